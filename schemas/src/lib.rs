@@ -1,0 +1,15 @@
+//! The contract between the tools and the runtime: what a plan says, in types that cannot say anything else.
+//!
+//! This room does no I/O and knows no session and no device. It parses, checks and prints.
+
+mod check;
+mod dim;
+mod dtype;
+mod plan;
+mod size;
+
+pub use check::{Finding, Severity};
+pub use dim::{Dim, DimError, Shape, Symbols};
+pub use dtype::DType;
+pub use plan::*;
+pub use size::ByteSize;

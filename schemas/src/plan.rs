@@ -1,0 +1,457 @@
+//! The plan: everything `hpp-split` decided, with no choice left for `hpp-exec`.
+//!
+//! Paths are relative to the directory the plan lies in. Unknown fields are refused. A plan is hostile input:
+//! [`Plan::check`](crate::Plan::check) says what is wrong with one before anything it names is opened.
+
+use crate::{ByteSize, DType, Shape};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The plan version this build writes and the newest it reads.
+pub const PLAN_VERSION: u32 = 1;
+
+/// A complete, ordered decision: which partition computes where, from which files, in which order.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Plan {
+    /// Format version of this file. Always the first field.
+    pub hpp_plan: u32,
+    /// Which model this is a plan for.
+    pub model: Model,
+    /// The limits the plan was made for.
+    pub budgets: Budgets,
+    /// Where partitions may compute.
+    pub devices: Vec<Device>,
+    /// Runs of blocks in execution order, each one ONNX file.
+    pub partitions: Vec<Partition>,
+    /// Tensors carried from one step to the next: KV caches, convolution and recurrent state.
+    pub states: Vec<State>,
+    /// What happens, in order, in each phase.
+    pub schedule: Schedule,
+    /// Room for the tensors that cross a partition boundary.
+    pub buffers: Vec<Buffer>,
+    /// How text becomes tokens and tokens become text; absent for models that are not language models.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub generation: Option<Generation>,
+    /// What the cost model expects.
+    pub predictions: Predictions,
+    /// Every file this plan depends on, with what it must contain.
+    pub files: Vec<FileRecord>,
+}
+
+/// The model a plan was made from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Model {
+    /// A label for people: usually the model directory's name.
+    pub name: String,
+    /// The unsplit ONNX file, relative to the plan; what `hpp-exec verify` compares with.
+    pub source: String,
+    /// The unsplit model with every boundary tensor added to its outputs, relative to the plan; used by
+    /// `hpp-exec verify` to find the first boundary that differs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tapped: Option<String>,
+    /// Directory, relative to the plan, that external data locations in `source` resolve against.
+    pub weights_dir: String,
+    /// What kind of step the runtime has to drive.
+    pub kind: ModelKind,
+    /// Number of layers found.
+    pub layers: u32,
+    /// Longest sequence the model was built for, in tokens, where its configuration says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context_length: Option<u64>,
+    /// Number of token ids, where known; larger ids are refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vocab_size: Option<u64>,
+    /// Inputs of the unsplit model, in its own order, states excluded.
+    pub inputs: Vec<ModelInput>,
+    /// Outputs of the unsplit model, in its own order, states excluded.
+    pub outputs: Vec<ModelOutput>,
+}
+
+/// What drives the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ModelKind {
+    /// Generates tokens and carries state from step to step.
+    Decoder,
+    /// Generates tokens but keeps no state: every step recomputes the sequence.
+    DecoderWithoutCache,
+    /// One run from inputs to outputs: encoders, vision models, parts of a pipeline.
+    SingleRun,
+}
+
+/// An input of the unsplit model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelInput {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape.
+    pub shape: Shape,
+    /// What the runtime puts there.
+    pub role: InputRole,
+}
+
+/// What the runtime puts into an input. Symbols: B batch, S tokens of this step, T tokens so far including this step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum InputRole {
+    /// Token ids `[B, S]`.
+    TokenIds,
+    /// Token embeddings `[B, S, hidden]`, computed by the caller.
+    Embeddings,
+    /// Ones `[B, T]`.
+    AttentionMask,
+    /// Positions of this step's tokens `[B, S]`, or `[3, B, S]` for three-axis rotary positions.
+    PositionIds,
+    /// Segment ids `[B, S]`, zero for a single text.
+    TokenTypeIds,
+    /// Indices into this step's tokens `[n]` whose logits are wanted. Added by `hpp-split`; absent in the source model.
+    LogitPositions,
+    /// A boolean that is always true: the cache branch of a merged decoder. Bound only when the source model runs.
+    UseCacheBranch,
+    /// Anything else: the caller must supply it.
+    Free,
+}
+
+/// An output of the unsplit model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ModelOutput {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape.
+    pub shape: Shape,
+    /// Whether this is the next-token scores.
+    pub role: OutputRole,
+}
+
+/// What an output means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputRole {
+    /// Next-token scores `[B, positions, vocab]`.
+    Logits,
+    /// Anything else.
+    Free,
+}
+
+/// The limits a plan keeps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Budgets {
+    /// Device memory of each GPU, in the order gpu0, gpu1, ...
+    pub vram: Vec<ByteSize>,
+    /// Host memory, where a limit was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ram: Option<ByteSize>,
+    /// Tokens one sequence may grow to; KV capacity is planned for this many.
+    pub context: u64,
+    /// Sequences in one pass.
+    pub batch: u64,
+    /// Device memory left for other programs and allocator slack, per GPU.
+    pub margin: ByteSize,
+}
+
+/// A place that computes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Device {
+    /// `cpu`, `gpu0`, `gpu1`, ...
+    pub name: String,
+    /// Whether this is an accelerator or the host.
+    pub kind: DeviceKind,
+}
+
+/// Host or accelerator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DeviceKind {
+    /// The host processor and its memory.
+    Cpu,
+    /// An accelerator with memory of its own.
+    Gpu,
+}
+
+/// An ONNX Runtime execution provider.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Provider {
+    /// NVIDIA CUDA.
+    Cuda,
+    /// The WebGPU plugin (Vulkan, Metal or Direct3D 12 underneath).
+    Webgpu,
+    /// The CPU provider.
+    Cpu,
+}
+
+/// A run of blocks written as one ONNX file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Partition {
+    /// `gpu_0`, `cpu_0`, ... unique in the plan.
+    pub name: String,
+    /// The ONNX file, relative to the plan.
+    pub file: String,
+    /// Directory, relative to the plan, that external data locations in `file` resolve against.
+    pub weights_dir: String,
+    /// Name of the device it computes on.
+    pub device: String,
+    /// Execution providers to try, best first.
+    pub providers: Vec<Provider>,
+    /// Labels of the blocks inside, in order.
+    pub blocks: Vec<String>,
+    /// Graph inputs in the file's order.
+    pub inputs: Vec<PartitionInput>,
+    /// Graph outputs in the file's order.
+    pub outputs: Vec<PartitionOutput>,
+    /// Memory this partition needs on its device.
+    pub bytes: PartitionBytes,
+    /// Why it is here, in one line.
+    pub reason: String,
+}
+
+/// One graph input of a partition and where its value comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionInput {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape; `?` where nothing is known before it runs.
+    pub shape: Shape,
+    /// `model`, `state`, or the name of the earlier partition that produces it.
+    pub from: String,
+}
+
+/// One graph output of a partition and where its value goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionOutput {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape; `?` where nothing is known before it runs.
+    pub shape: Shape,
+    /// Who reads it.
+    pub to: OutputUse,
+}
+
+/// Who reads a partition's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputUse {
+    /// It is an output of the model (a later partition may read it too).
+    Model,
+    /// It is the present value of a state.
+    State,
+    /// Later partitions read it.
+    Boundary,
+}
+
+/// Memory a partition needs on its device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionBytes {
+    /// Weights, each counted once.
+    pub weights: ByteSize,
+    /// State at the planned context and batch.
+    pub kv: ByteSize,
+    /// Activations at the planned prefill.
+    pub workspace: ByteSize,
+}
+
+/// A tensor carried from one step to the next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    /// Graph input that receives the carried value.
+    pub past: String,
+    /// Graph output that holds the next one.
+    pub present: String,
+    /// The partition that owns both.
+    pub partition: String,
+    /// The layer it belongs to.
+    pub layer: u32,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape of `past`; every dimension but the one at `axis` has a size once the batch is known.
+    pub shape: Shape,
+    /// How `present` relates to `past`.
+    pub update: StateUpdate,
+    /// Device that holds it.
+    pub device: String,
+    /// Bytes at full capacity for one sequence.
+    pub bytes: ByteSize,
+}
+
+/// How a state's present relates to its past.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+pub enum StateUpdate {
+    /// The operator writes new tokens into the buffer it reads: one buffer of fixed `capacity` along `axis` is bound
+    /// as both past and present.
+    InPlace {
+        /// The token axis.
+        axis: usize,
+        /// Tokens the buffer holds.
+        capacity: u64,
+    },
+    /// Present is past with this step's tokens appended along `axis`; empty at first.
+    Append {
+        /// The token axis.
+        axis: usize,
+        /// Most tokens it can grow to.
+        capacity: u64,
+    },
+    /// Present has the shape of past and replaces it; zero at first.
+    Replace,
+    /// Past is computed once by the caller and only read.
+    ReadOnly,
+}
+
+/// What happens, in order, in each phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Schedule {
+    /// Steps that take the prompt in.
+    pub prefill: Vec<Step>,
+    /// Steps that produce one more token.
+    pub decode: Vec<Step>,
+    /// Most tokens one prefill pass may take; absent when there is no limit but the context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_chunk: Option<u64>,
+}
+
+/// One step of a schedule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum Step {
+    /// Run a partition.
+    Run(String),
+    /// Move boundary tensors to another device.
+    Copy(CopyStep),
+}
+
+/// A move of boundary tensors between devices.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CopyStep {
+    /// Tensor names.
+    pub values: Vec<String>,
+    /// Device they are on.
+    pub from: String,
+    /// Device they go to.
+    pub to: String,
+}
+
+/// Room for one boundary tensor on one device.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Buffer {
+    /// Name of the tensor.
+    pub value: String,
+    /// Device it lies on.
+    pub device: String,
+    /// Bytes per token of the pass where that is known; the runtime sizes it for the pass at hand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_token: Option<u64>,
+}
+
+/// How text becomes tokens and tokens become text.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Generation {
+    /// `tokenizer.json`, relative to the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<String>,
+    /// `tokenizer_config.json` (chat template and special tokens), relative to the plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tokenizer_config: Option<String>,
+    /// A `chat_template.jinja` file, relative to the plan; wins over the one in `tokenizer_config`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chat_template: Option<String>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Token that begins a text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bos_token_id: Option<u32>,
+    /// Sampling the model's authors recommend.
+    pub sampling: SamplingDefaults,
+}
+
+/// Sampling the model's authors recommend; absent fields mean "not said".
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[allow(missing_docs)]
+pub struct SamplingDefaults {
+    /// False means greedy decoding whatever the other fields say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub do_sample: Option<bool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_p: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repetition_penalty: Option<f64>,
+}
+
+/// What the cost model expects of this plan.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Predictions {
+    /// Where the numbers come from: `static` (shapes and assumed bandwidths) or `profile`.
+    pub source: String,
+    /// Milliseconds for one decoded token at the planned context.
+    pub decode_ms: f64,
+    /// Milliseconds from the prompt to the first token.
+    pub time_to_first_token_ms: f64,
+    /// Prompt length `time_to_first_token_ms` speaks of, in tokens.
+    pub prompt_tokens: u64,
+    /// Tokens per second while decoding.
+    pub decode_tokens_per_second: f64,
+}
+
+/// A file the plan depends on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    /// Path relative to the plan.
+    pub path: String,
+    /// What it is for.
+    pub role: FileRole,
+    /// Its exact length.
+    pub bytes: ByteSize,
+    /// BLAKE3 over the length, the first, last and evenly spaced 4 KiB samples: cheap, catches replacement.
+    pub sampled: String,
+    /// BLAKE3 over everything, where the file was small enough to read or reading it was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blake3: Option<String>,
+}
+
+/// What a file is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FileRole {
+    /// The unsplit model.
+    Source,
+    /// The unsplit model with boundary outputs.
+    Tapped,
+    /// A partition.
+    Partition,
+    /// Weight bytes.
+    Weights,
+    /// Tokenizer, chat template.
+    Text,
+}

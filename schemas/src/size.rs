@@ -1,0 +1,136 @@
+//! Byte counts as people write and read them, without losing a byte.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize, de};
+use std::fmt;
+use std::str::FromStr;
+
+/// A number of bytes.
+///
+/// Read from `24G`, `24GiB`, `1.5 GB`, `512M`, `4096` or `12.3 MiB (12897280 B)`. As in most tools, `K`, `M`, `G`, `T`
+/// mean powers of 1024; `KB`, `MB`, `GB`, `TB` are taken the same way, because that is how memory is sold.
+/// Printed with a unit and, where that rounds, the exact count behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(pub u64);
+
+/// Why a size could not be read.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("cannot read size {0:?}: write bytes or a number with K, M, G or T, such as 24G, 512M or 1.5GiB")]
+pub struct SizeError(String);
+
+const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
+
+impl ByteSize {
+    /// Rounded for people: `12.3 MiB`.
+    pub fn human(self) -> String {
+        match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
+            Some((name, unit)) if self.0 % unit == 0 => format!("{} {name}", self.0 / unit),
+            Some((name, unit)) => format!("{:.2} {name}", self.0 as f64 / *unit as f64),
+            None => format!("{} B", self.0),
+        }
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let exact = UNITS.iter().find(|(_, unit)| self.0 >= *unit).is_none_or(|(_, unit)| self.0 % unit == 0);
+        if exact { f.write_str(&self.human()) } else { write!(f, "{} ({} B)", self.human(), self.0) }
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = SizeError;
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let bad = || SizeError(text.chars().take(40).collect());
+        let body = match text.split_once('(') {
+            Some((_, exact)) => exact.strip_suffix(')').ok_or_else(bad)?,
+            None => text,
+        }
+        .trim();
+        let split = body.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(body.len());
+        let (number, unit) = (&body[..split], body[split..].trim());
+        let scale = match unit.to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kb" | "kib" => 1u64 << 10,
+            "m" | "mb" | "mib" => 1 << 20,
+            "g" | "gb" | "gib" => 1 << 30,
+            "t" | "tb" | "tib" => 1 << 40,
+            _ => return Err(bad()),
+        };
+        if let Ok(whole) = number.parse::<u64>() {
+            return whole.checked_mul(scale).map(ByteSize).ok_or_else(bad);
+        }
+        let value: f64 = number.parse().map_err(|_| bad())?;
+        let bytes = value * scale as f64;
+        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(bad()) }
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        s.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: serde::Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = ByteSize;
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a size such as 24 GiB, 512M or a number of bytes")
+            }
+            fn visit_u64<E: de::Error>(self, v: u64) -> Result<ByteSize, E> {
+                Ok(ByteSize(v))
+            }
+            fn visit_str<E: de::Error>(self, v: &str) -> Result<ByteSize, E> {
+                v.parse().map_err(E::custom)
+            }
+        }
+        d.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for ByteSize {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ByteSize".into()
+    }
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({
+            "description": "Bytes, as `24 GiB`, `12.30 MiB (12897280 B)` (the exact count wins) or a plain integer.",
+            "oneOf": [{ "type": "string" }, { "type": "integer", "minimum": 0 }]
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_people_write() {
+        for (text, bytes) in [
+            ("24G", 24 << 30),
+            ("24GiB", 24 << 30),
+            ("24 gb", 24 << 30),
+            ("512M", 512 << 20),
+            ("1.5K", 1536),
+            ("0", 0),
+            ("12.30 MiB (12897280 B)", 12897280),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for text in ["", "G", "24X", "-1G", "1e3", "99999999999T", "(", "12 MiB (3", "nan", "inf"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn prints_without_losing_a_byte() {
+        for bytes in [0, 1, 1023, 1024, 1025, 887040, 24 << 30, (24 << 30) + 1, u64::MAX] {
+            assert_eq!(ByteSize(bytes).to_string().parse(), Ok(ByteSize(bytes)));
+        }
+        assert_eq!(ByteSize(24 << 30).to_string(), "24 GiB");
+        assert_eq!(ByteSize(887040).to_string(), "866.25 KiB (887040 B)");
+    }
+}
