@@ -1,0 +1,153 @@
+//! What a block costs: bytes it occupies, work it does per phase, and milliseconds under assumed rates.
+//!
+//! Knows shapes as numbers only. Rates are assumptions until a profile replaces them, and are labelled so in a plan.
+
+use crate::Place;
+
+/// A planning unit: an embedding, a layer, a head, or a piece of a model without layers.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// `embedding`, `layers.3`, `head`.
+    pub label: String,
+    /// What it is.
+    pub kind: BlockKind,
+    /// Weights it reads: a key that is equal for a shared weight, and bytes. Shared weights count once per device.
+    pub weights: Vec<(u32, u64)>,
+    /// State at the planned context and batch, in bytes.
+    pub kv_bytes: u64,
+    /// Largest set of activations alive at once in a prefill pass, in bytes.
+    pub workspace_bytes: u64,
+    /// Bytes of the tensors that enter the block, for one token.
+    pub boundary_bytes: u64,
+    /// Work for one decoded token at the planned context.
+    pub decode: Work,
+    /// Work for one prefill pass of the planned prompt.
+    pub prefill: Work,
+}
+
+/// What a block is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BlockKind {
+    /// Tokens to hidden states.
+    Embedding,
+    /// A repeated layer, by index.
+    Layer(u32),
+    /// Hidden states to logits.
+    Head,
+    /// A piece of a model that has no layers in this sense.
+    Other,
+}
+
+/// Floating-point operations and bytes read from memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Floating-point operations (a multiply-add counts two).
+    pub flops: u64,
+    /// Bytes of weights and state read.
+    pub bytes: u64,
+}
+
+/// How fast a machine is assumed to be.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Host memory bandwidth, bytes per second.
+    pub cpu_bandwidth: f64,
+    /// Host arithmetic, operations per second.
+    pub cpu_flops: f64,
+    /// Device memory bandwidth, bytes per second.
+    pub gpu_bandwidth: f64,
+    /// Device arithmetic, operations per second.
+    pub gpu_flops: f64,
+    /// Link between host and device, bytes per second.
+    pub link_bandwidth: f64,
+    /// Cost of starting a partition or a copy, milliseconds.
+    pub launch_ms: f64,
+}
+
+impl Rates {
+    /// A desktop with two-channel memory and a mid-range card on PCIe 4.0: round numbers that order placements
+    /// correctly, not a promise.
+    pub const ASSUMED: Rates = Rates {
+        cpu_bandwidth: 30e9,
+        cpu_flops: 200e9,
+        gpu_bandwidth: 450e9,
+        gpu_flops: 30e12,
+        link_bandwidth: 20e9,
+        launch_ms: 0.02,
+    };
+
+    /// Milliseconds for `work` at `place`: the longer of moving the bytes and doing the arithmetic (the roofline).
+    pub fn ms(&self, work: Work, place: Place) -> f64 {
+        let (bandwidth, flops) = match place {
+            Place::Cpu => (self.cpu_bandwidth, self.cpu_flops),
+            Place::Gpu(_) => (self.gpu_bandwidth, self.gpu_flops),
+        };
+        1e3 * (work.bytes as f64 / bandwidth).max(work.flops as f64 / flops)
+    }
+}
+
+/// Predicted milliseconds for one decoded token.
+pub fn decode_ms(blocks: &[Block], places: &[Place], rates: &Rates) -> f64 {
+    total_ms(blocks, places, rates, 1, |block| block.decode)
+}
+
+/// Predicted milliseconds for a prefill pass of `tokens`.
+pub fn prefill_ms(blocks: &[Block], places: &[Place], rates: &Rates, tokens: u64) -> f64 {
+    total_ms(blocks, places, rates, tokens, |block| block.prefill)
+}
+
+fn total_ms(blocks: &[Block], places: &[Place], rates: &Rates, tokens: u64, work: impl Fn(&Block) -> Work) -> f64 {
+    let compute: f64 = blocks.iter().zip(places).map(|(block, place)| rates.ms(work(block), *place)).sum();
+    let crossings: f64 = (1..places.len())
+        .filter(|i| places[*i] != places[i - 1])
+        .map(|i| 1e3 * (blocks[i].boundary_bytes * tokens) as f64 / rates.link_bandwidth + 2.0 * rates.launch_ms)
+        .sum();
+    compute + crossings
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A dense decoder: embedding, `layers` equal layers, head. Weights in units of one byte per `scale`.
+    pub fn dense(layers: u32, scale: u64) -> Vec<Block> {
+        let block = |label: String, kind, key: u32, weights: u64, kv: u64| Block {
+            label,
+            kind,
+            weights: vec![(key, weights)],
+            kv_bytes: kv,
+            workspace_bytes: scale / 10,
+            boundary_bytes: 8,
+            decode: Work { flops: 2 * weights, bytes: weights + kv },
+            prefill: Work { flops: 200 * weights, bytes: weights },
+        };
+        let mut blocks = vec![block("embedding".into(), BlockKind::Embedding, 0, 2 * scale, 0)];
+        blocks[0].decode = Work::default();
+        for i in 0..layers {
+            blocks.push(block(format!("layers.{i}"), BlockKind::Layer(i), i + 1, scale, scale / 4));
+        }
+        blocks.push(block("head".into(), BlockKind::Head, layers + 1, 2 * scale, 0));
+        blocks
+    }
+
+    #[test]
+    fn the_longer_of_bytes_and_flops_decides() {
+        let rates = Rates { cpu_bandwidth: 1e9, cpu_flops: 1e9, ..Rates::ASSUMED };
+        assert_eq!(rates.ms(Work { flops: 1_000_000, bytes: 2_000_000 }, Place::Cpu), 2.0);
+        assert_eq!(rates.ms(Work { flops: 3_000_000, bytes: 2_000_000 }, Place::Cpu), 3.0);
+    }
+
+    #[test]
+    fn each_change_of_device_is_paid_for() {
+        let blocks = dense(4, 1000);
+        let rates = Rates::ASSUMED;
+        let one = [Place::Cpu, Place::Cpu, Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Gpu(0)];
+        let three = [Place::Cpu, Place::Gpu(0), Place::Cpu, Place::Gpu(0), Place::Cpu, Place::Gpu(0)];
+        let crossings = |places: &[Place]| places.windows(2).filter(|pair| pair[0] != pair[1]).count() as f64;
+        let per_crossing = 1e3 * 8.0 / rates.link_bandwidth + 2.0 * rates.launch_ms;
+        let bare = |places: &[Place]| decode_ms(&blocks, places, &rates) - crossings(places) * per_crossing;
+        // Same number of layers on each side; the head moved nowhere.
+        assert!((bare(&one) - bare(&three)).abs() < 1e-3 * bare(&one).max(1e-9) + 1e-6);
+        assert!(decode_ms(&blocks, &three, &rates) > decode_ms(&blocks, &one, &rates));
+    }
+}
