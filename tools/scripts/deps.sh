@@ -1,0 +1,81 @@
+#!/usr/bin/env bash
+# Fetches what the project needs into .deps/ and nowhere else. Safe to run again: what is there already is kept.
+#
+#   deps.sh ort      ONNX Runtime from PyPI                          (make demo)
+#   deps.sh test     the same, with onnx and the WebGPU plugin       (make test)
+#   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
+#   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
+#   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+ORT_VERSION=1.31.1
+WEBGPU_VERSION=0.4.0
+ONNX_VERSION=1.23.2
+GENAI_VERSION=0.18.0
+LLAMA_CPP_VERSION=0.3.36
+GGUF_VERSION=0.19.0
+
+say() { echo "deps: $*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+# new_environment DIR: a Python environment, or at least a folder of the same shape where venv is not installed.
+new_environment() {
+    local dir=$1
+    [ -d "$dir/lib" ] && return
+    command -v python3 >/dev/null || fail "python3 is missing; install it (Debian: apt-get install python3 python3-pip)"
+    rm -rf "$dir"
+    if python3 -m venv "$dir" >/dev/null 2>&1; then return; fi
+    rm -rf "$dir"
+    python3 -m pip --version >/dev/null 2>&1 || fail "python3 has neither venv nor pip; install one (Debian: apt-get install python3-pip)"
+    say "python3 has no venv: packages go to a plain folder"
+    mkdir -p "$dir/$(site_packages)"
+}
+
+site_packages() { python3 -c 'import sys; print("lib/python%d.%d/site-packages" % sys.version_info[:2])'; }
+
+# install DIR PACKAGE...: into that environment, once for each list of packages.
+install() {
+    local dir=$1 mark
+    shift
+    new_environment "$dir"
+    mark="$dir/installed-$(echo "$*" | tr -c 'a-zA-Z0-9.\n' '_')"
+    [ -e "$mark" ] && return
+    say "installing $* into $dir"
+    if [ -x "$dir/bin/python" ]; then
+        "$dir/bin/python" -m pip install --quiet --disable-pip-version-check "$@" </dev/null
+    else
+        python3 -m pip install --quiet --disable-pip-version-check --upgrade --target "$dir/$(site_packages)" "$@" </dev/null
+    fi
+    touch "$mark"
+}
+
+# SwiftShader and the Vulkan loader, unpacked from Debian's chromium-common and libvulkan1; nothing is installed.
+fetch_vulkan() {
+    local dir=.deps/vulkan
+    [ -e "$dir/icd.json" ] && return
+    command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || fail "no apt-get here: software Vulkan is skipped"
+    rm -rf "$dir" && mkdir -p "$dir/deb"
+    [ "$(id -u)" = 0 ] && { apt-get update -qq </dev/null >&2 || say "apt-get update failed; using the lists there are"; }
+    say "downloading software Vulkan"
+    (cd "$dir/deb" && apt-get download -qq -o APT::Sandbox::User=root chromium-common libvulkan1 </dev/null >&2) || fail "apt-get download failed: software Vulkan is skipped"
+    local package
+    for package in "$dir"/deb/*.deb; do dpkg-deb -x "$package" "$dir/deb/x"; done
+    cp "$dir"/deb/x/usr/lib/chromium/libvk_swiftshader.so "$dir/"
+    cp -L "$dir"/deb/x/usr/lib/*-linux-gnu/libvulkan.so.1 "$dir/"
+    rm -rf "$dir/deb"
+    echo '{"file_format_version":"1.0.0","ICD":{"library_path":"./libvk_swiftshader.so","api_version":"1.1.0"}}' >"$dir/icd.json"
+}
+
+case ${1:-} in
+    ort) install .deps/venv "onnxruntime==$ORT_VERSION" ;;
+    test) install .deps/venv "onnxruntime==$ORT_VERSION" && install .deps/venv "onnx==$ONNX_VERSION" && install .deps/venv "onnxruntime-ep-webgpu==$WEBGPU_VERSION" ;;
+    vulkan) fetch_vulkan ;;
+    bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
+    llama-cpp) install .deps/bench-venv "llama-cpp-python==$LLAMA_CPP_VERSION" && install .deps/bench-venv "gguf==$GGUF_VERSION" ;;
+    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+esac
