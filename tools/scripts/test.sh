@@ -1,0 +1,31 @@
+#!/usr/bin/env bash
+# Runs the whole test suite, on the WebGPU device as well where one can be had. Under CI=true a missing device is an error.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+scripts=tools/scripts
+
+runner=(cargo test --workspace --locked --no-fail-fast)
+if cargo nextest --version >/dev/null 2>&1; then
+    runner=(cargo nextest run --workspace --locked --no-fail-fast)
+else
+    echo "test: cargo-nextest is not installed; using cargo test" >&2
+fi
+
+# A device that answers, not merely files that exist.
+probe='
+import os, sys, onnxruntime as ort
+ort.register_execution_provider_library("webgpu", os.environ["HPP_WEBGPU_PLUGIN"])
+sys.exit(not any(d.ep_name == "WebGpuExecutionProvider" for d in ort.get_ep_devices()))'
+
+device=()
+if $scripts/deps.sh vulkan && $scripts/with-webgpu.sh $scripts/with-deps.sh python3 -c "$probe"; then
+    device=($scripts/with-webgpu.sh)
+elif [ "${CI:-}" = true ]; then
+    echo "test: no WebGPU device, and CI requires one" >&2
+    exit 1
+else
+    echo "test: SKIPPED the tests that need a WebGPU device (tools/scripts/with-webgpu.sh says why above)" >&2
+fi
+
+cargo test --workspace --locked --no-run
+exec "${device[@]}" $scripts/with-deps.sh "${runner[@]}" "$@"
