@@ -1,0 +1,94 @@
+//! Who may import whom. Imports point down only, and `tools` and `runtime` meet in `hpp-schema` alone.
+
+use std::fs;
+
+use hpp_tidy::{Package, packages};
+
+/// Each room and the rooms it may import. A new crate gets its line here, in the change that adds it.
+const MAY_IMPORT: &[(&str, &[&str])] = &[
+    ("hpp-schema", &[]),
+    ("hpp-graph", &["hpp-schema"]),
+    ("hpp-onnx", &["hpp-graph", "hpp-schema"]),
+    ("hpp-partition", &["hpp-graph", "hpp-schema"]),
+    ("hpp-split", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema"]),
+    ("hpp-profile", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema"]),
+    ("hpp-engine", &["hpp-schema"]),
+    ("hpp-backend", &["hpp-engine", "hpp-schema"]),
+    ("hpp-exec", &["hpp-engine", "hpp-backend", "hpp-schema"]),
+    // The generator writes ONNX with the reader's own types; it is a test tool, and nothing imports it.
+    ("hpp-fixtures", &["hpp-onnx", "hpp-schema"]),
+    ("hpp-tidy", &[]),
+];
+
+/// Crates from outside that belong to some rooms only.
+const ONLY_IN: &[(&str, &[&str])] = &[
+    ("ort", &["hpp-backend"]),
+    ("ort-sys", &["hpp-backend"]),
+    ("cudarc", &["hpp-backend"]),
+    ("prost", &["hpp-onnx", "hpp-fixtures"]),
+    ("prost-types", &["hpp-onnx"]),
+    ("prost-build", &["hpp-onnx"]),
+    ("protox", &["hpp-onnx"]),
+    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures"]),
+    ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
+    ("tokenizers", &["hpp-exec"]),
+    ("minijinja", &["hpp-exec"]),
+];
+
+/// The one room that may hold `unsafe`.
+const UNSAFE_ROOM: &str = "hpp-backend";
+
+fn rule<'a>(rules: &'a [(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a str]> {
+    rules.iter().find(|(key, _)| *key == name).map(|(_, allowed)| *allowed)
+}
+
+fn forbidden_imports(package: &Package) -> Vec<String> {
+    let Some(allowed) = rule(MAY_IMPORT, &package.name) else {
+        return vec![format!("{} has no line in MAY_IMPORT", package.name)];
+    };
+    let is_ours = |name: &str| name.starts_with("hpp-");
+    let mut wrong = Vec::new();
+    for dependency in &package.dependencies {
+        if is_ours(&dependency.name) && !allowed.contains(&dependency.name.as_str()) {
+            wrong.push(format!("{} must not import {}", package.name, dependency.name));
+        }
+        if rule(ONLY_IN, &dependency.name)
+            .is_some_and(|rooms| !dependency.dev && !rooms.contains(&package.name.as_str()))
+        {
+            wrong.push(format!("{} must not know {}", package.name, dependency.name));
+        }
+    }
+    wrong
+}
+
+#[test]
+fn imports_point_down() {
+    let packages = packages();
+    assert!(packages.len() > 3, "cargo metadata lists the workspace");
+    let wrong: Vec<String> = packages.iter().flat_map(forbidden_imports).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_check_notices_a_forbidden_import() {
+    let dependency = |name: &str| hpp_tidy::Dependency { name: name.into(), dev: false };
+    let package = |name: &str, uses: &[&str]| Package {
+        name: name.into(),
+        dir: hpp_tidy::root(),
+        dependencies: uses.iter().map(|name| dependency(name)).collect(),
+    };
+    assert_eq!(forbidden_imports(&package("hpp-graph", &["hpp-engine"])).len(), 1);
+    assert_eq!(forbidden_imports(&package("hpp-engine", &["ort", "hpp-schema"])).len(), 1);
+    assert_eq!(forbidden_imports(&package("hpp-new", &[])).len(), 1);
+    assert_eq!(forbidden_imports(&package("hpp-exec", &["hpp-engine", "clap"])).len(), 0);
+}
+
+#[test]
+fn unsafe_stays_in_one_room() {
+    let workspace = fs::read_to_string(hpp_tidy::root().join("Cargo.toml")).expect("the workspace manifest is there");
+    assert!(workspace.contains("unsafe_code = \"forbid\""), "the workspace forbids unsafe code");
+    for package in packages().iter().filter(|package| package.name != UNSAFE_ROOM) {
+        let manifest = fs::read_to_string(package.dir.join("Cargo.toml")).expect("a package has a manifest");
+        assert!(manifest.contains("[lints]\nworkspace = true"), "{} must take the workspace's lints", package.name);
+    }
+}
