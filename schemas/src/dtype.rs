@@ -36,11 +36,13 @@ pub enum DType {
     Float8E8m0 = 24,
     Uint2 = 25,
     Int2 = 26,
+    Float6E2m3 = 27,
+    Float6E3m2 = 28,
 }
 
 impl DType {
     /// Every element type this build knows, in the IR's order.
-    pub const ALL: [DType; 26] = {
+    pub const ALL: [DType; 28] = {
         use DType::*;
         [
             Float32,
@@ -69,6 +71,8 @@ impl DType {
             Float8E8m0,
             Uint2,
             Int2,
+            Float6E2m3,
+            Float6E3m2,
         ]
     };
 
@@ -89,6 +93,7 @@ impl DType {
             String => return None,
             Uint2 | Int2 => 2,
             Uint4 | Int4 | Float4E2m1 => 4,
+            Float6E2m3 | Float6E3m2 => 6,
             Uint8 | Int8 | Bool | Float8E4m3fn | Float8E4m3fnuz | Float8E5m2 | Float8E5m2fnuz | Float8E8m0 => 8,
             Uint16 | Int16 | Float16 | Bfloat16 => 16,
             Float32 | Uint32 | Int32 => 32,
@@ -118,6 +123,8 @@ impl DType {
                 | Float8E5m2fnuz
                 | Float4E2m1
                 | Float8E8m0
+                | Float6E2m3
+                | Float6E3m2
         )
     }
 }

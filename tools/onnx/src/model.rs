@@ -1,0 +1,64 @@
+//! A model in hand: the flattened protobuf over its mapped file, where its weights lie, and what reading did to it.
+
+use crate::proto::{GraphProto, ModelProto};
+use crate::weights::{Weights, directory_of};
+use bytes::Bytes;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// A model that was read, checked and flattened. Weights are not in memory.
+#[derive(Clone, Debug)]
+pub struct Model {
+    pub(crate) path: PathBuf,
+    pub(crate) file: Bytes,
+    pub(crate) proto: ModelProto,
+    pub(crate) weights: Weights,
+    pub(crate) notes: Vec<Note>,
+}
+
+/// Something reading changed, for people to know.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Note {
+    /// Nodes were not in an order in which they could run; they were sorted.
+    Sorted,
+}
+
+impl Model {
+    /// The ONNX file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory that external locations are relative to.
+    pub fn dir(&self) -> &Path {
+        directory_of(&self.path)
+    }
+
+    /// The flattened model.
+    pub fn proto(&self) -> &ModelProto {
+        &self.proto
+    }
+
+    /// The flattened model's graph.
+    pub fn graph_proto(&self) -> &GraphProto {
+        self.proto.graph.as_ref().expect("a model without a graph is refused when it is read")
+    }
+
+    /// Where the weights lie.
+    pub fn weights(&self) -> &Weights {
+        &self.weights
+    }
+
+    /// What reading changed.
+    pub fn notes(&self) -> &[Note] {
+        &self.notes
+    }
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Note::Sorted => f.write_str("nodes were not in a topological order; sorted them"),
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Which names a graph, a node or a body defines and reads. The scoping rules of ONNX, and nothing else.
+//!
+//! A body sees every name of the graphs around it; what it reads and does not define itself it captures.
+
+use crate::proto::{GraphProto, NodeProto};
+use crate::walk;
+use std::collections::HashSet;
+
+/// Name of a sparse initializer: the name of its values.
+pub fn sparse_name(sparse: &crate::proto::SparseTensorProto) -> &str {
+    sparse.values.as_ref().map_or("", |values| values.name())
+}
+
+/// Names that exist before any node runs: inputs and initializers.
+pub fn given(graph: &GraphProto) -> impl Iterator<Item = &str> {
+    let inputs = graph.input.iter().map(|v| v.name());
+    inputs.chain(weights(graph))
+}
+
+/// Names of the initializers, sparse ones last.
+pub fn weights(graph: &GraphProto) -> impl Iterator<Item = &str> {
+    graph.initializer.iter().map(|t| t.name()).chain(graph.sparse_initializer.iter().map(sparse_name))
+}
+
+/// Names nodes produce; an optional output left out has none.
+pub fn produced(nodes: &[NodeProto]) -> impl Iterator<Item = &str> {
+    nodes.iter().flat_map(|n| &n.output).map(String::as_str).filter(|name| !name.is_empty())
+}
+
+/// Every name a node reads, inputs first, then captures; each as often as it is read as an input.
+pub fn reads(node: &NodeProto) -> Vec<&str> {
+    let mut names: Vec<&str> = node.input.iter().map(String::as_str).filter(|name| !name.is_empty()).collect();
+    names.extend(captures(node));
+    names
+}
+
+/// Outer names the bodies of a node read, in order of first appearance, each once.
+pub fn captures(node: &NodeProto) -> Vec<&str> {
+    let mut found = Captures::default();
+    for body in walk::bodies(node) {
+        found.body(body, &mut vec![]);
+    }
+    found.names
+}
+
+/// Outer names one body reads, in order of first appearance, each once.
+pub fn body_captures(body: &GraphProto) -> Vec<&str> {
+    let mut found = Captures::default();
+    found.body(body, &mut vec![]);
+    found.names
+}
+
+#[derive(Default)]
+struct Captures<'a> {
+    names: Vec<&'a str>,
+    seen: HashSet<&'a str>,
+}
+
+impl<'a> Captures<'a> {
+    fn body(&mut self, body: &'a GraphProto, scopes: &mut Vec<HashSet<&'a str>>) {
+        scopes.push(given(body).chain(produced(&body.node)).collect());
+        for node in &body.node {
+            for name in node.input.iter().filter(|name| !name.is_empty()) {
+                self.read(name, scopes);
+            }
+            for inner in walk::bodies(node) {
+                self.body(inner, scopes);
+            }
+        }
+        for output in &body.output {
+            self.read(output.name(), scopes);
+        }
+        scopes.pop();
+    }
+
+    fn read(&mut self, name: &'a str, scopes: &[HashSet<&'a str>]) {
+        if !name.is_empty() && !scopes.iter().any(|scope| scope.contains(name)) && self.seen.insert(name) {
+            self.names.push(name);
+        }
+    }
+}
+
+/// Every name that occurs anywhere in a graph, bodies included.
+pub fn all(graph: &GraphProto) -> HashSet<String> {
+    let mut names = HashSet::new();
+    collect(graph, &mut names);
+    names
+}
+
+fn collect(graph: &GraphProto, into: &mut HashSet<String>) {
+    into.extend(given(graph).chain(graph.output.iter().map(|v| v.name())).map(str::to_owned));
+    for node in &graph.node {
+        into.extend(node.input.iter().chain(&node.output).cloned());
+        walk::bodies(node).for_each(|body| collect(body, into));
+    }
+}

@@ -1,0 +1,7 @@
+//! The prost types of `schemas/onnx.proto`. Raw tensor data is `Bytes`: decoding borrows it from the mapped file.
+#![allow(missing_docs)]
+
+include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
+
+/// The encoded descriptor set of the schema these types were made from.
+pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/onnx.descriptors"));

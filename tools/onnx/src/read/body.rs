@@ -1,0 +1,149 @@
+//! A control-flow body seen from outside: a hash of its structure, blind to the names inside and outside.
+
+use crate::names;
+use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
+use crate::tensor;
+use crate::walk;
+use blake3::Hasher;
+use hpp_graph::Body;
+use hpp_schema::DType;
+use prost::Message;
+use std::collections::HashMap;
+
+/// Describes a body whose outer names are numbered by `captures`.
+pub fn describe(body: &GraphProto, captures: &[&str]) -> Body {
+    let mut structure = Structure { hash: Hasher::new(), numbers: HashMap::new() };
+    captures.iter().for_each(|name| structure.number(name));
+    structure.graph(body);
+    Body {
+        structure: truncate(&structure.hash),
+        output_dtypes: body.output.iter().map(dtype_of).collect(),
+        weight_bytes: weight_bytes(body),
+        nodes: count_nodes(body),
+    }
+}
+
+/// The first 64 bits of a hash, for keys that need only be equal for equal contents.
+pub fn truncate(hash: &Hasher) -> u64 {
+    let bytes = hash.finalize();
+    u64::from_le_bytes(*bytes.as_bytes().first_chunk().expect("a hash has 32 bytes"))
+}
+
+/// A key for bytes.
+pub fn key_of(parts: &[&[u8]]) -> u64 {
+    let mut hash = Hasher::new();
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes()).update(part);
+    }
+    truncate(&hash)
+}
+
+/// Element type of a value, where it is a tensor of a known one.
+pub fn dtype_of(value: &crate::proto::ValueInfoProto) -> Option<DType> {
+    use crate::proto::type_proto::Value;
+    match value.r#type.as_ref()?.value.as_ref()? {
+        Value::TensorType(tensor) => DType::from_onnx(tensor.elem_type()),
+        _ => None,
+    }
+}
+
+fn weight_bytes(body: &GraphProto) -> u64 {
+    let mut sum = 0u64;
+    let _ = walk::tensors_of_graph(body, &mut |t| {
+        let bytes = tensor::shape_of(t).ok().and_then(|shape| shape.bytes).unwrap_or_default();
+        sum = sum.saturating_add(bytes);
+        Ok::<(), std::convert::Infallible>(())
+    });
+    sum
+}
+
+fn count_nodes(body: &GraphProto) -> usize {
+    body.node.len() + body.node.iter().flat_map(walk::bodies).map(count_nodes).sum::<usize>()
+}
+
+struct Structure<'a> {
+    hash: Hasher,
+    /// Names in the order they were met.
+    numbers: HashMap<&'a str, u64>,
+}
+
+impl<'a> Structure<'a> {
+    fn number(&mut self, name: &'a str) {
+        let next = self.numbers.len() as u64;
+        self.numbers.insert(name, next);
+    }
+
+    fn graph(&mut self, graph: &'a GraphProto) {
+        names::given(graph).chain(names::produced(&graph.node)).for_each(|name| self.number(name));
+        self.count(graph.input.len());
+        for tensor in &graph.initializer {
+            self.read(tensor.name());
+            self.tensor(tensor);
+        }
+        self.count(graph.node.len());
+        graph.node.iter().for_each(|node| self.node(node));
+        graph.output.iter().for_each(|output| self.read(output.name()));
+    }
+
+    fn node(&mut self, node: &'a NodeProto) {
+        self.bytes(node.domain().as_bytes());
+        self.bytes(node.op_type().as_bytes());
+        self.count(node.input.len());
+        node.input.iter().chain(&node.output).for_each(|name| self.read(name));
+        let mut attributes: Vec<&AttributeProto> = node.attribute.iter().collect();
+        attributes.sort_by_key(|a| a.name());
+        self.count(attributes.len());
+        attributes.into_iter().for_each(|attribute| self.attribute(attribute));
+    }
+
+    fn attribute(&mut self, attribute: &'a AttributeProto) {
+        self.bytes(attribute.name().as_bytes());
+        if let Some(tensor) = &attribute.t {
+            return self.tensor(tensor);
+        }
+        if let Some(graph) = &attribute.g {
+            return self.graph(graph);
+        }
+        self.bytes(&attribute.encode_to_vec());
+    }
+
+    /// Type, dimensions, and contents where they are small.
+    fn tensor(&mut self, tensor: &TensorProto) {
+        self.count(tensor.data_type() as usize);
+        self.count(tensor.dims.len());
+        tensor.dims.iter().for_each(|d| self.count(*d as usize));
+        let key = tensor::shape_of(tensor).ok().and_then(|shape| content_key(tensor, &shape));
+        self.bytes(&key.unwrap_or_default().to_le_bytes());
+    }
+
+    fn read(&mut self, name: &str) {
+        let number = self.numbers.get(name).copied().unwrap_or(u64::MAX);
+        self.hash.update(&number.to_le_bytes());
+    }
+
+    fn count(&mut self, n: usize) {
+        self.hash.update(&(n as u64).to_le_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.count(bytes.len());
+        self.hash.update(bytes);
+    }
+}
+
+/// Longest embedded tensor whose contents tell blocks apart.
+const MAX_CONTENT: u64 = 1024;
+
+/// A key for the contents of a small embedded tensor that is structure rather than something learned: integers, booleans,
+/// strings, and single numbers. Learned vectors (norms, biases) differ in every layer and say nothing.
+pub fn content_key(tensor: &TensorProto, shape: &tensor::TensorShape) -> Option<u64> {
+    let learned = shape.dtype.is_float() && shape.elements > 1;
+    if learned || shape.bytes.is_some_and(|bytes| bytes > MAX_CONTENT) || tensor::is_external(tensor).ok()? {
+        return None;
+    }
+    let dtype = (shape.dtype as i32).to_le_bytes();
+    match tensor::embedded_bytes(tensor, shape).ok()? {
+        Some(bytes) => Some(key_of(&[&dtype, &bytes])),
+        None => Some(key_of(&tensor.string_data.iter().map(Vec::as_slice).collect::<Vec<_>>())),
+    }
+}

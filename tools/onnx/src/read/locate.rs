@@ -1,0 +1,135 @@
+//! From what a person names (a file, or a directory as exporters leave it) to one ONNX file.
+
+use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
+
+/// Names exporters give the model that generates, best first.
+const KNOWN: [&str; 4] =
+    ["model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx"];
+
+/// Why no ONNX file could be chosen.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum LocateError {
+    #[error("cannot look for a model at {path}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("there is no model at {path}: no such file or directory")]
+    Missing { path: PathBuf },
+    #[error("there is no ONNX file in {dir} (looked for {}, and any other *.onnx)", KNOWN.join(", "))]
+    NoneIn { dir: PathBuf },
+    #[error("{dir} holds several ONNX files and none has a usual name; give one of: {}", names.join(", "))]
+    Several { dir: PathBuf, names: Vec<String> },
+    #[error("{config} names the model file {filename:?}, which is not a file inside that directory")]
+    ConfigNames { config: PathBuf, filename: String },
+}
+
+/// The ONNX file behind `path`.
+pub fn locate(path: &Path) -> Result<PathBuf, LocateError> {
+    match fs::metadata(path) {
+        Ok(about) if about.is_dir() => in_directory(path),
+        Ok(_) => Ok(path.to_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Err(LocateError::Missing { path: path.to_owned() }),
+        Err(source) => Err(LocateError::Io { path: path.to_owned(), source }),
+    }
+}
+
+fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
+    if let Some(named) = named_by_genai(dir)? {
+        return Ok(named);
+    }
+    if let Some(known) = KNOWN.iter().map(|name| dir.join(name)).find(|path| path.is_file()) {
+        return Ok(known);
+    }
+    let mut names = onnx_files(dir)?;
+    match names.len() {
+        1 => Ok(dir.join(names.remove(0))),
+        0 if dir.join("onnx").is_dir() => in_directory(&dir.join("onnx")),
+        0 => Err(LocateError::NoneIn { dir: dir.to_owned() }),
+        _ => Err(LocateError::Several { dir: dir.to_owned(), names }),
+    }
+}
+
+/// The decoder's file name in ONNX Runtime GenAI's configuration, if there is one.
+fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
+    let config = dir.join("genai_config.json");
+    let text = match fs::read(&config) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(source) => return Err(LocateError::Io { path: config, source }),
+    };
+    let json: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    let Some(filename) = json["model"]["decoder"]["filename"].as_str() else { return Ok(None) };
+    let inside = Path::new(filename).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    let path = dir.join(filename);
+    if !inside || !path.is_file() {
+        return Err(LocateError::ConfigNames { config, filename: filename.into() });
+    }
+    Ok(Some(path))
+}
+
+fn onnx_files(dir: &Path) -> Result<Vec<String>, LocateError> {
+    let failed = |source| LocateError::Io { path: dir.to_owned(), source };
+    let mut names = vec![];
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.extension().is_some_and(|e| e == "onnx") && path.is_file() {
+            names.extend(path.file_name().map(|name| name.to_string_lossy().into_owned()));
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir_with(names: &[&str]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for name in names {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, b"{}").unwrap();
+        }
+        dir
+    }
+
+    fn chosen(names: &[&str]) -> String {
+        let dir = dir_with(names);
+        locate(dir.path()).unwrap().strip_prefix(dir.path()).unwrap().to_string_lossy().into_owned()
+    }
+
+    #[test]
+    fn directories_as_exporters_leave_them() {
+        assert_eq!(chosen(&["model.onnx", "other.onnx"]), "model.onnx");
+        assert_eq!(
+            chosen(&["decoder_model.onnx", "decoder_model_merged.onnx", "encoder_model.onnx"]),
+            "decoder_model_merged.onnx"
+        );
+        assert_eq!(chosen(&["decoder_model.onnx", "decoder_with_past_model.onnx"]), "decoder_with_past_model.onnx");
+        assert_eq!(chosen(&["odd_name.onnx", "config.json"]), "odd_name.onnx");
+        assert_eq!(chosen(&["config.json", "onnx/model.onnx", "onnx/model_q4.onnx"]), "onnx/model.onnx");
+    }
+
+    #[test]
+    fn several_unknown_names_are_listed() {
+        let dir = dir_with(&["b.onnx", "a.onnx"]);
+        let error = locate(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("a.onnx, b.onnx"), "{error}");
+        let empty = dir_with(&["config.json"]);
+        assert!(matches!(locate(empty.path()), Err(LocateError::NoneIn { .. })));
+        assert!(matches!(locate(&empty.path().join("absent")), Err(LocateError::Missing { .. })));
+    }
+
+    #[test]
+    fn the_genai_configuration_names_the_decoder_but_cannot_leave() {
+        let dir = dir_with(&["model.onnx", "text.onnx"]);
+        let config = |name: &str| format!(r#"{{"model":{{"decoder":{{"filename":{name:?}}}}}}}"#);
+        fs::write(dir.path().join("genai_config.json"), config("text.onnx")).unwrap();
+        assert!(locate(dir.path()).unwrap().ends_with("text.onnx"));
+        for hostile in ["../model.onnx", "/etc/passwd", "absent.onnx"] {
+            fs::write(dir.path().join("genai_config.json"), config(hostile)).unwrap();
+            assert!(matches!(locate(dir.path()), Err(LocateError::ConfigNames { .. })), "{hostile}");
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! From a path to a checked [`Model`]: locate, map, check the wire, decode, flatten, order, resolve weights.
+
+mod body;
+mod graph;
+mod locate;
+mod map;
+mod order;
+mod small;
+mod wire;
+
+pub use graph::{GraphError, default_domain};
+pub use locate::{LocateError, locate};
+pub use map::{map_file, position_in};
+pub use order::{OrderError, label, sort};
+pub use wire::{MAX_DEPTH, WireError, check_model};
+
+use crate::model::{Model, Note};
+use crate::proto::{ModelProto, Version};
+use crate::weights::{self, WeightError};
+use bytes::Bytes;
+use hpp_graph::Graph;
+use prost::Message;
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Newest IR version this build reads.
+pub const NEWEST_IR: i64 = Version::IrVersion as i64;
+
+/// Why a model cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ReadError {
+    #[error(transparent)]
+    Locate(#[from] LocateError),
+    #[error("cannot open the model {path}")]
+    Open { path: PathBuf, source: io::Error },
+    #[error("the model {path} is empty")]
+    Empty { path: PathBuf },
+    #[error("cannot read {path} as an ONNX model: {source}")]
+    Wire { path: PathBuf, source: WireError },
+    #[error("cannot read {path} as an ONNX model: {source}")]
+    Decode { path: PathBuf, source: prost::DecodeError },
+    #[error("{path} holds no graph: it is not an ONNX model, or it is truncated")]
+    NoGraph { path: PathBuf },
+    #[error("{path} has no IR version or an impossible one ({found}): it is not an ONNX model, or it is damaged")]
+    ImpossibleIr { path: PathBuf, found: i64 },
+    #[error(
+        "{path} is written in ONNX IR version {found}; this build reads up to {NEWEST_IR}. Update HPP, or export with an older onnx package"
+    )]
+    NewerIr { path: PathBuf, found: i64 },
+    #[error("cannot use {path}: {source}")]
+    Graph { path: PathBuf, source: GraphError },
+    #[error("cannot order the graph of {path}: {source}")]
+    Order { path: PathBuf, source: OrderError },
+    #[error("cannot find the weights of {path}: {source}")]
+    Weight { path: PathBuf, source: WeightError },
+}
+
+impl Model {
+    /// Reads a model: an ONNX file, or a directory as exporters leave it. Weights stay where they are.
+    pub fn open(path: &Path) -> Result<Model, ReadError> {
+        let path = locate(path)?;
+        let file = map_file(&path).map_err(|source| ReadError::Open { path: path.clone(), source })?;
+        let mut proto = decode(&path, &file)?;
+        let weights =
+            weights::resolve(&proto, &path).map_err(|source| ReadError::Weight { path: path.clone(), source })?;
+        let mut notes = vec![];
+        let graph = proto.graph.get_or_insert_default();
+        if sort(graph).map_err(|source| ReadError::Order { path: path.clone(), source })? {
+            notes.push(Note::Sorted);
+        }
+        Ok(Model { path, file, proto, weights, notes })
+    }
+
+    /// The graph, with names as ids. Node ids are positions in the flattened model.
+    pub fn graph(&self) -> Result<Graph, ReadError> {
+        graph::build(self.graph_proto(), self.opsets(), &self.weights)
+            .map_err(|source| ReadError::Graph { path: self.path.clone(), source })
+    }
+
+    fn opsets(&self) -> BTreeMap<String, i64> {
+        let imports = self.proto.opset_import.iter();
+        imports.map(|o| (default_domain(o.domain()).to_owned(), o.version())).collect()
+    }
+}
+
+/// Checks and decodes a model's bytes; raw tensor data keeps pointing into them.
+fn decode(path: &Path, file: &Bytes) -> Result<ModelProto, ReadError> {
+    let path = || path.to_owned();
+    if file.is_empty() {
+        return Err(ReadError::Empty { path: path() });
+    }
+    // A newer IR is the reason for its unknown fields, so it is what a person should hear about.
+    let checked = check_model(file);
+    if let Some(found) = early_ir(file).filter(|found| *found > NEWEST_IR && *found < 1000) {
+        return Err(ReadError::NewerIr { path: path(), found });
+    }
+    checked.map_err(|source| ReadError::Wire { path: path(), source })?;
+    let proto = ModelProto::decode(file.clone()).map_err(|source| ReadError::Decode { path: path(), source })?;
+    if proto.graph.is_none() {
+        return Err(ReadError::NoGraph { path: path() });
+    }
+    match proto.ir_version() {
+        found if found > NEWEST_IR => Err(ReadError::NewerIr { path: path(), found }),
+        found if found < 1 => Err(ReadError::ImpossibleIr { path: path(), found }),
+        _ => Ok(proto),
+    }
+}
+
+/// The IR version, where it is the first field of the file, as every serializer writes it.
+fn early_ir(file: &[u8]) -> Option<i64> {
+    match file {
+        [0x08, low @ 0..0x80, ..] => Some(i64::from(*low)),
+        [0x08, low, high @ 0..0x80, ..] => Some(i64::from(*low & 0x7f) | i64::from(*high) << 7),
+        _ => None,
+    }
+}

@@ -1,0 +1,31 @@
+//! Reads the few bytes of small external integers (axes, sizes) while a graph is built.
+
+use crate::weights::{Span, WeightError, Weights};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+/// Keeps the last file open: models with a file for each weight must not run out of handles.
+pub struct SmallReader<'a> {
+    weights: &'a Weights,
+    open: Option<(usize, File)>,
+}
+
+impl<'a> SmallReader<'a> {
+    /// A reader over a model's weight files; opens nothing yet.
+    pub fn new(weights: &'a Weights) -> Self {
+        SmallReader { weights, open: None }
+    }
+
+    /// The bytes of a span, which the caller knows to be short.
+    pub fn read(&mut self, name: &str, span: Span) -> Result<Vec<u8>, WeightError> {
+        let path = &self.weights.files[span.file].path;
+        let failed = |source| WeightError::Io { name: name.to_owned(), path: path.clone(), source };
+        let file = match &mut self.open {
+            Some((open, file)) if *open == span.file => file,
+            slot => &mut slot.insert((span.file, File::open(path).map_err(failed)?)).1,
+        };
+        let mut bytes = vec![0; span.length as usize];
+        file.seek(SeekFrom::Start(span.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(failed)?;
+        Ok(bytes)
+    }
+}

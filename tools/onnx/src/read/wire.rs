@@ -1,0 +1,266 @@
+//! A strict look at protobuf bytes before they are decoded: unknown fields, depth, and the memory decoding would take.
+//!
+//! prost drops fields it does not know; a field lost from a model changes its answers, so here it is an error. This
+//! module knows the wire format and the field table, not what any field means.
+
+mod table {
+    use super::{Field, Kind, Message};
+    include!(concat!(env!("OUT_DIR"), "/field_table.rs"));
+}
+
+/// A message of the schema.
+pub struct Message {
+    name: &'static str,
+    fields: &'static [Field],
+}
+
+/// A field of a message.
+pub struct Field {
+    number: u32,
+    name: &'static str,
+    kind: Kind,
+    repeated: bool,
+}
+
+/// How a field lies on the wire.
+#[derive(Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// Variable-length integers, booleans, enums.
+    Varint,
+    /// Four bytes.
+    Fixed32,
+    /// Eight bytes.
+    Fixed64,
+    /// Strings and bytes.
+    Bytes,
+    /// The message at this index of the table.
+    Message(usize),
+}
+
+/// Why bytes are not a model this build can read.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum WireError {
+    #[error("the file ends inside {inside} at byte {at} of {len}: it is truncated or damaged")]
+    Truncated { inside: String, at: usize, len: usize },
+    #[error(
+        "{message} has a field number {number} that this build does not know (byte {at}): the model was written by a newer exporter, or is damaged"
+    )]
+    UnknownField { message: &'static str, number: u32, at: usize },
+    #[error(
+        "{message}.{field} has wire type {found} at byte {at}, which does not fit it: this is not an ONNX model, or it is damaged"
+    )]
+    WrongType { message: &'static str, field: &'static str, found: u8, at: usize },
+    #[error("{message} has a malformed number at byte {at}: this is not an ONNX model, or it is damaged")]
+    Malformed { message: &'static str, at: usize },
+    #[error("{message} at byte {at} is nested more than {MAX_DEPTH} deep")]
+    TooDeep { message: &'static str, at: usize },
+    #[error("decoding would take more than {MAX_DECODED} bytes of memory without the weights: {message} at byte {at}")]
+    TooLarge { message: &'static str, at: usize },
+}
+
+/// Deepest nesting of messages; prost itself stops at 100.
+pub const MAX_DEPTH: usize = 96;
+
+/// Most memory the decoded structure may take, raw weights not counted.
+pub const MAX_DECODED: u64 = 4 << 30;
+
+struct Frame {
+    message: &'static Message,
+    end: usize,
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+/// Checks that `bytes` hold a `ModelProto` made only of fields this build knows.
+pub fn check_model(bytes: &[u8]) -> Result<(), WireError> {
+    let mut cursor = Cursor { bytes, at: 0 };
+    let mut stack = vec![Frame { message: &table::MESSAGES[table::MODEL], end: bytes.len() }];
+    let mut decoded = 0u64;
+    while let Some(Frame { message, end }) = stack.last() {
+        let (message, end) = (*message, *end);
+        if cursor.at == end {
+            stack.pop();
+            continue;
+        }
+        let at = cursor.at;
+        let (field, wire_type) = cursor.key(message, end)?;
+        let (entered, cost) = cursor.value(message, field, wire_type, end)?;
+        decoded = decoded.saturating_add(cost);
+        if decoded > MAX_DECODED {
+            return Err(WireError::TooLarge { message: message.name, at });
+        }
+        if let Some(frame) = entered {
+            if stack.len() == MAX_DEPTH {
+                return Err(WireError::TooDeep { message: frame.message.name, at });
+            }
+            stack.push(frame);
+        }
+    }
+    Ok(())
+}
+
+impl Cursor<'_> {
+    /// Reads a key and finds its field.
+    fn key(&mut self, message: &'static Message, end: usize) -> Result<(&'static Field, u8), WireError> {
+        let at = self.at;
+        let key = self.varint(message, end)?;
+        let number = u32::try_from(key >> 3).map_err(|_| WireError::Malformed { message: message.name, at })?;
+        match message.fields.binary_search_by_key(&number, |f| f.number) {
+            Ok(found) => Ok((&message.fields[found], (key & 7) as u8)),
+            Err(_) if number == 0 => Err(WireError::Malformed { message: message.name, at }),
+            Err(_) => Err(WireError::UnknownField { message: message.name, number, at }),
+        }
+    }
+
+    /// Steps over a value, or into it where it is a message; also says how much memory decoding it takes.
+    fn value(
+        &mut self,
+        message: &'static Message,
+        field: &'static Field,
+        wire_type: u8,
+        end: usize,
+    ) -> Result<(Option<Frame>, u64), WireError> {
+        match (field.kind, wire_type) {
+            (Kind::Varint, 0) => self.varint(message, end).map(|_| (None, 8)),
+            (Kind::Fixed64, 1) => self.skip(message, field, 8, end).map(|()| (None, 8)),
+            (Kind::Fixed32, 5) => self.skip(message, field, 4, end).map(|()| (None, 4)),
+            (Kind::Message(index), 2) => {
+                let len = self.length(message, field, end)?;
+                let inner = &table::MESSAGES[index];
+                Ok((Some(Frame { message: inner, end: self.at + len }), inner.decoded_bytes()))
+            }
+            (kind, 2) if kind == Kind::Bytes || field.repeated => {
+                let len = self.length(message, field, end)?;
+                self.at += len;
+                Ok((None, field.decoded_bytes(len as u64)))
+            }
+            _ => Err(WireError::WrongType { message: message.name, field: field.name, found: wire_type, at: self.at }),
+        }
+    }
+
+    fn length(&mut self, message: &'static Message, field: &Field, end: usize) -> Result<usize, WireError> {
+        let at = self.at;
+        let len = self.varint(message, end)?;
+        match usize::try_from(len).ok().filter(|len| *len <= end - self.at) {
+            Some(len) => Ok(len),
+            None => Err(self.truncated(message, field, at)),
+        }
+    }
+
+    fn skip(&mut self, message: &'static Message, field: &Field, n: usize, end: usize) -> Result<(), WireError> {
+        if end - self.at < n {
+            return Err(self.truncated(message, field, self.at));
+        }
+        self.at += n;
+        Ok(())
+    }
+
+    fn varint(&mut self, message: &'static Message, end: usize) -> Result<u64, WireError> {
+        let start = self.at;
+        let mut value = 0u64;
+        for shift in (0..70).step_by(7) {
+            let Some(byte) = self.bytes[..end].get(self.at).copied() else {
+                return Err(WireError::Truncated { inside: message.name.into(), at: start, len: self.bytes.len() });
+            };
+            self.at += 1;
+            if shift == 63 && byte > 1 {
+                break;
+            }
+            value |= u64::from(byte & 0x7f) << shift;
+            if byte < 0x80 {
+                return Ok(value);
+            }
+        }
+        Err(WireError::Malformed { message: message.name, at: start })
+    }
+
+    fn truncated(&self, message: &Message, field: &Field, at: usize) -> WireError {
+        WireError::Truncated { inside: format!("{}.{}", message.name, field.name), at, len: self.bytes.len() }
+    }
+}
+
+impl Message {
+    /// An upper estimate of the decoded struct: a vector or an optional string for each field.
+    fn decoded_bytes(&self) -> u64 {
+        32 + 32 * self.fields.len() as u64
+    }
+}
+
+impl Field {
+    /// Memory `len` bytes of this field decode to. Raw data stays in the file.
+    fn decoded_bytes(&self, len: u64) -> u64 {
+        match self.kind {
+            Kind::Bytes if self.name == "raw_data" => 0,
+            Kind::Varint => len.saturating_mul(8),
+            _ => len + 24,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A length-delimited field.
+    fn wrap(tag: u8, body: &[u8]) -> Vec<u8> {
+        let mut out = vec![tag];
+        let mut len = body.len();
+        while len >= 0x80 {
+            out.push(len as u8 | 0x80);
+            len >>= 7;
+        }
+        out.push(len as u8);
+        out.extend(body);
+        out
+    }
+
+    #[test]
+    fn an_unknown_field_is_named() {
+        // ModelProto field 27, varint 1.
+        let error = check_model(&[0xd8, 0x01, 0x01]).unwrap_err();
+        assert!(matches!(error, WireError::UnknownField { message: "ModelProto", number: 27, at: 0 }), "{error}");
+        // ModelProto.graph { field 30: varint }
+        let error = check_model(&[0x3a, 0x03, 0xf0, 0x01, 0x01]).unwrap_err();
+        assert!(matches!(error, WireError::UnknownField { message: "GraphProto", number: 30, .. }), "{error}");
+    }
+
+    #[test]
+    fn lengths_stay_inside_their_parent() {
+        // graph of 2 bytes holding a node that claims 5.
+        let error = check_model(&[0x3a, 0x02, 0x0a, 0x05, 0, 0, 0, 0, 0]).unwrap_err();
+        assert!(matches!(error, WireError::Truncated { .. }), "{error}");
+        // A length of 2^64 - 1.
+        let mut huge = vec![0x3a];
+        huge.extend([0xff; 9]);
+        huge.push(1);
+        assert!(matches!(check_model(&huge), Err(WireError::Truncated { .. })));
+    }
+
+    #[test]
+    fn overlong_numbers_are_malformed() {
+        let mut bytes = vec![0x08];
+        bytes.extend([0xff; 10]);
+        bytes.push(0);
+        assert!(matches!(check_model(&bytes), Err(WireError::Malformed { .. })));
+    }
+
+    #[test]
+    fn deep_nesting_is_refused_without_recursion() {
+        // An `If` inside an `If`: graph { node { attribute { g { .. } } } }.
+        let graph = (0..2_000).fold(vec![], |body, _| wrap(0x0a, &wrap(0x2a, &wrap(0x32, &body))));
+        let error = check_model(&wrap(0x3a, &graph)).unwrap_err();
+        assert!(matches!(error, WireError::TooDeep { .. }), "{error}");
+    }
+
+    #[test]
+    fn many_empty_messages_are_refused_before_they_are_decoded() {
+        // Each two-byte `node {}` would become a struct of hundreds of bytes.
+        let nodes = 16 << 20;
+        let bytes = wrap(0x3a, &[0x0a, 0x00].repeat(nodes));
+        assert!(matches!(check_model(&bytes), Err(WireError::TooLarge { .. })));
+    }
+}

@@ -1,0 +1,249 @@
+//! Where each weight's bytes lie, with every external location treated as hostile.
+//!
+//! A location may not leave the model's directory (or the real directory behind a symlinked model), a range may not pass
+//! its file's end, and a length must be what type and dimensions ask for. Files are looked at once each, however many
+//! weights they hold, and never read here.
+
+use crate::proto::{ModelProto, TensorProto};
+use crate::tensor::{self, TensorError, TensorProblem, TensorShape};
+use crate::walk;
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
+
+/// A file that holds weights.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WeightFile {
+    /// As the model writes it: relative to the model's directory.
+    pub location: String,
+    /// The real file behind it.
+    pub path: PathBuf,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// A range of a weight file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Span {
+    /// Index into [`Weights::files`].
+    pub file: usize,
+    /// First byte.
+    pub offset: u64,
+    /// Number of bytes.
+    pub length: u64,
+}
+
+/// Where one initializer's bytes lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Storage {
+    /// In the model file.
+    Embedded,
+    /// In a weight file.
+    External(Span),
+}
+
+/// Every weight file of a model, and where each initializer of its graph lies.
+#[derive(Clone, Debug, Default)]
+pub struct Weights {
+    /// Weight files in the order the model first names them.
+    pub files: Vec<WeightFile>,
+    /// One for each initializer of the graph, in order.
+    pub storage: Vec<Storage>,
+}
+
+/// Why a weight cannot be found.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum WeightError {
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error("cannot find the directory of the model {path}")]
+    Directory { path: PathBuf, source: io::Error },
+    #[error("weight {name:?} is external but names no location")]
+    NoLocation { name: String },
+    #[error("weight {name:?} names the location {location:?}, which {why}; weights must lie beside or below the model")]
+    Escapes { name: String, location: String, why: &'static str },
+    #[error("weight {name:?} lies in {path}, which is missing; copy it beside the model")]
+    Missing { name: String, path: PathBuf },
+    #[error("weight {name:?} lies in {path}, which is not a regular file")]
+    NotAFile { name: String, path: PathBuf },
+    #[error("cannot look at {path}, which holds weight {name:?}")]
+    Io { name: String, path: PathBuf, source: io::Error },
+    #[error("weight {name:?} has {key} {value:?} in its external data, which is not a number of bytes")]
+    NotANumber { name: String, key: String, value: String },
+    #[error("weight {name:?} has the external data key {key:?}, which this build does not know")]
+    UnknownKey { name: String, key: String },
+    #[error("weight {name:?} says it has {found} external bytes where its type and dimensions ask for {wanted}")]
+    WrongLength { name: String, found: u64, wanted: u64 },
+    #[error(
+        "weight {name:?} lies at offset {offset} of {path} and takes {wanted} bytes, but the file has only {found}; \
+         it is short or belongs to another model"
+    )]
+    PastTheEnd { name: String, path: PathBuf, offset: u64, wanted: u64, found: u64 },
+}
+
+/// The parsed `external_data` of a tensor.
+struct Place<'a> {
+    location: &'a str,
+    offset: u64,
+    length: Option<u64>,
+}
+
+/// Finds and checks the bytes of every tensor of a model in `dir`.
+pub fn resolve(model: &ModelProto, path: &Path) -> Result<Weights, WeightError> {
+    let mut finder = Finder::new(path)?;
+    let storage = match &model.graph {
+        Some(graph) => graph.initializer.iter().map(|t| finder.storage(t)).collect::<Result<Vec<_>, _>>()?,
+        None => vec![],
+    };
+    let known = storage.len();
+    let mut seen = 0;
+    walk::tensors(model, &mut |tensor| {
+        seen += 1;
+        // The graph's own initializers come first and are done.
+        if seen > known { finder.storage(tensor).map(drop) } else { Ok(()) }
+    })?;
+    Ok(Weights { files: finder.files, storage })
+}
+
+struct Finder<'a> {
+    dir: &'a Path,
+    /// Real directories weights may lie under.
+    roots: Vec<PathBuf>,
+    files: Vec<WeightFile>,
+    by_location: HashMap<String, usize>,
+}
+
+impl<'a> Finder<'a> {
+    fn new(model: &'a Path) -> Result<Self, WeightError> {
+        let failed = |source| WeightError::Directory { path: model.to_owned(), source };
+        let dir = directory_of(model);
+        let mut roots = vec![dir.canonicalize().map_err(failed)?];
+        let real = directory_of(&model.canonicalize().map_err(failed)?).to_owned();
+        if !real.starts_with(&roots[0]) {
+            roots.push(real);
+        }
+        Ok(Finder { dir, roots, files: vec![], by_location: HashMap::new() })
+    }
+
+    fn storage(&mut self, tensor: &TensorProto) -> Result<Storage, WeightError> {
+        let shape = tensor::shape_of(tensor)?;
+        if !tensor::is_external(tensor)? {
+            tensor::check_embedded(tensor, &shape)?;
+            return Ok(Storage::Embedded);
+        }
+        let place = parse_place(tensor)?;
+        let wanted = shape
+            .bytes
+            .ok_or_else(|| TensorError { name: tensor.name().to_owned(), problem: TensorProblem::ExternalStrings })?;
+        let file = self.file(tensor.name(), place.location)?;
+        self.span(tensor, &place, wanted, file).map(Storage::External)
+    }
+
+    fn span(&self, tensor: &TensorProto, place: &Place, wanted: u64, file: usize) -> Result<Span, WeightError> {
+        let name = || tensor.name().to_owned();
+        if let Some(found) = place.length.filter(|length| *length != wanted) {
+            return Err(WeightError::WrongLength { name: name(), found, wanted });
+        }
+        let WeightFile { path, bytes, .. } = &self.files[file];
+        match place.offset.checked_add(wanted) {
+            Some(end) if end <= *bytes => Ok(Span { file, offset: place.offset, length: wanted }),
+            _ => Err(WeightError::PastTheEnd {
+                name: name(),
+                path: path.clone(),
+                offset: place.offset,
+                wanted,
+                found: *bytes,
+            }),
+        }
+    }
+
+    fn file(&mut self, name: &str, location: &str) -> Result<usize, WeightError> {
+        if let Some(known) = self.by_location.get(location) {
+            return Ok(*known);
+        }
+        if let Some(why) = escapes(location) {
+            return Err(WeightError::Escapes { name: name.into(), location: location.into(), why });
+        }
+        let file = self.look_at(name, location)?;
+        self.files.push(file);
+        self.by_location.insert(location.to_owned(), self.files.len() - 1);
+        Ok(self.files.len() - 1)
+    }
+
+    fn look_at(&self, name: &str, location: &str) -> Result<WeightFile, WeightError> {
+        let path = self.dir.join(location);
+        let failed = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => WeightError::Missing { name: name.into(), path: path.clone() },
+            _ => WeightError::Io { name: name.into(), path: path.clone(), source },
+        };
+        let real = path.canonicalize().map_err(failed)?;
+        if !self.roots.iter().any(|root| real.starts_with(root)) {
+            let why = "leads outside through a symbolic link";
+            return Err(WeightError::Escapes { name: name.into(), location: location.into(), why });
+        }
+        let about = fs::metadata(&real).map_err(failed)?;
+        if !about.is_file() {
+            return Err(WeightError::NotAFile { name: name.into(), path: real });
+        }
+        Ok(WeightFile { location: location.into(), path: real, bytes: about.len() })
+    }
+}
+
+/// The directory a model's locations are relative to.
+pub fn directory_of(model: &Path) -> &Path {
+    match model.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
+/// Why a location may not be followed, whatever the file system says.
+fn escapes(location: &str) -> Option<&'static str> {
+    let windows_drive = location.as_bytes().get(1) == Some(&b':');
+    if location.is_empty() {
+        Some("is empty")
+    } else if location.contains('\0') {
+        Some("holds a zero byte")
+    } else if location.starts_with(['/', '\\']) || windows_drive || Path::new(location).is_absolute() {
+        Some("is absolute")
+    } else if location.split(['/', '\\']).any(|part| part == "..") {
+        Some("goes up with \"..\"")
+    } else if !Path::new(location).components().any(|c| matches!(c, Component::Normal(_))) {
+        Some("names no file")
+    } else {
+        None
+    }
+}
+
+fn parse_place(tensor: &TensorProto) -> Result<Place<'_>, WeightError> {
+    let name = || tensor.name().to_owned();
+    let mut place = Place { location: "", offset: 0, length: None };
+    for entry in &tensor.external_data {
+        let number = || {
+            entry.value().parse::<u64>().map_err(|_| WeightError::NotANumber {
+                name: name(),
+                key: entry.key().into(),
+                value: entry.value().into(),
+            })
+        };
+        match entry.key() {
+            "location" => place.location = entry.value(),
+            "offset" => place.offset = number()?,
+            "length" => place.length = Some(number()?),
+            "checksum" => {}
+            // ONNX Runtime's own: prepacked copies of a weight in the same file.
+            key if key.starts_with("prepacked_") => {}
+            key => return Err(WeightError::UnknownKey { name: name(), key: key.into() }),
+        }
+    }
+    if place.location.is_empty() {
+        return Err(WeightError::NoLocation { name: name() });
+    }
+    Ok(place)
+}
+
+/// Bytes an initializer takes wherever it lies: strings count their contents.
+pub fn stored_bytes(tensor: &TensorProto, shape: &TensorShape) -> u64 {
+    shape.bytes.unwrap_or_else(|| tensor.string_data.iter().map(|s| s.len() as u64).sum())
+}

@@ -1,0 +1,4 @@
+//! Real models by real exporters, hostile files, and every kind of tensor, through the public interface.
+
+mod models;
+mod read;
