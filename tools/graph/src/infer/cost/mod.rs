@@ -1,0 +1,176 @@
+//! What one node computes and reads, once its symbols have values.
+//!
+//! A multiply and an add are two operations. Contractions are counted by their definition: a product `[M, K] x [K, N]`
+//! takes `2 * M * K * N` (the GEMM count of BLAS literature), a convolution two per output and kernel tap (Dumoulin and
+//! Visin, "A guide to convolution arithmetic"), attention `2 * S * T * (width of keys + width of values)` per head
+//! (Vaswani et al., section 3.2.1, both products, causal or not), a mixture of experts its `k` chosen experts per token
+//! (Shazeer et al., "Outrageously large neural networks"), linear attention two or three products with its state per
+//! token (Yang et al., "Gated delta networks"). Everything else counts one operation per element, and operators that
+//! only move data count none. Nothing here knows a device.
+
+mod attention;
+mod experts;
+mod sizes;
+
+use super::rules;
+use crate::{Attribute, Graph, Node, NodeId, Origin, ValueId};
+use hpp_schema::Symbols;
+use sizes::Sizes;
+use std::collections::BTreeSet;
+
+/// Floating-point operations of one node; `None` where a size is missing or the operator is not known.
+///
+/// For attention with a cache buffer of fixed capacity the cache's own dimension counts as the total length: give the
+/// symbol of that dimension the length so far to count one step exactly.
+pub fn flops(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
+    let sizes = Sizes { graph, node: graph.node(node), symbols };
+    match operators(&sizes) {
+        Work::Operations(count) => count,
+        Work::Move => Some(0),
+        Work::PerElement => sizes.widest(),
+        Work::Unknown => None,
+    }
+}
+
+/// Bytes of weights one node touches; `None` where how many rows or experts it touches cannot be told.
+///
+/// A gather touches the rows it picks, a mixture of experts at most `k` experts per token, anything else all of it.
+pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
+    let sizes = Sizes { graph, node: graph.node(node), symbols };
+    let weights: BTreeSet<ValueId> = sizes.node.inputs.iter().flatten().chain(&sizes.node.captures).copied().collect();
+    let weights = weights.into_iter().filter_map(|id| Some((id, weight_bytes(graph, id)?)));
+    let touched = weights.map(|(id, bytes)| match Touch::of(sizes.node, id) {
+        Touch::All => Some(bytes),
+        Touch::Rows { indices, axis } => share(bytes, sizes.count(indices)?, sizes.dim(0, sizes.axis(axis, 0)?)?),
+        Touch::Experts => share(bytes, experts::chosen(&sizes)?, sizes.dim_of(id, 0)?),
+    });
+    touched.chain([Some(inside(sizes.node))]).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
+}
+
+enum Work {
+    Operations(Option<u64>),
+    PerElement,
+    Move,
+    Unknown,
+}
+
+fn operators(s: &Sizes) -> Work {
+    Work::Operations(match s.node.op_type.as_str() {
+        "MatMul"
+        | "MatMulInteger"
+        | "MatMulInteger16"
+        | "DynamicQuantizeMatMul"
+        | "MatMulIntegerToFloat"
+        | "QLinearMatMul"
+        | "FusedMatMulActivation"
+        | "FusedMatMul"
+        | "TransposeMatMul"
+        | "Gemm"
+        | "FusedGemm"
+        | "GemmFastGelu"
+        | "GemmFloat8"
+        | "QGemm" => s.product(),
+        "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4" => s.packed_product(s.attribute("N")),
+        "MatMulBlockQuantizedFp4Weight" | "MatMulBlockQuantizedFp8Weight" => s.packed_product(s.dim(1, 0)),
+        "MatMulNBitsMlp" => s.packed_product(s.attribute("N").and_then(|n| n.checked_mul(2))),
+        "MatMulNBitsQkv" => s.packed_product(s.qkv_width()),
+        "Conv" | "ConvInteger" | "FusedConv" | "CausalConvWithState" | "VarlenCausalConvWithState" => s.convolution(1),
+        "QLinearConv" => s.convolution(3),
+        "ConvTranspose" => s.transposed_convolution(),
+        "Einsum" => s.einsum(),
+        "LSTM" | "GRU" | "RNN" => s.recurrent(),
+        "MoE" | "QMoE" => experts::flops(s),
+        "Attention"
+        | "GroupQueryAttention"
+        | "SparseAttention"
+        | "MultiHeadAttention"
+        | "PagedAttention"
+        | "SparsePagedAttention"
+        | "DecoderMaskedMultiHeadAttention"
+        | "PackedMultiHeadAttention"
+        | "PackedAttention"
+        | "QAttention"
+        | "DecoderMaskedSelfAttention" => attention::flops(s),
+        "LinearAttention" | "GatedDeltaNet" => attention::linear(s),
+        op if MOVES.contains(&op) => return Work::Move,
+        "If" | "Loop" | "Scan" => return Work::Unknown,
+        op if rules::find(&s.node.domain, op).is_some() => return Work::PerElement,
+        _ => return Work::Unknown,
+    })
+}
+
+/// Operators that compute nothing.
+const MOVES: &[&str] = &[
+    "Concat",
+    "Constant",
+    "ConstantOfShape",
+    "DepthToSpace",
+    "Expand",
+    "ExpandDims",
+    "EyeLike",
+    "Flatten",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Identity",
+    "Pad",
+    "Reshape",
+    "Scatter",
+    "ScatterElements",
+    "ScatterND",
+    "Shape",
+    "Size",
+    "Slice",
+    "SpaceToDepth",
+    "Split",
+    "Squeeze",
+    "TensorScatter",
+    "Tile",
+    "Transpose",
+    "Trilu",
+    "Unsqueeze",
+];
+
+/// How much of a weight a node reads.
+enum Touch {
+    All,
+    Rows { indices: usize, axis: &'static str },
+    Experts,
+}
+
+impl Touch {
+    fn of(node: &Node, weight: ValueId) -> Touch {
+        let slot = node.inputs.iter().position(|input| *input == Some(weight));
+        match (node.op_type.as_str(), slot) {
+            ("Gather", Some(0)) => Touch::Rows { indices: 1, axis: "axis" },
+            ("GatherBlockQuantized", Some(0 | 2 | 3)) => Touch::Rows { indices: 1, axis: "gather_axis" },
+            ("MoE" | "QMoE", Some(2..)) => Touch::Experts,
+            _ => Touch::All,
+        }
+    }
+}
+
+fn weight_bytes(graph: &Graph, id: ValueId) -> Option<u64> {
+    match &graph.value(id).origin {
+        Origin::Weight(weight) => Some(weight.bytes),
+        _ => None,
+    }
+}
+
+/// `bytes * some / all`, at most all of it.
+fn share(bytes: u64, some: u64, all: u64) -> Option<u64> {
+    if all == 0 {
+        return Some(0);
+    }
+    u64::try_from(u128::from(bytes) * u128::from(some.min(all)) / u128::from(all)).ok()
+}
+
+/// Bytes kept in the node itself: constants, and weights of its bodies.
+fn inside(node: &Node) -> u64 {
+    let bytes = |attribute: &Attribute| match attribute {
+        Attribute::Tensor(tensor) => tensor.bytes,
+        Attribute::Body(body) => body.weight_bytes,
+        _ => 0,
+    };
+    node.attributes.values().map(bytes).fold(0, u64::saturating_add)
+}

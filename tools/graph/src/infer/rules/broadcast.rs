@@ -1,0 +1,47 @@
+//! Multidirectional broadcasting of symbolic shapes: certain or unknown, never guessed.
+
+use crate::infer::context::Context;
+use crate::infer::poly::{as_constant, below, constant};
+use hpp_schema::{Dim, Shape};
+
+/// The common shape of two.
+pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Shape {
+    let rank = a.len().max(b.len());
+    let one = constant(1);
+    let at = |shape: &[Dim], i: usize| (i + shape.len()).checked_sub(rank).map_or(one.clone(), |i| shape[i].clone());
+    (0..rank).map(|i| broadcast_dim(at(a, i), at(b, i))).collect()
+}
+
+/// The common size of two: whoever is 1 yields; a size that cannot be 1 wins; two that may be 1 say nothing.
+pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Dim {
+    match (as_constant(&a), as_constant(&b)) {
+        (Some(1), _) => b,
+        (_, Some(1)) => a,
+        (Some(x), Some(y)) => {
+            if x == y {
+                a
+            } else {
+                Dim::Unknown
+            }
+        }
+        (Some(_), None) => a,
+        (None, Some(_)) => b,
+        _ if a == b => a,
+        _ if below(&constant(1), &a) => a,
+        _ if below(&constant(1), &b) => b,
+        _ => Dim::Unknown,
+    }
+}
+
+/// The common shape of all inputs that are given; `None` if the rank of one is not known.
+pub(super) fn all_inputs(cx: &Context) -> Option<Shape> {
+    inputs(cx, 0..cx.node.inputs.len())
+}
+
+/// The common shape of some inputs.
+pub(super) fn inputs(cx: &Context, which: impl IntoIterator<Item = usize>) -> Option<Shape> {
+    which
+        .into_iter()
+        .filter(|at| cx.input(*at).is_some())
+        .try_fold(vec![], |shape, at| Some(broadcast(&shape, cx.shape(at)?)))
+}
