@@ -1,0 +1,3 @@
+//! The `hpp-exec` command.
+
+fn main() {}

@@ -1,0 +1,204 @@
+//! One array in NumPy's `.npy` format.
+
+use super::npy_header::Header;
+use hpp_engine::HostTensor;
+use hpp_schema::DType;
+use std::fs::File;
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+/// Why a file is not an array we can use.
+#[derive(Debug, thiserror::Error)]
+pub enum NpyError {
+    /// The file cannot be read.
+    #[error("cannot read {} as a NumPy array", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        source: io::Error,
+    },
+}
+
+/// Reads a `.npy` file.
+pub fn read_npy(path: &Path) -> Result<HostTensor, NpyError> {
+    let error = |source| NpyError::Read { path: path.to_owned(), source };
+    read(BufReader::new(File::open(path).map_err(error)?)).map_err(error)
+}
+
+/// Reads one array, whatever it lies in; elements become little-endian and row-major.
+pub(super) fn read(mut reader: impl Read) -> io::Result<HostTensor> {
+    let Header { descr, fortran_order, shape } = Header::read(&mut reader)?;
+    let (dtype, order) = element(&descr).ok_or_else(|| invalid(format!("its elements are `{descr}`, which no tensor holds")))?;
+    let length = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size)).and_then(|n| dtype.bytes_for(n));
+    let length = length.ok_or_else(|| invalid(format!("its shape {shape:?} is too large")))?;
+
+    let mut bytes = Vec::new();
+    reader.take(length).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 != length {
+        return Err(invalid(format!("it ends early: {} of {length} bytes", bytes.len())));
+    }
+    let width = dtype.bytes_for(1).and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+    if order == ByteOrder::Big {
+        let complex = matches!(dtype, DType::Complex64 | DType::Complex128);
+        bytes.chunks_exact_mut(if complex { width / 2 } else { width }).for_each(<[u8]>::reverse);
+    }
+    if fortran_order && !bytes.is_empty() {
+        bytes = row_major(&bytes, &shape, width);
+    }
+    Ok(HostTensor { dtype, shape, bytes })
+}
+
+/// Writes one array.
+pub(super) fn write(tensor: &HostTensor, mut writer: impl Write) -> io::Result<()> {
+    let descr = numpy_name(tensor.dtype).ok_or_else(|| invalid(format!("NumPy has no array of {}", tensor.dtype)))?;
+    let header = Header { descr: descr.to_owned(), fortran_order: false, shape: tensor.shape.clone() };
+    writer.write_all(&header.to_bytes(0))?;
+    writer.write_all(&tensor.bytes)
+}
+
+fn invalid(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ByteOrder {
+    Little,
+    Big,
+}
+
+/// The tensor type and byte order of NumPy's short name for an element.
+fn element(descr: &str) -> Option<(DType, ByteOrder)> {
+    let (order, kind) = match descr.split_at_checked(1)? {
+        ("<" | "|", kind) => (ByteOrder::Little, kind),
+        (">", kind) => (ByteOrder::Big, kind),
+        _ => return None,
+    };
+    let dtype = match kind {
+        "b1" => DType::Bool,
+        "i1" => DType::Int8,
+        "i2" => DType::Int16,
+        "i4" => DType::Int32,
+        "i8" => DType::Int64,
+        "u1" => DType::Uint8,
+        "u2" => DType::Uint16,
+        "u4" => DType::Uint32,
+        "u8" => DType::Uint64,
+        "f2" => DType::Float16,
+        "f4" => DType::Float32,
+        "f8" => DType::Float64,
+        "c8" => DType::Complex64,
+        "c16" => DType::Complex128,
+        "V2" => DType::Bfloat16,
+        _ => return None,
+    };
+    Some((dtype, order))
+}
+
+fn numpy_name(dtype: DType) -> Option<&'static str> {
+    use DType::*;
+    Some(match dtype {
+        Bool => "|b1",
+        Int8 => "|i1",
+        Int16 => "<i2",
+        Int32 => "<i4",
+        Int64 => "<i8",
+        Uint8 | Float8E4m3fn | Float8E4m3fnuz | Float8E5m2 | Float8E5m2fnuz | Float8E8m0 => "|u1",
+        Uint16 | Bfloat16 => "<u2",
+        Uint32 => "<u4",
+        Uint64 => "<u8",
+        Float16 => "<f2",
+        Float32 => "<f4",
+        Float64 => "<f8",
+        Complex64 => "<c8",
+        Complex128 => "<c16",
+        String | Uint4 | Int4 | Float4E2m1 | Uint2 | Int2 | Float6E2m3 | Float6E3m2 => return None,
+    })
+}
+
+/// Reorders elements from first-index-fastest to last-index-fastest.
+fn row_major(bytes: &[u8], shape: &[u64], width: usize) -> Vec<u8> {
+    let sizes: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
+    let mut strides = vec![0; sizes.len()];
+    let mut step = width;
+    for (stride, size) in strides.iter_mut().zip(&sizes) {
+        (*stride, step) = (step, step * size);
+    }
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut index = vec![0usize; sizes.len()];
+    while out.len() < bytes.len() {
+        let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+        out.extend_from_slice(&bytes[at..at + width]);
+        for axis in (0..sizes.len()).rev() {
+            index[axis] += 1;
+            if index[axis] < sizes[axis] {
+                break;
+            }
+            index[axis] = 0;
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn file(descr: &str, fortran_order: bool, shape: &[u64], data: &[u8]) -> Vec<u8> {
+        let header = Header { descr: descr.to_owned(), fortran_order, shape: shape.to_vec() };
+        [&header.to_bytes(0), data].concat()
+    }
+
+    #[test]
+    fn big_endian_and_column_major_are_put_in_order() {
+        let data: Vec<u8> = [1i16, 4, 2, 5, 3, 6].iter().flat_map(|v| v.to_be_bytes()).collect();
+        let tensor = read(&file(">i2", true, &[2, 3], &data)[..]).unwrap();
+        let want: Vec<u8> = [1i16, 2, 3, 4, 5, 6].iter().flat_map(|v| v.to_le_bytes()).collect();
+        assert_eq!(tensor, HostTensor { dtype: DType::Int16, shape: vec![2, 3], bytes: want });
+    }
+
+    #[test]
+    fn scalars_and_empty_arrays_have_their_shapes() {
+        assert_eq!(read(&file("|b1", false, &[], &[1])[..]).unwrap().shape, Vec::<u64>::new());
+        assert_eq!(read(&file("<f4", true, &[0, 5], &[])[..]).unwrap().shape, [0, 5]);
+    }
+
+    #[test]
+    fn what_is_not_a_tensor_is_named() {
+        for (descr, why) in [("|O", "`|O`"), ("<U4", "`<U4`"), ("<M8[ns]", "`<M8[ns]`")] {
+            let error = read(&file(descr, false, &[1], &[0; 64])[..]).unwrap_err().to_string();
+            assert!(error.contains(why), "{descr}: {error}");
+        }
+        assert!(read(&b"not numpy at all"[..]).is_err());
+        assert!(read(&file("<f4", false, &[3], &[0; 8])[..]).unwrap_err().to_string().contains("8 of 12"));
+        assert!(read(&file("<f4", false, &[9_999_999_999, 9_999_999_999], &[])[..]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read_back(rows in 0u64..5, columns in 0u64..5, which in 0..DType::ALL.len(), fill: u8) {
+            let dtype = DType::ALL[which];
+            let Some(length) = dtype.bytes_for(rows * columns) else { return Ok(()) };
+            let tensor = HostTensor { dtype, shape: vec![rows, columns], bytes: vec![fill; length as usize] };
+            let mut out = vec![];
+            if write(&tensor, &mut out).is_ok() {
+                let back = read(&out[..]).unwrap();
+                prop_assert_eq!((back.shape, back.bytes), (tensor.shape, tensor.bytes));
+            } else {
+                prop_assert!(dtype.bits() < Some(8));
+            }
+        }
+
+        #[test]
+        fn any_bytes_are_an_array_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..100) {
+            let _ = read(&bytes[..]);
+            let mut near = file("<f4", false, &[2, 3], &[7; 24]);
+            for (at, byte) in bytes.iter().enumerate().take(cut) {
+                let place = (at * 7 + cut) % near.len();
+                near[place] ^= byte & 0x11;
+            }
+            let _ = read(&near[..]);
+        }
+    }
+}

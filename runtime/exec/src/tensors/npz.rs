@@ -1,0 +1,123 @@
+//! Named arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
+
+use super::npy;
+use crate::atomic_file::{AtomicFile, WriteError};
+use hpp_engine::HostTensor;
+use std::fs::File;
+use std::io::{self, BufReader, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use zip::result::ZipError;
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipArchive, ZipWriter};
+
+/// Why an archive could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum NpzError {
+    /// It is missing or not an archive.
+    #[error("cannot read {} as a NumPy archive (.npz)", path.display())]
+    Archive {
+        /// The file.
+        path: PathBuf,
+        /// What the reader said.
+        source: io::Error,
+    },
+    /// One of its arrays cannot be used.
+    #[error("cannot read array {name:?} of {}", path.display())]
+    Array {
+        /// The file.
+        path: PathBuf,
+        /// The array.
+        name: String,
+        /// What the reader said.
+        source: io::Error,
+    },
+    /// An array cannot be written.
+    #[error("cannot write array {name:?} to {}", path.display())]
+    WriteArray {
+        /// The file.
+        path: PathBuf,
+        /// The array.
+        name: String,
+        /// What the writer said.
+        source: io::Error,
+    },
+    /// The file cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+}
+
+/// Reads every array, in the archive's order.
+pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
+    let archive_error = |source| NpzError::Archive { path: path.to_owned(), source };
+    let file = File::open(path).map_err(archive_error)?;
+    let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|e| archive_error(into_io(e)))?;
+    let mut arrays = Vec::new();
+    for index in 0..archive.len() {
+        let entry = archive.by_index(index).map_err(|e| archive_error(into_io(e)))?;
+        let file_name = entry.name().map_err(|e| archive_error(into_io(e)))?.into_owned();
+        let name = file_name.strip_suffix(".npy").unwrap_or(&file_name).to_owned();
+        let array_error = |source| NpzError::Array { path: path.to_owned(), name: name.clone(), source };
+        let tensor = npy::read(entry).map_err(array_error)?;
+        arrays.push((name, tensor));
+    }
+    Ok(arrays)
+}
+
+/// Writes arrays in this order, uncompressed; the file appears when it is complete.
+pub fn write_npz(path: &Path, arrays: &[(String, HostTensor)]) -> Result<(), NpzError> {
+    let mut file = AtomicFile::create(path)?;
+    let mut archive = ZipWriter::new(BufWriter::new(file.file()));
+    for (name, tensor) in arrays {
+        let error = |source| NpzError::WriteArray { path: path.to_owned(), name: name.clone(), source };
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Stored).large_file(true);
+        archive.start_file(format!("{name}.npy"), options).map_err(|e| error(into_io(e)))?;
+        npy::write(tensor, &mut archive).map_err(error)?;
+    }
+    let whole = |source| WriteError { path: path.to_owned(), source };
+    archive.finish().map_err(into_io).and_then(|mut writer| writer.flush()).map_err(whole)?;
+    Ok(file.finish()?)
+}
+
+fn into_io(error: ZipError) -> io::Error {
+    match error {
+        ZipError::Io(error) => error,
+        other => io::Error::new(io::ErrorKind::InvalidData, other),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrays_come_back_as_they_went() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.npz");
+        let arrays = vec![
+            ("input_ids".to_owned(), HostTensor::from_i64(&[1, 3], &[1, 2, 3])),
+            ("a/b:0".to_owned(), HostTensor::from_f32(&[], &[0.5])),
+        ];
+        write_npz(&path, &arrays).unwrap();
+        assert_eq!(read_npz(&path).unwrap(), arrays);
+    }
+
+    #[test]
+    fn something_else_is_not_an_archive() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), b"no").unwrap();
+        assert!(matches!(read_npz(file.path()), Err(NpzError::Archive { .. })));
+        assert!(matches!(read_npz(Path::new("nowhere.npz")), Err(NpzError::Archive { .. })));
+    }
+
+    #[test]
+    fn deflated_archives_are_read() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let tensor = HostTensor::from_f32(&[64], &[1.0; 64]);
+        let mut archive = ZipWriter::new(file.reopen().unwrap());
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+        archive.start_file("x.npy", options).unwrap();
+        npy::write(&tensor, &mut archive).unwrap();
+        archive.finish().unwrap();
+        assert_eq!(read_npz(file.path()).unwrap(), [("x".to_owned(), tensor)]);
+    }
+}
