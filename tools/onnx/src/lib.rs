@@ -2,6 +2,7 @@
 //!
 //! This room knows protobuf, files and hostile input. It knows nothing of tiers, devices and plans.
 
+mod flatten;
 mod model;
 mod names;
 pub mod proto;
@@ -10,6 +11,7 @@ mod tensor;
 mod walk;
 mod weights;
 
+pub use flatten::{BranchChoice, FunctionError};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use tensor::{TensorError, TensorProblem, TensorShape};

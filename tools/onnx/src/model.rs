@@ -1,5 +1,6 @@
 //! A model in hand: the flattened protobuf over its mapped file, where its weights lie, and what reading did to it.
 
+use crate::flatten::BranchChoice;
 use crate::proto::{GraphProto, ModelProto};
 use crate::weights::{Weights, directory_of};
 use bytes::Bytes;
@@ -21,6 +22,20 @@ pub struct Model {
 pub enum Note {
     /// Nodes were not in an order in which they could run; they were sorted.
     Sorted,
+    /// Functions of the model's own were inlined.
+    InlinedFunctions {
+        /// Different functions.
+        functions: usize,
+        /// Calls.
+        calls: usize,
+    },
+    /// A function could not be inlined, for it uses another operator set version; it is carried along.
+    KeptFunction {
+        /// Domain and name.
+        function: String,
+    },
+    /// A merged decoder: one of two branches was taken.
+    Branch(BranchChoice),
 }
 
 impl Model {
@@ -49,6 +64,14 @@ impl Model {
         &self.weights
     }
 
+    /// The branch of a merged decoder that became the graph, if this is one.
+    pub fn branch(&self) -> Option<&BranchChoice> {
+        self.notes.iter().find_map(|note| match note {
+            Note::Branch(choice) => Some(choice),
+            _ => None,
+        })
+    }
+
     /// What reading changed.
     pub fn notes(&self) -> &[Note] {
         &self.notes
@@ -58,6 +81,13 @@ impl Model {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Note::InlinedFunctions { functions, calls } => {
+                write!(f, "inlined {calls} calls of {functions} functions the model defines")
+            }
+            Note::KeptFunction { function } => {
+                write!(f, "kept the function {function}: it uses another operator set version than the model")
+            }
+            Note::Branch(choice) => choice.fmt(f),
             Note::Sorted => f.write_str("nodes were not in a topological order; sorted them"),
         }
     }

@@ -12,8 +12,9 @@ pub use graph::{GraphError, default_domain};
 pub use locate::{LocateError, locate};
 pub use map::{map_file, position_in};
 pub use order::{OrderError, label, sort};
-pub use wire::{MAX_DEPTH, WireError, check_model};
+pub use wire::{WireError, check_model};
 
+use crate::flatten::{FunctionError, flatten};
 use crate::model::{Model, Note};
 use crate::proto::{ModelProto, Version};
 use crate::weights::{self, WeightError};
@@ -51,6 +52,8 @@ pub enum ReadError {
     NewerIr { path: PathBuf, found: i64 },
     #[error("cannot use {path}: {source}")]
     Graph { path: PathBuf, source: GraphError },
+    #[error("cannot inline the functions of {path}: {source}")]
+    Function { path: PathBuf, source: FunctionError },
     #[error("cannot order the graph of {path}: {source}")]
     Order { path: PathBuf, source: OrderError },
     #[error("cannot find the weights of {path}: {source}")]
@@ -63,13 +66,12 @@ impl Model {
         let path = locate(path)?;
         let file = map_file(&path).map_err(|source| ReadError::Open { path: path.clone(), source })?;
         let mut proto = decode(&path, &file)?;
-        let weights =
-            weights::resolve(&proto, &path).map_err(|source| ReadError::Weight { path: path.clone(), source })?;
-        let mut notes = vec![];
-        let graph = proto.graph.get_or_insert_default();
-        if sort(graph).map_err(|source| ReadError::Order { path: path.clone(), source })? {
+        let at = || path.clone();
+        let mut notes = flatten(&mut proto).map_err(|source| ReadError::Function { path: at(), source })?;
+        if sort(proto.graph.get_or_insert_default()).map_err(|source| ReadError::Order { path: at(), source })? {
             notes.push(Note::Sorted);
         }
+        let weights = weights::resolve(&proto, &path).map_err(|source| ReadError::Weight { path: at(), source })?;
         Ok(Model { path, file, proto, weights, notes })
     }
 

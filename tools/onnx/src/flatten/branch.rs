@@ -1,0 +1,156 @@
+//! Merged decoders: where an `If` on a boolean graph input holds the whole model twice, keeps the branch generation uses.
+//!
+//! The branch that generates is the one that reads state: graph inputs the other one has no use for. The choice is made
+//! from what the branches read, never from names.
+
+use super::functions::identity;
+use super::rename::{Fresh, Renamer};
+use crate::names;
+use crate::proto::{GraphProto, NodeProto, tensor_proto::DataType, type_proto::Value};
+use crate::walk;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
+
+/// Which branch of a merged decoder became the graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BranchChoice {
+    /// The boolean graph input that chose between the branches.
+    pub condition: String,
+    /// The value that input would need for this branch.
+    pub value: bool,
+    /// Graph inputs only this branch reads: the state it carries.
+    pub state_inputs: Vec<String>,
+    /// Graph inputs nothing reads any more, the condition first. They are gone from the graph.
+    pub dropped_inputs: Vec<String>,
+}
+
+/// Chooses and inlines, if the graph is a merged decoder.
+pub fn choose(graph: &mut GraphProto) -> Option<BranchChoice> {
+    let (condition, value, state_inputs) = decide(graph)?;
+    let mut fresh = Fresh::beside(graph);
+    while let Some(at) = graph.node.iter().position(|node| is_if_on(node, &condition)) {
+        inline(graph, at, value, &mut fresh);
+    }
+    let dropped_inputs = drop_unread(graph, &condition);
+    Some(BranchChoice { condition, value, state_inputs, dropped_inputs })
+}
+
+/// The condition, its value for the branch that reads more state, and that state.
+fn decide(graph: &GraphProto) -> Option<(String, bool, Vec<String>)> {
+    let inputs: Vec<&str> = graph.input.iter().map(|i| i.name()).collect();
+    let weights: HashSet<&str> = names::weights(graph).collect();
+    let booleans = graph.input.iter().filter(|i| is_boolean(i) && !weights.contains(i.name()));
+    let condition = booleans.map(|i| i.name()).find(|name| graph.node.iter().any(|node| is_if_on(node, name)))?;
+    let outside: HashSet<&str> = graph
+        .node
+        .iter()
+        .filter(|node| !is_if_on(node, condition))
+        .flat_map(names::reads)
+        .chain(graph.output.iter().map(|o| o.name()))
+        .collect();
+    let read_by = |value: bool| -> HashSet<&str> {
+        let branches =
+            graph.node.iter().filter(|node| is_if_on(node, condition)).filter_map(|node| branch(node, value));
+        branches.flat_map(names::body_captures).collect()
+    };
+    let (then, other) = (read_by(true), read_by(false));
+    let only = |mine: &HashSet<&str>, theirs: &HashSet<&str>| -> Vec<String> {
+        let mine = inputs.iter().filter(|i| mine.contains(*i) && !theirs.contains(*i) && !outside.contains(*i));
+        mine.map(|i| (*i).to_owned()).collect()
+    };
+    let (then, other) = (only(&then, &other), only(&other, &then));
+    match then.len().cmp(&other.len()) {
+        std::cmp::Ordering::Greater => Some((condition.to_owned(), true, then)),
+        std::cmp::Ordering::Less => Some((condition.to_owned(), false, other)),
+        std::cmp::Ordering::Equal => None,
+    }
+}
+
+fn is_boolean(input: &crate::proto::ValueInfoProto) -> bool {
+    match input.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+        Some(Value::TensorType(tensor)) => tensor.elem_type() == DataType::Bool as i32,
+        _ => false,
+    }
+}
+
+fn is_if_on(node: &NodeProto, condition: &str) -> bool {
+    node.op_type() == "If"
+        && crate::read::default_domain(node.domain()).is_empty()
+        && node.input == [condition]
+        && [true, false].iter().all(|value| branch(node, *value).is_some())
+}
+
+fn branch(node: &NodeProto, value: bool) -> Option<&GraphProto> {
+    let wanted = if value { "then_branch" } else { "else_branch" };
+    node.attribute.iter().find(|a| a.name() == wanted)?.g.as_ref()
+}
+
+/// Replaces the `If` at `at` by the nodes of its branch.
+fn inline(graph: &mut GraphProto, at: usize, value: bool, fresh: &mut Fresh) {
+    let node = graph.node.remove(at);
+    // Names of the branches are free again once the `If` is gone, so that inner names can stay as they are.
+    walk::bodies(&node).for_each(|body| release(body, fresh));
+    names::all(graph).iter().for_each(|name| fresh.name_taken(name));
+    node.output.iter().for_each(|name| fresh.name_taken(name));
+    let Some(mut body) = branch(&node, value).cloned() else { return };
+
+    let (decided, aliases) = outputs(&node, &body);
+    let mut renamer = Renamer::new(fresh, "", decided);
+    renamer.define(names::given(&body).chain(names::produced(&body.node)));
+    renamer.contents(&mut body);
+    let end = at + body.node.len();
+    graph.node.splice(at..at, body.node);
+    let aliases = aliases.into_iter().map(|(output, to)| identity(body.output[output].name(), &to));
+    graph.node.splice(end..end, aliases);
+    graph.initializer.append(&mut body.initializer);
+    graph.sparse_initializer.append(&mut body.sparse_initializer);
+    graph.quantization_annotation.append(&mut body.quantization_annotation);
+    let outputs: HashSet<&str> = graph.output.iter().map(|o| o.name()).collect();
+    graph.value_info.extend(body.value_info.into_iter().filter(|info| !outputs.contains(info.name())));
+}
+
+/// What the branch's outputs are called outside: names for values its nodes produce, and, where a value has a name
+/// already (an outer value, a weight, a second output), the index of the output and the name it also needs.
+fn outputs(node: &NodeProto, body: &GraphProto) -> (HashMap<String, String>, Vec<(usize, String)>) {
+    let produced: HashSet<&str> = names::produced(&body.node).collect();
+    let mut decided = HashMap::new();
+    let mut aliases = vec![];
+    for (i, (inner, outer)) in body.output.iter().zip(&node.output).enumerate() {
+        if outer.is_empty() {
+            continue;
+        }
+        if produced.contains(inner.name()) && !decided.contains_key(inner.name()) {
+            decided.insert(inner.name().to_owned(), outer.clone());
+        } else {
+            aliases.push((i, outer.clone()));
+        }
+    }
+    (decided, aliases)
+}
+
+fn release(body: &GraphProto, fresh: &mut Fresh) {
+    names::given(body).chain(names::produced(&body.node)).for_each(|name| fresh.release(name));
+    body.node.iter().flat_map(walk::bodies).for_each(|inner| release(inner, fresh));
+}
+
+/// Removes inputs that nothing reads any more, if the choice made them so; names them, the condition first.
+fn drop_unread(graph: &mut GraphProto, condition: &str) -> Vec<String> {
+    let read: HashSet<String> = {
+        let nodes = graph.node.iter().flat_map(names::reads);
+        nodes.chain(graph.output.iter().map(|o| o.name())).map(str::to_owned).collect()
+    };
+    let weights: HashSet<String> = names::weights(graph).map(str::to_owned).collect();
+    let unread = |name: &str| !read.contains(name) && !weights.contains(name);
+    let mut dropped: Vec<String> = graph.input.iter().map(|i| i.name().to_owned()).filter(|i| unread(i)).collect();
+    graph.input.retain(|i| !unread(i.name()));
+    dropped.sort_by_key(|name| name != condition);
+    dropped
+}
+
+impl fmt::Display for BranchChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let BranchChoice { condition, value, state_inputs, .. } = self;
+        let n = state_inputs.len();
+        write!(f, "merged decoder: took the branch for {condition} = {value}, which reads {n} state inputs")
+    }
+}

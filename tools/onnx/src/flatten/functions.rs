@@ -1,0 +1,296 @@
+//! Inlines functions a model defines itself, nested calls included, into plain nodes with names of their own.
+//!
+//! A function written against another version of an operator set than the model's is not inlined: its nodes would
+//! change meaning. It stays a function, and its calls stay nodes.
+
+use super::rename::{Fresh, Renamer};
+use crate::model::Note;
+use crate::names;
+use crate::proto::{
+    AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
+};
+use crate::read::default_domain;
+use crate::walk;
+use std::collections::{HashMap, HashSet};
+
+/// Deepest nesting of calls.
+const MAX_CALLS: usize = 64;
+
+/// Most nodes inlining may make: a few lines of nested functions can ask for billions.
+const MAX_NODES: usize = 4 << 20;
+
+/// Why functions cannot be inlined.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum FunctionError {
+    #[error("the model defines the function {function} twice")]
+    DefinedTwice { function: String },
+    #[error("function {function} calls itself, directly or through others")]
+    Recursive { function: String },
+    #[error("function calls are nested more than {MAX_CALLS} deep at {function}")]
+    TooDeep { function: String },
+    #[error("inlining functions would make more than {MAX_NODES} nodes, at {function}")]
+    TooManyNodes { function: String },
+    #[error("function {function} reads {name:?}, which it does not define")]
+    Undefined { function: String, name: String },
+    #[error("function {function} takes {takes} {what} but is called with {given}")]
+    Arity { function: String, what: &'static str, takes: usize, given: usize },
+}
+
+type Key = (String, String, String);
+
+/// Inlines every function that can be, and leaves only the others (and what they call) in the model.
+pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
+    if model.functions.is_empty() {
+        return Ok(vec![]);
+    }
+    let functions = std::mem::take(&mut model.functions);
+    let mut inliner = Inliner::new(model, &functions)?;
+    if let Some(graph) = &mut model.graph {
+        inliner.fresh = Fresh::beside(graph);
+        inliner.graph(graph, &mut vec![])?;
+        graph.value_info.append(&mut inliner.value_info);
+    }
+    let mut notes = inliner.notes();
+    merge_opsets(&mut model.opset_import, inliner.imports);
+    model.functions = reachable(model, &functions);
+    notes.extend(model.functions.iter().map(|f| Note::KeptFunction { function: title(f) }));
+    Ok(notes)
+}
+
+struct Inliner<'a> {
+    /// Each function, and whether it may be inlined.
+    table: HashMap<Key, (&'a FunctionProto, bool)>,
+    fresh: Fresh,
+    value_info: Vec<ValueInfoProto>,
+    imports: Vec<OperatorSetIdProto>,
+    calls: usize,
+    made: usize,
+}
+
+impl<'a> Inliner<'a> {
+    fn new(model: &ModelProto, functions: &'a [FunctionProto]) -> Result<Self, FunctionError> {
+        let opsets: HashMap<&str, i64> =
+            model.opset_import.iter().map(|o| (default_domain(o.domain()), o.version())).collect();
+        let mut table = HashMap::new();
+        for function in functions {
+            let entry = (function, agrees(function, &opsets));
+            if table.insert(key(function), entry).is_some() {
+                return Err(FunctionError::DefinedTwice { function: title(function) });
+            }
+        }
+        let fresh = Fresh::beside(&GraphProto::default());
+        Ok(Inliner { table, fresh, value_info: vec![], imports: vec![], calls: 0, made: 0 })
+    }
+
+    fn graph(&mut self, graph: &mut GraphProto, stack: &mut Vec<Key>) -> Result<(), FunctionError> {
+        let mut nodes = Vec::with_capacity(graph.node.len());
+        for node in std::mem::take(&mut graph.node) {
+            self.node(node, &mut nodes, stack)?;
+        }
+        graph.node = nodes;
+        Ok(())
+    }
+
+    fn node(
+        &mut self,
+        mut node: NodeProto,
+        into: &mut Vec<NodeProto>,
+        stack: &mut Vec<Key>,
+    ) -> Result<(), FunctionError> {
+        for body in walk::bodies_mut(&mut node) {
+            self.graph(body, stack)?;
+        }
+        let call = (node.domain().to_owned(), node.op_type().to_owned(), node.overload().to_owned());
+        let Some((function, true)) = self.table.get(&call).copied() else {
+            into.push(node);
+            return Ok(());
+        };
+        if stack.contains(&call) {
+            return Err(FunctionError::Recursive { function: title(function) });
+        }
+        if stack.len() == MAX_CALLS {
+            return Err(FunctionError::TooDeep { function: title(function) });
+        }
+        stack.push(call);
+        for inner in self.instantiate(&node, function)? {
+            self.node(inner, into, stack)?;
+        }
+        stack.pop();
+        Ok(())
+    }
+
+    /// The nodes of one call, with the caller's names for arguments and results and fresh ones for the rest.
+    fn instantiate(&mut self, call: &NodeProto, function: &FunctionProto) -> Result<Vec<NodeProto>, FunctionError> {
+        self.calls += 1;
+        self.made += function.node.len();
+        if self.made > MAX_NODES {
+            return Err(FunctionError::TooManyNodes { function: title(function) });
+        }
+        check_arity(function, "inputs", function.input.len(), call.input.len())?;
+        check_arity(function, "outputs", function.output.len(), call.output.len())?;
+        self.imports.extend(function.opset_import.iter().cloned());
+        let prefix = match call.name() {
+            "" => format!("{}/", function.name()),
+            name => format!("{name}/"),
+        };
+        let (names, mut nodes) = self.arguments(call, function);
+        let mut renamer = Renamer::new(&mut self.fresh, &prefix, names);
+        renamer.define(names::produced(&function.node));
+        for inner in &function.node {
+            nodes.push(bind_attributes(inner, call, function, &mut |node| renamer.node(node)));
+        }
+        for info in &function.value_info {
+            let mut info = info.clone();
+            renamer.info(&mut info);
+            self.value_info.push(info);
+        }
+        match renamer.first_free() {
+            Some(name) => Err(FunctionError::Undefined { function: title(function), name }),
+            None => Ok(nodes),
+        }
+    }
+
+    /// The caller's names for the function's inputs and outputs. An output that is an input becomes an `Identity`.
+    fn arguments(&mut self, call: &NodeProto, function: &FunctionProto) -> (HashMap<String, String>, Vec<NodeProto>) {
+        let given = |names: &[String], i: usize| names.get(i).cloned().unwrap_or_default();
+        let mut names = HashMap::new();
+        for (i, input) in function.input.iter().enumerate() {
+            names.insert(input.clone(), given(&call.input, i));
+        }
+        let mut passed_through = vec![];
+        for (i, output) in function.output.iter().enumerate() {
+            let actual = given(&call.output, i);
+            match names.get(output) {
+                Some(source) if !actual.is_empty() => passed_through.push(identity(source, &actual)),
+                None if !actual.is_empty() => drop(names.insert(output.clone(), actual)),
+                // A result nobody asked for gets a fresh name like any other inner value.
+                _ => {}
+            }
+        }
+        (names, passed_through)
+    }
+
+    fn notes(&self) -> Vec<Note> {
+        let inlined = self.table.values().filter(|(_, inlinable)| *inlinable).count();
+        if self.calls == 0 { vec![] } else { vec![Note::InlinedFunctions { functions: inlined, calls: self.calls }] }
+    }
+}
+
+/// A node that gives a value a second name.
+pub fn identity(from: &str, to: &str) -> NodeProto {
+    NodeProto {
+        name: Some(format!("{to}/Identity")),
+        op_type: Some("Identity".into()),
+        input: vec![from.to_owned()],
+        output: vec![to.to_owned()],
+        ..NodeProto::default()
+    }
+}
+
+fn check_arity(f: &FunctionProto, what: &'static str, takes: usize, given: usize) -> Result<(), FunctionError> {
+    match given > takes {
+        true => Err(FunctionError::Arity { function: title(f), what, takes, given }),
+        false => Ok(()),
+    }
+}
+
+/// One node of a function, renamed, with references to attributes replaced by what the call gives, or the default.
+/// What the call gives is in the caller's names already, so it is put in after renaming.
+fn bind_attributes(
+    inner: &NodeProto,
+    call: &NodeProto,
+    function: &FunctionProto,
+    rename: &mut dyn FnMut(&mut NodeProto),
+) -> NodeProto {
+    let mut node = inner.clone();
+    let references: Vec<AttributeProto> = node.attribute.extract_if(.., |a| !a.ref_attr_name().is_empty()).collect();
+    for body in walk::bodies_mut(&mut node) {
+        bind_in_body(body, call, function);
+    }
+    rename(&mut node);
+    node.attribute.extend(references.iter().filter_map(|reference| value_of(reference, call, function)));
+    node
+}
+
+fn bind_in_body(body: &mut GraphProto, call: &NodeProto, function: &FunctionProto) {
+    for node in &mut body.node {
+        let attributes = std::mem::take(&mut node.attribute);
+        node.attribute = attributes
+            .into_iter()
+            .filter_map(|a| if a.ref_attr_name().is_empty() { Some(a) } else { value_of(&a, call, function) })
+            .collect();
+        walk::bodies_mut(node).for_each(|inner| bind_in_body(inner, call, function));
+    }
+}
+
+fn value_of(reference: &AttributeProto, call: &NodeProto, function: &FunctionProto) -> Option<AttributeProto> {
+    let wanted = reference.ref_attr_name();
+    let found = call.attribute.iter().chain(&function.attribute_proto).find(|a| a.name() == wanted)?;
+    Some(AttributeProto { name: reference.name.clone(), ..found.clone() })
+}
+
+/// Whether the function means by every operator set it uses what the model means.
+fn agrees(function: &FunctionProto, model: &HashMap<&str, i64>) -> bool {
+    let mut used = HashSet::new();
+    domains_of(&function.node, &mut used);
+    let imports = function.opset_import.iter().map(|o| (default_domain(o.domain()), o.version()));
+    imports
+        .into_iter()
+        .filter(|(domain, _)| used.contains(domain))
+        .all(|(domain, version)| model.get(domain).is_none_or(|ours| *ours == version))
+}
+
+fn domains_of<'a>(nodes: &'a [NodeProto], into: &mut HashSet<&'a str>) {
+    for node in nodes {
+        into.insert(default_domain(node.domain()));
+        walk::bodies(node).for_each(|body| domains_of(&body.node, into));
+    }
+}
+
+fn merge_opsets(into: &mut Vec<OperatorSetIdProto>, more: Vec<OperatorSetIdProto>) {
+    for import in more {
+        if !into.iter().any(|known| default_domain(known.domain()) == default_domain(import.domain())) {
+            into.push(import);
+        }
+    }
+}
+
+/// The functions that nodes of the model still call, directly or through others, in their old order.
+fn reachable(model: &ModelProto, functions: &[FunctionProto]) -> Vec<FunctionProto> {
+    let top = model.graph.as_ref().map_or(&[][..], |graph| &graph.node);
+    needed(top, functions).cloned().collect()
+}
+
+/// The functions that nodes call, directly or through others, in the order given.
+pub fn needed<'a>(nodes: &[NodeProto], functions: &'a [FunctionProto]) -> impl Iterator<Item = &'a FunctionProto> {
+    let mut called = HashSet::new();
+    calls_of(nodes, &mut called);
+    loop {
+        let before = called.len();
+        for function in functions.iter().filter(|f| called.contains(&key(f))).collect::<Vec<_>>() {
+            calls_of(&function.node, &mut called);
+        }
+        if called.len() == before {
+            return functions.iter().filter(move |f| called.contains(&key(f)));
+        }
+    }
+}
+
+fn calls_of(nodes: &[NodeProto], into: &mut HashSet<Key>) {
+    for node in nodes {
+        into.insert((node.domain().to_owned(), node.op_type().to_owned(), node.overload().to_owned()));
+        walk::bodies(node).for_each(|body| calls_of(&body.node, into));
+    }
+}
+
+fn key(function: &FunctionProto) -> Key {
+    (function.domain().to_owned(), function.name().to_owned(), function.overload().to_owned())
+}
+
+fn title(function: &FunctionProto) -> String {
+    match function.overload() {
+        "" => format!("{}.{}", function.domain(), function.name()),
+        overload => format!("{}.{} ({overload})", function.domain(), function.name()),
+    }
+}
