@@ -6,10 +6,16 @@ mod check;
 mod dim;
 mod dtype;
 mod plan;
+mod read;
+mod sample;
 mod size;
+mod unsplit;
 
 pub use check::{Finding, Severity};
 pub use dim::{Dim, DimError, Shape, Symbols};
 pub use dtype::DType;
 pub use plan::*;
+pub use read::{PlanError, plan_json_schema};
+pub use sample::sample_ranges;
 pub use size::ByteSize;
+pub use unsplit::Whole;

@@ -1,0 +1,187 @@
+//! What can go wrong, in sentences that say what was being done, to what, and what to do next.
+
+use hpp_schema::{DType, Finding};
+use std::path::PathBuf;
+
+/// What a backend could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum BackendError {
+    /// The run was ended on request.
+    #[error("the run was stopped on request")]
+    Stopped,
+    /// The runtime library refused.
+    #[error("cannot {doing}: {cause}")]
+    Runtime {
+        /// What was being done, to what.
+        doing: String,
+        /// The library's own words.
+        cause: String,
+    },
+    /// Memory ran out.
+    #[error("cannot reserve {bytes} bytes of {place}: {cause}")]
+    OutOfMemory {
+        /// Bytes asked for.
+        bytes: u64,
+        /// Which memory.
+        place: String,
+        /// The system's own words.
+        cause: String,
+    },
+    /// No provider in the plan's list can run the partition.
+    #[error("no provider can run it: {}", list(.reasons))]
+    NoProvider {
+        /// `provider: why not`, in the order tried.
+        reasons: Vec<String>,
+    },
+    /// Bound or copied tensors do not fit what they are bound or copied to. A mistake in the engine or a plan that lies.
+    #[error("{what} does not fit: {why}")]
+    Misfit {
+        /// The tensor.
+        what: String,
+        /// How.
+        why: String,
+    },
+}
+
+/// What the engine could not do.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The plan contradicts itself.
+    #[error("the plan cannot run:\n  {}", .findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n  "))]
+    Plan {
+        /// All that is wrong.
+        findings: Vec<Finding>,
+    },
+    /// Files are missing or are not the ones the plan was made for.
+    #[error("the files are not the ones this plan was made for:\n  {}", .problems.join("\n  "))]
+    Files {
+        /// One line for each file.
+        problems: Vec<String>,
+    },
+    /// A partition could not be loaded.
+    #[error("cannot load partition {partition} from {}", .file.display())]
+    Load {
+        /// Its name.
+        partition: String,
+        /// Its file.
+        file: PathBuf,
+        /// Why.
+        source: BackendError,
+    },
+    /// A partition file has other inputs or outputs than the plan says.
+    #[error("partition {partition} is not what the plan says:\n  {}", .problems.join("\n  "))]
+    Mismatch {
+        /// Its name.
+        partition: String,
+        /// One line for each difference.
+        problems: Vec<String>,
+    },
+    /// A partition failed while running.
+    #[error("partition {partition} failed while {doing}")]
+    Run {
+        /// Its name.
+        partition: String,
+        /// What it was doing.
+        doing: String,
+        /// Why.
+        source: BackendError,
+    },
+    /// Memory for a sequence or a boundary could not be had or used.
+    #[error("cannot prepare {what}")]
+    Memory {
+        /// Which tensor.
+        what: String,
+        /// Why.
+        source: BackendError,
+    },
+    /// The sequence would grow past the context.
+    #[error("{asked} tokens do not fit: the sequence has {used} of a context of {context}")]
+    ContextExceeded {
+        /// Tokens in this step.
+        asked: u64,
+        /// Tokens in the sequence so far.
+        used: u64,
+        /// Most tokens it can hold.
+        context: u64,
+    },
+    /// The context asked for is not one this plan can give.
+    #[error("a context of {asked} tokens is not possible: {why}")]
+    Context {
+        /// Tokens asked for.
+        asked: u64,
+        /// Why not.
+        why: String,
+    },
+    /// A token id the model does not know.
+    #[error("token {token} at position {position} is out of range: the model knows ids 0 to {}", .vocab - 1)]
+    TokenOutOfRange {
+        /// The id.
+        token: u32,
+        /// Where it is in the sequence.
+        position: u64,
+        /// How many ids there are.
+        vocab: u64,
+    },
+    /// A step without tokens.
+    #[error("there is nothing to run: the input is empty")]
+    EmptyInput,
+    /// An input the model needs was not given.
+    #[error("the model needs an input {name:?} ({dtype}) that was not given")]
+    MissingInput {
+        /// Its name.
+        name: String,
+        /// Its element type.
+        dtype: DType,
+    },
+    /// An input was given that does not fit.
+    #[error("input {name:?} does not fit: {why}")]
+    WrongInput {
+        /// Its name.
+        name: String,
+        /// How.
+        why: String,
+    },
+    /// An output is not what the engine needs.
+    #[error("output {name:?} cannot be used: {why}")]
+    WrongOutput {
+        /// Its name.
+        name: String,
+        /// How.
+        why: String,
+    },
+    /// The operation is not one this kind of model has.
+    #[error("{0}")]
+    WrongKind(&'static str),
+    /// The run was ended by a [`CancelHandle`](crate::CancelHandle).
+    #[error("stopped on request")]
+    Cancelled,
+    /// An earlier step of this sequence failed or was cancelled half way, so its state is not to be trusted.
+    #[error("this sequence was interrupted in the middle of a step; start a new one")]
+    Interrupted,
+}
+
+impl EngineError {
+    /// The next step for a person, where there is one.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            EngineError::Plan { .. } => Some("make the plan again with hpp-split"),
+            EngineError::Files { .. } | EngineError::Mismatch { .. } => {
+                Some("restore the files, or make the plan again with hpp-split --force")
+            }
+            EngineError::Load { source: BackendError::NoProvider { .. }, .. } => {
+                Some("run `hpp-exec devices` to see what this machine has, or drop --strict")
+            }
+            EngineError::ContextExceeded { .. } => {
+                Some("ask for a longer --context when splitting, or shorten the text")
+            }
+            EngineError::Memory { source: BackendError::OutOfMemory { .. }, .. } => {
+                Some("a shorter --context needs less memory for state")
+            }
+            _ => None,
+        }
+    }
+}
+
+fn list(reasons: &[String]) -> String {
+    reasons.join("; ")
+}

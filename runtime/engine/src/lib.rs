@@ -1,0 +1,37 @@
+//! The engine: loads a plan's partitions through ports, keeps each sequence's state, and follows the plan's schedule.
+//!
+//! It knows no ONNX Runtime, no CUDA, no HTTP and no command line. What runs partitions comes in through [`Backend`];
+//! what a person should know goes out through [`Reporter`].
+
+mod area;
+mod boundary;
+mod cancel;
+mod engine;
+mod error;
+mod feed;
+mod files;
+mod load;
+mod once;
+mod options;
+mod pass;
+pub mod port;
+mod reporter;
+mod sequence;
+mod shape;
+mod stage;
+mod state;
+mod step;
+mod telemetry;
+mod tensor;
+
+pub use cancel::CancelHandle;
+pub use engine::Engine;
+pub use error::{BackendError, EngineError};
+pub use once::Named;
+pub use options::{EngineOptions, Verify};
+pub use port::{Backend, Fallback};
+pub use reporter::{Reporter, Silent};
+pub use sequence::Sequence;
+pub use step::{LogitRows, StepInput};
+pub use telemetry::{Phase, StageTelemetry, Tally, Telemetry};
+pub use tensor::{HostTensor, Logits};

@@ -1,0 +1,184 @@
+//! One run from named inputs to named outputs, for models that generate nothing, and for any model when the caller gives
+//! every input and state itself.
+
+use crate::area::{Area, about};
+use crate::engine::Engine;
+use crate::error::EngineError;
+use crate::port::{Backend, Session, Tensor};
+use crate::stage::{Act, Bound, From, To};
+use crate::state::upload;
+use crate::telemetry::Phase;
+use crate::tensor::HostTensor;
+use hpp_schema::{InputRole, OutputUse};
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+/// Tensors by name.
+pub type Named = BTreeMap<String, HostTensor>;
+
+impl<B: Backend> Engine<B> {
+    /// Runs every partition once and returns the model's outputs, states included.
+    pub fn run_once(&mut self, inputs: &Named) -> Result<Named, EngineError> {
+        let started = Instant::now();
+        self.check_cancelled()?;
+        let given = self.accept_named(inputs)?;
+        let mut bound = self.bindings()?;
+        let mut outputs = Named::new();
+        for boundary in &mut self.boundaries {
+            boundary.begin_unknown();
+        }
+        for step in 0..self.prefill.len() {
+            match self.prefill[step].clone() {
+                Act::Run(stage) => self.run_stage_once(stage, &mut bound[stage], &given, &mut outputs)?,
+                Act::Copy(moves) => {
+                    for (value, memories) in moves {
+                        for memory in memories {
+                            self.boundaries[value].ensure(&self.areas, memory, &mut self.telemetry)?;
+                        }
+                    }
+                }
+            }
+        }
+        self.telemetry.prefill.add(started.elapsed());
+        Ok(outputs)
+    }
+
+    /// Everything the partitions want from outside, checked.
+    fn accept_named(&self, inputs: &Named) -> Result<BTreeMap<String, HostTensor>, EngineError> {
+        let mut given = BTreeMap::new();
+        let wanted = self.stages.iter().flat_map(|stage| stage.session.inputs().iter().zip(&stage.inputs));
+        let mut known = BTreeSet::new();
+        for (port, (from, _)) in wanted {
+            known.insert(port.name.as_str());
+            if matches!(from, From::Boundary(_)) || given.contains_key(&port.name) {
+                continue;
+            }
+            let tensor = match inputs.get(&port.name) {
+                Some(tensor) => tensor.clone(),
+                None => self
+                    .implied(&port.name, inputs)
+                    .ok_or_else(|| EngineError::MissingInput { name: port.name.clone(), dtype: port.dtype })?,
+            };
+            check(port, &tensor)?;
+            given.insert(port.name.clone(), tensor);
+        }
+        known.extend(self.plan.model.inputs.iter().map(|input| input.name.as_str()));
+        match inputs.keys().find(|name| !known.contains(name.as_str())) {
+            Some(name) => {
+                Err(EngineError::WrongInput { name: name.clone(), why: "the model has no such input".into() })
+            }
+            None => Ok(given),
+        }
+    }
+
+    /// An input the source model does not have: every position's scores are wanted.
+    fn implied(&self, name: &str, inputs: &Named) -> Option<HostTensor> {
+        let all = &self.plan.model.inputs;
+        all.iter().find(|input| input.name == name && input.role == InputRole::LogitPositions)?;
+        let brings_tokens = |role| matches!(role, InputRole::TokenIds | InputRole::Embeddings);
+        let tokens = all.iter().find(|input| brings_tokens(input.role)).and_then(|input| inputs.get(&input.name))?;
+        let positions: Vec<i64> = (0..i64::try_from(*tokens.shape.get(1)?).ok()?).collect();
+        Some(HostTensor::from_i64(&[positions.len() as u64], &positions))
+    }
+
+    fn run_stage_once(
+        &mut self,
+        stage: usize,
+        bound: &mut Bound<B>,
+        given: &Named,
+        outputs: &mut Named,
+    ) -> Result<(), EngineError> {
+        self.check_cancelled()?;
+        // Kept until the run is over; a binding keeps what it holds, but views need their areas here.
+        let _areas = self.bind_once(stage, bound, given)?;
+        let at = &mut self.stages[stage];
+        for index in 0..at.outputs.len() {
+            at.session
+                .bind_output_unknown(&mut bound.binding, index)
+                .map_err(|source| at.failed("being given outputs", source))?;
+        }
+        let started = Instant::now();
+        at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
+        self.telemetry.stages[stage].phase(Phase::Prefill).add(started.elapsed());
+        self.collect(stage, bound, outputs)
+    }
+
+    fn bind_once(&mut self, stage: usize, bound: &mut Bound<B>, given: &Named) -> Result<Vec<Area<B>>, EngineError> {
+        let Engine { stages, boundaries, areas, telemetry, .. } = self;
+        let at = &stages[stage];
+        let mut kept = Vec::new();
+        for (index, (from, memory)) in at.inputs.iter().enumerate() {
+            let port = &at.session.inputs()[index];
+            let failed = |source| at.failed(&format!("being given input {:?}", port.name), source);
+            if let From::Boundary(number) = *from {
+                boundaries[number].ensure(areas, *memory, telemetry)?;
+                let missing = || EngineError::MissingInput { name: port.name.clone(), dtype: port.dtype };
+                let (source, key) = boundaries[number].source(*memory).ok_or_else(missing)?;
+                source
+                    .with(areas, port.dtype, &key, |tensor| at.session.bind_input(&mut bound.binding, index, tensor))
+                    .map_err(failed)?;
+                continue;
+            }
+            let tensor = &given[&port.name];
+            let area = upload(areas, &port.name, tensor, *memory)?;
+            let view = areas.view(&area, port.dtype, &tensor.shape).map_err(failed)?;
+            at.session.bind_input(&mut bound.binding, index, &view).map_err(failed)?;
+            kept.push(area);
+        }
+        Ok(kept)
+    }
+
+    /// Reads the stage's model and state outputs, and keeps what later stages read.
+    fn collect(&mut self, stage: usize, bound: &mut Bound<B>, outputs: &mut Named) -> Result<(), EngineError> {
+        let Engine { stages, boundaries, areas, plan, taps, .. } = self;
+        let at = &stages[stage];
+        for (index, to) in at.outputs.iter().enumerate() {
+            let port = &at.session.outputs()[index];
+            let taken = at
+                .session
+                .take_output(&mut bound.binding, index)
+                .map_err(|source| at.failed("handing over its outputs", source))?;
+            let said = plan.partitions[stage].outputs.iter().find(|output| output.name == port.name);
+            let is_answer = said.is_some_and(|output| output.to != OutputUse::Boundary);
+            let number = match *to {
+                To::Logits(number) | To::Boundary(number) | To::Spare(number) => Some(number),
+                To::State(_) | To::Unknown => None,
+            };
+            let tapped = number.is_some_and(|number| taps.wanted.contains(&number));
+            if is_answer || tapped {
+                let tensor = read::<B>(&areas.backend, &port.name, &taken)?;
+                if tapped {
+                    taps.read.insert(port.name.clone(), tensor.clone());
+                }
+                if is_answer {
+                    outputs.insert(port.name.clone(), tensor);
+                }
+            }
+            if let Some(number) = number {
+                boundaries[number].produced(areas, Some(taken));
+            }
+        }
+        Ok(())
+    }
+}
+
+fn check(port: &crate::port::Port, tensor: &HostTensor) -> Result<(), EngineError> {
+    let fits = tensor.dtype == port.dtype
+        && tensor.shape.len() == port.shape.len()
+        && tensor.shape.iter().zip(&port.shape).all(|(have, want)| want.is_none_or(|want| want == *have));
+    if fits {
+        return Ok(());
+    }
+    let sizes: Vec<String> = port.shape.iter().map(|size| size.map_or("?".into(), |size| size.to_string())).collect();
+    let why = format!("the model wants {} [{}], not {} {:?}", port.dtype, sizes.join(", "), tensor.dtype, tensor.shape);
+    Err(EngineError::WrongInput { name: port.name.clone(), why })
+}
+
+fn read<B: Backend>(backend: &B, name: &str, tensor: &B::Tensor) -> Result<HostTensor, EngineError> {
+    let size = crate::area::size_of(name, tensor.dtype(), tensor.shape())?;
+    let mut bytes = vec![0; size as usize];
+    if size > 0 {
+        backend.read(tensor, 0, &mut bytes).map_err(about(name))?;
+    }
+    Ok(HostTensor { dtype: tensor.dtype(), shape: tensor.shape().to_vec(), bytes })
+}

@@ -1,0 +1,27 @@
+//! How to load and run a plan, where the plan leaves it to the person.
+
+use crate::cancel::CancelHandle;
+use crate::port::Fallback;
+
+/// How to load a plan.
+#[derive(Clone, Debug, Default)]
+pub struct EngineOptions {
+    /// What to do when a provider is not to be had.
+    pub fallback: Fallback,
+    /// Another context than the plan's, in tokens. Only what the model was built for is possible.
+    pub context: Option<u64>,
+    /// How closely files are compared with the plan.
+    pub verify: Verify,
+    /// A handle made before loading, so that loading can be stopped too. Without one the engine makes its own.
+    pub cancel: Option<CancelHandle>,
+}
+
+/// How closely files are compared with what the plan recorded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// Length and a hash of samples: milliseconds, catches replaced files.
+    #[default]
+    Sampled,
+    /// Every byte of every file whose full hash the plan has, and samples of the others.
+    Full,
+}

@@ -1,0 +1,176 @@
+//! The ports: what the engine asks of whatever runs its partitions. It knows no library by name.
+//!
+//! Two things implement them: `hpp-backend` over ONNX Runtime, and [`mock`](crate::mock), which checks the laws written here.
+
+use crate::error::BackendError;
+use crate::reporter::Reporter;
+use hpp_schema::{DType, Device, Provider};
+use smallvec::SmallVec;
+use std::path::Path;
+
+/// Sizes of a tensor's dimensions; up to six lie inline, so that describing a tensor costs no heap allocation.
+pub type Dims = SmallVec<[u64; 6]>;
+
+/// A memory tensors can lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryId(pub u32);
+
+impl MemoryId {
+    /// The host's own memory.
+    pub const HOST: MemoryId = MemoryId(0);
+}
+
+/// Whether a partition may run on another provider than the plan prefers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// It may, and the reason is reported.
+    #[default]
+    Report,
+    /// It may not: loading fails with the reason.
+    Refuse,
+}
+
+/// What a session is made from.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionSpec<'a> {
+    /// Name of the partition, for messages.
+    pub partition: &'a str,
+    /// The ONNX file.
+    pub file: &'a Path,
+    /// Directory its external data lies in.
+    pub weights_dir: &'a Path,
+    /// The plan's device.
+    pub device: &'a Device,
+    /// Providers to try, best first.
+    pub providers: &'a [Provider],
+    /// What to do when the best is not to be had.
+    pub fallback: Fallback,
+}
+
+/// A session, and where it really is.
+#[derive(Debug)]
+pub struct Loaded<S> {
+    /// Ready to bind and run.
+    pub session: S,
+    /// The provider that has it.
+    pub provider: Provider,
+    /// The processor it computes on, as its owner calls it.
+    pub processor: String,
+    /// Providers that were tried before, each with the reason it was not to be had.
+    pub refused: Vec<(Provider, String)>,
+}
+
+/// One input or output of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Declared sizes; `None` where they vary.
+    pub shape: Vec<Option<u64>>,
+    /// The memory the session wants it in, or leaves it in.
+    pub memory: MemoryId,
+}
+
+/// Something that runs partitions and owns the memories they use.
+///
+/// Implementations need not be usable from several threads: an engine lives on the thread that made it.
+pub trait Backend: Clone {
+    /// Bytes in one memory, of fixed length, all zero at first.
+    type Buffer;
+    /// A typed and shaped view of the first bytes of a buffer, which it keeps alive.
+    type Tensor: Tensor;
+    /// A partition ready to run.
+    type Session: Session<Tensor = Self::Tensor, Control = Self::Control>;
+    /// Stops runs from another thread.
+    type Control: Control;
+
+    /// Loads a partition with the first provider that has it.
+    fn load(&self, spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> Result<Loaded<Self::Session>, BackendError>;
+    /// Reserves zeroed bytes. On the host no page is touched until it is used.
+    fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
+    /// A view of the buffer's first bytes. Fails where the shape needs more than the buffer holds. Allocates nothing on the heap.
+    fn view(&self, buffer: &Self::Buffer, dtype: DType, shape: &[u64]) -> Result<Self::Tensor, BackendError>;
+    /// Writes into a buffer on the host.
+    fn write(&self, buffer: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<(), BackendError>;
+    /// Reads a tensor from any memory, from `offset` on, waiting for whatever computes it.
+    fn read(&self, tensor: &Self::Tensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError>;
+    /// Copies a tensor into another of the same type and shape in any memory.
+    fn copy(&self, from: &Self::Tensor, to: &Self::Tensor) -> Result<(), BackendError>;
+    /// A new means of stopping runs.
+    fn control(&self) -> Result<Self::Control, BackendError>;
+    /// What this process and the devices use now and used at most.
+    fn memory_use(&self) -> MemoryUse;
+}
+
+/// What can be asked of a tensor.
+pub trait Tensor {
+    /// Element type.
+    fn dtype(&self) -> DType;
+    /// Sizes.
+    fn shape(&self) -> &[u64];
+    /// The memory it lies in.
+    fn memory(&self) -> MemoryId;
+}
+
+/// A partition ready to run.
+///
+/// Inputs and outputs are bound by index, keep their binding from run to run, and keep what is bound alive. Tensors must lie in
+/// the memory the port names. An output that is not bound is not computed for its own sake.
+pub trait Session {
+    /// See [`Backend::Tensor`].
+    type Tensor;
+    /// See [`Backend::Control`].
+    type Control;
+    /// What one sequence has bound; a session may have many.
+    type Binding;
+
+    /// Inputs in the file's order.
+    fn inputs(&self) -> &[Port];
+    /// Outputs in the file's order.
+    fn outputs(&self) -> &[Port];
+    /// An empty binding.
+    fn binding(&self) -> Result<Self::Binding, BackendError>;
+    /// Binds an input.
+    fn bind_input(&self, binding: &mut Self::Binding, index: usize, tensor: &Self::Tensor) -> Result<(), BackendError>;
+    /// Binds an output to a tensor of exactly the shape the run will produce.
+    fn bind_output(&self, binding: &mut Self::Binding, index: usize, tensor: &Self::Tensor)
+    -> Result<(), BackendError>;
+    /// Lets the session allocate an output, for a shape nobody knows before. Holds for one run.
+    fn bind_output_unknown(&self, binding: &mut Self::Binding, index: usize) -> Result<(), BackendError>;
+    /// Runs. When it returns, host outputs are complete.
+    fn run(&mut self, binding: &mut Self::Binding, control: &Self::Control) -> Result<(), BackendError>;
+    /// An output that [`bind_output_unknown`](Self::bind_output_unknown) asked for, after the run.
+    fn take_output(&self, binding: &mut Self::Binding, index: usize) -> Result<Self::Tensor, BackendError>;
+}
+
+/// Stops runs from another thread.
+pub trait Control: Clone + Send + Sync + 'static {
+    /// Ends runs in progress and refuses new ones with [`BackendError::Stopped`].
+    fn stop(&self);
+    /// Lets runs start again.
+    fn resume(&self);
+}
+
+/// What this process and the devices use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Most bytes of this process that were in RAM at once, where the system tells.
+    pub peak_resident: Option<u64>,
+    /// Bytes of this process in RAM now, where the system tells.
+    pub resident: Option<u64>,
+    /// One entry for each device in use.
+    pub devices: Vec<DeviceMemory>,
+}
+
+/// Memory of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// The device, as its owner calls it.
+    pub name: String,
+    /// Bytes the engine's tensors and weights take there, where the device tells.
+    pub used: Option<u64>,
+    /// All it has, where the device tells.
+    pub total: Option<u64>,
+}

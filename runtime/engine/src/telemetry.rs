@@ -1,0 +1,120 @@
+//! What the engine measured about itself: times, counts and bytes, all cheap enough to be always on.
+
+use crate::port::MemoryUse;
+use hpp_schema::Provider;
+use std::time::Duration;
+
+/// Which schedule a pass followed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Taking several tokens in, or the first.
+    Prefill,
+    /// One more token.
+    Decode,
+}
+
+/// How often something happened and how long it took in all.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Times it happened.
+    pub count: u64,
+    /// Time in all.
+    pub time: Duration,
+}
+
+impl Tally {
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.count += 1;
+        self.time += time;
+    }
+
+    /// Milliseconds in all.
+    pub fn millis(&self) -> f64 {
+        self.time.as_secs_f64() * 1e3
+    }
+
+    /// Milliseconds each, zero if it never happened.
+    pub fn millis_each(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.millis() / self.count as f64 }
+    }
+}
+
+/// One partition's part.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageTelemetry {
+    /// Partition name.
+    pub partition: String,
+    /// The plan's device.
+    pub device: String,
+    /// The provider that has it.
+    pub provider: Provider,
+    /// The processor it computes on, as its owner calls it.
+    pub processor: String,
+    /// Providers the plan prefers, each with the reason it was not to be had.
+    pub refused: Vec<(Provider, String)>,
+    /// Time to load it.
+    pub load: Duration,
+    /// Its runs with several tokens.
+    pub prefill: Tally,
+    /// Its runs with one more token.
+    pub decode: Tally,
+}
+
+impl StageTelemetry {
+    pub(crate) fn phase(&mut self, phase: Phase) -> &mut Tally {
+        match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        }
+    }
+}
+
+/// What an engine measured since it was loaded or last reset.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Telemetry {
+    /// From the call of `load` to a ready engine.
+    pub load: Duration,
+    /// One entry for each partition, in the plan's order.
+    pub stages: Vec<StageTelemetry>,
+    /// Copies of tensors between memories.
+    pub copies: Tally,
+    /// Bytes in those copies.
+    pub copied_bytes: u64,
+    /// Whole passes with several tokens.
+    pub prefill: Tally,
+    /// Tokens in them.
+    pub prefill_tokens: u64,
+    /// Whole passes with one more token.
+    pub decode: Tally,
+    /// Tokens in them.
+    pub decode_tokens: u64,
+    /// Bytes reserved for the states of the sequences made so far.
+    pub state_bytes: u64,
+    /// Memory, asked for when the telemetry is.
+    pub memory: MemoryUse,
+}
+
+impl Telemetry {
+    /// Tokens taken in a second while prefilling; `None` before the first.
+    pub fn prefill_tokens_per_second(&self) -> Option<f64> {
+        per_second(self.prefill_tokens, self.prefill.time)
+    }
+
+    /// Tokens made in a second while decoding; `None` before the first.
+    pub fn decode_tokens_per_second(&self) -> Option<f64> {
+        per_second(self.decode_tokens, self.decode.time)
+    }
+
+    /// Forgets the times and counts of passes, not those of loading.
+    pub(crate) fn reset_passes(&mut self) {
+        for stage in &mut self.stages {
+            (stage.prefill, stage.decode) = Default::default();
+        }
+        (self.copies, self.copied_bytes) = Default::default();
+        (self.prefill, self.prefill_tokens, self.decode, self.decode_tokens) = Default::default();
+    }
+}
+
+fn per_second(tokens: u64, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
+}

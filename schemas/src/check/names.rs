@@ -1,0 +1,63 @@
+//! Names: present, unique, not reserved, and pointing at something.
+
+use super::Findings;
+use crate::{Device, DeviceKind, PLAN_VERSION, Plan, Provider};
+use std::collections::BTreeSet;
+
+pub(super) fn check(plan: &Plan, found: &mut Findings) {
+    found.require(
+        plan.hpp_plan == PLAN_VERSION,
+        "hpp_plan",
+        format!("this build reads version {PLAN_VERSION}, not {}", plan.hpp_plan),
+    );
+    found.require(!plan.partitions.is_empty(), "partitions", "there are none");
+    unique(found, "model.inputs", plan.model.inputs.iter().map(|input| &input.name));
+    unique(found, "model.outputs", plan.model.outputs.iter().map(|output| &output.name));
+    unique(found, "devices", plan.devices.iter().map(|device| &device.name));
+    unique(found, "partitions", plan.partitions.iter().map(|partition| &partition.name));
+    unique(found, "files", plan.files.iter().map(|file| &file.path));
+    for (at, partition) in plan.partitions.iter().enumerate() {
+        let place = format!("partitions[{at}]");
+        unique(found, &format!("{place}.inputs"), partition.inputs.iter().map(|input| &input.name));
+        unique(found, &format!("{place}.outputs"), partition.outputs.iter().map(|output| &output.name));
+        let reserved = matches!(partition.name.as_str(), "model" | "state");
+        found.require(!reserved, &place, format!("a partition cannot be called {:?}", partition.name));
+        providers(found, &place, &partition.providers, device(plan, &partition.device));
+        found.require(
+            device(plan, &partition.device).is_some(),
+            format!("{place}.device"),
+            format!("the plan has no device {:?}", partition.device),
+        );
+    }
+    for (at, buffer) in plan.buffers.iter().enumerate() {
+        let place = format!("buffers[{at}]");
+        let is_output =
+            plan.partitions.iter().flat_map(|partition| &partition.outputs).any(|output| output.name == buffer.value);
+        found.require(is_output, &place, format!("no partition has an output {:?}", buffer.value));
+        let known = device(plan, &buffer.device).is_some();
+        found.require(known, &place, format!("the plan has no device {:?}", buffer.device));
+    }
+}
+
+fn unique<'a>(found: &mut Findings, place: &str, names: impl Iterator<Item = &'a String>) {
+    let mut seen = BTreeSet::new();
+    for (at, name) in names.enumerate() {
+        found.require(!name.is_empty(), format!("{place}[{at}]"), "it has no name");
+        found.require(seen.insert(name), format!("{place}[{at}]"), format!("{name:?} occurs twice"));
+    }
+}
+
+fn providers(found: &mut Findings, place: &str, providers: &[Provider], device: Option<&Device>) {
+    let place = format!("{place}.providers");
+    found.require(!providers.is_empty(), &place, "there are none");
+    let distinct: BTreeSet<_> = providers.iter().collect();
+    found.require(distinct.len() == providers.len(), &place, "one occurs twice");
+    let on_host = device.is_some_and(|device| device.kind == DeviceKind::Cpu);
+    let needs_gpu = providers.iter().any(|provider| *provider != Provider::Cpu);
+    found.require(!(on_host && needs_gpu), &place, "a partition on the host can only use the cpu provider");
+}
+
+/// The device of this name.
+pub(super) fn device<'a>(plan: &'a Plan, name: &str) -> Option<&'a Device> {
+    plan.devices.iter().find(|device| device.name == name)
+}

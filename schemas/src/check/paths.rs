@@ -1,0 +1,76 @@
+//! Paths: relative, and no further out than their purpose needs.
+//!
+//! Partition files and text files written by `hpp-split` lie in the plan's directory. The model a plan was made from, its weights
+//! and its tokenizer may lie beside or above it, so these may begin with `..`; none may be absolute, and none may climb
+//! after it has descended.
+
+use super::Findings;
+use crate::{FileRole, Plan};
+
+pub(super) fn check(plan: &Plan, found: &mut Findings) {
+    upward(found, "model.source", &plan.model.source);
+    upward(found, "model.weights_dir", &plan.model.weights_dir);
+    if let Some(tapped) = &plan.model.tapped {
+        inside(found, "model.tapped", tapped);
+        recorded(plan, found, "model.tapped", tapped);
+    }
+    recorded(plan, found, "model.source", &plan.model.source);
+    for (at, partition) in plan.partitions.iter().enumerate() {
+        let place = format!("partitions[{at}].file");
+        // A plan of one partition may be the source model itself.
+        if partition.file == plan.model.source {
+            upward(found, &place, &partition.file);
+        } else {
+            inside(found, &place, &partition.file);
+        }
+        upward(found, &format!("partitions[{at}].weights_dir"), &partition.weights_dir);
+        recorded(plan, found, &place, &partition.file);
+    }
+    for (at, file) in plan.files.iter().enumerate() {
+        let place = format!("files[{at}]");
+        match file.role {
+            FileRole::Source | FileRole::Weights | FileRole::Text => upward(found, &place, &file.path),
+            FileRole::Partition | FileRole::Tapped => inside(found, &place, &file.path),
+        }
+        hash(found, &format!("{place}.sampled"), &file.sampled);
+        if let Some(full) = &file.blake3 {
+            hash(found, &format!("{place}.blake3"), full);
+        }
+    }
+    let Some(text) = &plan.generation else { return };
+    for (what, path) in [
+        ("generation.tokenizer", &text.tokenizer),
+        ("generation.tokenizer_config", &text.tokenizer_config),
+        ("generation.chat_template", &text.chat_template),
+    ] {
+        if let Some(path) = path {
+            upward(found, what, path);
+        }
+    }
+}
+
+fn inside(found: &mut Findings, place: &str, path: &str) {
+    let climbs = path.split('/').any(|part| part == "..");
+    found.require(!climbs, place, format!("{path:?} leads out of the plan's directory"));
+    upward(found, place, path);
+}
+
+fn upward(found: &mut Findings, place: &str, path: &str) {
+    let mut parts = path.split('/').skip_while(|part| matches!(*part, ".." | "."));
+    found.require(!parts.any(|part| part == ".."), place, format!("{path:?} climbs after it has descended"));
+    let drive = path.as_bytes().get(1) == Some(&b':');
+    let absolute = path.starts_with('/') || drive;
+    found.require(!absolute, place, format!("{path:?} is absolute; paths are relative to the plan"));
+    let clean = !path.is_empty() && !path.contains(['\\', '\0']);
+    found.require(clean, place, format!("{path:?} is no path: write names joined by /"));
+}
+
+fn recorded(plan: &Plan, found: &mut Findings, place: &str, path: &str) {
+    let known = plan.files.iter().any(|file| file.path == path);
+    found.require(known, place, format!("{path:?} is missing from files, so it cannot be verified"));
+}
+
+fn hash(found: &mut Findings, place: &str, text: &str) {
+    let is_hash = text.len() == 64 && text.bytes().all(|c| c.is_ascii_digit() || (b'a'..=b'f').contains(&c));
+    found.require(is_hash, place, "a hash is 64 lower-case hexadecimal digits");
+}

@@ -1,0 +1,77 @@
+//! Schedules: each partition once, after what it reads, with a copy wherever a value changes device.
+
+use super::{Findings, names};
+use crate::{CopyStep, ModelKind, OutputUse, Plan, Step};
+use std::collections::BTreeSet;
+
+pub(super) fn check(plan: &Plan, found: &mut Findings) {
+    one(plan, found, "schedule.prefill", &plan.schedule.prefill);
+    // A model that runs once has nothing to decode.
+    if plan.model.kind != ModelKind::SingleRun || !plan.schedule.decode.is_empty() {
+        one(plan, found, "schedule.decode", &plan.schedule.decode);
+    }
+}
+
+fn one(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step]) {
+    let mut done = Done::default();
+    for (at, step) in steps.iter().enumerate() {
+        let place = format!("{place}[{at}]");
+        match step {
+            Step::Run(name) => run(plan, found, &place, name, &mut done),
+            Step::Copy(copy) => move_values(plan, found, &place, copy, &mut done),
+        }
+    }
+    for partition in plan.partitions.iter().filter(|partition| !done.ran.contains(partition.name.as_str())) {
+        found.error(place, format!("it never runs {:?}", partition.name));
+    }
+}
+
+#[derive(Default)]
+struct Done<'a> {
+    ran: BTreeSet<&'a str>,
+    /// (producer, value, device) that copies have made present.
+    there: BTreeSet<(&'a str, &'a str, &'a str)>,
+}
+
+fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, done: &mut Done<'a>) {
+    let Some(partition) = plan.partitions.iter().find(|partition| partition.name == name) else {
+        return found.error(place, format!("the plan has no partition {name:?}"));
+    };
+    for input in &partition.inputs {
+        let Some(producer) = plan.partitions.iter().find(|other| other.name == input.from) else { continue };
+        let value = (producer.name.as_str(), input.name.as_str(), partition.device.as_str());
+        if !done.ran.contains(producer.name.as_str()) {
+            found.error(place, format!("{name:?} needs {:?}, which has not run", producer.name));
+        } else if producer.device != partition.device && !done.there.contains(&value) {
+            found.error(
+                place,
+                format!("{name:?} needs {:?} on {}, and no step copies it", input.name, partition.device),
+            );
+        }
+    }
+    found.require(done.ran.insert(name), place, format!("{name:?} runs twice"));
+}
+
+fn move_values<'a>(plan: &'a Plan, found: &mut Findings, place: &str, copy: &'a CopyStep, done: &mut Done<'a>) {
+    for device in [&copy.from, &copy.to] {
+        let known = names::device(plan, device).is_some();
+        found.require(known, place, format!("the plan has no device {device:?}"));
+    }
+    found.require(copy.from != copy.to, place, format!("it copies from {0} to {0}", copy.from));
+    for value in &copy.values {
+        let here = plan.partitions.iter().filter(|partition| {
+            let leaves = |o: &crate::PartitionOutput| o.name == *value && o.to != OutputUse::State;
+            partition.device == copy.from
+                && done.ran.contains(partition.name.as_str())
+                && partition.outputs.iter().any(leaves)
+        });
+        let before = done.there.len();
+        let producers: Vec<_> = here.map(|partition| partition.name.as_str()).collect();
+        done.there.extend(producers.iter().map(|producer| (*producer, value.as_str(), copy.to.as_str())));
+        if producers.is_empty() {
+            found.error(place, format!("nothing that ran has left {value:?} on {}", copy.from));
+        } else if done.there.len() == before {
+            found.warning(place, format!("{value:?} is on {} already", copy.to));
+        }
+    }
+}

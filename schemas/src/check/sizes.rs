@@ -1,0 +1,71 @@
+//! Sizes: nothing zero that divides, nothing that overflows, nothing that is not a number.
+
+use super::Findings;
+use crate::{ByteSize, DeviceKind, Plan};
+
+pub(super) fn check(plan: &Plan, found: &mut Findings) {
+    let budgets = &plan.budgets;
+    found.require(budgets.context > 0, "budgets.context", "a sequence must hold a token");
+    found.require(budgets.batch > 0, "budgets.batch", "a pass must hold a sequence");
+    if let Some(most) = plan.model.context_length.filter(|most| budgets.context > *most) {
+        found.error("budgets.context", format!("{} tokens, where the model was built for {most}", budgets.context));
+    }
+    found.require(plan.model.vocab_size != Some(0), "model.vocab_size", "a vocabulary cannot be empty");
+    found.require(plan.schedule.prefill_chunk != Some(0), "schedule.prefill_chunk", "a pass must take a token");
+    totals(plan, found);
+    numbers(plan, found);
+}
+
+fn totals(plan: &Plan, found: &mut Findings) {
+    let files = sum(plan.files.iter().map(|file| file.bytes));
+    found.require(files.is_some(), "files", "their sizes add up to more than 64 bits hold");
+    let gpus = plan.devices.iter().filter(|device| device.kind == DeviceKind::Gpu);
+    for (at, device) in gpus.enumerate() {
+        let here = plan.partitions.iter().filter(|partition| partition.device == device.name);
+        let bytes = here.flat_map(|partition| {
+            let bytes = &partition.bytes;
+            [bytes.weights, bytes.kv, bytes.workspace]
+        });
+        let place = format!("devices.{}", device.name);
+        match (sum(bytes.chain([plan.budgets.margin])), plan.budgets.vram.get(at)) {
+            (None, _) => found.error(place, "its partitions need more bytes than 64 bits hold"),
+            (Some(need), Some(budget)) if need > budget.0 => {
+                found.warning(place, format!("its partitions need {}, the budget is {budget}", ByteSize(need)));
+            }
+            (_, None) => found.warning(place, "the plan has no budget for it"),
+            _ => {}
+        }
+    }
+    for (at, partition) in plan.partitions.iter().enumerate() {
+        let bytes = &partition.bytes;
+        let known = sum([bytes.weights, bytes.kv, bytes.workspace].into_iter()).is_some();
+        found.require(known, format!("partitions[{at}].bytes"), "they add up to more than 64 bits hold");
+    }
+}
+
+fn numbers(plan: &Plan, found: &mut Findings) {
+    let said = &plan.predictions;
+    for (name, value) in [
+        ("decode_ms", said.decode_ms),
+        ("time_to_first_token_ms", said.time_to_first_token_ms),
+        ("decode_tokens_per_second", said.decode_tokens_per_second),
+    ] {
+        let place = format!("predictions.{name}");
+        found.require(value.is_finite() && value >= 0.0, place, format!("{value} is no measure"));
+    }
+    let Some(text) = &plan.generation else { return };
+    let sampling = &text.sampling;
+    for (name, value) in [
+        ("temperature", sampling.temperature),
+        ("top_p", sampling.top_p),
+        ("min_p", sampling.min_p),
+        ("repetition_penalty", sampling.repetition_penalty),
+    ] {
+        let sane = value.is_none_or(|value| value.is_finite() && value >= 0.0);
+        found.require(sane, format!("generation.sampling.{name}"), "it must be a number that is not negative");
+    }
+}
+
+fn sum(sizes: impl Iterator<Item = ByteSize>) -> Option<u64> {
+    sizes.into_iter().try_fold(0u64, |sum, size| sum.checked_add(size.0))
+}

@@ -1,0 +1,126 @@
+//! States: each is an input and an output of one partition, with sizes that are known and add up.
+
+use super::{Findings, names};
+use crate::{Dim, ModelKind, OutputUse, Plan, State, StateUpdate};
+
+pub(super) fn check(plan: &Plan, found: &mut Findings) {
+    for (at, state) in plan.states.iter().enumerate() {
+        let place = format!("states[{at}]");
+        ends(plan, found, &place, state);
+        size(plan, found, &place, state);
+    }
+    claimed(plan, found);
+    per_partition(plan, found);
+    let carries = plan.states.iter().any(|state| state.update != StateUpdate::ReadOnly);
+    let free = carries && plan.model.kind == ModelKind::DecoderWithoutCache;
+    found.require(!free, "states", "a decoder without cache carries none");
+}
+
+fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
+    let Some(partition) = plan.partitions.iter().find(|partition| partition.name == state.partition) else {
+        return found.error(place, format!("the plan has no partition {:?}", state.partition));
+    };
+    let past = partition.inputs.iter().find(|input| input.name == state.past && input.from == "state");
+    match past {
+        None => found.error(place, format!("{:?} takes no state {:?}", partition.name, state.past)),
+        Some(input) => {
+            let fits = input.dtype == state.dtype && input.shape.len() == state.shape.len();
+            found.require(fits, place, format!("{:?} has another type or rank in {:?}", state.past, partition.name));
+        }
+    }
+    if state.update != StateUpdate::ReadOnly {
+        let present = partition.outputs.iter().find(|o| o.name == state.present && o.to == OutputUse::State);
+        match present {
+            None => found.error(place, format!("{:?} leaves no state {:?}", partition.name, state.present)),
+            Some(output) => {
+                let same = output.dtype == state.dtype;
+                found.require(same, place, format!("{:?} is {} when it is left", state.present, output.dtype));
+            }
+        }
+    }
+    if names::device(plan, &state.device).is_none() {
+        found.error(place, format!("the plan has no device {:?}", state.device));
+    } else if state.device != partition.device {
+        found.warning(place, format!("it is kept where {:?} computes, on {}", partition.name, partition.device));
+    }
+}
+
+fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
+    let (axis, length) = match state.update {
+        StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
+        StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
+    };
+    if axis.is_some_and(|axis| axis >= state.shape.len()) {
+        return found.error(place, format!("it has no axis {}", axis.unwrap_or_default()));
+    }
+    found.require(length > 0, place, "it has room for no token");
+    if let StateUpdate::Append { capacity, .. } = state.update {
+        let same = capacity == plan.budgets.context;
+        let why = format!("it grows to {capacity} tokens, the context is {}", plan.budgets.context);
+        found.require(same, place, why);
+    }
+    if state.update == StateUpdate::ReadOnly {
+        return;
+    }
+    match elements(state, axis, length) {
+        Err(why) => found.error(place, why),
+        Ok(elements) => match state.dtype.bytes_for(elements) {
+            Some(bytes) if bytes == state.bytes.0 => {}
+            Some(bytes) => found.error(place, format!("its sizes make {bytes} bytes, it says {}", state.bytes)),
+            None => found.error(place, format!("{elements} elements of {} have no size", state.dtype)),
+        },
+    }
+}
+
+/// Elements for one sequence: the first symbol met outside the token axis is the batch.
+fn elements(state: &State, axis: Option<usize>, length: u64) -> Result<u64, String> {
+    let mut batch: Option<&str> = None;
+    let mut product = 1u64;
+    for (at, dim) in state.shape.iter().enumerate() {
+        let size = if Some(at) == axis { Some(length) } else { known(dim, &mut batch) };
+        let size = size.ok_or_else(|| format!("nobody knows how large its axis {at} ({dim}) is"))?;
+        product = product.checked_mul(size).ok_or("it has more elements than 64 bits count")?;
+    }
+    Ok(product)
+}
+
+fn known<'a>(dim: &'a Dim, batch: &mut Option<&'a str>) -> Option<u64> {
+    if let Some(size) = dim.as_fixed() {
+        return Some(size);
+    }
+    let name = dim.as_symbol()?;
+    (*batch.get_or_insert(name) == name).then_some(1)
+}
+
+/// Every input and output that says it is a state is one, once.
+fn claimed(plan: &Plan, found: &mut Findings) {
+    for (at, partition) in plan.partitions.iter().enumerate() {
+        let mine = || plan.states.iter().filter(|state| state.partition == partition.name);
+        for (number, input) in partition.inputs.iter().enumerate().filter(|(_, input)| input.from == "state") {
+            let count = mine().filter(|state| state.past == input.name).count();
+            let place = format!("partitions[{at}].inputs[{number}]");
+            found.require(count == 1, place, format!("{count} states feed {:?}", input.name));
+        }
+        for (number, output) in partition.outputs.iter().enumerate().filter(|(_, o)| o.to == OutputUse::State) {
+            let count = mine().filter(|state| state.present == output.name).count();
+            let place = format!("partitions[{at}].outputs[{number}]");
+            found.require(count == 1, place, format!("{count} states are left in {:?}", output.name));
+        }
+    }
+}
+
+fn per_partition(plan: &Plan, found: &mut Findings) {
+    for (at, partition) in plan.partitions.iter().enumerate() {
+        let states = plan.states.iter().filter(|state| state.partition == partition.name);
+        let need = states.map(|state| state.bytes.0).try_fold(0u64, u64::checked_add);
+        let need = need.and_then(|bytes| bytes.checked_mul(plan.budgets.batch));
+        let place = format!("partitions[{at}].bytes.kv");
+        match need {
+            None => found.error(place, "its states add up to more than 64 bits hold"),
+            Some(need) if need > partition.bytes.kv.0 => {
+                found.error(place, format!("its states need {need} bytes, it says {}", partition.bytes.kv));
+            }
+            Some(_) => {}
+        }
+    }
+}

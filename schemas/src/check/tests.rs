@@ -1,0 +1,1 @@
+//! One test for each rule: a good plan, one thing changed, one finding.

@@ -1,0 +1,111 @@
+//! The same model as a plan of one partition, which is what a split is compared with. Copies no file.
+
+use crate::{
+    DeviceKind, InputRole, Model, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan,
+    Predictions, Provider, Schedule, State, Step,
+};
+
+/// Which file of the unsplit model to run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// The model as its exporter left it.
+    Source,
+    /// The model with every boundary tensor among its outputs; a plan may have none.
+    Tapped,
+}
+
+impl Plan {
+    /// The unsplit model under the same roles, states and context, as one partition on the host.
+    ///
+    /// `None` for [`Whole::Tapped`] where the plan has no such file.
+    pub fn unsplit(&self, whole: Whole) -> Option<Plan> {
+        let file = match whole {
+            Whole::Source => self.model.source.clone(),
+            Whole::Tapped => self.model.tapped.clone()?,
+        };
+        let mut outputs: Vec<PartitionOutput> = self.model.outputs.iter().map(model_output).collect();
+        outputs.extend(self.states.iter().filter_map(|state| self.present(state)));
+        if whole == Whole::Tapped {
+            outputs.extend(self.boundaries());
+        }
+        // The position input is made by splitting: the source model computes every position.
+        let of_source = |role: InputRole| role != InputRole::LogitPositions;
+        let model = Model {
+            inputs: self.model.inputs.iter().filter(|input| of_source(input.role)).cloned().collect(),
+            ..self.model.clone()
+        };
+        let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();
+        let device = device.unwrap_or_else(|| crate::Device { name: "cpu".into(), kind: DeviceKind::Cpu });
+        let mut inputs: Vec<PartitionInput> = model.inputs.iter().map(model_input).collect();
+        inputs.extend(self.states.iter().map(state_input));
+        let states = self.states.iter().map(|state| State {
+            partition: WHOLE.into(),
+            device: device.name.clone(),
+            ..state.clone()
+        });
+        let partition = Partition {
+            name: WHOLE.into(),
+            file,
+            weights_dir: self.model.weights_dir.clone(),
+            device: device.name.clone(),
+            providers: vec![Provider::Cpu],
+            blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),
+            inputs,
+            outputs,
+            bytes: self.total_bytes(),
+            reason: "the unsplit model".into(),
+        };
+        let steps = vec![Step::Run(WHOLE.into())];
+        Some(Plan {
+            states: states.collect(),
+            devices: vec![device],
+            partitions: vec![partition],
+            schedule: Schedule { prefill: steps.clone(), decode: steps, ..self.schedule.clone() },
+            buffers: vec![],
+            predictions: Predictions::default(),
+            model,
+            ..self.clone()
+        })
+    }
+
+    fn present(&self, state: &State) -> Option<PartitionOutput> {
+        let partition = self.partitions.iter().find(|partition| partition.name == state.partition)?;
+        partition.outputs.iter().find(|output| output.name == state.present && output.to == OutputUse::State).cloned()
+    }
+
+    /// Every tensor that crosses, once.
+    fn boundaries(&self) -> Vec<PartitionOutput> {
+        let all = self.partitions.iter().flat_map(|partition| &partition.outputs);
+        let mut crossing: Vec<_> = all.filter(|output| output.to == OutputUse::Boundary).cloned().collect();
+        crossing.sort_by(|a, b| a.name.cmp(&b.name));
+        crossing.dedup_by(|a, b| a.name == b.name);
+        crossing
+    }
+
+    fn total_bytes(&self) -> PartitionBytes {
+        let mut total = PartitionBytes::default();
+        for bytes in self.partitions.iter().map(|partition| &partition.bytes) {
+            total.weights.0 = total.weights.0.saturating_add(bytes.weights.0);
+            total.kv.0 = total.kv.0.saturating_add(bytes.kv.0);
+            total.workspace.0 = total.workspace.0.max(bytes.workspace.0);
+        }
+        total
+    }
+}
+
+/// Name of the one partition.
+const WHOLE: &str = "whole";
+
+fn model_input(input: &crate::ModelInput) -> PartitionInput {
+    let crate::ModelInput { name, dtype, shape, .. } = input.clone();
+    PartitionInput { name, dtype, shape, from: "model".into() }
+}
+
+fn state_input(state: &State) -> PartitionInput {
+    PartitionInput { name: state.past.clone(), dtype: state.dtype, shape: state.shape.clone(), from: "state".into() }
+}
+
+fn model_output(output: &crate::ModelOutput) -> PartitionOutput {
+    let crate::ModelOutput { name, dtype, shape, .. } = output.clone();
+    PartitionOutput { name, dtype, shape, to: OutputUse::Model }
+}
