@@ -1,0 +1,164 @@
+//! Gives every node its block, finds the globals, and writes down blocks, boundaries and states.
+
+use crate::blocks::Cuts;
+use crate::class::ClassId;
+use crate::ops;
+use crate::segment::{Block, BlockKind, BlockState, Boundary, Segmentation};
+use crate::spine::{Place, Spine};
+use crate::weights::weight_bytes;
+use crate::{Graph, NodeId, StateChange, StatePair, WeightUse};
+
+/// Which block needs a node, going by who reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Need {
+    Nobody,
+    One(usize),
+    /// Several blocks, the earliest of which is this.
+    Several(usize),
+}
+
+impl Need {
+    fn and(self, other: Need) -> Need {
+        match (self, other) {
+            (Need::Nobody, x) | (x, Need::Nobody) => x,
+            (Need::One(a), Need::One(b)) if a == b => self,
+            (Need::One(a) | Need::Several(a), Need::One(b) | Need::Several(b)) => Need::Several(a.min(b)),
+        }
+    }
+}
+
+/// The block of each node; `None` for globals and weight-only nodes.
+pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, cuts: &Cuts) -> Vec<Option<usize>> {
+    let place = |id: NodeId| match spine {
+        Some(spine) => spine.place[id.0 as usize],
+        None if weights.is_weight_only(id) => Place::WeightOnly,
+        None => Place::At(0),
+    };
+    let carried = |id: NodeId| match place(id) {
+        Place::Entry => Some(0),
+        Place::At(position) => Some(cuts.block(position)),
+        Place::Light | Place::WeightOnly => None,
+    };
+    let last = cuts.kinds.len() - 1;
+    let mut need = vec![Need::Nobody; graph.nodes.len()];
+    let mut block_of = vec![None; graph.nodes.len()];
+    for id in graph.node_ids().rev().filter(|id| place(*id) != Place::WeightOnly) {
+        let i = id.0 as usize;
+        let shape_of = || shape_source(graph, id).and_then(carried);
+        if let Some(block) = carried(id).or_else(shape_of) {
+            need[i] = Need::One(block);
+            block_of[i] = Some(block);
+            continue;
+        }
+        let readers = graph.consumers_of(id).into_iter().map(|c| need[c.0 as usize]);
+        let returned = graph.node(id).writes().any(|v| graph.outputs.contains(&v));
+        let needed = readers.fold(if returned { Need::One(last) } else { Need::Nobody }, Need::and);
+        block_of[i] = match needed {
+            Need::Nobody => Some(0),
+            Need::One(block) => Some(block),
+            Need::Several(first) => (!ops::is_recomputable(graph.node(id))).then_some(first),
+        };
+        need[i] = needed;
+    }
+    block_of
+}
+
+/// The node whose result this node reads the shape of.
+fn shape_source(graph: &Graph, id: NodeId) -> Option<NodeId> {
+    let node = graph.node(id);
+    ops::reads_shape_only(node).then(|| graph.producer(node.inputs.first().copied().flatten()?)).flatten()
+}
+
+/// Writes down what was decided.
+pub(crate) fn build(
+    graph: &Graph,
+    weights: WeightUse,
+    states: Vec<StatePair>,
+    cuts: Cuts,
+    block_of: Vec<Option<usize>>,
+) -> Segmentation {
+    let globals =
+        graph.node_ids().filter(|id| block_of[id.0 as usize].is_none() && !weights.is_weight_only(*id)).collect();
+    let mut blocks: Vec<Block> = cuts.kinds.iter().map(|kind| empty_block(*kind)).collect();
+    for id in graph.node_ids() {
+        if let Some(block) = block_of[id.0 as usize] {
+            blocks[block].nodes.push(id);
+        }
+    }
+    for block in &mut blocks {
+        block.weights = weights.drawn_by_all(block.nodes.iter().copied());
+    }
+    let boundaries = boundaries(graph, &weights, &block_of, blocks.len());
+    let mut notes = cuts.notes;
+    let states = place_states(graph, states, &block_of, &mut blocks, &mut notes);
+    note_imbalance(graph, &blocks, &mut notes);
+    Segmentation { blocks, globals, boundaries, states, undecided: notes, weights, block_of }
+}
+
+fn empty_block(kind: BlockKind) -> Block {
+    let label = match kind {
+        BlockKind::Embedding => "embedding".to_owned(),
+        BlockKind::Layer(n) => format!("layers.{n}"),
+        BlockKind::Head => "head".to_owned(),
+        BlockKind::Stem => "stem".to_owned(),
+        BlockKind::Body(n) => format!("blocks.{n}"),
+    };
+    Block { label, kind, nodes: vec![], states: vec![], weights: vec![], class: ClassId(0) }
+}
+
+/// Values made in one block and read, for their contents, in a later one.
+fn boundaries(graph: &Graph, weights: &WeightUse, block_of: &[Option<usize>], blocks: usize) -> Vec<Boundary> {
+    let mut boundaries = vec![Boundary::default(); blocks.saturating_sub(1)];
+    for value in graph.value_ids() {
+        let Some(producer) = graph.producer(value).filter(|p| !weights.is_weight_only(*p)) else { continue };
+        let Some(from) = block_of[producer.0 as usize].filter(|_| !ops::reads_shape_only(graph.node(producer))) else {
+            continue;
+        };
+        let consumers = graph.value(value).consumers.iter().filter(|c| !ops::reads_shape_only(graph.node(**c)));
+        let to = consumers.filter_map(|c| block_of[c.0 as usize]).max().unwrap_or(from);
+        for boundary in &mut boundaries[from.min(to)..to] {
+            boundary.values.push(value);
+        }
+    }
+    for boundary in &mut boundaries {
+        boundary.values.sort_by_key(|v| (graph.producer(*v), *v));
+    }
+    boundaries
+}
+
+fn place_states(
+    graph: &Graph,
+    states: Vec<StatePair>,
+    block_of: &[Option<usize>],
+    blocks: &mut [Block],
+    notes: &mut Vec<String>,
+) -> Vec<BlockState> {
+    let mut placed = vec![];
+    for (index, pair) in states.into_iter().enumerate() {
+        let block = block_of[pair.reader.0 as usize].unwrap_or(0);
+        let writer = pair.present.and_then(|v| graph.producer(v)).and_then(|p| block_of[p.0 as usize]);
+        if writer.is_some_and(|w| w != block) && pair.change != StateChange::ReadOnly {
+            let name = &graph.value(pair.past).name;
+            notes.push(format!("state {name:?} is read in {} but written in another block", blocks[block].label));
+        }
+        let layer = match blocks[block].kind {
+            BlockKind::Layer(n) => Some(n),
+            _ => None,
+        };
+        blocks[block].states.push(index);
+        placed.push(BlockState { pair, block, layer });
+    }
+    placed
+}
+
+/// A block far heavier than all others together usually hides structure we did not see.
+fn note_imbalance(graph: &Graph, blocks: &[Block], notes: &mut Vec<String>) {
+    let bytes: Vec<u64> = blocks.iter().map(|b| weight_bytes(graph, &b.weights)).collect();
+    let total: u64 = bytes.iter().sum();
+    for (block, bytes) in blocks.iter().zip(bytes).filter(|(b, _)| !matches!(b.kind, BlockKind::Embedding)) {
+        if blocks.len() > 2 && bytes > total / 2 && total > 0 {
+            notes
+                .push(format!("{} holds more than half of all weights: its inside has no clear boundary", block.label));
+        }
+    }
+}

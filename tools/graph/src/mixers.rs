@@ -1,0 +1,200 @@
+//! Finds the token mixers that number the layers: attentions, convolutions and recurrences, grouped one per layer.
+
+use crate::ops;
+use crate::spine::{Place, Spine, rounds};
+use crate::states::digits;
+use crate::{NodeId, StateChange, StatePair, ValueId};
+use std::collections::BTreeSet;
+
+/// The mixing part of one layer: everything of it lies between two positions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mixer {
+    /// Position of its first node.
+    pub first: usize,
+    /// Position of its last node.
+    pub last: usize,
+}
+
+/// A node that mixes tokens, as evidence.
+#[derive(Clone, Debug)]
+struct Sign {
+    position: usize,
+    /// Numbers in the name of the state it reads.
+    digits: Option<Vec<u64>>,
+    /// Is a whole attention, or the last product of one.
+    attention: bool,
+    round: usize,
+}
+
+/// One entry per layer, in order.
+pub(crate) fn find_mixers(spine: &Spine, states: &[StatePair]) -> Vec<Mixer> {
+    let mut signs = signs(spine, states);
+    signs.sort_by_key(|s| s.position);
+    let mut groups: Vec<Vec<Sign>> = vec![];
+    let segments: Vec<usize> = spine.chain.iter().filter_map(|n| spine.position(*n)).collect();
+    let segment = |s: &Sign| segments.partition_point(|p| *p <= s.position);
+    for sign in signs {
+        match groups.last_mut() {
+            Some(group) if segment(&group[0]) == segment(&sign) => group.push(sign),
+            _ => groups.push(vec![sign]),
+        }
+    }
+    let groups = groups.into_iter().flat_map(split_if_several).collect();
+    let mixers = join_if_one_layer(groups).into_iter();
+    mixers.map(|g| Mixer { first: g[0].position, last: g.iter().map(|s| s.position).max().unwrap_or(0) }).collect()
+}
+
+fn signs(spine: &Spine, states: &[StatePair]) -> Vec<Sign> {
+    let rounds = rounds(spine);
+    let attentions = self_attentions(spine, states);
+    let carried = states.iter().filter(|s| s.change != StateChange::ReadOnly);
+    let mut signs = vec![];
+    for state in carried {
+        let readers = spine.flow.data_consumers(state.past).filter(|r| leads_on(spine, *r));
+        for reader in readers {
+            if let Some(position) = spine.position(reader) {
+                let digits = Some(digits(&spine.graph().value(state.past).name));
+                let attention = attentions.contains(&reader);
+                signs.push(Sign { position, digits, attention, round: rounds[reader.0 as usize].0 });
+            }
+        }
+    }
+    for id in attentions {
+        if let Some(position) = spine.position(id) {
+            signs.push(Sign { position, digits: None, attention: true, round: rounds[id.0 as usize].0 });
+        }
+    }
+    signs
+}
+
+/// Whether something on the spine depends on the node.
+fn leads_on(spine: &Spine, id: NodeId) -> bool {
+    if spine.on_path[id.0 as usize] {
+        return true;
+    }
+    let mut seen = BTreeSet::from([id]);
+    let mut todo = vec![id];
+    while let Some(id) = todo.pop() {
+        for next in spine.graph().node(id).writes().flat_map(|v| spine.flow.data_consumers(v)) {
+            if spine.on_path[next.0 as usize] {
+                return true;
+            }
+            if seen.insert(next) {
+                todo.push(next);
+            }
+        }
+    }
+    false
+}
+
+/// Attentions whose keys and values come from the hidden state (or a state that grows with it), not from beside it.
+fn self_attentions(spine: &Spine, states: &[StatePair]) -> BTreeSet<NodeId> {
+    let read_only: BTreeSet<ValueId> =
+        states.iter().filter(|s| s.change == StateChange::ReadOnly).map(|s| s.past).collect();
+    let whole = spine.graph().node_ids().filter(|id| ops::is_attention(spine.graph().node(*id)));
+    let whole = whole.filter(|id| spine.on_path[id.0 as usize] && attends_to_itself(spine, *id, &read_only));
+    let mut found: BTreeSet<NodeId> = whole.collect();
+    let after_softmax = downstream_of_softmax(spine);
+    let products = spine.graph().node_ids().filter(|id| spine.on_path[id.0 as usize] && contracts(spine, *id));
+    let products: Vec<NodeId> = products.collect();
+    let weighted_sums = |id: &&NodeId| spine.flow.data_reads(**id).any(|v| is_any(spine, v, &after_softmax));
+    let mut cores: Vec<NodeId> = products.iter().filter(weighted_sums).copied().collect();
+    if cores.is_empty() && found.is_empty() && states.is_empty() {
+        cores = products;
+    }
+    found.extend(cores.into_iter().filter(|id| both_sides_below_entry(spine, *id)));
+    found
+}
+
+/// A product of two activations.
+fn contracts(spine: &Spine, id: NodeId) -> bool {
+    let reads = spine.flow.data_reads(id).collect::<BTreeSet<_>>();
+    ops::is_contraction(spine.graph().node(id)) && (reads.len() >= 2 || squares(spine, id))
+}
+
+fn squares(spine: &Spine, id: NodeId) -> bool {
+    let inputs = &spine.graph().node(id).inputs;
+    inputs.len() == 2 && inputs[0] == inputs[1]
+}
+
+fn both_sides_below_entry(spine: &Spine, id: NodeId) -> bool {
+    spine.flow.data_reads(id).all(|v| is_any(spine, v, &spine.below_entry))
+}
+
+fn is_any(spine: &Spine, value: ValueId, set: &[bool]) -> bool {
+    spine.graph().producer(value).is_some_and(|p| set[p.0 as usize])
+}
+
+/// A fused attention attends to itself if keys (its second input) come from the hidden state, or are packed with the
+/// queries, or are absent because they lie in a state that grows.
+fn attends_to_itself(spine: &Spine, id: NodeId, read_only: &BTreeSet<ValueId>) -> bool {
+    let node = spine.graph().node(id);
+    if node.reads().any(|v| read_only.contains(&v)) {
+        return false;
+    }
+    match node.inputs.get(1).copied().flatten() {
+        Some(key) => spine.flow.weights.is_weight_like(spine.graph(), key) || is_any(spine, key, &spine.below_entry),
+        None => true,
+    }
+}
+
+/// Nodes whose result is a softmax of a product, moved about, masked or scaled.
+fn downstream_of_softmax(spine: &Spine) -> Vec<bool> {
+    let graph = spine.graph();
+    let mut scores = vec![false; graph.nodes.len()];
+    let mut weights = vec![false; graph.nodes.len()];
+    for id in graph.node_ids().filter(|id| matches!(spine.place[id.0 as usize], Place::At(_))) {
+        let node = graph.node(id);
+        let from = |set: &[bool]| spine.flow.data_producers(id).any(|p| set[p.0 as usize]);
+        let passes = ops::is_movement(node) || (ops::is_elementwise(node) && !ops::is_softmax(node));
+        let i = id.0 as usize;
+        scores[i] = contracts(spine, id) || (passes && from(&scores));
+        weights[i] = (ops::is_softmax(node) && from(&scores)) || (passes && from(&weights));
+        // A softmax written out (Exp, ReduceSum, Div) is elementwise: its end is a division by a sum.
+        if node.op_type == "Div" && passes && from(&scores) && divides_by_sum(spine, id) {
+            weights[i] = true;
+        }
+    }
+    weights
+}
+
+fn divides_by_sum(spine: &Spine, id: NodeId) -> bool {
+    let divisor = spine.graph().node(id).inputs.get(1).copied().flatten();
+    divisor.and_then(|v| spine.graph().producer(v)).is_some_and(|p| spine.graph().node(p).op_type == "ReduceSum")
+}
+
+/// One segment can hold several layers where values that skip layers hide the nodes between them.
+fn split_if_several(group: Vec<Sign>) -> Vec<Vec<Sign>> {
+    let names: BTreeSet<&Vec<u64>> = group.iter().filter_map(|s| layer_number(s)).collect();
+    let attended: BTreeSet<usize> = group.iter().filter(|s| s.attention).map(|s| s.round).collect();
+    if names.len() < 2 && attended.len() < 2 {
+        return vec![group];
+    }
+    let mut parts: Vec<Vec<Sign>> = vec![];
+    for sign in group {
+        match parts.last_mut() {
+            Some(part) if part[0].round == sign.round => part.push(sign),
+            _ => parts.push(vec![sign]),
+        }
+    }
+    parts
+}
+
+fn layer_number(sign: &Sign) -> Option<&Vec<u64>> {
+    sign.digits.as_ref().filter(|d| !d.is_empty())
+}
+
+/// Neighbours whose states carry the same number are one layer (time mixing and channel mixing, say).
+fn join_if_one_layer(groups: Vec<Vec<Sign>>) -> Vec<Vec<Sign>> {
+    let mut joined: Vec<Vec<Sign>> = vec![];
+    for group in groups {
+        let number = group.iter().find_map(layer_number).cloned();
+        match joined.last_mut() {
+            Some(last) if number.is_some() && last.iter().find_map(layer_number).cloned() == number => {
+                last.extend(group)
+            }
+            _ => joined.push(group),
+        }
+    }
+    joined
+}
