@@ -1,0 +1,181 @@
+//! From a path to everything known about the model: graph, blocks, states, roles, configuration.
+
+use crate::config::ModelConfig;
+use crate::costs::Load;
+use crate::error::SplitError;
+use crate::roles;
+use crate::states::{Capacity, PlannedState, is_carried, plan_state};
+use hpp_graph::{Graph, Segmentation, ValueId, infer, segment};
+use hpp_onnx::Model;
+use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, StateUpdate};
+use std::path::Path;
+
+/// Name of the graph input that says which positions' logits are wanted.
+pub const LOGIT_POSITIONS: &str = "hpp.logit_positions";
+/// Context planned for when neither the user nor the model says.
+const DEFAULT_CONTEXT: u64 = 8192;
+/// Tokens a prefill pass takes at most when a GPU's workspace has to be planned for.
+pub const DEFAULT_CHUNK: u64 = 2048;
+
+/// A model, understood.
+pub struct Analysis {
+    /// The flattened protobuf, ready to be cut.
+    pub model: Model,
+    /// Its directory's or file's name.
+    pub name: String,
+    /// The graph with facts inferred.
+    pub graph: Graph,
+    /// Its blocks.
+    pub segmentation: Segmentation,
+    /// What the files beside it say.
+    pub config: ModelConfig,
+    /// States the runtime carries.
+    pub states: Vec<PlannedState>,
+    /// Inputs but states.
+    pub inputs: Vec<ModelInput>,
+    /// Outputs but states.
+    pub outputs: Vec<ModelOutput>,
+    /// What drives it.
+    pub kind: ModelKind,
+    /// Number of token ids.
+    pub vocab_size: Option<u64>,
+    /// Tokens planned for.
+    pub context: u64,
+    /// Things a person should know.
+    pub notes: Vec<String>,
+}
+
+/// How far the analysis changes the graph.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// Compute only the positions asked for.
+    AskedFor,
+    /// Leave the head as it is.
+    All,
+}
+
+/// Reads and understands a model.
+pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Analysis, SplitError> {
+    let mut model = Model::open(path).map_err(|e| SplitError::Read(Box::new(e)))?;
+    let config = ModelConfig::read(model.dir())?;
+    let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
+    if let Some(branch) = model.branch() {
+        notes.push(format!("merged decoder: cut the branch taken when {} is {}", branch.condition, branch.value));
+    }
+    let (mut graph, mut segmentation) = understand(&model)?;
+    if logits == Logits::AskedFor {
+        match gather_positions(&mut model, &graph, &segmentation, &config) {
+            Some(Ok(())) => (graph, segmentation) = understand(&model)?,
+            Some(Err(why)) => notes.push(format!("logits are computed for every position: {why}")),
+            None => {}
+        }
+    }
+    notes.extend(segmentation.undecided.iter().cloned());
+    let context = planned_context(context, config.context_length, &mut notes)?;
+    Ok(describe(model, graph, segmentation, config, context, notes))
+}
+
+fn understand(model: &Model) -> Result<(Graph, Segmentation), SplitError> {
+    let mut graph = model.graph().map_err(|e| SplitError::Read(Box::new(e)))?;
+    infer::infer(&mut graph);
+    let segmentation = segment(&graph);
+    Ok((graph, segmentation))
+}
+
+/// Rewrites the head of a decoder; `None` where there are no logits to speak of.
+fn gather_positions(
+    model: &mut Model,
+    graph: &Graph,
+    segmentation: &Segmentation,
+    config: &ModelConfig,
+) -> Option<Result<(), String>> {
+    let is_state = |id: ValueId| segmentation.states.iter().any(|s| s.pair.present == Some(id) && is_carried(&s.pair));
+    let is_past = |id: ValueId| segmentation.states.iter().any(|s| s.pair.past == id && is_carried(&s.pair));
+    let inputs = roles::model_inputs(graph, is_past);
+    let outputs = roles::model_outputs(graph, config.vocab_size, is_state);
+    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits)?;
+    let has_states = segmentation.states.iter().any(|s| is_carried(&s.pair));
+    if roles::kind(&inputs, &outputs, has_states) == ModelKind::SingleRun {
+        return None;
+    }
+    Some(hpp_onnx::gather_logit_positions(model, graph, &logits.name, LOGIT_POSITIONS).map_err(|e| e.to_string()))
+}
+
+fn planned_context(asked: Option<u64>, model: Option<u64>, notes: &mut Vec<String>) -> Result<u64, SplitError> {
+    match (asked, model) {
+        (Some(0), _) => Err(SplitError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens")),
+        (Some(asked), Some(most)) if asked > most => Err(SplitError::setting(
+            format!("--context {asked} is longer than the {most} tokens this model was built for"),
+            "ask for at most what the model's configuration allows",
+        )),
+        (Some(asked), _) => Ok(asked),
+        (None, Some(most)) => Ok(most.clamp(1, DEFAULT_CONTEXT)),
+        (None, None) => {
+            notes.push(format!("the model does not say how long a context it takes; planned {DEFAULT_CONTEXT} tokens"));
+            Ok(DEFAULT_CONTEXT)
+        }
+    }
+}
+
+fn describe(
+    model: Model,
+    graph: Graph,
+    segmentation: Segmentation,
+    config: ModelConfig,
+    context: u64,
+    notes: Vec<String>,
+) -> Analysis {
+    let mut layer = 0;
+    let mut states = Vec::new();
+    for found in &segmentation.states {
+        layer = found.layer.unwrap_or(layer);
+        states.extend(plan_state(&graph, &found.pair, layer, &config, Capacity { context }));
+    }
+    let mut inputs = roles::model_inputs(&graph, |id| states.iter().any(|s| s.past == id));
+    for input in inputs.iter_mut().filter(|input| input.name == LOGIT_POSITIONS) {
+        input.role = InputRole::LogitPositions;
+    }
+    inputs.extend(model.branch().filter(|branch| branch.value).map(|branch| ModelInput {
+        name: branch.condition.clone(),
+        dtype: DType::Bool,
+        shape: vec![Dim::fixed(1)],
+        role: InputRole::UseCacheBranch,
+    }));
+    let outputs = roles::model_outputs(&graph, config.vocab_size, |id| states.iter().any(|s| s.present == id));
+    let kind = roles::kind(&inputs, &outputs, !states.is_empty());
+    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
+    let vocab_size = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed).or(config.vocab_size);
+    let name = name(&model);
+    Analysis { model, name, graph, segmentation, config, states, inputs, outputs, kind, vocab_size, context, notes }
+}
+
+/// The directory's name for `dir/model.onnx`, else the file's.
+fn name(model: &Model) -> String {
+    let text = |part: Option<&std::ffi::OsStr>| part.map(|name| name.to_string_lossy().into_owned());
+    let stem = text(model.path().file_stem()).unwrap_or_default();
+    let dir = std::path::absolute(model.dir()).ok().and_then(|dir| text(dir.file_name()));
+    dir.filter(|_| stem.starts_with("model") || stem.starts_with("decoder")).unwrap_or(stem)
+}
+
+impl Analysis {
+    /// Most tokens a prefill pass may take: one where the model's branch takes one at a time.
+    pub fn prefill_chunk(&self, load: Load) -> Option<u64> {
+        if self.takes_one_token() {
+            return Some(1);
+        }
+        (load.chunk < load.context).then_some(load.chunk)
+    }
+
+    /// Whether a present is declared one longer than its past, whatever the pass: a branch exported for single tokens.
+    fn takes_one_token(&self) -> bool {
+        let declared = |id: ValueId| self.graph.value(id).shape.as_ref();
+        self.states.iter().any(|s| {
+            let StateUpdate::Append { axis, .. } = s.state.update else { return false };
+            let dim = |shape: Option<&Shape>| shape.and_then(|shape| shape.get(axis)).cloned();
+            match (dim(declared(s.past)), dim(declared(s.present))) {
+                (Some(past), Some(present)) => (present - past).as_fixed() == Some(1),
+                _ => false,
+            }
+        })
+    }
+}

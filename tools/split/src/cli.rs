@@ -1,0 +1,134 @@
+//! The command line, as clap sees it. Nothing here decides anything: `settings` turns it into what to do.
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use hpp_partition::Assign;
+use hpp_schema::ByteSize;
+use std::path::PathBuf;
+
+/// Plan where each part of an ONNX model computes, and write the partitions and plan.yaml that hpp-exec runs.
+#[derive(Debug, Parser)]
+#[command(name = "hpp-split", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+pub struct Cli {
+    /// Look instead of splitting.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Split (the default).
+    #[command(flatten)]
+    pub split: SplitArgs,
+}
+
+/// What to do instead of splitting.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Print blocks, boundaries, classes, weights, KV bytes per token, and what could not be decided.
+    Inspect(InspectArgs),
+}
+
+/// Options of `hpp-split inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// An ONNX file, or the directory an exporter left.
+    pub model: PathBuf,
+    /// Print JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// Write a Graphviz picture of blocks and boundaries to this file.
+    #[arg(long, value_name = "FILE")]
+    pub dot: Option<PathBuf>,
+}
+
+/// Options of `hpp-split`.
+#[derive(Debug, Args)]
+pub struct SplitArgs {
+    /// An ONNX file, or the directory an exporter left.
+    #[arg(required = true)]
+    pub model: Option<PathBuf>,
+
+    /// Device memory of each GPU, such as 24G or 24G,12G. Without it everything computes on the CPU.
+    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',')]
+    pub vram: Vec<ByteSize>,
+    /// Host memory the plan may use.
+    #[arg(long, value_name = "SIZE")]
+    pub ram: Option<ByteSize>,
+    /// Device memory to leave unused on each GPU [default: a sixteenth, 1 GiB at most].
+    #[arg(long, value_name = "SIZE")]
+    pub margin: Option<ByteSize>,
+    /// Tokens a sequence may grow to [default: the model's, 8192 at most].
+    #[arg(long, value_name = "TOKENS")]
+    pub context: Option<u64>,
+    /// Sequences in one pass.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub batch: u64,
+    /// Prompt length the predictions speak of.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub prompt_tokens: u64,
+
+    /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, here].
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Replace the plan that is there.
+    #[arg(long)]
+    pub force: bool,
+    /// Write a directory that needs nothing else: copies the weight bytes the partitions read.
+    #[arg(long)]
+    pub pack: bool,
+    /// Record a hash of every weight byte, however large the files are (see `hpp-exec --verify-weights`).
+    #[arg(long)]
+    pub hash_weights: bool,
+    /// Print the table and write nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Print the plan as JSON on stdout instead of the table.
+    #[arg(long)]
+    pub json: bool,
+
+    /// Put the last N layers on the GPU: a number, or `auto` to let the budget decide.
+    #[arg(long, value_name = "N|auto")]
+    pub gpu_layers: Option<GpuLayers>,
+    /// Place blocks by hand, such as `layers.0-11=gpu,head=cpu`; applied after everything else.
+    #[arg(long, value_name = "BLOCKS=DEVICE,...")]
+    pub assign: Option<Assign>,
+    /// Where the KV cache of GPU layers lies.
+    #[arg(long, value_enum, default_value_t = KvPlace::Follow)]
+    pub kv: KvPlace,
+    /// Refuse a placement that needs more partitions than this.
+    #[arg(long, value_name = "N")]
+    pub max_partitions: Option<usize>,
+    /// Cut into at least this many partitions of similar size (as many as there are blocks at most).
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub partitions: usize,
+    /// Compute logits for every position of a pass, as the source model does, instead of only those asked for.
+    #[arg(long)]
+    pub all_logits: bool,
+}
+
+/// `--gpu-layers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// The budget decides.
+    Auto,
+    /// This many, from the end.
+    Count(u64),
+}
+
+impl std::str::FromStr for GpuLayers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(GpuLayers::Auto),
+            "all" => Ok(GpuLayers::Count(u64::MAX)),
+            _ => text.parse().map(GpuLayers::Count).map_err(|_| "write a number of layers, `all` or `auto`".to_owned()),
+        }
+    }
+}
+
+/// `--kv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvPlace {
+    /// On the device that computes the layer.
+    Follow,
+    /// On the GPU; refused when a layer with state computes on the CPU.
+    Gpu,
+    /// In host memory, copied to the GPU for each pass: little VRAM, much traffic.
+    Cpu,
+}

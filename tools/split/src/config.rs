@@ -1,0 +1,167 @@
+//! What the files beside a model say: tokenizer, chat template, end-of-text tokens, context length, sampling.
+//!
+//! Knows the layouts of ONNX Runtime GenAI (`genai_config.json`) and Hugging Face (`config.json`,
+//! `generation_config.json`). Missing files are normal; unreadable ones are errors.
+
+use hpp_schema::SamplingDefaults;
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What the model directory says about the model.
+#[derive(Clone, Debug, Default)]
+pub struct ModelConfig {
+    /// Longest sequence, tokens.
+    pub context_length: Option<u64>,
+    /// Number of token ids.
+    pub vocab_size: Option<u64>,
+    /// Channels of one attention head.
+    pub head_size: Option<u64>,
+    /// Layers the configuration claims.
+    pub layers: Option<u64>,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Token that begins a text.
+    pub bos_token_id: Option<u32>,
+    /// Recommended sampling.
+    pub sampling: SamplingDefaults,
+    /// `tokenizer.json`.
+    pub tokenizer: Option<PathBuf>,
+    /// `tokenizer_config.json`.
+    pub tokenizer_config: Option<PathBuf>,
+    /// `chat_template.jinja`.
+    pub chat_template: Option<PathBuf>,
+}
+
+/// A file beside the model cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {}", path.display())]
+pub struct ConfigError {
+    path: PathBuf,
+    source: Box<dyn std::error::Error + Send + Sync>,
+}
+
+impl ModelConfig {
+    /// Reads what lies in `dir`.
+    pub fn read(dir: &Path) -> Result<Self, ConfigError> {
+        let mut config = ModelConfig {
+            tokenizer: existing(dir, "tokenizer.json"),
+            tokenizer_config: existing(dir, "tokenizer_config.json"),
+            chat_template: existing(dir, "chat_template.jinja"),
+            ..ModelConfig::default()
+        };
+        // The first file to say something wins: generation settings, then the exporter's, then the architecture's.
+        if let Some(json) = json(dir, "generation_config.json")? {
+            config.take_generation(&json);
+        }
+        if let Some(json) = json(dir, "genai_config.json")? {
+            config.take_genai(&json);
+        }
+        if let Some(json) = json(dir, "config.json")? {
+            config.take_architecture(&json);
+            if let Some(text) = json.get("text_config") {
+                config.take_architecture(text);
+            }
+        }
+        Ok(config)
+    }
+
+    fn take_generation(&mut self, json: &Value) {
+        self.take_tokens(json);
+        self.take_sampling(json);
+    }
+
+    fn take_genai(&mut self, json: &Value) {
+        let model = &json["model"];
+        self.take_tokens(model);
+        self.take_sampling(&json["search"]);
+        self.context_length = self.context_length.or_else(|| model["context_length"].as_u64());
+        self.vocab_size = self.vocab_size.or_else(|| model["vocab_size"].as_u64());
+        self.head_size = self.head_size.or_else(|| model["decoder"]["head_size"].as_u64());
+        self.layers = self.layers.or_else(|| model["decoder"]["num_hidden_layers"].as_u64());
+    }
+
+    fn take_architecture(&mut self, json: &Value) {
+        let first = |names: &[&str]| names.iter().find_map(|name| json[*name].as_u64());
+        self.take_tokens(json);
+        self.context_length = (self.context_length)
+            .or_else(|| first(&["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"]));
+        self.vocab_size = self.vocab_size.or_else(|| first(&["vocab_size"]));
+        self.layers = self.layers.or_else(|| first(&["num_hidden_layers", "n_layer", "num_layers", "n_layers"]));
+        self.head_size = self.head_size.or_else(|| {
+            first(&["head_dim"]).or_else(|| {
+                let heads = first(&["num_attention_heads", "n_head", "num_heads", "n_heads"]).filter(|n| *n > 0)?;
+                Some(first(&["hidden_size", "n_embd", "d_model"])? / heads)
+            })
+        });
+    }
+
+    fn take_tokens(&mut self, json: &Value) {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        if self.eos_token_ids.is_empty() {
+            self.eos_token_ids = match &json["eos_token_id"] {
+                Value::Array(ids) => ids.iter().filter_map(id).collect(),
+                one => id(one).into_iter().collect(),
+            };
+        }
+        self.bos_token_id = self.bos_token_id.or_else(|| id(&json["bos_token_id"]));
+    }
+
+    fn take_sampling(&mut self, json: &Value) {
+        let s = &mut self.sampling;
+        s.do_sample = s.do_sample.or_else(|| json["do_sample"].as_bool());
+        s.temperature = s.temperature.or_else(|| json["temperature"].as_f64());
+        s.top_k = s.top_k.or_else(|| json["top_k"].as_u64().and_then(|k| u32::try_from(k).ok()));
+        s.top_p = s.top_p.or_else(|| json["top_p"].as_f64());
+        s.min_p = s.min_p.or_else(|| json["min_p"].as_f64());
+        s.repetition_penalty = s.repetition_penalty.or_else(|| json["repetition_penalty"].as_f64());
+    }
+}
+
+fn existing(dir: &Path, name: &str) -> Option<PathBuf> {
+    Some(dir.join(name)).filter(|path| path.is_file())
+}
+
+fn json(dir: &Path, name: &str) -> Result<Option<Value>, ConfigError> {
+    let Some(path) = existing(dir, name) else { return Ok(None) };
+    let error = |source| ConfigError { path: path.clone(), source };
+    let bytes = fs::read(&path).map_err(|e| error(Box::new(e)))?;
+    serde_json::from_slice(&bytes).map(Some).map_err(|e| error(Box::new(e)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dir(files: &[(&str, &str)]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in files {
+            fs::write(dir.path().join(name), text).unwrap();
+        }
+        dir
+    }
+
+    #[test]
+    fn an_empty_directory_says_nothing() {
+        let config = ModelConfig::read(dir(&[]).path()).unwrap();
+        assert!(config.eos_token_ids.is_empty() && config.context_length.is_none() && config.tokenizer.is_none());
+    }
+
+    #[test]
+    fn generation_settings_win_over_the_architecture() {
+        let dir = dir(&[
+            ("generation_config.json", r#"{"eos_token_id": [7, 8], "temperature": 0.6, "do_sample": true}"#),
+            ("config.json", r#"{"eos_token_id": 1, "n_positions": 64, "n_embd": 96, "n_head": 4, "vocab_size": 10}"#),
+        ]);
+        let config = ModelConfig::read(dir.path()).unwrap();
+        assert_eq!(config.eos_token_ids, [7, 8]);
+        assert_eq!((config.context_length, config.head_size, config.vocab_size), (Some(64), Some(24), Some(10)));
+        assert_eq!((config.sampling.temperature, config.sampling.do_sample), (Some(0.6), Some(true)));
+    }
+
+    #[test]
+    fn broken_json_is_named() {
+        let dir = dir(&[("genai_config.json", "{")]);
+        assert!(ModelConfig::read(dir.path()).unwrap_err().to_string().contains("genai_config.json"));
+    }
+}

@@ -1,0 +1,105 @@
+//! Every way this command fails, and the one place that says so to a person.
+
+use crate::config::ConfigError;
+use crate::output::OutputError;
+use hpp_partition::{AssignError, NoFit};
+use hpp_schema::ByteSize;
+use std::error::Error as _;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Why nothing was split.
+#[derive(Debug, thiserror::Error)]
+pub enum SplitError {
+    /// The model cannot be read.
+    #[error("cannot read the model")]
+    Read(#[source] Box<hpp_onnx::ReadError>),
+    /// The model was read but cannot be cut.
+    #[error("cannot cut the model")]
+    Cut(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// A partition cannot be written.
+    #[error("cannot write partition {name}")]
+    Extract {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A configuration file is broken.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The placement does not fit.
+    #[error("{what}")]
+    NoFit {
+        /// What was tried.
+        what: String,
+        /// The numbers.
+        source: NoFit,
+    },
+    /// `--assign` names something that is not there.
+    #[error("cannot apply --assign")]
+    Assign(#[from] AssignError),
+    /// A setting makes no sense for this model.
+    #[error("{message}")]
+    Setting {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The output directory refuses.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// A file could not be read or written.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why it failed.
+        source: io::Error,
+    },
+}
+
+impl SplitError {
+    /// A setting that makes no sense.
+    pub fn setting(message: impl Into<String>, hint: &'static str) -> Self {
+        SplitError::Setting { message: message.into(), hint }
+    }
+
+    /// Prints the error, its causes and what to do, and gives the exit status.
+    pub fn report(&self) -> ExitCode {
+        eprintln!("error: {self}");
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            eprintln!("  because: {error}");
+            cause = error.source();
+        }
+        if let Some(hint) = self.hint() {
+            eprintln!("hint: {hint}");
+        }
+        ExitCode::from(1)
+    }
+
+    fn hint(&self) -> Option<String> {
+        Some(match self {
+            SplitError::NoFit { source, .. } => {
+                let smallest = ByteSize(source.smallest());
+                let flag = if source.place == hpp_partition::Place::Cpu { "--ram" } else { "--vram" };
+                format!(
+                    "the smallest {flag} that would do is {} ({} bytes); or lower --context, or move blocks with --assign",
+                    smallest.human(),
+                    smallest.0
+                )
+            }
+            SplitError::Setting { hint, .. } => (*hint).to_owned(),
+            SplitError::Output(error) => error.hint()?.to_owned(),
+            SplitError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                "free space, or choose another disk with --out; nothing was left half-written".to_owned()
+            }
+            _ => return None,
+        })
+    }
+}

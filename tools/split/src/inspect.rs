@@ -1,0 +1,196 @@
+//! `hpp-split inspect`: what a model is made of, without planning anything.
+
+use crate::analyse::{Analysis, Logits, analyse};
+use crate::cli::InspectArgs;
+use crate::error::SplitError;
+use crate::table::table;
+use hpp_graph::ValueId;
+use hpp_schema::{ByteSize, Shape, StateUpdate};
+use serde::Serialize;
+use std::fs;
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Inspection {
+    model: String,
+    kind: hpp_schema::ModelKind,
+    layers: usize,
+    classes: usize,
+    weight_bytes: u64,
+    kv_bytes_per_token: u64,
+    blocks: Vec<BlockInfo>,
+    boundaries: Vec<BoundaryInfo>,
+    states: Vec<StateInfo>,
+    notes: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct BlockInfo {
+    label: String,
+    class: usize,
+    nodes: usize,
+    weights: usize,
+    weight_bytes: u64,
+    states: usize,
+}
+
+#[derive(Debug, Serialize)]
+struct BoundaryInfo {
+    after: String,
+    values: Vec<ValueInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct ValueInfo {
+    name: String,
+    dtype: Option<hpp_schema::DType>,
+    shape: Option<Shape>,
+}
+
+#[derive(Debug, Serialize)]
+struct StateInfo {
+    past: String,
+    present: String,
+    layer: u32,
+    dtype: hpp_schema::DType,
+    shape: Shape,
+    update: StateUpdate,
+    bytes: u64,
+}
+
+/// Prints what the model is made of.
+pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
+    let analysis = analyse(&args.model, None, Logits::All)?;
+    let inspection = inspect(&analysis);
+    if let Some(path) = &args.dot {
+        let io = |source| SplitError::Io { action: "write", path: path.clone(), source };
+        fs::write(path, hpp_graph::dot(&analysis.graph, &analysis.segmentation)).map_err(io)?;
+    }
+    if args.json {
+        crate::stdout::line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"));
+    } else {
+        crate::stdout::line(&text(&inspection));
+    }
+    Ok(())
+}
+
+fn inspect(a: &Analysis) -> Inspection {
+    let bytes = |weights: &[ValueId]| weights.iter().filter_map(|id| a.graph.weight(*id)).map(|w| w.bytes).sum();
+    let mut classes: Vec<_> = a.segmentation.blocks.iter().map(|block| block.class).collect();
+    let class = |block: &hpp_graph::Block| class_number(&a.segmentation.blocks, block);
+    let blocks = a.segmentation.blocks.iter().map(|block| BlockInfo {
+        label: block.label.clone(),
+        class: class(block),
+        nodes: block.nodes.len(),
+        weights: block.weights.len(),
+        weight_bytes: bytes(&block.weights),
+        states: block.states.len(),
+    });
+    let blocks: Vec<BlockInfo> = blocks.collect();
+    classes.sort_unstable();
+    classes.dedup();
+    Inspection {
+        model: a.name.clone(),
+        kind: a.kind,
+        layers: a.segmentation.layer_count(),
+        classes: classes.len(),
+        weight_bytes: a.graph.values.iter().filter_map(weight_bytes).sum(),
+        kv_bytes_per_token: kv_bytes_per_token(a),
+        boundaries: boundaries(a),
+        blocks,
+        states: a.states.iter().map(|s| state(&s.state)).collect(),
+        notes: a.notes.clone(),
+    }
+}
+
+fn weight_bytes(value: &hpp_graph::Value) -> Option<u64> {
+    match &value.origin {
+        hpp_graph::Origin::Weight(weight) => Some(weight.bytes),
+        _ => None,
+    }
+}
+
+/// Classes numbered in the order blocks first show them.
+fn class_number(blocks: &[hpp_graph::Block], block: &hpp_graph::Block) -> usize {
+    let mut seen = Vec::new();
+    for other in blocks {
+        if !seen.contains(&other.class) {
+            seen.push(other.class);
+        }
+        if other.class == block.class {
+            break;
+        }
+    }
+    seen.len() - 1
+}
+
+fn boundaries(a: &Analysis) -> Vec<BoundaryInfo> {
+    let value = |id: &ValueId| {
+        let value = a.graph.value(*id);
+        ValueInfo { name: value.name.clone(), dtype: value.dtype, shape: value.shape.clone() }
+    };
+    let pairs = a.segmentation.boundaries.iter().zip(&a.segmentation.blocks);
+    pairs
+        .map(|(boundary, block)| BoundaryInfo {
+            after: block.label.clone(),
+            values: boundary.values.iter().map(value).collect(),
+        })
+        .collect()
+}
+
+fn state(state: &hpp_schema::State) -> StateInfo {
+    StateInfo {
+        past: state.past.clone(),
+        present: state.present.clone(),
+        layer: state.layer,
+        dtype: state.dtype,
+        shape: state.shape.clone(),
+        update: state.update,
+        bytes: state.bytes.0,
+    }
+}
+
+/// Bytes one more token adds to the states of one sequence; windows that are full add none and are left out.
+fn kv_bytes_per_token(a: &Analysis) -> u64 {
+    let per_token = |s: &crate::states::PlannedState| match s.state.update {
+        StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if capacity == a.context => {
+            s.state.bytes.0.checked_div(capacity).unwrap_or(0)
+        }
+        _ => 0,
+    };
+    a.states.iter().map(per_token).sum()
+}
+
+fn text(i: &Inspection) -> String {
+    let rows = i.blocks.iter().map(|b| {
+        vec![
+            b.label.clone(),
+            b.class.to_string(),
+            b.nodes.to_string(),
+            b.weights.to_string(),
+            ByteSize(b.weight_bytes).human(),
+            b.states.to_string(),
+        ]
+    });
+    let blocks = table(&["block", "class", "nodes", "weights", "bytes", "states"], &[1, 2, 3, 4, 5], rows);
+    let crossings = i.boundaries.iter().flat_map(|b| {
+        b.values.iter().map(|v| {
+            let dtype = v.dtype.map_or("?".to_owned(), |t| t.to_string());
+            let shape = v.shape.as_ref().map_or("?".to_owned(), |s| format!("{s:?}"));
+            vec![b.after.clone(), v.name.clone(), dtype, shape]
+        })
+    });
+    let boundaries = table(&["after", "tensor", "type", "shape"], &[], crossings);
+    let mut text = format!(
+        "{}: {} layers in {} block classes, {} of weights, {} of KV cache per token\n\n{blocks}\n\n{boundaries}",
+        i.model,
+        i.layers,
+        i.classes,
+        ByteSize(i.weight_bytes).human(),
+        ByteSize(i.kv_bytes_per_token).human()
+    );
+    for note in &i.notes {
+        text.push_str(&format!("\nnote: {note}"));
+    }
+    text
+}

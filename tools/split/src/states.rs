@@ -1,0 +1,118 @@
+//! From the states a graph shows to the states a plan lists: sizes made concrete, capacities chosen.
+
+use crate::config::ModelConfig;
+use hpp_graph::{Graph, StateChange, StatePair, ValueId};
+use hpp_schema::{ByteSize, DType, Dim, Shape, State, StateUpdate, Symbols};
+
+/// Capacities to plan for.
+#[derive(Clone, Copy, Debug)]
+pub struct Capacity {
+    /// Tokens one sequence may grow to.
+    pub context: u64,
+}
+
+/// A state of the graph with what the plan will say of it. `partition` and `device` are filled in once it is placed.
+#[derive(Clone, Debug)]
+pub struct PlannedState {
+    /// The graph input.
+    pub past: ValueId,
+    /// The graph output.
+    pub present: ValueId,
+    /// What the plan says.
+    pub state: State,
+}
+
+/// Whether the runtime carries this pair from pass to pass. Others (cross-attention keys computed elsewhere, paged
+/// caches with a block table) are inputs the caller brings.
+pub fn is_carried(pair: &StatePair) -> bool {
+    let rank_one_buffer = matches!(pair.change, StateChange::SharedBuffer { axis: None });
+    pair.present.is_some() && !rank_one_buffer && pair.change != StateChange::ReadOnly
+}
+
+/// Describes one carried state of `layer`; `None` if the runtime does not carry it.
+pub fn plan_state(
+    graph: &Graph,
+    pair: &StatePair,
+    layer: u32,
+    config: &ModelConfig,
+    capacity: Capacity,
+) -> Option<PlannedState> {
+    let present = pair.present.filter(|_| is_carried(pair))?;
+    let value = graph.value(pair.past);
+    let dtype = value.dtype.unwrap_or(DType::Float32);
+    let mut shape = value.shape.clone().unwrap_or_default();
+    let update = update(graph, pair, capacity);
+    let token_axis = match update {
+        StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. } => Some(axis),
+        StateUpdate::Replace | StateUpdate::ReadOnly => None,
+    };
+    resolve_head_size(graph, pair, config, token_axis, &mut shape);
+    let bytes = ByteSize(bytes_at_capacity(dtype, &shape, update));
+    let state = State {
+        past: value.name.clone(),
+        present: graph.value(present).name.clone(),
+        partition: String::new(),
+        layer,
+        dtype,
+        shape,
+        update,
+        device: String::new(),
+        bytes,
+    };
+    Some(PlannedState { past: pair.past, present, state })
+}
+
+fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
+    match pair.change {
+        StateChange::SharedBuffer { axis: Some(axis) } => {
+            let reader = graph.node(pair.reader);
+            // A sliding-window cache holds the window and nothing more.
+            let window = reader.int("local_window_size").filter(|_| reader.int("sliding_window_cache") == Some(1));
+            let window = window.and_then(|size| u64::try_from(size).ok()).filter(|size| *size > 0);
+            StateUpdate::InPlace { axis, capacity: window.unwrap_or(capacity.context) }
+        }
+        StateChange::Append { axis } => StateUpdate::Append { axis, capacity: capacity.context },
+        StateChange::Replace => StateUpdate::Replace,
+        StateChange::SharedBuffer { axis: None } | StateChange::ReadOnly => StateUpdate::ReadOnly,
+    }
+}
+
+/// GenAI's builder leaves the head size symbolic; the attention operator's heads and its query's width tell it.
+fn resolve_head_size(graph: &Graph, pair: &StatePair, config: &ModelConfig, token_axis: Option<usize>, shape: &mut Shape) {
+    let last = shape.len().saturating_sub(1);
+    let Some(dim) = shape.get_mut(last).filter(|dim| dim.as_fixed().is_none()) else { return };
+    if token_axis == Some(last) {
+        return;
+    }
+    if let Some(size) = head_size_from_query(graph, pair).or(config.head_size) {
+        *dim = Dim::fixed(size);
+    }
+}
+
+fn head_size_from_query(graph: &Graph, pair: &StatePair) -> Option<u64> {
+    let reader = graph.node(pair.reader);
+    let heads = u64::try_from(reader.int("num_heads")?).ok()?;
+    let kv_heads = u64::try_from(reader.int("kv_num_heads").unwrap_or(reader.int("num_heads")?)).ok()?;
+    let query = graph.value((*reader.inputs.first()?)?);
+    let width = query.shape.as_ref()?.last()?.as_fixed()?;
+    let packed = reader.inputs.get(1).is_none_or(Option::is_none);
+    let parts = if packed { heads.checked_add(kv_heads.checked_mul(2)?)? } else { heads };
+    (parts > 0 && width.is_multiple_of(parts)).then(|| width / parts)
+}
+
+/// Bytes of one sequence's state at full capacity; 0 where a size stays unknown.
+fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> u64 {
+    let (token_axis, capacity) = match update {
+        StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
+        StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
+    };
+    let size = |(axis, dim): (usize, &Dim)| {
+        if token_axis == Some(axis) {
+            return Some(capacity);
+        }
+        // The first axis is the batch: one sequence.
+        if axis == 0 { Some(dim.as_fixed().unwrap_or(1)) } else { dim.eval(&Symbols::new()) }
+    };
+    let elements = shape.iter().enumerate().map(size).try_fold(1u64, |product, size| product.checked_mul(size?));
+    elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(0)
+}
