@@ -24,7 +24,7 @@ impl ByteSize {
     /// Rounded for people: `12.3 MiB`.
     pub fn human(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
-            Some((name, unit)) if self.0 % unit == 0 => format!("{} {name}", self.0 / unit),
+            Some((name, unit)) if self.0.is_multiple_of(*unit) => format!("{} {name}", self.0 / unit),
             Some((name, unit)) => format!("{:.2} {name}", self.0 as f64 / *unit as f64),
             None => format!("{} B", self.0),
         }
@@ -33,7 +33,7 @@ impl ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let exact = UNITS.iter().find(|(_, unit)| self.0 >= *unit).is_none_or(|(_, unit)| self.0 % unit == 0);
+        let exact = UNITS.iter().find(|(_, unit)| self.0 >= *unit).is_none_or(|(_, unit)| self.0.is_multiple_of(*unit));
         if exact { f.write_str(&self.human()) } else { write!(f, "{} ({} B)", self.human(), self.0) }
     }
 }
