@@ -1,0 +1,47 @@
+"""Running commands, alone or in turns, and what they cost."""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+LAUNCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
+
+
+class Failed(Exception):
+    """A command did not do its work; the message is what it said."""
+
+
+def run(command, env=None):
+    """Runs `command`; returns its cost, with `stdout` beside it."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = os.path.join(folder, "cost.json")
+        launched = [sys.executable, "-S", "-I", LAUNCH, result] + [str(word) for word in command]
+        done = subprocess.run(launched, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+                              env=dict(os.environ, **(env or {})))
+        if done.returncode != 0:
+            said = (done.stderr.strip() or done.stdout.strip())[-600:]
+            raise Failed(f"{' '.join(map(str, command))}\n  exit code {done.returncode}: {said}")
+        with open(result, encoding="utf-8") as cost:
+            return dict(json.load(cost), stdout=done.stdout)
+
+
+def in_turns(rounds, **runners):
+    """Runs each of `runners` once a round, A B A B, so that a slow minute of the machine hits all; lists by name."""
+    results = {name: [] for name in runners}
+    for _ in range(rounds):
+        for name, runner in runners.items():
+            results[name].append(runner())
+    return results
+
+
+def median(results, key):
+    return statistics.median(result[key] for result in results)
+
+
+def spread(results, key):
+    """The range of a value, relative to its median: how much a ratio below says."""
+    values = [result[key] for result in results]
+    return (max(values) - min(values)) / statistics.median(values)

@@ -1,0 +1,55 @@
+"""Where things are: the binaries, the models that the measurements share, and the folder they write to."""
+
+import json
+import os
+import shutil
+
+import measure
+
+ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+OUT = os.path.join(ROOT, "out", "bench")
+
+
+class Workshop:
+    """Binaries and generated models. A model is made once and kept."""
+
+    def __init__(self, target, threads, small):
+        self.target = os.path.join(ROOT, target)
+        self.threads = threads
+        self.small = small
+        os.makedirs(OUT, exist_ok=True)
+
+    def split(self, model, name, *options):
+        """Splits a model; returns the plan's folder and what it cost."""
+        plan = os.path.join(OUT, "plans", name)
+        shutil.rmtree(plan, ignore_errors=True)
+        os.makedirs(os.path.dirname(plan), exist_ok=True)
+        cost = measure.run([self.binary("hpp-split"), model, "--out", plan, *options])
+        return plan, cost
+
+    def binary(self, name):
+        return os.path.join(self.target, name)
+
+    def exec_json(self, *arguments):
+        """What hpp-exec answers to `arguments`, with its cost."""
+        cost = measure.run([self.binary("hpp-exec"), *arguments, "--json", "--threads", self.threads, "--quiet"])
+        answer = json.loads(cost.pop("stdout").strip().splitlines()[-1])
+        return dict(answer, **cost)
+
+    def model(self, name, *options):
+        """A generated model by its name, made when it is missing."""
+        path = os.path.join(OUT, "models", name)
+        marker = os.path.join(path, "made-with")
+        made_with = " ".join(map(str, options))
+        if not os.path.exists(marker) or open(marker, encoding="utf-8").read() != made_with:
+            shutil.rmtree(path, ignore_errors=True)
+            measure.run([self.binary("hpp-fixtures"), "llama", *options, path])
+            with open(marker, "w", encoding="utf-8") as out:
+                out.write(made_with)
+        return path
+
+    def decoder(self, dtype):
+        """The decoder of about 350 million parameters that the speeds are measured with."""
+        layers = 4 if self.small else 24
+        return self.model(f"llama-{layers}-{dtype}", "--layers", layers, "--hidden", 1024, "--intermediate", 2816,
+                          "--heads", 16, "--kv-heads", 8, "--vocab", 32000, "--context", 4096, "--dtype", dtype)
