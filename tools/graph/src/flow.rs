@@ -6,6 +6,7 @@ use crate::{Graph, NodeId, Origin, StatePair, ValueId, WeightUse};
 use hpp_schema::DType;
 use petgraph::algo::dominators::simple_fast;
 use petgraph::graph::DiGraph;
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The dataflow of a model, with shape reads and weights taken out.
@@ -14,9 +15,9 @@ pub(crate) struct Flow<'a> {
     pub weights: &'a WeightUse,
     /// Past inputs, with the index of their pair.
     pub pasts: BTreeMap<ValueId, usize>,
-    /// Nodes that compute with a matrix weight or read a state.
-    pub seed: Vec<bool>,
-    /// Nodes data-downstream of a seed, seeds included.
+    /// Nodes that compute with a matrix weight.
+    pub weighted: Vec<bool>,
+    /// Nodes that are weighted or read a state, and everything data-downstream of them.
     pub heavy: Vec<bool>,
 }
 
@@ -24,9 +25,10 @@ impl<'a> Flow<'a> {
     pub fn new(graph: &'a Graph, weights: &'a WeightUse, states: &[StatePair]) -> Self {
         let pasts = states.iter().enumerate().map(|(i, s)| (s.past, i)).collect();
         let count = graph.nodes.len();
-        let mut flow = Flow { graph, weights, pasts, seed: vec![false; count], heavy: vec![false; count] };
-        flow.seed = graph.node_ids().map(|id| flow.is_seed(id)).collect();
-        let seeds: Vec<NodeId> = graph.node_ids().filter(|id| flow.seed[id.0 as usize]).collect();
+        let mut flow = Flow { graph, weights, pasts, weighted: vec![false; count], heavy: vec![false; count] };
+        flow.weighted =
+            graph.node_ids().map(|id| !weights.is_weight_only(id) && flow.computes_with_matrix(id)).collect();
+        let seeds: Vec<NodeId> = graph.node_ids().filter(|id| flow.is_seed(*id)).collect();
         flow.heavy = flow.downstream(&seeds);
         flow
     }
@@ -49,14 +51,16 @@ impl<'a> Flow<'a> {
     }
 
     fn is_seed(&self, id: NodeId) -> bool {
-        if self.weights.is_weight_only(id) {
-            return false;
-        }
-        self.data_reads(id).any(|v| self.pasts.contains_key(&v)) || self.is_weighted(id)
+        self.is_weighted(id) || self.data_reads(id).any(|v| self.pasts.contains_key(&v))
     }
 
-    /// Computes with a matrix weight: not a lookup, not elementwise, not a move.
+    /// Computes with a matrix weight.
     pub fn is_weighted(&self, id: NodeId) -> bool {
+        self.weighted[id.0 as usize]
+    }
+
+    /// Not a lookup, not elementwise, not a move.
+    fn computes_with_matrix(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         let passive =
             ops::is_lookup(node) || ops::is_elementwise(node) || ops::is_movement(node) || ops::reads_shape_only(node);
@@ -101,22 +105,26 @@ impl<'a> Flow<'a> {
         reached
     }
 
-    /// The producer of the output that most of the model works for: states aside, the one with most heavy ancestors.
+    /// The node most of the model works for: the producer of an output or, where an exporter left the end of the model
+    /// unconnected, a node nobody reads. States count only where nothing else has as many heavy ancestors.
     pub fn sink(&self, states: &[StatePair]) -> Option<NodeId> {
         let presents: BTreeSet<ValueId> = states.iter().filter_map(|s| s.present).collect();
-        let main: Vec<ValueId> = self.graph.outputs.iter().copied().filter(|v| !presents.contains(v)).collect();
-        let outputs = if main.is_empty() { &self.graph.outputs } else { &main };
-        let mut producers: Vec<NodeId> = outputs.iter().filter_map(|v| self.graph.producer(*v)).collect();
-        let mut seen = BTreeSet::new();
-        producers.retain(|p| seen.insert(*p) && !self.weights.is_weight_only(*p));
-        let weigh = |p: &NodeId| {
-            let up = self.upstream(*p);
+        let computed = self.graph.node_ids().filter(|n| !self.weights.is_weight_only(*n));
+        let is_main =
+            |n: NodeId| self.graph.node(n).writes().any(|v| self.graph.outputs.contains(&v) && !presents.contains(&v));
+        let (main, others): (Vec<NodeId>, Vec<NodeId>) =
+            computed.filter(|n| is_main(*n) || self.is_last(*n)).partition(|n| is_main(*n));
+        // What is computed from another candidate has more ancestors; only the last ones can win.
+        let late = |mut nodes: Vec<NodeId>| nodes.split_off(nodes.len().saturating_sub(16));
+        let weigh = |n: &NodeId| {
+            let up = self.upstream(*n);
             up.iter().zip(&self.heavy).filter(|(up, heavy)| **up && **heavy).count()
         };
-        // An output computed from another main output has more ancestors; look from the last ones only.
-        producers.sort_unstable();
-        let late = producers.split_off(producers.len().saturating_sub(16));
-        late.into_iter().rev().max_by_key(weigh)
+        late(others).into_iter().rev().chain(late(main).into_iter().rev()).max_by_key(weigh)
+    }
+
+    fn is_last(&self, id: NodeId) -> bool {
+        self.graph.node(id).writes().all(|v| self.data_consumers(v).next().is_none())
     }
 }
 
@@ -180,22 +188,33 @@ impl ToSink {
 }
 
 /// The value through which the hidden state enters: embeddings, an image, `inputs_embeds`.
+///
+/// Of the light values all of whose paths meet early (those of a mask, which feeds every layer, meet in the last), it
+/// is the one most weights come after; and where several tie (the norm before the first layer is light too), the
+/// earliest.
 pub(crate) fn find_entry(flow: &Flow, to_sink: &ToSink) -> Option<ValueId> {
+    const MOST: usize = 256;
     let feeds_heavy = |v: ValueId| flow.data_consumers(v).any(|c| flow.heavy[c.0 as usize] && to_sink.reaches(c));
-    let depth = |v: ValueId| to_sink.meet(flow.data_consumers(v)).map_or(0, |n| to_sink.depth(n));
     let light: Vec<ValueId> = flow.graph.value_ids().filter(|v| is_light(flow, *v) && feeds_heavy(*v)).collect();
     let (numbers, others): (Vec<ValueId>, Vec<ValueId>) = light.into_iter().partition(|v| may_be_real(flow, *v));
     let candidates = if numbers.is_empty() { others } else { numbers };
-    let deepest = candidates.iter().copied().min_by_key(|v| (std::cmp::Reverse(depth(*v)), *v))?;
-    // The norm before the first layer is light too, and hangs deeper than the residual it was made from.
-    let upstream = flow.graph.producer(deepest).map(|p| flow.upstream(p));
-    let is_ancestor = |v: ValueId| match (&upstream, flow.graph.producer(v)) {
-        (Some(up), Some(producer)) => up[producer.0 as usize],
-        (Some(up), None) => flow.data_consumers(v).any(|c| up[c.0 as usize]),
-        (None, _) => false,
-    };
-    let ancestors = candidates.iter().copied().filter(|v| is_ancestor(*v) && depth(*v) * 2 >= depth(deepest));
-    Some(ancestors.min_by_key(|v| flow.graph.producer(*v)).unwrap_or(deepest))
+    let meeting = |v: ValueId| Some((to_sink.meet(flow.data_consumers(v))?, v));
+    let mut by_depth: Vec<(NodeId, ValueId)> = candidates.into_iter().filter_map(meeting).collect();
+    by_depth.sort_by_key(|(meet, v)| (Reverse(to_sink.depth(*meet)), flow.graph.producer(*v), *v));
+    by_depth.truncate(MOST);
+    let meets: BTreeSet<NodeId> = by_depth.iter().map(|(meet, _)| *meet).collect();
+    let remaining: BTreeMap<NodeId, usize> = meets.into_iter().map(|n| (n, work_below(flow, &[n]).0)).collect();
+    let most = remaining.values().max()?;
+    let early = by_depth.iter().filter(|(meet, _)| remaining[meet] * 3 >= *most).map(|(_, v)| *v);
+    let work_after = |v: ValueId| work_below(flow, &flow.data_consumers(v).collect::<Vec<_>>());
+    early.min_by_key(|v| (Reverse(work_after(*v)), flow.graph.producer(*v), *v))
+}
+
+/// How many weighted nodes, then heavy ones, are among or depend on some nodes.
+fn work_below(flow: &Flow, nodes: &[NodeId]) -> (usize, usize) {
+    let below = flow.downstream(nodes);
+    let heavy = flow.graph.node_ids().filter(|n| below[n.0 as usize] && flow.heavy[n.0 as usize]);
+    heavy.fold((0, 0), |(weighted, all), n| (weighted + usize::from(flow.weighted[n.0 as usize]), all + 1))
 }
 
 fn is_light(flow: &Flow, value: ValueId) -> bool {
