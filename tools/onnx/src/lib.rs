@@ -2,17 +2,25 @@
 //!
 //! This room knows protobuf, files and hostile input. It knows nothing of tiers, devices and plans.
 
+mod extract;
 mod flatten;
+pub mod hash;
+mod head;
 mod model;
 mod names;
 pub mod proto;
 mod read;
 mod tensor;
+mod typed;
 mod walk;
 mod weights;
+mod write;
 
+pub use extract::{ExtractError, Extractor};
 pub use flatten::{BranchChoice, FunctionError};
+pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
+pub use write::{WriteError, write_bytes, write_model};

@@ -34,6 +34,11 @@ pub enum Note {
         /// Domain and name.
         function: String,
     },
+    /// Large `Constant` nodes became weights.
+    LiftedConstants {
+        /// How many.
+        constants: usize,
+    },
     /// A merged decoder: one of two branches was taken.
     Branch(BranchChoice),
 }
@@ -87,6 +92,7 @@ impl fmt::Display for Note {
             Note::KeptFunction { function } => {
                 write!(f, "kept the function {function}: it uses another operator set version than the model")
             }
+            Note::LiftedConstants { constants } => write!(f, "made weights of {constants} large Constant nodes"),
             Note::Branch(choice) => choice.fmt(f),
             Note::Sorted => f.write_str("nodes were not in a topological order; sorted them"),
         }

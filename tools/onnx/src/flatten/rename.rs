@@ -79,6 +79,12 @@ impl<'a> Renamer<'a> {
         walk::bodies_mut(node).for_each(|body| self.body(body));
     }
 
+    /// Renames what a node reads, inside its bodies too, and nothing else.
+    pub fn reads(&mut self, node: &mut NodeProto) {
+        node.input.iter_mut().for_each(|name| self.rename(name));
+        walk::bodies_mut(node).for_each(|body| self.body(body));
+    }
+
     fn body(&mut self, body: &mut GraphProto) {
         self.scopes.push(HashMap::new());
         self.define(names::given(body).chain(names::produced(&body.node)));

@@ -1,0 +1,198 @@
+//! Writes a part of a model as a model of its own: the nodes asked for, and exactly what they need.
+//!
+//! Weights in files stay references into the original file; nothing is read or copied. The same part gives the same bytes.
+
+use crate::flatten::{Fresh, Renamer, needed_functions};
+use crate::model::Model;
+use crate::names;
+use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorAnnotation, ValueInfoProto};
+use crate::read::{default_domain, label};
+use crate::typed;
+use crate::walk;
+use hpp_graph::{Graph, Origin, Part, ValueId};
+use std::collections::{HashMap, HashSet};
+
+/// Newest IR version ONNX Runtime loads.
+const NEWEST_RUNNABLE_IR: i64 = 13;
+
+/// Oldest IR version in which weights need not be graph inputs.
+const OLDEST_PLAIN_IR: i64 = 4;
+
+/// Why a part cannot be a model of its own.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ExtractError {
+    #[error(
+        "cannot write part {part}: {reader} reads {value:?}, which the part neither takes in nor computes before it"
+    )]
+    Missing { part: String, reader: String, value: String },
+    #[error("cannot write part {part}: it takes in {value:?}, whose element type is not known")]
+    UnknownType { part: String, value: String },
+    #[error("cannot write part {part}: {value:?} is a weight and cannot be taken in")]
+    WeightInput { part: String, value: String },
+}
+
+/// Writes parts of one model. Looks its names up once.
+pub struct Extractor<'a> {
+    model: &'a Model,
+    graph: &'a Graph,
+    infos: HashMap<&'a str, &'a ValueInfoProto>,
+}
+
+impl<'a> Extractor<'a> {
+    /// Over a model and its graph; `graph` must be `model.graph()`, with whatever facts were added since.
+    pub fn new(model: &'a Model, graph: &'a Graph) -> Self {
+        let source = model.graph_proto();
+        let infos = source.value_info.iter().chain(&source.output).chain(&source.input);
+        Extractor { model, graph, infos: infos.map(|info| (info.name(), info)).collect() }
+    }
+
+    /// A part as a model named `name`.
+    pub fn part(&self, name: &str, part: &Part) -> Result<ModelProto, ExtractError> {
+        let nodes = self.nodes(part);
+        let used = self.used_names(name, &nodes, part)?;
+        let source = self.model.graph_proto();
+        let annotations = annotations(source, &used);
+        let used = with_parameters(used, &annotations);
+        let graph = GraphProto {
+            name: Some(name.to_owned()),
+            input: part.inputs.iter().map(|v| self.input(name, *v)).collect::<Result<_, _>>()?,
+            output: part.outputs.iter().map(|v| self.info(*v)).collect(),
+            initializer: source.initializer.iter().filter(|t| used.contains(t.name())).cloned().collect(),
+            sparse_initializer: {
+                let wanted = |s: &&_| used.contains(names::sparse_name(s));
+                source.sparse_initializer.iter().filter(wanted).cloned().collect()
+            },
+            value_info: self.value_infos(&nodes, part),
+            quantization_annotation: annotations,
+            doc_string: source.doc_string.clone(),
+            metadata_props: source.metadata_props.clone(),
+            node: nodes,
+        };
+        Ok(around(self.model.proto(), graph))
+    }
+
+    /// The whole model with more of its values among the outputs.
+    pub fn tapped(&self, values: &[ValueId]) -> ModelProto {
+        let mut graph = self.model.graph_proto().clone();
+        let mut outputs: HashSet<String> = graph.output.iter().map(|o| o.name().to_owned()).collect();
+        for value in values {
+            if outputs.insert(self.graph.value(*value).name.clone()) {
+                graph.output.push(self.info(*value));
+            }
+        }
+        graph.value_info.retain(|info| !outputs.contains(info.name()));
+        around(self.model.proto(), graph)
+    }
+
+    /// The part's nodes, reading the shape of their own state where the model reads another's of the same shape.
+    fn nodes(&self, part: &Part) -> Vec<NodeProto> {
+        let source = &self.model.graph_proto().node;
+        let mut nodes: Vec<NodeProto> = part.nodes.iter().map(|id| source[id.0 as usize].clone()).collect();
+        let name = |v: &ValueId| self.graph.value(*v).name.clone();
+        let swapped: HashMap<String, String> = part
+            .same_shape
+            .iter()
+            .filter(|(from, _)| !part.inputs.contains(from))
+            .map(|(from, to)| (name(from), name(to)))
+            .collect();
+        if !swapped.is_empty() {
+            let mut fresh = Fresh::beside(&GraphProto::default());
+            nodes.iter_mut().for_each(|node| Renamer::new(&mut fresh, "", swapped.clone()).reads(node));
+        }
+        nodes
+    }
+
+    /// Every name the part reads or returns. Refuses a read of what is not there yet.
+    fn used_names(&self, part_name: &str, nodes: &[NodeProto], part: &Part) -> Result<HashSet<String>, ExtractError> {
+        let weights: HashSet<&str> = names::weights(self.model.graph_proto()).collect();
+        let mut there: HashSet<&str> = part.inputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
+        let mut used = HashSet::new();
+        let missing = |reader: String, value: &str| ExtractError::Missing {
+            part: part_name.to_owned(),
+            reader,
+            value: value.to_owned(),
+        };
+        for node in nodes {
+            for name in names::reads(node) {
+                if !there.contains(name) && !weights.contains(name) {
+                    return Err(missing(label(node), name));
+                }
+                used.insert(name.to_owned());
+            }
+            there.extend(node.output.iter().map(String::as_str));
+            used.extend(node.output.iter().cloned());
+        }
+        for value in &part.outputs {
+            let name = self.graph.value(*value).name.as_str();
+            if !there.contains(name) && !weights.contains(name) {
+                return Err(missing("its list of outputs".into(), name));
+            }
+            used.insert(name.to_owned());
+        }
+        Ok(used)
+    }
+
+    fn input(&self, part: &str, value: ValueId) -> Result<ValueInfoProto, ExtractError> {
+        let name = || self.graph.value(value).name.clone();
+        if matches!(self.graph.value(value).origin, Origin::Weight(_)) {
+            return Err(ExtractError::WeightInput { part: part.to_owned(), value: name() });
+        }
+        let info = self.info(value);
+        match info.r#type {
+            Some(_) => Ok(info),
+            None => Err(ExtractError::UnknownType { part: part.to_owned(), value: name() }),
+        }
+    }
+
+    fn info(&self, value: ValueId) -> ValueInfoProto {
+        let value = self.graph.value(value);
+        typed::describe(value, self.infos.get(value.name.as_str()).copied())
+    }
+
+    /// What the exporter wrote of the values inside, in its order of nodes.
+    fn value_infos(&self, nodes: &[NodeProto], part: &Part) -> Vec<ValueInfoProto> {
+        let outputs: HashSet<&str> = part.outputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
+        let inside = names::produced(nodes).filter(|name| !outputs.contains(name));
+        inside.filter_map(|name| self.infos.get(name)).map(|info| (*info).clone()).collect()
+    }
+}
+
+/// A model like `source` around another graph: what its nodes use of operator sets and functions, and all it says of
+/// itself. Training information stays behind.
+fn around(source: &ModelProto, graph: GraphProto) -> ModelProto {
+    let functions: Vec<_> = needed_functions(&graph.node, &source.functions).cloned().collect();
+    let mut domains = HashSet::from([""]);
+    functions.iter().flat_map(|f| &f.node).chain(&graph.node).for_each(|node| domains_of(node, &mut domains));
+    let used = |import: &&OperatorSetIdProto| domains.contains(default_domain(import.domain()));
+    ModelProto {
+        ir_version: Some(source.ir_version().clamp(OLDEST_PLAIN_IR, NEWEST_RUNNABLE_IR)),
+        opset_import: source.opset_import.iter().filter(used).cloned().collect(),
+        producer_name: source.producer_name.clone(),
+        producer_version: source.producer_version.clone(),
+        domain: source.domain.clone(),
+        model_version: source.model_version,
+        doc_string: source.doc_string.clone(),
+        metadata_props: source.metadata_props.clone(),
+        training_info: vec![],
+        configuration: source.configuration.clone(),
+        functions,
+        graph: Some(graph),
+    }
+}
+
+fn domains_of<'a>(node: &'a NodeProto, into: &mut HashSet<&'a str>) {
+    into.insert(default_domain(node.domain()));
+    walk::bodies(node).flat_map(|body| &body.node).for_each(|inner| domains_of(inner, into));
+}
+
+/// Quantization annotations of tensors in the part.
+fn annotations(source: &GraphProto, used: &HashSet<String>) -> Vec<TensorAnnotation> {
+    source.quantization_annotation.iter().filter(|a| used.contains(a.tensor_name())).cloned().collect()
+}
+
+fn with_parameters(mut used: HashSet<String>, annotations: &[TensorAnnotation]) -> HashSet<String> {
+    let parameters = annotations.iter().flat_map(|a| &a.quant_parameter_tensor_names);
+    used.extend(parameters.map(|p| p.value().to_owned()));
+    used
+}

@@ -1,0 +1,121 @@
+//! Gives the head only the positions whose logits are asked for: a `Gather` on the sequence axis before the LM head.
+//!
+//! Walks from the logits back through operators that treat every position alike to the contraction that makes them
+//! vocabulary-wide. Where anything on the way is not provably so, the model stays as it is and the reason is given.
+
+mod chain;
+
+use crate::flatten::Fresh;
+use crate::model::Model;
+use crate::proto::{AttributeProto, NodeProto, attribute_proto::AttributeType};
+use crate::read::default_domain;
+use crate::typed;
+use chain::Chain;
+use hpp_graph::{Graph, ValueId};
+use hpp_schema::{DType, Dim};
+use std::collections::HashSet;
+
+/// Name of the dimension of the positions asked for.
+pub const POSITIONS_DIM: &str = "logit_positions";
+
+/// Why the head computes every position it is given.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum HeadReason {
+    #[error("the model returns one position itself")]
+    OnePosition,
+    #[error("the logits have rank {0:?}, not 3")]
+    Rank(Option<usize>),
+    #[error("the logits' second axis ({0}) is not known to be the sequence axis of the input")]
+    Axis(String),
+    #[error("{0} makes the logits and is not known to treat every position alike")]
+    Operator(String),
+    #[error("{0} has operands that may differ from position to position")]
+    Operand(String),
+    #[error("{0:?} is read by more than the head")]
+    Shared(String),
+    #[error("the logits are not computed by a node")]
+    NotComputed,
+    #[error("the model already has a value named {0:?}")]
+    NameTaken(String),
+}
+
+/// The model with a new `int64` input `positions` of shape `[logit_positions]`, and logits for those positions only.
+///
+/// `graph` must be the model's graph with inferred shapes. Node ids change: take the graph of the result.
+pub fn gather_logit_positions(
+    model: &Model,
+    graph: &Graph,
+    logits: ValueId,
+    positions: &str,
+) -> Result<Model, HeadReason> {
+    check_axis(graph, logits)?;
+    if graph.find(positions).is_some() {
+        return Err(HeadReason::NameTaken(positions.to_owned()));
+    }
+    let chain = chain::find(graph, logits)?;
+    Ok(rewrite(model, graph, &chain, positions))
+}
+
+/// The logits must be `[batch, sequence, vocabulary]`, with the sequence axis of an input.
+fn check_axis(graph: &Graph, logits: ValueId) -> Result<(), HeadReason> {
+    let shape = graph.value(logits).shape.as_ref();
+    let Some([_, sequence, _]) = shape.map(Vec::as_slice) else { return Err(HeadReason::Rank(shape.map(Vec::len))) };
+    if sequence.as_fixed() == Some(1) {
+        return Err(HeadReason::OnePosition);
+    }
+    let has_axis = |id: &ValueId| {
+        let value = graph.value(*id);
+        let Some(shape) = value.shape.as_ref() else { return false };
+        let tokens = shape.len() == 2 && matches!(value.dtype, Some(DType::Int64 | DType::Int32));
+        let embeddings = shape.len() == 3 && value.dtype.is_some_and(DType::is_float);
+        (tokens || embeddings) && shape[1] == *sequence
+    };
+    match *sequence != Dim::Unknown && graph.inputs.iter().any(has_axis) {
+        true => Ok(()),
+        false => Err(HeadReason::Axis(sequence.to_string())),
+    }
+}
+
+fn rewrite(model: &Model, graph: &Graph, chain: &Chain, positions: &str) -> Model {
+    let mut model = model.clone();
+    let proto = model.proto.graph.get_or_insert_default();
+    let mut fresh = Fresh::beside(proto);
+    let activation = &graph.value(chain.activation).name;
+    let gathered = fresh.name(&format!("{positions}/hidden"));
+    let at = chain.contraction.0 as usize;
+    proto.node[at].input[chain.operand].clone_from(&gathered);
+    proto.node.insert(at, gather(activation, positions, &gathered));
+    proto.input.push(typed::tensor(positions, DType::Int64, &[Dim::symbol(POSITIONS_DIM)]));
+    let narrowed: HashSet<&str> = chain.narrowed.iter().map(|v| graph.value(*v).name.as_str()).collect();
+    for info in proto.value_info.iter_mut().chain(&mut proto.output) {
+        if narrowed.contains(info.name()) {
+            typed::set_dim(info, 1, &Dim::symbol(POSITIONS_DIM));
+        }
+    }
+    if !model.proto.opset_import.iter().any(|o| default_domain(o.domain()).is_empty()) {
+        let version = Some(OLDEST_OPSET);
+        model.proto.opset_import.push(crate::proto::OperatorSetIdProto { domain: None, version });
+    }
+    model
+}
+
+/// For the model without a single standard operator: the version every runtime of today reads.
+const OLDEST_OPSET: i64 = 13;
+
+fn gather(activation: &str, positions: &str, gathered: &str) -> NodeProto {
+    let axis = AttributeProto {
+        name: Some("axis".into()),
+        r#type: Some(AttributeType::Int as i32),
+        i: Some(1),
+        ..AttributeProto::default()
+    };
+    NodeProto {
+        name: Some(format!("{positions}/Gather")),
+        op_type: Some("Gather".into()),
+        input: vec![activation.to_owned(), positions.to_owned()],
+        output: vec![gathered.to_owned()],
+        attribute: vec![axis],
+        ..NodeProto::default()
+    }
+}

@@ -1,0 +1,89 @@
+//! Writes files so that a name never holds half a file: `.partial` beside it, flushed to disk, then renamed.
+
+use crate::proto::ModelProto;
+use prost::Message;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Largest protobuf message anything can parse.
+const MAX_PROTO: u64 = (1 << 31) - 1;
+
+/// Why a file could not be written.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum WriteError {
+    #[error("cannot write {path}: the disk is full. Nothing was left under that name; free some space and run again")]
+    DiskFull { path: PathBuf },
+    #[error("cannot write {path}")]
+    Io { path: PathBuf, source: io::Error },
+    #[error("{path} would take {bytes} bytes, but no program reads an ONNX file over 2 GiB; keep its weights external")]
+    TooLarge { path: PathBuf, bytes: u64 },
+}
+
+impl WriteError {
+    /// Wraps an I/O error, telling a full disk from the rest.
+    pub fn new(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        match source.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => WriteError::DiskFull { path },
+            _ => WriteError::Io { path, source },
+        }
+    }
+}
+
+/// Writes a model, whole or not at all.
+pub fn write_model(path: &Path, model: &ModelProto) -> Result<u64, WriteError> {
+    let bytes = model.encoded_len() as u64;
+    if bytes > MAX_PROTO {
+        return Err(WriteError::TooLarge { path: path.to_owned(), bytes });
+    }
+    write_bytes(path, &model.encode_to_vec())?;
+    Ok(bytes)
+}
+
+/// Writes bytes, whole or not at all.
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    let partial = partial_of(path);
+    let written = File::create(&partial).and_then(|mut file| {
+        file.write_all(bytes)?;
+        file.sync_all()
+    });
+    let done = written.and_then(|()| fs::rename(&partial, path));
+    done.map_err(|source| {
+        let _ = fs::remove_file(&partial);
+        WriteError::new(path, source)
+    })
+}
+
+/// The name a file has until it is whole.
+pub fn partial_of(path: &Path) -> PathBuf {
+    let mut name: OsString = path.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_write_leaves_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("sub").join("model.onnx");
+        assert!(matches!(write_bytes(&path, b"x"), Err(WriteError::Io { .. })));
+        let occupied = dir.path().join("occupied");
+        fs::create_dir(&occupied).unwrap();
+        assert!(write_bytes(&occupied, b"x").is_err());
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the directory itself");
+        assert!(fs::metadata(&occupied).unwrap().is_dir());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_disk_is_called_so() {
+        let error = File::options().write(true).open("/dev/full").and_then(|mut f| f.write_all(b"x")).unwrap_err();
+        assert!(matches!(WriteError::new(Path::new("p"), error), WriteError::DiskFull { .. }));
+    }
+}
