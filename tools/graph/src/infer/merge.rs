@@ -15,7 +15,7 @@ const MAX_RANK: usize = 64;
 
 /// Symbols of the file that nothing but an exporter's numbering stands behind, and what they turned out to be.
 ///
-/// A symbol is opaque when no graph input and no weight carries it: nobody could give it a value before running.
+/// A symbol is opaque when no graph input carries it: nobody could give it a value before running.
 pub(super) struct Opaque {
     bound: BTreeSet<String>,
     meanings: BTreeMap<String, Option<Dim>>,
@@ -34,20 +34,19 @@ impl Opaque {
         *dim != Dim::Unknown && dim.symbols().into_iter().all(|s| self.bound.contains(s))
     }
 
-    /// Remembers that `declared`, if it is an opaque name, means `inferred`; two meanings make none.
-    fn learn(&mut self, declared: &Dim, inferred: &Dim) -> bool {
-        let Some(name) = declared.as_symbol().filter(|name| !self.bound.contains(*name)) else { return false };
-        if !self.is_bound(inferred) {
-            return false;
+    /// Whether `declared` says less than `inferred`. An opaque name is remembered for where nothing is inferred.
+    fn says_less(&mut self, declared: &Dim, inferred: &Dim) -> bool {
+        if self.is_bound(declared) || !self.is_bound(inferred) {
+            return *declared == Dim::Unknown;
         }
-        let meaning = self.meanings.entry(name.to_owned()).or_insert_with(|| Some(inferred.clone()));
-        if meaning.as_ref() != Some(inferred) {
-            *meaning = None;
+        if let Some(name) = declared.as_symbol() {
+            let meaning = self.meanings.entry(name.to_owned()).or_insert_with(|| Some(inferred.clone()));
+            meaning.take_if(|meaning| meaning != inferred);
         }
-        meaning.is_some()
+        true
     }
 
-    /// Puts meanings in place of names everywhere.
+    /// Puts meanings in place of names everywhere. A name with two meanings keeps none.
     pub fn replace_in(self, graph: &mut Graph) {
         let meanings: BTreeMap<String, Dim> = self.meanings.into_iter().filter_map(|(n, m)| Some((n, m?))).collect();
         if meanings.is_empty() {
@@ -71,6 +70,23 @@ pub(super) fn sane(mut fact: Fact) -> Fact {
         }
     }
     fact
+}
+
+/// Takes an inferred fact over what the file says: for constants, whose tensor is the file's better word.
+pub(super) fn correct(graph: &mut Graph, id: ValueId, fact: &Fact, disagreements: &mut Vec<Disagreement>) {
+    let value = &mut graph.values[id.0 as usize];
+    if let (Some(declared), Some(inferred)) = (&value.shape, &fact.shape)
+        && contradicts(declared, inferred)
+    {
+        disagreements.push(Disagreement::Shape { value: id, declared: declared.clone(), inferred: inferred.clone() });
+    }
+    if let (Some(declared), Some(inferred)) = (value.dtype, fact.dtype)
+        && declared != inferred
+    {
+        disagreements.push(Disagreement::DType { value: id, declared, inferred });
+    }
+    value.dtype = fact.dtype.or(value.dtype);
+    value.shape = fact.shape.clone().or(value.shape.take());
 }
 
 /// Fills a value's gaps from an inferred fact and notes what does not agree.
@@ -100,7 +116,7 @@ pub(super) fn merge(
         return;
     }
     for (declared, found) in declared.iter_mut().zip(found) {
-        if *declared == Dim::Unknown || opaque.learn(declared, found) {
+        if opaque.says_less(declared, found) {
             *declared = found.clone();
         }
     }

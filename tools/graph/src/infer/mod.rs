@@ -20,7 +20,7 @@ use crate::{Graph, NodeId, ValueId};
 use context::Context;
 use fact::{Elements, Facts};
 use hpp_schema::{DType, Shape};
-use merge::{Opaque, merge, sane};
+use merge::{Opaque, correct, merge, sane};
 use std::collections::BTreeMap;
 
 /// What inference could not do.
@@ -30,7 +30,7 @@ pub struct Report {
     pub unknown_ops: BTreeMap<String, usize>,
     /// Values still without an element type: outputs of unknown operators, and sequences.
     pub untyped: Vec<ValueId>,
-    /// Places where the file contradicts the rules. The file's word was kept.
+    /// Places where the file contradicts the rules. The file's word was kept, except over a constant's own tensor.
     pub disagreements: Vec<Disagreement>,
 }
 
@@ -55,7 +55,10 @@ pub fn infer(graph: &mut Graph) -> Report {
         for (output, fact) in outputs.into_iter().zip(facts) {
             let Some(output) = output else { continue };
             let fact = sane(fact);
-            merge(graph, output, &fact, &mut opaque, &mut report.disagreements);
+            match graph.node(id).op_type.as_str() {
+                "Constant" => correct(graph, output, &fact, &mut report.disagreements),
+                _ => merge(graph, output, &fact, &mut opaque, &mut report.disagreements),
+            }
             elements[output.0 as usize] = fact.elements;
         }
     }

@@ -8,15 +8,11 @@ fn projections(s: &Sizes) -> [(usize, &'static str); 3] {
     [(2, "fc1_expert_weight_bits"), (2 + step, "fc2_expert_weight_bits"), (2 + 2 * step, "fc3_expert_weight_bits")]
 }
 
-fn tokens(s: &Sizes) -> Option<u64> {
-    s.count(0)?.checked_div(s.dim(0, -1)?)
-}
-
 /// Two per token, chosen expert and weight of one expert.
 pub(super) fn flops(s: &Sizes) -> Option<u64> {
     let given = projections(s).into_iter().filter(|(at, _)| s.has(*at));
     let weights = given.map(|(at, bits)| one_expert(s, at, bits)).try_fold(0u64, |sum, n| sum.checked_add(n?))?;
-    times(&[2, tokens(s)?, s.attribute("k").unwrap_or(1), weights])
+    times(&[2, s.tokens()?, s.attribute("k").unwrap_or(1), weights])
 }
 
 /// Elements of one expert's weights; bytes of `QMoE` hold `8 / bits` of them.
@@ -31,5 +27,5 @@ fn one_expert(s: &Sizes, at: usize, bits: &str) -> Option<u64> {
 
 /// Most experts these tokens can touch.
 pub(super) fn chosen(s: &Sizes) -> Option<u64> {
-    tokens(s)?.checked_mul(s.attribute("k").unwrap_or(1))
+    s.tokens()?.checked_mul(s.attribute("k").unwrap_or(1))
 }

@@ -34,7 +34,8 @@ pub fn flops(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
 
 /// Bytes of weights one node touches; `None` where how many rows or experts it touches cannot be told.
 ///
-/// A gather touches the rows it picks, a mixture of experts at most `k` experts per token, anything else all of it.
+/// A gather touches the rows it picks, rotary positions one row of each table per token, a mixture of experts at most
+/// `k` experts per token, anything else all of it.
 pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
     let sizes = Sizes { graph, node: graph.node(node), symbols };
     let weights: BTreeSet<ValueId> = sizes.node.inputs.iter().flatten().chain(&sizes.node.captures).copied().collect();
@@ -42,6 +43,7 @@ pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64>
     let touched = weights.map(|(id, bytes)| match Touch::of(sizes.node, id) {
         Touch::All => Some(bytes),
         Touch::Rows { indices, axis } => share(bytes, sizes.count(indices)?, sizes.dim(0, sizes.axis(axis, 0)?)?),
+        Touch::Positions => share(bytes, sizes.tokens()?, sizes.dim_of(id, 0)?),
         Touch::Experts => share(bytes, experts::chosen(&sizes)?, sizes.dim_of(id, 0)?),
     });
     touched.chain([Some(inside(sizes.node))]).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
@@ -100,50 +102,36 @@ fn operators(s: &Sizes) -> Work {
 }
 
 /// Operators that compute nothing.
+#[rustfmt::skip]
 const MOVES: &[&str] = &[
-    "Concat",
-    "Constant",
-    "ConstantOfShape",
-    "DepthToSpace",
-    "Expand",
-    "ExpandDims",
-    "EyeLike",
-    "Flatten",
-    "Gather",
-    "GatherElements",
-    "GatherND",
-    "Identity",
-    "Pad",
-    "Reshape",
-    "Scatter",
-    "ScatterElements",
-    "ScatterND",
-    "Shape",
-    "Size",
-    "Slice",
-    "SpaceToDepth",
-    "Split",
-    "Squeeze",
-    "TensorScatter",
-    "Tile",
-    "Transpose",
-    "Trilu",
-    "Unsqueeze",
+    "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "ExpandDims", "EyeLike", "Flatten", "Gather",
+    "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Scatter", "ScatterElements", "ScatterND", "Shape",
+    "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Trilu", "Unsqueeze",
 ];
 
 /// How much of a weight a node reads.
 enum Touch {
     All,
-    Rows { indices: usize, axis: &'static str },
+    Rows {
+        indices: usize,
+        axis: &'static str,
+    },
+    /// One row for each token: caches of cosines and sines.
+    Positions,
     Experts,
 }
 
 impl Touch {
     fn of(node: &Node, weight: ValueId) -> Touch {
         let slot = node.inputs.iter().position(|input| *input == Some(weight));
+        let standard = node.domain != "com.microsoft";
         match (node.op_type.as_str(), slot) {
             ("Gather", Some(0)) => Touch::Rows { indices: 1, axis: "axis" },
             ("GatherBlockQuantized", Some(0 | 2 | 3)) => Touch::Rows { indices: 1, axis: "gather_axis" },
+            ("GroupQueryAttention", Some(7 | 8)) | ("PagedAttention", Some(8 | 9)) => Touch::Positions,
+            ("SparseAttention", Some(9 | 10)) | ("SparsePagedAttention", Some(11 | 12)) => Touch::Positions,
+            ("RotaryEmbedding" | "MRotaryEmbedding", Some(2 | 3)) if !standard => Touch::Positions,
+            ("RotaryEmbedding", Some(1 | 2)) if node.inputs.len() > 3 => Touch::Positions,
             ("MoE" | "QMoE", Some(2..)) => Touch::Experts,
             _ => Touch::All,
         }

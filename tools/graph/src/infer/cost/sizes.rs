@@ -73,6 +73,13 @@ impl Sizes<'_> {
         u64::try_from(self.node.int(name)?).ok().filter(|size| *size > 0)
     }
 
+    /// Tokens in the first input: all but the last axis, and but the heads of `[batch, heads, length, width]`.
+    pub fn tokens(&self) -> Option<u64> {
+        let width = self.dim(0, -1)?;
+        let heads = if self.shape(0)?.len() == 4 { self.dim(0, 1)? } else { 1 };
+        self.count(0)?.checked_div(width.checked_mul(heads)?)
+    }
+
     /// An axis attribute as an axis of the first input; 0 if it is not given.
     pub fn axis(&self, name: &str, default: i64) -> Option<isize> {
         isize::try_from(self.node.int(name).unwrap_or(default)).ok()

@@ -56,6 +56,9 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "BiasDropout" | "BitmaskDropout" | "BitmaskBiasDropout" => dropout,
         "HyperConnectionPreMix" => premix,
         "ReduceSumInteger" => return reduce::rule("ReduceSum").map(|_| untold as Rule),
+        "DynamicSparseAttention" => all_first_typed,
+        "SparseAttentionIndexer" | "PackedSparseAttentionIndexer" => indexer,
+        "RemovePadding" => remove_padding,
         "IsAllFinite" => finite,
         "Tokenizer" => tokenizer,
         "BeamSearch" | "GreedySearch" | "Sampling" | "WhisperBeamSearch" => tokens,
@@ -76,7 +79,12 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         | "RestorePadding"
         | "MaxpoolWithMask"
         | "GridSample"
-        | "SampleOp" => first_typed,
+        | "SampleOp"
+        | "QOrderedAttention"
+        | "QOrderedGelu"
+        | "QOrderedLayerNormalization"
+        | "QOrderedLongformerAttention"
+        | "QOrderedMatMul" => first_typed,
         _ => return None,
     })
 }
@@ -136,6 +144,24 @@ fn second_typed(cx: &Context) -> Facts {
 
 fn first_typed(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), None)]
+}
+
+fn all_first_typed(cx: &Context) -> Facts {
+    vec![fact(cx.dtype(0), None); cx.node.outputs.len()]
+}
+
+/// Positions chosen for each query come first (and, packed, where each query's begin), then caches.
+fn indexer(cx: &Context) -> Facts {
+    let packed = cx.node.op_type != "SparseAttentionIndexer";
+    let positions = if packed { [0, 1, 5].as_slice() } else { &[0] };
+    let dtype = |at| if positions.contains(&at) { Some(DType::Int32) } else { cx.dtype(0) };
+    (0..cx.node.outputs.len()).map(|at| fact(dtype(at), None)).collect()
+}
+
+/// Tokens without padding, then where they came from.
+fn remove_padding(cx: &Context) -> Facts {
+    let counts = (1..cx.node.outputs.len()).map(|_| fact(Some(DType::Int32), None));
+    std::iter::once(fact(cx.dtype(0), None)).chain(counts).collect()
 }
 
 fn untold(cx: &Context) -> Facts {

@@ -11,7 +11,8 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "Loop" => repeat,
         "Scan" => scan,
         "SequenceAt" | "SequenceConstruct" | "SequenceEmpty" | "SequenceErase" | "SequenceInsert" | "SequenceMap"
-        | "SplitToSequence" | "ConcatFromSequence" | "Optional" | "OptionalGetElement" => untold,
+        | "SplitToSequence" | "ConcatFromSequence" | "Optional" => untold,
+        "OptionalGetElement" => super::elementwise::keep,
         "SequenceLength" => length,
         "OptionalHasElement" => has,
         "StringNormalizer" => text,
@@ -49,13 +50,15 @@ fn repeat(cx: &Context) -> Facts {
     (0..cx.node.outputs.len()).map(output).collect()
 }
 
-/// State variables keep type and shape; what is scanned out has the body's type.
+/// State variables keep type and shape; what is scanned out has the body's type. Before operator set 9 the sequence
+/// lengths came first.
 fn scan(cx: &Context) -> Facts {
     let body = body(cx, "body");
+    let first = if cx.opset() < 9 { 1 } else { 0 };
     let scanned = usize::try_from(cx.int("num_scan_inputs", 0)).unwrap_or(0);
-    let states = cx.node.inputs.len().saturating_sub(scanned);
+    let states = cx.node.inputs.len().saturating_sub(scanned).saturating_sub(first);
     let output = |at: usize| -> Fact {
-        let state = if at < states { cx.same(at) } else { Fact::default() };
+        let state = if at < states { cx.same(at + first) } else { Fact::default() };
         fact(result(body, at).or(state.dtype), state.shape)
     };
     (0..cx.node.outputs.len()).map(output).collect()

@@ -3,7 +3,7 @@
 use super::elementwise::keep;
 use crate::infer::context::{Context, wrap_all};
 use crate::infer::fact::{Facts, Rule, fact, one, ranked};
-use crate::infer::poly::{constant, divide_down, divide_up, multiply, sum};
+use crate::infer::poly::{as_constant, constant, divide_down, divide_up, multiply, sum};
 use hpp_schema::{DType, Dim, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
@@ -77,9 +77,20 @@ impl Window {
         let reach = multiply(&(self.kernel[i].clone() - constant(1)), &constant(self.dilations[i])) + constant(1);
         let both = constant(pads[i]) + constant(pads[i + self.kernel.len()]);
         let room = dim.clone() + both - reach;
-        let steps = if self.round_up { divide_up(&room, self.strides[i]) } else { divide_down(&room, self.strides[i]) };
-        steps + constant(1)
+        let stride = self.strides[i];
+        if !self.round_up || stride == 1 {
+            return divide_down(&room, stride) + constant(1);
+        }
+        let (Some(size), Some(room)) = (as_constant(dim), as_constant(&room)) else { return Dim::Unknown };
+        constant(rounded_up(size.saturating_add(pads[i]), room, stride))
     }
+}
+
+/// Steps of a window whose last one may hang over the end, but must not begin past the data.
+fn rounded_up(data: i64, room: i64, stride: i64) -> i64 {
+    let Some(whole) = room.checked_div(stride) else { return -1 };
+    let hangs = room % stride != 0 && whole.saturating_add(1).saturating_mul(stride) < data;
+    whole.saturating_add(if hangs { 2 } else { 1 })
 }
 
 fn pool_shape(cx: &Context) -> Option<Shape> {

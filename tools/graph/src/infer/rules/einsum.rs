@@ -56,7 +56,7 @@ impl Axes {
     fn bind_letter(&mut self, letter: char, dim: Option<&Dim>) {
         let Some(dim) = dim else { return };
         match self.letters.remove(&letter) {
-            Some(known) if known == Dim::Unknown => self.letters.insert(letter, dim.clone()),
+            Some(Dim::Unknown) => self.letters.insert(letter, dim.clone()),
             Some(known) if *dim == Dim::Unknown => self.letters.insert(letter, known),
             Some(known) => self.letters.insert(letter, broadcast_dim(known, dim.clone())),
             None => self.letters.insert(letter, dim.clone()),
