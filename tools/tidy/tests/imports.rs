@@ -9,7 +9,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-schema", &[]),
     ("hpp-graph", &["hpp-schema"]),
     ("hpp-onnx", &["hpp-graph", "hpp-schema"]),
-    ("hpp-partition", &["hpp-graph", "hpp-schema"]),
+    ("hpp-partition", &["hpp-schema"]),
     ("hpp-split", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema"]),
     ("hpp-profile", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema"]),
     ("hpp-engine", &["hpp-schema"]),
