@@ -10,6 +10,7 @@ mod model;
 mod names;
 pub mod proto;
 mod read;
+mod store;
 mod tensor;
 mod typed;
 mod walk;
@@ -21,6 +22,10 @@ pub use flatten::{BranchChoice, FunctionError};
 pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
+pub use store::{
+    ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, externalise, needs_externalising, pack,
+    place,
+};
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
 pub use write::{WriteError, write_bytes, write_model};

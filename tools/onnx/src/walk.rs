@@ -59,7 +59,15 @@ pub fn tensors_mut<E>(
 ) -> Result<(), E> {
     graph.initializer.iter_mut().try_for_each(&mut *visit)?;
     graph.sparse_initializer.iter_mut().flat_map(parts_mut).try_for_each(&mut *visit)?;
-    for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
+    tensors_of_nodes_mut(&mut graph.node, visit)
+}
+
+/// Calls `visit` on every tensor inside the attributes of nodes, to change it.
+pub fn tensors_of_nodes_mut<E>(
+    nodes: &mut [NodeProto],
+    visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,
+) -> Result<(), E> {
+    for attribute in nodes.iter_mut().flat_map(|node| &mut node.attribute) {
         attribute.t.iter_mut().chain(&mut attribute.tensors).try_for_each(&mut *visit)?;
         let sparse = attribute.sparse_tensor.iter_mut().chain(&mut attribute.sparse_tensors);
         sparse.flat_map(parts_mut).try_for_each(&mut *visit)?;

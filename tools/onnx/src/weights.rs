@@ -75,6 +75,8 @@ pub enum WeightError {
     UnknownKey { name: String, key: String },
     #[error("weight {name:?} says it has {found} external bytes where its type and dimensions ask for {wanted}")]
     WrongLength { name: String, found: u64, wanted: u64 },
+    #[error("weight {name:?} lies in {location:?}, which is not one of the model's weight files")]
+    UnknownFile { name: String, location: String },
     #[error(
         "weight {name:?} lies at offset {offset} of {path} and takes {wanted} bytes, but the file has only {found}; \
          it is short or belongs to another model"
@@ -188,6 +190,15 @@ impl<'a> Finder<'a> {
         }
         Ok(WeightFile { location: location.into(), path: real, bytes: about.len() })
     }
+}
+
+/// Where a tensor's bytes lie, for a model that was checked: its location is one of `files`, by name.
+pub fn span_of(tensor: &TensorProto, files: &HashMap<&str, usize>) -> Result<Span, WeightError> {
+    let shape = tensor::shape_of(tensor)?;
+    let place = parse_place(tensor)?;
+    let unknown = || WeightError::UnknownFile { name: tensor.name().into(), location: place.location.into() };
+    let file = files.get(place.location).copied().ok_or_else(unknown)?;
+    Ok(Span { file, offset: place.offset, length: shape.bytes.unwrap_or_default() })
 }
 
 /// The directory a model's locations are relative to.

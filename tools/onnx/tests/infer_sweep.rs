@@ -1,0 +1,188 @@
+//! Inference over every model at hand: forget what the files say of inner values, infer it again, compare.
+//!
+//! Sweeps `fixtures/models`, and the directory `HPP_MODELS` names if it is set.
+
+use hpp_graph::infer::{Disagreement, bytes_read, flops, infer};
+use hpp_graph::{Graph, Origin, ValueId, segment};
+use hpp_onnx::Model;
+use hpp_schema::{DType, Dim, Shape, Symbols};
+use std::path::{Path, PathBuf};
+
+fn models() -> Vec<PathBuf> {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    let mut found = vec![];
+    collect(&fixtures, &mut found);
+    assert!(!found.is_empty(), "no models under {}", fixtures.display());
+    if let Some(more) = std::env::var_os("HPP_MODELS") {
+        collect(Path::new(&more), &mut found);
+    }
+    found.sort();
+    found
+}
+
+fn collect(directory: &Path, found: &mut Vec<PathBuf>) {
+    let entries = std::fs::read_dir(directory).unwrap_or_else(|e| panic!("{}: {e}", directory.display()));
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            collect(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "onnx") {
+            found.push(path);
+        }
+    }
+}
+
+fn read(path: &Path) -> Graph {
+    let model = Model::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    model.graph().unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn is_inner(graph: &Graph, id: ValueId) -> bool {
+    graph.producer(id).is_some()
+}
+
+/// The graph without a word on what its nodes produce.
+fn forgetful(graph: &Graph) -> Graph {
+    let mut graph = graph.clone();
+    for value in graph.values.iter_mut().filter(|v| matches!(v.origin, Origin::Node { .. })) {
+        (value.dtype, value.shape) = (None, None);
+    }
+    graph
+}
+
+/// Whether a node is a control-flow operator, whose bodies are seen from outside only.
+fn comes_from_a_body(graph: &Graph, id: ValueId) -> bool {
+    graph.producer(id).is_some_and(|node| matches!(graph.node(node).op_type.as_str(), "If" | "Loop" | "Scan"))
+}
+
+#[test]
+fn every_inner_value_gets_the_type_the_file_gives_it() {
+    for path in models() {
+        let declared = read(&path);
+        let mut inferred = forgetful(&declared);
+        let report = infer(&mut inferred);
+        assert!(report.unknown_ops.is_empty(), "{}: {:?}", path.display(), report.unknown_ops);
+        for id in declared.value_ids().filter(|id| is_inner(&declared, *id)) {
+            let (said, found) = (declared.value(id).dtype, inferred.value(id).dtype);
+            let name = &declared.value(id).name;
+            assert!(found.is_some(), "{}: {name} has no type", path.display());
+            assert!(said.is_none() || said == found, "{}: {name} is {said:?}, not {found:?}", path.display());
+        }
+    }
+}
+
+/// Exporters write constant vectors down as scalars; nothing else may disagree.
+#[test]
+fn no_file_contradicts_the_rules() {
+    for path in models() {
+        let mut graph = read(&path);
+        let report = infer(&mut graph);
+        for told in &report.disagreements {
+            let (Disagreement::Shape { value, .. } | Disagreement::DType { value, .. }) = told;
+            let constant = graph.producer(*value).is_some_and(|node| graph.node(node).op_type == "Constant");
+            assert!(constant, "{}: {}: {told:?}", path.display(), graph.value(*value).name);
+        }
+    }
+}
+
+/// Shapes found without the file's help never contradict it, and nearly every dimension is found.
+#[test]
+fn shapes_are_found_again() {
+    let (mut known, mut all) = (0, 0);
+    for path in models() {
+        let declared = read(&path);
+        let mut inferred = forgetful(&declared);
+        infer(&mut inferred);
+        let (mut known_here, mut all_here) = (0, 0);
+        for id in declared.value_ids().filter(|id| is_inner(&declared, *id) && !comes_from_a_body(&declared, *id)) {
+            let name = &declared.value(id).name;
+            let Some(found) = &inferred.value(id).shape else { panic!("{}: {name} has no rank", path.display()) };
+            known_here += found.iter().filter(|dim| **dim != Dim::Unknown).count();
+            all_here += found.len();
+            let constant = declared.node(declared.producer(id).unwrap()).op_type == "Constant";
+            if let Some(said) = declared.value(id).shape.as_ref().filter(|_| !constant) {
+                assert!(compatible(said, found), "{}: {name} is {said:?}, not {found:?}", path.display());
+            }
+        }
+        println!("{:>5}/{:<5} dimensions known  {}", known_here, all_here, path.display());
+        known += known_here;
+        all += all_here;
+    }
+    println!("{known}/{all} in all");
+    assert!(known * 1000 >= all * 995, "{known} of {all}");
+}
+
+/// Equal rank, and no two sizes that differ whatever the symbols are.
+fn compatible(a: &Shape, b: &Shape) -> bool {
+    let same = |(a, b): (&Dim, &Dim)| match a.clone() - b.clone() {
+        Dim::Unknown => true,
+        Dim::Known(terms) => terms.is_empty() || terms.keys().any(|product| !product.is_empty()),
+    };
+    a.len() == b.len() && a.iter().zip(b).all(same)
+}
+
+/// What crosses from block to block has a type and a shape that can be evaluated, found without the file's help; in
+/// language models something of it is a hidden state `[batch, sequence, width]`.
+#[test]
+fn boundaries_are_evaluable() {
+    for path in models() {
+        let mut graph = forgetful(&read(&path));
+        infer(&mut graph);
+        let inputs: Vec<&Shape> = graph.inputs.iter().filter_map(|id| graph.value(*id).shape.as_ref()).collect();
+        for boundary in segment(&graph).boundaries {
+            for id in &boundary.values {
+                let value = graph.value(*id);
+                assert!(value.dtype.is_some(), "{}: {}", path.display(), value.name);
+                let shape = value.shape.as_ref().unwrap_or_else(|| panic!("{}: {}", path.display(), value.name));
+                let given = |symbol: &&str| inputs.iter().copied().flatten().any(|dim| dim.symbols().contains(symbol));
+                let evaluable = |dim: &Dim| *dim != Dim::Unknown && dim.symbols().iter().all(given);
+                assert!(shape.iter().all(evaluable), "{}: {} is {shape:?}", path.display(), value.name);
+            }
+            assert!(boundary.values.iter().any(|id| is_hidden_state(&graph, *id)), "{}", path.display());
+        }
+    }
+}
+
+/// Floating point, symbolic in front, of fixed width (or channels) behind.
+fn is_hidden_state(graph: &Graph, id: ValueId) -> bool {
+    let value = graph.value(id);
+    let shape = value.shape.as_deref().unwrap_or_default();
+    let fixed = |dim: &Dim| dim.as_fixed().is_some();
+    value.dtype.is_some_and(DType::is_float)
+        && shape.first().is_some_and(|dim| !fixed(dim))
+        && shape.iter().skip(1).any(fixed)
+}
+
+/// Given values for the inputs' symbols, the work of every node can be counted, bodies and token-packed attention aside.
+#[test]
+fn work_can_be_counted() {
+    for path in models() {
+        let mut graph = forgetful(&read(&path));
+        infer(&mut graph);
+        let symbols = sizes_of(&graph);
+        let uncounted: Vec<&str> = graph
+            .node_ids()
+            .filter(|node| flops(&graph, *node, &symbols).is_none())
+            .map(|node| graph.node(node).op_type.as_str())
+            .filter(|op| !matches!(*op, "If" | "Loop" | "Scan"))
+            .collect();
+        assert!(uncounted.len() * 50 <= graph.nodes.len(), "{}: {uncounted:?}", path.display());
+        for node in graph.node_ids() {
+            assert!(bytes_read(&graph, node, &symbols).is_some(), "{}: {}", path.display(), graph.node(node).op_type);
+        }
+    }
+}
+
+/// A size for each symbol: one sequence, a step of one token after seven.
+fn sizes_of(graph: &Graph) -> Symbols {
+    let shapes = graph.inputs.iter().filter_map(|id| graph.value(*id).shape.as_ref()).flatten();
+    let named = shapes.flat_map(Dim::symbols).map(|name| {
+        let size = match name {
+            name if name.contains("past") => 7,
+            name if name.contains("total") => 8,
+            name if name.contains("dim") => 16,
+            _ => 1,
+        };
+        (name.to_owned(), size)
+    });
+    named.chain([("total_sequence_length".to_owned(), 8)]).collect()
+}
