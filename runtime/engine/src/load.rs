@@ -33,7 +33,7 @@ pub(crate) fn load<B: Backend>(
     cancel.attach(control.clone());
 
     let names = Names::of(plan);
-    let (stages, telemetry) = load_stages(plan, dir, backend, &options, &cancel, &names, reporter)?;
+    let (stages, telemetry) = load_stages(plan, dir, backend, &control, &options, &cancel, &names, reporter)?;
     let areas = Areas::new(backend.clone());
     let vocabulary = Vocabulary::of(plan);
     let feeds = feeds(plan, &areas, &stages, context)?;
@@ -84,6 +84,7 @@ fn load_stages<B: Backend>(
     plan: &Plan,
     dir: &Path,
     backend: &B,
+    control: &B::Control,
     options: &EngineOptions,
     cancel: &CancelHandle,
     names: &Names<'_>,
@@ -95,7 +96,7 @@ fn load_stages<B: Backend>(
             return Err(EngineError::Cancelled);
         }
         reporter.loading(&partition.name, index, plan.partitions.len());
-        let (session, measured) = load_session(plan, partition, dir, backend, options, reporter)?;
+        let (session, measured) = load_session(plan, partition, dir, backend, control, options, reporter)?;
         let (inputs, outputs) = resolve(names, partition, index, session.inputs(), session.outputs())?;
         stages.push(Stage { name: partition.name.clone(), session, inputs, outputs });
         telemetry.push(measured);
@@ -108,12 +109,16 @@ fn load_session<B: Backend>(
     partition: &Partition,
     dir: &Path,
     backend: &B,
+    control: &B::Control,
     options: &EngineOptions,
     reporter: &dyn Reporter,
 ) -> Result<(B::Session, StageTelemetry), EngineError> {
     let started = Instant::now();
     let file = dir.join(&partition.file);
-    let failed = |source| EngineError::Load { partition: partition.name.clone(), file: file.clone(), source };
+    let failed = |source| match source {
+        BackendError::Stopped => EngineError::Cancelled,
+        source => EngineError::Load { partition: partition.name.clone(), file: file.clone(), source },
+    };
     let device = plan.devices.iter().find(|device| device.name == partition.device).ok_or_else(|| {
         failed(BackendError::Misfit { what: partition.device.clone(), why: "the plan has no such device".into() })
     })?;
@@ -125,7 +130,7 @@ fn load_session<B: Backend>(
         providers: &partition.providers,
         fallback: options.fallback,
     };
-    let loaded = backend.load(&spec, reporter).map_err(failed)?;
+    let loaded = backend.load(&spec, control, reporter).map_err(failed)?;
     for (wanted, reason) in &loaded.refused {
         reporter.fallback(&partition.name, *wanted, loaded.provider, reason);
     }

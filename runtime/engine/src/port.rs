@@ -86,8 +86,13 @@ pub trait Backend: Clone {
     /// Stops runs from another thread.
     type Control: Control;
 
-    /// Loads a partition with the first provider that has it.
-    fn load(&self, spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> Result<Loaded<Self::Session>, BackendError>;
+    /// Loads a partition with the first provider that has it; `control` can end that.
+    fn load(
+        &self,
+        spec: &SessionSpec<'_>,
+        control: &Self::Control,
+        reporter: &dyn Reporter,
+    ) -> Result<Loaded<Self::Session>, BackendError>;
     /// Reserves zeroed bytes. On the host no page is touched until it is used.
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
     /// A view of the buffer's first bytes. Fails where the shape needs more than the buffer holds. Allocates nothing on the heap.

@@ -1,0 +1,134 @@
+//! The engine's port, over ONNX Runtime.
+
+use crate::environment::{OpenError, OrtOptions, Runtime, open};
+use crate::os;
+use crate::provide::{devices_of, provide};
+use crate::raw::device::{DeviceMemory, Place, copy};
+use crate::raw::memory::{HostMemory, Memory};
+use crate::raw::run::OrtControl;
+use crate::raw::value::Value;
+use crate::session::{OrtSession, OrtTensor};
+use hpp_engine::port::{Backend, Loaded, MemoryId, MemoryUse, SessionSpec};
+use hpp_engine::{BackendError, Reporter};
+use hpp_schema::{DType, Provider};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// ONNX Runtime as the engine sees it. Lives on one thread; clones share its memories.
+#[derive(Clone)]
+pub struct OrtBackend {
+    pub(crate) runtime: Arc<Runtime>,
+    /// The host first, then devices as they come into use; a memory's number is its index.
+    places: Rc<RefCell<Vec<Rc<Place>>>>,
+}
+
+/// Bytes in one memory.
+pub struct OrtBuffer {
+    memory: Memory,
+    place: Rc<Place>,
+}
+
+impl OrtBackend {
+    /// Finds ONNX Runtime and sets it up, once for the process; later calls share what the first one made. Its warnings
+    /// go to `reporter`, that of the latest call.
+    pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
+        let runtime = open(options, reporter)?;
+        Ok(OrtBackend { runtime, places: Rc::new(RefCell::new(vec![Rc::new(Place::host())])) })
+    }
+
+    fn place(&self, memory: MemoryId) -> Result<Rc<Place>, BackendError> {
+        let place = self.places.borrow().get(memory.0 as usize).cloned();
+        place.ok_or_else(|| BackendError::Misfit {
+            what: format!("memory {}", memory.0),
+            why: "no partition has brought it into use".into(),
+        })
+    }
+
+    /// Makes every device of a provider a place tensors can lie in.
+    fn use_devices(&self, provider: Provider) -> Result<(), BackendError> {
+        for device in devices_of(&self.runtime, provider) {
+            let known = self.places.borrow().iter().any(|place| place.is(&device));
+            if !known {
+                let id = MemoryId(self.places.borrow().len() as u32);
+                let place = Place::device(id, &self.runtime.environment, &device)?;
+                self.places.borrow_mut().push(Rc::new(place));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Backend for OrtBackend {
+    type Buffer = OrtBuffer;
+    type Tensor = OrtTensor;
+    type Session = OrtSession;
+    type Control = OrtControl;
+
+    fn load(
+        &self,
+        spec: &SessionSpec<'_>,
+        control: &OrtControl,
+        reporter: &dyn Reporter,
+    ) -> Result<Loaded<OrtSession>, BackendError> {
+        let provided = provide(&self.runtime, spec, control, reporter)?;
+        if provided.provider != Provider::Cpu {
+            self.use_devices(provided.provider)?;
+        }
+        let session = OrtSession::new(provided.session, self.places.borrow().clone())?;
+        let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
+        Ok(Loaded { session, provider, processor, refused })
+    }
+
+    fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<OrtBuffer, BackendError> {
+        let place = self.place(memory)?;
+        if memory == MemoryId::HOST {
+            return Ok(OrtBuffer { memory: Memory::Host(Rc::new(HostMemory::reserve(bytes)?)), place });
+        }
+        let buffer = OrtBuffer { memory: Memory::Device(Rc::new(DeviceMemory::reserve(&place, bytes)?)), place };
+        // Devices hand out what others left. Untouched host pages are all one page of zeros, so this costs a copy and no memory.
+        let zeros = self.reserve(MemoryId::HOST, bytes)?;
+        let shape = [bytes];
+        self.copy(&self.view(&zeros, DType::Uint8, &shape)?, &self.view(&buffer, DType::Uint8, &shape)?)?;
+        Ok(buffer)
+    }
+
+    fn view(&self, buffer: &OrtBuffer, dtype: DType, shape: &[u64]) -> Result<OrtTensor, BackendError> {
+        Value::view(&buffer.memory, &buffer.place, dtype, shape).map(OrtTensor)
+    }
+
+    fn write(&self, buffer: &OrtBuffer, offset: u64, bytes: &[u8]) -> Result<(), BackendError> {
+        match &buffer.memory {
+            Memory::Host(host) => host.write(offset, bytes),
+            Memory::Device(_) => Err(BackendError::Misfit {
+                what: "a write".into(),
+                why: "device memory is written by copying a tensor there".into(),
+            }),
+        }
+    }
+
+    fn read(&self, tensor: &OrtTensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
+        let OrtTensor(value) = tensor;
+        if value.place == MemoryId::HOST {
+            return value.read_host(offset, bytes);
+        }
+        let host = self.reserve(MemoryId::HOST, value.size())?;
+        let there = self.view(&host, value.dtype, &value.dims)?;
+        copy(&self.runtime.environment, value, &there.0)?;
+        there.0.read_host(offset, bytes)
+    }
+
+    fn copy(&self, from: &OrtTensor, to: &OrtTensor) -> Result<(), BackendError> {
+        copy(&self.runtime.environment, &from.0, &to.0)
+    }
+
+    fn control(&self) -> Result<OrtControl, BackendError> {
+        OrtControl::new()
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        let (peak_resident, resident) = os::resident();
+        let devices = self.places.borrow().iter().filter_map(|place| place.memory_use()).collect();
+        MemoryUse { peak_resident, resident, devices }
+    }
+}

@@ -1,0 +1,168 @@
+//! The one ONNX Runtime of this process: library, environment, thread pool, log and devices.
+
+use crate::discover::{self, Found, NotFound, Search};
+use crate::log::Log;
+use crate::raw::failed;
+use hpp_engine::{BackendError, Reporter};
+use ort::environment::{Environment, GlobalThreadPoolOptions};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How to set ONNX Runtime up. The first one in a process decides.
+#[derive(Clone, Debug, Default)]
+pub struct OrtOptions {
+    /// The library to load; otherwise it is looked for.
+    pub library: Option<PathBuf>,
+    /// Threads for all partitions together; otherwise one for each core.
+    pub threads: Option<usize>,
+    /// Whether idle threads wait for work by spinning.
+    pub waiting: Waiting,
+    /// The WebGPU plugin; otherwise it is looked for.
+    pub webgpu_plugin: Option<PathBuf>,
+}
+
+/// How idle threads of the pool wait for work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Waiting {
+    /// They spin for a moment, then sleep: fastest while one partition follows another.
+    #[default]
+    Spin,
+    /// They sleep at once: kinder to other programs.
+    Sleep,
+}
+
+/// ONNX Runtime could not be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// It was not found.
+    #[error(transparent)]
+    NotFound(#[from] NotFound),
+    /// It was found, but something in it failed.
+    #[error("ONNX Runtime from {} cannot be used", .library.display())]
+    Failed {
+        /// The library.
+        library: PathBuf,
+        /// Why.
+        source: BackendError,
+    },
+}
+
+impl OpenError {
+    /// The next step for a person.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            OpenError::NotFound(error) => error.hint(),
+            OpenError::Failed { .. } => "name another library with --ort-lib or ORT_DYLIB_PATH",
+        }
+    }
+}
+
+/// What every backend of this process shares.
+pub(crate) struct Runtime {
+    pub environment: Environment,
+    pub found: Found,
+    pub threads: usize,
+    /// Providers that could be plugged in, or why not.
+    pub plugins: Vec<Plugin>,
+    pub log: Arc<Log>,
+}
+
+/// A provider in a library of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Plugin {
+    pub provider: hpp_schema::Provider,
+    pub path: Option<PathBuf>,
+    /// Why it is not to be had; `None` if it is.
+    pub problem: Option<String>,
+}
+
+static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
+
+/// The runtime of this process, set up on the first call.
+pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Arc<Runtime>, OpenError> {
+    let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(runtime) = runtime.as_ref() {
+        runtime.log.send_to(reporter);
+        return Ok(runtime.clone());
+    }
+    let made = Arc::new(make(options, reporter)?);
+    *runtime = Some(made.clone());
+    Ok(made)
+}
+
+fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, OpenError> {
+    let mut builder = None;
+    let found = Search::from_environment(options.library.as_deref()).find(|path| match ort::init_from(path) {
+        Ok(loaded) => {
+            builder = Some(loaded);
+            Ok(())
+        }
+        Err(error) => Err(explain(&error)),
+    })?;
+    let failed_here = |source| OpenError::Failed { library: found.path.clone(), source };
+    let builder = builder.ok_or_else(|| NotFound { tried: found.tried.clone() })?;
+    let log = Arc::new(Log::new(reporter));
+    let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
+    let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
+    let plugins = plugins(&environment, &found.path, options.webgpu_plugin.as_deref());
+    Ok(Runtime { environment, found, threads, plugins, log })
+}
+
+/// The loader's words, shortened to what a person needs.
+fn explain(error: &ort::LoadDynamicError) -> String {
+    match error {
+        ort::LoadDynamicError::BadVersion { version_str, .. } => {
+            format!(
+                "it is version {version_str}, and {}.{} is the oldest that works",
+                discover::OLDEST.0,
+                discover::OLDEST.1
+            )
+        }
+        ort::LoadDynamicError::MissingApi { .. } => "it is not ONNX Runtime".into(),
+        ort::LoadDynamicError::InvalidVersionString => "its version cannot be read".into(),
+        ort::LoadDynamicError::Dlopen { error, .. } => {
+            let cause = std::error::Error::source(error).map(ToString::to_string);
+            cause.unwrap_or_else(|| error.to_string())
+        }
+    }
+}
+
+fn environment(
+    builder: ort::environment::EnvironmentBuilder,
+    threads: usize,
+    waiting: Waiting,
+    log: &Arc<Log>,
+) -> Result<Environment, BackendError> {
+    // One pool for all sessions: with a pool each, the idle ones spin against the busy one, and decoding takes twice as long.
+    let pool = GlobalThreadPoolOptions::default()
+        .with_intra_threads(threads)
+        .and_then(|pool| pool.with_inter_threads(1))
+        .and_then(|pool| pool.with_spin_control(waiting == Waiting::Spin))
+        .map_err(failed("set the thread pool up"))?;
+    let log = log.clone();
+    let environment = builder
+        .with_name("hpp")
+        .with_telemetry(false)
+        .with_global_thread_pool(pool)
+        .with_logger(Arc::new(move |level, _: &str, _: &str, _: &str, message: &str| log.receive(level, message)))
+        .build()
+        .map_err(failed("set ONNX Runtime up"))?;
+    environment.set_log_level(ort::logging::LogLevel::Warning);
+    Ok(environment)
+}
+
+/// Registers the providers that come in libraries of their own.
+fn plugins(environment: &Environment, library: &Path, webgpu: Option<&Path>) -> Vec<Plugin> {
+    let found = [
+        (hpp_schema::Provider::Cuda, "hpp.cuda", discover::cuda_library(library), "onnxruntime-gpu"),
+        (hpp_schema::Provider::Webgpu, "hpp.webgpu", discover::webgpu_plugin(webgpu, library), "onnxruntime-ep-webgpu"),
+    ];
+    let register = |(provider, name, path, package): (_, &str, Option<PathBuf>, &str)| {
+        let problem = match &path {
+            None => Some(format!("there is no such provider beside ONNX Runtime: the package {package} has it")),
+            Some(path) => environment.register_ep_library(name, path).err().map(|error| error.message().to_owned()),
+        };
+        Plugin { provider, path, problem }
+    };
+    found.into_iter().map(register).collect()
+}

@@ -1,0 +1,20 @@
+//! ONNX Runtime and devices behind the engine's ports. The only room with `unsafe`; it knows no plan beyond one partition, and no HTTP.
+//!
+//! [`discover`] finds the library, `environment` sets it up once for the process, `provide` makes sessions, and `raw` holds
+//! what must speak to C: small owners whose lifetimes follow ownership, each call checked.
+
+mod backend;
+pub mod discover;
+mod environment;
+mod log;
+mod os;
+mod peek;
+mod provide;
+mod raw;
+mod session;
+
+pub use backend::{OrtBackend, OrtBuffer};
+pub use environment::{OpenError, OrtOptions, Waiting};
+pub use raw::binding::OrtBinding;
+pub use raw::run::OrtControl;
+pub use session::{OrtSession, OrtTensor};

@@ -1,0 +1,150 @@
+//! The seam to the operating system: pages that are not touched until used, and what the process takes. Everything special to
+//! one system is here, with a portable way beside it.
+
+use std::io;
+
+/// Zeroed memory of fixed length. On Unix no page of it exists until it is written.
+pub(crate) struct Pages {
+    #[cfg(unix)]
+    at: *mut u8,
+    #[cfg(unix)]
+    length: usize,
+    #[cfg(not(unix))]
+    bytes: std::cell::UnsafeCell<Vec<u64>>,
+    #[cfg(not(unix))]
+    length: usize,
+}
+
+#[cfg(unix)]
+impl Pages {
+    pub fn reserve(length: usize) -> io::Result<Self> {
+        let length = length.max(1);
+        // SAFETY: a new anonymous private mapping at an address of the system's choice touches nothing that exists.
+        let at = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | NO_RESERVE,
+                -1,
+                0,
+            )
+        };
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Pages { at: at.cast(), length }) }
+    }
+
+    pub fn address(&self) -> *mut u8 {
+        self.at
+    }
+}
+
+#[cfg(unix)]
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: the mapping made by `reserve`, which nothing uses any more: whoever hands out its address keeps this alive.
+        unsafe { libc::munmap(self.at.cast(), self.length) };
+    }
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+const NO_RESERVE: libc::c_int = 0;
+
+#[cfg(not(unix))]
+impl Pages {
+    pub fn reserve(length: usize) -> io::Result<Self> {
+        let length = length.max(1);
+        let mut bytes = Vec::new();
+        bytes.try_reserve_exact(length.div_ceil(8)).map_err(io::Error::other)?;
+        bytes.resize(length.div_ceil(8), 0u64);
+        Ok(Pages { bytes: std::cell::UnsafeCell::new(bytes), length })
+    }
+
+    pub fn address(&self) -> *mut u8 {
+        // SAFETY: the vector is never resized, so its elements stay where they are; the cell allows writing through the address.
+        unsafe { (*self.bytes.get()).as_mut_ptr().cast() }
+    }
+}
+
+impl Pages {
+    pub fn len(&self) -> usize {
+        self.length
+    }
+}
+
+/// Most bytes of this process that were in RAM at once, and how many are now, where the system tells.
+pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
+    #[cfg(target_os = "linux")]
+    {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| {
+            let line = status.lines().find(|line| line.starts_with(name))?;
+            line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
+        };
+        (field("VmHWM:"), field("VmRSS:"))
+    }
+    #[cfg(all(unix, not(target_os = "linux")))]
+    {
+        (peak_by_usage(), None)
+    }
+    #[cfg(not(unix))]
+    {
+        (None, None)
+    }
+}
+
+#[cfg(all(unix, not(target_os = "linux")))]
+fn peak_by_usage() -> Option<u64> {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: a place for one rusage, which the call fills; all zero is a valid one before.
+    let usage = unsafe { (libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) }?;
+    let unit = if cfg!(any(target_os = "macos", target_os = "ios")) { 1 } else { 1024 };
+    u64::try_from(usage.ru_maxrss).ok()?.checked_mul(unit)
+}
+
+/// Processor cores this process may use: physical ones where the system tells them from hardware threads.
+pub(crate) fn cores() -> usize {
+    let available = std::thread::available_parallelism().map_or(1, usize::from);
+    physical_cores().map_or(available, |physical| physical.clamp(1, available))
+}
+
+/// Distinct (package, core) pairs of the processors the system lists.
+#[cfg(target_os = "linux")]
+fn physical_cores() -> Option<usize> {
+    let mut seen = std::collections::BTreeSet::new();
+    for entry in std::fs::read_dir("/sys/devices/system/cpu").ok()?.flatten() {
+        let topology = entry.path().join("topology");
+        let read = |name: &str| std::fs::read_to_string(topology.join(name)).ok()?.trim().parse::<i64>().ok();
+        if let (Some(package), Some(core)) = (read("physical_package_id"), read("core_id")) {
+            seen.insert((package, core));
+        }
+    }
+    (!seen.is_empty()).then_some(seen.len())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn physical_cores() -> Option<usize> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_pages_cost_nothing_until_used() {
+        let (_, before) = resident();
+        let pages = Pages::reserve(1 << 32).unwrap();
+        let (_, after) = resident();
+        if let (Some(before), Some(after)) = (before, after) {
+            assert!(after < before + (64 << 20), "{before} to {after}");
+        }
+        assert_eq!(pages.len(), 1 << 32);
+    }
+
+    #[test]
+    fn there_is_a_core() {
+        assert!(cores() >= 1);
+    }
+}

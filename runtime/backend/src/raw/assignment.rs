@@ -1,0 +1,54 @@
+//! Which provider ONNX Runtime gave each node of a session to.
+
+use super::check;
+use hpp_engine::BackendError;
+use ort::AsPointer;
+use ort::session::Session;
+use std::ffi::{CStr, c_char};
+use std::ptr;
+
+/// A node and the provider that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Assigned {
+    pub provider: String,
+    pub name: String,
+    pub operator: String,
+}
+
+/// Every node of a session that was made with `session.record_ep_graph_assignment_info=1`.
+pub(crate) fn assigned(session: &Session) -> Result<Vec<Assigned>, BackendError> {
+    let doing = || "ask which provider has which node".to_owned();
+    let api = ort::api();
+    let (mut groups, mut count) = (ptr::null(), 0usize);
+    let mut all = Vec::new();
+    // SAFETY: the session owns what the pointers lead to and is alive throughout; each list is walked for the length given
+    // with it, and every string is copied.
+    unsafe {
+        check((api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &mut groups, &mut count), doing)?;
+        for group in 0..count {
+            let group = *groups.add(group);
+            let mut provider = ptr::null();
+            check((api.EpAssignedSubgraph_GetEpName)(group, &mut provider), doing)?;
+            let (mut nodes, mut length) = (ptr::null(), 0usize);
+            check((api.EpAssignedSubgraph_GetNodes)(group, &mut nodes, &mut length), doing)?;
+            for node in 0..length {
+                let node = *nodes.add(node);
+                let (mut name, mut operator) = (ptr::null(), ptr::null());
+                check((api.EpAssignedNode_GetName)(node, &mut name), doing)?;
+                check((api.EpAssignedNode_GetOperatorType)(node, &mut operator), doing)?;
+                all.push(Assigned { provider: text(provider), name: text(name), operator: text(operator) });
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// # Safety
+/// `text` must be null or a string that ends in zero.
+unsafe fn text(text: *const c_char) -> String {
+    if text.is_null() {
+        return String::new();
+    }
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

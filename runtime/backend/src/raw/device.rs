@@ -1,0 +1,239 @@
+//! Places: the host's memory and each device's, how to allocate there and how to copy between them.
+
+use super::check;
+use super::value::Value;
+use hpp_engine::BackendError;
+use hpp_engine::port::MemoryId;
+use ort::AsPointer;
+use ort::environment::Environment;
+use ort::memory::MemoryInfo;
+use ort::sys::{self, OrtAllocator, OrtEpDevice, OrtMemoryInfo, OrtValue};
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+/// A memory by number, with what ONNX Runtime calls it.
+pub(crate) struct Place {
+    pub id: MemoryId,
+    info: MemoryInfo<'static>,
+    /// `None` on the host.
+    pub allocator: Option<Rc<DeviceAllocator>>,
+}
+
+impl Place {
+    /// The host.
+    pub fn host() -> Self {
+        Place { id: MemoryId::HOST, info: MemoryInfo::default(), allocator: None }
+    }
+
+    /// The memory of a device.
+    pub fn device(
+        id: MemoryId,
+        environment: &Environment,
+        device: &ort::device::Device<'_>,
+    ) -> Result<Self, BackendError> {
+        let info = device.memory_info(false).to_owned();
+        let allocator = DeviceAllocator::new(environment, device)?;
+        Ok(Place { id, info, allocator: Some(Rc::new(allocator)) })
+    }
+
+    pub fn info(&self) -> *const OrtMemoryInfo {
+        self.info.ptr()
+    }
+
+    /// Whether this is the memory of that device.
+    pub fn is(&self, device: &ort::device::Device<'_>) -> bool {
+        self.allocator.as_ref().is_some_and(|allocator| ptr::eq(allocator.device, device.ptr()))
+    }
+
+    /// What is in use there; nothing for the host.
+    pub fn memory_use(&self) -> Option<hpp_engine::port::DeviceMemory> {
+        let allocator = self.allocator.as_ref()?;
+        let name = format!("{}:{}", self.info.allocation_device().as_str(), self.info.device_id());
+        Some(hpp_engine::port::DeviceMemory { name, used: allocator.stat(c"InUse"), total: allocator.stat(c"Limit") })
+    }
+}
+
+/// An allocator on a device that every session on it can use.
+pub(crate) struct DeviceAllocator {
+    environment: Environment,
+    device: *const OrtEpDevice,
+    allocator: NonNull<OrtAllocator>,
+}
+
+impl DeviceAllocator {
+    fn new(environment: &Environment, device: &ort::device::Device<'_>) -> Result<Self, BackendError> {
+        let mut allocator = ptr::null_mut();
+        // SAFETY: the device comes from this environment, which lives as long as the process; `allocator` is a place for one pointer.
+        unsafe {
+            let status = (ort::api().CreateSharedAllocator)(
+                environment.ptr().cast_mut(),
+                device.ptr(),
+                sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT,
+                sys::OrtAllocatorType::OrtDeviceAllocator,
+                ptr::null(),
+                &mut allocator,
+            );
+            check(status, || "make an allocator for the device".into())
+        }?;
+        let allocator = NonNull::new(allocator).ok_or_else(|| BackendError::Runtime {
+            doing: "make an allocator for the device".into(),
+            cause: "the provider has none".into(),
+        })?;
+        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), allocator })
+    }
+
+    /// One statistic of the allocator, if it keeps any.
+    pub fn stat(&self, key: &CStr) -> Option<u64> {
+        // SAFETY: the allocator lives as long as `self`. Some providers leave the function out, and calling through then crashes, so it
+        // is looked at first; the field exists from version 23 on.
+        unsafe {
+            let table = self.allocator.as_ptr();
+            if (*table).version < 23 || (*table).GetStats.is_none() {
+                return None;
+            }
+            let mut stats = ptr::null_mut();
+            check((ort::api().AllocatorGetStats)(table, &mut stats), String::new).ok()?;
+            let value = (ort::api().GetKeyValue)(stats, key.as_ptr());
+            let number = (!value.is_null()).then(|| CStr::from_ptr(value).to_str().ok()?.parse().ok()).flatten();
+            (ort::api().ReleaseKeyValuePairs)(stats);
+            number
+        }
+    }
+}
+
+impl Drop for DeviceAllocator {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`; every block of it holds an `Rc` of this and is gone. A failure to release only leaks.
+        unsafe {
+            let status = (ort::api().ReleaseSharedAllocator)(
+                self.environment.ptr().cast_mut(),
+                self.device,
+                sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT,
+            );
+            let _ = check(status, String::new);
+        }
+    }
+}
+
+/// A block on a device.
+pub(crate) struct DeviceMemory {
+    /// Owns the block: a tensor of bytes.
+    block: NonNull<OrtValue>,
+    address: *mut c_void,
+    bytes: u64,
+    _allocator: Rc<DeviceAllocator>,
+}
+
+impl DeviceMemory {
+    /// Allocates a block; its contents are whatever was there.
+    pub fn reserve(place: &Place, bytes: u64) -> Result<Self, BackendError> {
+        let out = |cause: String| BackendError::OutOfMemory { bytes, place: "device memory".into(), cause };
+        let allocator = place.allocator.clone().ok_or_else(|| out("there is no device".into()))?;
+        // Devices address whole words: WebGPU copies four bytes at a time.
+        let bytes = bytes.max(1).checked_next_multiple_of(16).ok_or_else(|| out("too large".into()))?;
+        let shape = [i64::try_from(bytes).map_err(|_| out("more than a tensor can hold".into()))?];
+        let (mut block, mut address) = (ptr::null_mut(), ptr::null_mut());
+        // SAFETY: the allocator is alive; the shape has one size; the outputs are places for one pointer each.
+        unsafe {
+            let kind = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+            let made =
+                (ort::api().CreateTensorAsOrtValue)(allocator.allocator.as_ptr(), shape.as_ptr(), 1, kind, &mut block);
+            ort::Error::result_from_status(made).map_err(|error| out(error.message().to_owned()))?;
+        }
+        let owned = NonNull::new(block).ok_or_else(|| out("ONNX Runtime returned nothing".into()))?;
+        let mut memory = DeviceMemory { block: owned, address, bytes, _allocator: allocator };
+        // SAFETY: the block is a live tensor of numbers.
+        unsafe {
+            check((ort::api().GetTensorMutableData)(block, &mut address), || "find a device block".into())?;
+        }
+        memory.address = address;
+        Ok(memory)
+    }
+
+    pub fn address(&self) -> *mut c_void {
+        self.address
+    }
+
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: owned by this alone; views of it hold an `Rc` of this and are gone. The allocator outlives it.
+        unsafe { (ort::api().ReleaseValue)(self.block.as_ptr()) };
+    }
+}
+
+/// Copies a tensor into another of the same type and shape, wherever both are, and waits for it.
+pub(crate) fn copy(environment: &Environment, from: &Value, to: &Value) -> Result<(), BackendError> {
+    if from.dtype != to.dtype || from.dims != to.dims {
+        return Err(BackendError::Misfit {
+            what: format!("a copy of {} {:?}", from.dtype, from.dims.as_slice()),
+            why: format!("it goes to {} {:?}", to.dtype, to.dims.as_slice()),
+        });
+    }
+    let (source, mut target) = ([from.as_ptr().cast_const()], [to.as_ptr().cast_const()]);
+    // SAFETY: both are live values of equal size; one pair is announced and one is given; no stream means that the copy is over
+    // when the call returns.
+    unsafe {
+        let environment = environment.ptr().cast_mut();
+        let status = (ort::api().CopyTensors)(environment, source.as_ptr(), target.as_mut_ptr(), ptr::null_mut(), 1);
+        check(status, || "copy a tensor between memories".into())
+    }
+}
+
+/// The memory each input and each output of a session is in, in the session's order.
+pub(crate) fn memories(
+    session: &ort::session::Session,
+    places: &[Rc<Place>],
+) -> Result<(Vec<MemoryId>, Vec<MemoryId>), BackendError> {
+    let api = ort::api();
+    let inputs = ask(session, session.inputs().len(), api.SessionGetMemoryInfoForInputs, places)?;
+    let outputs = ask(session, session.outputs().len(), api.SessionGetMemoryInfoForOutputs, places)?;
+    Ok((inputs, outputs))
+}
+
+type Ask = unsafe extern "system" fn(*const sys::OrtSession, *mut *const OrtMemoryInfo, usize) -> sys::OrtStatusPtr;
+
+fn ask(
+    session: &ort::session::Session,
+    count: usize,
+    question: Ask,
+    places: &[Rc<Place>],
+) -> Result<Vec<MemoryId>, BackendError> {
+    let mut infos = vec![ptr::null(); count];
+    if count > 0 {
+        // SAFETY: the session is alive and `infos` has room for the count it has.
+        unsafe {
+            check(question(session.ptr(), infos.as_mut_ptr(), count), || "ask a session for its memories".into())
+        }?;
+    }
+    infos.into_iter().map(|info| place_of(info, places)).collect()
+}
+
+fn place_of(info: *const OrtMemoryInfo, places: &[Rc<Place>]) -> Result<MemoryId, BackendError> {
+    if info.is_null() {
+        return Ok(MemoryId::HOST);
+    }
+    let (mut name, mut number) = (ptr::null(), 0);
+    // SAFETY: a memory description that the session owns; its name lives as long as the session.
+    let (name, kind) = unsafe {
+        let mut kind = sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU;
+        let api = ort::api();
+        check((api.MemoryInfoGetName)(info, &mut name), || "ask for a memory's name".into())?;
+        check((api.MemoryInfoGetId)(info, &mut number), || "ask for a memory's number".into())?;
+        (api.MemoryInfoGetDeviceType)(info, &mut kind);
+        (CStr::from_ptr(name).to_string_lossy().into_owned(), kind)
+    };
+    if kind == sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU {
+        return Ok(MemoryId::HOST);
+    }
+    let same = |place: &&Rc<Place>| place.info.allocation_device() == *name && place.info.device_id() == number;
+    places.iter().find(same).map(|place| place.id).ok_or_else(|| BackendError::Runtime {
+        doing: "place a session's tensors".into(),
+        cause: format!("it uses memory {name}:{number}, which belongs to no known device"),
+    })
+}

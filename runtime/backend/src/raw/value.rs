@@ -1,0 +1,150 @@
+//! Values: ONNX Runtime's handles on tensors, over memory of ours or of its own.
+
+use super::check;
+use super::device::Place;
+use super::dtype::{from_ort, to_ort};
+use super::memory::Memory;
+use hpp_engine::BackendError;
+use hpp_engine::port::{Dims, MemoryId};
+use hpp_schema::DType;
+use ort::sys::{OrtMemoryInfo, OrtValue};
+use std::ptr::{self, NonNull};
+
+/// A tensor. Holds the memory it looks at, if that is ours.
+pub(crate) struct Value {
+    ptr: NonNull<OrtValue>,
+    /// `None` for what ONNX Runtime allocated: the value itself keeps it.
+    memory: Option<Memory>,
+    pub dtype: DType,
+    pub dims: Dims,
+    pub place: MemoryId,
+}
+
+impl Value {
+    /// A view of a memory's first bytes.
+    pub fn view(memory: &Memory, place: &Place, dtype: DType, shape: &[u64]) -> Result<Self, BackendError> {
+        let doing = || format!("view memory as {dtype} {shape:?}");
+        let (address, have) = match memory {
+            Memory::Host(host) => (host.address().cast(), host.len() as u64),
+            Memory::Device(device) => (device.address(), device.len()),
+        };
+        let need = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+        let need = need.and_then(|elements| dtype.bytes_for(elements)).filter(|need| *need <= have);
+        let need = need.ok_or_else(|| BackendError::Misfit {
+            what: format!("{dtype} {shape:?}"),
+            why: format!("the buffer has {have} bytes"),
+        })?;
+        let sizes: smallvec::SmallVec<[i64; 6]> = shape.iter().map(|size| *size as i64).collect();
+        // SAFETY: the memory information describes where `address` lies, `need` bytes are there (checked above), and the value keeps
+        // the memory alive. The sizes fit i64, since their product in bytes fits the buffer, or one of them is zero.
+        let ptr = unsafe { create(place.info(), address, need as usize, &sizes, dtype, doing) }?;
+        Ok(Value { ptr, memory: Some(memory.clone()), dtype, dims: Dims::from_slice(shape), place: place.id })
+    }
+
+    /// Takes over a value that ONNX Runtime made.
+    ///
+    /// # Safety
+    /// `ptr` must be a value nobody else releases, lying in the memory called `place`.
+    pub unsafe fn take(ptr: NonNull<OrtValue>, place: MemoryId) -> Result<Self, BackendError> {
+        let mut value = Value { ptr, memory: None, dtype: DType::Uint8, dims: Dims::new(), place };
+        let doing = || "ask for the shape of an output".to_owned();
+        let mut info = ptr::null_mut();
+        // SAFETY: `ptr` is a live value, and `info` a place for one pointer. Values that are no tensors give an error.
+        unsafe { check((ort::api().GetTensorTypeAndShape)(ptr.as_ptr(), &mut info), doing) }?;
+        let mut kind = ort::sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
+        let mut rank = 0;
+        let mut sizes = smallvec::SmallVec::<[i64; 6]>::new();
+        // SAFETY: `info` was just made and is released once, below; `sizes` has room for `rank` numbers when they are asked for.
+        let shape = unsafe {
+            let api = ort::api();
+            check((api.GetTensorElementType)(info, &mut kind), doing)
+                .and_then(|()| check((api.GetDimensionsCount)(info, &mut rank), doing))
+                .and_then(|()| {
+                    sizes.resize(rank, 0);
+                    check((api.GetDimensions)(info, sizes.as_mut_ptr(), rank), doing)
+                })
+        };
+        // SAFETY: made above, not used after.
+        unsafe { (ort::api().ReleaseTensorTypeAndShapeInfo)(info) };
+        shape?;
+        value.dtype = from_ort(kind).ok_or_else(|| BackendError::Runtime {
+            doing: doing(),
+            cause: format!("element type {kind:?} is unknown to this build"),
+        })?;
+        value.dims = sizes.iter().map(|size| size.unsigned_abs()).collect();
+        Ok(value)
+    }
+
+    pub fn as_ptr(&self) -> *mut OrtValue {
+        self.ptr.as_ptr()
+    }
+
+    /// The memory to keep alive with whatever refers to this value.
+    pub fn memory(&self) -> Option<&Memory> {
+        self.memory.as_ref()
+    }
+
+    /// Bytes of the tensor.
+    pub fn size(&self) -> u64 {
+        let elements = self.dims.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
+        elements.and_then(|elements| self.dtype.bytes_for(elements)).unwrap_or(0)
+    }
+
+    /// Reads bytes of a tensor on the host.
+    pub fn read_host(&self, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
+        if let Some(Memory::Host(host)) = &self.memory {
+            return host.read(offset, bytes);
+        }
+        let end = offset.checked_add(bytes.len() as u64).filter(|end| *end <= self.size());
+        if end.is_none() || self.dtype == DType::String {
+            let what = format!("{} bytes at {offset}", bytes.len());
+            let why = format!("the tensor is {} {:?}", self.dtype, self.dims.as_slice());
+            return Err(BackendError::Misfit { what, why });
+        }
+        let mut data = ptr::null_mut();
+        // SAFETY: a live tensor value of numbers on the host (the caller asked its place).
+        unsafe {
+            check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data), || "read an output".into())?;
+            ptr::copy_nonoverlapping(data.cast::<u8>().add(offset as usize), bytes.as_mut_ptr(), bytes.len());
+        }
+        Ok(())
+    }
+}
+
+/// # Safety
+/// `info` must describe the memory `address` lies in, with `bytes` bytes there that outlive the value.
+unsafe fn create(
+    info: *const OrtMemoryInfo,
+    address: *mut std::ffi::c_void,
+    bytes: usize,
+    shape: &[i64],
+    dtype: DType,
+    doing: impl FnOnce() -> String,
+) -> Result<NonNull<OrtValue>, BackendError> {
+    let mut value = ptr::null_mut();
+    // SAFETY: the caller's promise; the shape's pointer and length belong together.
+    let status = unsafe {
+        (ort::api().CreateTensorWithDataAsOrtValue)(
+            info,
+            address,
+            bytes,
+            shape.as_ptr(),
+            shape.len(),
+            to_ort(dtype),
+            &mut value,
+        )
+    };
+    // SAFETY: fresh from the call above.
+    unsafe { check(status, doing) }?;
+    NonNull::new(value).ok_or_else(|| BackendError::Runtime {
+        doing: "make a tensor".into(),
+        cause: "ONNX Runtime returned nothing".into(),
+    })
+}
+
+impl Drop for Value {
+    fn drop(&mut self) {
+        // SAFETY: owned by this value alone; bindings hold their own reference to what it describes.
+        unsafe { (ort::api().ReleaseValue)(self.ptr.as_ptr()) };
+    }
+}

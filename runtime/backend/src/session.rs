@@ -1,0 +1,132 @@
+//! Sessions as the engine's port wants them.
+
+use crate::raw::binding::OrtBinding;
+use crate::raw::device::{Place, memories};
+use crate::raw::run::OrtControl;
+use crate::raw::value::Value;
+use hpp_engine::BackendError;
+use hpp_engine::port::{MemoryId, Port, Session, Tensor};
+use hpp_schema::DType;
+use ort::value::{Outlet, TensorElementType, ValueType};
+use std::ffi::CString;
+use std::rc::Rc;
+
+/// A partition in ONNX Runtime.
+pub struct OrtSession {
+    session: ort::session::Session,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    input_names: Vec<CString>,
+    output_names: Vec<CString>,
+    places: Vec<Rc<Place>>,
+}
+
+impl OrtSession {
+    pub(crate) fn new(session: ort::session::Session, places: Vec<Rc<Place>>) -> Result<Self, BackendError> {
+        let (inputs_in, outputs_in) = memories(&session, &places)?;
+        let inputs = ports(session.inputs(), &inputs_in)?;
+        let outputs = ports(session.outputs(), &outputs_in)?;
+        let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
+        Ok(OrtSession { session, inputs, outputs, input_names, output_names, places })
+    }
+}
+
+fn ports(outlets: &[Outlet], memories: &[MemoryId]) -> Result<Vec<Port>, BackendError> {
+    outlets.iter().zip(memories).map(|(outlet, memory)| port(outlet, *memory)).collect()
+}
+
+fn port(outlet: &Outlet, memory: MemoryId) -> Result<Port, BackendError> {
+    let refuse = |why: String| BackendError::Misfit { what: format!("{:?}", outlet.name()), why };
+    let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else {
+        return Err(refuse(format!("it is {}, and only tensors can be carried", outlet.dtype())));
+    };
+    let dtype = dtype(*ty).ok_or_else(|| refuse(format!("element type {ty} is unknown to this build")))?;
+    let shape = shape.iter().map(|size| u64::try_from(*size).ok()).collect();
+    Ok(Port { name: outlet.name().to_owned(), dtype, shape, memory })
+}
+
+fn dtype(kind: TensorElementType) -> Option<DType> {
+    crate::raw::dtype::from_ort(kind.into())
+}
+
+fn names(ports: &[Port]) -> Result<Vec<CString>, BackendError> {
+    let name = |port: &Port| {
+        CString::new(port.name.as_str())
+            .map_err(|_| BackendError::Misfit { what: format!("{:?}", port.name), why: "a name holds a zero".into() })
+    };
+    ports.iter().map(name).collect()
+}
+
+impl Session for OrtSession {
+    type Tensor = OrtTensor;
+    type Control = OrtControl;
+    type Binding = OrtBinding;
+
+    fn inputs(&self) -> &[Port] {
+        &self.inputs
+    }
+
+    fn outputs(&self) -> &[Port] {
+        &self.outputs
+    }
+
+    fn binding(&self) -> Result<OrtBinding, BackendError> {
+        OrtBinding::new(&self.session)
+    }
+
+    fn bind_input(&self, binding: &mut OrtBinding, index: usize, tensor: &OrtTensor) -> Result<(), BackendError> {
+        fits(&self.inputs[index], tensor)?;
+        binding.input(index, &self.input_names[index], &tensor.0)
+    }
+
+    fn bind_output(&self, binding: &mut OrtBinding, index: usize, tensor: &OrtTensor) -> Result<(), BackendError> {
+        fits(&self.outputs[index], tensor)?;
+        binding.output(index, &self.output_names[index], &tensor.0)
+    }
+
+    fn bind_output_unknown(&self, binding: &mut OrtBinding, index: usize) -> Result<(), BackendError> {
+        let port = &self.outputs[index];
+        let place = self.places.iter().find(|place| place.id == port.memory);
+        let place = place.ok_or_else(|| BackendError::Misfit {
+            what: format!("{:?}", port.name),
+            why: format!("nobody knows memory {}", port.memory.0),
+        })?;
+        binding.output_unknown(index, &self.output_names[index], place)
+    }
+
+    fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<(), BackendError> {
+        binding.run(&mut self.session, control)
+    }
+
+    fn take_output(&self, binding: &mut OrtBinding, index: usize) -> Result<OrtTensor, BackendError> {
+        binding.take(index).map(OrtTensor)
+    }
+}
+
+/// ONNX Runtime itself checks types and sizes, but not memories: an output bound in the wrong one is corrupted silently.
+fn fits(port: &Port, tensor: &OrtTensor) -> Result<(), BackendError> {
+    if port.dtype == tensor.dtype() && port.memory == tensor.memory() {
+        return Ok(());
+    }
+    Err(BackendError::Misfit {
+        what: format!("a {} tensor in memory {}", tensor.dtype(), tensor.memory().0),
+        why: format!("{:?} is {} in memory {}", port.name, port.dtype, port.memory.0),
+    })
+}
+
+/// A tensor in ONNX Runtime.
+pub struct OrtTensor(pub(crate) Value);
+
+impl Tensor for OrtTensor {
+    fn dtype(&self) -> DType {
+        self.0.dtype
+    }
+
+    fn shape(&self) -> &[u64] {
+        &self.0.dims
+    }
+
+    fn memory(&self) -> MemoryId {
+        self.0.place
+    }
+}
