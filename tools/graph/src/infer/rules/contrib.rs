@@ -5,7 +5,7 @@ use super::contract::{fused_matmul, gemm};
 use super::elementwise::keep;
 use super::norm::{embed, keep_all, skip};
 use super::quantize::gather_block;
-use super::{generate, indexing, norm, reduce, slicing};
+use super::{generate, indexing, norm, slicing};
 use crate::infer::context::{Context, wrap};
 use crate::infer::fact::{Fact, Facts, Rule, fact, one, typed};
 use crate::infer::poly::{constant, divide};
@@ -45,6 +45,8 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "FusedGemm" | "GemmFastGelu" => gemm_like,
         "GemmFloat8" => gemm_float8,
         "SparseToDenseMatMul" => second_typed,
+        "NGramRepeatBlock" => keep_second,
+        "DynamicTimeWarping" => warping,
         "FusedConv" => return super::conv::rule("Conv"),
         "GatherBlockQuantized" => gather_block,
         "GatherND" => indexing::gather_nd,
@@ -55,7 +57,7 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "BiasSplitGelu" => split_gelu,
         "BiasDropout" | "BitmaskDropout" | "BitmaskBiasDropout" => dropout,
         "HyperConnectionPreMix" => premix,
-        "ReduceSumInteger" => return reduce::rule("ReduceSum").map(|_| untold as Rule),
+        "ReduceSumInteger" => untold,
         "DynamicSparseAttention" => all_first_typed,
         "SparseAttentionIndexer" | "PackedSparseAttentionIndexer" => indexer,
         "RemovePadding" => remove_padding,
@@ -65,13 +67,11 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "CDist"
         | "ConvTransposeWithDynamicPads"
         | "CropAndResize"
-        | "DynamicTimeWarping"
         | "Irfft"
         | "Rfft"
         | "NhwcConv"
         | "NhwcFusedConv"
         | "NhwcMaxPool"
-        | "NGramRepeatBlock"
         | "TorchEmbedding"
         | "UnfoldTensor"
         | "RelativePositionBias"
@@ -140,6 +140,15 @@ fn gemm_float8(cx: &Context) -> Facts {
 
 fn second_typed(cx: &Context) -> Facts {
     one(cx.dtype(1), None)
+}
+
+fn keep_second(cx: &Context) -> Facts {
+    vec![cx.same(1)]
+}
+
+/// The path through a cost matrix: two rows of indices.
+fn warping(_: &Context) -> Facts {
+    typed(DType::Int32, Some(vec![constant(2), Dim::Unknown]))
 }
 
 fn first_typed(cx: &Context) -> Facts {

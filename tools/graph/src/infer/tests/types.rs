@@ -45,6 +45,8 @@ fn types_from_another_input() {
     assert_eq!(output_of("CastLike", &[(Int32, "b"), (Float16, "")], &[]), "float16[b]");
     assert_eq!(output_of("OneHot", &[(Int64, "b"), (Int64, ""), (Float32, "2")], &[]), "float32[b, ?]");
     assert_eq!(output_of("Pow", &[(Float16, "b"), (Float32, "")], &[]), "float16[b]");
+    let repeats = [(Int64, "b, s"), (Float32, "b, 512")];
+    assert_eq!(output_of("com.microsoft::NGramRepeatBlock", &repeats, &[]), "float32[b, 512]");
     assert_eq!(output_of("RMSNormalization", &[(Float32, "b, 8"), (Float16, "8")], &[]), "float16[b, 8]");
 }
 
