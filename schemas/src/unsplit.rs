@@ -28,10 +28,14 @@ impl Plan {
         if whole == Whole::Tapped {
             outputs.extend(self.boundaries());
         }
-        // The position input is made by splitting: the source model computes every position.
-        let of_source = |role: InputRole| role != InputRole::LogitPositions;
+        // The position input is made by splitting and the branch input is gone after it: the source model computes
+        // every position, and still wants to be told its branch.
+        let made_for = match whole {
+            Whole::Source => InputRole::LogitPositions,
+            Whole::Tapped => InputRole::UseCacheBranch,
+        };
         let model = Model {
-            inputs: self.model.inputs.iter().filter(|input| of_source(input.role)).cloned().collect(),
+            inputs: self.model.inputs.iter().filter(|input| input.role != made_for).cloned().collect(),
             ..self.model.clone()
         };
         let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();
@@ -46,7 +50,11 @@ impl Plan {
         let partition = Partition {
             name: WHOLE.into(),
             file,
-            weights_dir: self.model.weights_dir.clone(),
+            weights_dir: match whole {
+                Whole::Source => self.model.weights_dir.clone(),
+                // Written beside the partitions, over the same weights.
+                Whole::Tapped => self.partitions.first().map_or(".".into(), |first| first.weights_dir.clone()),
+            },
             device: device.name.clone(),
             providers: vec![Provider::Cpu],
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),

@@ -64,8 +64,11 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     }
     let (mut graph, mut segmentation) = understand(&model)?;
     if logits == Logits::AskedFor {
-        match gather_positions(&mut model, &graph, &segmentation, &config) {
-            Some(Ok(())) => (graph, segmentation) = understand(&model)?,
+        match gather_positions(&model, &graph, &segmentation, &config) {
+            Some(Ok(rewritten)) => {
+                model = rewritten;
+                (graph, segmentation) = understand(&model)?;
+            }
             Some(Err(why)) => notes.push(format!("logits are computed for every position: {why}")),
             None => {}
         }
@@ -84,26 +87,29 @@ fn understand(model: &Model) -> Result<(Graph, Segmentation), SplitError> {
 
 /// Rewrites the head of a decoder; `None` where there are no logits to speak of.
 fn gather_positions(
-    model: &mut Model,
+    model: &Model,
     graph: &Graph,
     segmentation: &Segmentation,
     config: &ModelConfig,
-) -> Option<Result<(), String>> {
+) -> Option<Result<Model, String>> {
     let is_state = |id: ValueId| segmentation.states.iter().any(|s| s.pair.present == Some(id) && is_carried(&s.pair));
     let is_past = |id: ValueId| segmentation.states.iter().any(|s| s.pair.past == id && is_carried(&s.pair));
     let inputs = roles::model_inputs(graph, is_past);
     let outputs = roles::model_outputs(graph, config.vocab_size, is_state);
-    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits)?;
+    let logits = outputs.iter().position(|output| output.role == OutputRole::Logits)?;
     let has_states = segmentation.states.iter().any(|s| is_carried(&s.pair));
     if roles::kind(&inputs, &outputs, has_states) == ModelKind::SingleRun {
         return None;
     }
-    Some(hpp_onnx::gather_logit_positions(model, graph, &logits.name, LOGIT_POSITIONS).map_err(|e| e.to_string()))
+    let logits = graph.outputs.iter().copied().filter(|id| !is_state(*id)).nth(logits)?;
+    Some(hpp_onnx::gather_logit_positions(model, graph, logits, LOGIT_POSITIONS).map_err(|e| e.to_string()))
 }
 
 fn planned_context(asked: Option<u64>, model: Option<u64>, notes: &mut Vec<String>) -> Result<u64, SplitError> {
     match (asked, model) {
-        (Some(0), _) => Err(SplitError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens")),
+        (Some(0), _) => {
+            Err(SplitError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
+        }
         (Some(asked), Some(most)) if asked > most => Err(SplitError::setting(
             format!("--context {asked} is longer than the {most} tokens this model was built for"),
             "ask for at most what the model's configuration allows",

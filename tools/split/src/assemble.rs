@@ -216,9 +216,9 @@ fn buffers(pieces: &Pieces, partitions: &[Partition]) -> Vec<Buffer> {
     for producer in partitions {
         for output in producer.outputs.iter().filter(|output| output.to == OutputUse::Boundary) {
             let per_token = bytes(output.dtype, &output.shape, 2).zip(bytes(output.dtype, &output.shape, 1));
-            let readers = partitions.iter().filter(|p| {
-                p.inputs.iter().any(|input| input.name == output.name && input.from == producer.name)
-            });
+            let readers = partitions
+                .iter()
+                .filter(|p| p.inputs.iter().any(|input| input.name == output.name && input.from == producer.name));
             let mut devices: Vec<&str> = std::iter::once(producer).chain(readers).map(|p| p.device.as_str()).collect();
             devices.sort_unstable();
             devices.dedup();

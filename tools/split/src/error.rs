@@ -18,14 +18,20 @@ pub enum SplitError {
     /// The model was read but cannot be cut.
     #[error("cannot cut the model")]
     Cut(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A partition cannot be written.
-    #[error("cannot write partition {name}")]
+    /// A partition cannot be made or written.
+    #[error("cannot make {name}")]
     Extract {
         /// Its name.
         name: String,
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// Weight bytes cannot be reached, copied or hashed.
+    #[error("cannot provide the weights")]
+    Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The plan cannot be written down.
+    #[error("cannot write the plan as YAML")]
+    Plan(#[source] hpp_schema::PlanError),
     /// A configuration file is broken.
     #[error(transparent)]
     Config(#[from] ConfigError),

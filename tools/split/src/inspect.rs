@@ -64,7 +64,7 @@ pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
     let inspection = inspect(&analysis);
     if let Some(path) = &args.dot {
         let io = |source| SplitError::Io { action: "write", path: path.clone(), source };
-        fs::write(path, hpp_graph::dot(&analysis.graph, &analysis.segmentation)).map_err(io)?;
+        fs::write(path, hpp_graph::to_dot(&analysis.graph, &analysis.segmentation)).map_err(io)?;
     }
     if args.json {
         crate::stdout::line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"));

@@ -23,7 +23,10 @@ pub fn place(blocks: &[Block], args: &SplitArgs) -> Result<Placement, SplitError
     let (mut places, mut by_hand) = match args.gpu_layers {
         Some(GpuLayers::Count(count)) => (gpu_layers(blocks, count), true),
         Some(GpuLayers::Auto) if budget.vram.is_empty() => {
-            return Err(SplitError::setting("--gpu-layers auto needs a budget", "say how much VRAM there is: --vram 24G"));
+            return Err(SplitError::setting(
+                "--gpu-layers auto needs a budget",
+                "say how much VRAM there is: --vram 24G",
+            ));
         }
         _ => match (greedy(blocks, &budget, &Rates::ASSUMED), &args.assign) {
             (Ok(places), _) => (places, false),

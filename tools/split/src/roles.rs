@@ -12,7 +12,9 @@ pub fn input_role(graph: &Graph, id: ValueId) -> InputRole {
         "use_cache_branch" if value.dtype == Some(DType::Bool) => InputRole::UseCacheBranch,
         "inputs_embeds" => InputRole::Embeddings,
         "input_ids" | "decoder_input_ids" if integer => InputRole::TokenIds,
-        "attention_mask" | "decoder_attention_mask" if rank(value.shape.as_ref()) == Some(2) => InputRole::AttentionMask,
+        "attention_mask" | "decoder_attention_mask" if rank(value.shape.as_ref()) == Some(2) => {
+            InputRole::AttentionMask
+        }
         "position_ids" if integer => InputRole::PositionIds,
         "token_type_ids" if integer => InputRole::TokenTypeIds,
         _ => InputRole::Free,
@@ -22,7 +24,8 @@ pub fn input_role(graph: &Graph, id: ValueId) -> InputRole {
 /// Inputs of the model, states left out.
 pub fn model_inputs(graph: &Graph, is_state: impl Fn(ValueId) -> bool) -> Vec<ModelInput> {
     let inputs = graph.inputs.iter().filter(|id| !is_state(**id));
-    inputs.map(|id| {
+    inputs
+        .map(|id| {
             let value = graph.value(*id);
             ModelInput {
                 name: value.name.clone(),

@@ -78,7 +78,13 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
 }
 
 /// GenAI's builder leaves the head size symbolic; the attention operator's heads and its query's width tell it.
-fn resolve_head_size(graph: &Graph, pair: &StatePair, config: &ModelConfig, token_axis: Option<usize>, shape: &mut Shape) {
+fn resolve_head_size(
+    graph: &Graph,
+    pair: &StatePair,
+    config: &ModelConfig,
+    token_axis: Option<usize>,
+    shape: &mut Shape,
+) {
     let last = shape.len().saturating_sub(1);
     let Some(dim) = shape.get_mut(last).filter(|dim| dim.as_fixed().is_none()) else { return };
     if token_axis == Some(last) {

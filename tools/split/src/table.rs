@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 /// A table with a header; columns in `right` are aligned right.
 pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);
     table.add_rows(rows);
     for column in right {
         if let Some(column) = table.column_mut(*column) {

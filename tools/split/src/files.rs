@@ -1,0 +1,220 @@
+//! Writing a plan and everything it names: weights made reachable, partitions, taps, records, the plan last.
+
+use crate::analyse::Analysis;
+use crate::cli::SplitArgs;
+use crate::error::SplitError;
+use crate::output::{Output, PLAN_FILE};
+use crate::progress;
+use crate::records::Records;
+use hpp_graph::{Part, ValueId};
+use hpp_onnx::proto::ModelProto;
+use hpp_onnx::{Extractor, Model, Placed, externalise, needs_externalising, pack, place, write_model};
+use hpp_schema::{FileRole, OutputUse, Plan};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Weights that were inside the model file, or that `--pack` gathered.
+const WEIGHTS_FILE: &str = "weights.bin";
+/// Embedded weights on their way into a packed file.
+const EMBEDDED_FILE: &str = "embedded.bin";
+/// The unsplit model with boundary outputs.
+const TAPPED_FILE: &str = "tapped.onnx";
+/// The unsplit model in a packed directory.
+const WHOLE_FILE: &str = "whole.onnx";
+
+/// A plan directory being written.
+pub struct Writing<'a> {
+    args: &'a SplitArgs,
+    analysis: &'a Analysis,
+    output: Output,
+    /// Where relative paths in the plan begin, symlinks resolved.
+    base: PathBuf,
+}
+
+impl<'a> Writing<'a> {
+    /// Prepares the directory.
+    pub fn begin(args: &'a SplitArgs, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
+        let output = Output::begin(target, args.force, args.pack)?;
+        let parent = output.target().parent().unwrap_or(output.target());
+        let parent = fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned());
+        let base = output.target().file_name().map_or(parent.clone(), |name| parent.join(name));
+        Ok(Writing { args, analysis, output, base })
+    }
+
+    /// Writes everything but the move into place; gives the plan as written.
+    pub fn write(&self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
+        let model = self.externalise()?;
+        let mut protos = self.protos(&model, parts, &plan)?;
+        let weights_dir = if self.args.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
+        for (name, proto) in &protos {
+            let made = |source| SplitError::Extract { name: name.clone(), source };
+            write_model(&self.output.staging().join(name), proto).map_err(|e| made(Box::new(e)))?;
+        }
+        self.name_files(&mut plan, &weights_dir);
+        self.name_texts(&mut plan)?;
+        plan.files = self.records(&model, &plan, &weights_dir)?;
+        let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
+        self.output.write(PLAN_FILE, yaml.as_bytes())?;
+        Ok(plan)
+    }
+
+    /// Moves everything into place.
+    pub fn commit(self) -> Result<(), SplitError> {
+        Ok(self.output.commit()?)
+    }
+
+    /// Removes what was written; a packed directory keeps what a later run can use.
+    pub fn abandon(self) {
+        self.output.abandon(self.args.pack);
+    }
+
+    /// The model with no large weights inside its file.
+    fn externalise(&self) -> Result<Model, SplitError> {
+        let model = &self.analysis.model;
+        if !needs_externalising(model) {
+            return Ok(model.clone());
+        }
+        let location = if self.args.pack { EMBEDDED_FILE } else { WEIGHTS_FILE };
+        externalise(model, self.output.staging(), location).map_err(|e| SplitError::Weights(Box::new(e)))
+    }
+
+    /// Every ONNX file of the directory, by name.
+    fn protos(&self, model: &Model, parts: &[Part], plan: &Plan) -> Result<Vec<(String, ModelProto)>, SplitError> {
+        let extractor = Extractor::new(model, &self.analysis.graph);
+        let mut protos = Vec::new();
+        for (part, partition) in parts.iter().zip(&plan.partitions) {
+            let name = partition.file.clone();
+            let made = extractor.part(&partition.name, part);
+            protos.push((name.clone(), made.map_err(|e| SplitError::Extract { name, source: Box::new(e) })?));
+        }
+        protos.push((TAPPED_FILE.to_owned(), extractor.tapped(&self.taps(parts, plan))));
+        if self.args.pack {
+            protos.push((WHOLE_FILE.to_owned(), extractor.tapped(&[])));
+        }
+        Ok(protos)
+    }
+
+    /// Every tensor that crosses between partitions.
+    fn taps(&self, parts: &[Part], plan: &Plan) -> Vec<ValueId> {
+        let mut taps = Vec::new();
+        for (part, partition) in parts.iter().zip(&plan.partitions) {
+            let crossing = part.outputs.iter().zip(&partition.outputs).filter(|(_, o)| o.to == OutputUse::Boundary);
+            taps.extend(crossing.map(|(id, _)| *id));
+        }
+        taps
+    }
+
+    /// Copies the bytes the files need into one file beside them.
+    fn pack(&self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
+        let bar = progress::bytes("packing weights");
+        let mut plain: Vec<ModelProto> = protos.iter().map(|(_, proto)| proto.clone()).collect();
+        let dir = self.output.staging();
+        let mut report = |p: hpp_onnx::PackProgress| {
+            bar.set_length(p.total);
+            bar.set_position(p.done);
+        };
+        pack(&mut plain, model.weights(), dir, WEIGHTS_FILE, &mut report)
+            .map_err(|e| SplitError::Weights(Box::new(e)))?;
+        bar.finish_and_clear();
+        protos.iter_mut().zip(plain).for_each(|((_, proto), packed)| *proto = packed);
+        let _ = fs::remove_file(dir.join(EMBEDDED_FILE));
+        Ok(".".to_owned())
+    }
+
+    /// Makes every weight file visible beside the partitions; where that cannot be, names the model's own directory.
+    fn place(&self, model: &Model) -> Result<String, SplitError> {
+        let mut refused = None;
+        for file in &model.weights().files {
+            match place(file, self.output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))? {
+                Placed::NotLinkable { why } => refused = Some((file.location.clone(), why)),
+                Placed::AlreadyThere | Placed::HardLink | Placed::Clone => {}
+            }
+        }
+        let Some((location, why)) = refused else { return Ok(".".to_owned()) };
+        if needs_externalising(&self.analysis.model) {
+            return Err(SplitError::setting(
+                format!(
+                    "{location} cannot be linked into the output directory ({why}), and the model has embedded weights too"
+                ),
+                "choose --out on the model's file system, or use --pack",
+            ));
+        }
+        eprintln!(
+            "note: {location} cannot be linked into the output directory ({why}); hpp-exec reads it where it is, but stock \
+             ONNX Runtime will not open the partitions: choose --out on the model's file system, or use --pack"
+        );
+        Ok(self.relative(self.analysis.model.dir()))
+    }
+
+    fn name_files(&self, plan: &mut Plan, weights_dir: &str) {
+        for partition in &mut plan.partitions {
+            partition.weights_dir = weights_dir.to_owned();
+        }
+        plan.model.tapped = Some(TAPPED_FILE.to_owned());
+        (plan.model.source, plan.model.weights_dir) = match self.args.pack {
+            true => (WHOLE_FILE.to_owned(), ".".to_owned()),
+            false => (self.relative(self.analysis.model.path()), self.relative(self.analysis.model.dir())),
+        };
+        if self.args.pack {
+            // The packed whole is the flattened model: its branch is chosen already.
+            plan.model.inputs.retain(|input| input.role != hpp_schema::InputRole::UseCacheBranch);
+        }
+    }
+
+    /// Tokenizer and chat template: named where they are, copied into a packed directory.
+    fn name_texts(&self, plan: &mut Plan) -> Result<(), SplitError> {
+        let Some(generation) = &mut plan.generation else { return Ok(()) };
+        let config = &self.analysis.config;
+        let name = |path: &Option<PathBuf>| path.as_deref().map(|path| self.text(path)).transpose();
+        generation.tokenizer = name(&config.tokenizer)?;
+        generation.tokenizer_config = name(&config.tokenizer_config)?;
+        generation.chat_template = name(&config.chat_template)?;
+        Ok(())
+    }
+
+    fn text(&self, path: &Path) -> Result<String, SplitError> {
+        let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if !self.args.pack {
+            return Ok(self.relative(path));
+        }
+        let io = |source| SplitError::Io { action: "copy", path: path.to_owned(), source };
+        fs::copy(path, self.output.staging().join(&file)).map_err(io)?;
+        Ok(file)
+    }
+
+    fn records(
+        &self,
+        model: &Model,
+        plan: &Plan,
+        weights_dir: &str,
+    ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
+        let mut records = Records::new(self.output.staging(), self.args.hash_weights || self.args.pack);
+        records.add(&plan.model.source, FileRole::Source)?;
+        if self.args.pack {
+            records.add(WEIGHTS_FILE, FileRole::Weights)?;
+        } else {
+            for file in &model.weights().files {
+                let path =
+                    if weights_dir == "." { file.location.clone() } else { format!("{weights_dir}/{}", file.location) };
+                records.add(&path, FileRole::Weights)?;
+            }
+        }
+        for partition in &plan.partitions {
+            records.add(&partition.file, FileRole::Partition)?;
+        }
+        records.add(TAPPED_FILE, FileRole::Tapped)?;
+        let texts = plan.generation.iter().flat_map(|g| [&g.tokenizer, &g.tokenizer_config, &g.chat_template]);
+        for text in texts.flatten() {
+            records.add(text, FileRole::Text)?;
+        }
+        Ok(records.done())
+    }
+
+    /// A path as the plan writes it: relative to the plan, with forward slashes.
+    fn relative(&self, path: &Path) -> String {
+        let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let relative = pathdiff::diff_paths(&real, &self.base).unwrap_or(real);
+        let parts: Vec<_> = relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
+        if parts.is_empty() { ".".to_owned() } else { parts.join("/") }
+    }
+}
