@@ -54,11 +54,16 @@ pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, 
         let returned = graph.node(id).writes().any(|v| graph.outputs.contains(&v));
         let needed = readers.fold(if returned { Need::One(last) } else { Need::Nobody }, Need::and);
         block_of[i] = match needed {
-            Need::Nobody => Some(0),
+            Need::Nobody => None,
             Need::One(block) => Some(block),
             Need::Several(first) => (!ops::is_recomputable(graph.node(id))).then_some(first),
         };
         need[i] = needed;
+    }
+    // What nobody needs stands where the last thing it reads is made.
+    for id in graph.node_ids().filter(|id| place(*id) != Place::WeightOnly && need[id.0 as usize] == Need::Nobody) {
+        let producers = graph.producers_of(id);
+        block_of[id.0 as usize] = Some(producers.into_iter().filter_map(|p| block_of[p.0 as usize]).max().unwrap_or(0));
     }
     block_of
 }
@@ -151,14 +156,13 @@ fn place_states(
     placed
 }
 
-/// A block far heavier than all others together usually hides structure we did not see.
+/// Among several layers, one that outweighs everything usually hides structure we did not see.
 fn note_imbalance(graph: &Graph, blocks: &[Block], notes: &mut Vec<String>) {
+    let repeated = |b: &&Block| matches!(b.kind, BlockKind::Layer(_) | BlockKind::Body(_));
     let bytes: Vec<u64> = blocks.iter().map(|b| weight_bytes(graph, &b.weights)).collect();
     let total: u64 = bytes.iter().sum();
-    for (block, bytes) in blocks.iter().zip(bytes).filter(|(b, _)| !matches!(b.kind, BlockKind::Embedding)) {
-        if blocks.len() > 2 && bytes > total / 2 && total > 0 {
-            notes
-                .push(format!("{} holds more than half of all weights: its inside has no clear boundary", block.label));
-        }
+    let heavy = blocks.iter().zip(bytes).filter(|(b, bytes)| repeated(b) && *bytes > total / 2);
+    for (block, _) in heavy.filter(|_| blocks.iter().filter(repeated).count() > 2) {
+        notes.push(format!("{} holds more than half of all weights: its inside has no clear boundary", block.label));
     }
 }

@@ -4,6 +4,7 @@ use crate::boundary::{Candidate, best_cut, candidates, least_live};
 use crate::mixers::{Mixer, find_mixers};
 use crate::spine::{Place, Spine};
 use crate::{BlockKind, StatePair};
+use std::ops::RangeInclusive;
 
 /// Where blocks begin: block `i` holds the positions from `at[i - 1]` to before `at[i]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +90,11 @@ fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option
             let usual = weighted.between(mixers[previous].last + 1, *start);
             let widest = layer_starts.iter().map(|at| spine.live[*at]).max().unwrap_or(u64::MAX);
             let narrow = found.iter().filter(|c| c.live <= widest);
-            narrow.min_by_key(|c| (weighted.between(last + 1, c.at).abs_diff(usual), c.live))
+            let usual_length = path_length(spine, mixers[previous].last + 1, *start);
+            narrow.min_by_key(|c| {
+                let length = path_length(spine, last + 1, c.at).abs_diff(usual_length);
+                (weighted.between(last + 1, c.at).abs_diff(usual), c.live, length)
+            })
         }
         _ => {
             let final_one = spine.chain.iter().rev().find(|n| spine.flow.is_weighted(**n))?;
@@ -136,7 +141,10 @@ fn body_cuts(spine: &Spine) -> Cuts {
     let mut notes = vec![];
     for (i, unit) in units.iter().enumerate() {
         if i > 0 {
-            at.push(best_cut(spine, units[i - 1].last + 1..=unit.first));
+            let gap = units[i - 1].last + 1..=unit.first;
+            let leaving_regions = unit.lone && !units[i - 1].lone && i > 1 && !at.is_empty();
+            let usual = || path_length(spine, units[i - 2].last + 1, at[at.len() - 1]);
+            at.push(if leaving_regions { cut_after(spine, gap, usual()) } else { best_cut(spine, gap) });
         }
         if unit.weighted > 8 && unit.weighted * 2 > weighted.0.len() {
             notes.push("values skip over most of the model: cut where fewest bytes live".to_owned());
@@ -149,6 +157,18 @@ fn body_cuts(spine: &Spine) -> Cuts {
     let at = thin_out(spine, at);
     let kinds = body_kinds(at.len() + 1, lone_first, lone_last);
     Cuts { at, kinds, notes }
+}
+
+/// Nodes on the path from entry to output between two positions.
+fn path_length(spine: &Spine, from: usize, to: usize) -> usize {
+    (from..to).filter(|p| spine.on_path.get(*p) == Some(&true)).count()
+}
+
+/// The narrowest cut after about this many nodes: what follows the last block is as long as after the others.
+fn cut_after(spine: &Spine, gap: RangeInclusive<usize>, length: usize) -> usize {
+    let found = candidates(spine, gap.clone());
+    let off = |c: &Candidate| path_length(spine, *gap.start(), c.at).abs_diff(length);
+    found.iter().min_by_key(|c| (c.live, off(c))).map_or_else(|| best_cut(spine, gap.clone()), |c| c.at)
 }
 
 fn body_kinds(count: usize, stem: bool, head: bool) -> Vec<BlockKind> {

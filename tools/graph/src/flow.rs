@@ -68,6 +68,12 @@ impl<'a> Flow<'a> {
             || self.has_heavy_body(id)
     }
 
+    /// Picks from a matrix weight.
+    pub fn looks_up_table(&self, id: NodeId) -> bool {
+        ops::is_lookup(self.graph.node(id))
+            && self.graph.node(id).reads().any(|v| self.weights.is_matrix(self.graph, v))
+    }
+
     /// A body that holds weights and works on data is a block of its own; one that chooses between constants is not.
     fn has_heavy_body(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
@@ -207,7 +213,42 @@ pub(crate) fn find_entry(flow: &Flow, to_sink: &ToSink) -> Option<ValueId> {
     let most = remaining.values().max()?;
     let early = by_depth.iter().filter(|(meet, _)| remaining[meet] * 3 >= *most).map(|(_, v)| *v);
     let work_after = |v: ValueId| work_below(flow, &flow.data_consumers(v).collect::<Vec<_>>());
-    early.min_by_key(|v| (Reverse(work_after(*v)), flow.graph.producer(*v), *v))
+    let found = early.min_by_key(|v| (Reverse(work_after(*v)), flow.graph.producer(*v), *v))?;
+    Some(common_source(flow, found, &feeds_heavy))
+}
+
+/// The last value from which everything comes that is made of the same embeddings as `entry` and feeds heavy nodes:
+/// where residual and norm read the embedding through casts of their own, it is the embedding.
+fn common_source(flow: &Flow, entry: ValueId, feeds_heavy: &impl Fn(ValueId) -> bool) -> ValueId {
+    let sources = real_sources(flow, entry);
+    let below = |v: ValueId| flow.downstream(&flow.data_consumers(v).collect::<Vec<_>>());
+    let is_from = |v: ValueId, below: &[bool]| flow.graph.producer(v).is_some_and(|p| below[p.0 as usize]);
+    let mut kin = vec![false; flow.graph.nodes.len()];
+    for source in &sources {
+        kin.iter_mut().zip(below(*source)).for_each(|(kin, below)| *kin |= below);
+    }
+    let light = flow.graph.value_ids().filter(|v| is_light(flow, *v) && may_be_real(flow, *v) && feeds_heavy(*v));
+    let feeders: Vec<ValueId> = light.filter(|v| sources.contains(v) || is_from(*v, &kin)).collect();
+    let carries_all = |source: &ValueId| {
+        let below = below(*source);
+        feeders.iter().all(|f| f == source || is_from(*f, &below))
+    };
+    sources.into_iter().rev().find(carries_all).unwrap_or(entry)
+}
+
+/// A light value and the light values it is made of, earliest first, up to graph inputs and lookups.
+fn real_sources(flow: &Flow, value: ValueId) -> Vec<ValueId> {
+    let mut seen = BTreeSet::from([value]);
+    let mut todo = vec![value];
+    while let Some(value) = todo.pop() {
+        let Some(producer) = flow.graph.producer(value) else { continue };
+        if !flow.looks_up_table(producer) {
+            todo.extend(flow.data_reads(producer).filter(|v| may_be_real(flow, *v) && seen.insert(*v)));
+        }
+    }
+    let mut sources: Vec<ValueId> = seen.into_iter().collect();
+    sources.sort_by_key(|v| (flow.graph.producer(*v), *v));
+    sources
 }
 
 /// How many weighted nodes, then heavy ones, are among or depend on some nodes.

@@ -147,20 +147,16 @@ fn entry_nodes(flow: &Flow, entry: ValueId) -> Vec<bool> {
 /// as the embedding's, so they stay with it.
 fn token_lookups(flow: &Flow, entry: ValueId, entry_nodes: &[bool]) -> Vec<NodeId> {
     let Some(maker) = flow.graph.producer(entry) else { return vec![] };
-    let is_table = |id: NodeId| {
-        ops::is_lookup(flow.graph.node(id))
-            && flow.graph.node(id).reads().any(|v| flow.weights.is_matrix(flow.graph, v))
-    };
     let upstream = flow.upstream(maker);
     let mut keys: BTreeSet<ValueId> = BTreeSet::new();
-    for id in flow.graph.node_ids().filter(|id| upstream[id.0 as usize] && is_table(*id)) {
+    for id in flow.graph.node_ids().filter(|id| upstream[id.0 as usize] && flow.looks_up_table(*id)) {
         keys.extend(flow.data_reads(id).filter(|v| {
             matches!(flow.graph.value(*v).dtype, None | Some(hpp_schema::DType::Int64 | hpp_schema::DType::Int32))
         }));
     }
     let light = |id: &NodeId| !flow.heavy[id.0 as usize] && !entry_nodes[id.0 as usize];
     let by_token = |id: &NodeId| flow.data_reads(*id).any(|v| keys.contains(&v));
-    flow.graph.node_ids().filter(|id| light(id) && is_table(*id) && by_token(id)).collect()
+    flow.graph.node_ids().filter(|id| light(id) && flow.looks_up_table(*id) && by_token(id)).collect()
 }
 
 /// Carried nodes beside the spine that feed it (cross-attention projections) stand where they are first needed.
