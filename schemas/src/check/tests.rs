@@ -1,1 +1,148 @@
-//! One test for each rule: a good plan, one thing changed, one finding.
+//! One row for each rule: a good plan, one thing changed, one complaint about it.
+
+use super::Severity;
+use crate::{ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, OutputUse, Plan, Provider, StateUpdate, Step};
+
+fn good() -> Plan {
+    Plan::from_yaml(include_str!("../../tests/plan.yaml")).unwrap()
+}
+
+/// Changes the good plan; the complaint must be at `place` and contain `words`.
+#[track_caller]
+fn complains(severity: Severity, place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
+    let mut plan = good();
+    change(&mut plan);
+    let found = plan.check();
+    let hit = found.iter().any(|f| f.severity == severity && f.place.contains(place) && f.message.contains(words));
+    assert!(hit, "no {severity:?} at {place:?} about {words:?} in {found:#?}");
+}
+
+#[track_caller]
+fn refuses(place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
+    complains(Severity::Error, place, words, change);
+}
+
+#[track_caller]
+fn warns(place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
+    complains(Severity::Warning, place, words, change);
+}
+
+#[test]
+fn names() {
+    refuses("hpp_plan", "not 2", |p| p.hpp_plan = 2);
+    refuses("partitions", "there are none", |p| p.partitions.clear());
+    refuses("partitions[1]", "twice", |p| p.partitions[1].name = "gpu_0".into());
+    refuses("partitions[0]", "cannot be called", |p| p.partitions[0].name = "state".into());
+    refuses("partitions[0].device", "no device", |p| p.partitions[0].device = "gpu7".into());
+    refuses("partitions[0].providers", "none", |p| p.partitions[0].providers.clear());
+    refuses("partitions[0].providers", "twice", |p| p.partitions[0].providers.push(Provider::Cpu));
+    refuses("partitions[1].providers", "on the host", |p| p.partitions[1].providers.push(Provider::Cuda));
+    refuses("partitions[0].inputs[1]", "twice", |p| p.partitions[0].inputs[1].name = "input_ids".into());
+    refuses("model.inputs[0]", "no name", |p| p.model.inputs[0].name.clear());
+    refuses("buffers[0]", "no partition", |p| p.buffers[0].value = "elsewhere".into());
+    refuses("buffers[0]", "no device", |p| p.buffers[0].device = "tpu".into());
+}
+
+#[test]
+fn paths() {
+    for path in ["/etc/passwd", "C:/x.onnx", "..\\x.onnx", "", "a/../../x.onnx"] {
+        refuses("partitions[0].file", "", |p| p.partitions[0].file = path.into());
+        refuses("model.source", "", |p| p.model.source = path.into());
+        refuses("partitions[0].weights_dir", "", |p| p.partitions[0].weights_dir = path.into());
+        refuses("generation.tokenizer", "", |p| p.generation.as_mut().unwrap().tokenizer = Some(path.into()));
+        refuses("files[2]", "", |p| p.files[2].path = path.into());
+    }
+    refuses("partitions[0].file", "out of the plan's directory", |p| p.partitions[0].file = "../gpu_0.onnx".into());
+    refuses("model.tapped", "out of the plan's directory", |p| p.model.tapped = Some("../t.onnx".into()));
+    refuses("partitions[1].file", "missing from files", |p| p.files.truncate(2));
+    refuses("files[0].sampled", "hexadecimal", |p| p.files[0].sampled = "A".repeat(64));
+    refuses("files[1].blake3", "hexadecimal", |p| p.files[1].blake3 = Some("0".repeat(63)));
+    refuses("files[2]", "twice", |p| p.files[1].path = "cpu_0.onnx".into());
+}
+
+#[test]
+fn sizes() {
+    refuses("budgets.context", "must hold a token", |p| p.budgets.context = 0);
+    refuses("budgets.context", "built for 512", |p| p.budgets.context = 513);
+    refuses("budgets.batch", "must hold", |p| p.budgets.batch = 0);
+    refuses("schedule.prefill_chunk", "take a token", |p| p.schedule.prefill_chunk = Some(0));
+    refuses("model.vocab_size", "empty", |p| p.model.vocab_size = Some(0));
+    refuses("files", "64 bits", |p| p.files[0].bytes = ByteSize(u64::MAX));
+    refuses("partitions[0].bytes", "64 bits", |p| p.partitions[0].bytes.weights = ByteSize(u64::MAX));
+    refuses("devices.gpu0", "64 bits", |p| p.budgets.margin = ByteSize(u64::MAX));
+    warns("devices.gpu0", "the budget is 2 MiB", |p| p.partitions[0].bytes.weights = ByteSize(3 << 20));
+    warns("devices.gpu0", "no budget", |p| p.budgets.vram.clear());
+    refuses("predictions.decode_ms", "no measure", |p| p.predictions.decode_ms = f64::NAN);
+    refuses("predictions.decode_tokens", "no measure", |p| p.predictions.decode_tokens_per_second = -1.0);
+    refuses("sampling.top_p", "number", |p| p.generation.as_mut().unwrap().sampling.top_p = Some(f64::INFINITY));
+}
+
+#[test]
+fn flow() {
+    refuses("partitions[0].inputs[0]", "int32 here", |p| p.partitions[0].inputs[0].dtype = DType::Int32);
+    refuses("partitions[0].inputs[0]", "no input of the model", |p| p.partitions[0].inputs[0].name = "ids".into());
+    refuses("partitions[1].inputs[0]", "neither model", |p| p.partitions[1].inputs[0].from = "gpu_9".into());
+    refuses("partitions[0].inputs[0]", "does not run earlier", |p| p.partitions[0].inputs[0].from = "cpu_0".into());
+    refuses("partitions[1].inputs[0]", "does not run earlier", |p| p.partitions[1].inputs[0].from = "cpu_0".into());
+    refuses("partitions[1].inputs[0]", "leaves to others", |p| p.partitions[1].inputs[0].name = "hidden.1".into());
+    refuses("partitions[1].inputs[0]", "float16 here", |p| p.partitions[1].inputs[0].dtype = DType::Float16);
+    refuses("partitions[1].outputs[0]", "no output of the model", |p| p.model.outputs[0].name = "scores".into());
+    refuses("model.outputs[0]", "0 partitions", |p| p.partitions[1].outputs[0].to = OutputUse::Boundary);
+    warns("partitions[1].outputs[0]", "nothing reads", |p| p.partitions[1].outputs[0].to = OutputUse::Boundary);
+    refuses("model.inputs", "role TokenIds", |p| p.model.inputs[1].role = InputRole::TokenIds);
+    refuses("model.inputs", "takes token ids", |p| p.model.inputs[0].role = InputRole::Free);
+    refuses("model.outputs", "one output with scores", |p| p.model.outputs.clear());
+}
+
+#[test]
+fn states() {
+    refuses("states[0]", "no partition", |p| p.states[0].partition = "gpu_9".into());
+    refuses("states[0]", "takes no state", |p| p.states[0].past = "elsewhere".into());
+    refuses("states[0]", "leaves no state", |p| p.states[0].present = "elsewhere".into());
+    refuses("states[0]", "another type", |p| p.states[0].dtype = DType::Float16);
+    refuses("states[0]", "no device", |p| p.states[0].device = "tpu".into());
+    warns("states[0]", "kept where", |p| p.states[0].device = "cpu".into());
+    refuses("states[0]", "no axis 4", |p| p.states[0].update = StateUpdate::InPlace { axis: 4, capacity: 64 });
+    refuses("states[0]", "no token", |p| p.states[0].update = StateUpdate::InPlace { axis: 2, capacity: 0 });
+    refuses("states[1]", "the context is 64", |p| p.states[1].update = StateUpdate::Append { axis: 2, capacity: 63 });
+    refuses("states[0]", "its sizes make", |p| p.states[0].bytes = ByteSize(8191));
+    refuses("states[0]", "nobody knows", |p| p.states[0].shape[3] = Dim::Unknown);
+    refuses("states[0]", "nobody knows", |p| p.states[0].shape[3] = Dim::symbol("head"));
+    refuses("states[0]", "64 bits", |p| p.states[0].shape[3] = Dim::fixed(u64::MAX / 4));
+    refuses("partitions[0].bytes.kv", "its states need", |p| p.partitions[0].bytes.kv = ByteSize(8191));
+    refuses("partitions[0].inputs[2]", "0 states", |p| {
+        p.states.remove(0);
+    });
+    refuses("partitions[0].outputs[1]", "2 states", |p| p.states.push(p.states[0].clone()));
+    refuses("states", "carries none", |p| p.model.kind = ModelKind::DecoderWithoutCache);
+}
+
+#[test]
+fn schedules() {
+    refuses("schedule.decode", "never runs", |p| p.schedule.decode.truncate(2));
+    refuses("schedule.prefill[1]", "runs twice", |p| p.schedule.prefill[1] = Step::Run("gpu_0".into()));
+    refuses("schedule.prefill[1]", "no step copies", |p| {
+        p.schedule.prefill.remove(1);
+    });
+    refuses("schedule.prefill[0]", "which has not run", |p| p.schedule.prefill.reverse());
+    refuses("schedule.prefill[0]", "no partition", |p| p.schedule.prefill[0] = Step::Run("gpu_9".into()));
+    let copy = |from: &str, to: &str, value: &str| {
+        Step::Copy(CopyStep { values: vec![value.into()], from: from.into(), to: to.into() })
+    };
+    refuses("schedule.decode[1]", "no device", |p| p.schedule.decode[1] = copy("gpu0", "tpu", "hidden.0"));
+    refuses("schedule.decode[1]", "from gpu0 to gpu0", |p| p.schedule.decode[1] = copy("gpu0", "gpu0", "hidden.0"));
+    refuses("schedule.decode[1]", "nothing that ran", |p| p.schedule.decode[1] = copy("gpu0", "cpu", "logits"));
+    warns("schedule.decode[2]", "already", |p| p.schedule.decode.insert(2, p.schedule.decode[1].clone()));
+}
+
+#[test]
+fn every_finding_is_reported_at_once() {
+    let mut plan = good();
+    plan.budgets.context = 0;
+    plan.partitions[0].file = "/x".into();
+    plan.schedule.decode.clear();
+    let places: Vec<_> = plan.check().into_iter().map(|finding| finding.place).collect();
+    for place in ["budgets.context", "partitions[0].file", "schedule.decode"] {
+        assert!(places.iter().any(|found| found == place), "{place} in {places:?}");
+    }
+}

@@ -1,0 +1,119 @@
+//! Plans as text: one that a person can read, its schema, and what is said of versions and of damage.
+
+use hpp_schema::{DeviceKind, OutputUse, Plan, PlanError, Whole, plan_json_schema};
+use proptest::prelude::*;
+
+const PLAN: &str = include_str!("plan.yaml");
+
+fn plan() -> Plan {
+    Plan::from_yaml(PLAN).unwrap()
+}
+
+#[test]
+fn a_plan_reads_back_as_it_was_written() {
+    let text = plan().to_yaml().unwrap();
+    assert_eq!(Plan::from_yaml(&text).unwrap(), plan());
+    assert_eq!(Plan::from_yaml(&text).unwrap().to_yaml().unwrap(), text);
+    assert!(text.starts_with("hpp_plan: 1\n"), "the version comes first: {}", &text[..40]);
+    assert!(text.contains("bytes: 866.25 KiB (887040 B)"), "sizes are for people and exact: {text}");
+}
+
+#[test]
+fn the_good_plan_is_good() {
+    assert_eq!(plan().check(), []);
+}
+
+#[test]
+fn the_committed_schema_is_current() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/plan.schema.json");
+    if std::env::var_os("HPP_UPDATE_SCHEMAS").is_some() {
+        std::fs::write(path, plan_json_schema()).unwrap();
+    }
+    let committed = std::fs::read_to_string(path).unwrap_or_default();
+    assert!(committed == plan_json_schema(), "plan.schema.json is stale: run `make schemas`");
+}
+
+#[test]
+fn a_newer_version_is_named_before_its_unknown_fields() {
+    let newer = PLAN.replace("hpp_plan: 1", "hpp_plan: 7\nfrom_the_future: true");
+    let error = Plan::from_yaml(&newer).unwrap_err();
+    assert!(matches!(error, PlanError::Version { found: 7 }), "{error}");
+    assert!(error.hint().unwrap().contains("newer"));
+}
+
+#[test]
+fn an_unknown_field_is_refused_with_its_name() {
+    let error = Plan::from_yaml(&format!("{PLAN}\nsurprise: 1\n")).unwrap_err();
+    assert!(error.to_string().contains("surprise"), "{error}");
+}
+
+#[test]
+fn what_is_no_plan_is_refused() {
+    for text in ["", "a: 1", "[]", "hpp_plan: one", "\u{0}", "hpp_plan: -1", "just words", "&a [*a]"] {
+        assert!(Plan::from_yaml(text).is_err(), "{text:?}");
+    }
+    assert!(matches!(Plan::from_yaml("model: {}"), Err(PlanError::NotAPlan)));
+}
+
+#[test]
+fn yaml_bombs_do_not_go_off() {
+    let mut bomb = String::from("hpp_plan: 1\na: &a [x, x, x, x, x, x, x, x, x]\n");
+    for (level, name) in ["b", "c", "d", "e", "f", "g", "h", "i"].iter().enumerate() {
+        let before = ["a", "b", "c", "d", "e", "f", "g", "h"][level];
+        bomb += &format!("{name}: &{name} [{}]\n", vec![format!("*{before}"); 9].join(", "));
+    }
+    assert!(Plan::from_yaml(&bomb).is_err());
+}
+
+#[test]
+fn the_unsplit_plan_is_good_and_whole() {
+    let whole = plan().unsplit(Whole::Source).unwrap();
+    assert_eq!(whole.check(), []);
+    assert_eq!(whole.partitions.len(), 1);
+    assert_eq!(whole.partitions[0].file, "../small/model.onnx");
+    assert_eq!(whole.states.len(), 2);
+    assert!(whole.devices.iter().all(|device| device.kind == DeviceKind::Cpu));
+    assert!(whole.model.inputs.iter().all(|input| input.name != "hpp.logit_positions"));
+    assert_eq!(plan().unsplit(Whole::Tapped), None);
+}
+
+#[test]
+fn the_tapped_plan_shows_every_boundary_once() {
+    let mut tapped = plan();
+    tapped.model.tapped = Some("tapped.onnx".into());
+    let whole = tapped.unsplit(Whole::Tapped).unwrap();
+    assert_eq!(whole.partitions[0].file, "tapped.onnx");
+    let crossing = whole.partitions[0].outputs.iter().filter(|output| output.to == OutputUse::Boundary);
+    assert_eq!(crossing.map(|output| output.name.as_str()).collect::<Vec<_>>(), ["hidden.0"]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever a damaged file says, it is read or refused, and what is read is checked, without a panic.
+    #[test]
+    fn damage_never_panics(at in 0..PLAN.len(), with in "\\PC{0,12}", cut in 0usize..80) {
+        let mut text: Vec<u8> = PLAN.as_bytes().to_vec();
+        let end = (at + cut).min(text.len());
+        text.splice(at..end, with.bytes());
+        let text = String::from_utf8_lossy(&text);
+        if let Ok(plan) = Plan::from_yaml(&text) {
+            let _ = plan.check();
+            let _ = plan.unsplit(Whole::Source);
+            let _ = plan.unsplit(Whole::Tapped);
+        }
+    }
+
+    /// Numbers at their ends overflow nothing.
+    #[test]
+    fn extreme_numbers_never_panic(line in 0usize..200, number in prop::sample::select(vec![0, 1, u64::MAX, u64::MAX / 2, 1 << 63, 1 << 32])) {
+        let lines = PLAN.lines().enumerate().map(|(at, text)| match text.rsplit_once(": ") {
+            Some((key, value)) if at == line && value.starts_with(|c: char| c.is_ascii_digit()) => format!("{key}: {number}"),
+            _ => text.to_owned(),
+        });
+        if let Ok(plan) = Plan::from_yaml(&lines.collect::<Vec<_>>().join("\n")) {
+            let _ = plan.check();
+            let _ = plan.unsplit(Whole::Source);
+        }
+    }
+}
