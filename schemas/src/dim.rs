@@ -270,6 +270,11 @@ impl JsonSchema for Dim {
     }
 }
 
+/// Writes a list as `[a, b, c]`, which in a plan reads better than a line each.
+pub(crate) fn on_one_line<T: Serialize, S: serde::Serializer>(list: &Vec<T>, s: S) -> Result<S::Ok, S::Error> {
+    serde_saphyr::FlowSeq(list).serialize(s)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

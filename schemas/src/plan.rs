@@ -90,6 +90,7 @@ pub struct ModelInput {
     /// Element type.
     pub dtype: DType,
     /// Symbolic shape.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// What the runtime puts there.
     pub role: InputRole,
@@ -126,6 +127,7 @@ pub struct ModelOutput {
     /// Element type.
     pub dtype: DType,
     /// Symbolic shape.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// Whether this is the next-token scores.
     pub role: OutputRole,
@@ -146,6 +148,7 @@ pub enum OutputRole {
 #[serde(deny_unknown_fields)]
 pub struct Budgets {
     /// Device memory of each GPU, in the order gpu0, gpu1, ...
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub vram: Vec<ByteSize>,
     /// Host memory, where a limit was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -203,8 +206,10 @@ pub struct Partition {
     /// Name of the device it computes on.
     pub device: String,
     /// Execution providers to try, best first.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
     /// Labels of the blocks inside, in order.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub blocks: Vec<String>,
     /// Graph inputs in the file's order.
     pub inputs: Vec<PartitionInput>,
@@ -225,6 +230,7 @@ pub struct PartitionInput {
     /// Element type.
     pub dtype: DType,
     /// Symbolic shape; `?` where nothing is known before it runs.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// `model`, `state`, or the name of the earlier partition that produces it.
     pub from: String,
@@ -239,6 +245,7 @@ pub struct PartitionOutput {
     /// Element type.
     pub dtype: DType,
     /// Symbolic shape; `?` where nothing is known before it runs.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// Who reads it.
     pub to: OutputUse,
@@ -283,6 +290,7 @@ pub struct State {
     /// Element type.
     pub dtype: DType,
     /// Shape of `past`; every dimension but the one at `axis` has a size once the batch is known.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// How `present` relates to `past`.
     pub update: StateUpdate,
@@ -345,6 +353,7 @@ pub enum Step {
 #[serde(deny_unknown_fields)]
 pub struct CopyStep {
     /// Tensor names.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub values: Vec<String>,
     /// Device they are on.
     pub from: String,
@@ -379,6 +388,7 @@ pub struct Generation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// Tokens that end a text.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
     pub eos_token_ids: Vec<u32>,
     /// Token that begins a text.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -59,9 +59,6 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     let mut model = Model::open(path).map_err(|e| SplitError::Read(Box::new(e)))?;
     let config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
-    if let Some(branch) = model.branch() {
-        notes.push(format!("merged decoder: cut the branch taken when {} is {}", branch.condition, branch.value));
-    }
     let (mut graph, mut segmentation) = understand(&model)?;
     if logits == Logits::AskedFor {
         match gather_positions(&model, &graph, &segmentation, &config) {
@@ -74,8 +71,9 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
         }
     }
     notes.extend(segmentation.undecided.iter().cloned());
-    let context = planned_context(context, config.context_length, &mut notes)?;
-    Ok(describe(model, graph, segmentation, config, context, notes))
+    let planned = planned_context(context, config.context_length)?;
+    let analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
+    Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
 
 fn understand(model: &Model) -> Result<(Graph, Segmentation), SplitError> {
@@ -105,7 +103,8 @@ fn gather_positions(
     Some(hpp_onnx::gather_logit_positions(model, graph, logits, LOGIT_POSITIONS).map_err(|e| e.to_string()))
 }
 
-fn planned_context(asked: Option<u64>, model: Option<u64>, notes: &mut Vec<String>) -> Result<u64, SplitError> {
+/// Tokens to plan for; `None` when neither the user nor the model says.
+fn planned_context(asked: Option<u64>, model: Option<u64>) -> Result<Option<u64>, SplitError> {
     match (asked, model) {
         (Some(0), _) => {
             Err(SplitError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
@@ -114,12 +113,9 @@ fn planned_context(asked: Option<u64>, model: Option<u64>, notes: &mut Vec<Strin
             format!("--context {asked} is longer than the {most} tokens this model was built for"),
             "ask for at most what the model's configuration allows",
         )),
-        (Some(asked), _) => Ok(asked),
-        (None, Some(most)) => Ok(most.clamp(1, DEFAULT_CONTEXT)),
-        (None, None) => {
-            notes.push(format!("the model does not say how long a context it takes; planned {DEFAULT_CONTEXT} tokens"));
-            Ok(DEFAULT_CONTEXT)
-        }
+        (Some(asked), _) => Ok(Some(asked)),
+        (None, Some(most)) => Ok(Some(most.clamp(1, DEFAULT_CONTEXT))),
+        (None, None) => Ok(None),
     }
 }
 
@@ -164,6 +160,15 @@ fn name(model: &Model) -> String {
 }
 
 impl Analysis {
+    /// Says that the context is a guess, where it matters.
+    fn with_assumed_context(mut self) -> Self {
+        if self.kind != ModelKind::SingleRun {
+            let tokens = self.context;
+            self.notes.push(format!("the model does not say how long a context it takes; planned {tokens} tokens"));
+        }
+        self
+    }
+
     /// Most tokens a prefill pass may take: one where the model's branch takes one at a time.
     pub fn prefill_chunk(&self, load: Load) -> Option<u64> {
         if self.takes_one_token() {
