@@ -4,6 +4,8 @@
 //! what must speak to C: small owners whose lifetimes follow ownership, each call checked.
 
 mod backend;
+mod cuda;
+mod devices;
 pub mod discover;
 mod environment;
 mod log;
@@ -14,6 +16,7 @@ mod raw;
 mod session;
 
 pub use backend::{OrtBackend, OrtBuffer};
+pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};
 pub use environment::{OpenError, OrtOptions, Waiting};
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;

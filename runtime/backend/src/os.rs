@@ -78,11 +78,7 @@ pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
     #[cfg(target_os = "linux")]
     {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let field = |name: &str| {
-            let line = status.lines().find(|line| line.starts_with(name))?;
-            line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
-        };
-        (field("VmHWM:"), field("VmRSS:"))
+        (kibibytes(&status, "VmHWM:"), kibibytes(&status, "VmRSS:"))
     }
     #[cfg(all(unix, not(target_os = "linux")))]
     {
@@ -101,6 +97,39 @@ fn peak_by_usage() -> Option<u64> {
     let usage = unsafe { (libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) }?;
     let unit = if cfg!(any(target_os = "macos", target_os = "ios")) { 1 } else { 1024 };
     u64::try_from(usage.ru_maxrss).ok()?.checked_mul(unit)
+}
+
+/// This machine's memory, and what a program could get of it now, where the system tells.
+pub(crate) fn machine_memory() -> (Option<u64>, Option<u64>) {
+    #[cfg(target_os = "linux")]
+    {
+        let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        (kibibytes(&info, "MemTotal:"), kibibytes(&info, "MemAvailable:"))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        (None, None)
+    }
+}
+
+/// What the maker calls the processor, or its architecture.
+pub(crate) fn processor_name() -> String {
+    #[cfg(target_os = "linux")]
+    {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let line = info.lines().find_map(|line| line.strip_prefix("model name"));
+        if let Some((_, name)) = line.and_then(|line| line.split_once(':')) {
+            return name.trim().to_owned();
+        }
+    }
+    std::env::consts::ARCH.to_owned()
+}
+
+/// A field of a file under `/proc` that counts KiB, in bytes.
+#[cfg(target_os = "linux")]
+fn kibibytes(text: &str, field: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(field))?;
+    line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 /// Processor cores this process may use: physical ones where the system tells them from hardware threads.

@@ -224,6 +224,9 @@ fn host_name(runtime: &Runtime) -> String {
 
 /// A device in words.
 pub(crate) fn describe(device: &Device<'_>) -> String {
+    if let Some(description) = crate::raw::library::description(device) {
+        return description;
+    }
     let hardware = device.hardware_device();
     let vendor = hardware.vendor().unwrap_or("unknown vendor");
     format!("{vendor} {:?} {:#06x}", hardware.ty(), hardware.id())

@@ -3,14 +3,7 @@
 mod support;
 
 use hpp_engine::{Engine, EngineOptions, LogitRows, Silent, StepInput};
-use support::{Recorded, backend, recorded};
-
-/// Largest difference relative to the largest recorded score.
-fn error(have: &[f32], want: &[f32]) -> f32 {
-    assert_eq!(have.len(), want.len());
-    let scale = want.iter().fold(1e-9f32, |most, value| most.max(value.abs()));
-    have.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / scale
-}
+use support::{Recorded, backend, error, recorded};
 
 fn best(scores: &[f32]) -> u32 {
     let mut at = 0;

@@ -7,6 +7,7 @@ pub(crate) mod assignment;
 pub(crate) mod binding;
 pub(crate) mod device;
 pub(crate) mod dtype;
+pub(crate) mod library;
 pub(crate) mod memory;
 pub(crate) mod run;
 pub(crate) mod value;

@@ -45,6 +45,13 @@ pub fn backend() -> OrtBackend {
         .unwrap_or_else(|error| panic!("{error}\n{}", error.hint()))
 }
 
+/// Largest difference relative to the largest recorded number.
+pub fn error(have: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(have.len(), want.len());
+    let scale = want.iter().fold(1e-9f32, |most, value| most.max(value.abs()));
+    have.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) / scale
+}
+
 impl Recorded {
     pub fn name(&self) -> String {
         let parts: Vec<_> = self.dir.iter().rev().take(2).map(|part| part.to_string_lossy()).collect();

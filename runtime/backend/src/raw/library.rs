@@ -1,0 +1,52 @@
+//! What the library says of itself.
+
+use super::check;
+use ort::AsPointer;
+use ort::device::Device;
+use ort::sys::OrtKeyValuePairs;
+use std::ffi::CStr;
+use std::ptr;
+
+/// A provider's version, such as `1.31.1`; the host provider's is the library's own.
+pub(crate) fn version(device: &Device<'_>) -> Option<String> {
+    // SAFETY: the device belongs to an environment that lives as long as the process.
+    unsafe { entry((ort::api().EpDevice_EpMetadata)(device.ptr()), c"version") }
+}
+
+/// What a device's driver calls it, where it tells.
+pub(crate) fn description(device: &Device<'_>) -> Option<String> {
+    // SAFETY: as for `version`; a provider's device always has a hardware device.
+    unsafe {
+        let hardware = (ort::api().EpDevice_Device)(device.ptr());
+        entry((ort::api().HardwareDevice_Metadata)(hardware), c"Description")
+    }
+}
+
+/// # Safety
+/// `pairs` must be null or live for the call.
+unsafe fn entry(pairs: *const OrtKeyValuePairs, key: &CStr) -> Option<String> {
+    if pairs.is_null() {
+        return None;
+    }
+    // SAFETY: the caller's promise; a value that is found is a string that lives as long as the pairs, and is copied.
+    unsafe {
+        let value = (ort::api().GetKeyValue)(pairs, key.as_ptr());
+        (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
+    }
+}
+
+/// Providers it was built with.
+pub(crate) fn built_in_providers() -> Vec<String> {
+    let (mut names, mut count) = (ptr::null_mut(), 0);
+    // SAFETY: the call fills both places; each name is a string that is copied before the list goes back.
+    unsafe {
+        let api = ort::api();
+        if check((api.GetAvailableProviders)(&mut names, &mut count), || "list providers".into()).is_err() {
+            return Vec::new();
+        }
+        let length = usize::try_from(count).unwrap_or(0);
+        let all = (0..length).map(|at| CStr::from_ptr(*names.add(at)).to_string_lossy().into_owned()).collect();
+        let _ = check((api.ReleaseAvailableProviders)(names, count), String::new);
+        all
+    }
+}

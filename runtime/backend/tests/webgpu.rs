@@ -1,0 +1,69 @@
+//! Decoders on a device for real: WebGPU, software Vulkan where there is no GPU. Needs `HPP_WEBGPU_TEST`, which
+//! `tools/scripts/with-webgpu.sh` sets; otherwise each test says by name that it was skipped.
+
+mod support;
+
+use hpp_engine::{Engine, EngineOptions, Fallback, LogitRows, Silent, StepInput};
+use hpp_schema::{ByteSize, Device, DeviceKind, Plan, Provider};
+use support::{Recorded, backend, recorded};
+
+fn skipped(test: &str) -> bool {
+    let skip = std::env::var_os("HPP_WEBGPU_TEST").is_none();
+    if skip {
+        println!("SKIPPED: {test}: HPP_WEBGPU_TEST is not set, see tools/scripts/with-webgpu.sh");
+    }
+    skip
+}
+
+/// The same plan with everything on the first GPU.
+fn on_gpu(mut plan: Plan) -> Plan {
+    plan.devices = vec![Device { name: "gpu0".into(), kind: DeviceKind::Gpu }];
+    plan.budgets.vram = vec![ByteSize(1 << 30)];
+    plan.partitions[0].device = "gpu0".into();
+    plan.partitions[0].providers = vec![Provider::Webgpu];
+    plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
+    plan
+}
+
+/// Feeds the recorded tokens and returns the largest error relative to the largest score.
+fn follow(model: &Recorded, options: EngineOptions) -> Result<f32, String> {
+    let say = |error: hpp_engine::EngineError| {
+        format!("{error}: {:?}", std::error::Error::source(&error).map(|source| source.to_string()))
+    };
+    let plan = on_gpu(model.plan(64));
+    let mut engine = Engine::load(&plan, &model.dir, &backend(), options, &Silent).map_err(say)?;
+    let mut sequence = engine.new_sequence().map_err(say)?;
+    let want = model.floats("step_logits").unwrap();
+    let mut logits = engine.step(&mut sequence, StepInput::Tokens(&model.prompt()), LogitRows::Last).map_err(say)?;
+    let mut worst = 0f32;
+    for (step, token) in model.tokens().iter().enumerate() {
+        let recorded = &want[step * logits.vocab..(step + 1) * logits.vocab];
+        worst = worst.max(support::error(logits.last(), recorded));
+        engine.step_into(&mut sequence, StepInput::Tokens(&[*token]), LogitRows::Last, &mut logits).map_err(say)?;
+    }
+    let telemetry = engine.telemetry();
+    assert_eq!(telemetry.stages[0].provider, Provider::Webgpu);
+    Ok(worst)
+}
+
+#[test]
+fn decoders_run_on_the_device() {
+    if skipped("decoders_run_on_the_device") {
+        return;
+    }
+    let mut failed = Vec::new();
+    let wanted = std::env::var("HPP_WEBGPU_MODELS").unwrap_or("llama3-fp32-cpu,llama3-int4-cpu,llama-with-past".into());
+    for model in recorded() {
+        let name = model.name();
+        if !wanted.split(',').any(|wanted| name.ends_with(&format!("/{wanted}"))) {
+            continue;
+        }
+        let started = std::time::Instant::now();
+        match follow(&model, EngineOptions { fallback: Fallback::Report, ..Default::default() }) {
+            Ok(error) if error < 5e-2 => println!("{name:45} error {error:e} in {:?}", started.elapsed()),
+            Ok(error) => failed.push(format!("{name}: error {error}")),
+            Err(why) => failed.push(format!("{name}: {why}")),
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
