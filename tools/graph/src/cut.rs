@@ -40,6 +40,15 @@ impl Part {
     pub fn states(&self) -> &[ValueId] {
         &self.inputs[self.model_inputs..self.model_inputs + self.state_inputs]
     }
+
+    /// States that belong to another part and that this one reads too. It happens only where no other way is known
+    /// to the shape of a later part's state (an embedding that numbers positions by how long the cache is); a planner
+    /// does well not to cut between the two.
+    pub fn foreign_states(&self, segmentation: &Segmentation) -> Vec<ValueId> {
+        let owns =
+            |v: &ValueId| segmentation.states.iter().any(|s| s.pair.past == *v && self.blocks.contains(&s.block));
+        self.states().iter().copied().filter(|v| !owns(v)).collect()
+    }
 }
 
 /// Why blocks cannot be grouped as asked.
@@ -238,11 +247,17 @@ impl<'a> Cutter<'a> {
         };
         match (owner, shape) {
             (Some(owner), Some(shape)) if owner < part && !self.has(part, source) => {
-                self.place(owner, id);
-                self.ship(owner, part, shape);
+                let giver = self.giver(shape).filter(|giver| *giver < part).unwrap_or(owner);
+                self.place(giver, id);
+                self.ship(giver, part, shape);
             }
             _ => self.place(part, id),
         }
+    }
+
+    /// The part that already gives a value to others or to the caller.
+    fn giver(&self, value: ValueId) -> Option<usize> {
+        self.drafts.iter().position(|d| d.outputs.contains(&value))
     }
 
     fn has(&self, part: usize, value: ValueId) -> bool {
@@ -256,7 +271,7 @@ impl<'a> Cutter<'a> {
             let part = match self.graph.value(output).origin {
                 Origin::Input => self.state_owner.get(&output).copied().unwrap_or(0),
                 Origin::Weight(_) => self.drafts.len() - 1,
-                Origin::Node { node, .. } => self.home(node),
+                Origin::Node { node, .. } => self.giver(output).unwrap_or_else(|| self.home(node)),
             };
             if let Some(producer) = self.fetch_output(part, output) {
                 self.place(part, producer);

@@ -179,7 +179,7 @@ fn describe(graph: &Graph, id: NodeId) -> String {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_cut_joins_again(Shown(graph) in random_graph(), bits in any::<u64>()) {
