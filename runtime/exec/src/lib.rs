@@ -1,9 +1,64 @@
 //! `hpp-exec`: obeys a plan and turns the result into text, files and reports.
 //!
-//! This crate knows the terminal, tokenizers, chat templates and sampling. It knows no graph and no session: it drives
-//! `hpp-engine` over `hpp-backend` and makes no choice that belongs in a plan.
+//! This crate knows the terminal, tokenizers, chat templates and sampling. It knows no graph and no session of ONNX
+//! Runtime: it drives `hpp-engine` over `hpp-backend` and makes no choice that belongs in a plan.
 
 pub mod atomic_file;
+pub mod cli;
+pub mod command;
+pub mod console;
+pub mod embeddings;
+pub mod error;
+pub mod generate;
+pub mod inputs;
+pub mod interrupt;
+pub mod machine;
+pub mod plan_file;
+pub mod prompt;
+pub mod report;
 pub mod sampling;
+pub mod session;
+pub mod settings;
+pub mod stdout;
 pub mod tensors;
 pub mod text;
+
+use cli::{Cli, Command};
+use command::Around;
+use console::{Console, Level};
+use error::ExecError;
+use interrupt::Interrupt;
+use settings::Task;
+use std::io::{self, Write};
+
+/// Does what the command line says; the process's answer.
+pub fn run(cli: Cli) -> u8 {
+    let console = Console::new(level(&cli));
+    let outcome = perform(cli, &console);
+    console.clear();
+    match outcome {
+        Ok(code) => code,
+        Err(error) => {
+            if !error.is_quiet() {
+                let _ = writeln!(io::stderr(), "{}", error.report());
+            }
+            error.code()
+        }
+    }
+}
+
+fn perform(cli: Cli, console: &std::sync::Arc<Console>) -> Result<u8, ExecError> {
+    let interrupt = Interrupt::install().map_err(ExecError::Signal)?;
+    let task = Task::resolve(cli)?;
+    let mut out = io::stdout().lock();
+    command::run(task, &mut Around { console, out: &mut out, interrupt: &interrupt })
+}
+
+fn level(cli: &Cli) -> Level {
+    match &cli.command {
+        None => cli.run.runtime.library.level(),
+        Some(Command::Devices(args)) => args.library.level(),
+        Some(Command::Verify(args)) => args.runtime.library.level(),
+        Some(Command::Bench(args)) => args.runtime.library.level(),
+    }
+}

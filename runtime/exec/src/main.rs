@@ -1,3 +1,9 @@
 //! The `hpp-exec` command.
 
-fn main() {}
+use clap::Parser;
+use hpp_exec::cli::Cli;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(hpp_exec::run(Cli::parse()))
+}

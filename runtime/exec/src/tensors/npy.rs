@@ -29,7 +29,8 @@ pub fn read_npy(path: &Path) -> Result<HostTensor, NpyError> {
 /// Reads one array, whatever it lies in; elements become little-endian and row-major.
 pub(super) fn read(mut reader: impl Read) -> io::Result<HostTensor> {
     let Header { descr, fortran_order, shape } = Header::read(&mut reader)?;
-    let (dtype, order) = element(&descr).ok_or_else(|| invalid(format!("its elements are `{descr}`, which no tensor holds")))?;
+    let (dtype, order) =
+        element(&descr).ok_or_else(|| invalid(format!("its elements are `{descr}`, which no tensor holds")))?;
     let length = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size)).and_then(|n| dtype.bytes_for(n));
     let length = length.ok_or_else(|| invalid(format!("its shape {shape:?} is too large")))?;
 

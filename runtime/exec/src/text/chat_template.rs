@@ -162,7 +162,8 @@ impl Config {
 
     /// `*_token` entries: a string, or an object that holds it as `content`.
     fn special_tokens(&self) -> BTreeMap<String, String> {
-        let text = |value: &serde_json::Value| Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_owned());
+        let text =
+            |value: &serde_json::Value| Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_owned());
         self.rest
             .iter()
             .filter(|(name, _)| name.ends_with("_token"))

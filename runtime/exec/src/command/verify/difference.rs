@@ -1,0 +1,140 @@
+//! How far two tensors are apart.
+
+use half::{bf16, f16};
+use hpp_engine::HostTensor;
+use hpp_schema::DType;
+use serde::Serialize;
+
+/// Largest difference allowed, relative to the largest value of the tensor it is found in.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(transparent)]
+pub struct Tolerance(pub f64);
+
+/// How far two tensors are apart.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Difference {
+    /// Same type, shape and bits.
+    pub bit_identical: bool,
+    /// Largest absolute difference of two elements; infinite where one is not a number or the shapes differ.
+    #[serde(serialize_with = "finite_or_text")]
+    pub max_abs: f64,
+    /// The same, divided by the largest magnitude in the first tensor.
+    #[serde(serialize_with = "finite_or_text")]
+    pub max_rel: f64,
+}
+
+impl Difference {
+    /// None at all.
+    pub const NONE: Difference = Difference { bit_identical: true, max_abs: 0.0, max_rel: 0.0 };
+
+    const WHOLE: Difference = Difference { bit_identical: false, max_abs: f64::INFINITY, max_rel: f64::INFINITY };
+
+    /// Between rows of scores.
+    pub fn of_scores(reference: &[f32], other: &[f32]) -> Self {
+        let same_bits =
+            reference.len() == other.len() && reference.iter().zip(other).all(|(a, b)| a.to_bits() == b.to_bits());
+        if same_bits {
+            return Self::NONE;
+        }
+        let wide = |scores: &[f32]| scores.iter().map(|s| f64::from(*s)).collect::<Vec<_>>();
+        Self::of_numbers(&wide(reference), &wide(other))
+    }
+
+    /// Between tensors of any type; types whose numbers we cannot read are the same or wholly different.
+    pub fn of_tensors(reference: &HostTensor, other: &HostTensor) -> Self {
+        if reference == other {
+            return Self::NONE;
+        }
+        if reference.dtype != other.dtype || reference.shape != other.shape {
+            return Self::WHOLE;
+        }
+        match (numbers(reference), numbers(other)) {
+            (Some(a), Some(b)) => Self::of_numbers(&a, &b),
+            _ => Self::WHOLE,
+        }
+    }
+
+    /// Whether the tolerance allows it.
+    pub fn is_within(&self, tolerance: Tolerance) -> bool {
+        self.bit_identical || self.max_rel <= tolerance.0
+    }
+
+    fn of_numbers(reference: &[f64], other: &[f64]) -> Self {
+        if reference.len() != other.len() {
+            return Self::WHOLE;
+        }
+        let apart = |(a, b): (&f64, &f64)| match () {
+            () if a == b || (a.is_nan() && b.is_nan()) => 0.0,
+            () if a.is_finite() && b.is_finite() => (a - b).abs(),
+            () => f64::INFINITY,
+        };
+        let max_abs = reference.iter().zip(other).map(apart).fold(0.0, f64::max);
+        let scale = reference.iter().filter(|v| v.is_finite()).map(|v| v.abs()).fold(0.0, f64::max);
+        let max_rel = if max_abs == 0.0 { 0.0 } else { max_abs / scale };
+        Difference { bit_identical: false, max_abs, max_rel }
+    }
+}
+
+/// JSON has no infinity.
+fn finite_or_text<S: serde::Serializer>(value: &f64, s: S) -> Result<S::Ok, S::Error> {
+    if value.is_finite() { s.serialize_f64(*value) } else { s.serialize_str("infinite") }
+}
+
+fn numbers(tensor: &HostTensor) -> Option<Vec<f64>> {
+    fn read<const N: usize>(bytes: &[u8], number: impl Fn([u8; N]) -> f64) -> Vec<f64> {
+        bytes.as_chunks::<N>().0.iter().map(|b| number(*b)).collect()
+    }
+    let bytes = tensor.bytes.as_slice();
+    Some(match tensor.dtype {
+        DType::Float32 => read(bytes, |b| f64::from(f32::from_le_bytes(b))),
+        DType::Float64 => read(bytes, f64::from_le_bytes),
+        DType::Float16 => read(bytes, |b| f16::from_le_bytes(b).to_f64()),
+        DType::Bfloat16 => read(bytes, |b| bf16::from_le_bytes(b).to_f64()),
+        DType::Int64 => read(bytes, |b| i64::from_le_bytes(b) as f64),
+        DType::Int32 => read(bytes, |b| f64::from(i32::from_le_bytes(b))),
+        DType::Int16 => read(bytes, |b| f64::from(i16::from_le_bytes(b))),
+        DType::Int8 => read(bytes, |b| f64::from(i8::from_le_bytes(b))),
+        DType::Uint64 => read(bytes, |b| u64::from_le_bytes(b) as f64),
+        DType::Uint32 => read(bytes, |b| f64::from(u32::from_le_bytes(b))),
+        DType::Uint16 => read(bytes, |b| f64::from(u16::from_le_bytes(b))),
+        DType::Uint8 | DType::Bool => read(bytes, |b: [u8; 1]| f64::from(b[0])),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_absolute_and_relative_to_the_largest() {
+        let d = Difference::of_scores(&[1.0, -4.0], &[1.5, -4.0]);
+        assert_eq!(d, Difference { bit_identical: false, max_abs: 0.5, max_rel: 0.125 });
+        assert!(d.is_within(Tolerance(0.125)) && !d.is_within(Tolerance(0.1)));
+    }
+
+    #[test]
+    fn equal_numbers_in_other_bits_are_told_apart_from_identical_ones() {
+        assert_eq!(Difference::of_scores(&[0.0], &[0.0]), Difference::NONE);
+        let d = Difference::of_scores(&[0.0], &[-0.0]);
+        assert!(!d.bit_identical && d.max_abs == 0.0 && d.is_within(Tolerance(0.0)));
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_infinitely_far() {
+        assert_eq!(Difference::of_scores(&[1.0], &[f32::NAN]).max_abs, f64::INFINITY);
+        assert_eq!(Difference::of_scores(&[f32::NAN], &[f32::NAN]).max_abs, 0.0);
+        assert!(!Difference::of_scores(&[f32::NAN, 1.0], &[2.0, 1.0]).is_within(Tolerance(1e9)));
+        assert!(!Difference::of_scores(&[1.0], &[1.0, 2.0]).is_within(Tolerance(1e9)));
+        assert!(!Difference::of_scores(&[0.0], &[1.0]).is_within(Tolerance(1e9)));
+    }
+
+    #[test]
+    fn tensors_of_every_readable_type_compare() {
+        let a = HostTensor::from_i64(&[2], &[1, -8]);
+        let b = HostTensor::from_i64(&[2], &[3, -8]);
+        assert_eq!(Difference::of_tensors(&a, &b).max_rel, 0.25);
+        let c = HostTensor { shape: vec![2, 1], ..b.clone() };
+        assert_eq!(Difference::of_tensors(&b, &c).max_abs, f64::INFINITY);
+    }
+}

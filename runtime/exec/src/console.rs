@@ -1,0 +1,121 @@
+//! Standard error: progress, warnings and the final account, for people. Bars only where a person watches.
+
+use hpp_engine::Reporter;
+use hpp_schema::Provider;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::collections::HashSet;
+use std::io::{self, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// How much is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// Errors only.
+    Quiet,
+    /// Warnings and the account at the end.
+    Normal,
+    /// Each step of loading, and settings that were decided here.
+    Detailed,
+}
+
+/// Where everything goes that is not a result.
+pub struct Console {
+    level: Level,
+    bar: Mutex<Option<ProgressBar>>,
+    warned: Mutex<HashSet<String>>,
+}
+
+impl Console {
+    /// A console that says this much.
+    pub fn new(level: Level) -> Arc<Self> {
+        Arc::new(Self { level, bar: Mutex::default(), warned: Mutex::default() })
+    }
+
+    /// Something everyone should see.
+    pub fn say(&self, text: &str) {
+        if self.level >= Level::Normal {
+            self.line(text);
+        }
+    }
+
+    /// Something for those who asked for more.
+    pub fn detail(&self, text: &str) {
+        if self.level >= Level::Detailed {
+            self.line(text);
+        }
+    }
+
+    /// A warning, said once.
+    pub fn warn(&self, text: &str) {
+        let new = self.warned.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
+        if new {
+            self.say(&format!("warning: {text}"));
+        }
+    }
+
+    /// Takes the progress bar away.
+    pub fn clear(&self) {
+        if let Some(bar) = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    fn line(&self, text: &str) {
+        // Whoever closed stderr does not want to hear about it.
+        let write = || drop(writeln!(io::stderr(), "{text}"));
+        match &*self.bar.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(bar) => bar.suspend(write),
+            None => write(),
+        }
+    }
+
+    fn progress(&self, done: usize, of: usize, what: String) {
+        if self.level < Level::Normal || !io::stderr().is_terminal() {
+            return;
+        }
+        let mut slot = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
+        let bar = slot.get_or_insert_with(|| {
+            let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}");
+            ProgressBar::new(of as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+        });
+        bar.set_length(of as u64);
+        bar.set_position(done as u64);
+        bar.set_message(what);
+        if done == of {
+            bar.finish_and_clear();
+            *slot = None;
+        }
+    }
+}
+
+impl Reporter for Console {
+    fn checking_files(&self, files: usize) {
+        self.detail(&format!("checking {files} files"));
+    }
+
+    fn loading(&self, partition: &str, index: usize, count: usize) {
+        self.progress(index, count, format!("loading {partition}"));
+    }
+
+    fn loaded(&self, partition: &str, provider: Provider, processor: &str, millis: f64) {
+        self.detail(&format!("{partition}: {} on {processor}, loaded in {millis:.0} ms", provider_name(provider)));
+    }
+
+    fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
+        let (wanted, got) = (provider_name(wanted), provider_name(got));
+        self.warn(&format!("{partition} runs on the {got} provider instead of {wanted}: {reason}"));
+    }
+
+    fn warning(&self, message: &str) {
+        self.warn(message);
+    }
+}
+
+/// A provider as its owner writes it.
+pub fn provider_name(provider: Provider) -> &'static str {
+    match provider {
+        Provider::Cuda => "CUDA",
+        Provider::Webgpu => "WebGPU",
+        Provider::Cpu => "CPU",
+    }
+}

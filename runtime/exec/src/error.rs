@@ -1,0 +1,103 @@
+//! Everything that can end a command, each with the exit code it deserves and, where there is one, the next step.
+
+use crate::atomic_file::WriteError;
+use crate::embeddings::EmbeddingsError;
+use crate::inputs::InputsError;
+use crate::plan_file::PlanFileError;
+use crate::prompt::PromptError;
+use crate::sampling::SamplingError;
+use crate::stdout::OutputError;
+use crate::tensors::{NpyError, NpzError};
+use crate::text::{TemplateError, TokenizerError};
+use hpp_engine::EngineError;
+use std::error::Error;
+use std::fmt::Write;
+
+/// What ended a command.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum ExecError {
+    #[error(transparent)]
+    Plan(#[from] PlanFileError),
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Library(#[from] hpp_backend::OpenError),
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    #[error(transparent)]
+    Inputs(#[from] InputsError),
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    #[error(transparent)]
+    Embeddings(#[from] EmbeddingsError),
+    #[error(transparent)]
+    Npy(#[from] NpyError),
+    #[error(transparent)]
+    Npz(#[from] NpzError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// The words on the command line do not fit together or do not fit the model.
+    #[error("{message}")]
+    Usage { message: String, hint: String },
+    /// The terminal does not work.
+    #[error("cannot read from the terminal")]
+    Terminal(#[source] rustyline::error::ReadlineError),
+    /// Ctrl-C cannot be taken over.
+    #[error("cannot watch for Ctrl-C")]
+    Signal(#[source] std::io::Error),
+}
+
+impl ExecError {
+    /// What the process answers.
+    pub fn code(&self) -> u8 {
+        match self {
+            ExecError::Usage { .. } => 2,
+            ExecError::Output(OutputError::Closed) => 0,
+            ExecError::Engine(EngineError::Cancelled) => crate::interrupt::INTERRUPTED,
+            _ => 1,
+        }
+    }
+
+    /// Whether there is anything to tell: a reader that went away and a Ctrl-C are no news to whoever did it.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self, ExecError::Output(OutputError::Closed) | ExecError::Engine(EngineError::Cancelled))
+    }
+
+    /// The next step for a person.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ExecError::Plan(e) => e.hint(),
+            ExecError::Engine(e) => e.hint().map(str::to_owned),
+            ExecError::Library(e) => Some(e.hint().to_owned()),
+            ExecError::Prompt(e) => e.hint().map(str::to_owned),
+            ExecError::Inputs(e) => e.hint(),
+            ExecError::Usage { hint, .. } => Some(hint.clone()),
+            ExecError::Sampling(_) => Some("compare the plan with the unsplit model: hpp-exec verify PLAN".to_owned()),
+            ExecError::Template(TemplateError::Template { .. }) => {
+                Some("leave --chat out to send the prompt as it is".to_owned())
+            }
+            _ => None,
+        }
+    }
+
+    /// `error: ...`, the causes, and `hint: ...`.
+    pub fn report(&self) -> String {
+        let mut text = format!("error: {self}");
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let _ = write!(text, "\n  caused by: {error}");
+            cause = error.source();
+        }
+        if let Some(hint) = self.hint() {
+            let _ = write!(text, "\nhint: {hint}");
+        }
+        text
+    }
+}

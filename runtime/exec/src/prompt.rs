@@ -1,0 +1,165 @@
+//! What the model reads: from a source of text or tokens to the tokens of the prompt.
+
+use crate::error::ExecError;
+use crate::plan_file::PlanFile;
+use crate::settings::PromptSource;
+use crate::text::{Around, ChatTemplate, Message, Role, TextTokenizer};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+/// Why there is nothing to read.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// The prompt has no tokens.
+    #[error("the prompt is empty")]
+    Empty,
+    /// The file cannot be read.
+    #[error("cannot read the prompt from {}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Standard input cannot be read.
+    #[error("cannot read the prompt from stdin")]
+    Stdin(#[source] io::Error),
+    /// The model came without a tokenizer.
+    #[error("this plan has no tokenizer, so text cannot be turned into tokens")]
+    NoTokenizer,
+    /// The model came without a chat template.
+    #[error("this model has no chat template")]
+    NoTemplate,
+    /// The model is not one that reads text.
+    #[error("this model generates no text")]
+    NotALanguageModel,
+    /// More tokens than fit.
+    #[error("the prompt has {tokens} tokens and the context holds {context}")]
+    TooLong {
+        /// Tokens of the prompt.
+        tokens: usize,
+        /// Tokens that fit.
+        context: u64,
+    },
+}
+
+impl PromptError {
+    /// The next step for a person.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
+            PromptError::File { .. } | PromptError::Stdin(_) => return None,
+            PromptError::NoTokenizer => {
+                "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
+            }
+            PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
+            PromptError::NotALanguageModel => "run it on tensors: hpp-exec PLAN --inputs in.npz --outputs out.npz",
+            PromptError::TooLong { .. } => {
+                "shorten the prompt, give a longer --context, or split again with a longer --context"
+            }
+        })
+    }
+}
+
+/// A model's text files, opened.
+pub struct TextFiles {
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<TextTokenizer>,
+    /// The chat template, where there is one.
+    pub template: Option<ChatTemplate>,
+}
+
+impl TextFiles {
+    /// Opens what the plan names. `template` says whether the chat template will be needed.
+    pub fn open(plan: &PlanFile, template: bool) -> Result<Self, ExecError> {
+        let Some(generation) = &plan.plan.generation else { return Ok(Self { tokenizer: None, template: None }) };
+        let path = |file: &Option<String>| file.as_ref().map(|f| plan.resolve(f));
+        let tokenizer = path(&generation.tokenizer).map(|p| TextTokenizer::open(&p)).transpose()?;
+        let (file, config) = (path(&generation.chat_template), path(&generation.tokenizer_config));
+        let template = if template { ChatTemplate::open(file.as_deref(), config.as_deref())? } else { None };
+        Ok(Self { tokenizer, template })
+    }
+
+    /// The tokenizer, or why there is none.
+    pub fn tokenizer(&self) -> Result<&TextTokenizer, PromptError> {
+        self.tokenizer.as_ref().ok_or(PromptError::NoTokenizer)
+    }
+
+    /// The tokens of a conversation.
+    pub fn conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ExecError> {
+        let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
+        Ok(self.tokenizer()?.encode(&template.render(messages)?, Around::Nothing)?)
+    }
+}
+
+/// The tokens to continue.
+pub fn tokens(source: &PromptSource, files: &TextFiles, chat: Option<&Chat>) -> Result<Vec<u32>, ExecError> {
+    if let PromptSource::Tokens(tokens) = source {
+        return Ok(tokens.clone());
+    }
+    // Before stdin is waited for.
+    files.tokenizer()?;
+    let text = match source {
+        PromptSource::Text(text) => text.clone(),
+        PromptSource::File(path) => read_file(path)?,
+        PromptSource::Stdin => read_stdin()?,
+        PromptSource::Tokens(_) | PromptSource::Terminal => return Err(PromptError::Empty.into()),
+    };
+    match chat {
+        Some(chat) => files.conversation(&chat.messages(text)),
+        None => Ok(files.tokenizer()?.encode(&text, Around::SpecialTokens)?),
+    }
+}
+
+/// The conversation a prompt is put into.
+pub struct Chat {
+    /// The system message, where there is one.
+    pub system: Option<String>,
+}
+
+impl Chat {
+    /// The system message and the user's turn.
+    pub fn messages(&self, text: String) -> Vec<Message> {
+        let system = self.system.iter().map(|s| Message::new(Role::System, s.clone()));
+        system.chain([Message::new(Role::User, text)]).collect()
+    }
+}
+
+/// Whether the prompt is there and fits.
+pub fn check(prompt: &[u32], context: u64) -> Result<(), PromptError> {
+    match prompt.len() {
+        0 => Err(PromptError::Empty),
+        tokens if tokens as u64 > context => Err(PromptError::TooLong { tokens, context }),
+        _ => Ok(()),
+    }
+}
+
+fn read_file(path: &Path) -> Result<String, PromptError> {
+    std::fs::read_to_string(path).map_err(|source| PromptError::File { path: path.to_owned(), source })
+}
+
+fn read_stdin() -> Result<String, PromptError> {
+    let mut text = String::new();
+    io::stdin().lock().read_to_string(&mut text).map_err(PromptError::Stdin)?;
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_must_be_there_and_fit() {
+        assert!(matches!(check(&[], 8), Err(PromptError::Empty)));
+        assert!(matches!(check(&[1; 9], 8), Err(PromptError::TooLong { tokens: 9, context: 8 })));
+        assert!(check(&[1; 8], 8).is_ok());
+    }
+
+    #[test]
+    fn text_without_a_tokenizer_points_to_tokens() {
+        let files = TextFiles { tokenizer: None, template: None };
+        let error = tokens(&PromptSource::Text("x".into()), &files, None).unwrap_err();
+        assert!(error.hint().unwrap().contains("--tokens"));
+        assert_eq!(tokens(&PromptSource::Tokens(vec![3]), &files, None).unwrap(), [3]);
+    }
+}

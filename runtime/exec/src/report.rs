@@ -1,0 +1,228 @@
+//! What a run cost, as JSON for programs and as a table for people.
+
+use crate::console::provider_name;
+use crate::generate::{FinishReason, Generated};
+use hpp_engine::{StageTelemetry, Telemetry};
+use hpp_schema::ByteSize;
+use serde::Serialize;
+use std::fmt::Write;
+use std::time::Duration;
+
+/// The one JSON object of `--json`.
+#[derive(Debug, Serialize)]
+pub struct RunReport<'a> {
+    /// How many tokens the prompt has.
+    pub prompt_tokens: usize,
+    /// The prompt's tokens.
+    pub prompt_token_ids: &'a [u32],
+    /// Tokens generated, the one that ended the text included.
+    pub tokens: &'a [u32],
+    /// Text generated; null without a tokenizer.
+    pub text: Option<&'a str>,
+    /// `stop`, `eos`, `length` or `cancelled`.
+    pub finish_reason: FinishReason,
+    /// The seed the text can be made again with, where chance had a part.
+    pub seed: Option<u64>,
+    /// Milliseconds.
+    pub timings: Timings,
+    /// Bytes.
+    pub bytes: Bytes,
+}
+
+/// Times of a run, in milliseconds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Timings {
+    /// Loading the partitions.
+    pub load_ms: f64,
+    /// From the prompt to the first token.
+    pub time_to_first_token_ms: Option<f64>,
+    /// Taking the prompt in.
+    pub prefill_ms: f64,
+    /// Tokens of the prompt taken in, per second.
+    pub prefill_tokens_per_second: Option<f64>,
+    /// From the first token to the end.
+    pub decode_ms: f64,
+    /// Tokens after the first, per second.
+    pub decode_tokens_per_second: Option<f64>,
+    /// Moving tensors between memories.
+    pub transfer_ms: f64,
+    /// How many such moves.
+    pub transfers: u64,
+    /// Each partition's part.
+    pub stages: Vec<StageTimes>,
+}
+
+/// One partition's part.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StageTimes {
+    /// Its name.
+    pub partition: String,
+    /// The plan's device.
+    pub device: String,
+    /// The provider that had it.
+    pub provider: &'static str,
+    /// The processor it ran on.
+    pub processor: String,
+    /// Loading it.
+    pub load_ms: f64,
+    /// Its part of taking the prompt in.
+    pub prefill_ms: f64,
+    /// Its part of each decoded token.
+    pub decode_ms_per_token: f64,
+}
+
+/// Memory of a run, in bytes.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Bytes {
+    /// Most memory the process had at once, where the system tells.
+    pub peak_rss: Option<u64>,
+    /// State reserved for sequences.
+    pub state: u64,
+    /// Moved between memories.
+    pub transferred: u64,
+    /// Memory on each accelerator.
+    pub devices: Vec<DeviceBytes>,
+}
+
+/// Memory on one accelerator.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DeviceBytes {
+    /// The device, as its owner calls it.
+    pub name: String,
+    /// In use, where the device tells.
+    pub used: Option<u64>,
+    /// There, where the device tells.
+    pub total: Option<u64>,
+}
+
+impl Timings {
+    /// From what the loop and the engine measured.
+    pub fn new(generated: &Generated, telemetry: &Telemetry) -> Self {
+        let more = generated.tokens.len().saturating_sub(1) as f64;
+        let decode = generated.decode.as_secs_f64();
+        Self {
+            load_ms: millis(telemetry.load),
+            time_to_first_token_ms: generated.first_token.map(millis),
+            prefill_ms: millis(generated.prefill),
+            prefill_tokens_per_second: telemetry.prefill_tokens_per_second(),
+            decode_ms: millis(generated.decode),
+            decode_tokens_per_second: (more > 0.0 && decode > 0.0).then(|| more / decode),
+            transfer_ms: telemetry.copies.millis(),
+            transfers: telemetry.copies.count,
+            stages: telemetry.stages.iter().map(StageTimes::new).collect(),
+        }
+    }
+}
+
+impl StageTimes {
+    /// From what the engine measured.
+    pub fn new(stage: &StageTelemetry) -> Self {
+        Self {
+            partition: stage.partition.clone(),
+            device: stage.device.clone(),
+            provider: provider_name(stage.provider),
+            processor: stage.processor.clone(),
+            load_ms: millis(stage.load),
+            prefill_ms: stage.prefill.millis(),
+            decode_ms_per_token: stage.decode.millis_each(),
+        }
+    }
+}
+
+impl Bytes {
+    /// From what the engine measured.
+    pub fn new(telemetry: &Telemetry) -> Self {
+        let devices = telemetry.memory.devices.iter();
+        Self {
+            peak_rss: telemetry.memory.peak_resident,
+            state: telemetry.state_bytes,
+            transferred: telemetry.copied_bytes,
+            devices: devices.map(|d| DeviceBytes { name: d.name.clone(), used: d.used, total: d.total }).collect(),
+        }
+    }
+}
+
+/// The account at the end of a run, for people.
+pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetry) -> String {
+    let timings = Timings::new(generated, telemetry);
+    let mut out = String::from("\n");
+    let _ = writeln!(out, "{} tokens from a prompt of {prompt_tokens}", generated.tokens.len());
+    if generated.reused > 0 {
+        let _ = writeln!(out, "{} of them kept from before", generated.reused);
+    }
+    let first = timings.time_to_first_token_ms.map_or("-".to_owned(), |ms| format!("{ms:.0} ms"));
+    let _ = writeln!(
+        out,
+        "load {:.0} ms, first token after {first}, prefill {} tok/s, decode {} tok/s",
+        timings.load_ms,
+        rate(timings.prefill_tokens_per_second),
+        rate(timings.decode_tokens_per_second)
+    );
+    out.push_str(&stage_table(&timings.stages));
+    if timings.transfers > 0 {
+        let moved = ByteSize(telemetry.copied_bytes).human();
+        let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms", timings.transfers, timings.transfer_ms);
+    }
+    let _ = write!(out, "memory: {}", memory(&Bytes::new(telemetry)));
+    out
+}
+
+/// Stages as rows.
+pub fn stage_table(stages: &[StageTimes]) -> String {
+    let rows = stages.iter().map(|s| {
+        vec![
+            s.partition.clone(),
+            format!("{} ({})", s.provider, s.processor),
+            format!("{:.1}", s.prefill_ms),
+            format!("{:.2}", s.decode_ms_per_token),
+        ]
+    });
+    table(&["stage", "runs on", "prefill ms", "decode ms/token"], rows)
+}
+
+/// One line on memory.
+pub fn memory(bytes: &Bytes) -> String {
+    let human = |n: Option<u64>| n.map_or("unknown".to_owned(), |n| ByteSize(n).human());
+    let mut out = format!("peak RSS {}, state {}", human(bytes.peak_rss), ByteSize(bytes.state).human());
+    for device in &bytes.devices {
+        let _ = write!(out, ", {} {} of {}", device.name, human(device.used), human(device.total));
+    }
+    out
+}
+
+/// Rows under a header, columns as wide as they need; all but the first two aligned to the right.
+pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let rows: Vec<Vec<String>> =
+        std::iter::once(header.iter().map(|h| (*h).to_owned()).collect()).chain(rows).collect();
+    let width = |column: usize| rows.iter().filter_map(|r| r.get(column)).map(|c| c.chars().count()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let mut out = String::new();
+    for row in &rows {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+            if column < 2 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
+    }
+    out
+}
+
+/// A rate for people.
+pub fn rate(per_second: Option<f64>) -> String {
+    per_second.map_or("-".to_owned(), |r| format!("{r:.1}"))
+}
+
+/// Milliseconds.
+pub fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec!["a".into(), "bb".into(), "1.0".into()], vec!["long".into(), "c".into(), "10.0".into()]];
+        assert_eq!(table(&["x", "y", "ms"], rows), "x     y     ms\na     bb   1.0\nlong  c   10.0\n");
+    }
+}

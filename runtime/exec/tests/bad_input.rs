@@ -1,0 +1,172 @@
+//! What can be wrong with plans, files, prompts and machines: an answer that says what to do, and never a panic.
+
+mod support;
+
+use hpp_schema::{Device, DeviceKind, FileRole, Provider};
+use support::{PlanDir, Ran, command, record};
+
+const LLAMA: &str = "genai/llama3-fp32-cpu";
+
+fn rewrite(plan: &PlanDir, from: &str, to: &str) {
+    let text = std::fs::read_to_string(plan.path()).unwrap();
+    assert!(text.contains(from), "{from:?} is not in the plan");
+    std::fs::write(plan.path(), text.replacen(from, to, 1)).unwrap();
+}
+
+fn flip(path: &std::path::Path, at: usize) {
+    let mut bytes = std::fs::read(path).unwrap();
+    bytes[at] ^= 0x40;
+    std::fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn files_that_are_not_the_plans() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let run = || plan.run(&["--tokens", "1,2"]);
+    let data = plan.file("model.onnx.data");
+    let whole = std::fs::read(&data).unwrap();
+
+    flip(&data, 10);
+    run().fails(1, &["model.onnx.data", "changed", "hint:"]);
+    std::fs::write(&data, &whole[..whole.len() - 1]).unwrap();
+    run().fails(1, &["model.onnx.data", "bytes", "hint:"]);
+    std::fs::remove_file(&data).unwrap();
+    run().fails(1, &["model.onnx.data", "hint:"]);
+    std::fs::write(&data, &whole).unwrap();
+    flip(&plan.file("model.onnx"), 100);
+    run().fails(1, &["model.onnx", "changed"]);
+}
+
+#[test]
+fn every_byte_is_compared_when_asked() {
+    let plan = PlanDir::new(LLAMA, 64);
+    plan.run(&["--tokens", "1,2", "--max-new", "1", "--verify-weights"]).ok();
+}
+
+#[test]
+fn plans_that_are_not_plans() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let run = || plan.run(&["--tokens", "1,2"]);
+    let original = std::fs::read_to_string(plan.path()).unwrap();
+    for (from, to, says) in [
+        ("hpp_plan: 1", "hpp_plan: 2", "version 2"),
+        ("hpp_plan: 1", "hpp_plan: one", "plan"),
+        ("hpp_plan: 1", "something: else", "plan"),
+        ("devices:", "gadgets:", "gadgets"),
+        ("run: whole", "run: nothing", "nothing"),
+        ("from: state", "from: gpu_7", "gpu_7"),
+        ("weights_dir: \".\"", "weights_dir: /etc", "/etc"),
+    ] {
+        std::fs::write(plan.path(), &original).unwrap();
+        rewrite(&plan, from, to);
+        run().fails(1, &["plan", says, "hint:"]);
+    }
+    for text in ["", "[", "\u{0}", "a: &a [*a]"] {
+        std::fs::write(plan.path(), text).unwrap();
+        run().fails(1, &["plan.yaml"]);
+    }
+    std::fs::write(plan.path(), [0xff, 0xfe, 0x00]).unwrap();
+    run().fails(1, &["plan.yaml"]);
+}
+
+#[test]
+fn a_partition_that_is_no_model() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    for bytes in [&b""[..], b"not a model", &[0x0a; 300]] {
+        std::fs::write(plan.file("model.onnx"), bytes).unwrap();
+        let dir = plan.path().parent().unwrap().to_owned();
+        plan.plan.files.retain(|f| f.path != "model.onnx");
+        plan.plan.files.push(record(&dir, "model.onnx", FileRole::Source));
+        plan.save();
+        plan.run(&["--tokens", "1,2"]).fails(1, &["model.onnx"]);
+    }
+}
+
+#[test]
+fn a_model_is_not_a_plan() {
+    let plan = PlanDir::new(LLAMA, 64);
+    support::hpp_exec([plan.file("model.onnx").to_str().unwrap(), "--tokens", "1"])
+        .fails(1, &["not a plan", "hpp-split"]);
+    support::hpp_exec(["nowhere/plan.yaml", "--tokens", "1"]).fails(1, &["nowhere/plan.yaml", "hpp-split"]);
+}
+
+#[test]
+fn prompts_that_cannot_be_read() {
+    let mut plan = PlanDir::new(LLAMA, 32);
+    plan.plan.model.context_length = Some(512);
+    plan.save();
+    plan.run(&["--prompt", ""]).fails(1, &["the prompt is empty", "hint:"]);
+    let long = vec!["1"; 33].join(",");
+    plan.run(&["--tokens", &long]).fails(1, &["33 tokens", "32", "hint:"]);
+    plan.run(&["--tokens", "1,512"]).fails(1, &["512", "out of range"]);
+    plan.run(&["--tokens", "1", "--context", "513"]).fails(1, &["513", "512"]);
+    plan.run(&["--prompt-file", "no-such-file"]).fails(1, &["no-such-file"]);
+    plan.run(&["--tokens", "1,2,x"]).fails(2, &["whole numbers"]);
+    let ran = Ran::of(command([plan.path().to_str().unwrap()]).output().unwrap());
+    ran.fails(1, &["the prompt is empty"]);
+}
+
+#[test]
+fn results_that_cannot_be_written() {
+    let plan = PlanDir::new(LLAMA, 32);
+    plan.run(&["--tokens", "1", "--logits", "no/such/dir/x.npy"]).fails(1, &["no/such/dir/x.npy"]);
+    plan.run(&["--tokens", "1", "--logits", plan.path().parent().unwrap().to_str().unwrap()]).fails(1, &["directory"]);
+}
+
+#[test]
+fn embeddings_for_a_model_that_takes_tokens() {
+    let plan = PlanDir::new(LLAMA, 32);
+    plan.run(&["--tokens", "1", "--embeddings", "x.npy"]).fails(2, &["takes token ids"]);
+}
+
+#[test]
+fn libraries_that_are_not_there_or_not_for_here() {
+    let plan = PlanDir::new(LLAMA, 32);
+    let args = ["--tokens", "1", "--ort-lib"];
+    let run = |path: &str| plan.run(&[&args[..], &[path]].concat());
+    run("no/such/library.so").fails(1, &["no/such/library.so", "hint:"]);
+
+    let mut header = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0];
+    header.resize(64, 0);
+    header[18] = 20; // PowerPC
+    let other = plan.file("other.so");
+    std::fs::write(&other, header).unwrap();
+    run(other.to_str().unwrap()).fails(1, &["other.so", "hint:"]);
+
+    let path = plan.path();
+    let mut by_variable = command([path.to_str().unwrap(), "--tokens", "1"]);
+    by_variable.env("ORT_DYLIB_PATH", plan.file("model.onnx"));
+    Ran::of(by_variable.output().unwrap()).fails(1, &["ORT_DYLIB_PATH", "hint:"]);
+}
+
+/// The same model, but planned for a GPU that is not here.
+fn for_gpu(providers: Vec<Provider>) -> PlanDir {
+    let mut plan = PlanDir::new(LLAMA, 32);
+    plan.plan.devices.push(Device { name: "gpu0".into(), kind: DeviceKind::Gpu });
+    plan.plan.budgets.vram = vec![hpp_schema::ByteSize(1 << 30)];
+    plan.plan.partitions[0].device = "gpu0".into();
+    plan.plan.partitions[0].providers = providers;
+    plan.plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
+    plan.save();
+    plan
+}
+
+#[test]
+fn a_provider_that_is_not_here_is_replaced_with_a_warning_or_refused() {
+    let plan = for_gpu(vec![Provider::Cuda, Provider::Cpu]);
+    let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos", "--json"]).ok();
+    assert_eq!(support::tokens(&ran.json()), plan.model.tokens());
+    assert!(ran.stderr.contains("warning:") && ran.stderr.contains("CUDA"), "{}", ran.stderr);
+    plan.run(&["--tokens", "1", "--strict"]).fails(1, &["CUDA", "hint:"]);
+    plan.run(&["--tokens", "1", "--strict", "--providers", "cpu", "--max-new", "1"]).ok();
+}
+
+#[test]
+fn usage_is_told_from_failure() {
+    support::hpp_exec([]).fails(2, &["<PLAN>"]);
+    support::hpp_exec(["--nonsense"]).fails(2, &["--nonsense"]);
+    let plan = PlanDir::new(LLAMA, 32);
+    plan.run(&["--tokens", "1", "--inputs", "x.npz", "--outputs", "y.npz"]).fails(2, &["--outputs"]);
+    plan.run(&["--tokens", "1", "--temperature", "-3"]).fails(2, &["--temperature"]);
+    plan.command("bench", &["--prompt-tokens", "30", "--new-tokens", "30"]).fails(2, &["context of 32"]);
+}

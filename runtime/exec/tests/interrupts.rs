@@ -1,0 +1,94 @@
+//! Ctrl-C, and a reader that goes away.
+
+#![cfg(unix)]
+
+mod support;
+
+use std::io::Read;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+use support::{PlanDir, Ran, command};
+
+/// A model without a table of positions, so that a text may grow long enough to be interrupted.
+fn endless() -> PlanDir {
+    PlanDir::new("optimum/llama-with-past", 20_000)
+}
+
+fn spawn(plan: &PlanDir, args: &[&str]) -> Child {
+    let path = plan.path();
+    let mut command = command([path.to_str().unwrap()].into_iter().chain(args.iter().copied()));
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn interrupt(child: &Child) {
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+}
+
+/// Waits for the first byte of output, so that generation is known to run.
+fn first_byte(child: &mut Child) {
+    let mut byte = [0];
+    child.stdout.as_mut().unwrap().read_exact(&mut byte).unwrap();
+}
+
+fn finish(mut child: Child) -> Ran {
+    let started = Instant::now();
+    drop(child.stdin.take());
+    let ran = Ran::of(child.wait_with_output().unwrap());
+    assert!(started.elapsed() < Duration::from_secs(20), "it went on");
+    ran
+}
+
+#[test]
+fn the_first_ctrl_c_stops_the_text_and_keeps_it() {
+    let plan = endless();
+    let logits = plan.file("scores.npy");
+    let mut child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos", "--logits", logits.to_str().unwrap()]);
+    first_byte(&mut child);
+    interrupt(&child);
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("error") && ran.stderr.contains("tok/s"), "{}", ran.stderr);
+    assert!(hpp_exec::tensors::read_npy(&logits).unwrap().shape[0] >= 1);
+}
+
+#[test]
+fn json_says_it_was_cancelled() {
+    let plan = endless();
+    let child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos", "--json", "-v"]);
+    // Nothing is on stdout before the end, so the state is read from what loading says.
+    let mut child = child;
+    let mut said = String::new();
+    let mut stderr = child.stderr.take().unwrap();
+    let mut byte = [0];
+    while !said.contains("loaded in") {
+        stderr.read_exact(&mut byte).unwrap();
+        said.push(char::from(byte[0]));
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&child);
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(130));
+    assert_eq!(ran.json()["finish_reason"], "cancelled");
+}
+
+#[test]
+fn before_there_is_anything_to_keep_ctrl_c_ends_at_once() {
+    let plan = endless();
+    // Waits for a prompt that never comes.
+    let child = spawn(&plan, &[]);
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+}
+
+#[test]
+fn a_reader_that_goes_away_is_no_error() {
+    let plan = endless();
+    let mut child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos"]);
+    first_byte(&mut child);
+    drop(child.stdout.take());
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("error") && !ran.stderr.contains("panicked"), "{}", ran.stderr);
+}

@@ -1,0 +1,68 @@
+//! Models that run once: named tensors in and out.
+
+mod support;
+
+use hpp_engine::HostTensor;
+use hpp_exec::tensors::{read_npz, write_npz};
+use support::PlanDir;
+
+fn inputs_of(plan: &PlanDir) -> Vec<(String, HostTensor)> {
+    part(plan, "input/")
+}
+
+fn part(plan: &PlanDir, prefix: &str) -> Vec<(String, HostTensor)> {
+    let all = read_npz(&plan.model.dir.join("reference.npz")).unwrap();
+    all.into_iter().filter_map(|(name, t)| Some((name.strip_prefix(prefix)?.to_owned(), t))).collect()
+}
+
+#[test]
+fn recorded_inputs_give_recorded_outputs() {
+    for name in ["optimum/bert", "torch/gpt-torchscript-functions"] {
+        let plan = PlanDir::new(name, 64);
+        let (inputs, outputs) = (plan.file("in.npz"), plan.file("out.npz"));
+        write_npz(&inputs, &inputs_of(&plan)).unwrap();
+        let args = ["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap(), "--json"];
+        let report = plan.run(&args).ok().json();
+        let got = read_npz(&outputs).unwrap();
+        let want = part(&plan, "output/");
+        assert_eq!(report["outputs"].as_array().unwrap().len(), want.len(), "{name}");
+        for (output, tensor) in want {
+            let (_, ours) = got.iter().find(|(n, _)| *n == output).unwrap_or_else(|| panic!("{name}: no {output}"));
+            assert_eq!(ours.shape, tensor.shape, "{name}: {output}");
+            let pairs = ours.to_f32().unwrap().into_iter().zip(tensor.to_f32().unwrap());
+            let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(worst < 1e-4, "{name}: {output}: {worst}");
+        }
+    }
+}
+
+#[test]
+fn tensors_that_do_not_fit_are_listed_with_what_is_wanted() {
+    let plan = PlanDir::new("optimum/bert", 64);
+    let mut tensors = inputs_of(&plan);
+    tensors.retain(|(name, _)| name != "attention_mask");
+    tensors[0].1 = HostTensor::from_f32(&[3], &[0.0; 3]);
+    tensors.push(("surprise".into(), HostTensor::from_f32(&[], &[1.0])));
+    let inputs = plan.file("in.npz");
+    write_npz(&inputs, &tensors).unwrap();
+    let args = ["--inputs", inputs.to_str().unwrap(), "--outputs", "out.npz"];
+    plan.run(&args).fails(
+        1,
+        &[
+            "surprise: the model has no such input",
+            "attention_mask: it is missing",
+            "not int64",
+            "the model wants:",
+            "hint:",
+        ],
+    );
+    plan.run(&["--inputs", "none.npz", "--outputs", "o.npz"]).fails(1, &["none.npz"]);
+}
+
+#[test]
+fn kinds_of_models_are_not_mixed_up() {
+    let once = PlanDir::new("optimum/bert", 64);
+    once.run(&["--tokens", "1,2"]).fails(1, &["generates no text", "--inputs"]);
+    let text = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    text.run(&["--inputs", "a.npz", "--outputs", "b.npz"]).fails(1, &["generates text", "hint:"]);
+}

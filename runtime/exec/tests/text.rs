@@ -1,0 +1,178 @@
+//! Text from prompts: the recorded tokens, streamed, reported and saved.
+
+mod support;
+
+use hpp_exec::tensors::read_npy;
+use hpp_exec::text::TextTokenizer;
+use serde_json::json;
+use std::io::Write;
+use std::process::Stdio;
+use support::{PlanDir, Ran, command, recorded, tokens};
+
+const LLAMA: &str = "genai/llama3-fp32-cpu";
+
+#[test]
+fn every_decoder_says_its_recorded_tokens() {
+    let mut failed = vec![];
+    for model in recorded().into_iter().filter(|m| m.kind().starts_with("decoder")) {
+        let takes_tokens = model.facts["inputs"].as_array().unwrap().iter().any(|i| i["name"] == "input_ids");
+        if !takes_tokens {
+            continue;
+        }
+        let plan = PlanDir::of(model, 64);
+        let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos", "--json"]);
+        if ran.code != Some(0) || tokens(&ran.json()) != plan.model.tokens() {
+            failed.push(format!("{}: {}{}", plan.model.name(), ran.stdout, ran.stderr));
+        }
+    }
+    assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+#[test]
+fn scores_are_saved_step_by_step() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let file = plan.file("scores.npy");
+    let logits = file.to_str().unwrap();
+    plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos", "--logits", logits]).ok();
+    let saved = read_npy(&file).unwrap();
+    assert_eq!(saved.shape, [16, 512]);
+    let recorded = plan.model.floats("step_logits").unwrap();
+    let worst = saved.to_f32().unwrap().iter().zip(&recorded).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst < 1e-5, "{worst}");
+}
+
+#[test]
+fn embeddings_are_looked_up_for_models_that_take_them() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu-noembed", 64);
+    let usage = plan.run(&["--tokens", &plan.prompt()]);
+    usage.fails(2, &["takes embeddings", "--embeddings"]);
+}
+
+#[test]
+fn streamed_text_is_the_reported_text_and_the_tokenizers() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let args = ["--prompt", "hello there", "--max-new", "20", "--ignore-eos"];
+    let streamed = plan.run(&args).ok();
+    let report = plan.run(&[&args[..], &["--json"]].concat()).ok().json();
+    assert_eq!(report["text"], json!(streamed.stdout));
+    let tokenizer = TextTokenizer::open(&plan.file("tokenizer.json")).unwrap();
+    assert_eq!(tokenizer.decode(&tokens(&report)).unwrap(), streamed.stdout);
+    assert!(streamed.stderr.contains("tok/s") && streamed.stderr.contains("memory:"), "{}", streamed.stderr);
+}
+
+#[test]
+fn quiet_says_nothing_but_the_text() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let ran = plan.run(&["--prompt", "hello", "--max-new", "3", "-q"]).ok();
+    assert_eq!(ran.stderr, "");
+}
+
+#[test]
+fn the_report_has_everything() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let report = plan.run(&["--tokens", &plan.prompt(), "--max-new", "5", "--ignore-eos", "--json"]).ok().json();
+    assert_eq!(report["prompt_tokens"], json!(plan.model.prompt().len()));
+    assert_eq!(report["prompt_token_ids"], json!(plan.model.prompt()));
+    assert_eq!(report["finish_reason"], json!("length"));
+    for field in ["load_ms", "time_to_first_token_ms", "prefill_ms", "decode_ms", "decode_tokens_per_second"] {
+        assert!(report["timings"][field].as_f64().unwrap() > 0.0, "{field}: {report}");
+    }
+    let stage = &report["timings"]["stages"][0];
+    assert_eq!((&stage["partition"], &stage["provider"]), (&json!("whole"), &json!("CPU")));
+    assert!(report["bytes"]["state"].as_u64().unwrap() > 0);
+    if cfg!(target_os = "linux") {
+        assert!(report["bytes"]["peak_rss"].as_u64().unwrap() > 1 << 20);
+    }
+}
+
+#[test]
+fn texts_end_for_the_reason_given() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    let prompt = plan.prompt();
+    let base = ["--tokens", &prompt, "--max-new", "16", "--json"];
+    let recorded = plan.model.tokens();
+
+    // The third token ends the text once the plan says so.
+    plan.plan.generation.as_mut().unwrap().eos_token_ids = vec![recorded[2]];
+    plan.save();
+    let report = plan.run(&base).ok().json();
+    assert_eq!((&report["finish_reason"], tokens(&report).len()), (&json!("eos"), 3));
+
+    let whole = plan.run(&[&base[..], &["--ignore-eos"]].concat()).ok().json();
+    let text = whole["text"].as_str().unwrap().to_owned();
+    let stop: String = text.chars().skip(4).take(3).collect();
+    let report = plan.run(&[&base[..], &["--ignore-eos", "--stop", &stop]].concat()).ok().json();
+    assert_eq!(report["finish_reason"], json!("stop"));
+    assert_eq!(report["text"].as_str().unwrap(), &text[..text.find(&stop).unwrap()]);
+
+    // 11 tokens of prompt and a context of 14: three more are read, a fourth is chosen.
+    let report = plan.run(&[&base[..], &["--ignore-eos", "--context", "14"]].concat()).ok().json();
+    assert_eq!((&report["finish_reason"], tokens(&report).len()), (&json!("length"), 4));
+}
+
+#[test]
+fn chance_is_repeatable_by_its_seed() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let run = |seed: &str| {
+        let args = ["--prompt", "hello", "--max-new", "12", "--ignore-eos", "--temperature", "1.5", "--seed", seed];
+        plan.run(&[&args[..], &["--json"]].concat()).ok().json()
+    };
+    let (one, again, other) = (run("1"), run("1"), run("2"));
+    assert_eq!(one["tokens"], again["tokens"]);
+    assert_ne!(one["tokens"], other["tokens"]);
+    assert_eq!(one["seed"], json!(1));
+}
+
+#[test]
+fn prompts_come_from_files_and_stdin_too() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let rest = ["--max-new", "8", "--ignore-eos"];
+    let direct = plan.run(&[&["--prompt", "hello"][..], &rest].concat()).ok().stdout;
+    let file = plan.file("prompt.txt");
+    std::fs::write(&file, "hello").unwrap();
+    assert_eq!(plan.run(&[&["--prompt-file", file.to_str().unwrap()][..], &rest].concat()).ok().stdout, direct);
+
+    let path = plan.path();
+    let mut child = command([path.to_str().unwrap()].into_iter().chain(rest))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"hello").unwrap();
+    assert_eq!(Ran::of(child.wait_with_output().unwrap()).ok().stdout, direct);
+}
+
+#[test]
+fn a_directory_means_the_plan_inside_it() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let dir = plan.path();
+    let ran = support::hpp_exec([dir.parent().unwrap().to_str().unwrap(), "--prompt", "hi", "--max-new", "2"]);
+    ran.ok();
+}
+
+#[test]
+fn without_a_tokenizer_tokens_go_in_and_out() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    plan.plan.generation.as_mut().unwrap().tokenizer = None;
+    plan.save();
+    let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos"]).ok();
+    let said: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
+    assert_eq!(said, plan.model.tokens());
+    plan.run(&["--prompt", "hi"]).fails(1, &["no tokenizer", "--tokens"]);
+    plan.run(&["--tokens", "1", "--stop", "x"]).fails(2, &["--stop needs a tokenizer"]);
+}
+
+#[test]
+fn chat_goes_through_the_template() {
+    let plan = PlanDir::new(LLAMA, 64);
+    plan.run(&["--chat", "--prompt", "hi"]).fails(1, &["no chat template", "hint:"]);
+    let config = plan.file("tokenizer_config.json");
+    let template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}[assistant]";
+    std::fs::write(&config, json!({ "chat_template": template }).to_string()).unwrap();
+    let rest = ["--max-new", "2", "--json"];
+    let chat = plan.run(&[&["--chat", "--system", "be brief", "--prompt", "hi"][..], &rest].concat()).ok().json();
+    let plain = ["--prompt", "[system] be brief[user] hi[assistant]"];
+    let plain = plan.run(&[&plain[..], &rest].concat()).ok().json();
+    assert_eq!(chat["prompt_token_ids"], plain["prompt_token_ids"]);
+}

@@ -1,0 +1,72 @@
+//! `verify` and `bench` on recorded models.
+
+mod support;
+
+use serde_json::json;
+use support::PlanDir;
+
+#[test]
+fn a_model_is_bit_identical_to_itself() {
+    for name in ["genai/llama3-fp32-cpu", "optimum/llama-with-past", "torch/gpt-dynamo", "genai/qwen3.5-fp32-cpu"] {
+        let plan = PlanDir::new(name, 64);
+        let prompt = plan.prompt();
+        let report = plan.command("verify", &["--tokens", &prompt, "--json"]).ok().json();
+        assert_eq!((&report["bit_identical"], &report["within_tolerance"]), (&json!(true), &json!(true)), "{name}");
+        let tokens: Vec<_> = report["steps"].as_array().unwrap().iter().map(|s| s["token"].clone()).collect();
+        assert_eq!(json!(tokens), json!(plan.model.tokens()), "{name}");
+    }
+}
+
+#[test]
+fn made_up_inputs_verify_models_that_run_once() {
+    let plan = PlanDir::new("optimum/bert", 64);
+    let ran = plan.command("verify", &[]).ok();
+    assert!(ran.stdout.contains("bit-identical"), "{}", ran.stdout);
+}
+
+/// The plan's partition is the same model with one weight changed; what it is compared with is the original.
+#[test]
+fn a_changed_weight_is_found_and_fails() {
+    let mut plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let other = plan.file("other");
+    std::fs::create_dir(&other).unwrap();
+    std::fs::copy(plan.file("model.onnx"), plan.file("part.onnx")).unwrap();
+    let mut weights = std::fs::read(plan.file("model.onnx.data")).unwrap();
+    // Halves a run of weights in the middle of the file: exponents of little-endian f32.
+    let middle = weights.len() / 2 / 4 * 4;
+    for at in (middle..middle + 40_000).step_by(4) {
+        weights[at + 3] ^= 0x01;
+    }
+    std::fs::write(other.join("model.onnx.data"), weights).unwrap();
+    let partition = &mut plan.plan.partitions[0];
+    (partition.file, partition.weights_dir) = ("part.onnx".into(), "other".into());
+    let mut record = plan.plan.files.iter().find(|f| f.path == "model.onnx").unwrap().clone();
+    (record.path, record.role) = ("part.onnx".into(), hpp_schema::FileRole::Partition);
+    plan.plan.files.push(record);
+    plan.save();
+    let ran = plan.command("verify", &["--tokens", &plan.prompt(), "--steps", "4"]);
+    assert_eq!(ran.code, Some(1), "{}\n{}", ran.stdout, ran.stderr);
+    assert!(ran.stdout.contains("DIFFERENT") && ran.stdout.contains("first difference"), "{}", ran.stdout);
+}
+
+#[test]
+fn a_bench_measures_what_it_says() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let args = ["--prompt-tokens", "16", "--new-tokens", "8", "--runs", "2"];
+    let report = plan.command("bench", &[&args[..], &["--json"]].concat()).ok().json();
+    assert_eq!((&report["prompt_tokens"], &report["new_tokens"], &report["runs"]), (&json!(16), &json!(8), &json!(2)));
+    for field in ["time_to_first_token_ms", "prefill_tokens_per_second", "decode_tokens_per_second"] {
+        assert!(report[field]["median"].as_f64().unwrap() > 0.0, "{field}: {report}");
+    }
+    let whole = plan.command("bench", &[&args[..], &["--unsplit"]].concat()).ok();
+    assert!(whole.stdout.contains("unsplit") && whole.stdout.contains("decode, tokens/s"), "{}", whole.stdout);
+}
+
+#[test]
+fn devices_tells_what_is_here() {
+    let ran = support::hpp_exec(["devices"]).ok();
+    assert!(ran.stdout.contains("ONNX Runtime") && ran.stdout.contains("CPU"), "{}", ran.stdout);
+    let json = support::hpp_exec(["devices", "--json"]).ok().json();
+    assert!(json.is_object());
+    support::hpp_exec(["devices", "--ort-lib", "no/such.so"]).fails(1, &["no/such.so", "hint:"]);
+}
