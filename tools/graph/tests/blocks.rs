@@ -293,6 +293,7 @@ fn no_structure_is_one_block() {
 fn groups_must_cover_the_blocks() {
     let graph = decoder(2, Cache::Fused);
     let s = segment(&graph);
+    #[allow(clippy::single_range_in_vec_init)]
     for bad in [vec![], vec![0..2], vec![0..2, 3..4], vec![0..2, 1..4], vec![0..2, 2..9], vec![1..4]] {
         assert!(cut(&graph, &s, &bad).is_err(), "{bad:?}");
     }
@@ -306,4 +307,17 @@ fn the_picture_shows_blocks_boundaries_and_states() {
         assert!(dot.contains(part), "{part} in\n{dot}");
     }
     assert_eq!(dot.matches('{').count(), dot.matches('}').count());
+}
+
+/// Not a benchmark: a bound that only a quadratic walk over nodes would break, even unoptimised.
+#[test]
+fn a_deep_model_is_seen_quickly() {
+    let graph = decoder(120, Cache::Appended);
+    let start = std::time::Instant::now();
+    let s = segment(&graph);
+    let groups: Vec<_> = (0..s.blocks.len()).map(|i| i..i + 1).collect();
+    let parts = cut(&graph, &s, &groups).unwrap();
+    join(&graph, &parts, |n| s.weights.is_weight_only(n)).unwrap();
+    assert_eq!(s.layer_count(), 120);
+    assert!(start.elapsed().as_secs() < 20, "{:?} for {} nodes", start.elapsed(), graph.nodes.len());
 }
