@@ -1,0 +1,323 @@
+//! Models built other ways than most: parallel residuals, norms after, hybrids, side inputs, tables by token.
+
+mod build;
+
+use build::Build;
+use hpp_graph::{Graph, Segmentation, StateChange, cut, join, segment};
+use hpp_schema::DType;
+
+struct Net {
+    b: Build,
+    count: usize,
+}
+
+/// Writes layers in short: every step names its result and returns the name.
+impl Net {
+    fn new(input: &str, dtype: DType, dims: &str) -> Self {
+        let mut b = Build::default();
+        b.input(input, dtype, dims);
+        Net { b, count: 0 }
+    }
+
+    fn fresh(&mut self) -> String {
+        self.count += 1;
+        format!("t{}", self.count)
+    }
+
+    fn op(&mut self, op: &str, inputs: &[&str]) -> String {
+        let out = self.fresh();
+        self.b.node(op, inputs, &[&out]);
+        out
+    }
+
+    fn linear(&mut self, x: &str) -> String {
+        let weight = self.fresh();
+        self.b.weight(&weight, "8, 8");
+        let product = self.op("MatMul", &[x, &weight]);
+        let bias = self.fresh();
+        self.b.weight(&bias, "8");
+        self.op("Add", &[&product, &bias])
+    }
+
+    fn norm(&mut self, x: &str) -> String {
+        let scale = self.fresh();
+        self.b.weight(&scale, "8");
+        let square = self.op("Mul", &[x, x]);
+        let mean = self.op("ReduceMean", &[&square]);
+        let root = self.op("Sqrt", &[&mean]);
+        let scaled = self.op("Div", &[x, &root]);
+        self.op("Mul", &[&scaled, &scale])
+    }
+
+    fn attention(&mut self, x: &str, memory: &str) -> String {
+        let (q, k, v) = (self.linear(x), self.linear(memory), self.linear(memory));
+        let turned = self.op("Transpose", &[&k]);
+        let scores = self.op("MatMul", &[&q, &turned]);
+        let weights = self.op("Softmax", &[&scores]);
+        let mixed = self.op("MatMul", &[&weights, &v]);
+        self.linear(&mixed)
+    }
+
+    fn feed_forward(&mut self, x: &str) -> String {
+        let wide = self.linear(x);
+        let active = self.op("Gelu", &[&wide]);
+        self.linear(&active)
+    }
+
+    fn embedding(&mut self, ids: &str) -> String {
+        let table = self.fresh();
+        self.b.weight(&table, "32, 8");
+        self.op("Gather", &[&table, ids])
+    }
+
+    fn finish(mut self, x: &str) -> Graph {
+        self.b.output(x);
+        self.b.graph
+    }
+}
+
+fn check(graph: &Graph, layers: usize) -> Segmentation {
+    let s = segment(graph);
+    let labels: Vec<_> = s.blocks.iter().map(|b| b.label.as_str()).collect();
+    assert_eq!(s.layer_count(), layers, "{labels:?} {:?}", s.undecided);
+    let groups: Vec<_> = (0..s.blocks.len()).map(|i| i..i + 1).collect();
+    let parts = cut(graph, &s, &groups).unwrap();
+    join(graph, &parts, |n| s.weights.is_weight_only(n)).unwrap();
+    s
+}
+
+fn widths(s: &Segmentation) -> Vec<usize> {
+    s.boundaries.iter().map(|b| b.values.len()).collect()
+}
+
+fn classes(s: &Segmentation) -> Vec<u32> {
+    s.blocks.iter().map(|b| b.class.0).collect()
+}
+
+#[test]
+fn attention_and_feed_forward_side_by_side() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    for _ in 0..4 {
+        let (a, b) = (n.norm(&x), n.norm(&x));
+        let (a, b) = (n.attention(&a, &a), n.feed_forward(&b));
+        let both = n.op("Add", &[&a, &b]);
+        x = n.op("Add", &[&both, &x]);
+    }
+    let x = n.norm(&x);
+    let x = n.linear(&x);
+    let s = check(&n.finish(&x), 4);
+    assert_eq!(widths(&s), [1; 5]);
+    assert_eq!(classes(&s), [0, 1, 1, 1, 1, 2]);
+}
+
+#[test]
+fn norms_after_each_sum() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let x = n.embedding("ids");
+    let mut x = n.norm(&x);
+    for _ in 0..4 {
+        let y = n.attention(&x, &x);
+        let sum = n.op("Add", &[&x, &y]);
+        let middle = n.norm(&sum);
+        let y = n.feed_forward(&middle);
+        let sum = n.op("Add", &[&middle, &y]);
+        x = n.norm(&sum);
+    }
+    let s = check(&n.finish(&x), 4);
+    assert_eq!(widths(&s), [1; 4]);
+    assert_eq!(classes(&s), [0, 1, 1, 1, 1]);
+}
+
+#[test]
+fn patches_of_an_image_then_layers() {
+    let mut n = Net::new("pixels", DType::Float32, "batch, 3, 16, 16");
+    n.b.weight("patch", "8, 3, 4, 4");
+    n.b.weight("class_token", "1, 1, 8");
+    n.b.weight("positions", "1, 17, 8");
+    let x = n.op("Conv", &["pixels", "patch"]);
+    let x = n.op("Flatten", &[&x]);
+    let x = n.op("Concat", &["class_token", &x]);
+    let mut x = n.op("Add", &[&x, "positions"]);
+    for _ in 0..3 {
+        let y = n.norm(&x);
+        let y = n.attention(&y, &y);
+        x = n.op("Add", &[&x, &y]);
+        let y = n.norm(&x);
+        let y = n.feed_forward(&y);
+        x = n.op("Add", &[&x, &y]);
+    }
+    let x = n.norm(&x);
+    let x = n.op("Slice", &[&x]);
+    let x = n.linear(&x);
+    let s = check(&n.finish(&x), 3);
+    assert_eq!(widths(&s), [1; 4]);
+    assert_eq!(classes(&s), [0, 1, 1, 1, 2]);
+}
+
+#[test]
+fn cross_attention_does_not_make_a_layer() {
+    for layers in [1, 2, 4] {
+        let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+        n.b.input("encoder_hidden_states", DType::Float32, "batch, encoded, 8");
+        let mut x = n.embedding("ids");
+        for _ in 0..layers {
+            let y = n.norm(&x);
+            let y = n.attention(&y, &y);
+            x = n.op("Add", &[&x, &y]);
+            let y = n.norm(&x);
+            let y = n.attention(&y, "encoder_hidden_states");
+            x = n.op("Add", &[&x, &y]);
+            let y = n.norm(&x);
+            let y = n.feed_forward(&y);
+            x = n.op("Add", &[&x, &y]);
+        }
+        let x = n.linear(&x);
+        let s = check(&n.finish(&x), layers);
+        assert_eq!(widths(&s), vec![1; layers + 1]);
+    }
+}
+
+/// A state-space layer carries a window and a recurrence, with projections between the two.
+#[test]
+fn convolution_and_recurrence_are_one_layer() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    for layer in 0..4 {
+        for (kind, dims) in [("conv", "batch, 8, 3"), ("ssm", "batch, 8, 4")] {
+            n.b.input(&format!("past.{layer}.{kind}"), DType::Float32, dims);
+        }
+        let y = n.norm(&x);
+        let y = n.linear(&y);
+        let window = n.fresh();
+        n.b.node_with("Concat", &[&format!("past.{layer}.conv"), &y], &[&window], &[("axis", 2)]);
+        n.b.node("Slice", &[&window], &[&format!("present.{layer}.conv")]);
+        let kernel = n.fresh();
+        n.b.weight(&kernel, "8, 1, 4");
+        let y = n.op("Conv", &[&window, &kernel]);
+        let (step, gate) = (n.linear(&y), n.linear(&y));
+        let kept = n.op("Mul", &[&format!("past.{layer}.ssm"), &step]);
+        n.b.node("Add", &[&kept, &gate], &[&format!("present.{layer}.ssm")]);
+        let y = n.op("MatMul", &[&format!("present.{layer}.ssm"), &gate]);
+        let y = n.linear(&y);
+        x = n.op("Add", &[&x, &y]);
+        for (kind, dims) in [("conv", "batch, 8, 3"), ("ssm", "batch, 8, 4")] {
+            n.b.typed(&format!("present.{layer}.{kind}"), DType::Float32, dims);
+            n.b.output(&format!("present.{layer}.{kind}"));
+        }
+    }
+    let x = n.norm(&x);
+    let x = n.linear(&x);
+    let s = check(&n.finish(&x), 4);
+    assert_eq!(widths(&s), [1; 5]);
+    assert_eq!(s.states.len(), 8);
+    assert!(s.states.iter().all(|s| s.pair.change == StateChange::Replace));
+}
+
+/// Every layer adds something looked up by token: the table stays with the embedding, what was looked up travels.
+#[test]
+fn embeddings_for_each_layer_stay_with_the_embedding() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    let extra = n.embedding("ids");
+    for _ in 0..4 {
+        let y = n.norm(&x);
+        let y = n.attention(&y, &y);
+        x = n.op("Add", &[&x, &y]);
+        let part = n.op("Slice", &[&extra]);
+        let gated = n.op("Mul", &[&x, &part]);
+        let y = n.feed_forward(&gated);
+        x = n.op("Add", &[&x, &y]);
+    }
+    let x = n.linear(&x);
+    let graph = n.finish(&x);
+    let s = check(&graph, 4);
+    let parts = cut(&graph, &s, &[0..1, 1..3, 3..6]).unwrap();
+    let tables = |p: &hpp_graph::Part| p.nodes.iter().filter(|n| graph.node(**n).op_type == "Gather").count();
+    assert_eq!(parts.iter().map(tables).collect::<Vec<_>>(), [2, 0, 0]);
+    assert_eq!(widths(&s), [2, 2, 2, 2, 1]);
+}
+
+/// Each layer also reads the values of the first one.
+#[test]
+fn values_kept_from_the_first_layer_are_carried() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    let mut first: Option<String> = None;
+    for _ in 0..6 {
+        let y = n.norm(&x);
+        let (q, k, v) = (n.linear(&y), n.linear(&y), n.linear(&y));
+        let v = match &first {
+            Some(first) => n.op("Add", &[&v, &first.clone()]),
+            None => {
+                first = Some(v.clone());
+                v
+            }
+        };
+        let turned = n.op("Transpose", &[&k]);
+        let scores = n.op("MatMul", &[&q, &turned]);
+        let weights = n.op("Softmax", &[&scores]);
+        let mixed = n.op("MatMul", &[&weights, &v]);
+        let y = n.linear(&mixed);
+        x = n.op("Add", &[&x, &y]);
+        let y = n.norm(&x);
+        let y = n.feed_forward(&y);
+        x = n.op("Add", &[&x, &y]);
+    }
+    let x = n.linear(&x);
+    let s = check(&n.finish(&x), 6);
+    assert_eq!(widths(&s), [1, 2, 2, 2, 2, 2, 1]);
+}
+
+/// Keys and rotary tables made by every layer for itself, as older exporters do.
+#[test]
+fn rotary_tables_in_every_layer() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    n.b.input("position_ids", DType::Int64, "batch, sequence");
+    n.b.weight("cos_table", "64, 8");
+    let mut x = n.embedding("ids");
+    for _ in 0..4 {
+        let y = n.norm(&x);
+        let (q, k, v) = (n.linear(&y), n.linear(&y), n.linear(&y));
+        let cos = n.op("Gather", &["cos_table", "position_ids"]);
+        let (q, k) = (n.op("Mul", &[&q, &cos]), n.op("Mul", &[&k, &cos]));
+        let turned = n.op("Transpose", &[&k]);
+        let scores = n.op("MatMul", &[&q, &turned]);
+        let weights = n.op("Softmax", &[&scores]);
+        let mixed = n.op("MatMul", &[&weights, &v]);
+        let y = n.linear(&mixed);
+        x = n.op("Add", &[&x, &y]);
+        let y = n.norm(&x);
+        let y = n.feed_forward(&y);
+        x = n.op("Add", &[&x, &y]);
+    }
+    let x = n.linear(&x);
+    let s = check(&n.finish(&x), 4);
+    assert_eq!(widths(&s), [1; 5]);
+    assert_eq!(classes(&s), [0, 1, 1, 1, 1, 2]);
+}
+
+/// Two towers that meet at the end: the deeper one is cut into layers, nothing is refused.
+#[test]
+fn two_towers_are_cut_along_the_deeper() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    n.b.input("pixels", DType::Float32, "batch, patches, 8");
+    let mut towers = vec![];
+    for (start, depth) in [(None, 5), (Some("pixels"), 2)] {
+        let mut x = match start {
+            Some(x) => x.to_owned(),
+            None => n.embedding("ids"),
+        };
+        for _ in 0..depth {
+            let y = n.norm(&x);
+            let y = n.attention(&y, &y);
+            x = n.op("Add", &[&x, &y]);
+            let y = n.norm(&x);
+            let y = n.feed_forward(&y);
+            x = n.op("Add", &[&x, &y]);
+        }
+        towers.push(n.linear(&x));
+    }
+    let x = n.op("MatMul", &[&towers[0].clone(), &towers[1].clone()]);
+    check(&n.finish(&x), 5);
+}
