@@ -89,8 +89,11 @@ pub fn all(graph: &GraphProto) -> HashSet<String> {
 
 fn collect(graph: &GraphProto, into: &mut HashSet<String>) {
     into.extend(given(graph).chain(graph.output.iter().map(|v| v.name())).map(str::to_owned));
-    for node in &graph.node {
-        into.extend(node.input.iter().chain(&node.output).cloned());
-        walk::bodies(node).for_each(|body| collect(body, into));
-    }
+    graph.node.iter().for_each(|node| all_of_node(node, into));
+}
+
+/// Every name a node reads or produces, and every one inside its bodies.
+pub fn all_of_node(node: &NodeProto, into: &mut HashSet<String>) {
+    into.extend(node.input.iter().chain(&node.output).cloned());
+    walk::bodies(node).for_each(|body| collect(body, into));
 }

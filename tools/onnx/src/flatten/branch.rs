@@ -7,7 +7,7 @@ use super::functions::identity;
 use super::rename::{Fresh, Renamer};
 use crate::names;
 use crate::proto::{GraphProto, NodeProto, tensor_proto::DataType, type_proto::Value};
-use crate::walk;
+use crate::read::default_domain;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
@@ -27,12 +27,27 @@ pub struct BranchChoice {
 /// Chooses and inlines, if the graph is a merged decoder.
 pub fn choose(graph: &mut GraphProto) -> Option<BranchChoice> {
     let (condition, value, state_inputs) = decide(graph)?;
-    let mut fresh = Fresh::beside(graph);
-    while let Some(at) = graph.node.iter().position(|node| is_if_on(node, &condition)) {
-        inline(graph, at, value, &mut fresh);
+    let mut taker = Taker { fresh: names_outside(graph, &condition), condition: &condition, value };
+    for node in std::mem::take(&mut graph.node) {
+        taker.node(node, graph);
     }
+    let outputs: HashSet<String> = graph.output.iter().map(|o| o.name().to_owned()).collect();
+    graph.value_info.retain(|info| !outputs.contains(info.name()));
     let dropped_inputs = drop_unread(graph, &condition);
     Some(BranchChoice { condition, value, state_inputs, dropped_inputs })
+}
+
+/// Names that inlining must not take: all but those inside the branches.
+fn names_outside(graph: &GraphProto, condition: &str) -> Fresh {
+    let mut taken: HashSet<String> = names::given(graph).map(str::to_owned).collect();
+    taken.extend(graph.output.iter().map(|o| o.name().to_owned()));
+    for node in &graph.node {
+        match is_if_on(node, condition) {
+            true => taken.extend(node.output.iter().cloned()),
+            false => names::all_of_node(node, &mut taken),
+        }
+    }
+    Fresh::apart_from(taken)
 }
 
 /// The condition, its value for the branch that reads more state, and that state.
@@ -40,7 +55,8 @@ fn decide(graph: &GraphProto) -> Option<(String, bool, Vec<String>)> {
     let inputs: Vec<&str> = graph.input.iter().map(|i| i.name()).collect();
     let weights: HashSet<&str> = names::weights(graph).collect();
     let booleans = graph.input.iter().filter(|i| is_boolean(i) && !weights.contains(i.name()));
-    let condition = booleans.map(|i| i.name()).find(|name| graph.node.iter().any(|node| is_if_on(node, name)))?;
+    let read_by_ifs: HashSet<&str> = graph.node.iter().filter_map(condition_of).collect();
+    let condition = booleans.map(|i| i.name()).find(|name| read_by_ifs.contains(name))?;
     let outside: HashSet<&str> = graph
         .node
         .iter()
@@ -74,10 +90,14 @@ fn is_boolean(input: &crate::proto::ValueInfoProto) -> bool {
 }
 
 fn is_if_on(node: &NodeProto, condition: &str) -> bool {
-    node.op_type() == "If"
-        && crate::read::default_domain(node.domain()).is_empty()
-        && node.input == [condition]
-        && [true, false].iter().all(|value| branch(node, *value).is_some())
+    condition_of(node) == Some(condition)
+}
+
+/// What decides an `If` that has both branches.
+fn condition_of(node: &NodeProto) -> Option<&str> {
+    let is_if = node.op_type() == "If" && default_domain(node.domain()).is_empty();
+    let whole = is_if && branch(node, true).is_some() && branch(node, false).is_some();
+    node.input.first().filter(|_| whole && node.input.len() == 1).map(String::as_str)
 }
 
 fn branch(node: &NodeProto, value: bool) -> Option<&GraphProto> {
@@ -85,28 +105,34 @@ fn branch(node: &NodeProto, value: bool) -> Option<&GraphProto> {
     node.attribute.iter().find(|a| a.name() == wanted)?.g.as_ref()
 }
 
-/// Replaces the `If` at `at` by the nodes of its branch.
-fn inline(graph: &mut GraphProto, at: usize, value: bool, fresh: &mut Fresh) {
-    let node = graph.node.remove(at);
-    // Names of the branches are free again once the `If` is gone, so that inner names can stay as they are.
-    walk::bodies(&node).for_each(|body| release(body, fresh));
-    names::all(graph).iter().for_each(|name| fresh.name_taken(name));
-    node.output.iter().for_each(|name| fresh.name_taken(name));
-    let Some(mut body) = branch(&node, value).cloned() else { return };
+/// Rebuilds a graph's nodes, with the chosen branch in place of each `If` on the condition.
+struct Taker<'a> {
+    fresh: Fresh,
+    condition: &'a str,
+    value: bool,
+}
 
-    let (decided, aliases) = outputs(&node, &body);
-    let mut renamer = Renamer::new(fresh, "", decided);
-    renamer.define(names::given(&body).chain(names::produced(&body.node)));
-    renamer.contents(&mut body);
-    let end = at + body.node.len();
-    graph.node.splice(at..at, body.node);
-    let aliases = aliases.into_iter().map(|(output, to)| identity(body.output[output].name(), &to));
-    graph.node.splice(end..end, aliases);
-    graph.initializer.append(&mut body.initializer);
-    graph.sparse_initializer.append(&mut body.sparse_initializer);
-    graph.quantization_annotation.append(&mut body.quantization_annotation);
-    let outputs: HashSet<&str> = graph.output.iter().map(|o| o.name()).collect();
-    graph.value_info.extend(body.value_info.into_iter().filter(|info| !outputs.contains(info.name())));
+impl Taker<'_> {
+    fn node(&mut self, node: NodeProto, graph: &mut GraphProto) {
+        let chosen = if is_if_on(&node, self.condition) { branch(&node, self.value) } else { None };
+        let Some(mut body) = chosen.cloned() else {
+            graph.node.push(node);
+            return;
+        };
+        let (decided, aliases) = outputs(&node, &body);
+        let mut renamer = Renamer::new(&mut self.fresh, "", decided);
+        renamer.define(names::given(&body).chain(names::produced(&body.node)));
+        renamer.contents(&mut body);
+        graph.initializer.append(&mut body.initializer);
+        graph.sparse_initializer.append(&mut body.sparse_initializer);
+        graph.quantization_annotation.append(&mut body.quantization_annotation);
+        graph.value_info.append(&mut body.value_info);
+        // A branch may choose again, on the same condition.
+        for inner in body.node {
+            self.node(inner, graph);
+        }
+        graph.node.extend(aliases.into_iter().map(|(output, to)| identity(body.output[output].name(), &to)));
+    }
 }
 
 /// What the branch's outputs are called outside: names for values its nodes produce, and, where a value has a name
@@ -126,11 +152,6 @@ fn outputs(node: &NodeProto, body: &GraphProto) -> (HashMap<String, String>, Vec
         }
     }
     (decided, aliases)
-}
-
-fn release(body: &GraphProto, fresh: &mut Fresh) {
-    names::given(body).chain(names::produced(&body.node)).for_each(|name| fresh.release(name));
-    body.node.iter().flat_map(walk::bodies).for_each(|inner| release(inner, fresh));
 }
 
 /// Removes inputs that nothing reads any more, if the choice made them so; names them, the condition first.

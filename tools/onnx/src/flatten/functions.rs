@@ -11,13 +11,20 @@ use crate::proto::{
 };
 use crate::read::default_domain;
 use crate::walk;
+use prost::Message;
 use std::collections::{HashMap, HashSet};
 
 /// Deepest nesting of calls.
 const MAX_CALLS: usize = 64;
 
 /// Most nodes inlining may make: a few lines of nested functions can ask for billions.
-const MAX_NODES: usize = 4 << 20;
+const MAX_NODES: usize = 1 << 18;
+
+/// Most bytes of names and attributes (raw tensor data is shared, not copied) inlining may make.
+const MAX_BYTES: usize = 1 << 30;
+
+/// Longest name a call may lend to what it is replaced by.
+const MAX_PREFIX: usize = 512;
 
 /// Why functions cannot be inlined.
 #[derive(Debug, thiserror::Error)]
@@ -29,8 +36,8 @@ pub enum FunctionError {
     Recursive { function: String },
     #[error("function calls are nested more than {MAX_CALLS} deep at {function}")]
     TooDeep { function: String },
-    #[error("inlining functions would make more than {MAX_NODES} nodes, at {function}")]
-    TooManyNodes { function: String },
+    #[error("inlining functions would make more than {MAX_NODES} nodes or {MAX_BYTES} bytes, at {function}")]
+    TooMuch { function: String },
     #[error("function {function} reads {name:?}, which it does not define")]
     Undefined { function: String, name: String },
     #[error("function {function} takes {takes} {what} but is called with {given}")]
@@ -45,7 +52,8 @@ pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
         return Ok(vec![]);
     }
     let functions = std::mem::take(&mut model.functions);
-    let mut inliner = Inliner::new(model, &functions)?;
+    let opsets = model.opset_import.clone();
+    let mut inliner = Inliner::new(&opsets, &functions)?;
     if let Some(graph) = &mut model.graph {
         inliner.fresh = Fresh::beside(graph);
         inliner.graph(graph, &mut vec![])?;
@@ -66,21 +74,21 @@ struct Inliner<'a> {
     imports: Vec<OperatorSetIdProto>,
     calls: usize,
     made: usize,
+    made_bytes: usize,
 }
 
 impl<'a> Inliner<'a> {
-    fn new(model: &ModelProto, functions: &'a [FunctionProto]) -> Result<Self, FunctionError> {
-        let opsets: HashMap<&str, i64> =
-            model.opset_import.iter().map(|o| (default_domain(o.domain()), o.version())).collect();
+    fn new(opsets: &'a [OperatorSetIdProto], functions: &'a [FunctionProto]) -> Result<Self, FunctionError> {
+        let mut opsets: HashMap<&str, i64> = opsets.iter().map(|o| (default_domain(o.domain()), o.version())).collect();
         let mut table = HashMap::new();
         for function in functions {
-            let entry = (function, agrees(function, &opsets));
+            let entry = (function, agrees(function, &mut opsets));
             if table.insert(key(function), entry).is_some() {
                 return Err(FunctionError::DefinedTwice { function: title(function) });
             }
         }
         let fresh = Fresh::beside(&GraphProto::default());
-        Ok(Inliner { table, fresh, value_info: vec![], imports: vec![], calls: 0, made: 0 })
+        Ok(Inliner { table, fresh, value_info: vec![], imports: vec![], calls: 0, made: 0, made_bytes: 0 })
     }
 
     fn graph(&mut self, graph: &mut GraphProto, stack: &mut Vec<Key>) -> Result<(), FunctionError> {
@@ -124,14 +132,16 @@ impl<'a> Inliner<'a> {
     fn instantiate(&mut self, call: &NodeProto, function: &FunctionProto) -> Result<Vec<NodeProto>, FunctionError> {
         self.calls += 1;
         self.made += function.node.len();
-        if self.made > MAX_NODES {
-            return Err(FunctionError::TooManyNodes { function: title(function) });
+        self.made_bytes += function.node.iter().map(own_bytes).sum::<usize>();
+        if self.made > MAX_NODES || self.made_bytes > MAX_BYTES {
+            return Err(FunctionError::TooMuch { function: title(function) });
         }
         check_arity(function, "inputs", function.input.len(), call.input.len())?;
         check_arity(function, "outputs", function.output.len(), call.output.len())?;
         self.imports.extend(function.opset_import.iter().cloned());
         let prefix = match call.name() {
             "" => format!("{}/", function.name()),
+            name if name.len() > MAX_PREFIX => format!("call_{}/", self.calls),
             name => format!("{name}/"),
         };
         let (names, mut nodes) = self.arguments(call, function);
@@ -175,6 +185,16 @@ impl<'a> Inliner<'a> {
         let inlined = self.table.values().filter(|(_, inlinable)| *inlinable).count();
         if self.calls == 0 { vec![] } else { vec![Note::InlinedFunctions { functions: inlined, calls: self.calls }] }
     }
+}
+
+/// What a copy of a node takes: all but raw tensor data, which is shared.
+fn own_bytes(node: &NodeProto) -> usize {
+    let mut shared = 0;
+    let _ = walk::tensors_of_node(node, &mut |tensor| {
+        shared += tensor.raw_data().len();
+        Ok::<(), std::convert::Infallible>(())
+    });
+    node.encoded_len().saturating_sub(shared) + MAX_PREFIX
 }
 
 /// A node that gives a value a second name.
@@ -230,15 +250,18 @@ fn value_of(reference: &AttributeProto, call: &NodeProto, function: &FunctionPro
     Some(AttributeProto { name: reference.name.clone(), ..found.clone() })
 }
 
-/// Whether the function means by every operator set it uses what the model means.
-fn agrees(function: &FunctionProto, model: &HashMap<&str, i64>) -> bool {
+/// Whether the function means by every operator set it uses what the model means. If it does, what only the function
+/// uses becomes the model's.
+fn agrees<'a>(function: &'a FunctionProto, model: &mut HashMap<&'a str, i64>) -> bool {
     let mut used = HashSet::new();
     domains_of(&function.node, &mut used);
     let imports = function.opset_import.iter().map(|o| (default_domain(o.domain()), o.version()));
-    imports
-        .into_iter()
-        .filter(|(domain, _)| used.contains(domain))
-        .all(|(domain, version)| model.get(domain).is_none_or(|ours| *ours == version))
+    let imports: Vec<_> = imports.filter(|(domain, _)| used.contains(domain)).collect();
+    let agree = imports.iter().all(|(domain, version)| model.get(domain).is_none_or(|ours| ours == version));
+    if agree {
+        model.extend(imports);
+    }
+    agree
 }
 
 fn domains_of<'a>(nodes: &'a [NodeProto], into: &mut HashSet<&'a str>) {
@@ -264,17 +287,19 @@ fn reachable(model: &ModelProto, functions: &[FunctionProto]) -> Vec<FunctionPro
 
 /// The functions that nodes call, directly or through others, in the order given.
 pub fn needed<'a>(nodes: &[NodeProto], functions: &'a [FunctionProto]) -> impl Iterator<Item = &'a FunctionProto> {
+    let table: HashMap<Key, &FunctionProto> = functions.iter().map(|f| (key(f), f)).collect();
+    let mut todo = HashSet::new();
+    calls_of(nodes, &mut todo);
+    let mut todo: Vec<Key> = todo.into_iter().collect();
     let mut called = HashSet::new();
-    calls_of(nodes, &mut called);
-    loop {
-        let before = called.len();
-        for function in functions.iter().filter(|f| called.contains(&key(f))).collect::<Vec<_>>() {
-            calls_of(&function.node, &mut called);
-        }
-        if called.len() == before {
-            return functions.iter().filter(move |f| called.contains(&key(f)));
+    while let Some(call) = todo.pop() {
+        if let Some(function) = table.get(&call).filter(|_| called.insert(call.clone())) {
+            let mut inner = HashSet::new();
+            calls_of(&function.node, &mut inner);
+            todo.extend(inner.into_iter().filter(|call| !called.contains(call)));
         }
     }
+    functions.iter().filter(move |f| called.contains(&key(f)))
 }
 
 fn calls_of(nodes: &[NodeProto], into: &mut HashSet<Key>) {

@@ -14,7 +14,12 @@ pub struct Fresh {
 impl Fresh {
     /// Knows every name of a graph, bodies included.
     pub fn beside(graph: &GraphProto) -> Self {
-        Fresh { used: names::all(graph), next: HashMap::new() }
+        Self::apart_from(names::all(graph))
+    }
+
+    /// Knows these names.
+    pub fn apart_from(used: HashSet<String>) -> Self {
+        Fresh { used, next: HashMap::new() }
     }
 
     /// `wanted`, or the first of `wanted_1`, `wanted_2`, ... that is free. It is taken from now on.
@@ -30,16 +35,6 @@ impl Fresh {
                 return name;
             }
         }
-    }
-
-    /// Marks a name as taken.
-    pub fn name_taken(&mut self, name: &str) {
-        self.used.insert(name.to_owned());
-    }
-
-    /// Gives a name back, for a graph that is about to be moved and has to claim it anew.
-    pub fn release(&mut self, name: &str) {
-        self.used.remove(name);
     }
 }
 

@@ -38,9 +38,9 @@ pub enum ReadError {
     Open { path: PathBuf, source: io::Error },
     #[error("the model {path} is empty")]
     Empty { path: PathBuf },
-    #[error("cannot read {path} as an ONNX model: {source}")]
+    #[error("cannot read {path} as an ONNX model")]
     Wire { path: PathBuf, source: WireError },
-    #[error("cannot read {path} as an ONNX model: {source}")]
+    #[error("cannot read {path} as an ONNX model")]
     Decode { path: PathBuf, source: prost::DecodeError },
     #[error("{path} holds no graph: it is not an ONNX model, or it is truncated")]
     NoGraph { path: PathBuf },
@@ -50,13 +50,13 @@ pub enum ReadError {
         "{path} is written in ONNX IR version {found}; this build reads up to {NEWEST_IR}. Update HPP, or export with an older onnx package"
     )]
     NewerIr { path: PathBuf, found: i64 },
-    #[error("cannot use {path}: {source}")]
+    #[error("cannot use {path}")]
     Graph { path: PathBuf, source: GraphError },
-    #[error("cannot inline the functions of {path}: {source}")]
+    #[error("cannot inline the functions of {path}")]
     Function { path: PathBuf, source: FunctionError },
-    #[error("cannot order the graph of {path}: {source}")]
+    #[error("cannot order the graph of {path}")]
     Order { path: PathBuf, source: OrderError },
-    #[error("cannot find the weights of {path}: {source}")]
+    #[error("cannot find the weights of {path}")]
     Weight { path: PathBuf, source: WeightError },
 }
 

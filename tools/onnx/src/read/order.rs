@@ -122,7 +122,8 @@ fn cycle(nodes: &[NodeProto], producers: &HashMap<&str, Option<usize>>, waiting:
     let mut at = waiting.iter().position(|w| *w > 0).unwrap_or_default();
     let mut path = vec![];
     let mut seen = HashMap::new();
-    while seen.insert(at, path.len()).is_none() {
+    while !seen.contains_key(&at) {
+        seen.insert(at, path.len());
         path.push(at);
         match stuck_producer(at) {
             Some(next) => at = next,

@@ -1,4 +1,14 @@
 //! Real models by real exporters, hostile files, and every kind of tensor, through the public interface.
 
+mod build;
+mod damage;
+mod descriptor;
+mod extract;
+mod flatten;
+mod head;
+mod hostile;
 mod models;
 mod read;
+mod store;
+mod structure;
+mod tensors;
