@@ -11,6 +11,7 @@ mod error;
 mod feed;
 mod files;
 mod load;
+pub mod mock;
 mod once;
 mod options;
 mod pass;

@@ -1,0 +1,151 @@
+//! A backend without any runtime library: partitions are Rust functions, memories are vectors, and the laws of
+//! [`port`](crate::port) are checked at every call instead of being trusted.
+//!
+//! It allocates nothing while a session runs on bound memory, so that a test can count what the engine allocates.
+
+mod session;
+mod tensor;
+
+pub use session::{Frame, MockBinding, MockModel, MockSession};
+pub use tensor::{MockBuffer, MockTensor};
+
+use crate::error::BackendError;
+use crate::port::{Backend, Control, Fallback, Loaded, MemoryId, MemoryUse, SessionSpec};
+use crate::reporter::Reporter;
+use hpp_schema::{DType, Provider};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A backend for tests. Clones share everything.
+#[derive(Clone, Default)]
+pub struct MockBackend(Rc<World>);
+
+#[derive(Default)]
+struct World {
+    models: RefCell<BTreeMap<String, MockModel>>,
+    absent: RefCell<Vec<Provider>>,
+    copies: Cell<u64>,
+    reserved: Cell<u64>,
+}
+
+impl MockBackend {
+    /// A machine with nothing on it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What a file of this name holds.
+    pub fn model(&self, file: &str, model: MockModel) {
+        self.0.models.borrow_mut().insert(file.to_owned(), model);
+    }
+
+    /// Takes a provider away.
+    pub fn without(&self, provider: Provider) {
+        self.0.absent.borrow_mut().push(provider);
+    }
+
+    /// Copies between tensors so far.
+    pub fn copies(&self) -> u64 {
+        self.0.copies.get()
+    }
+
+    /// Bytes reserved so far, over all memories.
+    pub fn reserved(&self) -> u64 {
+        self.0.reserved.get()
+    }
+
+    fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {
+        let mut refused = Vec::new();
+        for provider in spec.providers {
+            if !self.0.absent.borrow().contains(provider) {
+                return Ok((*provider, refused));
+            }
+            refused.push((*provider, "it was taken away".to_owned()));
+            if spec.fallback == Fallback::Refuse {
+                break;
+            }
+        }
+        Err(BackendError::NoProvider {
+            reasons: refused.iter().map(|(provider, why)| format!("{provider:?}: {why}")).collect(),
+        })
+    }
+}
+
+impl Backend for MockBackend {
+    type Buffer = MockBuffer;
+    type Tensor = MockTensor;
+    type Session = MockSession;
+    type Control = MockControl;
+
+    fn load(
+        &self,
+        spec: &SessionSpec<'_>,
+        control: &MockControl,
+        _: &dyn Reporter,
+    ) -> Result<Loaded<MockSession>, BackendError> {
+        if control.stopped() {
+            return Err(BackendError::Stopped);
+        }
+        let name = spec.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let model = self.0.models.borrow().get(&name).cloned();
+        let model = model.ok_or_else(|| BackendError::Runtime {
+            doing: format!("load {name}"),
+            cause: "no such model was set up".into(),
+        })?;
+        let (provider, refused) = self.provider(spec)?;
+        Ok(Loaded { session: MockSession::new(model), provider, processor: "mock".into(), refused })
+    }
+
+    fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<MockBuffer, BackendError> {
+        self.0.reserved.set(self.0.reserved.get() + bytes);
+        MockBuffer::new(memory, bytes)
+    }
+
+    fn view(&self, buffer: &MockBuffer, dtype: DType, shape: &[u64]) -> Result<MockTensor, BackendError> {
+        MockTensor::view(buffer, dtype, shape)
+    }
+
+    fn write(&self, buffer: &MockBuffer, offset: u64, bytes: &[u8]) -> Result<(), BackendError> {
+        buffer.write(offset, bytes)
+    }
+
+    fn read(&self, tensor: &MockTensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
+        tensor.read(offset, bytes)
+    }
+
+    fn copy(&self, from: &MockTensor, to: &MockTensor) -> Result<(), BackendError> {
+        self.0.copies.set(self.0.copies.get() + 1);
+        from.copy_to(to)
+    }
+
+    fn control(&self) -> Result<MockControl, BackendError> {
+        Ok(MockControl::default())
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
+    }
+}
+
+/// Stops mock runs.
+#[derive(Clone, Default)]
+pub struct MockControl(Arc<AtomicBool>);
+
+impl MockControl {
+    pub(crate) fn stopped(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Control for MockControl {
+    fn stop(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn resume(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,164 @@
+//! Sessions that are Rust functions, with every binding checked.
+
+use super::tensor::misfit;
+use super::{MockBuffer, MockControl, MockTensor};
+use crate::error::BackendError;
+use crate::port::{Port, Session, Tensor};
+use std::rc::Rc;
+
+/// What a partition file holds.
+#[derive(Clone)]
+pub struct MockModel {
+    /// Inputs in the file's order.
+    pub inputs: Vec<Port>,
+    /// Outputs in the file's order.
+    pub outputs: Vec<Port>,
+    /// Pairs of input and output that must be one buffer; all others must not be.
+    pub in_place: Vec<(usize, usize)>,
+    /// What it computes.
+    pub kernel: Kernel,
+}
+
+/// Computes a partition's outputs from its inputs.
+pub type Kernel = Rc<dyn Fn(&mut Frame<'_>) -> Result<(), BackendError>>;
+
+/// A loaded mock partition.
+pub struct MockSession(MockModel);
+
+/// What is bound at a mock partition.
+pub struct MockBinding {
+    inputs: Vec<Option<MockTensor>>,
+    outputs: Vec<Slot>,
+}
+
+#[derive(Clone)]
+enum Slot {
+    Unbound,
+    Bound(MockTensor),
+    Unknown(Option<MockTensor>),
+}
+
+/// One run as the kernel sees it.
+pub struct Frame<'a> {
+    model: &'a MockModel,
+    binding: &'a mut MockBinding,
+}
+
+impl Frame<'_> {
+    /// An input.
+    pub fn input(&self, index: usize) -> Result<MockTensor, BackendError> {
+        let missing = || misfit(&self.model.inputs[index].name, "it is not bound".into());
+        self.binding.inputs[index].clone().ok_or_else(missing)
+    }
+
+    /// Where to write an output of this shape; `None` if nobody wants it. A shape other than the bound one is an error, as
+    /// it is in a real runtime.
+    pub fn output(&mut self, index: usize, shape: &[u64]) -> Result<Option<MockTensor>, BackendError> {
+        let port = &self.model.outputs[index];
+        match &mut self.binding.outputs[index] {
+            Slot::Unbound => Ok(None),
+            Slot::Bound(tensor) if tensor.shape() == shape => Ok(Some(tensor.clone())),
+            Slot::Bound(tensor) => Err(misfit(&port.name, format!("{shape:?} is made, {:?} is bound", tensor.shape()))),
+            Slot::Unknown(made) => {
+                let bytes = crate::tensor::byte_len(port.dtype, shape).unwrap_or(0).max(1);
+                let tensor = MockTensor::view(&MockBuffer::new(port.memory, bytes)?, port.dtype, shape)?;
+                Ok(Some(made.insert(tensor).clone()))
+            }
+        }
+    }
+}
+
+impl MockSession {
+    pub(super) fn new(model: MockModel) -> Self {
+        MockSession(model)
+    }
+
+    /// No run reads what it writes, but for the pairs that must.
+    fn check_aliasing(&self, binding: &MockBinding) -> Result<(), BackendError> {
+        for (output, slot) in binding.outputs.iter().enumerate() {
+            let Slot::Bound(written) = slot else { continue };
+            for (input, read) in binding.inputs.iter().enumerate() {
+                let shared = read.as_ref().is_some_and(|read| read.shares_memory_with(written));
+                let wanted = self.0.in_place.contains(&(input, output));
+                if shared != wanted {
+                    let names = (&self.0.inputs[input].name, &self.0.outputs[output].name);
+                    let state = if shared { "share" } else { "do not share" };
+                    return Err(misfit(names.1, format!("{} and {} {state} a buffer", names.0, names.1)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn fits(port: &Port, tensor: &MockTensor) -> Result<(), BackendError> {
+    let sizes = port.shape.len() == tensor.shape().len()
+        && port.shape.iter().zip(tensor.shape()).all(|(want, have)| want.is_none_or(|want| want == *have));
+    if sizes && port.dtype == tensor.dtype() && port.memory == tensor.memory() {
+        return Ok(());
+    }
+    let have = format!("{} {:?} in memory {}", tensor.dtype(), tensor.shape(), tensor.memory().0);
+    Err(misfit(
+        &port.name,
+        format!("{} {:?} in memory {} is wanted, not {have}", port.dtype, port.shape, port.memory.0),
+    ))
+}
+
+impl Session for MockSession {
+    type Tensor = MockTensor;
+    type Control = MockControl;
+    type Binding = MockBinding;
+
+    fn inputs(&self) -> &[Port] {
+        &self.0.inputs
+    }
+
+    fn outputs(&self) -> &[Port] {
+        &self.0.outputs
+    }
+
+    fn binding(&self) -> Result<MockBinding, BackendError> {
+        let (inputs, outputs) = (self.0.inputs.len(), self.0.outputs.len());
+        Ok(MockBinding { inputs: vec![None; inputs], outputs: vec![Slot::Unbound; outputs] })
+    }
+
+    fn bind_input(&self, binding: &mut MockBinding, index: usize, tensor: &MockTensor) -> Result<(), BackendError> {
+        fits(&self.0.inputs[index], tensor)?;
+        binding.inputs[index] = Some(tensor.clone());
+        Ok(())
+    }
+
+    fn bind_output(&self, binding: &mut MockBinding, index: usize, tensor: &MockTensor) -> Result<(), BackendError> {
+        fits(&self.0.outputs[index], tensor)?;
+        binding.outputs[index] = Slot::Bound(tensor.clone());
+        Ok(())
+    }
+
+    fn bind_output_unknown(&self, binding: &mut MockBinding, index: usize) -> Result<(), BackendError> {
+        binding.outputs[index] = Slot::Unknown(None);
+        Ok(())
+    }
+
+    fn run(&mut self, binding: &mut MockBinding, control: &MockControl) -> Result<(), BackendError> {
+        if control.stopped() {
+            return Err(BackendError::Stopped);
+        }
+        if let Some(missing) = binding.inputs.iter().position(Option::is_none) {
+            return Err(misfit(&self.0.inputs[missing].name, "it is not bound".into()));
+        }
+        if binding.outputs.iter().any(|slot| matches!(slot, Slot::Unknown(Some(_)))) {
+            return Err(misfit("an output", "asking for an unknown shape holds for one run".into()));
+        }
+        self.check_aliasing(binding)?;
+        let kernel = self.0.kernel.clone();
+        kernel(&mut Frame { model: &self.0, binding })?;
+        if control.stopped() { Err(BackendError::Stopped) } else { Ok(()) }
+    }
+
+    fn take_output(&self, binding: &mut MockBinding, index: usize) -> Result<MockTensor, BackendError> {
+        match &binding.outputs[index] {
+            Slot::Unknown(Some(tensor)) => Ok(tensor.clone()),
+            _ => Err(misfit(&self.0.outputs[index].name, "no run has made it".into())),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Loading: what is wrong is said before the first token, all at once.
+
+mod support;
+
+use hpp_engine::port::MemoryId;
+use hpp_engine::{CancelHandle, EngineError, EngineOptions, Fallback, LogitRows, Reporter, StepInput, Verify};
+use hpp_schema::{ByteSize, DType, Provider};
+use std::sync::Mutex;
+use support::{Toy, answer, best};
+
+#[track_caller]
+fn refused(toy: &Toy) -> String {
+    let error = toy.load().map(|_| ()).unwrap_err();
+    assert!(error.hint().is_some(), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn a_bad_plan_is_refused_with_all_that_is_wrong() {
+    let mut toy = Toy::new();
+    toy.plan.schedule.decode.remove(0);
+    toy.plan.partitions[0].device = "tpu".into();
+    let words = refused(&toy);
+    assert!(words.contains("tpu") && words.contains("never runs"), "{words}");
+}
+
+#[test]
+fn files_that_changed_or_are_gone_are_all_named() {
+    let toy = Toy::new();
+    std::fs::write(toy.dir.path().join("gpu_0.onnx"), "gpu_1.onnx").unwrap();
+    std::fs::write(toy.dir.path().join("model.onnx"), "short").unwrap();
+    std::fs::remove_file(toy.dir.path().join("cpu_0.onnx")).unwrap();
+    let words = refused(&toy);
+    assert!(words.contains("gpu_0.onnx: its contents have changed"), "{words}");
+    assert!(words.contains("model.onnx: it has 5 bytes, the plan says 10"), "{words}");
+    assert!(words.contains("cpu_0.onnx: cannot be read"), "{words}");
+}
+
+#[test]
+fn a_change_between_samples_is_found_when_every_byte_is_asked_for() {
+    let mut toy = Toy::new();
+    let path = toy.dir.path().join("weights.data");
+    let mut bytes = vec![0u8; 1 << 20];
+    std::fs::write(&path, &bytes).unwrap();
+    let ranges = hpp_schema::sample_ranges(1 << 20);
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&(1u64 << 20).to_le_bytes());
+    for (_, length) in &ranges {
+        hasher.update(&vec![0; *length as usize]);
+    }
+    toy.plan.files.push(hpp_schema::FileRecord {
+        path: "weights.data".into(),
+        role: hpp_schema::FileRole::Weights,
+        bytes: ByteSize(1 << 20),
+        sampled: hasher.finalize().to_hex().to_string(),
+        blake3: Some(blake3::hash(&bytes).to_hex().to_string()),
+    });
+    let full = || EngineOptions { verify: Verify::Full, ..Default::default() };
+    toy.load_with(full()).unwrap();
+    let between = (ranges[0].0 + ranges[0].1 + 1) as usize;
+    bytes[between] = 1;
+    std::fs::write(&path, &bytes).unwrap();
+    toy.load().unwrap();
+    assert!(matches!(toy.load_with(full()), Err(EngineError::Files { .. })));
+}
+
+#[test]
+fn a_file_that_is_not_what_the_plan_says_is_refused() {
+    let toy = Toy::new();
+    let mut model = support::second();
+    model.inputs[1].dtype = DType::Int32;
+    model.inputs.push(support::port("extra", DType::Int64, &[None], MemoryId::HOST));
+    model.outputs.remove(1);
+    toy.backend.model("cpu_0.onnx", model);
+    let words = refused(&toy);
+    for part in ["\"position_ids\" is int32 in the file", "an input \"extra\"", "no output \"present.1.key\""] {
+        assert!(words.contains(part), "{part} in {words}");
+    }
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<String>>);
+
+impl Reporter for Heard {
+    fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
+        self.0.lock().unwrap().push(format!("{partition}: {wanted:?} -> {got:?}: {reason}"));
+    }
+}
+
+#[test]
+fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
+    let toy = Toy::new();
+    toy.backend.without(Provider::Webgpu);
+    toy.backend.model("gpu_0.onnx", support::first(MemoryId::HOST));
+    let heard = Heard::default();
+    let options = EngineOptions::default();
+    let mut engine = hpp_engine::Engine::load(&toy.plan, toy.dir.path(), &toy.backend, options, &heard).unwrap();
+    assert_eq!(*heard.0.lock().unwrap(), ["gpu_0: Webgpu -> Cpu: it was taken away"]);
+    let mut sequence = engine.new_sequence().unwrap();
+    let logits = engine.step(&mut sequence, StepInput::Tokens(&[5, 6]), LogitRows::Last).unwrap();
+    assert_eq!(best(logits.last()), answer(&[5, 6]));
+    let telemetry = engine.telemetry();
+    assert_eq!(telemetry.stages[0].provider, Provider::Cpu);
+    assert_eq!(telemetry.copies.count, 0, "nothing crosses when all is on the host");
+}
+
+#[test]
+fn a_missing_provider_is_an_error_when_strict() {
+    let toy = Toy::new();
+    toy.backend.without(Provider::Webgpu);
+    let options = EngineOptions { fallback: Fallback::Refuse, ..Default::default() };
+    let error = toy.load_with(options).map(|_| ()).unwrap_err();
+    assert!(matches!(error, EngineError::Load { .. }));
+    assert!(error.hint().is_some_and(|hint| hint.contains("--strict")));
+}
+
+#[test]
+fn a_load_can_be_cancelled() {
+    let toy = Toy::new();
+    let cancel = CancelHandle::new();
+    cancel.cancel();
+    let options = EngineOptions { cancel: Some(cancel), ..Default::default() };
+    assert!(matches!(toy.load_with(options), Err(EngineError::Cancelled)));
+}
