@@ -17,6 +17,21 @@ pub struct Placement {
     pub by_hand: bool,
 }
 
+impl Placement {
+    /// Makes a run part of the one after it, on that one's device.
+    pub fn join_with_next(&mut self, index: usize) {
+        let joined = self.runs.remove(index).blocks;
+        let next = &mut self.runs[index];
+        next.blocks.start = joined.start;
+        self.places[joined].fill(next.place);
+    }
+}
+
+/// Refuses a placement that needs more memory than there is.
+pub fn check_budget(blocks: &[Block], placement: &Placement) -> Result<(), SplitError> {
+    check(blocks, &placement.places, &placement.budget).map_err(no_fit)
+}
+
 /// Decides where every block computes.
 pub fn place(blocks: &[Block], args: &SplitArgs) -> Result<Placement, SplitError> {
     let budget = budget(args);

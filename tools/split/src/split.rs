@@ -7,7 +7,7 @@ use crate::costs::{Load, blocks};
 use crate::error::SplitError;
 use crate::files;
 use crate::output::PLAN_FILE;
-use crate::place::place;
+use crate::place::{Placement, check_budget, place};
 use crate::stdout;
 use crate::table::plan_summary;
 use hpp_graph::{Part, cut};
@@ -21,9 +21,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let analysis = analyse(path, args.context, if args.all_logits { Logits::All } else { Logits::AskedFor })?;
     let load = load(&analysis, args);
     let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
-    let placement = place(&blocks, args)?;
-    let groups: Vec<_> = placement.runs.iter().map(|run| run.blocks.clone()).collect();
-    let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
+    let mut placement = place(&blocks, args)?;
+    let parts = cut_where_states_stay_whole(&analysis, &mut placement)?;
+    check_budget(&blocks, &placement)?;
     let pieces = Pieces { analysis: &analysis, blocks: &blocks, placement: &placement, parts: &parts, load, args };
     let plan = assemble(&pieces);
     for note in &analysis.notes {
@@ -59,6 +59,19 @@ fn load(analysis: &Analysis, args: &SplitArgs) -> Load {
         context,
         prompt: args.prompt_tokens.min(context),
         chunk: if on_gpu { context.min(DEFAULT_CHUNK) } else { context },
+    }
+}
+
+/// Cuts, and joins a part to the next one while it reads a state that the next one owns.
+fn cut_where_states_stay_whole(analysis: &Analysis, placement: &mut Placement) -> Result<Vec<Part>, SplitError> {
+    loop {
+        let groups: Vec<_> = placement.runs.iter().map(|run| run.blocks.clone()).collect();
+        let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
+        let foreign = |part: &Part| !part.foreign_states(&analysis.segmentation).is_empty();
+        match parts.iter().position(foreign) {
+            Some(index) if index + 1 < parts.len() => placement.join_with_next(index),
+            _ => return Ok(parts),
+        }
     }
 }
 
