@@ -3,7 +3,7 @@
 use hpp_engine::Reporter;
 use hpp_schema::Provider;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IsTerminal, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,12 +23,14 @@ pub struct Console {
     level: Level,
     bar: Mutex<Option<ProgressBar>>,
     warned: Mutex<HashSet<String>>,
+    /// Partitions that run elsewhere, by what there is to say about them.
+    elsewhere: Mutex<BTreeMap<String, Vec<String>>>,
 }
 
 impl Console {
     /// A console that says this much.
     pub fn new(level: Level) -> Arc<Self> {
-        Arc::new(Self { level, bar: Mutex::default(), warned: Mutex::default() })
+        Arc::new(Self { level, bar: Mutex::default(), warned: Mutex::default(), elsewhere: Mutex::default() })
     }
 
     /// Something everyone should see.
@@ -53,10 +55,14 @@ impl Console {
         }
     }
 
-    /// Takes the progress bar away.
-    pub fn clear(&self) {
+    /// Loading is over: takes the progress bar away and says, once for each reason, what runs elsewhere.
+    pub fn loading_done(&self) {
         if let Some(bar) = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take() {
             bar.finish_and_clear();
+        }
+        let elsewhere = std::mem::take(&mut *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner));
+        for (what, partitions) in elsewhere {
+            self.warn(&format!("{} on {what}", partitions.join(", ")));
         }
     }
 
@@ -103,7 +109,9 @@ impl Reporter for Console {
 
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
         let (wanted, got) = (provider_name(wanted), provider_name(got));
-        self.warn(&format!("{partition} runs on the {got} provider instead of {wanted}: {reason}"));
+        let what = format!("the {got} provider instead of {wanted}: {reason}");
+        let mut elsewhere = self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
+        elsewhere.entry(what).or_default().push(partition.to_owned());
     }
 
     fn warning(&self, message: &str) {

@@ -35,7 +35,7 @@ use std::io::{self, Write};
 pub fn run(cli: Cli) -> u8 {
     let console = Console::new(level(&cli));
     let outcome = perform(cli, &console);
-    console.clear();
+    console.loading_done();
     match outcome {
         Ok(code) => code,
         Err(error) => {

@@ -22,6 +22,11 @@ impl Machine {
         Ok(Self { backend: OrtBackend::open(&options(args), Arc::clone(console) as _)? })
     }
 
+    /// What is here.
+    pub fn devices(&self) -> hpp_backend::Report {
+        self.backend.devices()
+    }
+
     /// Loads a plan.
     pub fn load(
         &self,

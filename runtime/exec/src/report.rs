@@ -130,12 +130,12 @@ impl StageTimes {
 }
 
 impl Bytes {
-    /// From what the engine measured.
-    pub fn new(telemetry: &Telemetry) -> Self {
+    /// From what the engine measured; `state` is what the sequence reserves.
+    pub fn new(telemetry: &Telemetry, state: u64) -> Self {
         let devices = telemetry.memory.devices.iter();
         Self {
             peak_rss: telemetry.memory.peak_resident,
-            state: telemetry.state_bytes,
+            state,
             transferred: telemetry.copied_bytes,
             devices: devices.map(|d| DeviceBytes { name: d.name.clone(), used: d.used, total: d.total }).collect(),
         }
@@ -143,13 +143,10 @@ impl Bytes {
 }
 
 /// The account at the end of a run, for people.
-pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetry) -> String {
+pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetry, state: u64) -> String {
     let timings = Timings::new(generated, telemetry);
     let mut out = String::from("\n");
     let _ = writeln!(out, "{} tokens from a prompt of {prompt_tokens}", generated.tokens.len());
-    if generated.reused > 0 {
-        let _ = writeln!(out, "{} of them kept from before", generated.reused);
-    }
     let first = timings.time_to_first_token_ms.map_or("-".to_owned(), |ms| format!("{ms:.0} ms"));
     let _ = writeln!(
         out,
@@ -163,7 +160,7 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
         let moved = ByteSize(telemetry.copied_bytes).human();
         let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms", timings.transfers, timings.transfer_ms);
     }
-    let _ = write!(out, "memory: {}", memory(&Bytes::new(telemetry)));
+    let _ = write!(out, "memory: {}", memory(&Bytes::new(telemetry, state)));
     out
 }
 

@@ -52,6 +52,11 @@ impl<B: Backend> Session<B> {
         self.sequence.as_ref().map_or(self.engine.context(), Sequence::room)
     }
 
+    /// Bytes reserved for the text's state.
+    pub fn state_bytes(&self) -> u64 {
+        self.sequence.as_ref().map_or(0, Sequence::state_bytes)
+    }
+
     /// Scores after the last token fed.
     pub fn scores(&self) -> &[f32] {
         self.logits.last()
@@ -102,6 +107,7 @@ impl<B: Backend> Session<B> {
         let common = self.fed.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let wanted = common.min(prompt.len().saturating_sub(1));
         let kept = match &mut self.sequence {
+            Some(_) if wanted == self.fed.len() => wanted,
             Some(sequence) if wanted > 0 => rewind_placeholder(sequence, wanted),
             _ => 0,
         };

@@ -59,7 +59,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     check_room(args, context(&plan.plan, &args.runtime))?;
     let which = if args.unsplit { plan.plan.unsplit(Whole::Source) } else { None }.unwrap_or_else(|| plan.plan.clone());
     let feeds = Feeds::open(&plan, args.embeddings.as_deref())?;
-    let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around)?;
+    let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console)?;
     let prompt = made_up_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
 
     measure(&mut session, &prompt, args.new_tokens)?;
@@ -136,7 +136,7 @@ fn report(
         transfer_ms: of(&|run| run.telemetry.copies.millis()),
         transferred_bytes_per_run: of(&|run| run.telemetry.copied_bytes as f64).median,
         stages: stages(runs),
-        bytes: Bytes::new(&telemetry),
+        bytes: Bytes::new(&telemetry, session.state_bytes()),
     }
 }
 

@@ -26,7 +26,7 @@ pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, E
     let files = TextFiles::open(&plan, true)?;
     files.tokenizer()?;
     let feeds = Feeds::open(&plan, settings.run.embeddings.as_deref())?;
-    let session = load_session(&plan.plan, &plan.dir, &settings.run.runtime, feeds, around)?;
+    let session = load_session(&plan.plan, &plan.dir, &settings.run.runtime, feeds, around.console)?;
     let request = request(settings, &plan, &files, vec![])?;
     let context = context(&plan.plan, &settings.run.runtime);
     let mut talk = Talk { session, talked: Talked::new(settings, &files), files: &files, request, context };
@@ -164,7 +164,12 @@ fn remark(generated: &Generated, session: &mut Session<OrtBackend>) -> String {
         FinishReason::Length => ", as long as --max-new allows",
         FinishReason::Stop | FinishReason::Eos => "",
     };
-    format!("[{} tokens, {speed} tok/s, room for {} more{end}]", generated.tokens.len(), session.room())
+    let new = generated.tokens.len();
+    format!(
+        "[{new} tokens, {speed} tok/s, {} kept from before, room for {} more{end}]",
+        generated.reused,
+        session.room()
+    )
 }
 
 struct Screen<'o> {

@@ -29,7 +29,7 @@ pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, E
     let feeds = feeds(settings, &plan)?;
     let scores = settings.run.logits.as_deref().map(ScoreFile::create).transpose()?;
 
-    let mut session = load_session(&plan.plan, &plan.dir, &settings.run.runtime, feeds, around)?;
+    let mut session = load_session(&plan.plan, &plan.dir, &settings.run.runtime, feeds, around.console)?;
     around.interrupt.gentle();
     let shown = Shown::of(settings.run.json, files.tokenizer.is_some());
     let mut sink = Results { out: around.out, shown, scores, first: true };
@@ -150,7 +150,7 @@ fn report(
                 finish_reason: generated.finish,
                 seed: seed(&request.sampling),
                 timings: Timings::new(generated, &telemetry),
-                bytes: Bytes::new(&telemetry),
+                bytes: Bytes::new(&telemetry, session.state_bytes()),
             },
         )?;
     }
@@ -160,7 +160,7 @@ fn report(
     if generated.finish == FinishReason::Length && session.room() == 0 {
         around.console.warn("the context is full; --context asks for more");
     }
-    around.console.say(&account(generated, request.prompt.len(), &telemetry));
+    around.console.say(&account(generated, request.prompt.len(), &telemetry, session.state_bytes()));
     Ok(if generated.finish == FinishReason::Cancelled { INTERRUPTED } else { 0 })
 }
 

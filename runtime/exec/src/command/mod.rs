@@ -51,13 +51,13 @@ fn load_session(
     dir: &Path,
     args: &RuntimeArgs,
     feeds: Feeds,
-    around: &Around<'_>,
+    console: &Arc<Console>,
 ) -> Result<Session<OrtBackend>, ExecError> {
-    let machine = Machine::open(&args.library, around.console)?;
-    let engine = machine.load(plan, dir, args, around.console)?;
-    around.console.clear();
+    let machine = Machine::open(&args.library, console)?;
+    let engine = machine.load(plan, dir, args, console)?;
+    console.loading_done();
     if engine.recomputes() {
-        around.console.warn("this model keeps no state: every token computes the whole text again");
+        console.warn("this model keeps no state: every token computes the whole text again");
     }
     Ok(Session::new(engine, feeds.embeddings, feeds.extra))
 }

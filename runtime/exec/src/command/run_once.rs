@@ -40,7 +40,7 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
     let inputs = fit(read_npz(&settings.inputs)?, &plan.plan.model, Wanted::All, settings.inputs.clone())?;
     let machine = Machine::open(&settings.runtime.library, around.console)?;
     let mut engine = machine.load(&plan.plan, &plan.dir, &settings.runtime, around.console)?;
-    around.console.clear();
+    around.console.loading_done();
 
     let started = Instant::now();
     let mut results = engine.run_once(&inputs)?;
@@ -52,7 +52,7 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
 
     let telemetry = engine.telemetry();
     let stages: Vec<StageTimes> = telemetry.stages.iter().map(StageTimes::new).collect();
-    let bytes = Bytes::new(&telemetry);
+    let bytes = Bytes::new(&telemetry, 0);
     let load_ms = millis(telemetry.load);
     around.console.say(&format!(
         "load {load_ms:.0} ms, run {run_ms:.1} ms\n{}memory: {}",

@@ -69,6 +69,9 @@ pub struct FirstDifference {
     pub partition: String,
     /// Every boundary, in order.
     pub boundaries: Vec<TensorResult>,
+    /// Whether the unsplit model gives the plan's scores to the last bit once its boundaries are outputs too: then only
+    /// operators that ONNX Runtime fuses across the cuts differ, and nothing that was cut. Null where nobody looked.
+    pub fusion_only: Option<bool>,
 }
 
 /// The tables.
@@ -142,6 +145,10 @@ fn first_difference(first: &FirstDifference) -> String {
     if !first.boundaries.is_empty() {
         out.push_str(&tensor_table("boundary", &first.boundaries));
         out.push('\n');
+    }
+    if first.fusion_only == Some(true) {
+        out.push_str("with its boundaries as outputs, the unsplit model gives the plan's scores to the bit:\n");
+        out.push_str("what differs are operators that ONNX Runtime fuses across the cuts\n\n");
     }
     out
 }

@@ -5,7 +5,7 @@ use super::report::{FirstDifference, StepResult, TensorResult, Verdict};
 use super::{Around, Compared, boundaries, tolerance};
 use crate::cli::VerifyArgs;
 use crate::command::{Feeds, context, load_session};
-use crate::console::provider_name;
+use crate::console::{Console, Level, provider_name};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_tokens};
 use crate::machine::OrtBackend;
@@ -16,6 +16,7 @@ use crate::session::{Fed, Session};
 use crate::tensors::read_npz;
 use hpp_engine::{EngineError, Named};
 use hpp_schema::{Plan, Whole};
+use std::sync::Arc;
 
 /// Tokens of a prompt nobody gave.
 const MADE_UP: u64 = 12;
@@ -26,11 +27,11 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
     let Some(source) = plan.plan.unsplit(Whole::Source) else { return Err(no_source()) };
     around.console.detail("running the unsplit model");
     let reference = {
-        let mut session = open(&source, plan, args, around)?;
+        let mut session = open(&source, plan, args, around.console)?;
         Reference::run(&mut session, prompt, args.steps, around)?
     };
     around.console.detail("running the plan");
-    let mut session = open(&plan.plan, plan, args, around)?;
+    let mut session = open(&plan.plan, plan, args, around.console)?;
     let telemetry = session.engine().telemetry();
     let tolerance = tolerance(args, &plan.plan, &telemetry);
     let steps = reference.compare(&mut session, tolerance, around)?;
@@ -62,13 +63,13 @@ fn open(
     which: &Plan,
     plan: &PlanFile,
     args: &VerifyArgs,
-    around: &Around<'_>,
+    console: &Arc<Console>,
 ) -> Result<Session<OrtBackend>, ExecError> {
     let mut feeds = Feeds::open(plan, args.embeddings.as_deref())?;
     let given = args.inputs.as_deref().map(read_npz).transpose()?.unwrap_or_default();
     let path = args.inputs.clone().unwrap_or_else(|| "(no --inputs)".into());
     feeds.extra = fit(given, &plan.plan.model, Wanted::Free, path)?;
-    load_session(which, &plan.dir, &args.runtime, feeds, around)
+    load_session(which, &plan.dir, &args.runtime, feeds, console)
 }
 
 fn no_source() -> ExecError {
@@ -187,13 +188,23 @@ fn locate(
     let names = boundaries(&plan.plan);
     let last = plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
     let Some(tapped) = plan.plan.unsplit(Whole::Tapped).filter(|_| !names.is_empty()) else {
-        return Ok(FirstDifference { step: Some(step), boundary: None, partition: last, boundaries: vec![] });
+        return Ok(FirstDifference {
+            step: Some(step),
+            boundary: None,
+            partition: last,
+            boundaries: vec![],
+            fusion_only: None,
+        });
     };
     around.console.detail(&format!("comparing boundaries at step {step}"));
     let ours = reference.taps(&mut session, step, &names, around)?;
+    let our_scores = session.scores().to_vec();
     drop(session);
-    let theirs = reference.taps(&mut open(&tapped, plan, args, around)?, step, &names, around)?;
-    Ok(first_of(Some(step), &names, &theirs, &ours, last))
+    // Quietly: that nobody reads most of its outputs is the point of it.
+    let mut session = open(&tapped, plan, args, &Console::new(Level::Quiet))?;
+    let theirs = reference.taps(&mut session, step, &names, around)?;
+    let fusion_only = Difference::of_scores(session.scores(), &our_scores).bit_identical;
+    Ok(FirstDifference { fusion_only: Some(fusion_only), ..first_of(Some(step), &names, &theirs, &ours, last) })
 }
 
 /// The first boundary that differs, and all of them.
@@ -215,6 +226,7 @@ pub fn first_of(
         boundary: first.map(|b| b.name.clone()),
         partition: first.map_or(last, |b| b.partition.clone()),
         boundaries,
+        fusion_only: None,
     }
 }
 

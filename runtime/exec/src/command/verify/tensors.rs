@@ -5,7 +5,7 @@ use super::report::{FirstDifference, TensorResult, Verdict};
 use super::sequences::first_of;
 use super::{Around, Compared, boundaries, tolerance};
 use crate::cli::VerifyArgs;
-use crate::console::provider_name;
+use crate::console::{Console, Level, provider_name};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_inputs};
 use crate::machine::Machine;
@@ -13,6 +13,7 @@ use crate::plan_file::PlanFile;
 use crate::tensors::read_npz;
 use hpp_engine::{Named, Telemetry};
 use hpp_schema::{Plan, Whole};
+use std::sync::Arc;
 
 /// Runs the unsplit model, then the plan, and compares every output.
 pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compared {
@@ -21,11 +22,11 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
         None => made_up_inputs(&plan.plan.model, args.seed)?,
     };
     let machine = Machine::open(&args.runtime.library, around.console)?;
-    let mut side = Side { machine, plan, args, around, inputs };
+    let mut side = Side { machine, plan, args, inputs };
     let names = boundaries(&plan.plan);
     let source = plan.plan.unsplit(Whole::Source).unwrap_or_else(|| plan.plan.clone());
-    let (theirs, _, _) = side.run(&source, &[])?;
-    let (ours, our_taps, telemetry) = side.run(&plan.plan, &names)?;
+    let (theirs, _, _) = side.run(around.console, &source, &[])?;
+    let (ours, our_taps, telemetry) = side.run(around.console, &plan.plan, &names)?;
 
     let outputs: Vec<TensorResult> =
         plan.plan.model.outputs.iter().map(|o| result(&o.name, plan, &theirs, &ours)).collect();
@@ -53,18 +54,22 @@ fn result(name: &str, plan: &PlanFile, theirs: &Named, ours: &Named) -> TensorRe
 }
 
 /// What both sides are run with.
-struct Side<'a, 'o> {
+struct Side<'a> {
     machine: Machine,
     plan: &'a PlanFile,
     args: &'a VerifyArgs,
-    around: &'a Around<'o>,
     inputs: Named,
 }
 
-impl Side<'_, '_> {
-    fn run(&mut self, which: &Plan, names: &[(String, String)]) -> Result<(Named, Named, Telemetry), ExecError> {
-        let mut engine = self.machine.load(which, &self.plan.dir, &self.args.runtime, self.around.console)?;
-        self.around.console.clear();
+impl Side<'_> {
+    fn run(
+        &mut self,
+        console: &Arc<Console>,
+        which: &Plan,
+        names: &[(String, String)],
+    ) -> Result<(Named, Named, Telemetry), ExecError> {
+        let mut engine = self.machine.load(which, &self.plan.dir, &self.args.runtime, console)?;
+        console.loading_done();
         engine.set_taps(names.iter().map(|(_, name)| name.as_str()))?;
         let outputs = engine.run_once(&self.inputs)?;
         Ok((outputs, engine.taps().clone(), engine.telemetry()))
@@ -73,7 +78,7 @@ impl Side<'_, '_> {
     fn locate(&mut self, names: &[(String, String)], ours: &Named) -> Result<FirstDifference, ExecError> {
         let last = self.plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
         let theirs = match self.plan.plan.unsplit(Whole::Tapped) {
-            Some(tapped) if !names.is_empty() => self.run(&tapped, names)?.1,
+            Some(tapped) if !names.is_empty() => self.run(&Console::new(Level::Quiet), &tapped, names)?.1,
             _ => Named::new(),
         };
         Ok(first_of(None, names, &theirs, ours, last))
