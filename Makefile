@@ -2,7 +2,7 @@
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEMO_MODEL ?= fixtures/models/genai/llama3-fp32-cpu
-DEMO_VRAM ?= 2M
+DEMO_VRAM ?= 6M
 DEMO_PROMPT ?= Once upon a time
 
 .PHONY: help deps demo test schemas bench bench-deps bench-llama-cpp clean-deps

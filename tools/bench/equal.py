@@ -69,7 +69,7 @@ def measure_all(shop):
                 ours = generate(shop, folder, name, cuts, recorded)
             except measure.Failed as failure:
                 total += 1
-                wrong.append(f"{name} in {cuts}: {str(failure).splitlines()[-1]}")
+                wrong.append(f"{name} in {cuts}: {failure}")
                 continue
             total += 1
             tokens, identical, error = compare(ours, recorded)

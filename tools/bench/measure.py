@@ -22,7 +22,7 @@ def run(command, env=None):
         done = subprocess.run(launched, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
                               env=dict(os.environ, **(env or {})))
         if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip())[-600:]
+            said = (done.stderr.strip() or done.stdout.strip())[-300:]
             raise Failed(f"{' '.join(map(str, command))}\n  exit code {done.returncode}: {said}")
         with open(result, encoding="utf-8") as cost:
             return dict(json.load(cost), stdout=done.stdout)

@@ -18,8 +18,8 @@ def ours(shop, plan):
     """One measured run of hpp-exec (after one that warms it up)."""
     answer = shop.exec_json("bench", plan, "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--runs", 1)
     return {
-        "decode": answer["decode_tokens_per_second"],
-        "ttft": answer["time_to_first_token_ms"] / 1000,
+        "decode": answer["decode_tokens_per_second"]["median"],
+        "ttft": answer["time_to_first_token_ms"]["median"] / 1000,
         "peak_rss": answer["peak_rss"],
     }
 
