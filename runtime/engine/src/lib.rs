@@ -17,6 +17,7 @@ mod options;
 mod pass;
 pub mod port;
 mod reporter;
+mod rewind;
 mod sequence;
 mod shape;
 mod stage;
