@@ -106,11 +106,11 @@ impl<B: Backend> Session<B> {
     fn keep(&mut self, prompt: &[u32]) -> Result<usize, ExecError> {
         let common = self.fed.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let wanted = common.min(prompt.len().saturating_sub(1));
-        let kept = match &mut self.sequence {
-            Some(_) if wanted == self.fed.len() => wanted,
-            Some(sequence) if wanted > 0 => rewind_placeholder(sequence, wanted),
-            _ => 0,
+        let went_back = match &mut self.sequence {
+            Some(sequence) => wanted > 0 && self.engine.rewind(sequence, wanted as u64),
+            None => false,
         };
+        let kept = if went_back { wanted } else { 0 };
         if kept == 0 {
             self.reset();
         }
@@ -126,7 +126,4 @@ impl<B: Backend> Session<B> {
         // A single token at the end would count as decoding.
         if left <= piece + 1 { left } else { piece }
     }
-}
-fn rewind_placeholder<B: Backend>(_s: &mut Sequence<B>, _w: usize) -> usize {
-    0
 }

@@ -55,7 +55,6 @@ fn plans_that_are_not_plans() {
         ("devices:", "gadgets:", "gadgets"),
         ("run: whole", "run: nothing", "nothing"),
         ("from: state", "from: gpu_7", "gpu_7"),
-        ("weights_dir: \".\"", "weights_dir: /etc", "/etc"),
     ] {
         std::fs::write(plan.path(), &original).unwrap();
         rewrite(&plan, from, to);
@@ -67,6 +66,34 @@ fn plans_that_are_not_plans() {
     }
     std::fs::write(plan.path(), [0xff, 0xfe, 0x00]).unwrap();
     run().fails(1, &["plan.yaml"]);
+}
+
+#[test]
+fn plans_that_contradict_themselves_or_reach_out() {
+    type Change = fn(&mut hpp_schema::Plan);
+    let changes: [(Change, &str); 6] = [
+        (|plan| plan.model.weights_dir = "/etc".into(), "/etc"),
+        (|plan| plan.partitions[0].file = "../../../etc/passwd".into(), "etc/passwd"),
+        (|plan| plan.partitions[0].inputs[0].from = "whole".into(), "input_ids"),
+        (|plan| plan.partitions[0].device = "gpu7".into(), "gpu7"),
+        (|plan| drop(plan.partitions[0].outputs.remove(1)), "present"),
+        (|plan| plan.partitions[0].name = "model".into(), "model"),
+    ];
+    for (change, says) in changes {
+        let mut plan = PlanDir::new(LLAMA, 64);
+        change(&mut plan.plan);
+        plan.save();
+        plan.run(&["--tokens", "1,2"]).fails(1, &["the plan cannot run", says, "hint:"]);
+    }
+}
+
+#[test]
+fn a_partition_whose_file_has_other_inputs_than_the_plan_says() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    plan.plan.partitions[0].inputs[0].name = "other_ids".into();
+    plan.plan.model.inputs[0].name = "other_ids".into();
+    plan.save();
+    plan.run(&["--tokens", "1,2"]).fails(1, &["other_ids", "hint:"]);
 }
 
 #[test]

@@ -1,0 +1,80 @@
+//! A conversation, typed into a terminal of its own.
+
+#![cfg(unix)]
+
+mod support;
+
+use rexpect::process::WaitStatus;
+use rexpect::session::{PtySession, spawn_command};
+use serde_json::json;
+use std::process::Command;
+use support::PlanDir;
+
+fn talk(plan: &PlanDir, args: &[&str]) -> PtySession {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpp-exec"));
+    command.arg(plan.path()).args(args).env("TERM", "xterm");
+    let mut session = spawn_command(command, Some(60_000)).unwrap();
+    session.exp_string("/help shows the commands").unwrap();
+    session
+}
+
+fn say(session: &mut PtySession, line: &str) {
+    session.exp_string("> ").unwrap();
+    session.send_line(line).unwrap();
+}
+
+fn left(session: PtySession) -> Option<i32> {
+    match session.process().wait().unwrap() {
+        WaitStatus::Exited(_, code) => Some(code),
+        _ => None,
+    }
+}
+
+#[test]
+fn turns_build_on_each_other_until_the_person_leaves() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 128);
+    let mut session = talk(&plan, &["--max-new", "4", "--ignore-eos"]);
+    say(&mut session, "hello");
+    session.exp_string("[4 tokens").unwrap();
+    session.exp_string(" 0 kept from before").unwrap();
+    say(&mut session, "again");
+    // The first turn and its answer, whatever their number, are not read again from the start.
+    session.exp_regex(r" [1-9][0-9]* kept from before").unwrap();
+    say(&mut session, "/reset");
+    say(&mut session, "third");
+    session.exp_string(" 0 kept from before").unwrap();
+    say(&mut session, "/nonsense");
+    session.exp_string("there is no command /nonsense").unwrap();
+    say(&mut session, "/help");
+    session.exp_string("Ctrl-C").unwrap();
+    say(&mut session, "/exit");
+    assert_eq!(left(session), Some(0));
+}
+
+#[test]
+fn ctrl_d_leaves_and_ctrl_c_stops_only_the_answer() {
+    let plan = PlanDir::new("optimum/llama-with-past", 20_000);
+    let mut session = talk(&plan, &["--ignore-eos"]);
+    say(&mut session, "hello");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    session.send_control('c').unwrap();
+    session.exp_string("stopped]").unwrap();
+    session.exp_string("> ").unwrap();
+    session.send_control('d').unwrap();
+    assert_eq!(left(session), Some(0));
+}
+
+#[test]
+fn a_conversation_too_long_is_told_and_can_go_on() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 32);
+    let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    std::fs::write(plan.file("tokenizer_config.json"), json!({ "chat_template": template }).to_string()).unwrap();
+    let mut session = talk(&plan, &["--max-new", "2", "--ignore-eos"]);
+    say(&mut session, &"far too long ".repeat(20));
+    session.exp_string("the context holds 32").unwrap();
+    session.exp_string("/reset").unwrap();
+    say(&mut session, "hi");
+    session.exp_string("[2 tokens").unwrap();
+    say(&mut session, "/exit");
+    assert_eq!(left(session), Some(0));
+}
