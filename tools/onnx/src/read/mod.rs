@@ -44,6 +44,8 @@ pub enum ReadError {
     Decode { path: PathBuf, source: prost::DecodeError },
     #[error("{path} holds no graph: it is not an ONNX model, or it is truncated")]
     NoGraph { path: PathBuf },
+    #[error("{path} names no operator set: it is truncated, or older than ONNX 1.0")]
+    NoOpset { path: PathBuf },
     #[error("{path} has no IR version or an impossible one ({found}): it is not an ONNX model, or it is damaged")]
     ImpossibleIr { path: PathBuf, found: i64 },
     #[error(
@@ -106,6 +108,7 @@ fn decode(path: &Path, file: &Bytes) -> Result<ModelProto, ReadError> {
     match proto.ir_version() {
         found if found > NEWEST_IR => Err(ReadError::NewerIr { path: path(), found }),
         found if found < 1 => Err(ReadError::ImpossibleIr { path: path(), found }),
+        _ if proto.opset_import.is_empty() => Err(ReadError::NoOpset { path: path() }),
         _ => Ok(proto),
     }
 }

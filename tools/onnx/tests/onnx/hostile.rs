@@ -166,6 +166,8 @@ fn what_is_not_a_model() {
         let error = build::chain(&Model::open(&path).unwrap_err());
         assert!(error.contains(expected), "{error}");
     }
+    let no_opset = ModelProto { opset_import: vec![], ..holding(vec![]) };
+    assert!(refusal(&no_opset).contains("names no operator set"));
     let text = ModelProto { doc_string: Some("x".into()), ..holding(vec![]) }.encode_to_vec();
     let broken: Vec<u8> = text.iter().map(|b| if *b == b'x' { 0xff } else { *b }).collect();
     fs::write(&path, broken).unwrap();
