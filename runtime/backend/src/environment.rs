@@ -148,6 +148,7 @@ fn environment(
         .build()
         .map_err(failed("set ONNX Runtime up"))?;
     environment.set_log_level(ort::logging::LogLevel::Warning);
+    crate::raw::arena::share(&environment)?;
     Ok(environment)
 }
 

@@ -1,12 +1,190 @@
-//! What operators an ONNX file uses, read without its weights: enough to decide whether packing weights ahead pays.
+//! What operators an ONNX file uses and what its weights are, read without the weights: enough to decide whether packing them
+//! ahead pays.
 //!
 //! ONNX Runtime can copy weights into a layout its kernels like better. For 4-bit and 8-bit weights that is a hundred times
-//! faster; for 32-bit ones it is not faster at decoding, and without it the weights stay mapped from their file.
+//! faster. For 32-bit ones it gains a tenth at most on a long prompt and nothing at decoding, takes seconds per gigabyte at load
+//! and a second copy in memory; without it, weights stay mapped from their file. The two ways round differently, so the
+//! decision is made once for a model, from its unsplit file, and holds for all its partitions.
 
+use std::fs::File;
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Whether the file's weights gain from being packed ahead. Files that cannot be read are left to the loader to complain of.
-pub(crate) fn gains_from_prepacking(file: &Path) -> bool {
-    let _ = file;
-    true
+/// Whether a model's weights gain from being packed ahead. Files that cannot be read are left to the loader to complain of.
+pub(crate) fn gains_from_packing(model: &Path) -> bool {
+    let look = || -> io::Result<bool> {
+        let file = File::open(model)?;
+        let end = file.metadata()?.len();
+        let mut scan = Scan { file: BufReader::new(file), gains: false };
+        scan.message(Kind::Model, end, 0)?;
+        Ok(scan.gains)
+    };
+    look().unwrap_or(true)
+}
+
+/// Operators whose kernels pack narrow weights, or convolutions, which have layouts of their own.
+const PACKED: [&str; 18] = [
+    "Conv",
+    "ConvInteger",
+    "ConvTranspose",
+    "DequantizeLinear",
+    "DynamicQuantizeLSTM",
+    "DynamicQuantizeMatMul",
+    "GRU",
+    "LSTM",
+    "MatMulBnb4",
+    "MatMulFpQ4",
+    "MatMulInteger",
+    "MatMulIntegerToFloat",
+    "MatMulNBits",
+    "QAttention",
+    "QGemm",
+    "QLinearConv",
+    "QLinearMatMul",
+    "QMoE",
+];
+
+/// Messages of the ONNX IR that lead to operators and weights.
+#[derive(Clone, Copy)]
+enum Kind {
+    Model,
+    Graph,
+    Function,
+    Node,
+    Attribute,
+    Weight,
+}
+
+/// What a field of such a message is.
+enum Field {
+    Message(Kind),
+    Operator,
+    ElementType,
+    Other,
+}
+
+impl Kind {
+    fn field(self, number: u64) -> Field {
+        match (self, number) {
+            (Kind::Model, 7) | (Kind::Attribute, 6 | 11) => Field::Message(Kind::Graph),
+            (Kind::Model, 25) => Field::Message(Kind::Function),
+            (Kind::Graph, 1) | (Kind::Function, 7) => Field::Message(Kind::Node),
+            (Kind::Graph, 5) | (Kind::Attribute, 5) => Field::Message(Kind::Weight),
+            (Kind::Node, 5) => Field::Message(Kind::Attribute),
+            (Kind::Node, 4) => Field::Operator,
+            (Kind::Weight, 2) => Field::ElementType,
+            _ => Field::Other,
+        }
+    }
+}
+
+struct Scan {
+    file: BufReader<File>,
+    gains: bool,
+}
+
+/// Deepest nesting that is followed.
+const DEEPEST: u32 = 64;
+
+impl Scan {
+    /// Reads one message that ends at `end`, unless the answer is known already.
+    fn message(&mut self, kind: Kind, end: u64, depth: u32) -> io::Result<()> {
+        if depth > DEEPEST {
+            return Err(damaged());
+        }
+        while !self.gains && self.file.stream_position()? < end {
+            let tag = self.varint()?;
+            let field = kind.field(tag >> 3);
+            match tag & 7 {
+                0 => {
+                    let value = self.varint()?;
+                    if matches!(field, Field::ElementType) {
+                        self.element_type(value);
+                    }
+                }
+                1 => self.skip(8)?,
+                5 => self.skip(4)?,
+                2 => {
+                    let length = self.varint()?;
+                    let inner = self.file.stream_position()?.checked_add(length).filter(|inner| *inner <= end);
+                    let inner = inner.ok_or_else(damaged)?;
+                    match field {
+                        Field::Message(kind) => self.message(kind, inner, depth + 1)?,
+                        Field::Operator if length < 256 => self.operator(length as usize)?,
+                        _ => self.skip(length)?,
+                    }
+                }
+                _ => return Err(damaged()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Floating-point weights narrower than 32 bits are widened at load, and then packed or not like any others.
+    fn element_type(&mut self, number: u64) {
+        let dtype = i32::try_from(number).ok().and_then(hpp_schema::DType::from_onnx);
+        self.gains |= dtype.is_some_and(|dtype| dtype.is_float() && dtype.bits().is_some_and(|bits| bits < 32));
+    }
+
+    fn operator(&mut self, length: usize) -> io::Result<()> {
+        let mut name = vec![0; length];
+        self.file.read_exact(&mut name)?;
+        self.gains |= PACKED.iter().any(|packed| packed.as_bytes() == name);
+        Ok(())
+    }
+
+    fn varint(&mut self) -> io::Result<u64> {
+        let mut value = 0u64;
+        for shift in (0..70).step_by(7) {
+            let mut byte = [0];
+            self.file.read_exact(&mut byte)?;
+            value |= u64::from(byte[0] & 0x7f).checked_shl(shift).unwrap_or(0);
+            if byte[0] & 0x80 == 0 {
+                return Ok(value);
+            }
+        }
+        Err(damaged())
+    }
+
+    fn skip(&mut self, length: u64) -> io::Result<()> {
+        match i64::try_from(length) {
+            Ok(length) => self.file.seek_relative(length),
+            Err(_) => self.file.seek(SeekFrom::End(0)).map(|_| ()),
+        }
+    }
+}
+
+fn damaged() -> io::Error {
+    io::Error::from(io::ErrorKind::InvalidData)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fixture(name: &str) -> bool {
+        let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models"));
+        let model = models.join(name).join("model.onnx");
+        assert!(model.is_file(), "{}", model.display());
+        gains_from_packing(&model)
+    }
+
+    #[test]
+    fn narrow_weights_gain_and_wide_ones_do_not() {
+        assert!(!fixture("genai/llama3-fp32-cpu"));
+        assert!(!fixture("optimum/llama-with-past"));
+        assert!(fixture("genai/llama3-int4-cpu"));
+        assert!(fixture("genai/gpt-oss-int4-cpu"));
+        assert!(fixture("optimum/llama-with-past-fp16"));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left_to_the_loader() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for bytes in [&b"\xff\xff\xff"[..], b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"not a model"] {
+            std::fs::write(file.path(), bytes).unwrap();
+            assert!(gains_from_packing(file.path()));
+        }
+        assert!(gains_from_packing(Path::new("no/such/file")));
+    }
 }

@@ -78,15 +78,18 @@ fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
         .map_err(failed(prepare()))?
         .with_auto_device(AutoDevicePolicy::PreferCPU)
         .and_then(|builder| builder.with_config_entry("session.model_external_initializers_file_folder_path", folder))
+        .and_then(|builder| builder.with_env_allocators())
+        // Patterns are kept for every combination of input shapes, and a growing mask makes a new one for each token.
+        .and_then(|builder| builder.with_memory_pattern(false))
         .map_err(failed(prepare()))
 }
 
 fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
-    let prepacked = peek::gains_from_prepacking(spec.file);
+    let packed = peek::gains_from_packing(spec.model);
     builder(runtime, spec)?
         .with_execution_providers([arena])
-        .and_then(|builder| builder.with_prepacking(prepacked))
+        .and_then(|builder| builder.with_prepacking(packed))
         .map_err(failed(format!("prepare a session for {} on the host", spec.partition)))
 }
 

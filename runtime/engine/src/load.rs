@@ -125,6 +125,7 @@ fn load_session<B: Backend>(
     let spec = SessionSpec {
         partition: &partition.name,
         file: &file,
+        model: &dir.join(&plan.model.source),
         weights_dir: &dir.join(&partition.weights_dir),
         device,
         providers: &partition.providers,

@@ -37,6 +37,8 @@ pub struct SessionSpec<'a> {
     pub partition: &'a str,
     /// The ONNX file.
     pub file: &'a Path,
+    /// The unsplit model it was cut from: what is decided for a whole model is decided by looking there.
+    pub model: &'a Path,
     /// Directory its external data lies in.
     pub weights_dir: &'a Path,
     /// The plan's device.

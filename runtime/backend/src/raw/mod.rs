@@ -3,6 +3,7 @@
 //! `ort` provides the environment, the session builder and logging; values, bindings and copies are ours, because the safe ones
 //! deadlock on borrowed tensors and allocate for each output of each run. Objects here belong to one thread: none is `Send`.
 
+pub(crate) mod arena;
 pub(crate) mod assignment;
 pub(crate) mod binding;
 pub(crate) mod device;
