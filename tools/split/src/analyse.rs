@@ -21,6 +21,8 @@ pub const DEFAULT_CHUNK: u64 = 2048;
 pub struct Analysis {
     /// The flattened protobuf, ready to be cut.
     pub model: Model,
+    /// The same before its head was rewritten, with its graph; `None` where it was not.
+    pub before: Option<(Model, Graph)>,
     /// Its directory's or file's name.
     pub name: String,
     /// The graph with facts inferred.
@@ -60,10 +62,12 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     let config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     let (mut graph, mut segmentation) = understand(&model)?;
+    let mut before = None;
     if logits == Logits::AskedFor {
         match gather_positions(&model, &graph, &segmentation, &config) {
             Some(Ok(rewritten)) => {
-                model = rewritten;
+                let source = (std::mem::replace(&mut model, rewritten), graph);
+                before = Some(source);
                 (graph, segmentation) = understand(&model)?;
             }
             Some(Err(why)) => notes.push(format!("logits are computed for every position: {why}")),
@@ -72,7 +76,8 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     }
     notes.extend(segmentation.undecided.iter().cloned());
     let planned = planned_context(context, config.context_length)?;
-    let analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
+    let mut analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
+    analysis.before = before;
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
 
@@ -148,7 +153,21 @@ fn describe(
     let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
     let vocab_size = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed).or(config.vocab_size);
     let name = name(&model);
-    Analysis { model, name, graph, segmentation, config, states, inputs, outputs, kind, vocab_size, context, notes }
+    Analysis {
+        model,
+        before: None,
+        name,
+        graph,
+        segmentation,
+        config,
+        states,
+        inputs,
+        outputs,
+        kind,
+        vocab_size,
+        context,
+        notes,
+    }
 }
 
 /// The directory's name for `dir/model.onnx`, else the file's.

@@ -43,7 +43,7 @@ impl<'a> Writing<'a> {
 
     /// Writes everything but the move into place; gives the plan as written.
     pub fn write(&self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
-        let model = self.externalise()?;
+        let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
         let weights_dir = if self.args.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
         for (name, proto) in &protos {
@@ -69,8 +69,7 @@ impl<'a> Writing<'a> {
     }
 
     /// The model with no large weights inside its file.
-    fn externalise(&self) -> Result<Model, SplitError> {
-        let model = &self.analysis.model;
+    fn externalise(&self, model: &Model) -> Result<Model, SplitError> {
         if !needs_externalising(model) {
             return Ok(model.clone());
         }
@@ -89,9 +88,17 @@ impl<'a> Writing<'a> {
         }
         protos.push((TAPPED_FILE.to_owned(), extractor.tapped(&self.taps(parts, plan))));
         if self.args.pack {
-            protos.push((WHOLE_FILE.to_owned(), extractor.tapped(&[])));
+            protos.push((WHOLE_FILE.to_owned(), self.whole(&extractor)?));
         }
         Ok(protos)
+    }
+
+    /// The model as it was before its head was rewritten: what a packed plan is verified against.
+    fn whole(&self, extractor: &Extractor) -> Result<ModelProto, SplitError> {
+        match &self.analysis.before {
+            Some((model, graph)) => Ok(Extractor::new(&self.externalise(model)?, graph).tapped(&[])),
+            None => Ok(extractor.tapped(&[])),
+        }
     }
 
     /// Every tensor that crosses between partitions.
