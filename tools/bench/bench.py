@@ -1,6 +1,6 @@
 """`make bench`: the measurements the README quotes, as one table, with the versions used.
 
-    bench.py --target DIR [--threads N] [--small] [equal|huge|extract|overhead|genai|llama-cpp ...]
+    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|llama-cpp ...]
 
 Without names, all but llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
 after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
@@ -58,11 +58,12 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--target", default="target/release", help="where the binaries are")
     arguments.add_argument("--threads", type=int, default=physical_cores())
+    arguments.add_argument("--rounds", type=int, default=5, help="how often each side of a speed is measured, in turns")
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
     names = asked.names or [name for name in MEASUREMENTS if name != "llama-cpp"]
-    shop = Workshop(asked.target, asked.threads, asked.small)
+    shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small)
     table = Table(os.path.join(OUT, "results-small.json" if asked.small else "results.json"))
     failed = False
     for name in names:

@@ -11,7 +11,6 @@ from workshop import OUT
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPT, NEW, CONTEXT = 512, 64, 1024
-ROUNDS = 5
 
 
 def ours(shop, plan):
@@ -33,7 +32,7 @@ def split_overhead(shop):
     rows = []
     for dtype in ("int4", "fp32"):
         plans = {count: plan_of(shop, dtype, count) for count in (1, 4, 8)}
-        runs = measure.in_turns(ROUNDS, **{f"in{count}": lambda plan=plan: ours(shop, plan) for count, plan in plans.items()})
+        runs = measure.in_turns(shop.rounds, **{f"in{count}": lambda plan=plan: ours(shop, plan) for count, plan in plans.items()})
         one = measure.median(runs["in1"], "decode")
         for count in (4, 8):
             many = measure.median(runs[f"in{count}"], "decode")
@@ -68,7 +67,7 @@ def against_genai(shop):
             answer = json.loads(cost["stdout"])
             return dict(answer, peak_rss=cost["peak_rss"] - answer["bare_rss"])
 
-        runs = measure.in_turns(ROUNDS, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
+        runs = measure.in_turns(shop.rounds, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
         mine, other = runs["ours"], runs["theirs"]
         decode = measure.median(mine, "decode"), measure.median(other, "decode")
         ttft = measure.median(mine, "ttft"), measure.median(other, "ttft")
@@ -96,7 +95,7 @@ def against_llama_cpp(shop):
             cost = measure.run([sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads])
             return json.loads(cost["stdout"].strip().splitlines()[-1])
 
-        runs = measure.in_turns(3, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
+        runs = measure.in_turns(shop.rounds, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
         decode = [measure.median(runs[side], "decode") for side in ("ours", "theirs")]
         prefill = [PROMPT / measure.median(runs[side], "ttft") for side in ("ours", "theirs")]
         for what, (mine, other) in (("decode", decode), ("prefill", prefill)):

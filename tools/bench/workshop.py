@@ -13,9 +13,10 @@ OUT = os.path.join(ROOT, "out", "bench")
 class Workshop:
     """Binaries and generated models. A model is made once and kept."""
 
-    def __init__(self, target, threads, small):
+    def __init__(self, target, threads, rounds, small):
         self.target = os.path.join(ROOT, target)
         self.threads = threads
+        self.rounds = rounds
         self.small = small
         os.makedirs(OUT, exist_ok=True)
 

@@ -71,11 +71,21 @@ fetch_vulkan() {
     echo '{"file_format_version":"1.0.0","ICD":{"library_path":"./libvk_swiftshader.so","api_version":"1.1.0"}}' >"$dir/icd.json"
 }
 
+# llama.cpp with this machine's instructions, but for AMX: its AMX kernels crash where a virtual machine shows AMX and forbids it.
+install_llama_cpp() {
+    if [ "$(uname -m)" = x86_64 ]; then
+        local without_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+        export CMAKE_ARGS="-DCMAKE_C_FLAGS='$without_amx' -DCMAKE_CXX_FLAGS='$without_amx' ${CMAKE_ARGS:-}"
+    fi
+    install .deps/bench-venv "llama-cpp-python==$LLAMA_CPP_VERSION"
+    install .deps/bench-venv "gguf==$GGUF_VERSION"
+}
+
 case ${1:-} in
     ort) install .deps/venv "onnxruntime==$ORT_VERSION" ;;
     test) install .deps/venv "onnxruntime==$ORT_VERSION" && install .deps/venv "onnx==$ONNX_VERSION" && install .deps/venv "onnxruntime-ep-webgpu==$WEBGPU_VERSION" ;;
     vulkan) fetch_vulkan ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
-    llama-cpp) install .deps/bench-venv "llama-cpp-python==$LLAMA_CPP_VERSION" && install .deps/bench-venv "gguf==$GGUF_VERSION" ;;
+    llama-cpp) install_llama_cpp ;;
     *) sed -n '2,9p' "$0" >&2; exit 2 ;;
 esac
