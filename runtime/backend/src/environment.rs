@@ -167,3 +167,19 @@ fn plugins(environment: &Environment, library: &Path, webgpu: Option<&Path>) -> 
     };
     found.into_iter().map(register).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_library_is_called_old() {
+        let error = ort::LoadDynamicError::BadVersion { version_str: "1.22.0".into(), path: "x.so".into() };
+        assert_eq!(
+            explain(&error),
+            format!("it is version 1.22.0, and 1.{} is the oldest that works", ort::MINOR_VERSION)
+        );
+        let error = ort::LoadDynamicError::MissingApi { path: "x.so".into() };
+        assert_eq!(explain(&error), "it is not ONNX Runtime");
+    }
+}

@@ -1,5 +1,7 @@
 //! Providers: trying a partition's in order, and making a session with the first that is to be had.
 
+#![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
+
 use crate::environment::Runtime;
 use crate::peek;
 use crate::raw::assignment::{Assigned, assigned};
@@ -231,6 +233,6 @@ pub(crate) fn describe(device: &Device<'_>) -> String {
         return description;
     }
     let hardware = device.hardware_device();
-    let vendor = hardware.vendor().unwrap_or("unknown vendor");
-    format!("{vendor} {:?} {:#06x}", hardware.ty(), hardware.id())
+    let vendor = hardware.vendor().unwrap_or_default();
+    format!("{vendor} {:?} {:#06x}", hardware.ty(), hardware.id()).trim().to_owned()
 }

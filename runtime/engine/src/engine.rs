@@ -13,6 +13,7 @@ use crate::stage::{Act, Bound, Stage};
 use crate::state::{StateLayout, Store};
 use crate::telemetry::Telemetry;
 use crate::tensor::HostTensor;
+use crate::visit::Visits;
 use hpp_schema::{ModelKind, Plan};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -27,6 +28,7 @@ pub struct Engine<B: Backend> {
     pub(crate) feeds: Vec<Feed<B>>,
     pub(crate) boundaries: Vec<Boundary<B>>,
     pub(crate) layouts: Vec<StateLayout>,
+    pub(crate) visits: Visits<B>,
     /// Number of the boundary that carries the next-token scores.
     pub(crate) logits: Option<usize>,
     pub(crate) prefill: Vec<Act>,

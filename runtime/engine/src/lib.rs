@@ -25,6 +25,7 @@ mod state;
 mod step;
 mod telemetry;
 mod tensor;
+mod visit;
 
 pub use cancel::CancelHandle;
 pub use engine::Engine;

@@ -13,7 +13,8 @@ use crate::shape::Vocabulary;
 use crate::stage::{self, From, Names, Stage, To};
 use crate::state::StateLayout;
 use crate::telemetry::{StageTelemetry, Telemetry};
-use hpp_schema::{Partition, Plan, Severity};
+use crate::visit::Visits;
+use hpp_schema::{DeviceKind, Partition, Plan, Severity};
 use std::path::Path;
 use std::time::Instant;
 
@@ -39,6 +40,7 @@ pub(crate) fn load<B: Backend>(
     let feeds = feeds(plan, &areas, &stages, context)?;
     let boundaries = boundaries(plan, &names, &vocabulary, &stages);
     let layouts = layouts(plan, &vocabulary, &stages, context)?;
+    let visits = Visits::new(&areas, &layouts, &stages)?;
     let (prefill, decode) = (
         stage::acts(plan, &names, &stages, &plan.schedule.prefill),
         stage::acts(plan, &names, &stages, &plan.schedule.decode),
@@ -53,6 +55,7 @@ pub(crate) fn load<B: Backend>(
         feeds,
         boundaries,
         layouts,
+        visits,
         prefill,
         decode,
         context,
@@ -215,7 +218,10 @@ fn layouts<B: Backend>(
         let inputs = stages.iter().flat_map(|stage| &stage.inputs);
         let memory = inputs.filter(|(from, _)| *from == From::State(number)).map(|(_, memory)| *memory).next();
         let memory = memory.unwrap_or(MemoryId::HOST);
-        StateLayout::new(state, vocabulary, plan.budgets.context, context, memory)
+        // A state whose device is the host stays there, wherever it is computed on.
+        let on_host = plan.devices.iter().any(|device| device.name == state.device && device.kind == DeviceKind::Cpu);
+        let home = if on_host { MemoryId::HOST } else { memory };
+        StateLayout::new(state, vocabulary, plan.budgets.context, context, home, memory)
     };
     plan.states.iter().enumerate().map(layout).collect()
 }

@@ -102,11 +102,23 @@ impl<B: Backend> Engine<B> {
         let at = &mut self.stages[stage];
         at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
         self.telemetry.stages[stage].phase(phase).add(started.elapsed());
+        self.take_states_home(stage, sequence, sizes)?;
         self.take_outputs(stage, sequence)
     }
 
+    fn take_states_home(&mut self, stage: usize, sequence: &Sequence<B>, sizes: &Sizes) -> Result<(), EngineError> {
+        let Engine { stages, layouts, visits, areas, telemetry, .. } = self;
+        for to in &stages[stage].outputs {
+            let To::State(number) = *to else { continue };
+            if let Some(home) = sequence.stores[number].present(&layouts[number], sizes.total()) {
+                visits.leave(areas, number, &layouts[number], home, telemetry)?;
+            }
+        }
+        Ok(())
+    }
+
     fn bind_inputs(&mut self, stage: usize, sequence: &mut Sequence<B>, sizes: &Sizes) -> Result<(), EngineError> {
-        let Engine { stages, feeds, boundaries, layouts, areas, telemetry, .. } = self;
+        let Engine { stages, feeds, boundaries, layouts, visits, areas, telemetry, .. } = self;
         let at = &stages[stage];
         let Sequence { stores, bound, .. } = sequence;
         let Bound { binding, inputs, .. } = &mut bound[stage];
@@ -126,7 +138,9 @@ impl<B: Backend> Engine<B> {
                     }
                 }
                 From::State(number) => {
-                    let (area, key) = stores[number].past(&layouts[number], sizes.past)?;
+                    let layout = &layouts[number];
+                    let home = stores[number].past(layout, sizes.past)?;
+                    let (area, key) = visits.past(areas, number, layout, home, telemetry)?;
                     if held.as_ref() != Some(&key) {
                         let view = areas.view(area, dtype, &key.dims).map_err(failed)?;
                         at.session.bind_input(binding, index, &view).map_err(failed)?;
@@ -151,7 +165,7 @@ impl<B: Backend> Engine<B> {
     }
 
     fn bind_outputs(&mut self, stage: usize, sequence: &mut Sequence<B>, sizes: &Sizes) -> Result<(), EngineError> {
-        let Engine { stages, boundaries, layouts, areas, taps, .. } = self;
+        let Engine { stages, boundaries, layouts, visits, areas, taps, .. } = self;
         let at = &stages[stage];
         let Sequence { stores, bound, .. } = sequence;
         let Bound { binding, outputs, .. } = &mut bound[stage];
@@ -163,7 +177,7 @@ impl<B: Backend> Engine<B> {
                 To::Unknown => continue,
                 To::Spare(number) if !taps.wanted.contains(&number) => continue,
                 To::State(number) => match stores[number].present(&layouts[number], sizes.total()) {
-                    Some(room) => Some(room),
+                    Some(home) => Some(visits.present(number, home)),
                     None => continue,
                 },
                 To::Logits(number) | To::Boundary(number) | To::Spare(number) => boundaries[number].room(areas)?,

@@ -55,7 +55,7 @@ fn sequences_do_not_meet() {
     let mut fed = [0; 3];
     for _ in 0..6 {
         for at in 0..3 {
-            let next = say(&mut engine, &mut sequences[at], &texts[at][fed[at]..].to_vec());
+            let next = say(&mut engine, &mut sequences[at], &texts[at][fed[at]..]);
             assert_eq!(next, answer(&texts[at]));
             fed[at] = texts[at].len();
             texts[at].push(next);

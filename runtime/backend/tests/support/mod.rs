@@ -3,7 +3,7 @@
 #![allow(dead_code)]
 
 use hpp_backend::{OrtBackend, OrtOptions};
-use hpp_engine::Silent;
+use hpp_engine::{HostTensor, Silent};
 use hpp_schema::*;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -71,6 +71,18 @@ impl Recorded {
         let mut archive = npyz::npz::NpzArchive::open(self.dir.join("reference.npz")).unwrap();
         let array = archive.by_name(name).unwrap()?;
         Some(array.into_vec::<f32>().unwrap())
+    }
+
+    /// An array of `reference.npz`, of the element types that inputs and outputs have there.
+    pub fn array(&self, name: &str) -> HostTensor {
+        let mut archive = npyz::npz::NpzArchive::open(self.dir.join("reference.npz")).unwrap();
+        let array = archive.by_name(name).unwrap().unwrap();
+        let shape = array.shape().to_vec();
+        match array.dtype().descr().as_str() {
+            "'<f4'" => HostTensor::from_f32(&shape, &array.into_vec::<f32>().unwrap()),
+            "'<i8'" => HostTensor::from_i64(&shape, &array.into_vec::<i64>().unwrap()),
+            other => panic!("{other}"),
+        }
     }
 
     pub fn prompt(&self) -> Vec<u32> {
