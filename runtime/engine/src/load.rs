@@ -34,30 +34,24 @@ pub(crate) fn load<B: Backend>(
     cancel.attach(control.clone());
 
     let names = Names::of(plan);
-    let (stages, telemetry) = load_stages(plan, dir, backend, &control, &options, &cancel, &names, reporter)?;
+    let loader = Loader { plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
+    let (stages, telemetry) = loader.stages(&names)?;
     let areas = Areas::new(backend.clone());
     let vocabulary = Vocabulary::of(plan);
-    let feeds = feeds(plan, &areas, &stages, context)?;
-    let boundaries = boundaries(plan, &names, &vocabulary, &stages);
     let layouts = layouts(plan, &vocabulary, &stages, context)?;
-    let visits = Visits::new(&areas, &layouts, &stages)?;
-    let (prefill, decode) = (
-        stage::acts(plan, &names, &stages, &plan.schedule.prefill),
-        stage::acts(plan, &names, &stages, &plan.schedule.decode),
-    );
     Ok(Engine {
+        feeds: feeds(plan, &areas, &stages, context)?,
+        boundaries: boundaries(plan, &names, &vocabulary, &stages),
+        visits: Visits::new(&areas, &layouts, &stages)?,
+        layouts,
         logits: logits(&stages),
+        prefill: stage::acts(plan, &names, &stages, &plan.schedule.prefill),
+        decode: stage::acts(plan, &names, &stages, &plan.schedule.decode),
         plan: plan.clone(),
         areas,
         control,
         cancel,
         stages,
-        feeds,
-        boundaries,
-        layouts,
-        visits,
-        prefill,
-        decode,
         context,
         telemetry: Telemetry { load: started.elapsed(), stages: telemetry, ..Telemetry::default() },
         taps: Taps::default(),
@@ -83,74 +77,70 @@ fn context(plan: &Plan, options: &EngineOptions) -> Result<u64, EngineError> {
     }
 }
 
-fn load_stages<B: Backend>(
-    plan: &Plan,
-    dir: &Path,
-    backend: &B,
-    control: &B::Control,
-    options: &EngineOptions,
-    cancel: &CancelHandle,
-    names: &Names<'_>,
-    reporter: &dyn Reporter,
-) -> Result<(Vec<Stage<B>>, Vec<StageTelemetry>), EngineError> {
-    let (mut stages, mut telemetry) = (Vec::new(), Vec::new());
-    for (index, partition) in plan.partitions.iter().enumerate() {
-        if cancel.is_cancelled() {
-            return Err(EngineError::Cancelled);
-        }
-        reporter.loading(&partition.name, index, plan.partitions.len());
-        let (session, measured) = load_session(plan, partition, dir, backend, control, options, reporter)?;
-        let (inputs, outputs) = resolve(names, partition, index, session.inputs(), session.outputs())?;
-        stages.push(Stage { name: partition.name.clone(), session, inputs, outputs });
-        telemetry.push(measured);
-    }
-    Ok((stages, telemetry))
+/// What loading a partition needs to know.
+struct Loader<'a, B: Backend> {
+    plan: &'a Plan,
+    dir: &'a Path,
+    backend: &'a B,
+    control: &'a B::Control,
+    options: &'a EngineOptions,
+    cancel: &'a CancelHandle,
+    reporter: &'a dyn Reporter,
 }
 
-fn load_session<B: Backend>(
-    plan: &Plan,
-    partition: &Partition,
-    dir: &Path,
-    backend: &B,
-    control: &B::Control,
-    options: &EngineOptions,
-    reporter: &dyn Reporter,
-) -> Result<(B::Session, StageTelemetry), EngineError> {
-    let started = Instant::now();
-    let file = dir.join(&partition.file);
-    let failed = |source| match source {
-        BackendError::Stopped => EngineError::Cancelled,
-        source => EngineError::Load { partition: partition.name.clone(), file: file.clone(), source },
-    };
-    let device = plan.devices.iter().find(|device| device.name == partition.device).ok_or_else(|| {
-        failed(BackendError::Misfit { what: partition.device.clone(), why: "the plan has no such device".into() })
-    })?;
-    let spec = SessionSpec {
-        partition: &partition.name,
-        file: &file,
-        model: &dir.join(&plan.model.source),
-        weights_dir: &dir.join(&partition.weights_dir),
-        device,
-        providers: &partition.providers,
-        fallback: options.fallback,
-    };
-    let loaded = backend.load(&spec, control, reporter).map_err(failed)?;
-    for (wanted, reason) in &loaded.refused {
-        reporter.fallback(&partition.name, *wanted, loaded.provider, reason);
+impl<B: Backend> Loader<'_, B> {
+    fn stages(&self, names: &Names<'_>) -> Result<(Vec<Stage<B>>, Vec<StageTelemetry>), EngineError> {
+        let (mut stages, mut telemetry) = (Vec::new(), Vec::new());
+        for (index, partition) in self.plan.partitions.iter().enumerate() {
+            if self.cancel.is_cancelled() {
+                return Err(EngineError::Cancelled);
+            }
+            self.reporter.loading(&partition.name, index, self.plan.partitions.len());
+            let (session, measured) = self.session(partition)?;
+            let (inputs, outputs) = resolve(names, partition, index, session.inputs(), session.outputs())?;
+            stages.push(Stage { name: partition.name.clone(), session, inputs, outputs });
+            telemetry.push(measured);
+        }
+        Ok((stages, telemetry))
     }
-    let load = started.elapsed();
-    reporter.loaded(&partition.name, loaded.provider, &loaded.processor, load.as_secs_f64() * 1e3);
-    let measured = StageTelemetry {
-        partition: partition.name.clone(),
-        device: partition.device.clone(),
-        provider: loaded.provider,
-        processor: loaded.processor,
-        refused: loaded.refused,
-        load,
-        prefill: Default::default(),
-        decode: Default::default(),
-    };
-    Ok((loaded.session, measured))
+
+    fn session(&self, partition: &Partition) -> Result<(B::Session, StageTelemetry), EngineError> {
+        let started = Instant::now();
+        let file = self.dir.join(&partition.file);
+        let failed = |source| match source {
+            BackendError::Stopped => EngineError::Cancelled,
+            source => EngineError::Load { partition: partition.name.clone(), file: file.clone(), source },
+        };
+        let absent =
+            || BackendError::Misfit { what: partition.device.clone(), why: "the plan has no such device".into() };
+        let device = self.plan.devices.iter().find(|device| device.name == partition.device);
+        let spec = SessionSpec {
+            partition: &partition.name,
+            file: &file,
+            model: &self.dir.join(&self.plan.model.source),
+            weights_dir: &self.dir.join(&partition.weights_dir),
+            device: device.ok_or_else(absent).map_err(failed)?,
+            providers: &partition.providers,
+            fallback: self.options.fallback,
+        };
+        let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
+        for (wanted, reason) in &loaded.refused {
+            self.reporter.fallback(&partition.name, *wanted, loaded.provider, reason);
+        }
+        let load = started.elapsed();
+        self.reporter.loaded(&partition.name, loaded.provider, &loaded.processor, load.as_secs_f64() * 1e3);
+        let measured = StageTelemetry {
+            partition: partition.name.clone(),
+            device: partition.device.clone(),
+            provider: loaded.provider,
+            processor: loaded.processor,
+            refused: loaded.refused,
+            load,
+            prefill: Default::default(),
+            decode: Default::default(),
+        };
+        Ok((loaded.session, measured))
+    }
 }
 
 type Resolved = (Vec<(From, MemoryId)>, Vec<To>);

@@ -1,7 +1,7 @@
 //! Sizes: nothing zero that divides, nothing that overflows, nothing that is not a number.
 
 use super::Findings;
-use crate::{ByteSize, DeviceKind, Plan};
+use crate::{ByteSize, DeviceKind, Partition, Plan};
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
     let budgets = &plan.budgets;
@@ -21,18 +21,13 @@ fn totals(plan: &Plan, found: &mut Findings) {
     found.require(files.is_some(), "files", "their sizes add up to more than 64 bits hold");
     let gpus = plan.devices.iter().filter(|device| device.kind == DeviceKind::Gpu);
     for (at, device) in gpus.enumerate() {
-        let here = plan.partitions.iter().filter(|partition| partition.device == device.name);
-        let bytes = here.flat_map(|partition| {
-            let bytes = &partition.bytes;
-            [bytes.weights, bytes.kv, bytes.workspace]
-        });
         let place = format!("devices.{}", device.name);
-        match (sum(bytes.chain([plan.budgets.margin])), plan.budgets.vram.get(at)) {
+        match (needed(plan, &device.name), plan.budgets.vram.get(at)) {
             (None, _) => found.error(place, "its partitions need more bytes than 64 bits hold"),
             (Some(need), Some(budget)) if need > budget.0 => {
                 found.warning(place, format!("its partitions need {}, the budget is {budget}", ByteSize(need)));
             }
-            (_, None) => found.warning(place, "the plan has no budget for it"),
+            // A plan made by hand may have no budgets.
             _ => {}
         }
     }
@@ -41,6 +36,20 @@ fn totals(plan: &Plan, found: &mut Findings) {
         let known = sum([bytes.weights, bytes.kv, bytes.workspace].into_iter()).is_some();
         found.require(known, format!("partitions[{at}].bytes"), "they add up to more than 64 bits hold");
     }
+}
+
+/// Bytes a device has to have: all weights, states that lie there, the most that any one partition's states from elsewhere
+/// and its workspace take, and the margin. `None` beyond 64 bits.
+fn needed(plan: &Plan, device: &str) -> Option<u64> {
+    let here = || plan.partitions.iter().filter(|partition| partition.device == device);
+    let visits = |partition: &Partition| {
+        plan.states.iter().any(|state| state.partition == partition.name && state.device != partition.device)
+    };
+    let weights = here().map(|partition| partition.bytes.weights);
+    let at_home = here().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
+    let visiting = here().filter(|partition| visits(partition)).map(|partition| partition.bytes.kv).max();
+    let workspace = here().map(|partition| partition.bytes.workspace).max();
+    sum(weights.chain(at_home).chain(visiting).chain(workspace).chain([plan.budgets.margin]))
 }
 
 fn numbers(plan: &Plan, found: &mut Findings) {

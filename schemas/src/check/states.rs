@@ -40,8 +40,6 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     }
     if names::device(plan, &state.device).is_none() {
         found.error(place, format!("the plan has no device {:?}", state.device));
-    } else if state.device != partition.device {
-        found.warning(place, format!("it is kept where {:?} computes, on {}", partition.name, partition.device));
     }
 }
 

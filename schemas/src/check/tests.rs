@@ -71,7 +71,6 @@ fn sizes() {
     refuses("partitions[0].bytes", "64 bits", |p| p.partitions[0].bytes.weights = ByteSize(u64::MAX));
     refuses("devices.gpu0", "64 bits", |p| p.budgets.margin = ByteSize(u64::MAX));
     warns("devices.gpu0", "the budget is 2 MiB", |p| p.partitions[0].bytes.weights = ByteSize(3 << 20));
-    warns("devices.gpu0", "no budget", |p| p.budgets.vram.clear());
     refuses("predictions.decode_ms", "no measure", |p| p.predictions.decode_ms = f64::NAN);
     refuses("predictions.decode_tokens", "no measure", |p| p.predictions.decode_tokens_per_second = -1.0);
     refuses("sampling.top_p", "number", |p| p.generation.as_mut().unwrap().sampling.top_p = Some(f64::INFINITY));

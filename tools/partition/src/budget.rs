@@ -13,6 +13,18 @@ pub struct Budget {
     pub ram: Option<u64>,
     /// Device memory left unused on each GPU, bytes.
     pub margin: u64,
+    /// Where state lies.
+    pub kv: KvHome,
+}
+
+/// Where the state of a GPU's blocks lies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvHome {
+    /// On the device that computes.
+    #[default]
+    Device,
+    /// On the host; the device holds one block's at a time.
+    Host,
 }
 
 /// What a set of blocks needs on one device.
@@ -70,9 +82,21 @@ impl NoFit {
     }
 }
 
+/// What `places` puts on one device.
+pub fn demand(blocks: &[Block], places: &[Place], place: Place, kv: KvHome) -> Demand {
+    let there = || blocks.iter().zip(places).filter(|(_, p)| **p == place).map(|(block, _)| block);
+    let demand = Demand::of(there());
+    let kv = match (kv, place) {
+        (KvHome::Device, _) => demand.kv,
+        (KvHome::Host, Place::Cpu) => blocks.iter().map(|block| block.kv_bytes).sum(),
+        (KvHome::Host, Place::Gpu(_)) => there().map(|block| block.kv_bytes).max().unwrap_or(0),
+    };
+    Demand { kv, ..demand }
+}
+
 /// Whether every device holds what `places` puts on it.
 pub fn check(blocks: &[Block], places: &[Place], budget: &Budget) -> Result<(), NoFit> {
-    let on = |place: Place| Demand::of(blocks.iter().zip(places).filter(|(_, p)| **p == place).map(|(b, _)| b));
+    let on = |place: Place| demand(blocks, places, place, budget.kv);
     let limits = (0..budget.vram.len()).map(|i| (Place::Gpu(i), budget.vram[i], budget.margin));
     for (place, limit, margin) in limits.chain(budget.ram.map(|ram| (Place::Cpu, ram, 0))) {
         let demand = on(place);
@@ -102,7 +126,7 @@ mod tests {
     fn the_error_names_the_smallest_budget_that_would_do() {
         let blocks = dense(2, 1000);
         let places = [Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Cpu];
-        let mut budget = Budget { vram: vec![2000], ram: None, margin: 50 };
+        let mut budget = Budget { vram: vec![2000], ram: None, margin: 50, kv: KvHome::Device };
         let error = check(&blocks, &places, &budget).unwrap_err();
         assert_eq!(error.place, Place::Gpu(0));
         budget.vram[0] = error.smallest() - 1;
@@ -112,9 +136,18 @@ mod tests {
     }
 
     #[test]
+    fn state_on_the_host_leaves_one_blocks_share_on_the_device() {
+        let blocks = dense(4, 1000);
+        let places = [Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Gpu(0), Place::Cpu, Place::Cpu];
+        assert_eq!(demand(&blocks, &places, Place::Gpu(0), KvHome::Device).kv, 750);
+        assert_eq!(demand(&blocks, &places, Place::Gpu(0), KvHome::Host).kv, 250);
+        assert_eq!(demand(&blocks, &places, Place::Cpu, KvHome::Host).kv, 1000);
+    }
+
+    #[test]
     fn host_memory_is_a_budget_too() {
         let blocks = dense(2, 1000);
-        let budget = Budget { vram: vec![], ram: Some(3000), margin: 0 };
+        let budget = Budget { vram: vec![], ram: Some(3000), ..Budget::default() };
         let error = check(&blocks, &[Place::Cpu; 4], &budget).unwrap_err();
         assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
     }

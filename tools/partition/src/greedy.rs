@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn everything_that_gains_goes_to_a_large_gpu() {
         let blocks = dense(6, 1 << 20);
-        let budget = Budget { vram: vec![1 << 30], ram: None, margin: 0 };
+        let budget = Budget { vram: vec![1 << 30], ..Budget::default() };
         let places = greedy(&blocks, &budget, &Rates::ASSUMED).unwrap();
         assert_eq!(gpus(&places), vec![1, 2, 3, 4, 5, 6, 7]);
     }
@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn a_small_gpu_holds_the_head_and_the_last_layers() {
         let blocks = dense(6, 1 << 20);
-        let budget = Budget { vram: vec![5 << 20], ram: None, margin: 0 };
+        let budget = Budget { vram: vec![5 << 20], ..Budget::default() };
         let places = greedy(&blocks, &budget, &Rates::ASSUMED).unwrap();
         assert_eq!(gpus(&places), vec![5, 6, 7]);
     }
@@ -143,7 +143,7 @@ mod tests {
     #[test]
     fn a_second_gpu_takes_what_the_first_cannot() {
         let blocks = dense(6, 1 << 20);
-        let budget = Budget { vram: vec![4 << 20, 5 << 20], ram: None, margin: 0 };
+        let budget = Budget { vram: vec![4 << 20, 5 << 20], ..Budget::default() };
         let places = greedy(&blocks, &budget, &Rates::ASSUMED).unwrap();
         let text: Vec<String> = places.iter().map(Place::to_string).collect();
         assert_eq!(text.join(" "), "cpu cpu gpu0 gpu0 gpu0 gpu1 gpu1 gpu1");
@@ -152,9 +152,9 @@ mod tests {
     #[test]
     fn a_gpu_too_small_for_any_block_is_refused_with_the_budget_that_would_do() {
         let blocks = dense(6, 1 << 20);
-        let budget = Budget { vram: vec![1 << 10], ram: None, margin: 0 };
+        let budget = Budget { vram: vec![1 << 10], ..Budget::default() };
         let error = greedy(&blocks, &budget, &Rates::ASSUMED).unwrap_err();
-        let enough = Budget { vram: vec![error.smallest()], ram: None, margin: 0 };
+        let enough = Budget { vram: vec![error.smallest()], ..Budget::default() };
         assert_eq!(gpus(&greedy(&blocks, &enough, &Rates::ASSUMED).unwrap()).len(), 1);
     }
 
@@ -163,7 +163,7 @@ mod tests {
         fn placements_fit_and_are_one_run(layers in 1u32..12, vram in 1u64..40, second in 0u64..20, margin in 0u64..3) {
             let mib = 1 << 20;
             let blocks = dense(layers, mib);
-            let mut budget = Budget { vram: vec![vram * mib / 2], ram: None, margin: margin * mib };
+            let mut budget = Budget { vram: vec![vram * mib / 2], margin: margin * mib, ..Budget::default() };
             if second > 0 { budget.vram.push(second * mib / 2) }
             if let Ok(places) = greedy(&blocks, &budget, &Rates::ASSUMED) {
                 prop_assert!(check(&blocks, &places, &budget).is_ok());

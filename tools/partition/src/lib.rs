@@ -8,11 +8,11 @@ mod greedy;
 mod manual;
 mod runs;
 
-pub use budget::{Budget, Demand, NoFit, check};
+pub use budget::{Budget, Demand, KvHome, NoFit, check, demand};
 pub use cost::{Block, BlockKind, Rates, Work, decode_ms, prefill_ms};
 pub use greedy::{Hotness, greedy, hotness};
 pub use manual::{Assign, AssignError, gpu_layers};
-pub use runs::{Run, runs};
+pub use runs::{Run, one_gpu_block_each, runs};
 
 use std::fmt;
 

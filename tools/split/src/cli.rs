@@ -129,6 +129,7 @@ pub enum KvPlace {
     Follow,
     /// On the GPU; refused when a layer with state computes on the CPU.
     Gpu,
-    /// In host memory, copied to the GPU for each pass: little VRAM, much traffic.
+    /// In host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the
+    /// whole cache crosses the bus twice for each token.
     Cpu,
 }

@@ -2,7 +2,9 @@
 
 use crate::cli::{GpuLayers, KvPlace, SplitArgs};
 use crate::error::SplitError;
-use hpp_partition::{Block, Budget, NoFit, Place, Rates, Run, check, gpu_layers, greedy, runs};
+use hpp_partition::{
+    Block, Budget, KvHome, NoFit, Place, Rates, Run, check, gpu_layers, greedy, one_gpu_block_each, runs,
+};
 
 /// A placement, and the budget it keeps.
 #[derive(Debug)]
@@ -57,7 +59,10 @@ pub fn place(blocks: &[Block], args: &SplitArgs) -> Result<Placement, SplitError
     refuse_unknown_gpu(&places, &budget)?;
     check(blocks, &places, &budget).map_err(no_fit)?;
     refuse_split_kv(blocks, &places, args.kv)?;
-    let runs = runs(blocks, &places, args.partitions);
+    let mut runs = runs(blocks, &places, args.partitions);
+    if budget.kv == KvHome::Host {
+        runs = one_gpu_block_each(runs);
+    }
     refuse_too_many(&runs, args.max_partitions)?;
     Ok(Placement { runs, places, budget, by_hand })
 }
@@ -65,7 +70,12 @@ pub fn place(blocks: &[Block], args: &SplitArgs) -> Result<Placement, SplitError
 fn budget(args: &SplitArgs) -> Budget {
     let vram: Vec<u64> = args.vram.iter().map(|size| size.0).collect();
     let default_margin = vram.iter().min().map_or(0, |smallest| (smallest / 16).min(1 << 30));
-    Budget { vram, ram: args.ram.map(|size| size.0), margin: args.margin.map_or(default_margin, |size| size.0) }
+    Budget {
+        vram,
+        ram: args.ram.map(|size| size.0),
+        margin: args.margin.map_or(default_margin, |size| size.0),
+        kv: if args.kv == KvPlace::Cpu { KvHome::Host } else { KvHome::Device },
+    }
 }
 
 fn no_fit(source: NoFit) -> SplitError {

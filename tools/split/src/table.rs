@@ -47,7 +47,9 @@ pub fn plan_summary(plan: &Plan) -> String {
 fn device_line(plan: &Plan, index: usize, name: &str) -> String {
     let on = || plan.partitions.iter().filter(|p| p.device == name);
     let weights: u64 = on().map(|p| p.bytes.weights.0).sum();
-    let kv: u64 = on().map(|p| p.bytes.kv.0).sum();
+    let lies_here: u64 = plan.states.iter().filter(|s| s.device == name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
+    let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != name));
+    let kv = lies_here + visits.map(|p| p.bytes.kv.0).max().unwrap_or(0);
     let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let used = ByteSize(weights + kv + workspace).human();
     let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
