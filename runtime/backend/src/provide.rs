@@ -14,6 +14,7 @@ use ort::device::Device;
 use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
+use std::collections::BTreeSet;
 
 /// A session with the provider and processor it got, and those that were not to be had.
 pub(crate) struct Provided {
@@ -63,8 +64,9 @@ fn attempt(
         Provider::Cpu => Ok((commit(on_host(runtime, spec)?, spec, control)?, host_name(runtime))),
         Provider::Cuda | Provider::Webgpu => {
             let device = find_device(runtime, provider, &spec.device.name)?;
+            runtime.log.take_kept_on_host();
             let session = commit(on_device(runtime, spec, device)?, spec, control)?;
-            prove(&session, spec, provider, reporter)?;
+            prove(&session, spec, provider, &runtime.log.take_kept_on_host(), reporter)?;
             let device = find_device(runtime, provider, &spec.device.name)?;
             Ok((session, describe(&device)))
         }
@@ -146,9 +148,12 @@ fn prove(
     session: &Session,
     spec: &SessionSpec<'_>,
     provider: Provider,
+    on_purpose: &BTreeSet<String>,
     reporter: &dyn Reporter,
 ) -> Result<(), BackendError> {
-    let elsewhere = |node: &Assigned| node.provider != long_name(provider) && !is_bookkeeping(&node.operator);
+    let elsewhere = |node: &Assigned| {
+        node.provider != long_name(provider) && !is_bookkeeping(&node.operator) && !on_purpose.contains(&node.name)
+    };
     let nodes: Vec<Assigned> = assigned(session)?.into_iter().filter(elsewhere).collect();
     let Some(first) = nodes.first() else { return Ok(()) };
     let mut operators: Vec<&str> = nodes.iter().map(|node| node.operator.as_str()).collect();

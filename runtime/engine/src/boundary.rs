@@ -9,6 +9,7 @@ use crate::telemetry::Telemetry;
 use crate::tensor::HostTensor;
 use hpp_schema::DType;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Instant;
 
 /// One tensor that crosses.
@@ -147,10 +148,10 @@ fn room_in<'a, B: Backend>(
     dims: &Dims,
 ) -> Result<&'a Area<B>, EngineError> {
     let bytes = size_of(name, dtype, dims)?;
-    if !rooms.contains_key(&memory) {
-        rooms.insert(memory, areas.reserve(memory, bytes).map_err(about(name))?);
-    }
-    let area = rooms.get_mut(&memory).ok_or(EngineError::EmptyInput)?;
+    let area = match rooms.entry(memory) {
+        Entry::Occupied(room) => room.into_mut(),
+        Entry::Vacant(room) => room.insert(areas.reserve(memory, bytes).map_err(about(name))?),
+    };
     areas.grow(area, bytes).map_err(about(name))?;
     Ok(area)
 }
