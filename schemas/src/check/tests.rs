@@ -100,7 +100,6 @@ fn states() {
     refuses("states[0]", "leaves no state", |p| p.states[0].present = "elsewhere".into());
     refuses("states[0]", "another type", |p| p.states[0].dtype = DType::Float16);
     refuses("states[0]", "no device", |p| p.states[0].device = "tpu".into());
-    warns("states[0]", "kept where", |p| p.states[0].device = "cpu".into());
     refuses("states[0]", "no axis 4", |p| p.states[0].update = StateUpdate::InPlace { axis: 4, capacity: 64 });
     refuses("states[0]", "no token", |p| p.states[0].update = StateUpdate::InPlace { axis: 2, capacity: 0 });
     refuses("states[1]", "the context is 64", |p| p.states[1].update = StateUpdate::Append { axis: 2, capacity: 63 });
