@@ -100,7 +100,7 @@ impl OrtBackend {
     }
 
     fn report(&self, provider: Provider, cards: Option<&[cuda::Card]>) -> ProviderReport {
-        let plugin = self.runtime.plugins.iter().find(|plugin| plugin.provider == provider);
+        let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
         let source = match plugin {
             None => ProviderSource::BuiltIn,
             Some(plugin) => plugin.path.clone().map_or(ProviderSource::Absent, ProviderSource::Plugin),

@@ -205,6 +205,11 @@ pub(crate) fn cuda_library(library: &Path) -> Option<PathBuf> {
     python::file_in(library.parent()?, &plugin_name("cuda"))
 }
 
+/// The library through which providers in libraries of their own find ONNX Runtime.
+pub(crate) fn shared_library(library: &Path) -> Option<PathBuf> {
+    python::file_in(library.parent()?, &plugin_name("shared"))
+}
+
 fn plugin_name(provider: &str) -> String {
     format!("{}onnxruntime_providers_{provider}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
 }

@@ -2,10 +2,13 @@
 
 use crate::discover::{self, Found, NotFound, Search};
 use crate::log::Log;
+use crate::plugin::Plugins;
 use crate::raw::failed;
 use hpp_engine::{BackendError, Reporter};
+use hpp_schema::Provider;
 use ort::environment::{Environment, GlobalThreadPoolOptions};
-use std::path::{Path, PathBuf};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How to set ONNX Runtime up. The first one in a process decides.
@@ -62,18 +65,10 @@ pub(crate) struct Runtime {
     pub environment: Environment,
     pub found: Found,
     pub threads: usize,
-    /// Providers that could be plugged in, or why not.
-    pub plugins: Vec<Plugin>,
+    pub plugins: Plugins,
+    /// Whether each device computes in 16-bit floating point, as far as it was asked.
+    pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
     pub log: Arc<Log>,
-}
-
-/// A provider in a library of its own.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Plugin {
-    pub provider: hpp_schema::Provider,
-    pub path: Option<PathBuf>,
-    /// Why it is not to be had; `None` if it is.
-    pub problem: Option<String>,
 }
 
 static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
@@ -104,8 +99,8 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
     let log = Arc::new(Log::new(reporter));
     let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
     let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
-    let plugins = plugins(&environment, &found.path, options.webgpu_plugin.as_deref());
-    Ok(Runtime { environment, found, threads, plugins, log })
+    let plugins = Plugins::new(&found.path, options.webgpu_plugin.as_deref());
+    Ok(Runtime { environment, found, threads, plugins, f16: Mutex::default(), log })
 }
 
 /// The loader's words, shortened to what a person needs.
@@ -150,22 +145,6 @@ fn environment(
     environment.set_log_level(ort::logging::LogLevel::Warning);
     crate::raw::arena::share(&environment)?;
     Ok(environment)
-}
-
-/// Registers the providers that come in libraries of their own.
-fn plugins(environment: &Environment, library: &Path, webgpu: Option<&Path>) -> Vec<Plugin> {
-    let found = [
-        (hpp_schema::Provider::Cuda, "hpp.cuda", discover::cuda_library(library), "onnxruntime-gpu"),
-        (hpp_schema::Provider::Webgpu, "hpp.webgpu", discover::webgpu_plugin(webgpu, library), "onnxruntime-ep-webgpu"),
-    ];
-    let register = |(provider, name, path, package): (_, &str, Option<PathBuf>, &str)| {
-        let problem = match &path {
-            None => Some(format!("there is no such provider beside ONNX Runtime: the package {package} has it")),
-            Some(path) => environment.register_ep_library(name, path).err().map(|error| error.message().to_owned()),
-        };
-        Plugin { provider, path, problem }
-    };
-    found.into_iter().map(register).collect()
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ mod environment;
 mod log;
 mod os;
 mod peek;
+mod plugin;
+mod probe;
 mod provide;
 mod raw;
 mod session;

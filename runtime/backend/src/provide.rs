@@ -4,6 +4,7 @@
 
 use crate::environment::Runtime;
 use crate::peek;
+use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
@@ -11,10 +12,12 @@ use hpp_engine::port::{Fallback, SessionSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DeviceKind, Provider};
 use ort::device::Device;
+use ort::ep::ArenaExtendStrategy;
 use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use std::collections::BTreeSet;
+use std::sync::PoisonError;
 
 /// A session with the provider and processor it got, and those that were not to be had.
 pub(crate) struct Provided {
@@ -63,12 +66,15 @@ fn attempt(
     match provider {
         Provider::Cpu => Ok((commit(on_host(runtime, spec)?, spec, control)?, host_name(runtime))),
         Provider::Cuda | Provider::Webgpu => {
-            let device = find_device(runtime, provider, &spec.device.name)?;
+            let (number, device) = find_device(runtime, provider, &spec.device.name)?;
+            let description = describe(&device);
             runtime.log.take_kept_on_host();
-            let session = commit(on_device(runtime, spec, device)?, spec, control)?;
+            let session = commit(on_device(runtime, spec, provider, (number, device))?, spec, control)?;
             prove(&session, spec, provider, &runtime.log.take_kept_on_host(), reporter)?;
-            let device = find_device(runtime, provider, &spec.device.name)?;
-            Ok((session, describe(&device)))
+            if probe::uses_f16(&session) {
+                ask_for_f16(runtime, provider, &spec.device.name)?;
+            }
+            Ok((session, description))
         }
     }
 }
@@ -82,7 +88,6 @@ fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
         .map_err(failed(prepare()))?
         .with_auto_device(AutoDevicePolicy::PreferCPU)
         .and_then(|builder| builder.with_config_entry("session.model_external_initializers_file_folder_path", folder))
-        .and_then(|builder| builder.with_env_allocators())
         // Patterns are kept for every combination of input shapes, and a growing mask makes a new one for each token.
         .and_then(|builder| builder.with_memory_pattern(false))
         .map_err(failed(prepare()))
@@ -93,23 +98,57 @@ fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
     let packed = peek::gains_from_packing(spec.model);
     builder(runtime, spec)?
         .with_execution_providers([arena])
+        // On a device this would replace the provider's own arena by the bare allocator that came with its library.
+        .and_then(|builder| builder.with_env_allocators())
         .and_then(|builder| builder.with_prepacking(packed))
         .map_err(failed(format!("prepare a session for {} on the host", spec.partition)))
 }
 
-fn on_device(runtime: &Runtime, spec: &SessionSpec<'_>, device: Device<'_>) -> Result<SessionBuilder, BackendError> {
-    builder(runtime, spec)?
-        .with_config_entry("session.record_ep_graph_assignment_info", "1")
-        .and_then(|builder| builder.with_devices([device], None))
-        .map_err(failed(format!("prepare a session for {} on a device", spec.partition)))
+fn on_device(
+    runtime: &Runtime,
+    spec: &SessionSpec<'_>,
+    provider: Provider,
+    (number, device): (usize, Device<'_>),
+) -> Result<SessionBuilder, BackendError> {
+    let prepared = builder(runtime, spec)?.with_config_entry("session.record_ep_graph_assignment_info", "1");
+    let prepared = match provider {
+        // The library is registered too, for its memory and copies; sessions go the way CUDA has always gone.
+        Provider::Cuda => prepared.and_then(|builder| {
+            let cuda = ort::ep::CUDA::default()
+                .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
+                .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
+            builder.with_execution_providers([cuda.build().error_on_failure()])
+        }),
+        _ => prepared.and_then(|builder| builder.with_devices([device], None)),
+    };
+    prepared.map_err(failed(format!("prepare a session for {} on a device", spec.partition)))
+}
+
+/// Refuses a device that does not compute in 16-bit floating point; each is asked once.
+fn ask_for_f16(runtime: &Runtime, provider: Provider, name: &str) -> Result<(), BackendError> {
+    let (number, device) = find_device(runtime, provider, name)?;
+    let mut answers = runtime.f16.lock().unwrap_or_else(PoisonError::into_inner);
+    let ask = || probe::computes_in_f16(runtime, device).err().map(|error| error.to_string());
+    match answers.entry((provider, number)).or_insert_with(ask) {
+        None => Ok(()),
+        Some(cause) => {
+            Err(BackendError::Runtime { doing: format!("use {}", self::name(provider)), cause: cause.clone() })
+        }
+    }
 }
 
 fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtControl) -> Result<Session, BackendError> {
     let doing = || format!("load {}", spec.file.display());
-    let bytes =
-        std::fs::read(spec.file).map_err(|error| BackendError::Runtime { doing: doing(), cause: error.to_string() })?;
+    let unreadable = |error: std::io::Error| BackendError::Runtime { doing: doing(), cause: error.to_string() };
+    // A file beside its weights may hold some itself and be large; others are graphs alone, whose weights lie elsewhere.
+    let beside =
+        spec.file.parent().and_then(|folder| folder.canonicalize().ok()) == spec.weights_dir.canonicalize().ok();
+    let bytes = if beside { None } else { Some(std::fs::read(spec.file).map_err(unreadable)?) };
     control.loading(Some(builder.canceler()));
-    let session = builder.commit_from_memory(&bytes);
+    let session = match &bytes {
+        Some(bytes) => builder.commit_from_memory(bytes),
+        None => builder.commit_from_file(spec.file),
+    };
     control.loading(None);
     session.map_err(|error| match error.code() {
         ort::ErrorCode::ModelLoadCanceled => BackendError::Stopped,
@@ -118,18 +157,17 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
 }
 
 /// The plan's `gpuN` is the provider's device number N.
-fn find_device<'r>(runtime: &'r Runtime, provider: Provider, name: &str) -> Result<Device<'r>, BackendError> {
+fn find_device<'r>(runtime: &'r Runtime, provider: Provider, name: &str) -> Result<(usize, Device<'r>), BackendError> {
     let absent = |cause: String| BackendError::Runtime { doing: format!("use {}", self::name(provider)), cause };
-    if let Some(problem) =
-        runtime.plugins.iter().find(|plugin| plugin.provider == provider).and_then(|p| p.problem.clone())
-    {
+    let plugin = runtime.plugins.get(&runtime.environment, provider);
+    if let Some(problem) = plugin.and_then(|plugin| plugin.problem.clone()) {
         return Err(absent(problem));
     }
     let number: usize = name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
     let mut devices = devices_of(runtime, provider);
     let count = devices.len();
     if number < count {
-        return Ok(devices.swap_remove(number));
+        return Ok((number, devices.swap_remove(number)));
     }
     Err(absent(match count {
         0 => "it finds no device on this machine".into(),
@@ -139,6 +177,7 @@ fn find_device<'r>(runtime: &'r Runtime, provider: Provider, name: &str) -> Resu
 
 /// A provider's accelerators, in its own order.
 pub(crate) fn devices_of(runtime: &Runtime, provider: Provider) -> Vec<Device<'_>> {
+    runtime.plugins.get(&runtime.environment, provider);
     let own = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
     runtime.environment.devices().filter(own).filter(|d| d.hardware_device().ty() != DeviceType::CPU).collect()
 }

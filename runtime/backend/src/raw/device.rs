@@ -214,26 +214,44 @@ fn ask(
     infos.into_iter().map(|info| place_of(info, places)).collect()
 }
 
+/// What tells one device's memory from another's. Names will not do: a provider may call its memory otherwise than its library.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Identity {
+    vendor: u32,
+    number: i32,
+}
+
+/// Where a description says memory is; `None` for the host, and for memory of a device that the host can use as its own.
+fn identity(info: *const OrtMemoryInfo) -> Result<Option<Identity>, BackendError> {
+    let mut kind = sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU;
+    let mut number = 0;
+    // SAFETY: the caller has the description from ONNX Runtime, and its owner is alive.
+    unsafe {
+        let api = ort::api();
+        check((api.MemoryInfoGetId)(info, &mut number), || "ask for a memory's number".into())?;
+        (api.MemoryInfoGetDeviceType)(info, &mut kind);
+        let shared = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_HOST_ACCESSIBLE;
+        if kind == sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU
+            || (api.MemoryInfoGetDeviceMemType)(info) == shared
+        {
+            return Ok(None);
+        }
+        Ok(Some(Identity { vendor: (api.MemoryInfoGetVendorId)(info), number }))
+    }
+}
+
 fn place_of(info: *const OrtMemoryInfo, places: &[Rc<Place>]) -> Result<MemoryId, BackendError> {
     if info.is_null() {
         return Ok(MemoryId::HOST);
     }
-    let (mut name, mut number) = (ptr::null(), 0);
-    // SAFETY: a memory description that the session owns; its name lives as long as the session.
-    let (name, kind) = unsafe {
-        let mut kind = sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU;
-        let api = ort::api();
-        check((api.MemoryInfoGetName)(info, &mut name), || "ask for a memory's name".into())?;
-        check((api.MemoryInfoGetId)(info, &mut number), || "ask for a memory's number".into())?;
-        (api.MemoryInfoGetDeviceType)(info, &mut kind);
-        (CStr::from_ptr(name).to_string_lossy().into_owned(), kind)
-    };
-    if kind == sys::OrtMemoryInfoDeviceType::OrtMemoryInfoDeviceType_CPU {
-        return Ok(MemoryId::HOST);
+    let Some(wanted) = identity(info)? else { return Ok(MemoryId::HOST) };
+    for place in places {
+        if identity(place.info())? == Some(wanted) {
+            return Ok(place.id);
+        }
     }
-    let same = |place: &&Rc<Place>| place.info.allocation_device() == *name && place.info.device_id() == number;
-    places.iter().find(same).map(|place| place.id).ok_or_else(|| BackendError::Runtime {
+    Err(BackendError::Runtime {
         doing: "place a session's tensors".into(),
-        cause: format!("it uses memory {name}:{number}, which belongs to no known device"),
+        cause: format!("it uses device {} of vendor {:#x}, which no provider has shown", wanted.number, wanted.vendor),
     })
 }

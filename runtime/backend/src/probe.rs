@@ -1,0 +1,68 @@
+//! A question put to a device before a model is: whether it computes in 16-bit floating point. Some take a session and fail at
+//! its first run, which is too late to go elsewhere.
+
+#![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
+
+use crate::environment::Runtime;
+use crate::raw::binding::OrtBinding;
+use crate::raw::device::Place;
+use crate::raw::failed;
+use crate::raw::memory::{HostMemory, Memory};
+use crate::raw::run::OrtControl;
+use crate::raw::value::Value;
+use hpp_engine::BackendError;
+use hpp_schema::DType;
+use ort::device::Device;
+use ort::session::Session;
+use ort::session::builder::AutoDevicePolicy;
+use ort::value::ValueType;
+use std::rc::Rc;
+
+/// Whether any input or output of a session is in 16-bit floating point.
+pub(crate) fn uses_f16(session: &Session) -> bool {
+    let is_f16 = |kind: &ValueType| match kind {
+        ValueType::Tensor { ty, .. } => crate::raw::dtype::from_ort((*ty).into()) == Some(DType::Float16),
+        _ => false,
+    };
+    session.inputs().iter().chain(session.outputs()).any(|outlet| is_f16(outlet.dtype()))
+}
+
+/// Adds a number to itself on the device.
+pub(crate) fn computes_in_f16(runtime: &Runtime, device: Device<'_>) -> Result<(), BackendError> {
+    let doing = "compute in float16";
+    let mut builder = Session::builder(&runtime.environment)
+        .map_err(failed(doing))?
+        .with_auto_device(AutoDevicePolicy::PreferCPU)
+        .and_then(|builder| builder.with_devices([device], None))
+        .map_err(failed(doing))?;
+    let mut session = builder.commit_from_memory(&model()).map_err(failed(doing))?;
+    let host = Place::host();
+    let memory = Memory::Host(Rc::new(HostMemory::reserve(2)?));
+    let one = Value::view(&memory, &host, DType::Float16, &[1])?;
+    let mut binding = OrtBinding::new(&session)?;
+    binding.input(0, c"x", &one)?;
+    binding.output_unknown(0, c"y", &host)?;
+    binding.run(&mut session, &OrtControl::new()?)
+}
+
+/// `y = x + x` over one float16: an ONNX model in forty lines less than a library would take.
+fn model() -> Vec<u8> {
+    let tensor = |name: &str| {
+        let shape = message(2, &message(1, &number(1, 1)));
+        let kind = message(1, &[number(1, DType::Float16.to_onnx() as u8), shape].concat());
+        [message(1, name.as_bytes()), message(2, &kind)].concat()
+    };
+    let node = [message(1, b"x"), message(1, b"x"), message(2, b"y"), message(4, b"Add")].concat();
+    let parts = [message(1, &node), message(2, b"probe"), message(11, &tensor("x")), message(12, &tensor("y"))];
+    [number(1, 8), message(7, &parts.concat()), message(8, &number(2, 17))].concat()
+}
+
+/// A field that holds a small number.
+fn number(field: u8, value: u8) -> Vec<u8> {
+    vec![field << 3, value]
+}
+
+/// A field that holds fewer than 128 bytes.
+fn message(field: u8, bytes: &[u8]) -> Vec<u8> {
+    [&[field << 3 | 2, bytes.len() as u8], bytes].concat()
+}
