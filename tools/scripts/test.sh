@@ -27,5 +27,7 @@ else
     echo "test: SKIPPED the tests that need a WebGPU device (tools/scripts/with-webgpu.sh says why above)" >&2
 fi
 
+cargo build --workspace --locked --bins
 cargo test --workspace --locked --no-run
+export HPP_COMMANDS_ARE_BUILT=1
 exec "${device[@]}" $scripts/with-deps.sh "${runner[@]}" "$@"

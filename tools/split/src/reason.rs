@@ -26,5 +26,8 @@ fn why_host(blocks: &[Block], inside: &[Block], budget: &Budget) -> String {
         return "a table of which each token reads one row".to_owned();
     }
     let missing = Demand::of(blocks).total().saturating_add(budget.margin).saturating_sub(budget.vram.iter().sum());
-    format!("VRAM is {} short of the whole model", ByteSize(missing).human())
+    match missing {
+        0 => "what is left of each GPU is too small for one more block".to_owned(),
+        _ => format!("VRAM is {} short of the whole model", ByteSize(missing).human()),
+    }
 }
