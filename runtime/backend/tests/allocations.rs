@@ -1,6 +1,6 @@
 //! Decoding allocates nothing on this program's heap: every allocation is counted while real models make tokens.
 //!
-//! What ONNX Runtime allocates in its own heap is another matter; `docs/ARCHITECTURE.md` says how that was looked at.
+//! What ONNX Runtime allocates in its own heap is another matter; `docs/RUNTIME.md` says how that was looked at.
 
 mod support;
 
