@@ -112,6 +112,14 @@ pub(crate) fn machine_memory() -> (Option<u64>, Option<u64>) {
     }
 }
 
+/// Most memory this process may use: the machine's, or less where a control group says so; `None` where nobody tells.
+pub(crate) fn memory_limit() -> Option<u64> {
+    let group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let limit = |path: &&str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let limits = group.iter().filter_map(limit).chain(machine_memory().0);
+    limits.min()
+}
+
 /// What the maker calls the processor, or its architecture.
 pub(crate) fn processor_name() -> String {
     #[cfg(target_os = "linux")]
@@ -170,6 +178,13 @@ mod tests {
             assert!(after < before + (64 << 20), "{before} to {after}");
         }
         assert_eq!(pages.len(), 1 << 32);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn memory_has_a_limit() {
+        assert!(memory_limit().is_some_and(|limit| limit > 64 << 20));
+        assert!(memory_limit() <= machine_memory().0);
     }
 
     #[test]

@@ -2,16 +2,16 @@
 //! ahead pays.
 //!
 //! ONNX Runtime can copy weights into a layout its kernels like better. For 4-bit and 8-bit weights that is a hundred times
-//! faster. For 32-bit ones it gains a tenth at most on a long prompt and nothing at decoding, takes seconds per gigabyte at load
-//! and a second copy in memory; without it, weights stay mapped from their file. The two ways round differently, so the
-//! decision is made once for a model, from its unsplit file, and holds for all its partitions.
+//! faster. For 32-bit ones it gains a tenth, takes seconds per gigabyte at load and needs the memory for the copy; without it,
+//! weights stay mapped from their file and may be evicted. The two ways round differently, so the decision is made once for a
+//! model, from its unsplit file and the size of its weights, and holds for all its partitions.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Whether a model's weights gain from being packed ahead. Files that cannot be read are left to the loader to complain of.
-pub(crate) fn gains_from_packing(model: &Path) -> bool {
+/// Whether a model has weights that must be packed ahead, whatever that takes. Files that cannot be read are left to the loader to complain of.
+pub(crate) fn needs_packing(model: &Path) -> bool {
     let look = || -> io::Result<bool> {
         let file = File::open(model)?;
         let end = file.metadata()?.len();
@@ -166,7 +166,7 @@ mod tests {
         let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models"));
         let model = models.join(name).join("model.onnx");
         assert!(model.is_file(), "{}", model.display());
-        gains_from_packing(&model)
+        needs_packing(&model)
     }
 
     #[test]
@@ -183,8 +183,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         for bytes in [&b"\xff\xff\xff"[..], b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"not a model"] {
             std::fs::write(file.path(), bytes).unwrap();
-            assert!(gains_from_packing(file.path()));
+            assert!(needs_packing(file.path()));
         }
-        assert!(gains_from_packing(Path::new("no/such/file")));
+        assert!(needs_packing(Path::new("no/such/file")));
     }
 }

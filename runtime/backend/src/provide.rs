@@ -3,6 +3,7 @@
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::Runtime;
+use crate::os;
 use crate::peek;
 use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
@@ -95,13 +96,19 @@ fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
 
 fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
-    let packed = peek::gains_from_packing(spec.model);
+    let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
     builder(runtime, spec)?
         .with_execution_providers([arena])
         // On a device this would replace the provider's own arena by the bare allocator that came with its library.
         .and_then(|builder| builder.with_env_allocators())
         .and_then(|builder| builder.with_prepacking(packed))
         .map_err(failed(format!("prepare a session for {} on the host", spec.partition)))
+}
+
+/// Whether a packed copy of all weights takes at most half of the memory this process may use. Where the system does not say
+/// how much that is, there is room.
+fn has_room_to_pack(weight_bytes: u64) -> bool {
+    os::memory_limit().is_none_or(|limit| weight_bytes <= limit / 2)
 }
 
 fn on_device(

@@ -118,6 +118,7 @@ impl<B: Backend> Loader<'_, B> {
             partition: &partition.name,
             file: &file,
             model: &self.dir.join(&self.plan.model.source),
+            weight_bytes: self.plan.partitions.iter().map(|p| p.bytes.weights.0).fold(0, u64::saturating_add),
             weights_dir: &self.dir.join(&partition.weights_dir),
             device: device.ok_or_else(absent).map_err(failed)?,
             providers: &partition.providers,

@@ -39,6 +39,8 @@ pub struct SessionSpec<'a> {
     pub file: &'a Path,
     /// The unsplit model it was cut from: what is decided for a whole model is decided by looking there.
     pub model: &'a Path,
+    /// Bytes of all the model's weights, in whatever partition.
+    pub weight_bytes: u64,
     /// Directory its external data lies in.
     pub weights_dir: &'a Path,
     /// The plan's device.
