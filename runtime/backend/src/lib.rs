@@ -10,6 +10,7 @@ pub mod discover;
 mod environment;
 mod log;
 mod os;
+mod pages;
 mod peek;
 mod plugin;
 mod probe;

@@ -4,6 +4,7 @@
 
 use crate::environment::Runtime;
 use crate::os;
+use crate::pages;
 use crate::peek;
 use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
@@ -65,7 +66,14 @@ fn attempt(
     reporter: &dyn Reporter,
 ) -> Result<(Session, String), BackendError> {
     match provider {
-        Provider::Cpu => Ok((commit(on_host(runtime, spec)?, spec, control)?, host_name(runtime))),
+        Provider::Cpu => {
+            let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
+            let session = commit(on_host(runtime, spec, packed)?, spec, control)?;
+            if packed {
+                pages::gather();
+            }
+            Ok((session, host_name(runtime)))
+        }
         Provider::Cuda | Provider::Webgpu => {
             let (number, device) = find_device(runtime, provider, &spec.device.name)?;
             let description = describe(&device);
@@ -94,9 +102,8 @@ fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
         .map_err(failed(prepare()))
 }
 
-fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
+fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
-    let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
     builder(runtime, spec)?
         .with_execution_providers([arena])
         // On a device this would replace the provider's own arena by the bare allocator that came with its library.
