@@ -4,7 +4,7 @@
 
 /// Anonymous memory below this is not worth a look.
 #[cfg(target_os = "linux")]
-const WORTH_IT: usize = 32 << 20;
+const WORTH_IT: usize = 4 << 20;
 
 /// Asks the system to gather large anonymous memory of this process, as it is filled now, in huge pages.
 #[cfg(target_os = "linux")]
