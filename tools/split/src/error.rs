@@ -1,7 +1,7 @@
 //! Every way this command fails, and the one place that says so to a person.
 
-use crate::config::ConfigError;
 use crate::output::OutputError;
+use hpp_model::ModelError;
 use hpp_partition::{AssignError, NoFit};
 use hpp_schema::ByteSize;
 use std::error::Error as _;
@@ -12,9 +12,9 @@ use std::process::ExitCode;
 /// Why nothing was split.
 #[derive(Debug, thiserror::Error)]
 pub enum SplitError {
-    /// The model cannot be read.
-    #[error("cannot read the model")]
-    Read(#[source] Box<hpp_onnx::ReadError>),
+    /// The model cannot be understood.
+    #[error(transparent)]
+    Model(#[from] ModelError),
     /// The model was read but cannot be cut.
     #[error("cannot cut the model")]
     Cut(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -32,9 +32,6 @@ pub enum SplitError {
     /// The plan cannot be written down.
     #[error("cannot write the plan as YAML")]
     Plan(#[source] hpp_schema::PlanError),
-    /// A configuration file is broken.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
     /// The placement does not fit.
     #[error("{what}")]
     NoFit {
@@ -100,6 +97,7 @@ impl SplitError {
                     smallest.0
                 )
             }
+            SplitError::Model(error) => error.hint()?.to_owned(),
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {

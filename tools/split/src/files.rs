@@ -1,12 +1,12 @@
 //! Writing a plan and everything it names: weights made reachable, partitions, taps, records, the plan last.
 
-use crate::analyse::Analysis;
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use crate::output::{Output, PLAN_FILE};
 use crate::progress;
 use crate::records::Records;
 use hpp_graph::{Part, ValueId};
+use hpp_model::Analysis;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, Placed, externalise, needs_externalising, pack, place, write_model};
 use hpp_schema::{FileRole, OutputUse, Plan};

@@ -1,10 +1,10 @@
 //! `hpp-split inspect`: what a model is made of, without planning anything.
 
-use crate::analyse::{Analysis, Logits, analyse};
 use crate::cli::InspectArgs;
 use crate::error::SplitError;
 use crate::table::table;
 use hpp_graph::ValueId;
+use hpp_model::{Analysis, Logits, PlannedState, analyse};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
 use std::fs;
@@ -152,7 +152,7 @@ fn state(state: &hpp_schema::State) -> StateInfo {
 
 /// Bytes one more token adds to the states of one sequence; windows that are full add none and are left out.
 fn kv_bytes_per_token(a: &Analysis) -> u64 {
-    let per_token = |s: &crate::states::PlannedState| match s.state.update {
+    let per_token = |s: &PlannedState| match s.state.update {
         StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if capacity == a.context => {
             s.state.bytes.0.checked_div(capacity).unwrap_or(0)
         }

@@ -1,23 +1,17 @@
 //! `hpp-split`: from a model to partitions and a plan.
 
-mod analyse;
-mod assemble;
 mod cli;
-mod config;
-mod costs;
 mod error;
 mod files;
 mod inspect;
 mod output;
 mod place;
+mod predict;
 mod progress;
 mod reason;
 mod records;
-mod roles;
 mod split;
-mod states;
 mod stdout;
-mod symbols;
 mod table;
 
 use clap::Parser;

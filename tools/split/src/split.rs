@@ -1,16 +1,16 @@
 //! `hpp-split MODEL`: read, understand, place, cut, write.
 
-use crate::analyse::{Analysis, DEFAULT_CHUNK, Logits, analyse};
-use crate::assemble::{Pieces, assemble};
 use crate::cli::SplitArgs;
-use crate::costs::{Load, blocks};
 use crate::error::SplitError;
 use crate::files;
 use crate::output::PLAN_FILE;
 use crate::place::{Placement, check_budget, place};
+use crate::predict::predictions;
+use crate::reason::reason;
 use crate::stdout;
 use crate::table::plan_summary;
 use hpp_graph::{Part, cut};
+use hpp_model::{Analysis, DEFAULT_CHUNK, Decision, Load, Logits, analyse, assemble, blocks};
 use hpp_schema::Plan;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +24,16 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let mut placement = place(&blocks, args)?;
     let parts = cut_where_states_stay_whole(&analysis, &mut placement)?;
     check_budget(&blocks, &placement)?;
-    let pieces = Pieces { analysis: &analysis, blocks: &blocks, placement: &placement, parts: &parts, load, args };
-    let plan = assemble(&pieces);
+    let plan = assemble(&Decision {
+        analysis: &analysis,
+        blocks: &blocks,
+        runs: &placement.runs,
+        budget: &placement.budget,
+        parts: &parts,
+        load,
+        reasons: placement.runs.iter().map(|run| reason(&placement, &blocks, run)).collect(),
+        predictions: predictions(&blocks, &placement.places, load),
+    });
     for note in &analysis.notes {
         eprintln!("note: {note}");
     }

@@ -2,7 +2,7 @@
 
 use crate::config::ModelConfig;
 use crate::costs::Load;
-use crate::error::SplitError;
+use crate::error::ModelError;
 use crate::roles;
 use crate::states::{Capacity, PlannedState, is_carried, plan_state};
 use hpp_graph::{Graph, Segmentation, ValueId, infer, segment};
@@ -57,8 +57,8 @@ pub enum Logits {
 }
 
 /// Reads and understands a model.
-pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Analysis, SplitError> {
-    let mut model = Model::open(path).map_err(|e| SplitError::Read(Box::new(e)))?;
+pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Analysis, ModelError> {
+    let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
     let config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     let (mut graph, mut segmentation) = understand(&model)?;
@@ -81,8 +81,8 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
 
-fn understand(model: &Model) -> Result<(Graph, Segmentation), SplitError> {
-    let mut graph = model.graph().map_err(|e| SplitError::Read(Box::new(e)))?;
+fn understand(model: &Model) -> Result<(Graph, Segmentation), ModelError> {
+    let mut graph = model.graph().map_err(|e| ModelError::Read(Box::new(e)))?;
     infer::infer(&mut graph);
     let segmentation = segment(&graph);
     Ok((graph, segmentation))
@@ -109,12 +109,12 @@ fn gather_positions(
 }
 
 /// Tokens to plan for; `None` when neither the user nor the model says.
-fn planned_context(asked: Option<u64>, model: Option<u64>) -> Result<Option<u64>, SplitError> {
+fn planned_context(asked: Option<u64>, model: Option<u64>) -> Result<Option<u64>, ModelError> {
     match (asked, model) {
         (Some(0), _) => {
-            Err(SplitError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
+            Err(ModelError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
         }
-        (Some(asked), Some(most)) if asked > most => Err(SplitError::setting(
+        (Some(asked), Some(most)) if asked > most => Err(ModelError::setting(
             format!("--context {asked} is longer than the {most} tokens this model was built for"),
             "ask for at most what the model's configuration allows",
         )),

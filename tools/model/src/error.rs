@@ -1,0 +1,36 @@
+//! Why a model cannot be understood.
+
+use crate::config::ConfigError;
+
+/// Why there is no [`Analysis`](crate::Analysis).
+#[derive(Debug, thiserror::Error)]
+pub enum ModelError {
+    /// The model cannot be read.
+    #[error("cannot read the model")]
+    Read(#[source] Box<hpp_onnx::ReadError>),
+    /// A configuration file is broken.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A setting makes no sense for this model.
+    #[error("{message}")]
+    Setting {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: &'static str,
+    },
+}
+
+impl ModelError {
+    pub(crate) fn setting(message: impl Into<String>, hint: &'static str) -> Self {
+        ModelError::Setting { message: message.into(), hint }
+    }
+
+    /// What to do about it, where there is something to say.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ModelError::Setting { hint, .. } => Some(hint),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! From the path of a model to what planning and profiling need of it: graph, blocks, states, roles, configuration, costs
+//! in numbers; and from a decision about its blocks to a plan.
+//!
+//! This room decides nothing and writes nothing.
+
+mod analyse;
+mod assemble;
+mod config;
+mod costs;
+mod error;
+mod roles;
+mod states;
+mod symbols;
+
+pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, Logits, analyse};
+pub use assemble::{Decision, assemble};
+pub use config::{ConfigError, ModelConfig};
+pub use costs::{Load, blocks};
+pub use error::ModelError;
+pub use states::PlannedState;
+pub use symbols::{Pass, symbols};
