@@ -5,17 +5,26 @@
 mod check;
 mod dim;
 mod dtype;
+mod machine;
 mod plan;
+pub mod probe;
+mod profile;
 mod read;
 mod sample;
 mod size;
+mod statistics;
+mod timeline;
 mod unsplit;
 
 pub use check::{Finding, Severity};
 pub use dim::{Dim, DimError, Shape, Symbols};
 pub use dtype::DType;
+pub use machine::*;
 pub use plan::*;
+pub use profile::*;
 pub use read::{PlanError, plan_json_schema};
 pub use sample::sample_ranges;
 pub use size::ByteSize;
+pub use statistics::*;
+pub use timeline::*;
 pub use unsplit::Whole;

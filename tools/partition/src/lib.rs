@@ -6,12 +6,14 @@ mod budget;
 mod cost;
 mod greedy;
 mod manual;
+mod problem;
 mod runs;
 
 pub use budget::{Budget, Demand, KvHome, NoFit, check, demand};
 pub use cost::{Block, BlockKind, Rates, Work, decode_ms, prefill_ms};
 pub use greedy::{Hotness, greedy, hotness};
 pub use manual::{Assign, AssignError, gpu_layers};
+pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
 pub use runs::{Run, one_gpu_block_each, runs};
 
 use std::fmt;

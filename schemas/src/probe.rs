@@ -1,0 +1,356 @@
+//! What `hpp-profile` and `hpp-exec probe` say to each other: one JSON object a line, requests on stdin, replies on stdout.
+//!
+//! The child answers [`Reply::Ready`] first, then each request in turn with any number of [`Reply::Measured`] or
+//! [`Reply::Progress`] and one [`Reply::Done`] or [`Reply::Failed`]. It ends when stdin ends. Everything else it has to say
+//! goes to stderr.
+
+use crate::{BandwidthCurve, DType, Host, Provider, Statistics, Timing};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// The protocol version this build speaks.
+pub const PROBE_VERSION: u32 = 1;
+
+/// What the parent asks for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "request", deny_unknown_fields)]
+pub enum Request {
+    /// Run one partition on made-up inputs and time it.
+    Partition(PartitionProbe),
+    /// Measure a path of the machine.
+    Machine(MachineProbe),
+    /// Run prompts through a model with taps and count what they show.
+    Observe(ObserveProbe),
+    /// Compare the scores of two models over prompts.
+    Compare(CompareProbe),
+}
+
+/// A partition to time under one provider.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionProbe {
+    /// The partition's ONNX file.
+    pub file: PathBuf,
+    /// Directory its external data lies in.
+    pub weights_dir: PathBuf,
+    /// The unsplit model it was cut from.
+    pub model: PathBuf,
+    /// Bytes of all the model's weights.
+    pub weight_bytes: u64,
+    /// The provider to run it under; never another.
+    pub provider: Provider,
+    /// What to run, in order; the session stays loaded in between.
+    pub cases: Vec<Case>,
+}
+
+/// One shape of pass to time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// Its name in replies.
+    pub name: String,
+    /// Every input of the partition.
+    pub inputs: Vec<Feed>,
+    /// Every output whose shape is known; others are left to the session.
+    pub outputs: Vec<Fact>,
+    /// States, whose past is among the inputs and whose present is among the outputs.
+    pub carried: Vec<Carried>,
+    /// Bytes of other memory to read between two runs: what the rest of the model would read, so that caches are as cold
+    /// as they are in a whole pass.
+    pub evict_bytes: u64,
+    /// Runs that are not counted.
+    pub warmup: u32,
+    /// Fewest counted runs.
+    pub min_runs: u32,
+    /// Most counted runs.
+    pub max_runs: u32,
+    /// No further run begins after this time, milliseconds, once there are `min_runs`.
+    pub budget_ms: f64,
+}
+
+/// An input and what to put there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Feed {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<u64>,
+    /// Contents.
+    pub fill: Fill,
+}
+
+/// What to put into a made-up input.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+pub enum Fill {
+    /// Zeros.
+    Zeros,
+    /// Ones.
+    Ones,
+    /// The same number everywhere in the first axis but the last, counting up along the last: positions from `start` on.
+    Positions {
+        /// The first position.
+        start: i64,
+    },
+    /// Whole numbers below a limit, the same for the same seed.
+    Integers {
+        /// The limit.
+        below: u64,
+        /// Where chance starts.
+        seed: u64,
+    },
+    /// Normally distributed with mean 0 and deviation 1, the same for the same seed.
+    Normal {
+        /// Where chance starts.
+        seed: u64,
+    },
+    /// These numbers.
+    Values {
+        /// In row-major order.
+        values: Vec<i64>,
+    },
+}
+
+/// An output of known shape.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Fact {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    pub shape: Vec<u64>,
+}
+
+/// A state of the partition.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Carried {
+    /// The input.
+    pub past: String,
+    /// The output.
+    pub present: String,
+    /// Whether both are one buffer.
+    pub in_place: bool,
+}
+
+/// A path of the machine to measure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "path", deny_unknown_fields)]
+pub enum MachineProbe {
+    /// Reading host memory.
+    RamRead {
+        /// Sizes of the arrays read, bytes.
+        bytes: Vec<u64>,
+    },
+    /// Reading a file past the page cache.
+    DiskRead {
+        /// A large file on the disk in question; only read.
+        file: PathBuf,
+        /// Sizes of single reads, bytes.
+        bytes: Vec<u64>,
+    },
+    /// Copies between host and device, both ways, pinned where that is possible, and pageable.
+    Link {
+        /// Whose device.
+        provider: Provider,
+        /// Sizes of single copies, bytes.
+        bytes: Vec<u64>,
+    },
+    /// What reading host memory with all threads and copying to the device do to each other.
+    Contention {
+        /// Whose device.
+        provider: Provider,
+        /// Size of single copies, bytes.
+        bytes: u64,
+    },
+    /// Arithmetic of the host in one matrix product.
+    Arithmetic,
+}
+
+/// Prompts to run through a model with taps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ObserveProbe {
+    /// A plan whose partition has the taps among its outputs.
+    pub plan: PathBuf,
+    /// What to run.
+    pub prompts: Vec<Prompt>,
+    /// Tokens to generate after each, greedily.
+    pub decode_tokens: u64,
+    /// What to count.
+    pub taps: Vec<Tap>,
+}
+
+/// A prompt of the corpus.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Prompt {
+    /// Its line in the corpus, from 1.
+    pub line: u64,
+    /// What it holds.
+    pub content: PromptContent,
+}
+
+/// What a prompt holds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", deny_unknown_fields)]
+pub enum PromptContent {
+    /// Text to continue.
+    Text(String),
+    /// A conversation for the model's chat template.
+    Messages(Vec<Message>),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// One turn of a conversation.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Message {
+    /// `system`, `user`, `assistant`, ...
+    pub role: String,
+    /// What was said.
+    pub content: String,
+}
+
+/// A tensor to look at, and what it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Tap {
+    /// The ONNX name.
+    pub name: String,
+    /// The block it belongs to.
+    pub block: String,
+    /// What to count there.
+    pub kind: TapKind,
+}
+
+/// What a tapped tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+pub enum TapKind {
+    /// `[..., hidden]`, leaving the block. Where two tensors carry the hidden state, each is a tap; their sum is what passes.
+    Boundary,
+    /// Router scores `[tokens, experts]`; the `top_k` best are visited.
+    RouterScores {
+        /// Experts a token visits.
+        top_k: u32,
+    },
+    /// Indices of visited experts `[tokens, top_k]`.
+    RoutedExperts {
+        /// Experts there are.
+        experts: u32,
+    },
+    /// Output of a ReLU `[..., neurons]`.
+    Neurons,
+    /// Attention weights `[batch, heads, tokens, context]`, rows summing to 1.
+    Attention,
+}
+
+/// Two models to compare.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CompareProbe {
+    /// Plan of the model as it is; its scores are kept for the next comparison with the same prompts.
+    pub reference: PathBuf,
+    /// Plan of the other.
+    pub other: PathBuf,
+    /// What to run; scores are compared at the last `positions` tokens of each.
+    pub prompts: Vec<Prompt>,
+    /// Positions to compare in each prompt.
+    pub positions: u64,
+}
+
+/// What the child says.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "reply", deny_unknown_fields)]
+pub enum Reply {
+    /// First of all: who speaks.
+    Ready {
+        /// The protocol's version.
+        version: u32,
+        /// Machine and programs.
+        host: Host,
+    },
+    /// The partition is loaded.
+    Loaded {
+        /// Milliseconds it took.
+        load_ms: f64,
+        /// The processor it computes on.
+        processor: String,
+    },
+    /// A case was measured.
+    Measured {
+        /// The case.
+        case: String,
+        /// Its times.
+        timing: Timing,
+        /// Most bytes of the child in RAM so far, where the system tells.
+        peak_resident: Option<u64>,
+    },
+    /// A case could not be measured; the next one is tried.
+    CaseFailed {
+        /// The case.
+        case: String,
+        /// Why.
+        reason: String,
+    },
+    /// A path of the machine was measured.
+    Bandwidth {
+        /// The curves.
+        curves: Vec<BandwidthCurve>,
+    },
+    /// Contention was measured: time of each while the other goes on, over its time alone.
+    Contention {
+        /// Of reading host memory with all threads.
+        compute: f64,
+        /// Of copies.
+        link: f64,
+    },
+    /// Arithmetic was measured.
+    Arithmetic {
+        /// 1e12 operations per second.
+        tflops: f64,
+    },
+    /// One more prompt is done.
+    Progress {
+        /// Its line.
+        line: u64,
+        /// Its tokens.
+        prompt_tokens: u64,
+    },
+    /// A prompt could not be used; the next one is tried.
+    PromptFailed {
+        /// Its line.
+        line: u64,
+        /// Why.
+        reason: String,
+    },
+    /// What the prompts of this request showed.
+    Observed {
+        /// Sums.
+        statistics: Statistics,
+    },
+    /// How far the scores are apart.
+    Compared {
+        /// Positions compared.
+        positions: u64,
+        /// Mean Kullback-Leibler divergence from the reference, nats.
+        kl: f64,
+        /// Part of the positions whose best token changed.
+        top1_changed: f64,
+    },
+    /// The request is done.
+    Done,
+    /// The request failed; the next one may succeed.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}

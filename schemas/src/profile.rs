@@ -1,0 +1,351 @@
+//! The profile: what was measured of a model on a machine. Written after each measurement, read by `hpp-split --profile`.
+//!
+//! Times are milliseconds, medians of several runs. A measurement that failed keeps its place with the reason.
+
+use crate::{ByteSize, Machine, Provider, Statistics};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// The profile version this build writes and reads.
+pub const PROFILE_VERSION: u32 = 1;
+
+/// Everything measured of one model on one machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Profile {
+    /// Format version of this file. Always the first field.
+    pub hpp_profile: u32,
+    /// Which model was measured.
+    pub model: ProfiledModel,
+    /// Which machine it was measured on.
+    pub host: Host,
+    /// When the profile was begun, RFC 3339.
+    pub date: String,
+    /// How it was measured.
+    pub settings: ProfileSettings,
+    /// What the machine can do.
+    pub machine: MeasuredMachine,
+    /// What each class of isomorphic blocks costs.
+    pub classes: Vec<ClassCosts>,
+    /// What the corpus showed; absent before it was run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub corpus: Option<CorpusStatistics>,
+    /// What rounding one block's weights does to the scores; absent where it was not asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sensitivity: Vec<Sensitivity>,
+    /// Gain of each block on a device for each byte it takes there; absent without a device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub hotness: Vec<BlockHotness>,
+}
+
+/// The model a profile speaks of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProfiledModel {
+    /// For people.
+    pub name: String,
+    /// BLAKE3 of the model file and samples of its weights: a profile of another model is refused.
+    pub hash: String,
+    /// Bytes of all weights.
+    pub weight_bytes: ByteSize,
+    /// Blocks in execution order.
+    pub blocks: Vec<ProfiledBlock>,
+}
+
+/// A block of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProfiledBlock {
+    /// `embedding`, `layers.3`, `head`.
+    pub label: String,
+    /// Blocks of one class are the same graph with other weights.
+    pub class: u32,
+    /// Bytes of its weights.
+    pub weight_bytes: ByteSize,
+}
+
+/// The machine and programs a profile was made with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Host {
+    /// The processor, as it calls itself.
+    pub cpu: String,
+    /// Physical cores.
+    pub cores: u32,
+    /// Memory there is.
+    pub memory: ByteSize,
+    /// Operating system and architecture.
+    pub system: String,
+    /// Threads used for computing.
+    pub threads: u32,
+    /// Version of ONNX Runtime.
+    pub onnxruntime: String,
+    /// Version of HPP.
+    pub hpp: String,
+    /// Processors each provider computes on, as their owners call them.
+    pub devices: Vec<HostDevice>,
+}
+
+/// What a provider computes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostDevice {
+    /// The provider.
+    pub provider: Provider,
+    /// The processor.
+    pub name: String,
+    /// Memory of its own, where it tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+}
+
+/// How a profile was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProfileSettings {
+    /// Providers asked for.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub providers: Vec<Provider>,
+    /// Context lengths at which decoding was measured, tokens.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub contexts: Vec<u64>,
+    /// Token counts at which prefill was measured.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub prefill_tokens: Vec<u64>,
+    /// Fewer runs of fewer cases.
+    pub quick: bool,
+    /// Every block instead of one of each class.
+    pub all_blocks: bool,
+    /// Tokens generated after each prompt of the corpus.
+    pub decode_tokens: u64,
+}
+
+/// The machine in numbers, with the curves they were read from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredMachine {
+    /// The numbers planning uses; absent until all of them are measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<Machine>,
+    /// Bandwidth by size, one entry for each thing measured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub curves: Vec<BandwidthCurve>,
+    /// What could not be measured, with the reason.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<String>,
+}
+
+/// Bandwidth of one path by size of what is moved.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BandwidthCurve {
+    /// Which path.
+    pub path: BandwidthPath,
+    /// Points in the order of size.
+    pub points: Vec<BandwidthPoint>,
+}
+
+/// A path bytes take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
+pub enum BandwidthPath {
+    /// Reading host memory with the threads used for computing.
+    RamRead,
+    /// Reading the disk the model lies on, past the page cache.
+    DiskRead,
+    /// Between host and device memory.
+    Link {
+        /// The provider whose device it is.
+        provider: Provider,
+        /// Host to device, or back.
+        to_device: bool,
+        /// Whether the host's side was pinned.
+        pinned: bool,
+    },
+}
+
+/// One measured bandwidth.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BandwidthPoint {
+    /// Bytes in one piece.
+    pub bytes: u64,
+    /// Median, in 1e9 bytes per second.
+    pub gb_per_s: f64,
+}
+
+/// What blocks of one class cost.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClassCosts {
+    /// The class.
+    pub class: u32,
+    /// The block that was measured; with `--all-blocks` the entry speaks of this block alone.
+    pub block: String,
+    /// One entry for each provider asked for.
+    pub providers: Vec<ProviderCosts>,
+}
+
+/// What a block costs under one provider.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ProviderCosts {
+    /// The provider.
+    pub provider: Provider,
+    /// Blocks that were measured in one partition to tell the block from the cost of starting a partition; 1 where the
+    /// class has no two neighbours.
+    pub run_length: u32,
+    /// Cost of starting a partition, milliseconds, as this class shows it; absent where it could not be told apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub launch_ms: Option<f64>,
+    /// One more token after `tokens` of context.
+    pub decode: PhaseCosts,
+    /// A pass of `tokens` into an empty context.
+    pub prefill: PhaseCosts,
+    /// Bytes of device or host memory the block was seen to take, where they can be told.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<ByteSize>,
+    /// Why there are no numbers, where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// Times of one phase, and the curve through them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PhaseCosts {
+    /// What was measured, in the order of tokens.
+    pub points: Vec<CostPoint>,
+    /// What they say of other token counts; absent where too few succeeded.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fit: Option<Fit>,
+}
+
+/// The time of one block at one token count, the cost of starting a partition taken off.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CostPoint {
+    /// Tokens of context (decode) or of the pass (prefill).
+    pub tokens: u64,
+    /// The block alone, milliseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ms: Option<f64>,
+    /// Runs of the partition with one block.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub single: Option<Timing>,
+    /// Runs of the partition with `run_length` blocks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run: Option<Timing>,
+    /// Why there is no time, where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// Several runs of one thing.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Timing {
+    /// Measured runs, warm-up apart.
+    pub runs: u32,
+    /// Median, milliseconds.
+    pub median_ms: f64,
+    /// First decile, milliseconds.
+    pub p10_ms: f64,
+    /// Ninth decile, milliseconds.
+    pub p90_ms: f64,
+}
+
+/// `ms(tokens) = constant + linear * tokens + quadratic * tokens^2`, no term negative.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Fit {
+    /// Milliseconds.
+    pub constant_ms: f64,
+    /// Milliseconds per token.
+    pub linear_ms: f64,
+    /// Milliseconds per token squared.
+    pub quadratic_ms: f64,
+    /// Largest distance from a measured point, as a part of it.
+    pub worst_relative_error: f64,
+    /// Coefficient of determination; 1 is a perfect fit.
+    pub r2: f64,
+}
+
+impl Fit {
+    /// Milliseconds at this many tokens.
+    pub fn ms(&self, tokens: u64) -> f64 {
+        let t = tokens as f64;
+        self.constant_ms + t * (self.linear_ms + t * self.quadratic_ms)
+    }
+}
+
+/// What running the corpus showed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct CorpusStatistics {
+    /// BLAKE3 of the corpus file.
+    pub hash: String,
+    /// Prompts taken from it so far.
+    pub prompts_done: u64,
+    /// Prompts it has, or `--max-prompts`; absent while it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompts_in_all: Option<u64>,
+    /// Lines that were skipped because they could not be read or used, with the reason; the first few.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<String>,
+    /// Lines that were skipped.
+    pub skipped_in_all: u64,
+    /// What was counted.
+    pub statistics: Statistics,
+}
+
+/// What rounding one block's weights does to the scores.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Sensitivity {
+    /// The block.
+    pub block: String,
+    /// Bits its weights were rounded to, in groups of 32 with one scale each.
+    pub bits: u32,
+    /// Positions compared.
+    pub positions: u64,
+    /// Mean Kullback-Leibler divergence of the scores from those of the model as it is, nats.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    /// Part of the positions whose best token changed, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_changed: Option<f64>,
+    /// Why there are no numbers, where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
+/// `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)` of a block, with its terms, for each phase.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct BlockHotness {
+    /// The block.
+    pub block: String,
+    /// The device's provider.
+    pub provider: Provider,
+    /// One more token at the longest context measured.
+    pub decode: HotnessTerms,
+    /// A pass of the most tokens measured.
+    pub prefill: HotnessTerms,
+}
+
+/// The terms of a hotness.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HotnessTerms {
+    /// Time on the host, milliseconds.
+    pub cpu_ms: f64,
+    /// Time on the device, milliseconds.
+    pub gpu_ms: f64,
+    /// Weights the device would hold, bytes.
+    pub weight_bytes: u64,
+    /// State the device would hold, bytes.
+    pub kv_bytes: u64,
+    /// Milliseconds saved per GiB of device memory.
+    pub ms_per_gib: f64,
+}
