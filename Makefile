@@ -33,7 +33,7 @@ bench-deps:
 	@tools/scripts/deps.sh bench
 
 bench: bench-deps
-	cargo build --release --locked -p hpp-split -p hpp-exec -p hpp-fixtures
+	cargo build --release --locked -p hpp-split -p hpp-profile -p hpp-exec -p hpp-fixtures
 	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release $(BENCH)
 
 bench-llama-cpp: bench-deps

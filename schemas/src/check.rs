@@ -3,6 +3,7 @@
 mod flow;
 mod names;
 mod paths;
+mod placement;
 mod schedule;
 mod sizes;
 mod states;
@@ -49,6 +50,7 @@ impl Plan {
         flow::check(self, &mut found);
         states::check(self, &mut found);
         schedule::check(self, &mut found);
+        placement::check(self, &mut found);
         found.0
     }
 }

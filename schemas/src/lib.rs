@@ -4,6 +4,7 @@
 
 mod check;
 mod dim;
+mod document;
 mod dtype;
 mod machine;
 mod plan;
@@ -18,6 +19,7 @@ mod unsplit;
 
 pub use check::{Finding, Severity};
 pub use dim::{Dim, DimError, Shape, Symbols};
+pub use document::DocumentError;
 pub use dtype::DType;
 pub use machine::*;
 pub use plan::*;

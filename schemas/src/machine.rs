@@ -1,8 +1,10 @@
 //! A machine in numbers: what `--machine FILE` reads, and what a profile measures of the machine it was made on.
 
-use crate::{ByteSize, Provider};
+use crate::document::{self, DocumentError, Format, finding};
+use crate::{ByteSize, Finding, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The machine file version this build writes and reads.
 pub const MACHINE_VERSION: u32 = 1;
@@ -35,10 +37,13 @@ pub struct CpuRates {
     /// Memory there is.
     pub memory: ByteSize,
     /// Read bandwidth of memory with the threads used, in 1e9 bytes per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub memory_gb_per_s: f64,
     /// Arithmetic in matrix products, in 1e12 operations per second (a multiply-add counts two).
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub tflops: f64,
     /// Cost of starting a partition, microseconds.
+    #[schemars(range(min = 0))]
     pub launch_us: f64,
 }
 
@@ -53,10 +58,13 @@ pub struct GpuRates {
     /// Memory there is.
     pub memory: ByteSize,
     /// Read bandwidth of its memory, in 1e9 bytes per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub memory_gb_per_s: f64,
     /// Arithmetic in matrix products, in 1e12 operations per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub tflops: f64,
     /// Cost of starting a partition, microseconds.
+    #[schemars(range(min = 0))]
     pub launch_us: f64,
     /// The way to the host.
     pub link: Link,
@@ -70,10 +78,13 @@ pub struct GpuRates {
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Host to device from pinned memory (from any memory where nothing can be pinned), in 1e9 bytes per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub to_device_gb_per_s: f64,
     /// Device to host, in 1e9 bytes per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub from_device_gb_per_s: f64,
     /// Cost of starting a copy, microseconds.
+    #[schemars(range(min = 0))]
     pub latency_us: f64,
 }
 
@@ -82,8 +93,10 @@ pub struct Link {
 #[serde(deny_unknown_fields)]
 pub struct Contention {
     /// Time of computing on the host while the link is busy, over its time alone.
+    #[schemars(range(min = 1))]
     pub compute: f64,
     /// Time of a copy while the host computes, over its time alone.
+    #[schemars(range(min = 1))]
     pub link: f64,
 }
 
@@ -92,5 +105,51 @@ pub struct Contention {
 #[serde(deny_unknown_fields)]
 pub struct DiskRates {
     /// Direct reads of large blocks, in 1e9 bytes per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub read_gb_per_s: f64,
+}
+
+const FORMAT: Format = Format { what: "machine file", header: "hpp_machine", version: MACHINE_VERSION };
+
+impl Machine {
+    /// Reads a machine file and checks it; everything wrong with it is in the one error.
+    pub fn from_yaml(text: &str) -> Result<Machine, DocumentError> {
+        document::read(text, FORMAT, beyond_the_schema)
+    }
+
+    /// Writes a machine file: fields in the order of the types, the same bytes for the same machine.
+    pub fn to_yaml(&self) -> Result<String, DocumentError> {
+        document::write(self, FORMAT)
+    }
+
+    /// Everything that is wrong with this machine, places as in the file.
+    pub fn check(&self) -> Vec<Finding> {
+        document::check(self, beyond_the_schema)
+    }
+}
+
+/// The JSON Schema of a machine file, as `schemas/machine.schema.json` has it.
+pub fn machine_json_schema() -> String {
+    document::json_schema::<Machine>()
+}
+
+/// Memory of no bytes holds nothing, and an accelerator is no CPU.
+fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let mut memory = |place: String, of: &Value| {
+        let bytes = ByteSize::deserialize(&of["memory"]);
+        if bytes.is_ok_and(|bytes| bytes.0 == 0) {
+            found.push(finding(format!("{place}.memory"), "memory of 0 bytes holds nothing"));
+        }
+    };
+    memory("cpu".to_owned(), &machine["cpu"]);
+    let gpus: Vec<&Value> = machine["gpus"].as_array().into_iter().flatten().collect();
+    for (at, gpu) in gpus.iter().enumerate() {
+        memory(format!("gpus[{at}]"), gpu);
+    }
+    for (at, _) in gpus.iter().enumerate().filter(|(_, gpu)| gpu["provider"] == "cpu") {
+        let place = format!("gpus[{at}].provider");
+        found.push(finding(place, "the cpu provider computes on the host, which is described under cpu"));
+    }
+    found
 }

@@ -3,6 +3,16 @@
 //! Paths are relative to the directory the plan lies in. Unknown fields are refused. A plan is hostile input:
 //! [`Plan::check`](crate::Plan::check) says what is wrong with one before anything it names is opened.
 
+mod generation;
+mod partition;
+mod predictions;
+mod state;
+
+pub use generation::*;
+pub use partition::*;
+pub use predictions::*;
+pub use state::*;
+
 use crate::{ByteSize, DType, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -169,6 +179,19 @@ pub struct Device {
     pub name: String,
     /// Whether this is an accelerator or the host.
     pub kind: DeviceKind,
+    /// Room for streamed weights; absent where nothing is streamed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ring: Option<Ring>,
+}
+
+/// A ring of slots in device memory, each as large as the largest partition streamed through it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Ring {
+    /// Slots.
+    pub slots: u32,
+    /// Bytes of one slot.
+    pub slot_bytes: ByteSize,
 }
 
 /// Host or accelerator.
@@ -191,138 +214,6 @@ pub enum Provider {
     Webgpu,
     /// The CPU provider.
     Cpu,
-}
-
-/// A run of blocks written as one ONNX file.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Partition {
-    /// `gpu_0`, `cpu_0`, ... unique in the plan.
-    pub name: String,
-    /// The ONNX file, relative to the plan.
-    pub file: String,
-    /// Directory, relative to the plan, that external data locations in `file` resolve against.
-    pub weights_dir: String,
-    /// Name of the device it computes on.
-    pub device: String,
-    /// Execution providers to try, best first.
-    #[serde(serialize_with = "crate::dim::on_one_line")]
-    pub providers: Vec<Provider>,
-    /// Labels of the blocks inside, in order.
-    #[serde(serialize_with = "crate::dim::on_one_line")]
-    pub blocks: Vec<String>,
-    /// Graph inputs in the file's order.
-    pub inputs: Vec<PartitionInput>,
-    /// Graph outputs in the file's order.
-    pub outputs: Vec<PartitionOutput>,
-    /// Memory this partition needs on its device.
-    pub bytes: PartitionBytes,
-    /// Why it is here, in one line.
-    pub reason: String,
-}
-
-/// One graph input of a partition and where its value comes from.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PartitionInput {
-    /// The ONNX name.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Symbolic shape; `?` where nothing is known before it runs.
-    #[serde(serialize_with = "crate::dim::on_one_line")]
-    pub shape: Shape,
-    /// `model`, `state`, or the name of the earlier partition that produces it.
-    pub from: String,
-}
-
-/// One graph output of a partition and where its value goes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PartitionOutput {
-    /// The ONNX name.
-    pub name: String,
-    /// Element type.
-    pub dtype: DType,
-    /// Symbolic shape; `?` where nothing is known before it runs.
-    #[serde(serialize_with = "crate::dim::on_one_line")]
-    pub shape: Shape,
-    /// Who reads it.
-    pub to: OutputUse,
-}
-
-/// Who reads a partition's output.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OutputUse {
-    /// It is an output of the model (a later partition may read it too).
-    Model,
-    /// It is the present value of a state.
-    State,
-    /// Later partitions read it.
-    Boundary,
-}
-
-/// Memory a partition needs on its device.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PartitionBytes {
-    /// Weights, each counted once.
-    pub weights: ByteSize,
-    /// State at the planned context and batch.
-    pub kv: ByteSize,
-    /// Activations at the planned prefill.
-    pub workspace: ByteSize,
-}
-
-/// A tensor carried from one step to the next.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct State {
-    /// Graph input that receives the carried value.
-    pub past: String,
-    /// Graph output that holds the next one.
-    pub present: String,
-    /// The partition that owns both.
-    pub partition: String,
-    /// The layer it belongs to.
-    pub layer: u32,
-    /// Element type.
-    pub dtype: DType,
-    /// Shape of `past`; every dimension but the one at `axis` has a size once the batch is known.
-    #[serde(serialize_with = "crate::dim::on_one_line")]
-    pub shape: Shape,
-    /// How `present` relates to `past`.
-    pub update: StateUpdate,
-    /// Device that holds it.
-    pub device: String,
-    /// Bytes at full capacity for one sequence.
-    pub bytes: ByteSize,
-}
-
-/// How a state's present relates to its past.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
-pub enum StateUpdate {
-    /// The operator writes new tokens into the buffer it reads: one buffer of fixed `capacity` along `axis` is bound
-    /// as both past and present.
-    InPlace {
-        /// The token axis.
-        axis: usize,
-        /// Tokens the buffer holds.
-        capacity: u64,
-    },
-    /// Present is past with this step's tokens appended along `axis`; empty at first.
-    Append {
-        /// The token axis.
-        axis: usize,
-        /// Most tokens it can grow to.
-        capacity: u64,
-    },
-    /// Present has the shape of past and replaces it; zero at first.
-    Replace,
-    /// Past is computed once by the caller and only read.
-    ReadOnly,
 }
 
 /// What happens, in order, in each phase.
@@ -372,65 +263,6 @@ pub struct Buffer {
     /// Bytes per token of the pass where that is known; the runtime sizes it for the pass at hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_token: Option<u64>,
-}
-
-/// How text becomes tokens and tokens become text.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Generation {
-    /// `tokenizer.json`, relative to the plan.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokenizer: Option<String>,
-    /// `tokenizer_config.json` (chat template and special tokens), relative to the plan.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub tokenizer_config: Option<String>,
-    /// A `chat_template.jinja` file, relative to the plan; wins over the one in `tokenizer_config`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub chat_template: Option<String>,
-    /// Tokens that end a text.
-    #[serde(serialize_with = "crate::dim::on_one_line")]
-    pub eos_token_ids: Vec<u32>,
-    /// Token that begins a text.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bos_token_id: Option<u32>,
-    /// Sampling the model's authors recommend.
-    pub sampling: SamplingDefaults,
-}
-
-/// Sampling the model's authors recommend; absent fields mean "not said".
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-#[allow(missing_docs)]
-pub struct SamplingDefaults {
-    /// False means greedy decoding whatever the other fields say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub do_sample: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub temperature: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub top_k: Option<u32>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub top_p: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub min_p: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub repetition_penalty: Option<f64>,
-}
-
-/// What the cost model expects of this plan.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Predictions {
-    /// Where the numbers come from: `static` (shapes and assumed bandwidths) or `profile`.
-    pub source: String,
-    /// Milliseconds for one decoded token at the planned context.
-    pub decode_ms: f64,
-    /// Milliseconds from the prompt to the first token.
-    pub time_to_first_token_ms: f64,
-    /// Prompt length `time_to_first_token_ms` speaks of, in tokens.
-    pub prompt_tokens: u64,
-    /// Tokens per second while decoding.
-    pub decode_tokens_per_second: f64,
 }
 
 /// A file the plan depends on.

@@ -1,8 +1,15 @@
 //! The profile: what was measured of a model on a machine. Written after each measurement, read by `hpp-split --profile`.
 //!
-//! Times are milliseconds, medians of several runs. A measurement that failed keeps its place with the reason.
+//! Times are milliseconds, medians of several runs. A measurement that failed keeps its place with the reason. What is not
+//! measured yet has no entry among the points, so that a profile is good at every moment.
 
-use crate::{ByteSize, Machine, Provider, Statistics};
+mod check;
+mod costs;
+
+pub use costs::*;
+
+use crate::document::{self, DocumentError, Format};
+use crate::{ByteSize, Finding, Machine, Provider, Statistics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +43,9 @@ pub struct Profile {
     /// Gain of each block on a device for each byte it takes there; absent without a device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hotness: Vec<BlockHotness>,
+    /// What else a person should know: what was left out, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 /// The model a profile speaks of.
@@ -71,12 +81,14 @@ pub struct Host {
     /// The processor, as it calls itself.
     pub cpu: String,
     /// Physical cores.
+    #[schemars(range(min = 1))]
     pub cores: u32,
     /// Memory there is.
     pub memory: ByteSize,
     /// Operating system and architecture.
     pub system: String,
     /// Threads used for computing.
+    #[schemars(range(min = 1))]
     pub threads: u32,
     /// Version of ONNX Runtime.
     pub onnxruntime: String,
@@ -130,9 +142,30 @@ pub struct MeasuredMachine {
     /// Bandwidth by size, one entry for each thing measured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<BandwidthCurve>,
+    /// Arithmetic of the host in matrix products with the threads used for computing, in 1e12 operations per second.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub tflops: Option<f64>,
+    /// What computing on the host and copying do to each other, one entry for each device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub contention: Vec<MeasuredContention>,
     /// What could not be measured, with the reason.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,
+}
+
+/// Contention between the host's memory and one device's link: time of each while the other goes on, over its time alone.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MeasuredContention {
+    /// The provider whose device it is.
+    pub provider: Provider,
+    /// Of reading host memory with all threads.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub compute: f64,
+    /// Of copies to the device.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub link: f64,
 }
 
 /// Bandwidth of one path by size of what is moved.
@@ -169,114 +202,11 @@ pub enum BandwidthPath {
 #[serde(deny_unknown_fields)]
 pub struct BandwidthPoint {
     /// Bytes in one piece.
+    #[schemars(range(min = 1))]
     pub bytes: u64,
     /// Median, in 1e9 bytes per second.
+    #[schemars(extend("exclusiveMinimum" = 0))]
     pub gb_per_s: f64,
-}
-
-/// What blocks of one class cost.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ClassCosts {
-    /// The class.
-    pub class: u32,
-    /// The block that was measured; with `--all-blocks` the entry speaks of this block alone.
-    pub block: String,
-    /// One entry for each provider asked for.
-    pub providers: Vec<ProviderCosts>,
-}
-
-/// What a block costs under one provider.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct ProviderCosts {
-    /// The provider.
-    pub provider: Provider,
-    /// Blocks that were measured in one partition to tell the block from the cost of starting a partition; 1 where the
-    /// class has no two neighbours.
-    pub run_length: u32,
-    /// Cost of starting a partition, milliseconds, as this class shows it; absent where it could not be told apart.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub launch_ms: Option<f64>,
-    /// One more token after `tokens` of context.
-    pub decode: PhaseCosts,
-    /// A pass of `tokens` into an empty context.
-    pub prefill: PhaseCosts,
-    /// Bytes of device or host memory the block was seen to take, where they can be told.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory: Option<ByteSize>,
-    /// Why there are no numbers, where there are none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
-}
-
-/// Times of one phase, and the curve through them.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct PhaseCosts {
-    /// What was measured, in the order of tokens.
-    pub points: Vec<CostPoint>,
-    /// What they say of other token counts; absent where too few succeeded.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fit: Option<Fit>,
-}
-
-/// The time of one block at one token count, the cost of starting a partition taken off.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct CostPoint {
-    /// Tokens of context (decode) or of the pass (prefill).
-    pub tokens: u64,
-    /// The block alone, milliseconds.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ms: Option<f64>,
-    /// Runs of the partition with one block.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub single: Option<Timing>,
-    /// Runs of the partition with `run_length` blocks.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run: Option<Timing>,
-    /// Why there is no time, where there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub failure: Option<String>,
-}
-
-/// Several runs of one thing.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Timing {
-    /// Measured runs, warm-up apart.
-    pub runs: u32,
-    /// Median, milliseconds.
-    pub median_ms: f64,
-    /// First decile, milliseconds.
-    pub p10_ms: f64,
-    /// Ninth decile, milliseconds.
-    pub p90_ms: f64,
-}
-
-/// `ms(tokens) = constant + linear * tokens + quadratic * tokens^2`, no term negative.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct Fit {
-    /// Milliseconds.
-    pub constant_ms: f64,
-    /// Milliseconds per token.
-    pub linear_ms: f64,
-    /// Milliseconds per token squared.
-    pub quadratic_ms: f64,
-    /// Largest distance from a measured point, as a part of it.
-    pub worst_relative_error: f64,
-    /// Coefficient of determination; 1 is a perfect fit.
-    pub r2: f64,
-}
-
-impl Fit {
-    /// Milliseconds at this many tokens.
-    pub fn ms(&self, tokens: u64) -> f64 {
-        let t = tokens as f64;
-        self.constant_ms + t * (self.linear_ms + t * self.quadratic_ms)
-    }
 }
 
 /// What running the corpus showed.
@@ -311,9 +241,11 @@ pub struct Sensitivity {
     pub positions: u64,
     /// Mean Kullback-Leibler divergence of the scores from those of the model as it is, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
     pub kl: Option<f64>,
     /// Part of the positions whose best token changed, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
     pub top1_changed: Option<f64>,
     /// Why there are no numbers, where there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -339,8 +271,10 @@ pub struct BlockHotness {
 #[serde(deny_unknown_fields)]
 pub struct HotnessTerms {
     /// Time on the host, milliseconds.
+    #[schemars(range(min = 0))]
     pub cpu_ms: f64,
     /// Time on the device, milliseconds.
+    #[schemars(range(min = 0))]
     pub gpu_ms: f64,
     /// Weights the device would hold, bytes.
     pub weight_bytes: u64,
@@ -348,4 +282,29 @@ pub struct HotnessTerms {
     pub kv_bytes: u64,
     /// Milliseconds saved per GiB of device memory.
     pub ms_per_gib: f64,
+}
+
+const FORMAT: Format = Format { what: "profile", header: "hpp_profile", version: PROFILE_VERSION };
+
+impl Profile {
+    /// Reads a profile and checks it; everything wrong with it is in the one error.
+    pub fn from_yaml(text: &str) -> Result<Profile, DocumentError> {
+        document::read(text, FORMAT, check::beyond_the_schema)
+    }
+
+    /// Writes a profile: fields in the order of the types, the same bytes for the same profile.
+    pub fn to_yaml(&self) -> Result<String, DocumentError> {
+        document::write(self, FORMAT)
+    }
+
+    /// Everything in this profile that cannot have been measured: negative times, classes that are missing or occur twice,
+    /// blocks the model does not have. Places are as in the file. What is not measured yet is no finding.
+    pub fn check(&self) -> Vec<Finding> {
+        document::check(self, check::beyond_the_schema)
+    }
+}
+
+/// The JSON Schema of a profile, as `schemas/profile.schema.json` has it.
+pub fn profile_json_schema() -> String {
+    document::json_schema::<Profile>()
 }

@@ -16,7 +16,7 @@ pub struct Timeline {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
-    /// What was busy: `cpu`, `gpu0`, `to gpu0`, `from gpu0`, `disk`.
+    /// What was busy: `cpu`, `gpu0`, `to gpu0`, `from gpu0`, `gpu0 to gpu1`, `disk`, or `passes` for whole passes.
     pub lane: String,
     /// What it did: a partition's or block's name, the tensor that moved.
     pub name: String,
@@ -43,6 +43,8 @@ pub enum SpanKind {
     Transfer,
     /// Something waited for something else.
     Stall,
+    /// A whole pass, from its first input to its last run.
+    Pass,
 }
 
 impl SpanKind {
@@ -52,6 +54,7 @@ impl SpanKind {
             SpanKind::Compute => "compute",
             SpanKind::Transfer => "transfer",
             SpanKind::Stall => "stall",
+            SpanKind::Pass => "pass",
         }
     }
 }

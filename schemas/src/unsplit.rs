@@ -2,7 +2,7 @@
 
 use crate::{
     DeviceKind, InputRole, Model, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan,
-    Predictions, Provider, Schedule, State, Step,
+    Predictions, Provider, Residency, Schedule, State, Step,
 };
 
 /// Which file of the unsplit model to run.
@@ -39,7 +39,7 @@ impl Plan {
             ..self.model.clone()
         };
         let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();
-        let device = device.unwrap_or_else(|| crate::Device { name: "cpu".into(), kind: DeviceKind::Cpu });
+        let device = device.unwrap_or_else(|| crate::Device { name: "cpu".into(), kind: DeviceKind::Cpu, ring: None });
         let mut inputs: Vec<PartitionInput> = model.inputs.iter().map(model_input).collect();
         inputs.extend(self.states.iter().map(state_input));
         let states = self.states.iter().map(|state| State {
@@ -56,6 +56,8 @@ impl Plan {
                 Whole::Tapped => self.partitions.first().map_or(".".into(), |first| first.weights_dir.clone()),
             },
             device: device.name.clone(),
+            residency: Residency::Resident,
+            prefill: None,
             providers: vec![Provider::Cpu],
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),
             inputs,

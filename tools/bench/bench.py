@@ -1,6 +1,6 @@
 """`make bench`: the measurements the README quotes, as one table, with the versions used.
 
-    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|llama-cpp ...]
+    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|planning|gain|profiling|predictions|llama-cpp ...]
 
 Without names, all but llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
 after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
@@ -16,6 +16,7 @@ import time
 
 import equal
 import measure
+import planning
 import speed
 import splitting
 from table import Table, processor, row
@@ -27,6 +28,10 @@ MEASUREMENTS = {
     "extract": splitting.against_extract_model,
     "overhead": speed.split_overhead,
     "genai": speed.against_genai,
+    "planning": planning.planning_time,
+    "gain": planning.streaming_gain,
+    "profiling": planning.profiling_cost,
+    "predictions": planning.predictions,
     "llama-cpp": speed.against_llama_cpp,
 }
 

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Fetches what the project needs into .deps/ and nowhere else. Safe to run again: what is there already is kept.
+# Fetches what the project needs into .deps/ and nowhere else, but for Chromium, which is the system's. Safe to run again: what is
+# there already is kept.
 #
 #   deps.sh ort      ONNX Runtime from PyPI                          (make demo)
 #   deps.sh test     the same, with onnx and the WebGPU plugin       (make test)
 #   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
+#   deps.sh chromium  a Chromium, out of Debian's packages; says where it is  (make test)
 #   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
 #   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
 set -euo pipefail
@@ -71,6 +73,25 @@ fetch_vulkan() {
     echo '{"file_format_version":"1.0.0","ICD":{"library_path":"./libvk_swiftshader.so","api_version":"1.1.0"}}' >"$dir/icd.json"
 }
 
+# The path of a Chromium that starts: the one named, else the system's.
+find_chromium() {
+    local name path
+    for name in "${HPP_CHROMIUM:-}" chromium chromium-browser google-chrome; do
+        path=$(command -v "$name" 2>/dev/null) && "$path" --version >/dev/null 2>&1 && echo "$path" && return
+    done
+    return 1
+}
+
+# A browser needs half a system of libraries, so it is installed where that can be done, as a package.
+fetch_chromium() {
+    find_chromium && return
+    command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || fail "no Chromium here, and no apt-get with root to install one: the browser tests are skipped"
+    say "installing chromium with apt-get"
+    apt-get update -qq </dev/null >&2 || say "apt-get update failed; using the lists there are"
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-liberation </dev/null >&2 || fail "apt-get install chromium failed: the browser tests are skipped"
+    find_chromium || fail "the installed Chromium does not start: the browser tests are skipped"
+}
+
 # llama.cpp with this machine's instructions, but for AMX: its AMX kernels crash where a virtual machine shows AMX and forbids it.
 install_llama_cpp() {
     if [ "$(uname -m)" = x86_64 ]; then
@@ -85,7 +106,8 @@ case ${1:-} in
     ort) install .deps/venv "onnxruntime==$ORT_VERSION" ;;
     test) install .deps/venv "onnxruntime==$ORT_VERSION" && install .deps/venv "onnx==$ONNX_VERSION" && install .deps/venv "onnxruntime-ep-webgpu==$WEBGPU_VERSION" ;;
     vulkan) fetch_vulkan ;;
+    chromium) fetch_chromium ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
-    *) sed -n '2,9p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
 esac

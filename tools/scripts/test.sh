@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the whole test suite, on the WebGPU device as well where one can be had. Under CI=true a missing device is an error.
+# Runs the whole test suite, on the WebGPU device and in a browser as well where they can be had. Under CI=true a missing one is
+# an error.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts=tools/scripts
@@ -25,6 +26,15 @@ elif [ "${CI:-}" = true ]; then
     exit 1
 else
     echo "test: SKIPPED the tests that need a WebGPU device (tools/scripts/with-webgpu.sh says why above)" >&2
+fi
+
+if chromium=$($scripts/deps.sh chromium); then
+    export HPP_CHROMIUM=$chromium
+elif [ "${CI:-}" = true ]; then
+    echo "test: no Chromium, and CI requires it" >&2
+    exit 1
+else
+    echo "test: SKIPPED the tests that open the report in a browser (tools/scripts/deps.sh chromium says why above)" >&2
 fi
 
 cargo build --workspace --locked --bins

@@ -2,7 +2,7 @@
 
 use crate::environment::{OpenError, OrtOptions, Runtime, open};
 use crate::os;
-use crate::provide::{devices_of, provide};
+use crate::provide::{devices_of, find_device, name, provide};
 use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
@@ -35,6 +35,26 @@ impl OrtBackend {
     pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
         let runtime = open(options, reporter)?;
         Ok(OrtBackend { runtime, places: Rc::new(RefCell::new(vec![Rc::new(Place::host())])) })
+    }
+
+    /// The memory of a provider's first device, without a session on it.
+    pub fn device_memory(&self, provider: Provider) -> Result<MemoryId, BackendError> {
+        let (_, device) = find_device(&self.runtime, provider, "gpu0")?;
+        self.use_devices(provider)?;
+        let places = self.places.borrow();
+        let place = places.iter().find(|place| place.is(&device));
+        place.map(|place| place.id).ok_or_else(|| BackendError::Runtime {
+            doing: format!("use {}", name(provider)),
+            cause: "its device has no memory of its own".into(),
+        })
+    }
+
+    /// Host memory pinned for copies to and from a device's memory; `None` where its provider cannot pin. Not zeroed, and
+    /// written only by copies.
+    pub fn reserve_pinned(&self, device: MemoryId, bytes: u64) -> Result<Option<OrtBuffer>, BackendError> {
+        let Some(place) = self.place(device)?.pinned(&self.runtime.environment)? else { return Ok(None) };
+        let memory = Memory::Device(Rc::new(DeviceMemory::reserve(&place, bytes)?));
+        Ok(Some(OrtBuffer { memory, place: Rc::new(place) }))
     }
 
     fn place(&self, memory: MemoryId) -> Result<Rc<Place>, BackendError> {

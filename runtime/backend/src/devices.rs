@@ -18,6 +18,8 @@ pub struct Report {
     pub version: String,
     /// Every place looked at for it, the taken one last.
     pub tried: Vec<Tried>,
+    /// Physical cores of this machine, or hardware threads where the system does not tell them apart.
+    pub cores: usize,
     /// Threads all partitions share.
     pub threads: usize,
     /// This machine's memory: all of it, and what could be had now, where the system tells.
@@ -82,6 +84,7 @@ impl OrtBackend {
             library: runtime.found.path.clone(),
             version: self.version(),
             tried: runtime.found.tried.clone(),
+            cores: os::machine_cores(),
             threads: runtime.threads,
             memory: os::machine_memory(),
             providers: providers

@@ -146,6 +146,11 @@ pub(crate) fn cores() -> usize {
     physical_cores().map_or(available, |physical| physical.clamp(1, available))
 }
 
+/// Physical cores of this machine, whatever of it this process may use.
+pub(crate) fn machine_cores() -> usize {
+    physical_cores().unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+}
+
 /// Distinct (package, core) pairs of the processors the system lists.
 #[cfg(target_os = "linux")]
 fn physical_cores() -> Option<usize> {

@@ -171,7 +171,11 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
 }
 
 /// The plan's `gpuN` is the provider's device number N.
-fn find_device<'r>(runtime: &'r Runtime, provider: Provider, name: &str) -> Result<(usize, Device<'r>), BackendError> {
+pub(crate) fn find_device<'r>(
+    runtime: &'r Runtime,
+    provider: Provider,
+    name: &str,
+) -> Result<(usize, Device<'r>), BackendError> {
     let absent = |cause: String| BackendError::Runtime { doing: format!("use {}", self::name(provider)), cause };
     let plugin = runtime.plugins.get(&runtime.environment, provider);
     if let Some(problem) = plugin.and_then(|plugin| plugin.problem.clone()) {

@@ -3,14 +3,13 @@
 use crate::area::{Area, Areas, Key, about, size_of};
 use crate::error::{BackendError, EngineError};
 use crate::feed::copy;
+use crate::meter::{Meter, Moved, Took};
 use crate::port::{Backend, Dims, MemoryId, Tensor};
 use crate::shape::{PassShape, Sizes};
-use crate::telemetry::Telemetry;
 use crate::tensor::HostTensor;
 use hpp_schema::DType;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::time::Instant;
 
 /// One tensor that crosses.
 pub(crate) struct Boundary<B: Backend> {
@@ -97,12 +96,12 @@ impl<B: Backend> Boundary<B> {
     }
 
     /// Makes this pass's value present in a memory.
-    pub fn ensure(&mut self, areas: &Areas<B>, memory: MemoryId, telemetry: &mut Telemetry) -> Result<(), EngineError> {
+    pub fn ensure(&mut self, areas: &Areas<B>, memory: MemoryId, meter: &mut Meter) -> Result<(), EngineError> {
         if self.current.contains(&memory) || self.current.is_empty() {
             return Ok(());
         }
         let Some(dims) = self.dims.clone() else { return Ok(()) };
-        let started = Instant::now();
+        let from = areas.backend.now();
         room_in(&mut self.areas, areas, &self.name, self.dtype, memory, &dims)?;
         let to = &self.areas[&memory];
         match &self.taken {
@@ -114,8 +113,9 @@ impl<B: Backend> Boundary<B> {
             None => copy(areas, &self.areas[&self.home], to, self.dtype, &dims).map_err(about(&self.name))?,
         }
         self.current.push(memory);
-        telemetry.copies.add(started.elapsed());
-        telemetry.copied_bytes += size_of(&self.name, self.dtype, &dims)?;
+        let bytes = size_of(&self.name, self.dtype, &dims)?;
+        let moved = Moved { name: &self.name, from: self.home, to: memory, bytes };
+        meter.moved(&moved, Took { from, to: areas.backend.now() });
         Ok(())
     }
 
@@ -157,6 +157,11 @@ fn room_in<'a, B: Backend>(
 }
 
 impl<B: Backend> Boundary<B> {
+    /// The memory its producer leaves it in.
+    pub fn home_memory(&self) -> MemoryId {
+        self.home
+    }
+
     /// Some of this pass's bytes, from `offset` on, where the producer left them.
     pub fn read_into(&self, areas: &Areas<B>, offset: u64, bytes: &mut [u8]) -> Result<(), EngineError> {
         let Some((source, key)) = self.home() else {

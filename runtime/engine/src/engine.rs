@@ -5,6 +5,7 @@ use crate::boundary::Boundary;
 use crate::cancel::CancelHandle;
 use crate::error::EngineError;
 use crate::feed::Feed;
+use crate::meter::Meter;
 use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::reporter::Reporter;
@@ -14,7 +15,7 @@ use crate::state::{StateLayout, Store};
 use crate::telemetry::Telemetry;
 use crate::tensor::HostTensor;
 use crate::visit::Visits;
-use hpp_schema::{ModelKind, Plan};
+use hpp_schema::{ModelKind, Plan, Timeline};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -34,7 +35,7 @@ pub struct Engine<B: Backend> {
     pub(crate) prefill: Vec<Act>,
     pub(crate) decode: Vec<Act>,
     pub(crate) context: u64,
-    pub(crate) telemetry: Telemetry,
+    pub(crate) meter: Meter,
     pub(crate) taps: Taps,
     /// Bytes on their way from a device to the caller.
     pub(crate) scratch: Vec<u8>,
@@ -69,7 +70,7 @@ impl<B: Backend> Engine<B> {
             self.layouts.iter().map(|layout| Store::new(layout, &self.areas)).collect::<Result<Vec<_>, _>>()?;
         let limit = self.layouts.iter().map(|layout| layout.limit(self.context)).min().unwrap_or(self.context);
         let bound = self.bindings()?;
-        self.telemetry.state_bytes += stores.iter().map(Store::bytes).sum::<u64>();
+        self.meter.telemetry.state_bytes += stores.iter().map(Store::bytes).sum::<u64>();
         let (taps, history) = (self.taps.version, History::default());
         Ok(Sequence { length: 0, limit, stores, bound, taps, history, interrupted: false })
     }
@@ -136,12 +137,23 @@ impl<B: Backend> Engine<B> {
 
     /// Times, counts, bytes and memory so far.
     pub fn telemetry(&self) -> Telemetry {
-        Telemetry { memory: self.areas.backend.memory_use(), ..self.telemetry.clone() }
+        Telemetry { memory: self.areas.backend.memory_use(), ..self.meter.telemetry.clone() }
     }
 
     /// Forgets the times and counts of passes so far, for instance after a warm-up.
     pub fn reset_telemetry(&mut self) {
-        self.telemetry.reset_passes();
+        self.meter.telemetry.reset_passes();
+    }
+
+    /// Begins to record what happens when, and forgets what was recorded before; or stops recording. It is off at first:
+    /// recording allocates for each run of a stage and each copy.
+    pub fn record_timeline(&mut self, on: bool) {
+        self.meter.record(on.then(|| self.areas.backend.now()));
+    }
+
+    /// What happened since recording began: a lane for each device, for each way between memories and for whole passes.
+    pub fn timeline(&self) -> Timeline {
+        self.meter.timeline()
     }
 
     pub(crate) fn check_cancelled(&self) -> Result<(), EngineError> {

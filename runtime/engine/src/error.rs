@@ -76,6 +76,14 @@ pub enum EngineError {
         /// One line for each difference.
         problems: Vec<String>,
     },
+    /// A partition that is rehearsed has other inputs or outputs than the case says.
+    #[error("{case} does not fit the partition:\n  {}", .problems.join("\n  "))]
+    Case {
+        /// The case's name.
+        case: String,
+        /// One line for each difference.
+        problems: Vec<String>,
+    },
     /// A partition failed while running.
     #[error("partition {partition} failed while {doing}")]
     Run {

@@ -2,6 +2,7 @@
 
 use crate::area::{Area, Areas, about, size_of};
 use crate::error::EngineError;
+use crate::meter::{Meter, Moved, Took};
 use crate::port::{Backend, Dims, MemoryId};
 use crate::shape::Sizes;
 use crate::tensor::{HostTensor, f32_to_floats, integers};
@@ -73,9 +74,10 @@ impl<B: Backend> Feed<B> {
         rows_from: u64,
         sizes: &Sizes,
         extra: &BTreeMap<String, HostTensor>,
+        meter: &mut Meter,
     ) -> Result<(), EngineError> {
         if self.role == InputRole::Free {
-            return self.write_given(areas, extra);
+            return self.write_given(areas, extra, meter);
         }
         if let (InputRole::Embeddings, Content::Embeddings(values)) = (self.role, content) {
             self.width = Some(values.len() as u64 / sizes.sequence);
@@ -109,7 +111,7 @@ impl<B: Backend> Feed<B> {
         if !fits {
             return Err(self.wrong(format!("its type is {}", self.dtype)));
         }
-        self.store(areas, offset)
+        self.store(areas, offset, meter)
     }
 
     /// Elements of a constant fill that are not in place yet: those past `filled`.
@@ -120,7 +122,12 @@ impl<B: Backend> Feed<B> {
         (offset, integers(self.dtype, (from..elements).map(|_| value), &mut self.scratch))
     }
 
-    fn write_given(&mut self, areas: &Areas<B>, extra: &BTreeMap<String, HostTensor>) -> Result<(), EngineError> {
+    fn write_given(
+        &mut self,
+        areas: &Areas<B>,
+        extra: &BTreeMap<String, HostTensor>,
+        meter: &mut Meter,
+    ) -> Result<(), EngineError> {
         let tensor = extra.get(&self.name).ok_or_else(|| self.missing())?;
         if tensor.dtype != self.dtype || tensor.shape.len() != self.rank {
             return Err(self.wrong(format!(
@@ -136,7 +143,7 @@ impl<B: Backend> Feed<B> {
         self.dims = dims;
         self.scratch.clear();
         self.scratch.extend_from_slice(&tensor.bytes);
-        self.store(areas, 0)
+        self.store(areas, 0, meter)
     }
 
     /// The shape of this pass, by role.
@@ -177,7 +184,7 @@ impl<B: Backend> Feed<B> {
     }
 
     /// Writes the scratch bytes to the host copy and refreshes the others.
-    fn store(&mut self, areas: &Areas<B>, offset: u64) -> Result<(), EngineError> {
+    fn store(&mut self, areas: &Areas<B>, offset: u64, meter: &mut Meter) -> Result<(), EngineError> {
         let Feed { name, dtype, host, copies, dims, scratch, .. } = self;
         let changed = !scratch.is_empty();
         if changed {
@@ -188,7 +195,10 @@ impl<B: Backend> Feed<B> {
             let serial = area.serial;
             areas.grow(area, bytes).map_err(about(name))?;
             if changed || area.serial != serial {
+                let from = areas.backend.now();
                 copy(areas, host, area, *dtype, dims).map_err(about(name))?;
+                let moved = Moved { name, from: MemoryId::HOST, to: area.memory, bytes };
+                meter.moved(&moved, Took { from, to: areas.backend.now() });
             }
         }
         Ok(())

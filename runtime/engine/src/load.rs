@@ -6,17 +6,18 @@ use crate::cancel::CancelHandle;
 use crate::engine::{Engine, Taps};
 use crate::error::{BackendError, EngineError};
 use crate::feed::Feed;
+use crate::meter::Meter;
 use crate::options::EngineOptions;
 use crate::port::{Backend, MemoryId, Port, Session, SessionSpec};
 use crate::reporter::Reporter;
 use crate::shape::Vocabulary;
 use crate::stage::{self, From, Names, Stage, To};
 use crate::state::StateLayout;
-use crate::telemetry::{StageTelemetry, Telemetry};
+use crate::telemetry::StageTelemetry;
 use crate::visit::Visits;
 use hpp_schema::{DeviceKind, Partition, Plan, Severity};
+use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
 
 pub(crate) fn load<B: Backend>(
     plan: &Plan,
@@ -25,7 +26,7 @@ pub(crate) fn load<B: Backend>(
     options: EngineOptions,
     reporter: &dyn Reporter,
 ) -> Result<Engine<B>, EngineError> {
-    let started = Instant::now();
+    let started = backend.now();
     check_plan(plan, reporter)?;
     let context = context(plan, &options)?;
     crate::files::check(plan, dir, options.verify, reporter)?;
@@ -36,6 +37,7 @@ pub(crate) fn load<B: Backend>(
     let names = Names::of(plan);
     let loader = Loader { plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
     let (stages, telemetry) = loader.stages(&names)?;
+    let devices = devices(plan, &stages);
     let areas = Areas::new(backend.clone());
     let vocabulary = Vocabulary::of(plan);
     let layouts = layouts(plan, &vocabulary, &stages, context)?;
@@ -53,7 +55,7 @@ pub(crate) fn load<B: Backend>(
         cancel,
         stages,
         context,
-        telemetry: Telemetry { load: started.elapsed(), stages: telemetry, ..Telemetry::default() },
+        meter: Meter::new(devices, backend.now().saturating_sub(started), telemetry),
         taps: Taps::default(),
         scratch: Vec::new(),
     })
@@ -105,7 +107,7 @@ impl<B: Backend> Loader<'_, B> {
     }
 
     fn session(&self, partition: &Partition) -> Result<(B::Session, StageTelemetry), EngineError> {
-        let started = Instant::now();
+        let started = self.backend.now();
         let file = self.dir.join(&partition.file);
         let failed = |source| match source {
             BackendError::Stopped => EngineError::Cancelled,
@@ -128,7 +130,7 @@ impl<B: Backend> Loader<'_, B> {
         for (wanted, reason) in &loaded.refused {
             self.reporter.fallback(&partition.name, *wanted, loaded.provider, reason);
         }
-        let load = started.elapsed();
+        let load = self.backend.now().saturating_sub(started);
         self.reporter.loaded(&partition.name, loaded.provider, &loaded.processor, load.as_secs_f64() * 1e3);
         let measured = StageTelemetry {
             partition: partition.name.clone(),
@@ -215,6 +217,16 @@ fn layouts<B: Backend>(
         StateLayout::new(state, vocabulary, plan.budgets.context, context, home, memory)
     };
     plan.states.iter().enumerate().map(layout).collect()
+}
+
+/// The plan's devices by the memory their stages use.
+fn devices<B: Backend>(plan: &Plan, stages: &[Stage<B>]) -> BTreeMap<MemoryId, String> {
+    let of = |(stage, partition): (&Stage<B>, &Partition)| {
+        let ports = stage.session.inputs().iter().chain(stage.session.outputs());
+        let elsewhere = ports.map(|port| port.memory).filter(|memory| *memory != MemoryId::HOST);
+        elsewhere.map(|memory| (memory, partition.device.clone())).collect::<Vec<_>>()
+    };
+    stages.iter().zip(&plan.partitions).flat_map(of).collect()
 }
 
 /// The boundary that carries the scores: a model has one such output, whatever partition it comes from.

@@ -3,21 +3,27 @@
 //!
 //! It allocates nothing while a session runs on bound memory, so that a test can count what the engine allocates.
 
+mod chain;
+mod clock;
 mod session;
 mod tensor;
 
-pub use session::{Frame, MockBinding, MockModel, MockSession};
+pub use chain::{Chain, ChainPart};
+pub use clock::{LinkCost, VirtualClock};
+pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};
 pub use tensor::{MockBuffer, MockTensor};
 
 use crate::error::BackendError;
-use crate::port::{Backend, Control, Fallback, Loaded, MemoryId, MemoryUse, SessionSpec};
+use crate::port::{Backend, Control, Fallback, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor};
 use crate::reporter::Reporter;
+use crate::tensor::byte_len;
 use hpp_schema::{DType, Provider};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// A backend for tests. Clones share everything.
 #[derive(Clone, Default)]
@@ -29,6 +35,8 @@ struct World {
     absent: RefCell<Vec<Provider>>,
     copies: Cell<u64>,
     reserved: Cell<u64>,
+    clock: VirtualClock,
+    links: clock::Links,
 }
 
 impl MockBackend {
@@ -45,6 +53,21 @@ impl MockBackend {
     /// Takes a provider away.
     pub fn without(&self, provider: Provider) {
         self.0.absent.borrow_mut().push(provider);
+    }
+
+    /// The clock every time of an engine on this backend is taken from. Runs and copies advance it by what they cost, and
+    /// nothing else does.
+    pub fn clock(&self) -> &VirtualClock {
+        &self.0.clock
+    }
+
+    /// What copies and reads from one memory to another cost from now on; nothing where this was never said.
+    pub fn link(&self, from: MemoryId, to: MemoryId, cost: LinkCost) {
+        self.0.links.set(from, to, cost);
+    }
+
+    fn pass(&self, from: &MockTensor, to: MemoryId, bytes: u64) {
+        self.0.clock.advance(self.0.links.time(from.memory(), to, bytes));
     }
 
     /// Copies between tensors so far.
@@ -96,7 +119,12 @@ impl Backend for MockBackend {
             cause: "no such model was set up".into(),
         })?;
         let (provider, refused) = self.provider(spec)?;
-        Ok(Loaded { session: MockSession::new(model), provider, processor: "mock".into(), refused })
+        Ok(Loaded {
+            session: MockSession::new(model, self.0.clock.clone()),
+            provider,
+            processor: "mock".into(),
+            refused,
+        })
     }
 
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<MockBuffer, BackendError> {
@@ -113,16 +141,24 @@ impl Backend for MockBackend {
     }
 
     fn read(&self, tensor: &MockTensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
-        tensor.read(offset, bytes)
+        tensor.read(offset, bytes)?;
+        self.pass(tensor, MemoryId::HOST, bytes.len() as u64);
+        Ok(())
     }
 
     fn copy(&self, from: &MockTensor, to: &MockTensor) -> Result<(), BackendError> {
         self.0.copies.set(self.0.copies.get() + 1);
-        from.copy_to(to)
+        from.copy_to(to)?;
+        self.pass(from, to.memory(), byte_len(from.dtype(), from.shape()).unwrap_or(0));
+        Ok(())
     }
 
     fn control(&self) -> Result<MockControl, BackendError> {
         Ok(MockControl::default())
+    }
+
+    fn now(&self) -> Duration {
+        self.0.clock.now()
     }
 
     fn memory_use(&self) -> MemoryUse {

@@ -4,6 +4,7 @@
 use crate::area::{Area, about};
 use crate::engine::Engine;
 use crate::error::EngineError;
+use crate::meter::Took;
 use crate::port::{Backend, Session, Tensor};
 use crate::stage::{Act, Bound, From, To};
 use crate::state::upload;
@@ -11,7 +12,6 @@ use crate::telemetry::Phase;
 use crate::tensor::HostTensor;
 use hpp_schema::{InputRole, OutputUse};
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Instant;
 
 /// Tensors by name.
 pub type Named = BTreeMap<String, HostTensor>;
@@ -19,7 +19,7 @@ pub type Named = BTreeMap<String, HostTensor>;
 impl<B: Backend> Engine<B> {
     /// Runs every partition once and returns the model's outputs, states included.
     pub fn run_once(&mut self, inputs: &Named) -> Result<Named, EngineError> {
-        let started = Instant::now();
+        let started = self.areas.backend.now();
         self.check_cancelled()?;
         let given = self.accept_named(inputs)?;
         let mut bound = self.bindings()?;
@@ -33,13 +33,13 @@ impl<B: Backend> Engine<B> {
                 Act::Copy(moves) => {
                     for (value, memories) in moves {
                         for memory in memories {
-                            self.boundaries[value].ensure(&self.areas, memory, &mut self.telemetry)?;
+                            self.boundaries[value].ensure(&self.areas, memory, &mut self.meter)?;
                         }
                     }
                 }
             }
         }
-        self.telemetry.prefill.add(started.elapsed());
+        self.meter.passed(Phase::Prefill, 0, Took { from: started, to: self.areas.backend.now() });
         Ok(outputs)
     }
 
@@ -97,21 +97,21 @@ impl<B: Backend> Engine<B> {
                 .bind_output_unknown(&mut bound.binding, index)
                 .map_err(|source| at.failed("being given outputs", source))?;
         }
-        let started = Instant::now();
+        let from = self.areas.backend.now();
         at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
-        self.telemetry.stages[stage].phase(Phase::Prefill).add(started.elapsed());
+        self.meter.ran(stage, Phase::Prefill, Took { from, to: self.areas.backend.now() });
         self.collect(stage, bound, outputs)
     }
 
     fn bind_once(&mut self, stage: usize, bound: &mut Bound<B>, given: &Named) -> Result<Vec<Area<B>>, EngineError> {
-        let Engine { stages, boundaries, areas, telemetry, .. } = self;
+        let Engine { stages, boundaries, areas, meter, .. } = self;
         let at = &stages[stage];
         let mut kept = Vec::new();
         for (index, (from, memory)) in at.inputs.iter().enumerate() {
             let port = &at.session.inputs()[index];
             let failed = |source| at.failed(&format!("being given input {:?}", port.name), source);
             if let From::Boundary(number) = *from {
-                boundaries[number].ensure(areas, *memory, telemetry)?;
+                boundaries[number].ensure(areas, *memory, meter)?;
                 let missing = || EngineError::MissingInput { name: port.name.clone(), dtype: port.dtype };
                 let (source, key) = boundaries[number].source(*memory).ok_or_else(missing)?;
                 source

@@ -7,6 +7,7 @@ use crate::area::Key;
 use crate::engine::{Engine, same};
 use crate::error::EngineError;
 use crate::feed::Content;
+use crate::meter::Took;
 use crate::port::{Backend, Session};
 use crate::sequence::Sequence;
 use crate::shape::Sizes;
@@ -14,7 +15,6 @@ use crate::stage::{Act, Bound, From, To};
 use crate::telemetry::Phase;
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
-use std::time::Instant;
 
 /// What one pass takes in.
 pub(crate) struct Pass<'a> {
@@ -34,10 +34,10 @@ impl Pass<'_> {
 impl<B: Backend> Engine<B> {
     /// Runs a pass; on success the sequence's states have moved on, on failure the sequence is not to be used again.
     pub(crate) fn pass(&mut self, sequence: &mut Sequence<B>, pass: &Pass<'_>) -> Result<(), EngineError> {
-        let started = Instant::now();
+        let from = self.areas.backend.now();
         self.check_cancelled()?;
         for feed in &mut self.feeds {
-            feed.write(&self.areas, pass.content, pass.rows_from, &pass.sizes, pass.extra)?;
+            feed.write(&self.areas, pass.content, pass.rows_from, &pass.sizes, pass.extra, &mut self.meter)?;
         }
         self.boundaries.iter_mut().for_each(|boundary| boundary.begin(&pass.sizes));
         if sequence.taps != self.taps.version {
@@ -49,12 +49,7 @@ impl<B: Backend> Engine<B> {
         self.read_taps()?;
         sequence.interrupted = false;
         sequence.stores.iter_mut().for_each(crate::state::Store::commit);
-        let (tally, tokens) = match phase {
-            Phase::Prefill => (&mut self.telemetry.prefill, &mut self.telemetry.prefill_tokens),
-            Phase::Decode => (&mut self.telemetry.decode, &mut self.telemetry.decode_tokens),
-        };
-        tally.add(started.elapsed());
-        *tokens += pass.sizes.sequence;
+        self.meter.passed(phase, pass.sizes.sequence, Took { from, to: self.areas.backend.now() });
         Ok(())
     }
 
@@ -81,7 +76,7 @@ impl<B: Backend> Engine<B> {
     fn move_ahead(&mut self, moves: &[(usize, Vec<crate::port::MemoryId>)]) -> Result<(), EngineError> {
         for (value, memories) in moves {
             for memory in memories {
-                self.boundaries[*value].ensure(&self.areas, *memory, &mut self.telemetry)?;
+                self.boundaries[*value].ensure(&self.areas, *memory, &mut self.meter)?;
             }
         }
         Ok(())
@@ -97,28 +92,28 @@ impl<B: Backend> Engine<B> {
         self.check_cancelled()?;
         self.bind_inputs(stage, sequence, sizes)?;
         self.bind_outputs(stage, sequence, sizes)?;
-        let started = Instant::now();
+        let from = self.areas.backend.now();
         let bound = &mut sequence.bound[stage];
         let at = &mut self.stages[stage];
         at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
-        self.telemetry.stages[stage].phase(phase).add(started.elapsed());
+        self.meter.ran(stage, phase, Took { from, to: self.areas.backend.now() });
         self.take_states_home(stage, sequence, sizes)?;
         self.take_outputs(stage, sequence)
     }
 
     fn take_states_home(&mut self, stage: usize, sequence: &Sequence<B>, sizes: &Sizes) -> Result<(), EngineError> {
-        let Engine { stages, layouts, visits, areas, telemetry, .. } = self;
+        let Engine { stages, layouts, visits, areas, meter, .. } = self;
         for to in &stages[stage].outputs {
             let To::State(number) = *to else { continue };
             if let Some(home) = sequence.stores[number].present(&layouts[number], sizes.total()) {
-                visits.leave(areas, number, &layouts[number], home, telemetry)?;
+                visits.leave(areas, number, &layouts[number], home, meter)?;
             }
         }
         Ok(())
     }
 
     fn bind_inputs(&mut self, stage: usize, sequence: &mut Sequence<B>, sizes: &Sizes) -> Result<(), EngineError> {
-        let Engine { stages, feeds, boundaries, layouts, visits, areas, telemetry, .. } = self;
+        let Engine { stages, feeds, boundaries, layouts, visits, areas, meter, .. } = self;
         let at = &stages[stage];
         let Sequence { stores, bound, .. } = sequence;
         let Bound { binding, inputs, .. } = &mut bound[stage];
@@ -140,7 +135,7 @@ impl<B: Backend> Engine<B> {
                 From::State(number) => {
                     let layout = &layouts[number];
                     let home = stores[number].past(layout, sizes.past)?;
-                    let (area, key) = visits.past(areas, number, layout, home, telemetry)?;
+                    let (area, key) = visits.past(areas, number, layout, home, meter)?;
                     if held.as_ref() != Some(&key) {
                         let view = areas.view(area, dtype, &key.dims).map_err(failed)?;
                         at.session.bind_input(binding, index, &view).map_err(failed)?;
@@ -149,7 +144,7 @@ impl<B: Backend> Engine<B> {
                 }
                 From::Boundary(number) => {
                     let boundary = &mut boundaries[number];
-                    boundary.ensure(areas, *memory, telemetry)?;
+                    boundary.ensure(areas, *memory, meter)?;
                     let Some((source, key)) = boundary.source(*memory) else {
                         return Err(EngineError::MissingInput { name: boundary.name.clone(), dtype });
                     };

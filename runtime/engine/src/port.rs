@@ -7,6 +7,7 @@ use crate::reporter::Reporter;
 use hpp_schema::{DType, Device, Provider};
 use smallvec::SmallVec;
 use std::path::Path;
+use std::time::Duration;
 
 /// Sizes of a tensor's dimensions; up to six lie inline, so that describing a tensor costs no heap allocation.
 pub type Dims = SmallVec<[u64; 6]>;
@@ -109,6 +110,10 @@ pub trait Backend: Clone {
     fn copy(&self, from: &Self::Tensor, to: &Self::Tensor) -> Result<(), BackendError>;
     /// A new means of stopping runs.
     fn control(&self) -> Result<Self::Control, BackendError>;
+    /// Time since some moment before; all times of an engine are taken here.
+    fn now(&self) -> Duration {
+        crate::clock::since_start()
+    }
     /// What this process and the devices use now and used at most.
     fn memory_use(&self) -> MemoryUse;
 }

@@ -3,8 +3,9 @@
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::feed::Content;
+use crate::meter::{Moved, Took};
 use crate::pass::Pass;
-use crate::port::Backend;
+use crate::port::{Backend, MemoryId};
 use crate::sequence::Sequence;
 use crate::shape::Sizes;
 use crate::tensor::{HostTensor, Logits, floats_to_f32};
@@ -180,7 +181,13 @@ impl<B: Backend> Engine<B> {
         }
         let row = boundary.dtype.bytes_for(vocab).ok_or_else(|| wrong(format!("{dims:?} has no size")))?;
         self.scratch.resize((row * wanted) as usize, 0);
+        let from = self.areas.backend.now();
         boundary.read_into(&self.areas, row * (have - wanted), &mut self.scratch)?;
+        if boundary.home_memory() != MemoryId::HOST {
+            let (home, bytes) = (boundary.home_memory(), self.scratch.len() as u64);
+            let moved = Moved { name: &boundary.name, from: home, to: MemoryId::HOST, bytes };
+            self.meter.moved(&moved, Took { from, to: self.areas.backend.now() });
+        }
         if !floats_to_f32(boundary.dtype, &self.scratch, &mut logits.data) {
             return Err(wrong(format!("{} is no floating-point type", boundary.dtype)));
         }

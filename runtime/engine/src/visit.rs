@@ -4,12 +4,11 @@
 use crate::area::{Area, Areas, Key, about, size_of};
 use crate::error::EngineError;
 use crate::feed::copy;
+use crate::meter::{Meter, Moved, Took};
 use crate::port::{Backend, MemoryId};
 use crate::stage::{From, Stage};
 use crate::state::StateLayout;
-use crate::telemetry::Telemetry;
 use hpp_schema::StateUpdate;
-use std::time::Instant;
 
 /// Desks, and which of them each state uses.
 pub(crate) struct Visits<B: Backend> {
@@ -45,11 +44,11 @@ impl<B: Backend> Visits<B> {
         number: usize,
         layout: &StateLayout,
         (home, key): (&'a Area<B>, Key),
-        telemetry: &mut Telemetry,
+        meter: &mut Meter,
     ) -> Result<(&'a Area<B>, Key), EngineError> {
         let Some((past, _)) = self.seats[number] else { return Ok((home, key)) };
         let desk = &self.desks[past];
-        travel(areas, layout, home, desk, &key, telemetry)?;
+        travel(areas, layout, home, desk, &key, meter)?;
         Ok((desk, Key { serial: desk.serial, dims: key.dims }))
     }
 
@@ -67,10 +66,10 @@ impl<B: Backend> Visits<B> {
         number: usize,
         layout: &StateLayout,
         (home, key): (&Area<B>, Key),
-        telemetry: &mut Telemetry,
+        meter: &mut Meter,
     ) -> Result<(), EngineError> {
         match self.seats[number] {
-            Some((_, present)) => travel(areas, layout, &self.desks[present], home, &key, telemetry),
+            Some((_, present)) => travel(areas, layout, &self.desks[present], home, &key, meter),
             None => Ok(()),
         }
     }
@@ -102,11 +101,12 @@ fn travel<B: Backend>(
     from: &Area<B>,
     to: &Area<B>,
     key: &Key,
-    telemetry: &mut Telemetry,
+    meter: &mut Meter,
 ) -> Result<(), EngineError> {
-    let started = Instant::now();
+    let started = areas.backend.now();
     copy(areas, from, to, layout.dtype, &key.dims).map_err(about(&layout.past))?;
-    telemetry.copies.add(started.elapsed());
-    telemetry.copied_bytes += size_of(&layout.past, layout.dtype, &key.dims)?;
+    let bytes = size_of(&layout.past, layout.dtype, &key.dims)?;
+    let moved = Moved { name: &layout.past, from: from.memory, to: to.memory, bytes };
+    meter.moved(&moved, Took { from: started, to: areas.backend.now() });
     Ok(())
 }

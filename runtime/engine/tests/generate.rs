@@ -6,7 +6,7 @@ use hpp_engine::mock::MockBackend;
 use hpp_engine::{Engine, EngineError, EngineOptions, LogitRows, Logits, Sequence, StepInput};
 use hpp_schema::{Dim, StateUpdate};
 use proptest::prelude::*;
-use support::{Toy, answer, best};
+use support::{DEVICE, Toy, VOCAB, answer, best, second};
 
 fn say(engine: &mut Engine<MockBackend>, sequence: &mut Sequence<MockBackend>, ids: &[u32]) -> u32 {
     best(engine.step(sequence, StepInput::Tokens(ids), LogitRows::Last).unwrap().last())
@@ -29,8 +29,22 @@ fn greedy_text_is_the_plain_one() {
     assert_eq!((telemetry.prefill.count, telemetry.decode.count), (1, 20));
     assert_eq!((telemetry.prefill_tokens, telemetry.decode_tokens), (5, 20));
     assert_eq!(telemetry.stages.iter().map(|stage| stage.decode.count).collect::<Vec<_>>(), [20, 20]);
-    assert_eq!(telemetry.copies.count, 21, "one boundary crosses in each pass");
-    assert_eq!(telemetry.copied_bytes, (5 + 20) * 4);
+    assert_eq!(telemetry.copies.count, 42, "token ids and one boundary cross in each pass");
+    assert_eq!(telemetry.copied_bytes, (5 + 20) * (8 + 4));
+}
+
+#[test]
+fn scores_left_on_a_device_are_read_from_there_and_counted() {
+    let toy = Toy::new();
+    let mut head = second();
+    head.outputs[0].memory = DEVICE;
+    toy.backend.model("cpu_0.onnx", head);
+    let mut engine = toy.load().unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    let text = [3, 1, 4];
+    assert_eq!(say(&mut engine, &mut sequence, &text), answer(&text));
+    let telemetry = engine.telemetry();
+    assert_eq!((telemetry.copies.count, telemetry.copied_bytes), (3, 3 * (8 + 4) + VOCAB * 4));
 }
 
 #[test]
@@ -179,7 +193,7 @@ fn cancelling_in_a_run_ends_it_and_the_sequence() {
     let toy = Toy::new();
     let mut engine = toy.load().unwrap();
     let handle = engine.cancel_handle();
-    let mut model = support::second();
+    let mut model = second();
     let (kernel, stop) = (model.kernel.clone(), handle.clone());
     model.kernel = std::rc::Rc::new(move |frame| {
         stop.cancel();

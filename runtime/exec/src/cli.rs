@@ -28,6 +28,9 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Measure a plan: time to first token, tokens per second, time per stage, memory.
     Bench(BenchArgs),
+    /// Answer hpp-profile's requests, one JSON object a line from stdin to stdout (schemas/probe.schema.json).
+    #[command(hide = true)]
+    Probe(LibraryArgs),
 }
 
 /// Arguments of a plain run.
@@ -223,6 +226,9 @@ pub struct BenchArgs {
     /// Measure the unsplit model through the same runtime instead.
     #[arg(long)]
     pub unsplit: bool,
+    /// Write what happened when in the last run, in the Chrome trace format (open it in Perfetto).
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
     #[arg(long, value_name = "FILE.npy")]
     pub embeddings: Option<PathBuf>,

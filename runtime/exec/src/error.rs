@@ -40,6 +40,8 @@ pub enum ExecError {
     #[error(transparent)]
     Npz(#[from] NpzError),
     #[error(transparent)]
+    Measure(#[from] crate::command::MeasureError),
+    #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -49,6 +51,9 @@ pub enum ExecError {
     /// The terminal does not work.
     #[error("cannot read from the terminal")]
     Terminal(#[source] rustyline::error::ReadlineError),
+    /// There is no room for a small file.
+    #[error("cannot write a temporary file")]
+    Scratch(#[source] std::io::Error),
     /// Ctrl-C cannot be taken over.
     #[error("cannot watch for Ctrl-C")]
     Signal(#[source] std::io::Error),

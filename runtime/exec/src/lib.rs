@@ -60,5 +60,6 @@ fn level(cli: &Cli) -> Level {
         Some(Command::Devices(args)) => args.library.level(),
         Some(Command::Verify(args)) => args.runtime.library.level(),
         Some(Command::Bench(args)) => args.runtime.library.level(),
+        Some(Command::Probe(args)) => args.level(),
     }
 }

@@ -22,6 +22,11 @@ impl Machine {
         Ok(Self { backend: OrtBackend::open(&options(args), Arc::clone(console) as _)? })
     }
 
+    /// What runs partitions here.
+    pub fn backend(&self) -> &OrtBackend {
+        &self.backend
+    }
+
     /// What is here.
     pub fn devices(&self) -> hpp_backend::Report {
         self.backend.devices()

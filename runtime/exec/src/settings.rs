@@ -25,6 +25,8 @@ pub enum Task {
     Verify(VerifyArgs),
     /// Measure.
     Bench(BenchArgs),
+    /// Answer requests to measure.
+    Probe(LibraryArgs),
 }
 
 /// Where the text to continue comes from.
@@ -75,6 +77,7 @@ impl Task {
             Some(Command::Devices(args)) => Ok(Task::Devices(args)),
             Some(Command::Verify(args)) => Ok(Task::Verify(args)),
             Some(Command::Bench(args)) => Ok(Task::Bench(args)),
+            Some(Command::Probe(args)) => Ok(Task::Probe(args)),
             None => resolve_run(cli.run),
         }
     }

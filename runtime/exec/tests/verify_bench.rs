@@ -63,6 +63,33 @@ fn a_bench_measures_what_it_says() {
 }
 
 #[test]
+fn a_bench_says_what_each_token_took_and_writes_its_trace() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let trace = plan.file("trace.json");
+    let args = ["--prompt-tokens", "16", "--new-tokens", "9", "--runs", "2", "--json", "--trace"];
+    let report = plan.command("bench", &[&args[..], &[trace.to_str().unwrap()]].concat()).ok().json();
+    let number = |value: &serde_json::Value| value.as_f64().unwrap_or_else(|| panic!("{report}"));
+    assert_eq!((number(&report["decode_context"]), number(&report["context"])), (19.5, 64.0));
+    let token = number(&report["decode_ms_per_token"]["median"]);
+    let stage = number(&report["stages"][0]["decode_ms_median"]);
+    assert!(stage > 0.0 && token > stage && number(&report["rest_ms_per_token"]) > 0.0, "{report}");
+    assert!(number(&report["prefill_ms"]["median"]) > 0.0);
+    assert!(number(&report["prefill_ms"]["median"]) < number(&report["time_to_first_token_ms"]["max"]));
+
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(trace).unwrap()).unwrap();
+    let events: Vec<_> = trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == "X").collect();
+    let count = |kind: &str| events.iter().filter(|event| event["cat"] == kind).count();
+    assert_eq!((count("pass"), count("compute"), count("transfer")), (9, 9, 0), "the prompt and eight tokens");
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_known_before_anything_is_measured() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let args = ["--prompt-tokens", "8", "--new-tokens", "8", "--trace", "no/such/dir/trace.json"];
+    plan.command("bench", &args).fails(1, &["no/such/dir/trace.json"]);
+}
+
+#[test]
 fn devices_tells_what_is_here() {
     let ran = support::hpp_exec(["devices"]).ok();
     assert!(ran.stdout.contains("ONNX Runtime") && ran.stdout.contains("CPU"), "{}", ran.stdout);

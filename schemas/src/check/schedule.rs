@@ -1,19 +1,22 @@
 //! Schedules: each partition once, after what it reads, with a copy wherever a value changes device.
 
 use super::{Findings, names};
-use crate::{CopyStep, ModelKind, OutputUse, Plan, Step};
+use crate::{CopyStep, ModelKind, OutputUse, Partition, Plan, Step};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
-    one(plan, found, "schedule.prefill", &plan.schedule.prefill);
+    one(plan, found, "schedule.prefill", &plan.schedule.prefill, Partition::prefill_device);
     // A model that runs once has nothing to decode.
     if plan.model.kind != ModelKind::SingleRun || !plan.schedule.decode.is_empty() {
-        one(plan, found, "schedule.decode", &plan.schedule.decode);
+        one(plan, found, "schedule.decode", &plan.schedule.decode, |partition| &partition.device);
     }
 }
 
-fn one(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step]) {
-    let mut done = Done::default();
+/// The device a partition computes on in the phase at hand.
+type DeviceOf = for<'p> fn(&'p Partition) -> &'p str;
+
+fn one(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step], device: DeviceOf) {
+    let mut done = Done { device, ran: BTreeSet::new(), there: BTreeSet::new() };
     for (at, step) in steps.iter().enumerate() {
         let place = format!("{place}[{at}]");
         match step {
@@ -26,8 +29,8 @@ fn one(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step]) {
     }
 }
 
-#[derive(Default)]
 struct Done<'a> {
+    device: DeviceOf,
     ran: BTreeSet<&'a str>,
     /// (producer, value, device) that copies have made present.
     there: BTreeSet<(&'a str, &'a str, &'a str)>,
@@ -37,16 +40,14 @@ fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, don
     let Some(partition) = plan.partitions.iter().find(|partition| partition.name == name) else {
         return found.error(place, format!("the plan has no partition {name:?}"));
     };
+    let device = (done.device)(partition);
     for input in &partition.inputs {
         let Some(producer) = plan.partitions.iter().find(|other| other.name == input.from) else { continue };
-        let value = (producer.name.as_str(), input.name.as_str(), partition.device.as_str());
+        let value = (producer.name.as_str(), input.name.as_str(), device);
         if !done.ran.contains(producer.name.as_str()) {
             found.error(place, format!("{name:?} needs {:?}, which has not run", producer.name));
-        } else if producer.device != partition.device && !done.there.contains(&value) {
-            found.error(
-                place,
-                format!("{name:?} needs {:?} on {}, and no step copies it", input.name, partition.device),
-            );
+        } else if (done.device)(producer) != device && !done.there.contains(&value) {
+            found.error(place, format!("{name:?} needs {:?} on {device}, and no step copies it", input.name));
         }
     }
     found.require(done.ran.insert(name), place, format!("{name:?} runs twice"));
@@ -61,7 +62,7 @@ fn move_values<'a>(plan: &'a Plan, found: &mut Findings, place: &str, copy: &'a 
     for value in &copy.values {
         let here = plan.partitions.iter().filter(|partition| {
             let leaves = |o: &crate::PartitionOutput| o.name == *value && o.to != OutputUse::State;
-            partition.device == copy.from
+            (done.device)(partition) == copy.from
                 && done.ran.contains(partition.name.as_str())
                 && partition.outputs.iter().any(leaves)
         });

@@ -38,18 +38,28 @@ fn totals(plan: &Plan, found: &mut Findings) {
     }
 }
 
-/// Bytes a device has to have: all weights, states that lie there, the most that any one partition's states from elsewhere
+/// Bytes a device has to have: all weights that stay there, its ring of streamed ones, states that lie there, the most that any one partition's states from elsewhere
 /// and its workspace take, and the margin. `None` beyond 64 bits.
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
-    let here = || plan.partitions.iter().filter(|partition| partition.device == device);
+    let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
+    let here = || plan.partitions.iter().filter(computes);
     let visits = |partition: &Partition| {
         plan.states.iter().any(|state| state.partition == partition.name && state.device != partition.device)
     };
-    let weights = here().map(|partition| partition.bytes.weights);
+    let weights = here().filter(|partition| stays(partition, device)).map(|partition| partition.bytes.weights);
     let at_home = here().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
     let visiting = here().filter(|partition| visits(partition)).map(|partition| partition.bytes.kv).max();
     let workspace = here().map(|partition| partition.bytes.workspace).max();
-    sum(weights.chain(at_home).chain(visiting).chain(workspace).chain([plan.budgets.margin]))
+    let ring = plan.devices.iter().find(|other| other.name == device).and_then(|device| device.ring);
+    let ring = ring.map_or(Some(0), |ring| ring.slot_bytes.0.checked_mul(u64::from(ring.slots)))?;
+    sum(weights.chain(at_home).chain(visiting).chain(workspace).chain([plan.budgets.margin, ByteSize(ring)]))
+}
+
+/// Whether a partition's weights lie on this device for good.
+fn stays(partition: &Partition, device: &str) -> bool {
+    let decode = partition.device == device && partition.residency.is_resident();
+    let prefill = partition.prefill.as_ref();
+    decode || prefill.is_some_and(|prefill| prefill.device == device && prefill.residency.is_resident())
 }
 
 fn numbers(plan: &Plan, found: &mut Findings) {
@@ -61,6 +71,12 @@ fn numbers(plan: &Plan, found: &mut Findings) {
     ] {
         let place = format!("predictions.{name}");
         found.require(value.is_finite() && value >= 0.0, place, format!("{value} is no measure"));
+    }
+    if let Some(objective) = &said.objective {
+        for (name, value) in [("ms", objective.ms), ("bound_ms", objective.bound_ms)] {
+            let place = format!("predictions.objective.{name}");
+            found.require(value.is_finite() && value >= 0.0, place, format!("{value} is no measure"));
+        }
     }
     let Some(text) = &plan.generation else { return };
     let sampling = &text.sampling;

@@ -1,7 +1,10 @@
 //! One row for each rule: a good plan, one thing changed, one complaint about it.
 
 use super::Severity;
-use crate::{ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, OutputUse, Plan, Provider, StateUpdate, Step};
+use crate::{
+    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Placement, Plan,
+    Provider, Residency, Ring, StateUpdate, Step,
+};
 
 fn good() -> Plan {
     Plan::from_yaml(include_str!("../../tests/plan.yaml")).unwrap()
@@ -131,6 +134,45 @@ fn schedules() {
     refuses("schedule.decode[1]", "from gpu0 to gpu0", |p| p.schedule.decode[1] = copy("gpu0", "gpu0", "hidden.0"));
     refuses("schedule.decode[1]", "nothing that ran", |p| p.schedule.decode[1] = copy("gpu0", "cpu", "logits"));
     warns("schedule.decode[2]", "already", |p| p.schedule.decode.insert(2, p.schedule.decode[1].clone()));
+}
+
+const RING: Option<Ring> = Some(Ring { slots: 3, slot_bytes: ByteSize(256 << 10) });
+
+#[test]
+fn placements() {
+    refuses("partitions[0]", "cannot run", |p| {
+        p.partitions[0].residency = Residency::Streamed;
+        p.devices[0].ring = RING;
+    });
+    let prefill = |device: &str| Some(Placement { device: device.into(), residency: Residency::Streamed });
+    refuses("partitions[1]", "cannot run", |p| p.partitions[1].prefill = prefill("gpu0"));
+    refuses("partitions[1].prefill", "no ring", |p| p.partitions[1].prefill = prefill("gpu0"));
+    refuses("partitions[1].prefill", "no device", |p| p.partitions[1].prefill = prefill("gpu7"));
+    refuses("devices[1].ring", "on the host", |p| p.devices[1].ring = RING);
+    refuses("devices[0].ring", "without room", |p| {
+        p.devices[0].ring = Some(Ring { slots: 0, slot_bytes: ByteSize(1) });
+    });
+    warns("devices.gpu0", "the budget is", |p| {
+        p.devices[0].ring = Some(Ring { slots: 3, slot_bytes: ByteSize(1 << 20) });
+    });
+    refuses("devices.gpu0", "64 bits", |p| p.devices[0].ring = Some(Ring { slots: 3, slot_bytes: ByteSize(u64::MAX) }));
+    refuses("predictions.objective.ms", "no measure", |p| {
+        let objective = Achieved { kind: ObjectiveKind::Mixed, ms: f64::NAN, bound_ms: 0.0, proven: false };
+        p.predictions.objective = Some(objective);
+    });
+}
+
+/// A partition that computes elsewhere while the prompt is taken in needs its inputs there, and nowhere else.
+#[test]
+fn phases_have_their_own_copies() {
+    let mut plan = good();
+    plan.devices[0].ring = RING;
+    plan.partitions[1].prefill = Some(Placement { device: "gpu0".into(), residency: Residency::Streamed });
+    let about = |plan: &Plan, place: &str| plan.check().iter().any(|found| found.place.starts_with(place));
+    plan.schedule.prefill.remove(1);
+    assert!(!about(&plan, "schedule"), "{:#?}", plan.check());
+    plan.schedule.decode.remove(1);
+    assert!(about(&plan, "schedule.decode"));
 }
 
 #[test]

@@ -4,9 +4,19 @@ use crate::analyse::Analysis;
 use crate::costs::Load;
 use crate::symbols::{Pass, symbols};
 use hpp_graph::{Part, ValueId};
-use hpp_partition::{Budget, Demand, KvHome, Place, Run};
+use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+
+/// A run of blocks that becomes one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Blocks, by position.
+    pub blocks: Range<usize>,
+    /// Where they compute.
+    pub choice: Choice,
+}
 
 /// Everything a plan is made of.
 pub struct Decision<'a> {
@@ -15,14 +25,18 @@ pub struct Decision<'a> {
     /// Costs of its blocks.
     pub blocks: &'a [hpp_partition::Block],
     /// Runs of blocks that become partitions.
-    pub runs: &'a [Run],
-    /// The limits that were kept.
-    pub budget: &'a Budget,
-    /// The cut, one part for each run.
+    pub pieces: &'a [Piece],
+    /// Slots in the ring of each GPU; 0 where nothing is streamed to it.
+    pub slots: &'a [u32],
+    /// The limits that were kept, as a plan says them.
+    pub budgets: Budgets,
+    /// Where state lies.
+    pub kv: KvHome,
+    /// The cut, one part for each piece.
     pub parts: &'a [Part],
     /// What the costs were counted for.
     pub load: Load,
-    /// Why each run is where it is.
+    /// Why each piece is where it is.
     pub reasons: Vec<String>,
     /// What the cost model expects.
     pub predictions: Predictions,
@@ -38,7 +52,7 @@ pub fn assemble(decision: &Decision) -> Plan {
     Plan {
         hpp_plan: PLAN_VERSION,
         model: model(decision),
-        budgets: budgets(decision),
+        budgets: decision.budgets.clone(),
         devices: devices(decision),
         partitions,
         states,
@@ -52,13 +66,25 @@ pub fn assemble(decision: &Decision) -> Plan {
 
 fn partition_names(decision: &Decision) -> Vec<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    let name = |run: &hpp_partition::Run| {
-        let stem = if run.place == Place::Cpu { "cpu" } else { "gpu" };
+    let name = |piece: &Piece| {
+        let stem = if piece.choice.decode == Where::Cpu { "cpu" } else { "gpu" };
         let count = counts.entry(stem).or_default();
         *count += 1;
         format!("{stem}_{}", *count - 1)
     };
-    decision.runs.iter().map(name).collect()
+    decision.pieces.iter().map(name).collect()
+}
+
+/// Name of the device a block computes on.
+fn device(place: Where) -> String {
+    match place.gpu() {
+        None => "cpu".to_owned(),
+        Some(gpu) => format!("gpu{gpu}"),
+    }
+}
+
+fn residency(place: Where) -> Residency {
+    if matches!(place, Where::Streamed(_)) { Residency::Streamed } else { Residency::Resident }
 }
 
 fn model(decision: &Decision) -> Model {
@@ -77,39 +103,42 @@ fn model(decision: &Decision) -> Model {
     }
 }
 
-fn budgets(decision: &Decision) -> Budgets {
-    let budget = decision.budget;
-    Budgets {
-        vram: budget.vram.iter().copied().map(ByteSize).collect(),
-        ram: budget.ram.map(ByteSize),
-        context: decision.load.context,
-        batch: decision.load.batch,
-        margin: ByteSize(budget.margin),
-    }
-}
-
 /// The host, and every GPU that has a budget or a partition.
 fn devices(decision: &Decision) -> Vec<Device> {
-    let used = decision.runs.iter().filter_map(|run| if let Place::Gpu(i) = run.place { Some(i + 1) } else { None });
-    let gpus = used.max().unwrap_or(0).max(decision.budget.vram.len());
-    let gpu = |index| Device { name: Place::Gpu(index).to_string(), kind: DeviceKind::Gpu };
-    std::iter::once(Device { name: Place::Cpu.to_string(), kind: DeviceKind::Cpu }).chain((0..gpus).map(gpu)).collect()
+    let places = decision.pieces.iter().flat_map(|piece| [piece.choice.prefill, piece.choice.decode]);
+    let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
+    let gpus = used.max(decision.budgets.vram.len());
+    let gpu = |gpu| Device { name: device(Where::Resident(gpu)), kind: DeviceKind::Gpu, ring: ring(decision, gpu) };
+    let host = Device { name: device(Where::Cpu), kind: DeviceKind::Cpu, ring: None };
+    std::iter::once(host).chain((0..gpus).map(gpu)).collect()
+}
+
+/// Slots as large as the largest block streamed through them.
+fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
+    let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
+    let streamed = |piece: &&Piece| Phase::BOTH.iter().any(|phase| piece.choice.of(*phase) == Where::Streamed(gpu));
+    let blocks = decision.pieces.iter().filter(streamed).flat_map(|piece| piece.blocks.clone());
+    let bytes = blocks.map(|block| decision.blocks[block].weights.iter().map(|(_, bytes)| bytes).sum()).max()?;
+    Some(Ring { slots, slot_bytes: ByteSize(bytes) })
 }
 
 fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
-    let runs = decision.runs;
+    let pieces = decision.pieces;
     let build = |index: usize| {
-        let (run, part) = (&runs[index], &decision.parts[index]);
-        let blocks = &decision.blocks[run.blocks.clone()];
+        let (piece, part) = (&pieces[index], &decision.parts[index]);
+        let Choice { prefill, decode } = piece.choice;
+        let blocks = &decision.blocks[piece.blocks.clone()];
         let demand = demand(decision, index);
         Partition {
             name: names[index].clone(),
             file: format!("{}.onnx", names[index]),
             weights_dir: String::new(),
-            device: run.place.to_string(),
-            providers: match run.place {
-                Place::Cpu => vec![Provider::Cpu],
-                Place::Gpu(_) => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
+            device: device(decode),
+            residency: residency(decode),
+            prefill: (prefill != decode).then(|| Placement { device: device(prefill), residency: residency(prefill) }),
+            providers: match decode {
+                Where::Cpu => vec![Provider::Cpu],
+                _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
             },
             blocks: blocks.iter().map(|block| block.label.clone()).collect(),
             inputs: part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).collect(),
@@ -122,13 +151,13 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             reason: decision.reasons[index].clone(),
         }
     };
-    (0..runs.len()).map(build).collect()
+    (0..pieces.len()).map(build).collect()
 }
 
 /// What a partition needs, with the weights its own copy of the globals reads.
 fn demand(decision: &Decision, index: usize) -> Demand {
     let graph = &decision.analysis.graph;
-    let mut demand = Demand::of(&decision.blocks[decision.runs[index].blocks.clone()]);
+    let mut demand = Demand::of(&decision.blocks[decision.pieces[index].blocks.clone()]);
     let read = decision.parts[index].nodes.iter().flat_map(|node| graph.node(*node).reads()).collect::<BTreeSet<_>>();
     demand.weights = read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum();
     demand
@@ -176,35 +205,45 @@ fn states(decision: &Decision, names: &[String]) -> Vec<State> {
     let owner = |past: ValueId| decision.parts.iter().position(|part| part.inputs.contains(&past));
     let place = |s: &crate::states::PlannedState| {
         let index = owner(s.past)?;
-        let follows = decision.runs[index].place;
-        let place = if decision.budget.kv == KvHome::Host { Place::Cpu } else { follows };
-        Some(State { partition: names[index].clone(), device: place.to_string(), ..s.state.clone() })
+        let follows = decision.pieces[index].choice.decode;
+        let place = if decision.kv == KvHome::Host { Where::Cpu } else { follows };
+        Some(State { partition: names[index].clone(), device: device(place), ..s.state.clone() })
     };
     decision.analysis.states.iter().filter_map(place).collect()
 }
 
 fn schedule(decision: &Decision, partitions: &[Partition]) -> Schedule {
+    Schedule {
+        prefill: steps(partitions, Partition::prefill_device),
+        decode: steps(partitions, |partition| &partition.device),
+        prefill_chunk: decision.analysis.prefill_chunk(decision.load),
+    }
+}
+
+/// Partitions in order, each after copies of what it reads from other devices.
+fn steps(partitions: &[Partition], device: impl Fn(&Partition) -> &str) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut there: BTreeSet<(&str, &str)> = BTreeSet::new();
     for partition in partitions {
-        let device_of = |name: &str| partitions.iter().find(|p| p.name == name).map(|p| p.device.as_str());
+        let here = device(partition);
+        let device_of = |name: &str| partitions.iter().find(|p| p.name == name).map(&device);
         let mut moves: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for input in &partition.inputs {
-            let Some(from) = device_of(&input.from).filter(|from| *from != partition.device) else { continue };
-            if there.insert((&input.name, &partition.device)) {
+            let Some(from) = device_of(&input.from).filter(|from| *from != here) else { continue };
+            if there.insert((&input.name, here)) {
                 moves.entry(from).or_default().push(input.name.clone());
             }
         }
         let copy = |(from, values): (&str, Vec<String>)| {
-            Step::Copy(CopyStep { values, from: from.to_owned(), to: partition.device.clone() })
+            Step::Copy(CopyStep { values, from: from.to_owned(), to: here.to_owned() })
         };
         steps.extend(moves.into_iter().map(copy));
         steps.push(Step::Run(partition.name.clone()));
     }
-    Schedule { prefill: steps.clone(), decode: steps, prefill_chunk: decision.analysis.prefill_chunk(decision.load) }
+    steps
 }
 
-fn buffers(decision: &Decision, partitions: &[Partition]) -> Vec<Buffer> {
+fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> {
     let states: Vec<State> = decision.analysis.states.iter().map(|s| s.state.clone()).collect();
     let bytes = |dtype: DType, shape: &Shape, tokens| {
         let pass = Pass { batch: decision.load.batch, tokens, past: 1 };
@@ -220,7 +259,8 @@ fn buffers(decision: &Decision, partitions: &[Partition]) -> Vec<Buffer> {
             let readers = partitions
                 .iter()
                 .filter(|p| p.inputs.iter().any(|input| input.name == output.name && input.from == producer.name));
-            let mut devices: Vec<&str> = std::iter::once(producer).chain(readers).map(|p| p.device.as_str()).collect();
+            let both = |p: &'a Partition| [p.device.as_str(), p.prefill_device()];
+            let mut devices: Vec<&str> = std::iter::once(producer).chain(readers).flat_map(both).collect();
             devices.sort_unstable();
             devices.dedup();
             buffers.extend(devices.into_iter().map(|device| Buffer {

@@ -4,7 +4,7 @@ use crate::states::PlannedState;
 use crate::symbols::{Pass, symbols};
 use hpp_graph::{BlockKind, Graph, NodeId, Segmentation, ValueId, infer};
 use hpp_partition as plan;
-use hpp_schema::{ModelInput, State, Symbols};
+use hpp_schema::{ModelInput, State, StateUpdate, Symbols};
 use std::collections::BTreeSet;
 
 /// What the costs are counted for.
@@ -12,12 +12,21 @@ use std::collections::BTreeSet;
 pub struct Load {
     /// Sequences in one pass.
     pub batch: u64,
-    /// Tokens of context when one more is decoded.
+    /// Tokens a sequence may grow to: what memory is planned for.
     pub context: u64,
     /// Tokens of the prompt the predictions speak of.
     pub prompt: u64,
+    /// Tokens generated after it.
+    pub new_tokens: u64,
     /// Most tokens one prefill pass takes.
     pub chunk: u64,
+}
+
+impl Load {
+    /// Tokens of context at which a decoded token is priced: the middle of the answer.
+    pub fn decode_context(&self) -> u64 {
+        self.prompt.saturating_add(self.new_tokens / 2).clamp(1, self.context.max(1))
+    }
 }
 
 /// The planner's view of every block.
@@ -28,62 +37,103 @@ pub fn blocks(
     inputs: &[ModelInput],
     load: Load,
 ) -> Vec<plan::Block> {
-    let plain: Vec<State> = states.iter().map(|s| s.state.clone()).collect();
-    let pass = |tokens, past| symbols(inputs, &plain, Pass { batch: load.batch, tokens, past });
-    let counter = Counter {
-        graph,
-        segmentation,
-        decode: pass(1, load.context.saturating_sub(1)),
-        prompt: pass(load.prompt, 0),
-        widest: pass(load.chunk, load.context.saturating_sub(load.chunk)),
+    let counter = Counter::new(graph, segmentation, states, inputs, load.batch);
+    // Where nothing is carried from pass to pass, a token costs a pass over all there is so far.
+    let decode = match states.is_empty() {
+        true => Moment::new(&counter, load.decode_context(), 0),
+        false => Moment::new(&counter, 1, load.decode_context() - 1),
     };
-    let kv = |index: usize| -> u64 {
-        let pasts: BTreeSet<ValueId> =
-            segmentation.blocks[index].states.iter().map(|s| segmentation.states[*s].pair.past).collect();
-        let held = states.iter().filter(|s| pasts.contains(&s.past));
-        held.map(|s| s.state.bytes.0.saturating_mul(load.batch)).fold(0, u64::saturating_add)
-    };
-    (0..segmentation.blocks.len()).map(|index| counter.block(index, kv(index))).collect()
-}
-
-/// Counts one block after another under the same symbols.
-struct Counter<'a> {
-    graph: &'a Graph,
-    segmentation: &'a Segmentation,
-    decode: Symbols,
-    prompt: Symbols,
-    widest: Symbols,
-}
-
-impl Counter<'_> {
-    fn block(&self, index: usize, kv_bytes: u64) -> plan::Block {
-        let block = &self.segmentation.blocks[index];
-        let weight = |id: &ValueId| (id.0, self.graph.weight(*id).map_or(0, |weight| weight.bytes));
-        let entering = index.checked_sub(1).map(|before| &self.segmentation.boundaries[before].values);
+    let one = Moment::new(&counter, 1, load.decode_context() - 1);
+    let prompt = Moment::new(&counter, load.prompt, 0);
+    let widest = Moment::new(&counter, load.chunk, load.context.saturating_sub(load.chunk));
+    let block = |index: usize| {
+        let block = &segmentation.blocks[index];
+        let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
+        let entering = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
         plan::Block {
             label: block.label.clone(),
             kind: kind(block.kind),
             weights: block.weights.iter().map(weight).collect(),
-            kv_bytes,
-            workspace_bytes: self.workspace(&block.nodes),
-            boundary_bytes: entering.into_iter().flatten().map(|id| self.bytes(*id, &self.decode)).sum(),
-            decode: self.work(&block.nodes, &self.decode, kv_bytes),
-            prefill: self.work(&block.nodes, &self.prompt, 0),
+            kv_bytes: counter.state_bytes(index, u64::MAX),
+            workspace_bytes: counter.workspace(&block.nodes, &widest.symbols),
+            boundary_bytes: entering.into_iter().flatten().map(|id| counter.bytes(*id, &one.symbols)).sum(),
+            decode: counter.work(index, &decode),
+            prefill: counter.work(index, &prompt),
         }
+    };
+    (0..segmentation.blocks.len()).map(block).collect()
+}
+
+/// A pass at one moment of a sequence's life.
+pub(crate) struct Moment {
+    /// Tokens in the states when it ends.
+    total: u64,
+    /// Sizes of everything in it.
+    symbols: Symbols,
+}
+
+impl Moment {
+    /// A pass of `tokens` after `past` others.
+    pub fn new(counter: &Counter, tokens: u64, past: u64) -> Self {
+        let pass = Pass { batch: counter.batch, tokens, past };
+        Moment { total: past.saturating_add(tokens), symbols: symbols(counter.inputs, &counter.plain, pass) }
+    }
+}
+
+/// Counts what blocks compute and read.
+pub(crate) struct Counter<'a> {
+    graph: &'a Graph,
+    segmentation: &'a Segmentation,
+    states: &'a [PlannedState],
+    inputs: &'a [ModelInput],
+    plain: Vec<State>,
+    batch: u64,
+}
+
+impl<'a> Counter<'a> {
+    pub fn new(
+        graph: &'a Graph,
+        segmentation: &'a Segmentation,
+        states: &'a [PlannedState],
+        inputs: &'a [ModelInput],
+        batch: u64,
+    ) -> Self {
+        let plain = states.iter().map(|s| s.state.clone()).collect();
+        Counter { graph, segmentation, states, inputs, plain, batch }
     }
 
-    fn work(&self, nodes: &[NodeId], symbols: &Symbols, state_bytes: u64) -> plan::Work {
+    /// Operations of a block in a pass, and bytes of weights and state it reads.
+    pub fn work(&self, index: usize, moment: &Moment) -> plan::Work {
+        let nodes = &self.segmentation.blocks[index].nodes;
         let sum = |count: fn(&Graph, NodeId, &Symbols) -> Option<u64>| {
-            nodes.iter().filter_map(|node| count(self.graph, *node, symbols)).fold(0, u64::saturating_add)
+            let counts = nodes.iter().filter_map(|node| count(self.graph, *node, &moment.symbols));
+            counts.fold(0, u64::saturating_add)
         };
-        plan::Work { flops: sum(infer::flops), bytes: sum(infer::bytes_read).saturating_add(state_bytes) }
+        let states = self.state_bytes(index, moment.total);
+        plan::Work { flops: sum(infer::flops), bytes: sum(infer::bytes_read).saturating_add(states) }
+    }
+
+    /// Bytes a block's states hold after so many tokens, at most their capacity, for the whole batch.
+    fn state_bytes(&self, index: usize, tokens: u64) -> u64 {
+        let own = &self.segmentation.blocks[index].states;
+        let pasts: BTreeSet<ValueId> = own.iter().map(|s| self.segmentation.states[*s].pair.past).collect();
+        let held = |planned: &&PlannedState| pasts.contains(&planned.past);
+        let bytes = |planned: &PlannedState| match planned.state.update {
+            StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if tokens < capacity => {
+                let part = u128::from(planned.state.bytes.0) * u128::from(tokens) / u128::from(capacity);
+                u64::try_from(part).unwrap_or(u64::MAX)
+            }
+            _ => planned.state.bytes.0,
+        };
+        let held = self.states.iter().filter(held).map(|planned| bytes(planned).saturating_mul(self.batch));
+        held.fold(0, u64::saturating_add)
     }
 
     /// The most bytes any node reads and writes at once, twice, because the allocator rounds up and kernels want scratch.
-    fn workspace(&self, nodes: &[NodeId]) -> u64 {
+    fn workspace(&self, nodes: &[NodeId], symbols: &Symbols) -> u64 {
         let around = |id: &NodeId| {
             let node = self.graph.node(*id);
-            node.reads().chain(node.writes()).map(|value| self.bytes(value, &self.widest)).fold(0, u64::saturating_add)
+            node.reads().chain(node.writes()).map(|value| self.bytes(value, symbols)).fold(0, u64::saturating_add)
         };
         nodes.iter().map(around).max().unwrap_or(0).saturating_mul(2)
     }

@@ -23,8 +23,8 @@ pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use store::{
-    ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, externalise, needs_externalising, pack,
-    place,
+    ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding, externalise,
+    needs_externalising, pack, place, round,
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};

@@ -36,6 +36,8 @@ pub struct Demand {
     pub kv: u64,
     /// Activations: the largest block's, because blocks run one after another.
     pub workspace: u64,
+    /// Slots for streamed weights.
+    pub ring: u64,
 }
 
 impl Demand {
@@ -53,16 +55,16 @@ impl Demand {
 
     /// All of it.
     pub fn total(self) -> u64 {
-        self.weights.saturating_add(self.kv).saturating_add(self.workspace)
+        self.weights.saturating_add(self.kv).saturating_add(self.workspace).saturating_add(self.ring)
     }
 }
 
 /// A placement does not fit, with the numbers a person needs to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{place} needs {} but may use {}: weights {}, KV {}, workspace {}, margin {}",
+    "{place} needs {} but may use {}: weights {}, KV {}, workspace {}, {}margin {}",
     ByteSize(demand.total().saturating_add(*margin)).human(), ByteSize(*budget).human(), ByteSize(demand.weights).human(),
-    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), ByteSize(*margin).human()
+    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), ring(demand), ByteSize(*margin).human()
 )]
 pub struct NoFit {
     /// The device that is too small.
@@ -75,7 +77,20 @@ pub struct NoFit {
     pub margin: u64,
 }
 
+/// The slots of a ring, where there is one.
+fn ring(demand: &Demand) -> String {
+    if demand.ring == 0 { String::new() } else { format!("slots {}, ", ByteSize(demand.ring).human()) }
+}
+
 impl NoFit {
+    /// Refuses a demand beyond what may be used.
+    pub(crate) fn unless(place: Place, demand: Demand, budget: u64, margin: u64) -> Result<(), NoFit> {
+        match demand.total().saturating_add(margin) > budget {
+            true => Err(NoFit { place, demand, budget, margin }),
+            false => Ok(()),
+        }
+    }
+
     /// The smallest budget of this device under which this placement fits, bytes.
     pub fn smallest(&self) -> u64 {
         self.demand.total().saturating_add(self.margin)

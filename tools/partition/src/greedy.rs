@@ -4,7 +4,7 @@
 //! grows is decided by the ends: the head (large and read whole for each token) pulls the run to the end of the model,
 //! and the embedding (a table of which one row is read) stays on the host.
 
-use crate::{Block, Budget, NoFit, Place, Rates, check};
+use crate::{Block, Budget, Choice, Mechanisms, NoFit, Phase, Place, Problem, Rates, Where, block_hotness, check};
 use std::ops::Range;
 
 /// Milliseconds saved per byte of device memory, with the terms it is made of.
@@ -39,23 +39,43 @@ pub fn hotness(block: &Block, rates: &Rates) -> Hotness {
 
 /// Places blocks greedily and contiguously. Fails when not even the hottest block fits, or the host cannot hold the rest.
 pub fn greedy(blocks: &[Block], budget: &Budget, rates: &Rates) -> Result<Vec<Place>, NoFit> {
-    let mut places = vec![Place::Cpu; blocks.len()];
-    if !budget.vram.is_empty() && !blocks.is_empty() {
-        places = grow(blocks, budget, rates)?;
-    }
+    let gain: Vec<f64> = blocks.iter().map(|block| hotness(block, rates).score()).collect();
+    let places = grow(blocks, budget, &gain)?;
     check(blocks, &places, budget)?;
     Ok(places)
 }
 
-fn grow(blocks: &[Block], budget: &Budget, rates: &Rates) -> Result<Vec<Place>, NoFit> {
+/// The same by a problem's own costs of decoding, host memory apart.
+pub(crate) fn grown(problem: &Problem) -> Result<Vec<Choice>, NoFit> {
+    let mut gain = vec![0.0; problem.blocks.len()];
+    if !problem.gpus.is_empty() {
+        gain = block_hotness(problem, 0, Phase::Decode).iter().map(Hotness::score).collect();
+    }
+    for (block, gain) in gain.iter_mut().enumerate() {
+        let choices = problem.choices(block, Mechanisms::ResidentCpu);
+        if !(0..problem.gpus.len()).all(|gpu| choices.contains(&Choice::both(Where::Resident(gpu)))) {
+            *gain = 0.0;
+        }
+    }
+    let choice = |place: Place| match place {
+        Place::Cpu => Choice::both(Where::Cpu),
+        Place::Gpu(gpu) => Choice::both(Where::Resident(gpu)),
+    };
+    Ok(grow(&problem.blocks, &problem.budget, &gain)?.into_iter().map(choice).collect())
+}
+
+/// Grows a run from the hottest block that fits. `gain` is each block's hotness.
+fn grow(blocks: &[Block], budget: &Budget, gain: &[f64]) -> Result<Vec<Place>, NoFit> {
+    if budget.vram.is_empty() {
+        return Ok(vec![Place::Cpu; blocks.len()]);
+    }
     let devices_only = Budget { ram: None, ..budget.clone() };
-    let gain = |i: usize| hotness(&blocks[i], rates).score();
-    let mut order: Vec<usize> = (0..blocks.len()).filter(|i| gain(*i) > 0.0).collect();
-    order.sort_by(|a, b| gain(*b).total_cmp(&gain(*a)).then(b.cmp(a)));
+    let mut order: Vec<usize> = (0..blocks.len()).filter(|i| gain[*i] > 0.0).collect();
+    order.sort_by(|a, b| gain[*b].total_cmp(&gain[*a]).then(b.cmp(a)));
     let mut refusal = None;
     for start in order {
         match fill(blocks, start..start + 1, &devices_only) {
-            Ok(places) => return Ok(extend(blocks, start..start + 1, places, &devices_only, rates)),
+            Ok(places) => return Ok(extend(blocks, start..start + 1, places, &devices_only, gain)),
             Err(no_fit) => refusal = smaller(refusal, no_fit),
         }
     }
@@ -75,15 +95,15 @@ fn extend(
     mut run: Range<usize>,
     mut places: Vec<Place>,
     budget: &Budget,
-    rates: &Rates,
+    gain: &[f64],
 ) -> Vec<Place> {
     loop {
         let mut wider: Vec<(f64, Range<usize>)> = Vec::new();
         if run.end < blocks.len() {
-            wider.push((hotness(&blocks[run.end], rates).score(), run.start..run.end + 1));
+            wider.push((gain[run.end], run.start..run.end + 1));
         }
         if run.start > 0 {
-            wider.push((hotness(&blocks[run.start - 1], rates).score(), run.start - 1..run.end));
+            wider.push((gain[run.start - 1], run.start - 1..run.end));
         }
         wider.sort_by(|a, b| b.0.total_cmp(&a.0));
         let grown = wider.into_iter().filter(|(gain, _)| *gain > 0.0).find_map(|(_, wide)| {

@@ -2,19 +2,46 @@
 //!
 //! This room knows no files, no protobuf and no clock: the same blocks and budgets always give the same placement.
 
+mod arrange;
+mod bound;
 mod budget;
 mod cost;
+mod exhaust;
+mod explain;
 mod greedy;
+mod hotness;
+mod improve;
+mod judge;
 mod manual;
+mod memory;
+mod moving;
+mod plan;
 mod problem;
+mod program;
+mod refuse;
+mod regions;
 mod runs;
+mod schedule;
+mod search;
+mod simulate;
+mod solution;
+mod sweep;
+#[cfg(test)]
+mod trials;
 
 pub use budget::{Budget, Demand, KvHome, NoFit, check, demand};
 pub use cost::{Block, BlockKind, Rates, Work, decode_ms, prefill_ms};
+pub use explain::{Change, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
 pub use greedy::{Hotness, greedy, hotness};
+pub use hotness::block_hotness;
 pub use manual::{Assign, AssignError, gpu_layers};
+pub use memory::{Usage, fits, usage};
+pub use plan::{best, judge, plan};
 pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
 pub use runs::{Run, one_gpu_block_each, runs};
+pub use simulate::{Simulation, simulate};
+pub use solution::{Phase, Solution};
+pub use sweep::{SweepPoint, sweep};
 
 use std::fmt;
 

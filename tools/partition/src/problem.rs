@@ -23,9 +23,11 @@ pub struct Problem {
     pub budget: Budget,
     /// What the costs were counted for.
     pub load: Workload,
+    /// Blocks before which a partition begins even where its neighbour is in the same place.
+    pub cuts: Vec<usize>,
 }
 
-/// What one block costs at one place.
+/// What one block costs at one place; infinite where it cannot be computed there.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
     /// One more token, milliseconds, the cost of starting a partition apart.

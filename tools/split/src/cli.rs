@@ -1,6 +1,12 @@
 //! The command line, as clap sees it. Nothing here decides anything: `settings` turns it into what to do.
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+mod planning;
+mod values;
+
+pub use planning::{Mechanisms, PlanningArgs};
+pub use values::{GpuLayers, KvPlace, VramRange};
+
+use clap::{Args, Parser, Subcommand};
 use hpp_partition::Assign;
 use hpp_schema::ByteSize;
 use std::path::PathBuf;
@@ -44,10 +50,12 @@ pub struct SplitArgs {
     #[arg(required = true)]
     pub model: Option<PathBuf>,
 
-    /// Device memory of each GPU, such as 24G or 24G,12G. Without it everything computes on the CPU.
+    /// Device memory of each GPU, such as 24G or 24G,12G. Without it: what the machine of --machine or --profile has, or
+    /// none.
     #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',')]
     pub vram: Vec<ByteSize>,
-    /// Host memory the plan may use.
+    /// Host memory the plan may use [default: fifteen sixteenths of what the machine of --machine or --profile has, or
+    /// no limit].
     #[arg(long, value_name = "SIZE")]
     pub ram: Option<ByteSize>,
     /// Device memory to leave unused on each GPU [default: a sixteenth, 1 GiB at most].
@@ -59,9 +67,16 @@ pub struct SplitArgs {
     /// Sequences in one pass.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub batch: u64,
-    /// Prompt length the predictions speak of.
+    /// Prompt length the predictions and the objective speak of.
     #[arg(long, value_name = "TOKENS", default_value_t = 512)]
     pub prompt_tokens: u64,
+    /// Tokens generated after it; a token is priced in the middle of the answer.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    pub new_tokens: u64,
+
+    /// What to plan with, and for what.
+    #[command(flatten)]
+    pub planning: PlanningArgs,
 
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, here].
     #[arg(long, value_name = "DIR")]
@@ -100,36 +115,4 @@ pub struct SplitArgs {
     /// Compute logits for every position of a pass, as the source model does, instead of only those asked for.
     #[arg(long)]
     pub all_logits: bool,
-}
-
-/// `--gpu-layers`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuLayers {
-    /// The budget decides.
-    Auto,
-    /// This many, from the end.
-    Count(u64),
-}
-
-impl std::str::FromStr for GpuLayers {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(GpuLayers::Auto),
-            "all" => Ok(GpuLayers::Count(u64::MAX)),
-            _ => text.parse().map(GpuLayers::Count).map_err(|_| "write a number of layers, `all` or `auto`".to_owned()),
-        }
-    }
-}
-
-/// `--kv`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KvPlace {
-    /// On the device that computes the layer.
-    Follow,
-    /// On the GPU; refused when a layer with state computes on the CPU.
-    Gpu,
-    /// In host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the
-    /// whole cache crosses the bus twice for each token.
-    Cpu,
 }

@@ -1,6 +1,8 @@
 //! Every way this command fails, and the one place that says so to a person.
 
+use crate::complaint::Complaints;
 use crate::output::OutputError;
+use crate::refine::RefineError;
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, NoFit};
 use hpp_schema::ByteSize;
@@ -51,6 +53,12 @@ pub enum SplitError {
         /// What to do.
         hint: &'static str,
     },
+    /// Several things are wrong, or one.
+    #[error(transparent)]
+    Complaints(#[from] Complaints),
+    /// Plans could not be run here.
+    #[error(transparent)]
+    Refine(#[from] RefineError),
     /// The output directory refuses.
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -74,6 +82,9 @@ impl SplitError {
 
     /// Prints the error, its causes and what to do, and gives the exit status.
     pub fn report(&self) -> ExitCode {
+        if let SplitError::Complaints(complaints) = self {
+            return report_all(complaints);
+        }
         eprintln!("error: {self}");
         let mut cause = self.source();
         while let Some(error) = cause {
@@ -83,7 +94,7 @@ impl SplitError {
         if let Some(hint) = self.hint() {
             eprintln!("hint: {hint}");
         }
-        ExitCode::from(1)
+        ExitCode::from(if matches!(self, SplitError::Refine(RefineError::Interrupted)) { 130 } else { 1 })
     }
 
     fn hint(&self) -> Option<String> {
@@ -100,10 +111,23 @@ impl SplitError {
             SplitError::Model(error) => error.hint()?.to_owned(),
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
+            SplitError::Refine(error) => error.hint()?.to_owned(),
             SplitError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or choose another disk with --out; nothing was left half-written".to_owned()
             }
             _ => return None,
         })
     }
+}
+
+/// Each complaint with its hint; a hint that the next one shares is said once, after the last of them.
+fn report_all(complaints: &Complaints) -> ExitCode {
+    for (at, complaint) in complaints.0.iter().enumerate() {
+        eprintln!("error: {}", complaint.message);
+        let shared = complaints.0.get(at + 1).is_some_and(|next| next.hint == complaint.hint);
+        if let Some(hint) = complaint.hint.filter(|_| !shared) {
+            eprintln!("hint: {hint}");
+        }
+    }
+    ExitCode::from(1)
 }

@@ -1,6 +1,5 @@
 //! Writing a plan and everything it names: weights made reachable, partitions, taps, records, the plan last.
 
-use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use crate::output::{Output, PLAN_FILE};
 use crate::progress;
@@ -22,9 +21,20 @@ const TAPPED_FILE: &str = "tapped.onnx";
 /// The unsplit model in a packed directory.
 const WHOLE_FILE: &str = "whole.onnx";
 
+/// How a plan directory is written.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// Replace the plan that is there.
+    pub force: bool,
+    /// Copy the weight bytes the partitions read, so that nothing else is needed.
+    pub pack: bool,
+    /// Hash every weight byte.
+    pub hash_weights: bool,
+}
+
 /// A plan directory being written.
 pub struct Writing<'a> {
-    args: &'a SplitArgs,
+    how: How,
     analysis: &'a Analysis,
     output: Output,
     /// Where relative paths in the plan begin, symlinks resolved.
@@ -33,19 +43,34 @@ pub struct Writing<'a> {
 
 impl<'a> Writing<'a> {
     /// Prepares the directory.
-    pub fn begin(args: &'a SplitArgs, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
-        let output = Output::begin(target, args.force, args.pack)?;
+    pub fn begin(how: How, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
+        let output = Output::begin(target, how.force, how.pack)?;
         let parent = output.target().parent().unwrap_or(output.target());
         let parent = fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned());
         let base = output.target().file_name().map_or(parent.clone(), |name| parent.join(name));
-        Ok(Writing { args, analysis, output, base })
+        Ok(Writing { how, analysis, output, base })
+    }
+
+    /// Writes everything and moves it into place, or leaves nothing; gives the plan as written.
+    pub fn finish(self, parts: &[Part], plan: Plan) -> Result<Plan, SplitError> {
+        match self.write(parts, plan) {
+            Ok(plan) => {
+                self.output.commit()?;
+                Ok(plan)
+            }
+            Err(error) => {
+                // A packed directory keeps what a later run can use.
+                self.output.abandon(self.how.pack);
+                Err(error)
+            }
+        }
     }
 
     /// Writes everything but the move into place; gives the plan as written.
-    pub fn write(&self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
+    fn write(&self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
-        let weights_dir = if self.args.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
+        let weights_dir = if self.how.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
         for (name, proto) in &protos {
             let made = |source| SplitError::Extract { name: name.clone(), source };
             write_model(&self.output.staging().join(name), proto).map_err(|e| made(Box::new(e)))?;
@@ -58,22 +83,12 @@ impl<'a> Writing<'a> {
         Ok(plan)
     }
 
-    /// Moves everything into place.
-    pub fn commit(self) -> Result<(), SplitError> {
-        Ok(self.output.commit()?)
-    }
-
-    /// Removes what was written; a packed directory keeps what a later run can use.
-    pub fn abandon(self) {
-        self.output.abandon(self.args.pack);
-    }
-
     /// The model with no large weights inside its file.
     fn externalise(&self, model: &Model) -> Result<Model, SplitError> {
         if !needs_externalising(model) {
             return Ok(model.clone());
         }
-        let location = if self.args.pack { EMBEDDED_FILE } else { WEIGHTS_FILE };
+        let location = if self.how.pack { EMBEDDED_FILE } else { WEIGHTS_FILE };
         externalise(model, self.output.staging(), location).map_err(|e| SplitError::Weights(Box::new(e)))
     }
 
@@ -87,7 +102,7 @@ impl<'a> Writing<'a> {
             protos.push((name.clone(), made.map_err(|e| SplitError::Extract { name, source: Box::new(e) })?));
         }
         protos.push((TAPPED_FILE.to_owned(), extractor.tapped(&self.taps(parts, plan))));
-        if self.args.pack {
+        if self.how.pack {
             protos.push((WHOLE_FILE.to_owned(), self.whole(&extractor)?));
         }
         Ok(protos)
@@ -158,11 +173,11 @@ impl<'a> Writing<'a> {
             partition.weights_dir = weights_dir.to_owned();
         }
         plan.model.tapped = Some(TAPPED_FILE.to_owned());
-        (plan.model.source, plan.model.weights_dir) = match self.args.pack {
+        (plan.model.source, plan.model.weights_dir) = match self.how.pack {
             true => (WHOLE_FILE.to_owned(), ".".to_owned()),
             false => (self.relative(self.analysis.model.path()), self.relative(self.analysis.model.dir())),
         };
-        if self.args.pack {
+        if self.how.pack {
             // The packed whole is the flattened model: its branch is chosen already.
             plan.model.inputs.retain(|input| input.role != hpp_schema::InputRole::UseCacheBranch);
         }
@@ -181,7 +196,7 @@ impl<'a> Writing<'a> {
 
     fn text(&self, path: &Path) -> Result<String, SplitError> {
         let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if !self.args.pack {
+        if !self.how.pack {
             return Ok(self.relative(path));
         }
         let io = |source| SplitError::Io { action: "copy", path: path.to_owned(), source };
@@ -195,9 +210,9 @@ impl<'a> Writing<'a> {
         plan: &Plan,
         weights_dir: &str,
     ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
-        let mut records = Records::new(self.output.staging(), self.args.hash_weights || self.args.pack);
+        let mut records = Records::new(self.output.staging(), self.how.hash_weights || self.how.pack);
         records.add(&plan.model.source, FileRole::Source)?;
-        if self.args.pack {
+        if self.how.pack {
             records.add(WEIGHTS_FILE, FileRole::Weights)?;
         } else {
             for file in &model.weights().files {

@@ -1,18 +1,30 @@
 //! `hpp-split`: from a model to partitions and a plan.
 
+mod atomic;
 mod cli;
+mod complaint;
+mod costs;
 mod error;
+mod explain;
 mod files;
 mod inspect;
 mod output;
+mod pieces;
 mod place;
 mod predict;
+mod print;
 mod progress;
 mod reason;
 mod records;
+mod refine;
+mod request;
+mod settings;
 mod split;
 mod stdout;
+mod sweep;
 mod table;
+mod targets;
+mod trace;
 
 use clap::Parser;
 use std::process::ExitCode;

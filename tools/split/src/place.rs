@@ -1,84 +1,135 @@
-//! From settings to a place for every block.
+//! From a request to a place for every block: by the planner, or by hand.
 
 use crate::cli::{GpuLayers, KvPlace, SplitArgs};
 use crate::error::SplitError;
-use hpp_partition::{
-    Block, Budget, KvHome, NoFit, Place, Rates, Run, check, gpu_layers, greedy, one_gpu_block_each, runs,
-};
+use crate::request::Request;
+use hpp_model::Piece;
+use hpp_partition::{Assign, Block, Choice, NoFit, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan};
 
-/// A placement, and the budget it keeps.
-#[derive(Debug)]
+/// A placement, what it is expected to take, and the pieces it makes of the model.
+#[derive(Clone, Debug)]
 pub struct Placement {
+    /// A choice for every block, with its times.
+    pub solution: Solution,
     /// Runs of blocks that become partitions.
-    pub runs: Vec<Run>,
-    /// One place for each block.
-    pub places: Vec<Place>,
-    /// The limits.
-    pub budget: Budget,
-    /// How the places came about, for the reasons in the plan.
+    pub pieces: Vec<Piece>,
+    /// Whether a person placed blocks.
     pub by_hand: bool,
 }
 
-impl Placement {
-    /// Makes a run part of the one after it, on that one's device.
-    pub fn join_with_next(&mut self, index: usize) {
-        let joined = self.runs.remove(index).blocks;
-        let next = &mut self.runs[index];
-        next.blocks.start = joined.start;
-        self.places[joined].fill(next.place);
-    }
-}
-
-/// Refuses a placement that needs more memory than there is.
-pub fn check_budget(blocks: &[Block], placement: &Placement) -> Result<(), SplitError> {
-    check(blocks, &placement.places, &placement.budget).map_err(no_fit)
-}
-
 /// Decides where every block computes.
-pub fn place(blocks: &[Block], args: &SplitArgs) -> Result<Placement, SplitError> {
-    let budget = budget(args);
-    let (mut places, mut by_hand) = match args.gpu_layers {
-        Some(GpuLayers::Count(count)) => (gpu_layers(blocks, count), true),
-        Some(GpuLayers::Auto) if budget.vram.is_empty() => {
+pub fn place(request: &Request, args: &SplitArgs) -> Result<Placement, SplitError> {
+    let (solution, by_hand) = choose(request, args)?;
+    let placement = Placement::new(request, args.partitions, solution, by_hand);
+    placement.check(request)?;
+    refuse_split_kv(&request.problem.blocks, &placement.solution.choices, args.kv)?;
+    refuse_too_many(&placement.pieces, args.max_partitions)?;
+    Ok(placement)
+}
+
+fn choose(request: &Request, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
+    let problem = &request.problem;
+    let on_host = || judged(request, vec![Place::Cpu; problem.blocks.len()]);
+    let (solution, by_hand) = match args.gpu_layers {
+        Some(GpuLayers::Count(count)) => {
+            let places = gpu_layers(&problem.blocks, count);
+            refuse_missing(request, places.iter().copied())?;
+            (judged(request, places), true)
+        }
+        Some(GpuLayers::Auto) if problem.budget.vram.is_empty() => {
             return Err(SplitError::setting(
                 "--gpu-layers auto needs a budget",
                 "say how much VRAM there is: --vram 24G",
             ));
         }
-        _ => match (greedy(blocks, &budget, &Rates::ASSUMED), &args.assign) {
-            (Ok(places), _) => (places, false),
+        // Without a budget, what a person names goes to a GPU and nothing else.
+        _ if request.budgets.vram.is_empty() && args.assign.is_some() => (on_host(), true),
+        _ => match (plan(problem, &request.options), &args.assign) {
+            (Ok(solution), _) => (solution, false),
             // Placing by hand starts from the host when the budget alone leads nowhere.
-            (Err(_), Some(_)) => (vec![Place::Cpu; blocks.len()], true),
+            (Err(_), Some(_)) => (on_host(), true),
             (Err(source), None) => return Err(no_fit(source)),
         },
     };
-    if let Some(assign) = &args.assign {
-        assign.apply(blocks, &mut places)?;
-        by_hand = true;
-    }
-    refuse_unknown_gpu(&places, &budget)?;
-    check(blocks, &places, &budget).map_err(no_fit)?;
-    refuse_split_kv(blocks, &places, args.kv)?;
-    let mut runs = runs(blocks, &places, args.partitions);
-    if budget.kv == KvHome::Host {
-        runs = one_gpu_block_each(runs);
-    }
-    refuse_too_many(&runs, args.max_partitions)?;
-    Ok(Placement { runs, places, budget, by_hand })
-}
-
-fn budget(args: &SplitArgs) -> Budget {
-    let vram: Vec<u64> = args.vram.iter().map(|size| size.0).collect();
-    let default_margin = vram.iter().min().map_or(0, |smallest| (smallest / 16).min(1 << 30));
-    Budget {
-        vram,
-        ram: args.ram.map(|size| size.0),
-        margin: args.margin.map_or(default_margin, |size| size.0),
-        kv: if args.kv == KvPlace::Cpu { KvHome::Host } else { KvHome::Device },
+    match &args.assign {
+        None => Ok((solution, by_hand)),
+        Some(assign) => Ok((assigned(request, solution, assign)?, true)),
     }
 }
 
-fn no_fit(source: NoFit) -> SplitError {
+/// The solution with the blocks that a person names moved.
+fn assigned(request: &Request, solution: Solution, assign: &Assign) -> Result<Solution, SplitError> {
+    // Blocks nobody names keep this place, which no device has.
+    const UNTOUCHED: Place = Place::Gpu(usize::MAX);
+    let mut places = vec![UNTOUCHED; request.problem.blocks.len()];
+    assign.apply(&request.problem.blocks, &mut places)?;
+    refuse_missing(request, places.iter().copied().filter(|place| *place != UNTOUCHED))?;
+    let mut choices = solution.choices;
+    for (choice, place) in choices.iter_mut().zip(&places).filter(|(_, place)| **place != UNTOUCHED) {
+        *choice = resident(*place);
+    }
+    Ok(judge(&request.problem, &request.options, choices, solution.slots))
+}
+
+fn judged(request: &Request, places: Vec<Place>) -> Solution {
+    let slots = vec![0; request.problem.gpus.len()];
+    judge(&request.problem, &request.options, places.into_iter().map(resident).collect(), slots)
+}
+
+fn resident(place: Place) -> Choice {
+    Choice::both(match place {
+        Place::Cpu => Where::Cpu,
+        Place::Gpu(gpu) => Where::Resident(gpu),
+    })
+}
+
+impl Placement {
+    /// Cuts the choices into at least so many pieces. What was proven is proven of plans with no needless cuts.
+    pub fn new(request: &Request, at_least: usize, solution: Solution, by_hand: bool) -> Self {
+        let pieces = crate::pieces::pieces(&request.problem, &solution.choices, at_least);
+        Placement { solution, pieces, by_hand }.judged_again(request)
+    }
+
+    /// The request's problem with the cuts between pieces.
+    pub fn problem(&self, request: &Request) -> Problem {
+        let cuts = self.pieces.iter().skip(1).map(|piece| piece.blocks.start).collect();
+        Problem { cuts, ..request.problem.clone() }
+    }
+
+    /// The same placement with its times as the request's costs have them, each piece started by itself.
+    pub fn judged_again(mut self, request: &Request) -> Self {
+        let problem = self.problem(request);
+        let Solution { choices, slots, objective_ms, bound_ms, proven, .. } = self.solution;
+        let judged = judge(&problem, &request.options, choices, slots);
+        let proven = proven && judged.objective_ms <= objective_ms * (1.0 + 1e-9);
+        self.solution = Solution { bound_ms, proven, ..judged };
+        self
+    }
+
+    /// The same with nothing said of other plans.
+    pub fn without_proof(mut self) -> Self {
+        (self.solution.bound_ms, self.solution.proven) = (0.0, false);
+        self
+    }
+
+    /// Refuses a placement that needs more memory than there is.
+    pub fn check(&self, request: &Request) -> Result<(), SplitError> {
+        let Solution { choices, slots, .. } = &self.solution;
+        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit)
+    }
+
+    /// Makes a piece part of the one after it, on that one's device.
+    pub fn join_with_next(mut self, index: usize, request: &Request) -> Self {
+        let joined = self.pieces.remove(index).blocks;
+        let next = &mut self.pieces[index];
+        next.blocks.start = joined.start;
+        self.solution.choices[joined].fill(next.choice);
+        self.judged_again(request)
+    }
+}
+
+/// As the command says it.
+pub fn no_fit(source: NoFit) -> SplitError {
     let what = match source.place {
         Place::Cpu => "host memory is too small for what the GPUs do not hold".to_owned(),
         Place::Gpu(index) => format!("the budget of gpu{index} is too small"),
@@ -86,20 +137,20 @@ fn no_fit(source: NoFit) -> SplitError {
     SplitError::NoFit { what, source }
 }
 
-/// With budgets given, a block may only go to a GPU that has one.
-fn refuse_unknown_gpu(places: &[Place], budget: &Budget) -> Result<(), SplitError> {
-    let highest = places.iter().filter_map(|p| if let Place::Gpu(index) = p { Some(*index) } else { None }).max();
-    match highest {
-        Some(index) if !budget.vram.is_empty() && index >= budget.vram.len() => Err(SplitError::setting(
-            format!("gpu{index} is asked for, but --vram names {} GPU(s)", budget.vram.len()),
+/// A block may only go to a GPU that there is.
+fn refuse_missing(request: &Request, mut places: impl Iterator<Item = Place>) -> Result<(), SplitError> {
+    let gpus = request.problem.gpus.len();
+    match places.find(|place| matches!(place, Place::Gpu(gpu) if *gpu >= gpus)) {
+        Some(place) => Err(SplitError::setting(
+            format!("{place} is asked for, but there are {gpus} GPUs"),
             "give --vram one size for each GPU, such as 24G,12G",
         )),
-        _ => Ok(()),
+        None => Ok(()),
     }
 }
 
-fn refuse_split_kv(blocks: &[Block], places: &[Place], kv: KvPlace) -> Result<(), SplitError> {
-    let on_host = blocks.iter().zip(places).filter(|(b, p)| b.kv_bytes > 0 && **p == Place::Cpu).count();
+fn refuse_split_kv(blocks: &[Block], choices: &[Choice], kv: KvPlace) -> Result<(), SplitError> {
+    let on_host = blocks.iter().zip(choices).filter(|(b, c)| b.kv_bytes > 0 && c.decode == Where::Cpu).count();
     if kv == KvPlace::Gpu && on_host > 0 {
         return Err(SplitError::setting(
             format!("--kv gpu, but {on_host} layers with a KV cache compute on the CPU"),
@@ -109,10 +160,10 @@ fn refuse_split_kv(blocks: &[Block], places: &[Place], kv: KvPlace) -> Result<()
     Ok(())
 }
 
-fn refuse_too_many(runs: &[Run], most: Option<usize>) -> Result<(), SplitError> {
+fn refuse_too_many(pieces: &[Piece], most: Option<usize>) -> Result<(), SplitError> {
     match most {
-        Some(most) if runs.len() > most => Err(SplitError::setting(
-            format!("this placement needs {} partitions, but --max-partitions is {most}", runs.len()),
+        Some(most) if pieces.len() > most => Err(SplitError::setting(
+            format!("this placement needs {} partitions, but --max-partitions is {most}", pieces.len()),
             "allow more partitions, or place neighbouring blocks on one device",
         )),
         _ => Ok(()),

@@ -1,33 +1,80 @@
 //! One line for each partition that says why it is where it is.
 
 use crate::place::Placement;
-use hpp_partition::{Block, BlockKind, Budget, Demand, Place, Rates, Run, hotness};
+use crate::request::Request;
+use hpp_model::Piece;
+use hpp_partition::{BlockKind, Elsewhere, Objective, RunExplanation, Where, explain_runs};
 use hpp_schema::ByteSize;
 
-/// Why this run of blocks computes where it does.
-pub fn reason(placement: &Placement, blocks: &[Block], run: &Run) -> String {
-    let inside = &blocks[run.blocks.clone()];
-    match run.place {
-        _ if placement.by_hand => "placed by hand".to_owned(),
-        Place::Cpu if placement.budget.vram.is_empty() => "no VRAM budget was given".to_owned(),
-        Place::Cpu => why_host(blocks, inside, &placement.budget),
-        Place::Gpu(index) => why_device(inside, placement.budget.vram[index]),
+/// Why each piece computes where it does, in the order of pieces.
+pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
+    if placement.by_hand {
+        return vec!["placed by hand".to_owned(); placement.pieces.len()];
     }
+    if request.problem.gpus.is_empty() {
+        return vec!["no VRAM budget was given".to_owned(); placement.pieces.len()];
+    }
+    let runs = explain_runs(&request.problem, &request.options, &placement.solution);
+    let of = |piece: &Piece| runs.iter().find(|run| run.blocks.contains(&piece.blocks.start));
+    placement
+        .pieces
+        .iter()
+        .map(|piece| of(piece).map_or(String::new(), |run| reason(request, placement, run)))
+        .collect()
 }
 
-fn why_device(inside: &[Block], vram: u64) -> String {
-    let saved: f64 = inside.iter().map(|b| hotness(b, &Rates::ASSUMED)).map(|h| h.cpu_ms - h.gpu_ms).sum();
-    let used = ByteSize(Demand::of(inside).total()).human();
-    format!("saves {saved:.2} ms a token for {used} of {}", ByteSize(vram).human())
-}
-
-fn why_host(blocks: &[Block], inside: &[Block], budget: &Budget) -> String {
-    if inside.iter().all(|block| block.kind == BlockKind::Embedding) {
+fn reason(request: &Request, placement: &Placement, run: &RunExplanation) -> String {
+    let inside = &request.problem.blocks[run.blocks.clone()];
+    let table = inside.iter().all(|block| block.kind == BlockKind::Embedding);
+    if table && run.choice.decode == Where::Cpu {
         return "a table of which each token reads one row".to_owned();
     }
-    let missing = Demand::of(blocks).total().saturating_add(budget.margin).saturating_sub(budget.vram.iter().sum());
-    match missing {
-        0 => "what is left of each GPU is too small for one more block".to_owned(),
-        _ => format!("VRAM is {} short of the whole model", ByteSize(missing).human()),
+    let now = placement.solution.objective_ms;
+    match nearest(run) {
+        None => "there is nowhere else".to_owned(),
+        Some(other) => compared(request, other, now),
+    }
+}
+
+/// The best of the other places: one that fits before one that does not.
+fn nearest(run: &RunExplanation) -> Option<&Elsewhere> {
+    let key = |other: &&Elsewhere| (other.no_fit.is_some(), other.objective_ms);
+    run.elsewhere.iter().min_by(|a, b| {
+        let (a, b) = (key(a), key(b));
+        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+    })
+}
+
+fn compared(request: &Request, other: &Elsewhere, now: f64) -> String {
+    let place = place(other.place);
+    match &other.no_fit {
+        Some(no_fit) => {
+            let short = no_fit.smallest().saturating_sub(no_fit.budget);
+            format!("{} is {} short of it", no_fit.place, ByteSize(short).human())
+        }
+        None => format!("{place}: {}", difference(other.objective_ms - now, request.options.objective)),
+    }
+}
+
+/// A place as people say it.
+pub fn place(place: Where) -> String {
+    match place {
+        Where::Cpu => "on the cpu".to_owned(),
+        Where::Resident(gpu) => format!("on gpu{gpu}"),
+        Where::Streamed(gpu) => format!("streamed to gpu{gpu}"),
+    }
+}
+
+/// Milliseconds of the objective with their sign.
+pub fn difference(ms: f64, objective: Objective) -> String {
+    let what = match objective {
+        Objective::Decode => "a token",
+        Objective::Prefill => "to the first token",
+        Objective::Mixed => "an answer",
+    };
+    match ms {
+        ms if !ms.is_finite() => "it cannot compute there".to_owned(),
+        ms if ms.abs() < 0.005 => "no faster and no slower".to_owned(),
+        ms => format!("{ms:+.2} ms {what}"),
     }
 }

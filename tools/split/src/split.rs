@@ -1,86 +1,137 @@
 //! `hpp-split MODEL`: read, understand, place, cut, write.
 
 use crate::cli::SplitArgs;
+use crate::complaint::Complaints;
+use crate::costs::Costs;
 use crate::error::SplitError;
-use crate::files;
-use crate::output::PLAN_FILE;
-use crate::place::{Placement, check_budget, place};
+use crate::explain::explained;
+use crate::files::{How, Writing};
+use crate::place::{Placement, place};
 use crate::predict::predictions;
-use crate::reason::reason;
-use crate::stdout;
-use crate::table::plan_summary;
+use crate::reason::reasons;
+use crate::refine::{Tried, refine};
+use crate::request::Request;
+use crate::{print, settings, sweep, targets, trace};
 use hpp_graph::{Part, cut};
-use hpp_model::{Analysis, DEFAULT_CHUNK, Decision, Load, Logits, analyse, assemble, blocks};
+use hpp_model::{Analysis, Decision, Logits, analyse, assemble};
 use hpp_schema::Plan;
 use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
 pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
-    let path = args.model.as_deref().expect("clap requires it");
-    check_settings(args)?;
-    let analysis = analyse(path, args.context, if args.all_logits { Logits::All } else { Logits::AskedFor })?;
-    let load = load(&analysis, args);
-    let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
-    let mut placement = place(&blocks, args)?;
-    let parts = cut_where_states_stay_whole(&analysis, &mut placement)?;
-    check_budget(&blocks, &placement)?;
-    let plan = assemble(&Decision {
-        analysis: &analysis,
-        blocks: &blocks,
-        runs: &placement.runs,
-        budget: &placement.budget,
-        parts: &parts,
-        load,
-        reasons: placement.runs.iter().map(|run| reason(&placement, &blocks, run)).collect(),
-        predictions: predictions(&blocks, &placement.places, load),
-    });
-    for note in &analysis.notes {
-        eprintln!("note: {note}");
-    }
-    if args.dry_run {
-        return print(args, &plan, None);
+    let (analysis, costs) = understand(args)?;
+    let mut request = Request::new(args, &analysis, &costs)?;
+    note(&analysis, &costs, &request);
+    if let Some(range) = args.planning.sweep_vram {
+        return sweep::run(&request, args, range, &costs.label());
     }
     let target = args.out.clone().unwrap_or_else(|| default_out(&analysis));
-    let plan = write(args, &analysis, &parts, plan, &target)?;
-    print(args, &plan, Some(&target))
+    let (placement, tried) = decide(&mut request, args, &analysis, &target)?;
+    let placement = targets::keep(&mut request, args, placement)?;
+    let source = if tried.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
+    let Draft { placement, parts, plan } = draft(&request, &analysis, placement, source)?;
+    if let Some(path) = &args.planning.trace {
+        trace::write(&request, &placement, path)?;
+    }
+    let plan = match only_looks(args) {
+        true => plan,
+        false => write(args, &analysis, &parts, plan, &target)?,
+    };
+    let explained = match args.planning.explain {
+        true => Some(explained(&request, &placement, args, &analysis, &costs)?),
+        false => None,
+    };
+    print::all(args, &plan, explained.as_ref(), &tried);
+    if !only_looks(args) {
+        print::written(&target);
+    }
+    Ok(())
 }
 
-fn check_settings(args: &SplitArgs) -> Result<(), SplitError> {
-    let zero = |message: &str, hint| Err(SplitError::setting(message, hint));
-    match args {
-        _ if args.batch == 0 => zero("a batch of 0 sequences computes nothing", "give --batch 1 or more"),
-        _ if args.partitions == 0 => zero("0 partitions hold nothing", "give --partitions 1 or more"),
-        _ if args.prompt_tokens == 0 => zero("a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more"),
-        _ if args.vram.iter().any(|v| v.0 == 0) => {
-            zero("a VRAM budget of 0 holds nothing", "leave --vram out to compute on the CPU")
-        }
-        _ => Ok(()),
+/// The settings, the costs and the model, with everything at once that is wrong with the first two.
+fn understand(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
+    let path = args.model.as_deref().expect("clap requires it");
+    let mut complaints: Complaints = settings::check(args);
+    let costs = Costs::read(&args.planning, &mut complaints);
+    complaints.refuse()?;
+    let analysis = analyse(path, args.context, if args.all_logits { Logits::All } else { Logits::AskedFor })?;
+    costs.belongs(&analysis, args.planning.allow_other_machine)?;
+    Ok((analysis, costs))
+}
+
+fn note(analysis: &Analysis, costs: &Costs, request: &Request) {
+    for note in analysis.notes.iter().chain(&costs.notes(request.load)) {
+        eprintln!("note: {note}");
     }
 }
 
-/// What the plan has to carry: everything in one prefill pass on the host, chunks where a GPU's workspace is planned.
-fn load(analysis: &Analysis, args: &SplitArgs) -> Load {
-    let on_gpu = !args.vram.is_empty() || args.gpu_layers.is_some() || args.assign.is_some();
-    let context = analysis.context;
-    Load {
-        batch: args.batch,
-        context,
-        prompt: args.prompt_tokens.min(context),
-        chunk: if on_gpu { context.min(DEFAULT_CHUNK) } else { context },
+/// A placement: as planned, by hand, or the fastest of those that were run.
+fn decide(
+    request: &mut Request,
+    args: &SplitArgs,
+    analysis: &Analysis,
+    target: &Path,
+) -> Result<(Placement, Vec<Tried>), SplitError> {
+    match args.planning.refine {
+        Some(tokens) => refine(request, args, analysis, tokens, target),
+        None => Ok((place(request, args)?, vec![])),
     }
+}
+
+/// A plan that is not written yet.
+pub struct Draft {
+    /// Where blocks compute, pieces joined where states would be torn apart.
+    pub placement: Placement,
+    /// The cut, one part for each piece.
+    pub parts: Vec<Part>,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// Cuts the model as placed and puts the plan together.
+pub fn draft(
+    request: &Request,
+    analysis: &Analysis,
+    placement: Placement,
+    source: String,
+) -> Result<Draft, SplitError> {
+    let (placement, parts) = cut_where_states_stay_whole(request, analysis, placement)?;
+    placement.check(request)?;
+    let plan = assemble(&Decision {
+        analysis,
+        blocks: &request.problem.blocks,
+        pieces: &placement.pieces,
+        slots: &placement.solution.slots,
+        budgets: request.budgets.clone(),
+        kv: request.problem.budget.kv,
+        parts: &parts,
+        load: request.load,
+        reasons: reasons(request, &placement),
+        predictions: predictions(request, &placement, source),
+    });
+    Ok(Draft { placement, parts, plan })
 }
 
 /// Cuts, and joins a part to the next one while it reads a state that the next one owns.
-fn cut_where_states_stay_whole(analysis: &Analysis, placement: &mut Placement) -> Result<Vec<Part>, SplitError> {
+fn cut_where_states_stay_whole(
+    request: &Request,
+    analysis: &Analysis,
+    mut placement: Placement,
+) -> Result<(Placement, Vec<Part>), SplitError> {
     loop {
-        let groups: Vec<_> = placement.runs.iter().map(|run| run.blocks.clone()).collect();
+        let groups: Vec<_> = placement.pieces.iter().map(|piece| piece.blocks.clone()).collect();
         let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
         let foreign = |part: &Part| !part.foreign_states(&analysis.segmentation).is_empty();
         match parts.iter().position(foreign) {
-            Some(index) if index + 1 < parts.len() => placement.join_with_next(index),
-            _ => return Ok(parts),
+            Some(index) if index + 1 < parts.len() => placement = placement.join_with_next(index, request),
+            _ => return Ok((placement, parts)),
         }
     }
+}
+
+/// Whether no plan is to be written. What streams cannot be run, so it is only looked at.
+fn only_looks(args: &SplitArgs) -> bool {
+    args.dry_run || args.planning.mechanisms == crate::cli::Mechanisms::All
 }
 
 fn default_out(analysis: &Analysis) -> PathBuf {
@@ -88,28 +139,6 @@ fn default_out(analysis: &Analysis) -> PathBuf {
 }
 
 fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, target: &Path) -> Result<Plan, SplitError> {
-    let writing = files::Writing::begin(args, analysis, target)?;
-    match writing.write(parts, plan) {
-        Ok(plan) => {
-            writing.commit()?;
-            Ok(plan)
-        }
-        Err(error) => {
-            writing.abandon();
-            Err(error)
-        }
-    }
-}
-
-fn print(args: &SplitArgs, plan: &Plan, target: Option<&Path>) -> Result<(), SplitError> {
-    if args.json {
-        stdout::line(&serde_json::to_string_pretty(plan).expect("plain data serialises"));
-    } else {
-        stdout::line(&plan_summary(plan));
-    }
-    if let Some(target) = target {
-        eprintln!("wrote {}", target.join(PLAN_FILE).display());
-        eprintln!("run it: hpp-exec {} --prompt \"...\"", target.join(PLAN_FILE).display());
-    }
-    Ok(())
+    let how = How { force: args.force, pack: args.pack, hash_weights: args.hash_weights };
+    Writing::begin(how, analysis, target)?.finish(parts, plan)
 }

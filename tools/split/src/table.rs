@@ -1,7 +1,7 @@
 //! The plan as a person reads it.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use hpp_schema::{ByteSize, DeviceKind, Plan};
+use hpp_schema::{Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, Plan, Residency};
 use std::fmt::Write as _;
 
 /// A table with a header; columns in `right` are aligned right.
@@ -17,50 +17,123 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
     table
 }
 
-/// The placement table and the totals below it.
+/// The placement table, the totals below it and what is expected.
 pub fn plan_summary(plan: &Plan) -> String {
-    let rows = plan.partitions.iter().map(|p| {
-        vec![
-            p.name.clone(),
-            p.device.clone(),
-            blocks(&p.blocks),
-            p.bytes.weights.human(),
-            p.bytes.kv.human(),
-            p.bytes.workspace.human(),
-            p.reason.clone(),
-        ]
-    });
+    let rows = alike(&plan.partitions).into_iter().map(row);
     let header = ["partition", "device", "blocks", "weights", "KV", "workspace", "why"];
     let mut text = format!("{}\n\n", table(&header, &[3, 4, 5], rows));
     for (index, device) in plan.devices.iter().enumerate() {
-        let _ = writeln!(text, "{}", device_line(plan, index, &device.name));
+        let _ = writeln!(text, "{}", device_line(plan, index, device));
     }
+    text + &expectation(plan)
+}
+
+/// Partitions by row: neighbours that are streamed alike share one, for there may be many.
+fn alike(partitions: &[Partition]) -> Vec<&[Partition]> {
+    let together = |a: &Partition, b: &Partition| {
+        a.is_streamed() && (&a.device, a.residency, &a.prefill) == (&b.device, b.residency, &b.prefill)
+    };
+    partitions.chunk_by(together).collect()
+}
+
+fn row(partitions: &[Partition]) -> Vec<String> {
+    let (first, last) = (&partitions[0], &partitions[partitions.len() - 1]);
+    let sum = |of: fn(&Partition) -> ByteSize| ByteSize(partitions.iter().map(|p| of(p).0).sum()).human();
+    let labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
+    let workspace = partitions.iter().map(|p| p.bytes.workspace).max().unwrap_or_default();
+    vec![
+        if partitions.len() == 1 { first.name.clone() } else { format!("{} to {}", first.name, last.name) },
+        device(first),
+        blocks(&labels),
+        sum(|p| p.bytes.weights),
+        sum(|p| p.bytes.kv),
+        workspace.human(),
+        first.reason.clone(),
+    ]
+}
+
+/// `gpu0`, `gpu0 streamed`, `cpu (prompt: gpu0 streamed)`.
+fn device(partition: &Partition) -> String {
+    let one = |device: &str, residency: Residency| match residency {
+        Residency::Resident => device.to_owned(),
+        Residency::Streamed => format!("{device} streamed"),
+    };
+    let decode = one(&partition.device, partition.residency);
+    match &partition.prefill {
+        None => decode,
+        Some(prefill) => format!("{decode} (prompt: {})", one(&prefill.device, prefill.residency)),
+    }
+}
+
+fn expectation(plan: &Plan) -> String {
     let p = &plan.predictions;
-    let _ = write!(
-        text,
-        "expected ({} estimate): {:.1} tokens/s, {:.2} ms a token; first token of a {}-token prompt after {:.0} ms",
-        p.source, p.decode_tokens_per_second, p.decode_ms, p.prompt_tokens, p.time_to_first_token_ms
+    let what = if p.source == "static" { "static estimate" } else { &p.source };
+    if plan.model.kind == ModelKind::SingleRun {
+        return format!("expected ({what}): {:.2} ms a run", p.time_to_first_token_ms);
+    }
+    let mut text = format!(
+        "expected ({what}): {:.1} tokens/s, {:.2} ms a token at {} of context; first token of a {}-token prompt after {:.0} ms",
+        p.decode_tokens_per_second, p.decode_ms, p.decode_context, p.prompt_tokens, p.time_to_first_token_ms
     );
+    if let Some(limit) = &p.limit {
+        let _ = write!(text, "\nlimited by {limit}");
+    }
+    if let Some(objective) = &p.objective {
+        let _ = write!(text, "\n{}", proof(objective, p.new_tokens));
+    }
     text
 }
 
-fn device_line(plan: &Plan, index: usize, name: &str) -> String {
-    let on = || plan.partitions.iter().filter(|p| p.device == name);
-    let weights: u64 = on().map(|p| p.bytes.weights.0).sum();
-    let lies_here: u64 = plan.states.iter().filter(|s| s.device == name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
-    let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != name));
+/// What was made small and how sure it is.
+fn proof(objective: &Achieved, new_tokens: u64) -> String {
+    let what = match objective.kind {
+        ObjectiveKind::Decode => "a token takes".to_owned(),
+        ObjectiveKind::Prefill => "the first token takes".to_owned(),
+        ObjectiveKind::Mixed => format!("the prompt and {new_tokens} tokens take"),
+    };
+    let sure = match (objective.proven, objective.bound_ms) {
+        (true, _) => "no plan is better".to_owned(),
+        (false, bound) if bound > 0.0 => format!("none can take less than {bound:.2} ms"),
+        (false, _) => "nothing is proven of other plans".to_owned(),
+    };
+    format!("{what} {:.2} ms; {sure}", objective.ms)
+}
+
+fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
+    let name = &device.name;
+    let on = || plan.partitions.iter().filter(|p| p.device == *name);
+    let weights: u64 = plan.partitions.iter().filter(|p| lies_on(p, device)).map(|p| p.bytes.weights.0).sum();
+    let ring = device.ring.map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
+    let lies_here: u64 = plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
+    let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
     let kv = lies_here + visits.map(|p| p.bytes.kv.0).max().unwrap_or(0);
     let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
-    let used = ByteSize(weights + kv + workspace).human();
+    let used = ByteSize(weights + ring + kv + workspace).human();
     let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
-    let limit = match plan.devices[index].kind {
+    let limit = match device.kind {
         DeviceKind::Gpu => plan.budgets.vram.get(gpus_before).copied(),
         DeviceKind::Cpu => plan.budgets.ram,
     };
+    let slots = device
+        .ring
+        .map_or(String::new(), |ring| format!(", {} slots of {} in it", ring.slots, ring.slot_bytes.human()));
     match limit {
-        Some(limit) => format!("{name}: {used} of {} at {} tokens of context", limit.human(), plan.budgets.context),
-        None => format!("{name}: {used} at {} tokens of context", plan.budgets.context),
+        Some(limit) => {
+            format!("{name}: {used} of {} at {} tokens of context{slots}", limit.human(), plan.budgets.context)
+        }
+        None => format!("{name}: {used} at {} tokens of context{slots}", plan.budgets.context),
     }
+}
+
+/// Whether a device holds a partition's weights for good: to compute there in a phase, or to stream them from there.
+fn lies_on(partition: &Partition, device: &Device) -> bool {
+    let decode = (partition.device.as_str(), partition.residency);
+    let prefill = partition.prefill.as_ref().map(|prefill| (prefill.device.as_str(), prefill.residency));
+    let phases = [Some(decode), prefill].into_iter().flatten();
+    let streams = |residency| residency == Residency::Streamed && device.kind == DeviceKind::Cpu;
+    phases
+        .into_iter()
+        .any(|(on, residency)| (on == device.name && residency == Residency::Resident) || streams(residency))
 }
 
 /// `embedding, layers.0-11, head`: consecutive layers shortened to a range.

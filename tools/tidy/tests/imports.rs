@@ -33,7 +33,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("prost-types", &["hpp-onnx"]),
     ("prost-build", &["hpp-onnx"]),
     ("protox", &["hpp-onnx"]),
-    ("good_lp", &["hpp-partition"]),
+    ("microlp", &["hpp-partition"]),
     ("maud", &["hpp-profile"]),
     ("plotters", &["hpp-profile"]),
     ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures"]),

@@ -33,8 +33,25 @@ impl Place {
         device: &ort::device::Device<'_>,
     ) -> Result<Self, BackendError> {
         let info = device.memory_info(false).to_owned();
-        let allocator = DeviceAllocator::new(environment, device)?;
+        let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
+        let allocator = DeviceAllocator::new(environment, device, kind)?;
         Ok(Place { id, info, allocator: Some(Rc::new(allocator)) })
+    }
+
+    /// Host memory that this device reads and writes by itself, where its provider has such memory.
+    pub fn pinned(&self, environment: &Environment) -> Result<Option<Self>, BackendError> {
+        let Some(own) = &self.allocator else { return Ok(None) };
+        let Some(device) = environment.devices().find(|device| ptr::eq(device.ptr(), own.device)) else {
+            return Ok(None);
+        };
+        let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_HOST_ACCESSIBLE;
+        // SAFETY: the device is alive. Without such memory the answer is null, which `memory_info` does not expect.
+        if unsafe { (ort::api().EpDevice_MemoryInfo)(own.device, kind) }.is_null() {
+            return Ok(None);
+        }
+        let info = device.memory_info(true).to_owned();
+        let allocator = DeviceAllocator::new(environment, &device, kind)?;
+        Ok(Some(Place { id: MemoryId::HOST, info, allocator: Some(Rc::new(allocator)) }))
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {
@@ -54,22 +71,27 @@ impl Place {
     }
 }
 
-/// An allocator on a device that every session on it can use.
+/// An allocator of a device's memory, or of host memory for it, that every session on it can use.
 pub(crate) struct DeviceAllocator {
     environment: Environment,
     device: *const OrtEpDevice,
+    kind: sys::OrtDeviceMemoryType,
     allocator: NonNull<OrtAllocator>,
 }
 
 impl DeviceAllocator {
-    fn new(environment: &Environment, device: &ort::device::Device<'_>) -> Result<Self, BackendError> {
+    fn new(
+        environment: &Environment,
+        device: &ort::device::Device<'_>,
+        kind: sys::OrtDeviceMemoryType,
+    ) -> Result<Self, BackendError> {
         let mut allocator = ptr::null_mut();
         // SAFETY: the device comes from this environment, which lives as long as the process; `allocator` is a place for one pointer.
         unsafe {
             let status = (ort::api().CreateSharedAllocator)(
                 environment.ptr().cast_mut(),
                 device.ptr(),
-                sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT,
+                kind,
                 sys::OrtAllocatorType::OrtDeviceAllocator,
                 ptr::null(),
                 &mut allocator,
@@ -80,7 +102,7 @@ impl DeviceAllocator {
             doing: "make an allocator for the device".into(),
             cause: "the provider has none".into(),
         })?;
-        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), allocator })
+        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), kind, allocator })
     }
 
     /// One statistic of the allocator, if it keeps any.
@@ -106,11 +128,7 @@ impl Drop for DeviceAllocator {
     fn drop(&mut self) {
         // SAFETY: made by `new`; every block of it holds an `Rc` of this and is gone. A failure to release only leaks.
         unsafe {
-            let status = (ort::api().ReleaseSharedAllocator)(
-                self.environment.ptr().cast_mut(),
-                self.device,
-                sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT,
-            );
+            let status = (ort::api().ReleaseSharedAllocator)(self.environment.ptr().cast_mut(), self.device, self.kind);
             let _ = check(status, String::new);
         }
     }

@@ -1,10 +1,11 @@
 //! Sessions that are Rust functions, with every binding checked.
 
 use super::tensor::misfit;
-use super::{MockBuffer, MockControl, MockTensor};
+use super::{MockBuffer, MockControl, MockTensor, VirtualClock};
 use crate::error::BackendError;
 use crate::port::{Port, Session, Tensor};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// What a partition file holds.
 #[derive(Clone)]
@@ -17,13 +18,33 @@ pub struct MockModel {
     pub in_place: Vec<(usize, usize)>,
     /// What it computes.
     pub kernel: Kernel,
+    /// How long that takes on the mock's clock; no time where nothing is said.
+    pub takes: Option<Takes>,
+}
+
+/// How long a run takes, by the number of tokens in it.
+#[derive(Clone)]
+pub struct Takes {
+    /// The input and its axis whose size is that number.
+    tokens: (usize, usize),
+    time: Rc<dyn Fn(u64) -> Duration>,
+}
+
+impl MockModel {
+    /// The same model with runs that take time. `tokens` is an input and the axis of it that counts the tokens of a pass.
+    pub fn taking(self, tokens: (usize, usize), time: Rc<dyn Fn(u64) -> Duration>) -> Self {
+        MockModel { takes: Some(Takes { tokens, time }), ..self }
+    }
 }
 
 /// Computes a partition's outputs from its inputs.
 pub type Kernel = Rc<dyn Fn(&mut Frame<'_>) -> Result<(), BackendError>>;
 
 /// A loaded mock partition.
-pub struct MockSession(MockModel);
+pub struct MockSession {
+    model: MockModel,
+    clock: VirtualClock,
+}
 
 /// What is bound at a mock partition.
 pub struct MockBinding {
@@ -69,8 +90,15 @@ impl Frame<'_> {
 }
 
 impl MockSession {
-    pub(super) fn new(model: MockModel) -> Self {
-        MockSession(model)
+    pub(super) fn new(model: MockModel, clock: VirtualClock) -> Self {
+        MockSession { model, clock }
+    }
+
+    fn take_time(&self, binding: &MockBinding) {
+        let Some(Takes { tokens: (input, axis), time }) = &self.model.takes else { return };
+        let bound = binding.inputs[*input].as_ref();
+        let tokens = bound.and_then(|tensor| tensor.shape().get(*axis).copied()).unwrap_or(0);
+        self.clock.advance(time(tokens));
     }
 
     /// No run reads what it writes, but for the pairs that must.
@@ -79,9 +107,9 @@ impl MockSession {
             let Slot::Bound(written) = slot else { continue };
             for (input, read) in binding.inputs.iter().enumerate() {
                 let shared = read.as_ref().is_some_and(|read| read.shares_memory_with(written));
-                let wanted = self.0.in_place.contains(&(input, output));
+                let wanted = self.model.in_place.contains(&(input, output));
                 if shared != wanted {
-                    let names = (&self.0.inputs[input].name, &self.0.outputs[output].name);
+                    let names = (&self.model.inputs[input].name, &self.model.outputs[output].name);
                     let state = if shared { "share" } else { "do not share" };
                     return Err(misfit(names.1, format!("{} and {} {state} a buffer", names.0, names.1)));
                 }
@@ -110,26 +138,26 @@ impl Session for MockSession {
     type Binding = MockBinding;
 
     fn inputs(&self) -> &[Port] {
-        &self.0.inputs
+        &self.model.inputs
     }
 
     fn outputs(&self) -> &[Port] {
-        &self.0.outputs
+        &self.model.outputs
     }
 
     fn binding(&self) -> Result<MockBinding, BackendError> {
-        let (inputs, outputs) = (self.0.inputs.len(), self.0.outputs.len());
+        let (inputs, outputs) = (self.model.inputs.len(), self.model.outputs.len());
         Ok(MockBinding { inputs: vec![None; inputs], outputs: vec![Slot::Unbound; outputs] })
     }
 
     fn bind_input(&self, binding: &mut MockBinding, index: usize, tensor: &MockTensor) -> Result<(), BackendError> {
-        fits(&self.0.inputs[index], tensor)?;
+        fits(&self.model.inputs[index], tensor)?;
         binding.inputs[index] = Some(tensor.clone());
         Ok(())
     }
 
     fn bind_output(&self, binding: &mut MockBinding, index: usize, tensor: &MockTensor) -> Result<(), BackendError> {
-        fits(&self.0.outputs[index], tensor)?;
+        fits(&self.model.outputs[index], tensor)?;
         binding.outputs[index] = Slot::Bound(tensor.clone());
         Ok(())
     }
@@ -144,21 +172,22 @@ impl Session for MockSession {
             return Err(BackendError::Stopped);
         }
         if let Some(missing) = binding.inputs.iter().position(Option::is_none) {
-            return Err(misfit(&self.0.inputs[missing].name, "it is not bound".into()));
+            return Err(misfit(&self.model.inputs[missing].name, "it is not bound".into()));
         }
         if binding.outputs.iter().any(|slot| matches!(slot, Slot::Unknown(Some(_)))) {
             return Err(misfit("an output", "asking for an unknown shape holds for one run".into()));
         }
         self.check_aliasing(binding)?;
-        let kernel = self.0.kernel.clone();
-        kernel(&mut Frame { model: &self.0, binding })?;
+        let kernel = self.model.kernel.clone();
+        kernel(&mut Frame { model: &self.model, binding })?;
+        self.take_time(binding);
         if control.stopped() { Err(BackendError::Stopped) } else { Ok(()) }
     }
 
     fn take_output(&self, binding: &mut MockBinding, index: usize) -> Result<MockTensor, BackendError> {
         match &binding.outputs[index] {
             Slot::Unknown(Some(tensor)) => Ok(tensor.clone()),
-            _ => Err(misfit(&self.0.outputs[index].name, "no run has made it".into())),
+            _ => Err(misfit(&self.model.outputs[index].name, "no run has made it".into())),
         }
     }
 }

@@ -103,6 +103,7 @@ pub fn first(memory: MemoryId) -> MockModel {
         ],
         in_place: vec![(2, 1)],
         kernel: Rc::new(run_first),
+        takes: None,
     }
 }
 
@@ -144,6 +145,7 @@ pub fn second() -> MockModel {
         ],
         in_place: vec![],
         kernel: Rc::new(run_second),
+        takes: None,
     }
 }
 

@@ -4,8 +4,11 @@ mod bench;
 mod chat;
 mod devices;
 mod generate;
+mod probe;
 mod run_once;
 mod verify;
+
+pub use probe::MeasureError;
 
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
@@ -42,6 +45,7 @@ pub fn run(task: Task, around: &mut Around<'_>) -> Result<u8, ExecError> {
         Task::Devices(args) => devices::run(&args, around),
         Task::Verify(args) => verify::run(&args, around),
         Task::Bench(args) => bench::run(&args, around),
+        Task::Probe(args) => probe::run(&args, around),
     }
 }
 

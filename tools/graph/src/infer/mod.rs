@@ -19,7 +19,7 @@ pub use cost::{bytes_read, flops};
 use crate::{Graph, NodeId, ValueId};
 use context::Context;
 use fact::{Elements, Facts};
-use hpp_schema::{DType, Shape};
+use hpp_schema::{DType, Dim, Shape};
 use merge::{Opaque, correct, merge, sane};
 use std::collections::BTreeMap;
 
@@ -65,6 +65,21 @@ pub fn infer(graph: &mut Graph) -> Report {
     opaque.replace_in(graph);
     report.untyped = graph.value_ids().filter(|id| graph.value(*id).dtype.is_none()).collect();
     report
+}
+
+/// The contents of small integer tensors as far as they follow from shapes, each element symbolic or unknown, by value.
+/// `graph` has been through [`infer()`]. Elements are in row-major order; what is larger than shape computations need is `None`.
+pub fn contents(graph: &Graph) -> Vec<Option<Vec<Dim>>> {
+    let mut elements = contents::of_weights(graph);
+    for id in graph.node_ids() {
+        let facts = facts_of(graph, id, &elements, &mut Report::default());
+        for (output, fact) in graph.node(id).outputs.iter().zip(facts) {
+            if let Some(output) = output {
+                elements[output.0 as usize] = sane(fact).elements;
+            }
+        }
+    }
+    elements
 }
 
 fn facts_of(graph: &Graph, id: NodeId, elements: &[Option<Elements>], report: &mut Report) -> Facts {

@@ -1,10 +1,14 @@
-//! Puts weight bytes where partitions can reach them: out of a model file once, packed into one file, or linked in place.
+//! Puts weight bytes where partitions can reach them: out of a model file once, packed into one file (rounded, if asked), or
+//! linked in place.
 
 mod externalise;
 mod layout;
 mod pack;
 mod place;
+mod round;
+mod slabs;
 
 pub use externalise::{ExternaliseError, externalise, needs_externalising};
 pub use pack::{PackError, PackProgress, Packed, pack};
 pub use place::{PlaceError, Placed, place};
+pub use round::{RoundError, Rounding, round};

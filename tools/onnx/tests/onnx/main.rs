@@ -9,6 +9,7 @@ mod head;
 mod hostile;
 mod models;
 mod read;
+mod round;
 mod store;
 mod structure;
 mod tensors;

@@ -142,3 +142,21 @@ fn arithmetic_on_sizes() {
     assert_eq!(net.fact(filled), "float32[32*seq]");
     assert_eq!(net.fact(all), "float32[64*batch*seq]");
 }
+
+/// What a caller would feed in the place of a tiny tensor, read from a graph that was inferred before.
+#[test]
+fn contents_can_be_asked_for_afterwards() {
+    let mut net = Net::new(18);
+    let x = net.input(Float32, "batch, past + seq, 64");
+    let unknown = net.input(Int64, "2");
+    let length = size_of(&mut net, x, 1);
+    let minus = net.list(&[-1]);
+    let target = net.node("Concat", &[length, minus, unknown], &[("axis", int(0))]);
+    let floats = net.node("Cast", &[x], &[("to", int(10))]);
+    net.infer();
+    let contents = crate::infer::contents(&net.graph);
+    let of = |id: ValueId| contents[id.0 as usize].as_ref().map(|elements| format!("{elements:?}"));
+    assert_eq!(of(length).as_deref(), Some("[past + seq]"));
+    assert_eq!(of(target).as_deref(), Some("[past + seq, -1, ?, ?]"));
+    assert_eq!((of(unknown), of(floats)), (None, None));
+}

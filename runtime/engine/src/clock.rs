@@ -1,0 +1,10 @@
+//! Time: how long this process has measured, unless a backend keeps a clock of its own.
+
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// Time since the first call in this process. Never goes back.
+pub(crate) fn since_start() -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}

@@ -1,0 +1,120 @@
+//! The meter: everything an engine does that takes time passes here, into the telemetry always and into a timeline when one
+//! is recorded.
+
+use crate::port::MemoryId;
+use crate::telemetry::{Phase, StageTelemetry, Telemetry};
+use hpp_schema::{Span, SpanKind, Timeline};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Telemetry, and the timeline while one is recorded.
+pub(crate) struct Meter {
+    pub telemetry: Telemetry,
+    /// Devices by the memory their stages use.
+    devices: BTreeMap<MemoryId, String>,
+    recording: Option<Recording>,
+}
+
+struct Recording {
+    since: Duration,
+    pass: u64,
+    spans: Vec<Span>,
+}
+
+/// From when to when something took.
+#[derive(Clone, Copy)]
+pub(crate) struct Took {
+    pub from: Duration,
+    pub to: Duration,
+}
+
+impl Took {
+    pub fn length(self) -> Duration {
+        self.to.saturating_sub(self.from)
+    }
+}
+
+/// Bytes of a tensor that went from one memory to another.
+pub(crate) struct Moved<'a> {
+    pub name: &'a str,
+    pub from: MemoryId,
+    pub to: MemoryId,
+    pub bytes: u64,
+}
+
+impl Meter {
+    /// A meter of stages that took `load` to load.
+    pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
+        Meter { telemetry: Telemetry { load, stages, ..Telemetry::default() }, devices, recording: None }
+    }
+
+    /// Records from now on, and forgets what was recorded; or stops recording.
+    pub fn record(&mut self, now: Option<Duration>) {
+        self.recording = now.map(|since| Recording { since, pass: 0, spans: Vec::new() });
+    }
+
+    /// What was recorded so far, in the order it started; what lies in something comes after it.
+    pub fn timeline(&self) -> Timeline {
+        let mut spans = self.recording.as_ref().map_or(Vec::new(), |recording| recording.spans.clone());
+        spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(b.duration_us.total_cmp(&a.duration_us)));
+        Timeline { spans }
+    }
+
+    /// A tensor was copied.
+    pub fn moved(&mut self, moved: &Moved<'_>, took: Took) {
+        self.telemetry.copies.add(took.length());
+        self.telemetry.copied_bytes += moved.bytes;
+        let Some(recording) = &mut self.recording else { return };
+        let device = |memory| self.devices.get(&memory).map_or("?", String::as_str);
+        let lane = match (moved.from, moved.to) {
+            (MemoryId::HOST, MemoryId::HOST) => "cpu".to_owned(),
+            (MemoryId::HOST, to) => format!("to {}", device(to)),
+            (from, MemoryId::HOST) => format!("from {}", device(from)),
+            (from, to) => format!("{} to {}", device(from), device(to)),
+        };
+        recording.span(lane, moved.name.to_owned(), SpanKind::Transfer, took, Some(moved.bytes));
+    }
+
+    /// A stage has run.
+    pub fn ran(&mut self, stage: usize, phase: Phase, took: Took) {
+        let stage = &mut self.telemetry.stages[stage];
+        stage.phase(phase).add(took.length());
+        if let Some(recording) = &mut self.recording {
+            recording.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, took, None);
+        }
+    }
+
+    /// A whole pass succeeded.
+    pub fn passed(&mut self, phase: Phase, tokens: u64, took: Took) {
+        let (tally, counted) = match phase {
+            Phase::Prefill => (&mut self.telemetry.prefill, &mut self.telemetry.prefill_tokens),
+            Phase::Decode => (&mut self.telemetry.decode, &mut self.telemetry.decode_tokens),
+        };
+        tally.add(took.length());
+        *counted += tokens;
+        if let Some(recording) = &mut self.recording {
+            let name = match phase {
+                Phase::Prefill => format!("prefill of {tokens}"),
+                Phase::Decode => "decode".to_owned(),
+            };
+            recording.span("passes".to_owned(), name, SpanKind::Pass, took, None);
+            recording.pass += 1;
+        }
+    }
+}
+
+impl Recording {
+    fn span(&mut self, lane: String, name: String, kind: SpanKind, took: Took, bytes: Option<u64>) {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let start_us = micros(took.from.saturating_sub(self.since));
+        self.spans.push(Span {
+            lane,
+            name,
+            kind,
+            start_us,
+            duration_us: micros(took.length()),
+            pass: self.pass,
+            bytes,
+        });
+    }
+}

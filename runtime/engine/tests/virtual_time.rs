@@ -1,0 +1,105 @@
+//! Passes on a clock that only the mock advances: what the engine does takes exactly as long as its parts.
+
+use hpp_engine::mock::{Chain, ChainPart, LinkCost, MockBackend};
+use hpp_engine::port::MemoryId;
+use hpp_engine::{Engine, EngineOptions, LogitRows, Silent, StepInput};
+use hpp_schema::{SpanKind, Timeline};
+use std::rc::Rc;
+use std::time::Duration;
+
+fn us(micros: u64) -> Duration {
+    Duration::from_micros(micros)
+}
+
+/// A part that takes `decode` for one token and `each` for every token of several.
+fn part(gpu: Option<usize>, decode: u64, each: u64) -> ChainPart {
+    ChainPart { gpu, takes: Rc::new(move |tokens| us(if tokens == 1 { decode } else { each * tokens })) }
+}
+
+const GPU0: MemoryId = MemoryId(1);
+
+/// Host, device, host: 64 bytes a token cross, at 64 bytes a millisecond after 100 us down and at twice that up.
+fn backend() -> MockBackend {
+    let backend = MockBackend::new();
+    backend.link(MemoryId::HOST, GPU0, LinkCost { latency: us(100), bytes_per_ms: 64.0 });
+    backend.link(GPU0, MemoryId::HOST, LinkCost { latency: us(50), bytes_per_ms: 128.0 });
+    backend
+}
+
+fn chain(chunk: Option<u64>) -> Chain {
+    let parts = vec![part(None, 500, 10), part(Some(0), 70, 2), part(None, 300, 5)];
+    Chain { parts, width: 16, context: 64, prefill_chunk: chunk }
+}
+
+fn run(chunk: Option<u64>, prompt: &[u32], decoded: u32) -> (Engine<MockBackend>, MockBackend, Timeline) {
+    let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
+    let plan = chain(chunk).set_up(dir.path(), &backend).unwrap();
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    engine.record_timeline(true);
+    engine.step(&mut sequence, StepInput::Tokens(prompt), LogitRows::Last).unwrap();
+    for _ in 0..decoded {
+        engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
+    }
+    let timeline = engine.timeline();
+    (engine, backend, timeline)
+}
+
+#[test]
+fn a_token_takes_the_sum_of_its_parts() {
+    let (engine, backend, _) = run(None, &[1, 2, 3, 0], 10);
+    let telemetry = engine.telemetry();
+    // 4 tokens: 40 + 8 + 20 us of computing, 256 bytes each way.
+    assert_eq!(telemetry.prefill.time, us(40 + 8 + 20) + us(100 + 4000) + us(50 + 2000));
+    let token = us(500 + 70 + 300) + us(100 + 1000) + us(50 + 500);
+    assert_eq!(telemetry.decode.time, token * 10);
+    assert_eq!(telemetry.copies.time, us(6150) + us(1650) * 10);
+    assert_eq!(backend.clock().now(), telemetry.prefill.time + telemetry.decode.time, "nothing else takes time");
+    let stage = |at: usize| telemetry.stages[at].decode.time;
+    assert_eq!([stage(0), stage(1), stage(2)], [us(5000), us(700), us(3000)]);
+}
+
+#[test]
+fn chunks_are_passes_of_their_own() {
+    let (engine, ..) = run(Some(3), &[1, 2, 3, 0, 1], 0);
+    let telemetry = engine.telemetry();
+    assert_eq!(telemetry.prefill.count, 2);
+    assert_eq!(telemetry.prefill.time, us(5 * 17) + us(2 * 150) + us(5 * 1500));
+}
+
+#[test]
+fn a_timeline_has_every_run_copy_and_pass_in_order() {
+    let (_, _, timeline) = run(None, &[1, 2, 3, 0], 1);
+    let decode: Vec<_> = timeline.spans.iter().filter(|span| span.pass == 1).collect();
+    let seen: Vec<_> = decode.iter().map(|s| (s.lane.as_str(), s.name.as_str(), s.kind, s.bytes)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("passes", "decode", SpanKind::Pass, None),
+            ("cpu", "p0", SpanKind::Compute, None),
+            ("to gpu0", "x0", SpanKind::Transfer, Some(64)),
+            ("gpu0", "p1", SpanKind::Compute, None),
+            ("from gpu0", "x1", SpanKind::Transfer, Some(64)),
+            ("cpu", "p2", SpanKind::Compute, None),
+        ]
+    );
+    let begun = 6218.0;
+    let starts: Vec<f64> = decode.iter().map(|span| span.start_us - begun).collect();
+    for (start, want) in starts.iter().zip([0.0, 0.0, 500.0, 1600.0, 1670.0, 2220.0]) {
+        assert!((start - want).abs() < 1e-6, "{starts:?}");
+    }
+    assert!((decode[0].duration_us - 2520.0).abs() < 1e-6);
+    assert_eq!(timeline.spans[0].name, "prefill of 4");
+}
+
+#[test]
+fn nothing_is_recorded_unless_asked_and_recording_starts_anew() {
+    let (mut engine, ..) = run(None, &[1, 2], 3);
+    assert_eq!(engine.timeline().spans.len(), 24);
+    engine.record_timeline(true);
+    assert_eq!(engine.timeline(), Timeline::default());
+    engine.record_timeline(false);
+    let mut sequence = engine.new_sequence().unwrap();
+    engine.step(&mut sequence, StepInput::Tokens(&[1, 2]), LogitRows::Last).unwrap();
+    assert_eq!(engine.timeline(), Timeline::default());
+}

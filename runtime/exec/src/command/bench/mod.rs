@@ -1,0 +1,106 @@
+//! `hpp-exec bench PLAN`: medians of a few runs on made-up tokens, for the plan or the unsplit model.
+
+mod report;
+mod spread;
+
+use super::{Around, Feeds, context, load_session, needs_language_model};
+use crate::atomic_file::{AtomicFile, WriteError};
+use crate::cli::BenchArgs;
+use crate::error::ExecError;
+use crate::inputs::made_up_tokens;
+use crate::interrupt::Interrupt;
+use crate::machine::OrtBackend;
+use crate::plan_file::PlanFile;
+use crate::report::millis;
+use crate::sampling::{SamplingError, greedy};
+use crate::session::Session;
+use crate::stdout::{show, show_json};
+use hpp_engine::Telemetry;
+use hpp_schema::{Timeline, Whole};
+use report::{Report, report, text};
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+/// One measured run.
+struct Run {
+    first_token_ms: f64,
+    /// Each token after the first, from its feeding to its choice.
+    token_ms: Vec<f64>,
+    telemetry: Telemetry,
+    timeline: Timeline,
+}
+
+/// Loads, warms up, measures, prints.
+pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
+    let plan = PlanFile::open(&args.plan)?;
+    needs_language_model(&plan.plan)?;
+    check_room(args, context(&plan.plan, &args.runtime))?;
+    // Begun before anything is measured, so that a place that cannot be written is known at once.
+    let trace = args.trace.as_deref().map(AtomicFile::create).transpose()?;
+    let which = if args.unsplit { plan.plan.unsplit(Whole::Source) } else { None }.unwrap_or_else(|| plan.plan.clone());
+    let feeds = Feeds::open(&plan, args.embeddings.as_deref())?;
+    let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console)?;
+    let prompt = made_up_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
+
+    measure(&mut session, &prompt, args.new_tokens)?;
+    let mut runs = Vec::new();
+    for number in 1..=args.runs {
+        let run = measure(&mut session, &prompt, args.new_tokens)?;
+        around.console.detail(&format!("run {number}: first token after {:.1} ms", run.first_token_ms));
+        runs.push(run);
+    }
+    if let (Some(file), Some(last)) = (trace, runs.last()) {
+        write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
+    }
+    let report: Report = report(args, &plan, which.partitions.len(), &runs, &mut session);
+    if args.json {
+        show_json(around.out, &report)?
+    } else {
+        show(around.out, &text(&report))?
+    }
+    Ok(0)
+}
+
+fn write(mut file: AtomicFile, path: &Path, timeline: &Timeline) -> Result<(), WriteError> {
+    let failed = |source| WriteError { path: path.to_owned(), source };
+    file.file().write_all(timeline.to_chrome_trace().as_bytes()).map_err(failed)?;
+    file.finish()
+}
+
+fn check_room(args: &BenchArgs, context: u64) -> Result<(), ExecError> {
+    let tokens = args.prompt_tokens.saturating_add(args.new_tokens - 1);
+    if tokens <= context {
+        return Ok(());
+    }
+    Err(ExecError::Usage {
+        message: format!(
+            "{} prompt and {} new tokens do not fit a context of {context}",
+            args.prompt_tokens, args.new_tokens
+        ),
+        hint: "ask for fewer with --prompt-tokens and --new-tokens, or for more with --context".to_owned(),
+    })
+}
+
+fn measure(session: &mut Session<OrtBackend>, prompt: &[u32], new_tokens: u64) -> Result<Run, ExecError> {
+    session.reset();
+    session.engine().reset_telemetry();
+    session.engine().record_timeline(true);
+    let started = Instant::now();
+    session.begin(prompt, &Interrupt::never())?;
+    let mut token = next(session)?;
+    let first_token_ms = millis(started.elapsed());
+    let mut token_ms = Vec::new();
+    for _ in 1..new_tokens {
+        let started = Instant::now();
+        session.feed(&[token])?;
+        token = next(session)?;
+        token_ms.push(millis(started.elapsed()));
+    }
+    let engine = session.engine();
+    Ok(Run { first_token_ms, token_ms, telemetry: engine.telemetry(), timeline: engine.timeline() })
+}
+
+fn next(session: &Session<OrtBackend>) -> Result<u32, SamplingError> {
+    greedy(session.scores()).ok_or(SamplingError::NoCandidate { count: session.scores().len() })
+}

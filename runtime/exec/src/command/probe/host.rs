@@ -1,0 +1,28 @@
+//! Who measures: the machine and the programs, as a profile records them.
+
+use hpp_backend::Report;
+use hpp_schema::{ByteSize, Host, HostDevice, Provider};
+
+/// The host as ONNX Runtime and the system show it. Providers that cannot be used are left out.
+pub(super) fn host(report: &Report) -> Host {
+    let usable = report.providers.iter().filter(|provider| provider.problem.is_none());
+    let devices = usable.flat_map(|provider| {
+        provider.devices.iter().map(|device| HostDevice {
+            provider: provider.provider,
+            name: device.description.clone(),
+            memory: device.total.map(ByteSize),
+        })
+    });
+    let own = report.providers.iter().find(|provider| provider.provider == Provider::Cpu);
+    let cpu = own.and_then(|provider| provider.devices.first()).map(|device| device.description.clone());
+    Host {
+        cpu: cpu.unwrap_or_default(),
+        cores: u32::try_from(report.cores).unwrap_or(u32::MAX),
+        memory: ByteSize(report.memory.0.unwrap_or(0)),
+        system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        threads: u32::try_from(report.threads).unwrap_or(u32::MAX),
+        onnxruntime: report.version.clone(),
+        hpp: env!("CARGO_PKG_VERSION").to_owned(),
+        devices: devices.collect(),
+    }
+}

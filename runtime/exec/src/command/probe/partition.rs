@@ -1,0 +1,98 @@
+//! One partition under one provider: loaded once, then each case run and timed.
+
+use super::product::ProductFile;
+use super::{Answer, ProbeSession, reason};
+use crate::error::ExecError;
+use crate::machine::OrtBackend;
+use crate::report::millis;
+use hpp_engine::port::Backend;
+use hpp_engine::{Evictor, Rehearsal, Runs};
+use hpp_schema::probe::{PartitionProbe, Reply};
+use hpp_schema::{Provider, Timing};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+/// What reads memory between runs, by provider; made when a case first asks for it.
+pub(super) type Evictors = BTreeMap<Provider, Evictor<OrtBackend>>;
+
+/// Answers the request.
+pub(super) fn run(
+    session: &mut ProbeSession<'_>,
+    probe: &PartitionProbe,
+    reply: &mut Answer<'_>,
+) -> Result<(), ExecError> {
+    let backend = session.machine.backend().clone();
+    let mut rehearsal = Rehearsal::load(&backend, probe, session.console.as_ref())?;
+    reply(Reply::Loaded { load_ms: millis(rehearsal.load_time()), processor: rehearsal.processor().to_owned() })?;
+    for case in &probe.cases {
+        let runs = match case.evict_bytes {
+            0 => rehearsal.case(case, None).map_err(ExecError::from),
+            _ => evictor(session, probe.provider)
+                .and_then(|evictor| rehearsal.case(case, Some(evictor)).map_err(ExecError::from)),
+        };
+        match runs {
+            Ok(runs) => reply(Reply::Measured {
+                case: case.name.clone(),
+                timing: timing(&runs),
+                peak_resident: backend.memory_use().peak_resident,
+            })?,
+            Err(error) => reply(Reply::CaseFailed { case: case.name.clone(), reason: reason(&error) })?,
+        }
+    }
+    Ok(())
+}
+
+fn evictor<'a>(
+    session: &'a mut ProbeSession<'_>,
+    provider: Provider,
+) -> Result<&'a mut Evictor<OrtBackend>, ExecError> {
+    match session.evictors.entry(provider) {
+        Entry::Occupied(there) => Ok(there.into_mut()),
+        Entry::Vacant(place) => {
+            let file = ProductFile::write().map_err(ExecError::Scratch)?;
+            let backend = session.machine.backend();
+            Ok(place.insert(Evictor::load(backend, &file.path(), provider, session.console.as_ref())?))
+        }
+    }
+}
+
+fn timing(runs: &Runs) -> Timing {
+    let mut times: Vec<f64> = runs.times.iter().map(|time| millis(*time)).collect();
+    times.sort_by(f64::total_cmp);
+    Timing {
+        runs: u32::try_from(times.len()).unwrap_or(u32::MAX),
+        median_ms: quantile(&times, 0.5),
+        p10_ms: quantile(&times, 0.1),
+        p90_ms: quantile(&times, 0.9),
+    }
+}
+
+/// The quantile `q` of sorted numbers, linear between neighbours; 0 of none.
+pub(super) fn quantile(sorted: &[f64], q: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return 0.0 };
+    let at = q * last as f64;
+    let (below, part) = (at.floor() as usize, at.fract());
+    sorted[below] + part * (sorted[(below + 1).min(last)] - sorted[below])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        assert_eq!(quantile(&[], 0.5), 0.0);
+        assert_eq!(quantile(&[3.0], 0.9), 3.0);
+        assert_eq!(quantile(&[1.0, 2.0, 4.0, 8.0], 0.5), 3.0);
+        assert_eq!(quantile(&[0.0, 10.0], 0.1), 1.0);
+    }
+
+    #[test]
+    fn runs_are_sorted_first() {
+        let runs = Runs { times: [4, 1, 2].map(Duration::from_millis).into() };
+        let timing = timing(&runs);
+        assert_eq!((timing.runs, timing.median_ms), (3, 2.0));
+        assert!(timing.p10_ms < 1.3 && timing.p90_ms > 3.5);
+    }
+}

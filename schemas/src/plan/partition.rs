@@ -1,0 +1,136 @@
+//! Partitions: what is inside, where it computes, what goes in and out.
+
+use super::Provider;
+use crate::{ByteSize, DType, Shape};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// A run of blocks written as one ONNX file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Partition {
+    /// `gpu_0`, `cpu_0`, ... unique in the plan.
+    pub name: String,
+    /// The ONNX file, relative to the plan.
+    pub file: String,
+    /// Directory, relative to the plan, that external data locations in `file` resolve against.
+    pub weights_dir: String,
+    /// Name of the device it computes on: in both phases, or while decoding where `prefill` says otherwise.
+    pub device: String,
+    /// Whether its weights stay on that device.
+    #[serde(default, skip_serializing_if = "Residency::is_resident")]
+    pub residency: Residency,
+    /// Where it computes while the prompt is taken in, where that is elsewhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<Placement>,
+    /// Execution providers to try, best first.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub providers: Vec<Provider>,
+    /// Labels of the blocks inside, in order.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub blocks: Vec<String>,
+    /// Graph inputs in the file's order.
+    pub inputs: Vec<PartitionInput>,
+    /// Graph outputs in the file's order.
+    pub outputs: Vec<PartitionOutput>,
+    /// Memory this partition needs on its device.
+    pub bytes: PartitionBytes,
+    /// Why it is here, in one line.
+    pub reason: String,
+}
+
+/// One graph input of a partition and where its value comes from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionInput {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape; `?` where nothing is known before it runs.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub shape: Shape,
+    /// `model`, `state`, or the name of the earlier partition that produces it.
+    pub from: String,
+}
+
+/// One graph output of a partition and where its value goes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionOutput {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Symbolic shape; `?` where nothing is known before it runs.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub shape: Shape,
+    /// Who reads it.
+    pub to: OutputUse,
+}
+
+/// Who reads a partition's output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputUse {
+    /// It is an output of the model (a later partition may read it too).
+    Model,
+    /// It is the present value of a state.
+    State,
+    /// Later partitions read it.
+    Boundary,
+}
+
+/// Memory a partition needs on its device.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PartitionBytes {
+    /// Weights, each counted once.
+    pub weights: ByteSize,
+    /// State at the planned context and batch.
+    pub kv: ByteSize,
+    /// Activations at the planned prefill.
+    pub workspace: ByteSize,
+}
+
+/// Where a partition's weights are when it computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Residency {
+    /// On its device for good.
+    #[default]
+    Resident,
+    /// In host memory; copied into a slot of its device each time it computes.
+    Streamed,
+}
+
+/// A device and how weights come to be there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Placement {
+    /// Name of the device.
+    pub device: String,
+    /// Whether weights stay there.
+    #[serde(default, skip_serializing_if = "Residency::is_resident")]
+    pub residency: Residency,
+}
+
+impl Residency {
+    /// Whether weights stay.
+    pub fn is_resident(&self) -> bool {
+        *self == Residency::Resident
+    }
+}
+
+impl Partition {
+    /// Where it computes while the prompt is taken in.
+    pub fn prefill_device(&self) -> &str {
+        self.prefill.as_ref().map_or(&self.device, |placement| &placement.device)
+    }
+
+    /// Whether its weights are copied to a device in either phase.
+    pub fn is_streamed(&self) -> bool {
+        let streams = |residency: Residency| !residency.is_resident();
+        streams(self.residency) || self.prefill.as_ref().is_some_and(|placement| streams(placement.residency))
+    }
+}

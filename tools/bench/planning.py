@@ -1,0 +1,143 @@
+"""Planning: what it costs, what it gains by streaming, and whether its predictions come true on this machine."""
+
+import glob
+import json
+import os
+import statistics
+
+import measure
+from table import mib, row
+from workshop import OUT, ROOT
+
+PRESETS = sorted(glob.glob(os.path.join(ROOT, "fixtures", "machines", "*.yaml")))
+DENSE_70B = ("--layers", 80, "--hidden", 8192, "--intermediate", 28672, "--heads", 64, "--kv-heads", 8, "--vocab", 128256,
+             "--dtype", "int4", "--sparse")
+MOE_30B = ("--layers", 48, "--hidden", 2048, "--intermediate", 768, "--heads", 32, "--kv-heads", 4, "--vocab", 151936,
+           "--experts", 128, "--top-k", 8, "--dtype", "int4", "--sparse")
+MOE_61 = ("--layers", 61, "--hidden", 7168, "--intermediate", 2048, "--heads", 64, "--kv-heads", 8, "--vocab", 129280,
+          "--experts", 256, "--top-k", 8, "--dtype", "int4", "--sparse")
+CONTEXTS = (128, 2048)
+NEW = 32
+
+
+def dry_run(shop, model, *options):
+    """The plan hpp-split would write, and what finding it cost."""
+    cost = measure.run([shop.binary("hpp-split"), model, "--dry-run", "--json", *options])
+    return dict(cost, plan=json.loads(cost["stdout"]))
+
+
+def preset(name):
+    return os.path.join(ROOT, "fixtures", "machines", f"{name}.yaml")
+
+
+def planning_time(shop):
+    """Wall time of the whole command, reading the model included, with every mechanism allowed."""
+    rows = []
+    for what, options, limit in (("80-layer dense model", DENSE_70B, 1.0), ("61-layer, 256-expert MoE", MOE_61, 5.0)):
+        model = shop.model(f"planned-{len(rows)}", *options)
+        runs = [dry_run(shop, model, "--machine", preset("rtx-4090-desktop"), "--mechanisms", "all") for _ in range(3)]
+        seconds = measure.median(runs, "seconds")
+        rows.append(row(f"planning a {what}", f"{seconds:.2f} s", "", "", f"<= {limit:g} s", seconds <= limit))
+    return rows
+
+
+def layers_of(shop, model):
+    cost = measure.run([shop.binary("hpp-split"), "inspect", model, "--json"])
+    return json.loads(cost["stdout"])["layers"]
+
+
+def best_gpu_layers(shop, model, machine):
+    """The fastest decode any `--gpu-layers N` reaches there; None where not even 0 layers fit."""
+    best = None
+    for count in range(layers_of(shop, model) + 2):
+        try:
+            plan = dry_run(shop, model, "--machine", machine, "--objective", "decode", "--gpu-layers", count)["plan"]
+        except measure.Failed:
+            continue
+        speed = plan["predictions"]["decode_tokens_per_second"]
+        if best is None or speed > best[0]:
+            best = speed, count
+    return best
+
+
+def streaming_gain(shop):
+    """Predicted decode speed with every mechanism over the best contiguous --gpu-layers plan, on each preset."""
+    rows = []
+    for what, options in (("70 B int4", DENSE_70B), ("30 B MoE int4", MOE_30B)):
+        model = shop.model(f"gain-{what.replace(' ', '-')}", *options)
+        for machine in PRESETS:
+            name = f"predicted decode, {what}, {os.path.basename(machine)[:-5]}"
+            theirs = best_gpu_layers(shop, model, machine)
+            try:
+                plan = dry_run(shop, model, "--machine", machine, "--objective", "decode", "--mechanisms", "all")["plan"]
+            except measure.Failed as failure:
+                rows.append(row(name, "no plan fits", "" if theirs is None else f"{theirs[0]:.3g} tok/s", str(failure)[-80:]))
+                continue
+            ours = plan["predictions"]["decode_tokens_per_second"]
+            limit = plan["predictions"].get("limit", "")
+            if theirs is None:
+                rows.append(row(name, f"{ours:.3g} tok/s", "nothing fits", limit, "reported"))
+            else:
+                rows.append(row(name, f"{ours:.3g} tok/s", f"{theirs[0]:.3g} tok/s (N={theirs[1]})",
+                                f"{ours / theirs[0]:.2f}x: {limit}", "reported"))
+    return rows
+
+
+def corpus(shop):
+    """A few prompts of ordinary words for the corpus run."""
+    path = os.path.join(OUT, "corpus.txt")
+    with open(path, "w", encoding="utf-8") as out:
+        for line in range(4):
+            out.write(" ".join(f"the quick brown fox jumps over lazy dog number {line} of {word}" for word in range(6)) + "\n")
+    return path
+
+
+def profile(shop, dtype, *options):
+    """A fresh profile of the 350 M decoder; its path and what it cost."""
+    path = os.path.join(OUT, f"profile-{dtype}.yaml")
+    cost = measure.run([shop.binary("hpp-profile"), shop.decoder(dtype), "--providers", "cpu", "--out", path, "--force",
+                        "--threads", shop.threads, "--quiet", *options])
+    return path, cost
+
+
+def profiling_cost(shop):
+    rows = []
+    for dtype in ("int4", "fp32"):
+        model = shop.decoder(dtype)
+        size = os.path.getsize(os.path.join(model, "model.onnx.data"))
+        _, cost = profile(shop, dtype, "--quick", "--prompts", corpus(shop))
+        ratio = cost["peak_rss"] / size
+        rows += [
+            row(f"hpp-profile --quick, {dtype}: wall time", f"{cost['seconds']:.0f} s", "", "", "<= 180 s", cost["seconds"] <= 180),
+            row(f"hpp-profile --quick, {dtype}: peak RSS over the model", mib(cost["peak_rss"]), mib(size), f"{ratio:.2f}x",
+                "<= 1.5x", ratio <= 1.5),
+        ]
+    return rows
+
+
+def predictions(shop):
+    """Predicted and measured milliseconds of unsplit and split plans; the profile and the runs in the same minutes."""
+    rows, errors = [], []
+    for dtype in ("int4", "fp32"):
+        path, _ = profile(shop, dtype)
+        for partitions in (1, 4):
+            for context in CONTEXTS:
+                workload = ("--prompt-tokens", context, "--new-tokens", NEW)
+                plan, _ = shop.split(shop.decoder(dtype), f"predict/{dtype}-{partitions}-{context}", "--profile", path,
+                                     "--partitions", partitions, "--context", 4096, *workload)
+                expected = dry_run(shop, shop.decoder(dtype), "--profile", path, "--partitions", partitions, "--context", 4096,
+                                   *workload)["plan"]["predictions"]
+                answer = shop.exec_json("bench", plan, *workload, "--runs", max(3, shop.rounds))
+                measured = {"decode": 1000 / answer["decode_tokens_per_second"]["median"],
+                            "prefill": answer["time_to_first_token_ms"]["median"]}
+                for phase, said in (("decode", expected["decode_ms"]), ("prefill", expected["time_to_first_token_ms"])):
+                    error = said / measured[phase] - 1
+                    errors.append(abs(error))
+                    rows.append(row(f"{phase} ms, {dtype}, {partitions} partitions, {context} tokens", f"{said:.1f} predicted",
+                                    f"{measured[phase]:.1f} measured", f"{error:+.1%}"))
+    middle, worst = statistics.median(errors), max(errors)
+    return [
+        row("predicted over measured: median error", f"{middle:.1%}", "", "", "<= 10 %", middle <= 0.10),
+        row("predicted over measured: worst error", f"{worst:.1%}", "", "", "<= 25 %", worst <= 0.25),
+        *rows,
+    ]

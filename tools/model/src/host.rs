@@ -1,0 +1,140 @@
+//! Which machine this is, and whether a profile was measured on it.
+
+use hpp_schema::{ByteSize, Host};
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+/// Part of the memory by which one machine may differ from itself: kernels reserve different amounts.
+const MEMORY_TOLERANCE: u64 = 16;
+
+/// What tells one machine from another, whatever programs run on it. Read the same way as `hpp-exec probe` does, without
+/// ONNX Runtime.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThisHost {
+    /// The processor, as it calls itself; the architecture where it does not.
+    pub cpu: String,
+    /// Physical cores; hardware threads where the system does not tell them apart.
+    pub cores: u32,
+    /// Memory there is; 0 where it cannot be told.
+    pub memory: ByteSize,
+    /// Operating system and architecture: `linux x86_64`.
+    pub system: String,
+}
+
+impl ThisHost {
+    /// The machine this process runs on.
+    pub fn read() -> ThisHost {
+        // Other systems have no such files and are told apart by what is left.
+        let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        ThisHost {
+            cpu: cpu_name(&text("/proc/cpuinfo")),
+            cores: physical_cores(Path::new("/sys/devices/system/cpu")).unwrap_or_else(threads),
+            memory: ByteSize(memory(&text("/proc/meminfo")).unwrap_or(0)),
+            system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        }
+    }
+
+    /// How this machine differs from the one a profile names; empty where it is the same.
+    pub fn differences(&self, other: &Host) -> Vec<String> {
+        let mut found = Vec::new();
+        let mut differ = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
+            found.push(format!("{what} is {here} here and {there} there"));
+        };
+        if self.cpu != other.cpu {
+            differ("the processor", &self.cpu, &other.cpu);
+        }
+        if self.cores != other.cores {
+            differ("the number of cores", &self.cores, &other.cores);
+        }
+        if self.memory.0.abs_diff(other.memory.0) > self.memory.0.max(other.memory.0) / MEMORY_TOLERANCE {
+            differ("memory", &self.memory.human(), &other.memory.human());
+        }
+        if self.system != other.system {
+            differ("the system", &self.system, &other.system);
+        }
+        found
+    }
+}
+
+/// The value of the first line `key : value`.
+fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
+    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs.find(|(name, _)| name.trim() == key).map(|(_, value)| value.trim())
+}
+
+fn cpu_name(cpuinfo: &str) -> String {
+    field(cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned()
+}
+
+fn memory(meminfo: &str) -> Option<u64> {
+    field(meminfo, "MemTotal")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Distinct pairs of package and core among the processors the system lists.
+fn physical_cores(dir: &Path) -> Option<u32> {
+    let mut seen = BTreeSet::new();
+    for entry in fs::read_dir(dir).ok()?.flatten() {
+        let number =
+            |name: &str| fs::read_to_string(entry.path().join("topology").join(name)).ok()?.trim().parse::<i64>().ok();
+        seen.extend(number("physical_package_id").zip(number("core_id")));
+    }
+    u32::try_from(seen.len()).ok().filter(|cores| *cores > 0)
+}
+
+fn threads() -> u32 {
+    std::thread::available_parallelism().map_or(1, |threads| u32::try_from(threads.get()).unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn as_profiled(of: &ThisHost) -> Host {
+        let ThisHost { cpu, cores, memory, system } = of.clone();
+        Host { cpu, cores, memory, system, threads: 1, onnxruntime: String::new(), hpp: String::new(), devices: vec![] }
+    }
+
+    #[test]
+    fn a_machine_is_itself() {
+        let here = ThisHost::read();
+        assert!(here.cores > 0 && !here.cpu.is_empty());
+        assert_eq!(here.differences(&as_profiled(&ThisHost::read())), Vec::<String>::new());
+    }
+
+    #[test]
+    fn every_difference_is_named_and_a_little_memory_is_none() {
+        let here = ThisHost { memory: ByteSize(32 << 30), ..ThisHost::read() };
+        let mut there = as_profiled(&here);
+        there.memory.0 -= 1 << 30;
+        assert_eq!(here.differences(&there), Vec::<String>::new());
+        there.memory.0 /= 2;
+        there.cores += 1;
+        there.cpu.push('x');
+        there.system = "plan9 mips".into();
+        assert_eq!(here.differences(&there).len(), 4);
+    }
+
+    #[test]
+    fn what_linux_says_is_understood() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: Some CPU: 2 GHz\nflags\t\t: fpu\n";
+        assert_eq!(cpu_name(cpuinfo), "Some CPU: 2 GHz");
+        assert_eq!(cpu_name(""), std::env::consts::ARCH);
+        assert_eq!(memory("MemTotal:       24576000 kB\nMemFree: 1 kB\n"), Some(24576000 * 1024));
+        assert_eq!(memory("MemTotal: many\n"), None);
+    }
+
+    #[test]
+    fn hyperthreads_are_one_core() {
+        let dir = tempfile::tempdir().unwrap();
+        for (cpu, package, core) in [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 1, 0)] {
+            let topology = dir.path().join(format!("cpu{cpu}/topology"));
+            fs::create_dir_all(&topology).unwrap();
+            fs::write(topology.join("physical_package_id"), format!("{package}\n")).unwrap();
+            fs::write(topology.join("core_id"), format!("{core}\n")).unwrap();
+        }
+        fs::create_dir(dir.path().join("cpufreq")).unwrap();
+        assert_eq!(physical_cores(dir.path()), Some(3));
+        assert_eq!(physical_cores(&dir.path().join("none")), None);
+    }
+}

@@ -1,0 +1,48 @@
+//! Costs from a machine's rates: the longer of moving the bytes and doing the arithmetic.
+
+use super::{Costs, gpu_costs, passes, per_ms};
+use crate::Analysis;
+use hpp_partition::{Block, Cost, Work, Workload};
+use hpp_schema::Machine;
+
+/// How fast one processor is.
+#[derive(Clone, Copy)]
+struct Roof {
+    /// Bytes of its memory read in a millisecond.
+    bytes: f64,
+    /// Operations in a millisecond.
+    flops: f64,
+}
+
+impl Roof {
+    fn new(memory_gb_per_s: f64, tflops: f64) -> Self {
+        Roof { bytes: per_ms(memory_gb_per_s), flops: tflops * 1e9 }
+    }
+
+    fn ms(self, work: Work) -> f64 {
+        (work.bytes as f64 / self.bytes).max(work.flops as f64 / self.flops)
+    }
+
+    fn costs(self, blocks: &[Block], prefill: &[Vec<Work>]) -> Vec<Cost> {
+        let cost = |(index, block): (usize, &Block)| Cost {
+            decode_ms: self.ms(block.decode),
+            prefill_ms: prefill.iter().map(|pass| self.ms(pass[index])).collect(),
+        };
+        blocks.iter().enumerate().map(cost).collect()
+    }
+}
+
+/// Costs on this machine with its first `gpus` accelerators.
+pub fn costs(analysis: &Analysis, blocks: &[Block], load: &Workload, machine: &Machine, gpus: usize) -> Costs {
+    let prefill = passes::work(analysis, load.batch, &load.passes);
+    let cpu = &machine.cpu;
+    let on_gpu = |gpu: &hpp_schema::GpuRates| {
+        let blocks = Roof::new(gpu.memory_gb_per_s, gpu.tflops).costs(blocks, &prefill);
+        gpu_costs(gpu, blocks, gpu.launch_us / 1e3)
+    };
+    Costs {
+        cpu: Roof::new(cpu.memory_gb_per_s, cpu.tflops).costs(blocks, &prefill),
+        gpus: machine.gpus.iter().take(gpus).map(on_gpu).collect(),
+        cpu_launch_ms: cpu.launch_us / 1e3,
+    }
+}

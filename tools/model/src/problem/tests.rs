@@ -1,0 +1,269 @@
+//! Costs of a real model against numbers worked out by hand, and everything a profile can lack.
+
+use super::{Source, problem};
+use crate::{Analysis, Load, Logits, analyse};
+use hpp_partition::{Budget, Problem};
+use hpp_schema::*;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+fn fixture(name: &str) -> Analysis {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
+    analyse(&path, None, Logits::AskedFor).unwrap()
+}
+
+fn llama() -> Analysis {
+    fixture("genai/llama3-fp32-cpu")
+}
+
+fn load(prompt: u64, chunk: u64) -> Load {
+    Load { batch: 1, context: 512, prompt, new_tokens: 40, chunk }
+}
+
+fn machine() -> Machine {
+    let text = include_str!("../../../../fixtures/machines/rtx4060-laptop.yaml");
+    Machine::from_yaml(text).unwrap()
+}
+
+fn gpu_budget(vram: u64) -> Budget {
+    Budget { vram: vec![vram], ..Budget::default() }
+}
+
+fn timing() -> Option<Fit> {
+    Some(Fit { constant_ms: 1.0, linear_ms: 0.01, quadratic_ms: 0.0001, worst_relative_error: 0.0, r2: 1.0 })
+}
+
+/// A profile of this model in which every class takes the same time under both providers.
+fn profile(analysis: &Analysis) -> Profile {
+    let mut numbers = BTreeMap::new();
+    let blocks: Vec<ProfiledBlock> = (analysis.segmentation.blocks.iter())
+        .map(|block| {
+            let next = numbers.len() as u32;
+            let class = *numbers.entry(block.class).or_insert(next);
+            ProfiledBlock { label: block.label.clone(), class, weight_bytes: ByteSize(1) }
+        })
+        .collect();
+    let phase = || PhaseCosts { points: vec![], fit: timing() };
+    let costs = |provider, launch| ProviderCosts {
+        provider,
+        run_length: 1,
+        launch_ms: launch,
+        decode: phase(),
+        prefill: phase(),
+        memory: None,
+        failure: None,
+    };
+    let class = |class: u32| {
+        let block = blocks.iter().find(|block| block.class == class).unwrap().label.clone();
+        let layer = block.starts_with("layers");
+        let providers = vec![
+            costs(Provider::Cpu, Some(if layer { 0.2 } else { 9.0 })),
+            costs(Provider::Cuda, layer.then_some(0.3)),
+        ];
+        ClassCosts { class, block, providers }
+    };
+    Profile {
+        hpp_profile: PROFILE_VERSION,
+        classes: (0..numbers.len() as u32).map(class).collect(),
+        model: ProfiledModel { name: "m".into(), hash: "0".repeat(64), weight_bytes: ByteSize(1), blocks },
+        host: Host {
+            cpu: "c".into(),
+            cores: 1,
+            memory: ByteSize(8 << 30),
+            system: "s".into(),
+            threads: 1,
+            onnxruntime: "1".into(),
+            hpp: "1".into(),
+            devices: vec![],
+        },
+        date: "2025-01-01T00:00:00Z".into(),
+        settings: ProfileSettings {
+            providers: vec![Provider::Cpu, Provider::Cuda],
+            contexts: vec![128],
+            prefill_tokens: vec![128],
+            quick: true,
+            all_blocks: false,
+            decode_tokens: 1,
+        },
+        machine: MeasuredMachine {
+            rates: Some(machine()),
+            curves: vec![],
+            tflops: None,
+            contention: vec![],
+            failures: vec![],
+        },
+        corpus: None,
+        sensitivity: vec![],
+        hotness: vec![],
+        notes: vec![],
+    }
+}
+
+fn places(result: Result<Problem, Vec<Finding>>) -> Vec<String> {
+    result.unwrap_err().into_iter().map(|finding| finding.place).collect()
+}
+
+#[test]
+fn a_machine_file_prices_each_block_by_its_roof() {
+    let (analysis, machine) = (llama(), machine());
+    let problem = problem(&analysis, load(100, 64), Source::Machine(&machine), gpu_budget(1 << 30)).unwrap();
+    assert_eq!(problem.load.passes, [64, 36]);
+    let layer = &problem.blocks[1];
+    let weights: u64 = layer.weights.iter().map(|(_, bytes)| bytes).sum();
+    // Two heads of 32 channels, keys and values, four bytes each; a decoded token is priced at 100 + 40 / 2 tokens.
+    let state = 120 * 2 * 32 * 2 * 4;
+    // The rotary tables are read by the row; everything else whole.
+    assert!(layer.decode.bytes > state && layer.decode.bytes <= weights + state, "{:?}", layer.decode);
+    let ms = layer.decode.bytes as f64 / 60e6;
+    assert!((problem.cpu[1].decode_ms - ms).abs() < 1e-12, "memory is the roof: {}", problem.cpu[1].decode_ms);
+    let ms = layer.decode.bytes as f64 / 205e6;
+    assert!((problem.gpus[0].blocks[1].decode_ms - ms).abs() < 1e-12);
+    assert_eq!((problem.cpu_launch_ms, problem.gpus[0].launch_ms, problem.gpus[0].latency_ms), (0.08, 0.08, 0.01));
+    assert_eq!((problem.gpus[0].to_device, problem.disk_bytes_per_ms), (12.5e6, Some(4.8e6)));
+    assert_eq!(problem.gpus[0].compute_contention, 1.26);
+}
+
+#[test]
+fn the_embedding_reads_a_row_and_a_longer_context_costs_more() {
+    let analysis = llama();
+    let at = |prompt| problem(&analysis, load(prompt, 512), Source::Assumed, Budget::default()).unwrap();
+    let (short, long) = (at(16), at(400));
+    let table: u64 = short.blocks[0].weights.iter().map(|(_, bytes)| bytes).sum();
+    assert!(short.blocks[0].decode.bytes < table / 100);
+    assert!(short.cpu[1].decode_ms < long.cpu[1].decode_ms);
+    assert!(short.cpu[1].prefill_ms[0] < long.cpu[1].prefill_ms[0]);
+}
+
+/// One token visits `top_k` of the experts; a long prompt visits all of them.
+#[test]
+fn a_mixture_of_experts_reads_only_those_it_visits() {
+    let analysis = fixture("genai/gpt-oss-int4-cpu");
+    let problem = problem(&analysis, load(256, 512), Source::Assumed, Budget::default()).unwrap();
+    let layer = &problem.blocks[1];
+    let node = analysis.graph.nodes.iter().find(|node| node.op_type == "QMoE").unwrap();
+    let experts = |id: &hpp_graph::ValueId| analysis.graph.value(*id).shape.as_ref()?.first()?.as_fixed();
+    let of_experts = node.inputs[2..].iter().flatten();
+    let bytes: u64 = of_experts.clone().filter_map(|id| analysis.graph.weight(*id)).map(|weight| weight.bytes).sum();
+    let all = of_experts.clone().find_map(experts).unwrap();
+    let visited = u64::try_from(node.int("k").unwrap()).unwrap();
+    assert!(visited < all && bytes > 0);
+    let whole: u64 = layer.weights.iter().map(|(_, bytes)| bytes).sum();
+    let rest = whole - bytes;
+    let state = layer.kv_bytes;
+    let decode = layer.decode.bytes;
+    assert!(decode >= bytes * visited / all && decode <= bytes * visited / all + rest + state, "{decode} of {bytes}");
+    assert!(layer.prefill.bytes >= bytes, "{} of {bytes}", layer.prefill.bytes);
+}
+
+#[test]
+fn budgets_beyond_the_machine_are_refused_with_numbers_all_at_once() {
+    let (analysis, machine) = (llama(), machine());
+    let budget = Budget { vram: vec![9 << 30, 1 << 30], ram: Some(64 << 30), ..Budget::default() };
+    let findings = problem(&analysis, load(100, 64), Source::Machine(&machine), budget).unwrap_err();
+    let text: Vec<String> = findings.iter().map(ToString::to_string).collect();
+    assert_eq!(text.len(), 3, "{text:#?}");
+    assert!(text[0].contains("64 GiB") && text[0].contains("32 GiB"), "{}", text[0]);
+    assert!(text[1].contains("2 GPUs") && text[1].contains("has 1"), "{}", text[1]);
+    assert!(text[2].contains("9 GiB") && text[2].contains("8 GiB"), "{}", text[2]);
+}
+
+#[test]
+fn a_profile_prices_each_block_by_its_class() {
+    let analysis = llama();
+    let profile = profile(&analysis);
+    let problem = problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)).unwrap();
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
+    for block in 0..problem.blocks.len() {
+        near(problem.cpu[block].decode_ms, 1.0 + 1.2 + 1.44);
+        near(problem.cpu[block].prefill_ms[0], 1.0 + 0.64 + 0.4096);
+        // 36 tokens after 64 others: the whole rectangle on the CPU, twice the past where half the square is left out.
+        near(problem.cpu[block].prefill_ms[1], 1.0 + 0.36 + 0.1296 + 0.2304);
+        near(problem.gpus[0].blocks[block].prefill_ms[1], 1.0 + 0.36 + 0.1296 + 2.0 * 0.2304);
+    }
+    assert_eq!((problem.cpu_launch_ms, problem.gpus[0].launch_ms), (0.2, 0.3), "layers tell best");
+    assert_eq!(problem.gpus[0].to_device, 12.5e6);
+}
+
+#[test]
+fn everything_a_profile_lacks_is_found_at_once() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    let last = profile.classes.len() - 1;
+    profile.classes[0].providers.retain(|costs| costs.provider == Provider::Cpu);
+    profile.classes[1].providers[0].prefill.fit = None;
+    profile.classes.remove(last);
+    profile.model.blocks[2].label = "layers.77".into();
+    let found = places(problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)));
+    for place in [
+        "classes.0.cuda".to_owned(),
+        "classes.1.cpu.prefill".to_owned(),
+        format!("classes.{last}"),
+        "model.blocks.layers.77".to_owned(),
+        format!("model.blocks.{}", analysis.segmentation.blocks[2].label),
+    ] {
+        assert!(found.contains(&place), "{place} in {found:?}");
+    }
+    assert_eq!(found.len(), 5, "{found:?}");
+}
+
+#[test]
+fn a_block_that_failed_on_a_gpu_can_only_be_on_the_host() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    profile.classes[1].providers[1].failure = Some("out of memory".into());
+    let problem = super::problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)).unwrap();
+    assert!(problem.gpus[0].blocks[1].decode_ms.is_infinite() && problem.cpu[1].decode_ms.is_finite());
+    profile.classes[1].providers[0].failure = Some("crashed".into());
+    profile.classes[1].providers[0].decode.fit = None;
+    let found = super::problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)).unwrap_err();
+    assert!(found[0].message.contains("crashed"), "{found:?}");
+}
+
+#[test]
+fn a_profile_without_the_machines_rates_serves_the_host_alone() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    profile.machine.rates = None;
+    assert!(problem(&analysis, load(100, 64), Source::Profile(&profile), Budget::default()).is_ok());
+    let found = places(problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)));
+    assert_eq!(found, ["machine.rates"]);
+    let batch = Load { batch: 2, ..load(100, 64) };
+    assert_eq!(places(problem(&analysis, batch, Source::Profile(&profile), Budget::default())), ["--batch"]);
+}
+
+/// A decoder without a cache takes the whole text in for each token.
+#[test]
+fn without_a_cache_a_token_costs_a_pass_over_the_text() {
+    let analysis = fixture("torch/gpt-dynamo");
+    let mut profile = profile(&analysis);
+    for costs in profile.classes.iter_mut().flat_map(|class| &mut class.providers) {
+        costs.decode.fit = None;
+        costs.prefill.fit = Some(Fit { linear_ms: 0.5, ..timing().unwrap() });
+    }
+    let load = Load { context: analysis.context, ..load(12, 512) };
+    let problem = problem(&analysis, load, Source::Profile(&profile), Budget::default()).unwrap();
+    let tokens = load.decode_context() as f64;
+    assert_eq!(problem.cpu[1].decode_ms, 1.0 + 0.5 * tokens + 0.0001 * tokens * tokens);
+    // The same of work that is counted: a pass over one token more costs more.
+    let at = |new_tokens| {
+        let load = Load { new_tokens, ..load };
+        super::problem(&analysis, load, Source::Assumed, Budget::default()).unwrap().blocks[1].decode.flops
+    };
+    assert!(at(4) > at(2), "{} {}", at(4), at(2));
+}
+
+/// Blocks with entries of their own are priced by them.
+#[test]
+fn every_block_measured_by_itself_counts_by_itself() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    profile.settings.all_blocks = true;
+    let mut own = profile.classes[1].clone();
+    own.block = analysis.segmentation.blocks[3].label.clone();
+    own.providers[0].decode.fit =
+        Some(Fit { constant_ms: 7.0, linear_ms: 0.0, quadratic_ms: 0.0, ..timing().unwrap() });
+    profile.classes.push(own);
+    let problem = problem(&analysis, load(100, 64), Source::Profile(&profile), Budget::default()).unwrap();
+    assert_eq!(problem.cpu[3].decode_ms, 7.0);
+    assert!(problem.cpu[2].decode_ms < 7.0);
+}

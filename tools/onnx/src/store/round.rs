@@ -1,0 +1,197 @@
+//! Writes the weights of a model to one file, some of them rounded to few bits: what quantising them would do to their
+//! values, in their own element type.
+//!
+//! Rounding is symmetric, with one scale for each group of neighbours along an axis: `scale = max |w| / (2^(bits-1) - 1)`,
+//! `w' = round(w / scale) * scale`. Weights go through memory a group of rows at a time.
+
+use super::layout::{Layout, refer};
+use super::slabs::Slabs;
+use crate::proto::{ModelProto, TensorProto};
+use crate::tensor::{self, TensorError};
+use crate::walk;
+use crate::weights::{Span, WeightError, WeightFile, Weights, span_of};
+use crate::write::{WriteError, partial_of};
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// How weights are rounded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rounding {
+    /// Bits a number is left with, 2 to 16.
+    pub bits: u32,
+    /// Neighbours along the axis that share a scale.
+    pub group: usize,
+}
+
+/// Why weights could not be rounded.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum RoundError {
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("cannot read {length} bytes at offset {offset} of {path}")]
+    Read { path: PathBuf, offset: u64, length: u64, source: io::Error },
+    #[error("weight {name:?} cannot be rounded: {why}")]
+    Unsuitable { name: String, why: String },
+    #[error("numbers cannot be rounded to {0} bits: 2 to 16 are possible")]
+    Bits(u32),
+}
+
+impl From<TensorError> for RoundError {
+    fn from(error: TensorError) -> Self {
+        RoundError::Weight(error.into())
+    }
+}
+
+/// Copies every external weight of `model` to `dir/location`, rounding those that `axes` names along the axis it gives, and
+/// makes the model refer to the copies. Embedded weights that are named are rounded where they are.
+///
+/// `weights` says where the model's locations lie. The file appears under its name when it is complete; the model changes
+/// only then.
+pub fn round(
+    model: &mut ModelProto,
+    weights: &Weights,
+    axes: &BTreeMap<String, usize>,
+    rounding: Rounding,
+    dir: &Path,
+    location: &str,
+) -> Result<(), RoundError> {
+    if !(2..=16).contains(&rounding.bits) || rounding.group == 0 {
+        return Err(RoundError::Bits(rounding.bits));
+    }
+    let path = dir.join(location);
+    let mut writer = Writer { weights, axes, rounding, path: &path, layout: Layout::default(), moved: HashMap::new() };
+    let done = writer.write(model).and_then(|file| {
+        let mut changed = model.clone();
+        relink(&mut changed, &writer, location)?;
+        let failed = |source| RoundError::Write(WriteError::new(&path, source));
+        file.sync_all().and_then(|()| fs::rename(partial_of(&path), &path)).map_err(failed)?;
+        Ok(changed)
+    });
+    match done {
+        Ok(changed) => *model = changed,
+        Err(error) => {
+            let _ = fs::remove_file(partial_of(&path));
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+type Files<'a> = HashMap<&'a str, usize>;
+
+fn files(weights: &Weights) -> Files<'_> {
+    weights.files.iter().enumerate().map(|(index, file)| (file.location.as_str(), index)).collect()
+}
+
+/// A range of the old files, and the axis it is rounded along: one range may be read both ways under two names.
+type Key = (Span, Option<usize>);
+
+struct Writer<'a> {
+    weights: &'a Weights,
+    axes: &'a BTreeMap<String, usize>,
+    rounding: Rounding,
+    path: &'a Path,
+    layout: Layout,
+    moved: HashMap<Key, u64>,
+}
+
+impl Writer<'_> {
+    fn write(&mut self, model: &ModelProto) -> Result<File, RoundError> {
+        let failed = |source| RoundError::Write(WriteError::new(self.path, source));
+        let mut out = BufWriter::with_capacity(1 << 20, File::create(partial_of(self.path)).map_err(failed)?);
+        let files = files(self.weights);
+        walk::tensors(model, &mut |tensor| {
+            if tensor::is_external(tensor)? { self.copy(tensor, &files, &mut out) } else { Ok(()) }
+        })?;
+        let file =
+            out.into_inner().map_err(|error| RoundError::Write(WriteError::new(self.path, error.into_error())))?;
+        file.set_len(self.layout.end()).map_err(|source| RoundError::Write(WriteError::new(self.path, source)))?;
+        Ok(file)
+    }
+
+    fn copy(&mut self, tensor: &TensorProto, files: &Files, out: &mut BufWriter<File>) -> Result<(), RoundError> {
+        let span = span_of(tensor, files)?;
+        let axis = self.axes.get(tensor.name()).copied();
+        if self.moved.contains_key(&(span, axis)) {
+            return Ok(());
+        }
+        let offset = self.layout.place(span.length);
+        self.moved.insert((span, axis), offset);
+        let failed = |source| RoundError::Write(WriteError::new(self.path, source));
+        out.seek(SeekFrom::Start(offset)).map_err(failed)?;
+        let mut source = Source::open(&self.weights.files[span.file], span)?;
+        match axis {
+            Some(axis) => {
+                let slabs = Slabs::of(tensor, axis, self.rounding)?;
+                slabs.each(|bytes| source.fill(bytes), |bytes| out.write_all(bytes).map_err(failed))
+            }
+            None => source.copy(out).map_err(failed)?,
+        }
+    }
+}
+
+/// A range of a weight file, read from front to back.
+struct Source<'a> {
+    path: &'a Path,
+    span: Span,
+    file: BufReader<File>,
+}
+
+impl<'a> Source<'a> {
+    fn open(file: &'a WeightFile, span: Span) -> Result<Self, RoundError> {
+        let path = &file.path;
+        let opened = File::open(path).and_then(|mut file| {
+            file.seek(SeekFrom::Start(span.offset))?;
+            Ok(BufReader::with_capacity(1 << 20, file))
+        });
+        let file = opened.map_err(|source| failed(path, span, source))?;
+        Ok(Source { path, span, file })
+    }
+
+    fn fill(&mut self, bytes: &mut [u8]) -> Result<(), RoundError> {
+        self.file.read_exact(bytes).map_err(|source| failed(self.path, self.span, source))
+    }
+
+    /// Writes all of it; the inner error is the source's.
+    fn copy(&mut self, out: &mut impl Write) -> io::Result<Result<(), RoundError>> {
+        let copied = io::copy(&mut (&mut self.file).take(self.span.length), out)?;
+        let short = || failed(self.path, self.span, io::ErrorKind::UnexpectedEof.into());
+        Ok(if copied == self.span.length { Ok(()) } else { Err(short()) })
+    }
+}
+
+fn failed(path: &Path, span: Span, source: io::Error) -> RoundError {
+    RoundError::Read { path: path.to_owned(), offset: span.offset, length: span.length, source }
+}
+
+fn relink(model: &mut ModelProto, writer: &Writer, location: &str) -> Result<(), RoundError> {
+    let files = files(writer.weights);
+    let mut relink = |tensor: &mut TensorProto| {
+        let axis = writer.axes.get(tensor.name()).copied();
+        if tensor::is_external(tensor)? {
+            let span = span_of(tensor, &files)?;
+            refer(tensor, location, writer.moved[&(span, axis)], span.length);
+        } else if let Some(axis) = axis {
+            let shape = tensor::shape_of(tensor)?;
+            let slabs = Slabs::of(tensor, axis, writer.rounding)?;
+            let rounded = tensor::embedded_bytes(tensor, &shape)?.map(|raw| slabs.all(&raw));
+            *tensor = TensorProto {
+                name: tensor.name.take(),
+                dims: std::mem::take(&mut tensor.dims),
+                data_type: tensor.data_type,
+                raw_data: rounded.map(Into::into),
+                ..TensorProto::default()
+            };
+        }
+        Ok::<(), RoundError>(())
+    };
+    if let Some(graph) = &mut model.graph {
+        walk::tensors_mut(graph, &mut relink)?;
+    }
+    model.functions.iter_mut().try_for_each(|function| walk::tensors_of_nodes_mut(&mut function.node, &mut relink))
+}

@@ -1,0 +1,48 @@
+//! Lower bounds on a phase that hold for every order of things: what the chain and the links must do, and what computing
+//! on the host while weights are copied costs at least.
+
+use crate::GpuCosts;
+
+/// What a phase must do, milliseconds while nothing else goes on.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Work {
+    /// Everything on the chain: computing, crossings, visits, what no partition bears.
+    pub chain: f64,
+    /// The part of it that the host computes.
+    pub host: f64,
+    /// What goes to each GPU: streamed weights, boundaries and state.
+    pub links: Vec<f64>,
+}
+
+impl Work {
+    /// No schedule does this work in less, milliseconds.
+    pub fn least(&self, gpus: &[GpuCosts]) -> f64 {
+        let with = |(link, gpu): (&f64, &GpuCosts)| least_with(self.chain, self.host, *link, gpu);
+        self.links.iter().zip(gpus).map(with).fold(self.chain, f64::max)
+    }
+}
+
+/// The least time T for a chain, the host's part of it, and a link. Let the host compute and the link copy at once for a
+/// while O. The host then does O / a of its work and the link O / b of its own, a and b being the factors of contention. So
+///
+/// - `T >= chain + O (1 - 1/a)`, because the chain loses what the host loses;
+/// - `T >= link + O (1 - 1/b)`, likewise;
+/// - `T >= link + host - O (1/a + 1/b - 1)`, because the rest of the copies needs time in which the host does not compute.
+///
+/// The first two grow with O and the third falls, so the least T is where they meet.
+fn least_with(chain: f64, host: f64, link: f64, gpu: &GpuCosts) -> f64 {
+    if link <= 0.0 {
+        return chain;
+    }
+    let (a, b) = (gpu.compute_contention.max(1.0), gpu.link_contention.max(1.0));
+    let gain = 1.0 / a + 1.0 / b - 1.0;
+    if gain <= 0.0 {
+        return chain.max(link + host);
+    }
+    // Where the third meets the first, and where it meets the second.
+    let overlap = (b * (link + host - chain)).min(a * host);
+    match overlap > 0.0 {
+        true => chain.max(link + host - overlap * gain),
+        false => chain.max(link),
+    }
+}

@@ -1,0 +1,144 @@
+//! Planning: from a problem to the best placement.
+
+use crate::greedy::grown;
+use crate::judge::{Candidate, Judge, Wish};
+use crate::refuse::{refuse, too_small};
+use crate::search::{FEW_BLOCKS, Found, SLOTS, search, then_the_other_phase};
+use crate::{Choice, Mechanisms, NoFit, Objective, Options, Phase, Planner, Problem, Solution, Where, simulate, usage};
+
+/// A bound this close to the best, as a part of it, proves it.
+const PROOF: f64 = 1e-6;
+
+/// The best placement, and what is proven of it. Refuses, with the smallest budget that would do, when nothing fits.
+pub fn plan(problem: &Problem, options: &Options) -> Result<Solution, NoFit> {
+    plan_from(problem, options, &[])
+}
+
+/// The same, and never worse than `known` placements, where they still fit.
+pub(crate) fn plan_from(problem: &Problem, options: &Options, known: &[&Solution]) -> Result<Solution, NoFit> {
+    Ok(best_from(problem, options, known, 1)?.remove(0))
+}
+
+/// The best `count` placements (at least one), best first; fewer where there are not so many. They differ in how many
+/// blocks are where or how often a token crosses; the first is the one [`plan`] gives. Where one phase alone counts, the
+/// other is made as fast as the rest of the memory allows.
+pub fn best(problem: &Problem, options: &Options, count: usize) -> Result<Vec<Solution>, NoFit> {
+    best_from(problem, options, &[], count.max(1))
+}
+
+fn best_from(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Result<Vec<Solution>, NoFit> {
+    too_small(problem, options)?;
+    let Found { best, bound } = match options.planner {
+        Planner::Greedy => Found { best: vec![greedy(problem, options)?], bound: 0.0 },
+        Planner::Exact => exact(problem, options, known, count).ok_or_else(|| refuse(problem, options))?,
+    };
+    let proven = best.first().is_some_and(|first| bound >= first.price.objective * (1.0 - PROOF));
+    let finish = |(rank, candidate): (usize, Candidate)| {
+        let solution = judge(problem, options, candidate.choices, candidate.slots);
+        let proven = proven && rank == 0;
+        let bound_ms = if proven { solution.objective_ms } else { bound.min(solution.objective_ms) };
+        Solution { bound_ms, proven, ..solution }
+    };
+    Ok(best.into_iter().take(count).enumerate().map(finish).collect())
+}
+
+/// What a given placement takes; proves nothing. `slots` has one entry for each GPU.
+pub fn judge(problem: &Problem, options: &Options, choices: Vec<Choice>, slots: Vec<u32>) -> Solution {
+    let decode_ms = simulate(problem, &choices, &slots, Phase::Decode).ms;
+    let prefill_ms = simulate(problem, &choices, &slots, Phase::Prefill).ms;
+    let weigh = |weight: f64, ms: f64| if weight > 0.0 { weight * ms } else { 0.0 };
+    let [prefill, decode] = weights(problem, options.objective);
+    let objective_ms = weigh(prefill, prefill_ms) + weigh(decode, decode_ms);
+    Solution { choices, slots, decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false }
+}
+
+/// How much each phase weighs in an objective.
+fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
+    match objective {
+        Objective::Prefill => [1.0, 0.0],
+        Objective::Decode => [0.0, 1.0],
+        Objective::Mixed => [1.0, problem.load.new_tokens as f64],
+    }
+}
+
+/// The greedy planner's placement.
+fn greedy(problem: &Problem, options: &Options) -> Result<Candidate, NoFit> {
+    let choices = grown(problem)?;
+    let slots = vec![0; problem.budget.vram.len()];
+    usage(problem, &choices, &slots).check(problem, options.mechanisms)?;
+    let wish = Wish { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
+    Judge::new(problem, wish, 1).price(&choices).ok_or_else(|| refuse(problem, options))
+}
+
+/// The best placements over all numbers of slots, and what none of them can beat; `None` when nothing fits.
+fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<Found> {
+    let weights = weights(problem, options.objective);
+    let allowed = allowed(problem, options, weights);
+    let mut all = Found { best: Vec::new(), bound: f64::INFINITY };
+    let by_phases = one_phase_after_the_other(problem, options);
+    for slots in slots(problem, options) {
+        let wish = Wish { weights, mechanisms: options.mechanisms, slots };
+        let known = known.iter().map(|solution| &solution.choices).chain(all.best.iter().map(|found| &found.choices));
+        let known: Vec<&Vec<Choice>> = known.chain(&by_phases).collect();
+        let Some(found) = search(problem, wish, &allowed, &known, count) else { continue };
+        all.bound = all.bound.min(found.bound);
+        all.best.extend(found.best);
+    }
+    all.best.sort_by(Candidate::order);
+    all.best.dedup_by(|a, b| a.choices == b.choices && a.slots == b.slots);
+    all.best.truncate(count);
+    let finish = |candidate| then_the_other_phase(problem, options, weights, candidate);
+    all.best = all.best.into_iter().map(finish).collect();
+    (!all.best.is_empty()).then_some(all)
+}
+
+/// Where both phases count and may differ: placements that are best for decoding, and for the prompt with what is left;
+/// with all memory, and with a ring's part kept free for the prompt. Of many blocks only; few are all tried.
+fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
+    let matters = options.objective == Objective::Mixed && options.mechanisms == Mechanisms::All;
+    if !matters || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
+        return Vec::new();
+    }
+    let weights = [0.0, 1.0];
+    let slots = slots(problem, options).remove(0);
+    let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|block| problem.weight_bytes(block)).collect();
+    sizes.sort_unstable();
+    let ring = u64::from(slots.iter().copied().max().unwrap_or(0)) * sizes[sizes.len() / 2];
+    let with = |kept: u64| {
+        let mut less = problem.clone();
+        less.budget.vram.iter_mut().for_each(|vram| *vram = vram.saturating_sub(kept));
+        let options = Options { objective: Objective::Decode, slots: slots.first().copied(), ..*options };
+        let wish = Wish { weights, mechanisms: options.mechanisms, slots: slots.clone() };
+        let found = search(&less, wish, &allowed(&less, &options, weights), &[], 1)?;
+        let best = found.best.into_iter().next()?;
+        Some(then_the_other_phase(problem, &options, weights, best).choices)
+    };
+    [0, ring].into_iter().filter_map(with).collect()
+}
+
+/// The choices of each block that matter for these weights: where one phase alone counts, the other is wherever that one
+/// is, because no choice needs less memory.
+fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<Choice>> {
+    let both_count = weights.iter().all(|weight| *weight > 0.0);
+    let one = |block: usize| {
+        let all = problem.choices(block, options.mechanisms);
+        let same: Vec<Choice> = all.iter().copied().filter(|choice| choice.prefill == choice.decode).collect();
+        match (both_count, all.is_empty()) {
+            (_, true) => vec![Choice::both(Where::Cpu)],
+            (true, false) => all,
+            (false, false) => same,
+        }
+    };
+    (0..problem.blocks.len()).map(one).collect()
+}
+
+/// The numbers of slots to try: one for each GPU, the same on all of them.
+fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
+    let each = |slots: u32| vec![slots; problem.budget.vram.len()];
+    match (options.mechanisms, options.slots) {
+        (Mechanisms::ResidentCpu, _) => vec![each(0)],
+        (Mechanisms::All, Some(slots)) => vec![each(slots)],
+        (Mechanisms::All, None) if problem.budget.vram.is_empty() => vec![each(0)],
+        (Mechanisms::All, None) => SLOTS.map(each).to_vec(),
+    }
+}

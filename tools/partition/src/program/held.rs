@@ -1,0 +1,136 @@
+//! Memory: what the counts hold on each device, in units of [`Program::bytes`].
+
+use super::Program;
+use super::line::Line;
+use crate::memory::{may_read_disk, state_on_host};
+use crate::regions::shares;
+use crate::{Choice, KvHome, Phase, Where};
+use std::collections::BTreeMap;
+
+/// Adds the limits of every memory to the program.
+pub(super) fn hold(program: &mut Program) {
+    for gpu in 0..program.problem.budget.vram.len() {
+        on_gpu(program, gpu);
+    }
+    on_host(program);
+}
+
+/// Adds the limit of one GPU.
+pub(super) fn on_gpu(program: &mut Program, gpu: usize) {
+    let problem = program.problem;
+    let mut fixed = program.distinct(|choice| choice.resident().any(|there| there == gpu));
+    let there = move |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu() == Some(gpu));
+    let workspace = program.largest(there, |i| problem.blocks[i].workspace_bytes);
+    fixed.add(&workspace, 1.0);
+    let streamed = move |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Streamed(gpu));
+    let slot = program.largest(streamed, |i| problem.weight_bytes(i));
+    fixed.add(&slot, program.wish.slots[gpu].into());
+    let limit = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
+    if problem.budget.kv == KvHome::Host {
+        let state = program.largest(there, |i| problem.blocks[i].kv_bytes);
+        program.limit(&fixed.plus(&state, 1.0), limit);
+        return;
+    }
+    for phase in Phase::BOTH {
+        let state = program.state(|choice| choice.of(phase).gpu() == Some(gpu));
+        program.limit(&fixed.clone().plus(&state, 1.0), limit);
+    }
+}
+
+fn on_host(program: &mut Program) {
+    if let Some(ram) = program.problem.budget.ram {
+        let host = host(program);
+        program.limit(&host, ram);
+    }
+}
+
+/// What the host's memory must hold.
+pub(super) fn host(program: &mut Program) -> Line {
+    let problem = program.problem;
+    let weights = match may_read_disk(problem, program.wish.mechanisms) {
+        true => program.largest(Choice::on_host, |i| problem.weight_bytes(i)),
+        false => program.distinct(Choice::on_host),
+    };
+    weights.plus(&state_and_workspace(program), 1.0)
+}
+
+/// What the host's memory holds beside weights.
+pub(super) fn state_and_workspace(program: &mut Program) -> Line {
+    let problem = program.problem;
+    let computes = |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu().is_none());
+    let workspace = program.largest(computes, |i| problem.blocks[i].workspace_bytes);
+    workspace.plus(&program.state(|choice| state_on_host(problem, choice)), 1.0)
+}
+
+impl Program<'_> {
+    /// Keeps a sum of bytes within a limit; a little more than the limit is let through, because the solver rounds and
+    /// a placement that fits exactly must not be lost. The judge counts in whole bytes.
+    fn limit(&mut self, line: &Line, bytes: u64) {
+        self.lines.at_most(line, bytes as f64 / self.bytes * (1.0 + 1e-9) + 1e-6);
+    }
+
+    /// State of the blocks whose choice is so.
+    fn state(&self, is_so: impl Fn(Choice) -> bool) -> Line {
+        let mut state = Line::default();
+        for (region, class) in self.classes() {
+            let bytes = self.least(region, class, |i| self.problem.blocks[i].kv_bytes as f64);
+            state.add(&self.count(region, class, &is_so), bytes / self.bytes);
+        }
+        state
+    }
+
+    /// Weights of the blocks whose choice is so, each weight once.
+    pub(super) fn distinct(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
+        let problem = self.problem;
+        let mut all = Line::default();
+        let mut shared: BTreeMap<u32, (u64, Vec<Line>)> = BTreeMap::new();
+        for (region, class) in self.classes() {
+            let count = self.count(region, class, &is_so);
+            let first = self.regions[region].classes[class][0];
+            if count.is_nothing() {
+                continue;
+            }
+            if !shares(problem, first) {
+                all.add(&count, self.least(region, class, |i| problem.weight_bytes(i) as f64) / self.bytes);
+                continue;
+            }
+            let weights: BTreeMap<u32, u64> = problem.blocks[first].weights.iter().copied().collect();
+            for (key, bytes) in weights {
+                shared.entry(key).or_insert((bytes, Vec::new())).1.push(count.clone());
+            }
+        }
+        for (bytes, users) in shared.into_values() {
+            // Held as soon as one block holds it; these blocks are regions of one, so a count is 0 or 1.
+            let held = self.lines.real(0.0);
+            users.iter().for_each(|user| self.lines.at_least(&held, user));
+            all.add(&held, bytes as f64 / self.bytes);
+        }
+        all
+    }
+
+    /// At least the largest number of a block whose choice is so.
+    fn largest(&mut self, is_so: impl Fn(Choice) -> bool, number: impl Fn(usize) -> u64) -> Line {
+        if (0..self.problem.blocks.len()).all(|i| number(i) == 0) {
+            return Line::default();
+        }
+        let largest = self.lines.real(0.0);
+        for (region, class) in self.classes() {
+            let size = self.least(region, class, |i| number(i) as f64) / self.bytes;
+            let count = self.count(region, class, &is_so);
+            if size == 0.0 || count.is_nothing() {
+                continue;
+            }
+            let blocks = self.regions[region].classes[class].len();
+            let used = match blocks {
+                1 => count,
+                _ => {
+                    let used = self.lines.whole(1);
+                    self.lines.at_least(&Line::default().plus(&used, blocks as f64), &count);
+                    used
+                }
+            };
+            self.lines.at_least(&largest, &Line::default().plus(&used, size));
+        }
+        largest
+    }
+}

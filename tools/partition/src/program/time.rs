@@ -1,0 +1,259 @@
+//! The time of a phase: at least each of these, whatever the order of blocks.
+//!
+//! - the chain: all that computes, starts, crosses and visits, one after the other;
+//! - each link: all that goes to the GPU, and what streaming while the host computes costs (see [`crate::bound`]);
+//! - slots: while nothing streamed computes, at most a ring of copies can be made, so the chain without the streamed
+//!   blocks, and the copies that do not fit into the rings before their bursts, follow one another;
+//! - the disk.
+
+use super::Program;
+use super::held::state_and_workspace;
+use super::line::Line;
+use super::order::Order;
+use crate::memory::may_read_disk;
+use crate::{Choice, KvHome, Phase, Where};
+
+/// Adds the time of a phase in this order to the program, in milliseconds; `cost` is what the objective pays for one.
+pub(super) fn time(program: &mut Program, order: &Order, phase: Phase, cost: f64) {
+    let passes = program.problem.passes(phase) as f64;
+    let ms = program.lines.real(cost);
+    let (mut chain, mut host) = (Line::constant(program.problem.pass_ms * passes), Line::default());
+    let mut links = vec![Line::default(); program.problem.gpus.len()];
+    let mut streamed = vec![Line::default(); program.problem.gpus.len()];
+    for (at, place) in order.places.clone().into_iter().enumerate() {
+        let compute = compute(program, order, phase, at);
+        chain.add(&compute, 1.0);
+        match place {
+            Where::Cpu => host = compute,
+            Where::Resident(_) => {}
+            Where::Streamed(gpu) => streamed[gpu].add(&compute, 1.0),
+        }
+        let (around, to) = visits(program, phase, place);
+        chain.add(&around, 1.0);
+        if let Some(gpu) = place.gpu() {
+            links[gpu].add(&to, 1.0);
+        }
+        if let Where::Streamed(gpu) = place {
+            streamed[gpu].add(&around, 1.0);
+        }
+    }
+    cross(program, order, phase, &mut chain, &mut links);
+    let mut handover = Line::default();
+    if phase == Phase::Prefill {
+        handover = hand_over(program);
+    }
+    let total = |line: &Line| line.clone().plus(&handover, 1.0);
+    program.lines.at_least(&ms, &total(&chain));
+    for gpu in 0..links.len() {
+        if let Some(place) = order.places.iter().position(|place| *place == Where::Streamed(gpu)) {
+            let copies = copies(program, phase, gpu);
+            let link = links[gpu].clone().plus(&copies, 1.0);
+            tail(program, phase, gpu, &ms, &total(&link));
+            share(program, gpu, [&ms, &total(&chain), &total(&link), &host]);
+            let gaps = chain.clone().plus(&streamed[gpu], -1.0).plus(&handover, 1.0);
+            window(program, order, (gpu, place), phase, &ms, &gaps.plus(&copies, 1.0));
+        }
+    }
+    disk(program, phase, &ms, &handover);
+}
+
+/// Computing at a place, the starts of its partitions included.
+fn compute(program: &Program, order: &Order, phase: Phase, at: usize) -> Line {
+    let (problem, place) = (program.problem, order.places[at]);
+    let start = problem.launch_ms(place) * problem.passes(phase) as f64;
+    let mut compute = Line::default().plus(&order.partitions(program, at), start);
+    for (region, class) in program.classes() {
+        let there = program.count(region, class, |choice| choice.of(phase) == place);
+        if !there.is_nothing() {
+            compute.add(&there, program.least(region, class, |i| problem.block_ms_in_all(i, place, phase)));
+        }
+    }
+    compute
+}
+
+/// State that visits a GPU around each block: both ways, and the way there alone.
+fn visits(program: &Program, phase: Phase, place: Where) -> (Line, Line) {
+    let problem = program.problem;
+    let (mut around, mut there_alone) = (Line::default(), Line::default());
+    let Some(gpu) = place.gpu().filter(|_| problem.budget.kv == KvHome::Host) else { return (around, there_alone) };
+    let passes = problem.passes(phase) as f64;
+    for (region, class) in program.classes() {
+        let there = program.count(region, class, |choice| choice.of(phase) == place);
+        let visiting = |ms: &dyn Fn(u64) -> f64| {
+            program.least(region, class, |i| Some(problem.visiting(i)).filter(|bytes| *bytes > 0).map_or(0.0, ms))
+        };
+        let to = passes * visiting(&|bytes| problem.upload_ms(gpu, bytes));
+        around.add(&there, to + passes * visiting(&|bytes| problem.download_ms(gpu, bytes)));
+        there_alone.add(&there, to);
+    }
+    (around, there_alone)
+}
+
+/// Boundaries that change device.
+fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links: &mut [Line]) {
+    let problem = program.problem;
+    let in_all = |block: usize, ms: &dyn Fn(u64) -> f64| -> f64 {
+        (0..problem.passes(phase)).map(|pass| ms(problem.boundary(block, phase, pass))).sum()
+    };
+    let mut add = |(a, b): (usize, usize), times: &Line, blocks: &mut dyn Iterator<Item = usize>| {
+        let (from, to) = (order.places[a].gpu(), order.places[b].gpu());
+        if from == to {
+            return;
+        }
+        let blocks: Vec<usize> = blocks.collect();
+        let least = |ms: &dyn Fn(u64) -> f64| blocks.iter().map(|i| in_all(*i, ms)).fold(f64::INFINITY, f64::min);
+        if let Some(gpu) = from {
+            chain.add(times, least(&|bytes| problem.download_ms(gpu, bytes)));
+        }
+        if let Some(gpu) = to {
+            let ms = least(&|bytes| problem.upload_ms(gpu, bytes));
+            chain.add(times, ms);
+            links[gpu].add(times, ms);
+        }
+    };
+    for (region, a, b, times) in &order.inside {
+        let blocks = program.regions[*region].blocks.clone();
+        add((*a, *b), times, &mut (blocks.start + 1..blocks.end));
+    }
+    for (region, a, b, times) in &order.between {
+        add((*a, *b), times, &mut std::iter::once(program.regions[*region].blocks.start));
+    }
+}
+
+/// State that moves once the prompt is in.
+fn hand_over(program: &Program) -> Line {
+    let problem = program.problem;
+    let mut all = Line::default();
+    if problem.budget.kv == KvHome::Host {
+        return all;
+    }
+    for (region, class) in program.classes() {
+        let bytes = |i: usize| problem.blocks[i].kv_bytes;
+        let ms = |choice: Choice, i: usize| match bytes(i) {
+            0 => 0.0,
+            bytes => {
+                let from = choice.prefill.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, bytes));
+                from + choice.decode.gpu().map_or(0.0, |gpu| problem.upload_ms(gpu, bytes))
+            }
+        };
+        for (choice, variable) in &program.counts[region][class] {
+            if choice.prefill.gpu() != choice.decode.gpu() {
+                all.add(&Line::sum([*variable]), program.least(region, class, |i| ms(*choice, i)));
+            }
+        }
+    }
+    all
+}
+
+/// Copies of weights to a GPU in all passes.
+fn copies(program: &Program, phase: Phase, gpu: usize) -> Line {
+    let passes = program.problem.passes(phase) as f64;
+    let mut copies = Line::default();
+    for (region, class) in program.classes() {
+        let there = program.count(region, class, |choice| choice.of(phase) == Where::Streamed(gpu));
+        if !there.is_nothing() {
+            copies.add(&there, passes * program.least(region, class, |i| program.problem.stream_ms(i, gpu)));
+        }
+    }
+    copies
+}
+
+/// What streaming costs while the host computes: the three inequalities of [`crate::bound`] with the overlap a variable.
+fn share(program: &mut Program, gpu: usize, [ms, chain, link, host]: [&Line; 4]) {
+    let costs = &program.problem.gpus[gpu];
+    let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
+    if a == 1.0 && b == 1.0 {
+        program.lines.at_least(ms, link);
+        return;
+    }
+    let overlap = program.lines.real(0.0);
+    let lines = &mut program.lines;
+    lines.at_least(&Line::default().plus(host, a), &overlap);
+    lines.at_least(ms, &chain.clone().plus(&overlap, 1.0 - 1.0 / a));
+    lines.at_least(ms, &link.clone().plus(&overlap, 1.0 - 1.0 / b));
+    lines.at_least(ms, &link.clone().plus(host, 1.0).plus(&overlap, 1.0 - 1.0 / a - 1.0 / b));
+}
+
+/// A prompt ends when the last streamed block and all behind it have computed, and they do once all copies are made. Which
+/// region streams last is a choice: a region's own tail is taken back by what later streaming regions lack of it.
+fn tail(program: &mut Program, phase: Phase, gpu: usize, ms: &Line, link: &Line) {
+    let (problem, place) = (program.problem, Where::Streamed(gpu));
+    if phase == Phase::Decode || problem.passes(phase) == 0 {
+        return;
+    }
+    let last = problem.passes(phase) - 1;
+    let mut behind = problem.pass_ms;
+    let mut later: Vec<(f64, Line)> = Vec::new();
+    for region in (0..program.regions.len()).rev() {
+        let classes = 0..program.regions[region].classes.len();
+        let there = |class: usize| program.count(region, class, |choice| choice.of(phase) == place);
+        let streams: Vec<(usize, Line)> =
+            classes.map(|class| (class, there(class))).filter(|(_, there)| !there.is_nothing()).collect();
+        if !streams.is_empty() {
+            let own = |class: usize| program.least(region, class, |i| problem.block_ms(i, place, phase, last));
+            let own = streams.iter().map(|(class, _)| own(*class)).fold(f64::INFINITY, f64::min);
+            let tail = own + problem.launch_ms(place) + behind;
+            let all = streams.iter().fold(Line::default(), |sum, (_, there)| sum.plus(there, 1.0));
+            let used = program.whether(region, all);
+            let mut least = link.clone().plus(&used, tail);
+            later.iter().for_each(|(theirs, used)| least.add(used, -(tail - theirs).max(0.0)));
+            program.lines.at_least(ms, &least);
+            later.push((tail, used));
+        }
+        behind += program.fastest(region, phase, last);
+    }
+}
+
+/// What slots allow: before each burst of streamed blocks lies at most a ring of copies.
+fn window(program: &mut Program, order: &Order, (gpu, place): (usize, usize), phase: Phase, ms: &Line, all: &Line) {
+    let problem = program.problem;
+    let could = |(region, class): &(usize, usize)| {
+        !program.count(*region, *class, |choice| choice.of(phase) == Where::Streamed(gpu)).is_nothing()
+    };
+    let blocks = program.classes().into_iter().filter(could);
+    let blocks = blocks.flat_map(|(region, class)| program.regions[region].classes[class].iter());
+    let largest = blocks.map(|i| problem.stream_ms(*i, gpu)).fold(0.0, f64::max);
+    let ring = f64::from(program.wish.slots[gpu]) * largest * problem.passes(phase) as f64;
+    let least = all.clone().plus(&order.bursts(place), -ring);
+    program.lines.at_least(ms, &least);
+}
+
+impl Program<'_> {
+    /// 1 where any block of a region is counted, else 0.
+    fn whether(&mut self, region: usize, count: Line) -> Line {
+        let blocks = self.regions[region].blocks.len();
+        if blocks == 1 {
+            return count;
+        }
+        let used = self.lines.whole(1);
+        self.lines.at_least(&Line::default().plus(&used, blocks as f64), &count);
+        self.lines.at_least(&count, &used);
+        used
+    }
+
+    /// The least a region computes in one pass, each block wherever it is fastest.
+    fn fastest(&self, region: usize, phase: Phase, pass: usize) -> f64 {
+        let of = |class: usize| {
+            let members = self.regions[region].classes[class].len() as f64;
+            let places = self.counts[region][class].iter().map(|(choice, _)| choice.of(phase));
+            let ms = |place| self.least(region, class, |i| self.problem.block_ms(i, place, phase, pass));
+            members * places.map(ms).fold(f64::INFINITY, f64::min)
+        };
+        (0..self.regions[region].classes.len()).map(of).sum()
+    }
+}
+
+/// Weights that host memory cannot keep come from disk in every pass.
+fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
+    let problem = program.problem;
+    let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.ram) else { return };
+    if !may_read_disk(problem, program.wish.mechanisms) {
+        return;
+    }
+    let passes = problem.passes(phase) as f64;
+    let per_unit = passes * program.bytes / rate;
+    let reads = program.distinct(|choice| !matches!(choice.of(phase), Where::Resident(_)));
+    let beside = state_and_workspace(program);
+    let missing = reads.plus(&beside, 1.0).plus(&Line::constant(ram as f64 / program.bytes), -1.0);
+    program.lines.at_least(ms, &handover.clone().plus(&missing, per_unit));
+}

@@ -1,0 +1,59 @@
+//! What to say when nothing fits: which memory is too small, what it would have to hold, and the smallest budget for that.
+
+use crate::judge::Wish;
+use crate::memory::usage;
+use crate::program::least_host;
+use crate::regions::regions;
+use crate::{Choice, Demand, Mechanisms, NoFit, Options, Place, Problem, Where};
+
+/// Refuses GPUs of which none can hold even one block: a budget that cannot be meant.
+pub(crate) fn too_small(problem: &Problem, options: &Options) -> Result<(), NoFit> {
+    let budget = &problem.budget;
+    let alone = |block: usize, gpu: usize| {
+        let numbers = &problem.blocks[block];
+        let demand = Demand {
+            weights: problem.weight_bytes(block),
+            kv: numbers.kv_bytes,
+            workspace: numbers.workspace_bytes,
+            ring: 0,
+        };
+        NoFit::unless(Place::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
+    };
+    let mut refusal: Option<NoFit> = None;
+    for gpu in 0..budget.vram.len() {
+        for block in 0..problem.blocks.len() {
+            if !problem.choices(block, options.mechanisms).contains(&Choice::both(Where::Resident(gpu))) {
+                continue;
+            }
+            match alone(block, gpu) {
+                Ok(()) => return Ok(()),
+                Err(no_fit) if refusal.as_ref().is_none_or(|r| no_fit.smallest() < r.smallest()) => {
+                    refusal = Some(no_fit)
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    refusal.map_or(Ok(()), Err)
+}
+
+/// The refusal of a problem that no placement fits. GPUs may stay empty, so it is host memory that is too small, unless a
+/// block computes on a GPU only; the numbers are those of the placement that needs least of it.
+pub(crate) fn refuse(problem: &Problem, options: &Options) -> NoFit {
+    let slots = match options.mechanisms {
+        Mechanisms::ResidentCpu => 0,
+        Mechanisms::All => options.slots.unwrap_or(3),
+    };
+    let slots = vec![slots; problem.budget.vram.len()];
+    let wish = Wish { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
+    let allowed: Vec<Vec<Choice>> =
+        (0..problem.blocks.len()).map(|block| problem.choices(block, options.mechanisms)).collect();
+    let first = |choices: &Vec<Choice>| choices.first().copied().unwrap_or(Choice::both(Where::Cpu));
+    let regions = regions(problem, &allowed);
+    let choices = least_host(problem, &wish, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
+    let usage = usage(problem, &choices, &slots);
+    let ram = problem.budget.ram.unwrap_or(u64::MAX);
+    let host =
+        NoFit { place: Place::Cpu, demand: usage.host_least(problem, options.mechanisms), budget: ram, margin: 0 };
+    usage.check(problem, options.mechanisms).err().unwrap_or(host)
+}

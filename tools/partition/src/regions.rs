@@ -1,0 +1,125 @@
+//! Blocks that are interchangeable, so that a program may count them instead of telling them apart.
+//!
+//! A region is a stretch of neighbours, a class the blocks of a region that cost and hold the same. Where a model has more
+//! kinds of blocks than a program can take, similar ones share a class, which then has the least of each number: bounds
+//! stay bounds.
+
+use crate::{Block, Choice, Problem};
+use std::ops::Range;
+
+/// Most regions that are told apart; more become one in the middle.
+const MOST_REGIONS: usize = 14;
+/// Most classes of blocks in the middle.
+const MOST_CLASSES: usize = 4;
+/// Classes closer than this, as a part of their numbers, are one.
+const SIMILAR: f64 = 0.05;
+
+/// A stretch of neighbours.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Region {
+    pub blocks: Range<usize>,
+    /// Blocks of each class, by position.
+    pub classes: Vec<Vec<usize>>,
+}
+
+/// Cuts the blocks into regions. Blocks in one class have the same choices.
+pub(crate) fn regions(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Region> {
+    let runs = equal_runs(problem, allowed);
+    if runs.len() <= MOST_REGIONS {
+        let region = |run: Range<usize>| Region { classes: vec![run.clone().collect()], blocks: run };
+        return runs.into_iter().map(region).collect();
+    }
+    // The ends of a model are unlike its middle, and few: they stay by themselves.
+    let (head, tail) = (irregular(problem, runs.iter()), irregular(problem, runs.iter().rev()));
+    let middle = runs[head].start..runs[runs.len() - 1 - tail].end;
+    let single = |run: &Range<usize>| Region { classes: vec![run.clone().collect()], blocks: run.clone() };
+    let mut regions: Vec<Region> = runs[..head].iter().map(single).collect();
+    regions.push(Region { classes: classes(problem, allowed, middle.clone()), blocks: middle });
+    regions.extend(runs[runs.len() - tail..].iter().map(single));
+    regions
+}
+
+/// Runs at an end whose weight bytes are far from the usual: embeddings, heads, first dense layers; at most four.
+fn irregular<'a>(problem: &Problem, runs: impl Iterator<Item = &'a Range<usize>>) -> usize {
+    let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).collect();
+    sizes.sort_unstable();
+    let usual = sizes[sizes.len() / 2];
+    let is_irregular = |run: &&Range<usize>| {
+        let bytes = problem.weight_bytes(run.start);
+        bytes > usual + usual / 4 || bytes < usual - usual / 4 || shares(problem, run.start)
+    };
+    runs.take(4).take_while(is_irregular).count()
+}
+
+fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for i in 0..problem.blocks.len() {
+        match runs.last_mut() {
+            Some(run) if alike(problem, allowed, run.start, i) && !problem.cuts.contains(&i) => run.end = i + 1,
+            _ => runs.push(i..i + 1),
+        }
+    }
+    runs
+}
+
+/// Whether two blocks may trade places without a difference.
+fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
+    let sizes = |i: usize| {
+        let Block { kv_bytes, workspace_bytes, .. } = problem.blocks[i];
+        (problem.weight_bytes(i), kv_bytes, workspace_bytes)
+    };
+    // What enters the first block of a model is not a boundary.
+    let boundary = |i: usize| if i == 0 { None } else { Some(problem.blocks[i].boundary_bytes) };
+    let same_boundary = a == 0 || boundary(a) == boundary(b);
+    let gpus = || problem.gpus.iter().all(|gpu| gpu.blocks[a] == gpu.blocks[b]);
+    let shared = shares(problem, a) || shares(problem, b);
+    let same_costs = problem.cpu[a] == problem.cpu[b] && gpus();
+    !shared && sizes(a) == sizes(b) && same_boundary && same_costs && allowed[a] == allowed[b]
+}
+
+/// Whether another block reads one of this block's weights.
+pub(crate) fn shares(problem: &Problem, block: usize) -> bool {
+    let others = problem.blocks.iter().enumerate().filter(|(other, _)| *other != block);
+    let mut keys = others.flat_map(|(_, other)| &other.weights).map(|(key, _)| *key);
+    let own: Vec<u32> = problem.blocks[block].weights.iter().map(|(key, _)| *key).collect();
+    keys.any(|key| own.contains(&key))
+}
+
+fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> Vec<Vec<usize>> {
+    let mut classes: Vec<Vec<usize>> = Vec::new();
+    for i in blocks {
+        match classes.iter_mut().find(|class| alike(problem, allowed, class[0], i)) {
+            Some(class) => class.push(i),
+            None => classes.push(vec![i]),
+        }
+    }
+    while let Some((a, b, distance)) = closest(problem, allowed, &classes) {
+        if classes.len() <= MOST_CLASSES && distance > SIMILAR {
+            break;
+        }
+        let merged = classes.remove(b);
+        classes[a].extend(merged);
+        classes[a].sort_unstable();
+    }
+    classes
+}
+
+/// The two classes with the same choices whose blocks are nearest in bytes and in time on the host, and how far apart they
+/// are, as parts of themselves.
+fn closest(problem: &Problem, allowed: &[Vec<Choice>], classes: &[Vec<usize>]) -> Option<(usize, usize, f64)> {
+    let parts = |x: f64, y: f64| if x == y { 0.0 } else { (x - y).abs() / x.max(y) };
+    let distance = |a: usize, b: usize| {
+        let bytes = |i: usize| (problem.weight_bytes(i) + problem.blocks[i].kv_bytes) as f64;
+        let ms = parts(problem.cpu[a].decode_ms, problem.cpu[b].decode_ms);
+        let both = parts(bytes(a), bytes(b)) + ms;
+        if both.is_nan() { f64::INFINITY } else { both }
+    };
+    let pairs = (0..classes.len()).flat_map(|a| (a + 1..classes.len()).map(move |b| (a, b)));
+    let first = |class: usize| classes[class][0];
+    let may = pairs.filter(|(a, b)| {
+        let apart = shares(problem, first(*a)) || shares(problem, first(*b));
+        !apart && allowed[first(*a)] == allowed[first(*b)]
+    });
+    let by = |(a, b): &(usize, usize)| distance(first(*a), first(*b));
+    may.min_by(|x, y| by(x).total_cmp(&by(y))).map(|(a, b)| (a, b, by(&(a, b))))
+}

@@ -1,0 +1,182 @@
+//! The schedule simulator: what a placement really takes, judged by slots, copy engines, order and contention.
+//!
+//! A token goes through the blocks in order, one partition after the other ([`crate::schedule`] says which partitions there
+//! are). Meanwhile one engine for each GPU copies the weights of streamed blocks into a ring of slots, in order and ahead
+//! of the chain, into the next pass too; a slot is free again when its block has computed. The same rules run a placement
+//! for the planner and for the timeline a person sees.
+
+mod engine;
+mod record;
+
+use crate::memory::usage;
+use crate::schedule::{Step, copies, handover, steps};
+use crate::{Choice, Phase, Place, Problem, Where};
+use engine::Engine;
+use hpp_schema::{Span, SpanKind, Timeline};
+use record::{BETWEEN_PASSES, DISK, Nothing, Record, Spans, from, to};
+
+/// Tokens simulated before the steady state is taken to be what the later half of them shows.
+const MOST_TOKENS: usize = 64;
+
+/// What happened in a simulated phase.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Simulation {
+    /// Decode: one more token in the steady state. Prefill: all passes from cold, to the first token, and the state moved
+    /// to where decoding computes. Milliseconds; infinite where the phase never ends (something streamed, no slots).
+    pub ms: f64,
+    /// Decode: one period of the steady state, which is one token or a few. Prefill: everything. Lanes `cpu`, `gpu0`,
+    /// `to gpu0`, `from gpu0`, `disk`.
+    pub timeline: Timeline,
+    /// Time the host computed, milliseconds, starting partitions included; per token in decode.
+    pub cpu_ms: f64,
+    /// Time each GPU computed, likewise.
+    pub gpu_ms: Vec<f64>,
+    /// Time the links to and from each GPU were busy, milliseconds, both directions added.
+    pub transfer_ms: Vec<f64>,
+    /// Time no block computed because one waited for its weights or the disk, milliseconds.
+    pub stall_ms: f64,
+    /// Bytes that moved between host and GPUs, both directions; per token in decode.
+    pub bytes_moved: u64,
+    /// Weights read from disk, bytes; per token in decode.
+    pub disk_bytes: u64,
+}
+
+/// Simulates one phase of a placement. `choices` has one entry for each block, `slots` one for each GPU.
+pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> Simulation {
+    let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
+    let per_pass = copies(problem, &places).iter().map(|copies| copies.len() as u64).collect();
+    let mut spans = Spans { problem, copies: per_pass, pass: 0, spans: Vec::new() };
+    let mut window = run(problem, &places, slots, phase, &mut spans);
+    if !window.end.is_finite() {
+        return Simulation { ms: f64::INFINITY, ..Simulation::default() };
+    }
+    let missing = usage(problem, choices, slots).missing(problem, phase);
+    let disk_ms = disk_ms(problem, missing) * window.passes as f64;
+    if window.end - window.start < disk_ms {
+        let stall = (window.end, window.start + disk_ms);
+        spans.push("cpu".to_owned(), "waits for the disk".to_owned(), SpanKind::Stall, stall, None);
+        window.end = window.start + disk_ms;
+    }
+    if missing > 0 {
+        let at = (window.start, window.start + disk_ms);
+        spans.push(DISK.to_owned(), "weights".to_owned(), SpanKind::Transfer, at, Some(missing * window.passes));
+    }
+    if phase == Phase::Prefill {
+        let mut engine = Engine::new(problem, vec![], slots, None, &mut spans);
+        engine.skip_to(window.end);
+        engine.take(&handover(problem, choices), window.passes);
+        window.end = engine.now();
+    }
+    let bytes_moved = bytes_moved(problem, choices, &places, phase);
+    let disk_bytes = missing * problem.passes(phase) as u64;
+    Simulation { bytes_moved, disk_bytes, ..summary(problem, window, spans.spans, phase) }
+}
+
+/// Boundaries, visits, weights and, for a prompt, state handed over.
+fn bytes_moved(problem: &Problem, choices: &[Choice], places: &[Where], phase: Phase) -> u64 {
+    let on_links = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
+    let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.weight_bytes(*block)).sum();
+    let in_pass = |pass| on_links(steps(problem, places, phase, pass)) + weights;
+    let handed_over = if phase == Phase::Prefill { on_links(handover(problem, choices)) } else { 0 };
+    (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handed_over
+}
+
+/// Milliseconds of a phase for these places, the disk and the handover of state apart: what a planner compares most often.
+pub(crate) fn chain_ms(problem: &Problem, places: &[Where], slots: &[u32], phase: Phase) -> f64 {
+    run(problem, places, slots, phase, &mut Nothing).per_unit(phase)
+}
+
+/// Reading this many bytes from disk in one pass, milliseconds.
+pub(crate) fn disk_ms(problem: &Problem, missing: u64) -> f64 {
+    match (missing, problem.disk_bytes_per_ms) {
+        (0, _) => 0.0,
+        (_, Some(rate)) if rate > 0.0 => missing as f64 / rate,
+        _ => f64::INFINITY,
+    }
+}
+
+/// The stretch of time that counts.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    start: f64,
+    end: f64,
+    passes: u64,
+}
+
+impl Window {
+    const NEVER: Window = Window { start: 0.0, end: f64::INFINITY, passes: 1 };
+
+    /// Decode: milliseconds per token; prefill: all of it.
+    fn per_unit(self, phase: Phase) -> f64 {
+        match phase {
+            Phase::Decode => (self.end - self.start) / self.passes as f64,
+            Phase::Prefill => self.end - self.start,
+        }
+    }
+}
+
+fn run<R: Record>(problem: &Problem, places: &[Where], slots: &[u32], phase: Phase, record: &mut R) -> Window {
+    let copies = copies(problem, places);
+    match phase {
+        Phase::Prefill => {
+            let passes = problem.passes(phase);
+            let mut engine = Engine::new(problem, copies, slots, Some(passes as u64), record);
+            let ends = (0..passes).all(|pass| engine.take(&steps(problem, places, phase, pass), pass as u64));
+            if ends { Window { start: 0.0, end: engine.now(), passes: passes as u64 } } else { Window::NEVER }
+        }
+        Phase::Decode => {
+            let steps = steps(problem, places, phase, 0);
+            decode(Engine::new(problem, copies, slots, None, record), &steps)
+        }
+    }
+}
+
+/// Tokens from cold until the machine stands as it stood before: what happened in between repeats for ever.
+fn decode<R: Record>(mut engine: Engine<'_, R>, steps: &[Step]) -> Window {
+    let mut before = vec![(0.0, engine.standing())];
+    for token in 0..MOST_TOKENS {
+        if !engine.take(steps, token as u64) {
+            return Window::NEVER;
+        }
+        let (now, standing) = (engine.now(), engine.standing());
+        let tolerance = 1e-9 * now / (token + 1) as f64;
+        let same = before.iter().rposition(|(_, earlier)| standing.is_like(earlier, tolerance));
+        if let Some(same) = same {
+            engine.tell_unfinished();
+            return Window { start: before[same].0, end: now, passes: (before.len() - same) as u64 };
+        }
+        before.push((now, standing));
+    }
+    engine.tell_unfinished();
+    Window { start: before[MOST_TOKENS / 2].0, end: engine.now(), passes: (MOST_TOKENS / 2) as u64 }
+}
+
+/// Keeps the spans of the window, from its start on, and adds them up for each token (decode) or in all (prefill).
+fn summary(problem: &Problem, window: Window, all: Vec<Span>, phase: Phase) -> Simulation {
+    let (start, end) = (1e3 * window.start, 1e3 * window.end);
+    let clip = |mut span: Span| {
+        let until = (span.start_us + span.duration_us).min(end);
+        span.start_us = span.start_us.max(start);
+        span.duration_us = until - span.start_us;
+        span.start_us -= start;
+        (span.duration_us > 0.0).then_some(span)
+    };
+    let units = if phase == Phase::Decode { window.passes } else { 1 };
+    let mut spans: Vec<Span> = all.into_iter().filter_map(clip).collect();
+    spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us));
+    let sum = |is_so: &dyn Fn(&Span) -> bool| -> f64 {
+        spans.iter().filter(|span| is_so(span)).map(|span| span.duration_us).sum::<f64>() / 1e3 / units as f64
+    };
+    let computes =
+        |lane: String| sum(&|span| span.kind == SpanKind::Compute && span.lane == lane && span.name != BETWEEN_PASSES);
+    let gpus = 0..problem.gpus.len();
+    Simulation {
+        ms: window.per_unit(phase),
+        cpu_ms: computes(Place::Cpu.to_string()),
+        gpu_ms: gpus.clone().map(|gpu| computes(Place::Gpu(gpu).to_string())).collect(),
+        transfer_ms: gpus.map(|gpu| sum(&|span| span.lane == to(gpu) || span.lane == from(gpu))).collect(),
+        stall_ms: sum(&|span| span.kind == SpanKind::Stall),
+        timeline: Timeline { spans },
+        ..Simulation::default()
+    }
+}

@@ -1,0 +1,33 @@
+//! Planning again under other budgets of device memory.
+
+use crate::plan::plan_from;
+use crate::{NoFit, Options, Problem, Solution};
+
+/// What is possible with this much device memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SweepPoint {
+    /// Device memory of each GPU, bytes.
+    pub vram: u64,
+    /// The best placement under it.
+    pub solution: Result<Solution, NoFit>,
+}
+
+/// Plans once for each budget in `vram`, every GPU having that much; answers in the order asked. What was found with less
+/// memory is known to the planner when it has more, so more memory is never worse.
+pub fn sweep(problem: &Problem, options: &Options, vram: &[u64]) -> Vec<SweepPoint> {
+    let mut order: Vec<usize> = (0..vram.len()).collect();
+    order.sort_by_key(|at| vram[*at]);
+    let mut points: Vec<Option<SweepPoint>> = vec![None; vram.len()];
+    let mut last: Option<Solution> = None;
+    for at in order {
+        let mut problem = problem.clone();
+        problem.budget.vram.fill(vram[at]);
+        let known: Vec<&Solution> = last.iter().collect();
+        let solution = plan_from(&problem, options, &known);
+        if let Ok(found) = &solution {
+            last = Some(found.clone());
+        }
+        points[at] = Some(SweepPoint { vram: vram[at], solution });
+    }
+    points.into_iter().flatten().collect()
+}

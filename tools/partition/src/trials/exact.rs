@@ -1,0 +1,106 @@
+//! The exact planner against trying everything: equal cost, always.
+
+use super::instances::{brute_force, instance};
+use super::tables::try_all;
+use crate::{Mechanisms, Objective, Options, Place, Planner, Problem, fits, judge, plan};
+use proptest::prelude::*;
+
+fn options(mechanisms: Mechanisms, objective: Objective, slots: Option<u32>) -> Options {
+    Options { planner: Planner::Exact, objective, mechanisms, slots }
+}
+
+/// The planner's cost is that of the best placement there is, or it refuses where there is none.
+fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
+    let slots = match (options.mechanisms, options.slots) {
+        (Mechanisms::ResidentCpu, _) => vec![0],
+        (_, Some(slots)) => vec![slots],
+        (_, None) => vec![3, 4],
+    };
+    let best = brute_force(problem, options.mechanisms, options.objective, &slots);
+    match (plan(problem, options), best) {
+        (Ok(solution), Some(best)) => {
+            let same = |a: f64, b: f64| (a - b).abs() <= 1e-7 * a.max(b);
+            prop_assert!(same(solution.objective_ms, best), "planned {:?}, best {best}", solution);
+            prop_assert!(solution.proven && solution.bound_ms == solution.objective_ms);
+            prop_assert!(fits(problem, &solution.choices, &solution.slots, options.mechanisms).is_ok());
+            let again = judge(problem, options, solution.choices.clone(), solution.slots.clone());
+            prop_assert_eq!(again.objective_ms, solution.objective_ms);
+        }
+        (Err(no_fit), None) => prop_assert!(no_fit.smallest() > no_fit.budget),
+        (Ok(solution), None) => prop_assert!(false, "planned {solution:?} where nothing fits"),
+        // A GPU that cannot hold one block is refused though the host could do everything.
+        (Err(no_fit), Some(_)) => prop_assert!(matches!(no_fit.place, Place::Gpu(_)), "{no_fit}"),
+    }
+    Ok(())
+}
+
+fn objectives() -> impl Strategy<Value = Objective> {
+    prop_oneof![Just(Objective::Decode), Just(Objective::Prefill), Just(Objective::Mixed)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    #[test]
+    fn small_instances(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in proptest::option::of(1u32..5)) {
+        compare(&instance(seed, blocks, 1), &options(Mechanisms::All, objective, slots))?;
+    }
+
+    #[test]
+    fn two_gpus(seed: u64, blocks in 1usize..=3, objective in objectives()) {
+        compare(&instance(seed, blocks, 2), &options(Mechanisms::All, objective, Some(2)))?;
+    }
+
+    #[test]
+    fn resident_and_host(seed: u64, blocks in 1usize..=9, gpus in 0usize..=1, objective in objectives()) {
+        compare(&instance(seed, blocks, gpus), &options(Mechanisms::ResidentCpu, objective, None))?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 8, ..ProptestConfig::default() })]
+
+    #[test]
+    fn resident_and_host_with_two_gpus(seed: u64, blocks in 4usize..=7, objective in objectives()) {
+        compare(&instance(seed, blocks, 2), &options(Mechanisms::ResidentCpu, objective, None))?;
+    }
+
+    #[test]
+    fn five_to_seven_blocks(seed: u64, blocks in 5usize..=7, objective in objectives(), slots in 1u32..5) {
+        compare_with_tables(seed, blocks, objective, slots)?;
+    }
+
+    #[test]
+    fn both_ways_of_trying_everything_agree(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
+        let problem = instance(seed, blocks, 1);
+        let same = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.max(b);
+        match (try_all(&problem, objective, slots), brute_force(&problem, Mechanisms::All, objective, &[slots])) {
+            (Some(a), Some(b)) => prop_assert!(same(a, b), "{a} and {b}"),
+            (a, b) => prop_assert_eq!(a, b),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1, ..ProptestConfig::default() })]
+
+    #[test]
+    fn eight_and_nine_blocks(seed: u64, blocks in 8usize..=9, objective in objectives()) {
+        compare_with_tables(seed, blocks, objective, 3)?;
+    }
+}
+
+fn compare_with_tables(seed: u64, blocks: usize, objective: Objective, slots: u32) -> Result<(), TestCaseError> {
+    let problem = instance(seed, blocks, 1);
+    let planned = plan(&problem, &options(Mechanisms::All, objective, Some(slots)));
+    match (planned, try_all(&problem, objective, slots)) {
+        (Ok(solution), Some(best)) => {
+            prop_assert!((solution.objective_ms - best).abs() <= 1e-7 * best, "planned {solution:?}, best {best}");
+            prop_assert!(solution.proven);
+        }
+        (Err(no_fit), None) => prop_assert!(no_fit.smallest() > no_fit.budget),
+        (Err(no_fit), Some(_)) => prop_assert!(matches!(no_fit.place, Place::Gpu(_)), "{no_fit}"),
+        (Ok(solution), None) => prop_assert!(false, "planned {solution:?} where nothing fits"),
+    }
+    Ok(())
+}

@@ -1,0 +1,227 @@
+//! Random small problems, and the best placement found by trying all of them with nothing but the simulator.
+
+use crate::{
+    Block, BlockKind, Budget, Choice, Cost, GpuCosts, KvHome, Mechanisms, Objective, Phase, Problem, Where, Work,
+    Workload, simulate,
+};
+use std::collections::{BTreeSet, HashMap};
+
+/// Numbers that depend on a seed alone.
+pub struct Dice(pub u64);
+
+impl Dice {
+    /// From 0 to 1 (splitmix64).
+    pub fn part(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    pub fn between(&mut self, low: f64, high: f64) -> f64 {
+        low + (high - low) * self.part()
+    }
+
+    pub fn below(&mut self, number: u64) -> u64 {
+        (self.part() * number as f64) as u64
+    }
+
+    pub fn one_in(&mut self, number: u64) -> bool {
+        self.below(number) == 0
+    }
+}
+
+/// A problem with this many blocks and GPUs: costs, sizes, links, contention and budgets at random.
+pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
+    let mut dice = Dice(seed);
+    let d = &mut dice;
+    let passes: Vec<u64> = (0..1 + d.below(3)).map(|_| 1 + d.below(200)).collect();
+    let alike = d.one_in(3);
+    let mut made: Vec<Block> = Vec::new();
+    for i in 0..blocks {
+        let copy = alike && i > 0 && i + 1 < blocks;
+        let before = made.last().cloned().filter(|_| copy);
+        let mut block = before.unwrap_or_else(|| block(d, i));
+        block.label = format!("layers.{i}");
+        block.weights = vec![(i as u32, block.weights[0].1)];
+        made.push(block);
+    }
+    if blocks > 1 && d.one_in(4) {
+        let shared = made[0].weights[0];
+        made[blocks - 1].weights.push(shared);
+    }
+    let slow = d.between(1.0, 8.0);
+    let cpu: Vec<Cost> = made.iter().map(|block| cost(d, block, slow, passes.len(), alike)).collect();
+    let gpus: Vec<GpuCosts> = (0..gpus).map(|_| gpu(d, &made, passes.len(), alike)).collect();
+    let all: u64 = made.iter().map(|b| b.weights[0].1 + b.kv_bytes + b.workspace_bytes).sum();
+    let vram = gpus.iter().map(|_| (d.between(0.1, 1.1) * all as f64) as u64).collect();
+    let ram = d.one_in(2).then(|| (d.between(0.3, 1.5) * all as f64) as u64);
+    Problem {
+        blocks: made,
+        cpu,
+        gpus,
+        cpu_launch_ms: d.between(0.0, 0.3),
+        pass_ms: d.between(0.0, 0.5),
+        disk_bytes_per_ms: d.one_in(2).then(|| d.between(50.0, 2000.0)),
+        budget: Budget { vram, ram, margin: d.below(50), kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device } },
+        load: Workload { batch: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
+        cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
+    }
+}
+
+fn block(d: &mut Dice, i: usize) -> Block {
+    let weights = 100 + d.below(1000);
+    Block {
+        label: String::new(),
+        kind: BlockKind::Layer(i as u32),
+        weights: vec![(0, weights)],
+        kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
+        workspace_bytes: d.below(60),
+        boundary_bytes: 1 + d.below(20),
+        decode: Work { flops: 2 * weights, bytes: weights },
+        prefill: Work { flops: 200 * weights, bytes: weights },
+    }
+}
+
+fn cost(d: &mut Dice, block: &Block, rate: f64, passes: usize, alike: bool) -> Cost {
+    let ms = block.weights[0].1 as f64 / 400.0 * rate;
+    let mut noise = || if alike { 1.0 } else { d.between(0.5, 1.5) };
+    Cost { decode_ms: ms * noise(), prefill_ms: (0..passes).map(|_| 3.0 * ms * noise()).collect() }
+}
+
+fn gpu(d: &mut Dice, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts {
+    let rate = d.between(0.1, 1.2);
+    let contention = d.one_in(2);
+    GpuCosts {
+        blocks: blocks.iter().map(|block| cost(d, block, rate, passes, alike)).collect(),
+        launch_ms: d.between(0.0, 0.3),
+        to_device: d.between(50.0, 800.0),
+        from_device: d.between(50.0, 800.0),
+        latency_ms: if d.one_in(4) { 0.0 } else { d.between(0.0, 0.4) },
+        compute_contention: if contention { d.between(1.0, 2.0) } else { 1.0 },
+        link_contention: if contention { d.between(1.0, 2.0) } else { 1.0 },
+    }
+}
+
+/// Every choice the rules allow, written down anew.
+pub fn legal(problem: &Problem, mechanisms: Mechanisms) -> Vec<Choice> {
+    let mut places = vec![Where::Cpu];
+    for gpu in 0..problem.gpus.len() {
+        places.push(Where::Resident(gpu));
+        places.push(Where::Streamed(gpu));
+    }
+    let mut legal = Vec::new();
+    for prefill in &places {
+        for decode in &places {
+            let choice = Choice { prefill: *prefill, decode: *decode };
+            let mixed = prefill.gpu().is_some() && prefill.gpu() == decode.gpu() && prefill != decode;
+            let fixed = prefill == decode && !matches!(prefill, Where::Streamed(_));
+            if if mechanisms == Mechanisms::All { !mixed } else { fixed } {
+                legal.push(choice);
+            }
+        }
+    }
+    legal
+}
+
+/// Tries every placement; the least objective, `None` when nothing fits.
+pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objective, slots: &[u32]) -> Option<f64> {
+    let mut times: [HashMap<Vec<Where>, f64>; 2] = Default::default();
+    let mut free = problem.clone();
+    free.budget.ram = None;
+    let legal = legal(problem, mechanisms);
+    let (blocks, mut best) = (problem.blocks.len(), None);
+    let mut counter = vec![0usize; blocks];
+    loop {
+        let choices: Vec<Choice> = counter.iter().map(|at| legal[*at]).collect();
+        for slots in slots {
+            let slots = vec![*slots; problem.gpus.len()];
+            if let Some(missing) = room(problem, &choices, slots[..].first().copied().unwrap_or(0), mechanisms) {
+                let ms = Phase::BOTH.map(|phase| {
+                    let places: Vec<Where> = choices.iter().map(|c| c.of(phase)).collect();
+                    let mut key = places.clone();
+                    key.push(Where::Streamed(slots.first().map_or(0, |s| *s as usize)));
+                    let same: Vec<Choice> = places.iter().map(|place| Choice::both(*place)).collect();
+                    let core = times[phase as usize].entry(key);
+                    let core = *core.or_insert_with(|| simulate(&free, &same, &slots, phase).ms);
+                    let passes = if phase == Phase::Prefill { problem.load.passes.len() as f64 } else { 1.0 };
+                    let disk = match missing[phase as usize] {
+                        0 => 0.0,
+                        bytes => passes * bytes as f64 / problem.disk_bytes_per_ms.unwrap(),
+                    };
+                    core.max(disk) + if phase == Phase::Prefill { handover(problem, &choices) } else { 0.0 }
+                });
+                let value = match objective {
+                    Objective::Prefill => ms[0],
+                    Objective::Decode => ms[1],
+                    Objective::Mixed => ms[0] + problem.load.new_tokens as f64 * ms[1],
+                };
+                best = Some(best.map_or(value, |best: f64| best.min(value)));
+            }
+        }
+        let Some(at) = (0..blocks).find(|at| counter[*at] + 1 < legal.len()) else { return best };
+        counter[at] += 1;
+        counter[..at].fill(0);
+    }
+}
+
+fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
+    let moved = problem.blocks.iter().zip(choices).filter(|(_, c)| c.prefill.gpu() != c.decode.gpu());
+    let moved = moved.filter(|(block, _)| block.kv_bytes > 0 && problem.budget.kv == KvHome::Device);
+    let ms = moved.map(|(block, choice)| {
+        let from = choice.prefill.gpu().map(|g| &problem.gpus[g]);
+        let to = choice.decode.gpu().map(|g| &problem.gpus[g]);
+        from.map_or(0.0, |g| g.latency_ms + block.kv_bytes as f64 / g.from_device)
+            + to.map_or(0.0, |g| g.latency_ms + block.kv_bytes as f64 / g.to_device)
+    });
+    ms.sum()
+}
+
+/// Bytes that come from disk in each phase where this fits, counted anew.
+fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanisms) -> Option<[u64; 2]> {
+    let blocks = &problem.blocks;
+    let sum = |is_so: &dyn Fn(Choice) -> bool| -> u64 {
+        let of = (0..blocks.len()).filter(|i| is_so(choices[*i])).flat_map(|i| blocks[i].weights.iter().copied());
+        of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum()
+    };
+    let whole = |i: usize| blocks[i].weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let max = |is_so: &dyn Fn(Choice) -> bool, of: &dyn Fn(usize) -> u64| -> u64 {
+        (0..blocks.len()).filter(|i| is_so(choices[*i])).map(of).max().unwrap_or(0)
+    };
+    let either = |c: Choice, place: Where| c.prefill == place || c.decode == place;
+    for gpu in 0..problem.gpus.len() {
+        let here = |w: Where| w.gpu() == Some(gpu);
+        let weights = sum(&|c| either(c, Where::Resident(gpu)));
+        let kv = |i: usize| blocks[i].kv_bytes;
+        let state = Phase::BOTH.map(|phase| {
+            let there = |c: Choice| here(c.of(phase));
+            match problem.budget.kv {
+                KvHome::Device => (0..blocks.len()).filter(|i| there(choices[*i])).map(kv).sum::<u64>(),
+                KvHome::Host => max(&there, &kv),
+            }
+        });
+        let workspace = max(&|c| here(c.prefill) || here(c.decode), &|i| blocks[i].workspace_bytes);
+        let ring = u64::from(slots) * max(&|c| either(c, Where::Streamed(gpu)), &whole);
+        let total = weights + state[0].max(state[1]) + workspace + ring;
+        if total > 0 && total + problem.budget.margin > problem.budget.vram[gpu] {
+            return None;
+        }
+    }
+    let Some(ram) = problem.budget.ram else { return Some([0, 0]) };
+    let resident = |w: Where| matches!(w, Where::Resident(_));
+    let on_host = |c: Choice| !(resident(c.prefill) && resident(c.decode));
+    let homeless = |c: Choice| c.prefill.gpu().is_none() || c.prefill.gpu() != c.decode.gpu();
+    let state: u64 = (0..blocks.len())
+        .filter(|i| problem.budget.kv == KvHome::Host || homeless(choices[*i]))
+        .map(|i| blocks[i].kv_bytes)
+        .sum();
+    let workspace = max(&|c| either(c, Where::Cpu), &|i| blocks[i].workspace_bytes);
+    let disk = mechanisms == Mechanisms::All && problem.disk_bytes_per_ms.is_some();
+    let held = if disk { max(&on_host, &whole) } else { sum(&on_host) };
+    if held + state + workspace > ram {
+        return None;
+    }
+    let reads = Phase::BOTH.map(|phase| sum(&|c| !resident(c.of(phase))));
+    Some(reads.map(|bytes| bytes.saturating_sub(ram - state - workspace)))
+}

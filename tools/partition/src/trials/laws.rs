@@ -1,0 +1,141 @@
+//! Laws of the simulator: what no schedule may do, whatever the placement.
+
+use super::instances::{Dice, instance, legal};
+use crate::bound::Work;
+use crate::schedule::{What, copies, handover, steps};
+use crate::{Choice, Mechanisms, Phase, Problem, Simulation, Where, simulate};
+use hpp_schema::{Span, SpanKind};
+use proptest::prelude::*;
+
+/// A small part of the longest time there is.
+const ROUNDING_US: f64 = 1e-3;
+
+fn random_choices(problem: &Problem, seed: u64) -> Vec<Choice> {
+    let legal = legal(problem, Mechanisms::All);
+    let mut dice = Dice(seed);
+    problem.blocks.iter().map(|_| legal[dice.below(legal.len() as u64) as usize]).collect()
+}
+
+fn end(span: &Span) -> f64 {
+    span.start_us + span.duration_us
+}
+
+fn on<'a>(simulation: &'a Simulation, lane: &'a str) -> impl Iterator<Item = &'a Span> {
+    simulation.timeline.spans.iter().filter(move |span| span.lane == lane)
+}
+
+fn apart(mut spans: Vec<&Span>) -> Result<(), TestCaseError> {
+    spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(end(a).total_cmp(&end(b))));
+    for pair in spans.windows(2) {
+        prop_assert!(pair[1].start_us >= end(pair[0]) - ROUNDING_US, "{:?} and {:?}", pair[0], pair[1]);
+    }
+    Ok(())
+}
+
+/// The work of a phase, added up from its steps.
+fn work(problem: &Problem, places: &[Where], phase: Phase) -> Work {
+    let mut work = Work { links: vec![0.0; problem.gpus.len()], ..Work::default() };
+    let copies = copies(problem, places);
+    for pass in 0..problem.passes(phase) {
+        for step in steps(problem, places, phase, pass) {
+            work.chain += step.ms;
+            match step.what {
+                What::Compute(crate::Place::Cpu) => work.host += step.ms,
+                What::To(gpu, _) => work.links[gpu] += step.ms,
+                _ => {}
+            }
+        }
+        for (gpu, copies) in copies.iter().enumerate() {
+            work.links[gpu] += copies.iter().map(|(_, ms)| ms).sum::<f64>();
+        }
+    }
+    work
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn each_lane_and_the_chain_do_one_thing_at_a_time(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+        let problem = instance(seed, blocks, gpus);
+        let choices = random_choices(&problem, seed ^ 1);
+        for phase in Phase::BOTH {
+            let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
+            let is_chain = |span: &&Span| span.lane != "disk" && !span.name.starts_with("weights of");
+            apart(simulation.timeline.spans.iter().filter(is_chain).collect())?;
+            for gpu in 0..gpus {
+                let weights = |span: &&Span| span.name.starts_with("weights of");
+                apart(on(&simulation, &format!("to gpu{gpu}")).filter(weights).collect())?;
+            }
+        }
+    }
+
+    /// From cold, so that every copy and every use is seen.
+    #[test]
+    fn slots_are_kept_weights_are_awaited_and_the_engine_is_not_idle(seed: u64, blocks in 1usize..9, slots in 1u32..5) {
+        let problem = instance(seed, blocks, 1);
+        let choices = random_choices(&problem, seed ^ 1);
+        let simulation = simulate(&problem, &choices, &[slots], Phase::Prefill);
+        let streamed = |i: usize| choices[i].prefill == Where::Streamed(0);
+        let labels: Vec<String> = (0..blocks).filter(|i| streamed(*i)).map(|i| problem.blocks[i].label.clone()).collect();
+        let computes = |span: &&Span| span.kind == SpanKind::Compute && labels.contains(&span.name);
+        let uses: Vec<&Span> = on(&simulation, "gpu0").filter(computes).collect();
+        let copies: Vec<&Span> = on(&simulation, "to gpu0").filter(|s| s.name.starts_with("weights of")).collect();
+        prop_assert_eq!(uses.len(), labels.len() * problem.load.passes.len());
+        prop_assert_eq!(copies.len(), uses.len());
+        for (j, (copy, used)) in copies.iter().zip(&uses).enumerate() {
+            prop_assert_eq!(&copy.name, &format!("weights of {}", used.name));
+            prop_assert!(used.start_us >= end(copy) - ROUNDING_US, "computed before its weights came");
+            let free = j.checked_sub(slots as usize).map_or(0.0, |before| end(uses[before]));
+            let ready = j.checked_sub(1).map_or(0.0, |before| end(copies[before]));
+            prop_assert!(copy.start_us >= free - ROUNDING_US, "written into a slot that is read");
+            prop_assert!((copy.start_us - free.max(ready)).abs() <= ROUNDING_US, "idle with a slot free");
+        }
+    }
+
+    #[test]
+    fn no_schedule_beats_its_bounds(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+        let problem = instance(seed, blocks, gpus);
+        let choices = random_choices(&problem, seed ^ 1);
+        for phase in Phase::BOTH {
+            let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
+            let mut least = work(&problem, &places, phase).least(&problem.gpus);
+            if phase == Phase::Prefill {
+                least += handover(&problem, &choices).iter().map(|step| step.ms).sum::<f64>();
+            }
+            let ms = simulate(&problem, &choices, &vec![slots; gpus], phase).ms;
+            prop_assert!(ms >= least * (1.0 - 1e-9), "{phase} takes {ms}, at least {least}");
+        }
+    }
+
+    #[test]
+    fn what_is_added_up_is_what_was_seen(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+        let mut problem = instance(seed, blocks, gpus);
+        problem.budget.ram = None;
+        let choices = random_choices(&problem, seed ^ 1);
+        for phase in Phase::BOTH {
+            let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
+            let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
+            let work = work(&problem, &places, phase);
+            // A prompt is seen whole; of decoding one sees a period, which copies may only begin or end in.
+            if phase == Phase::Prefill {
+                let seen: u64 = simulation.timeline.spans.iter().filter_map(|span| span.bytes).sum();
+                prop_assert_eq!(simulation.bytes_moved, seen);
+            }
+            prop_assert!(simulation.cpu_ms >= work.host * (1.0 - 1e-9));
+            let computed = simulation.cpu_ms + simulation.gpu_ms.iter().sum::<f64>() + simulation.stall_ms;
+            prop_assert!(computed <= simulation.ms * (1.0 + 1e-9));
+        }
+    }
+
+    #[test]
+    fn without_contention_one_more_slot_never_hurts(seed: u64, blocks in 1usize..9, slots in 1u32..5) {
+        let mut problem = instance(seed, blocks, 1);
+        (problem.gpus[0].compute_contention, problem.gpus[0].link_contention) = (1.0, 1.0);
+        let choices = random_choices(&problem, seed ^ 1);
+        for phase in Phase::BOTH {
+            let ms = |slots: u32| simulate(&problem, &choices, &[slots], phase).ms;
+            prop_assert!(ms(slots + 1) <= ms(slots) * (1.0 + 1e-6));
+        }
+    }
+}

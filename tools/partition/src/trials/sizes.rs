@@ -1,0 +1,306 @@
+//! Models of real size, and laws of the planner that brute force cannot reach.
+
+use crate::{
+    Block, BlockKind, Budget, Change, Choice, Cost, GpuCosts, KvHome, Limit, Mechanisms, NoFit, Objective, Options,
+    Place, Planner, Problem, Solution, Where, Work, Workload, best, explain, fits, judge, plan, sweep,
+};
+use proptest::prelude::*;
+
+const GIB: u64 = 1 << 30;
+
+/// A machine with one GPU, in 1e9 bytes and 1e12 operations per second.
+#[derive(Clone, Copy)]
+struct Machine {
+    cpu: (f64, f64),
+    gpu: (f64, f64),
+    link: f64,
+    vram: u64,
+    ram: Option<u64>,
+    disk: Option<f64>,
+    contention: f64,
+}
+
+const DESKTOP: Machine = Machine {
+    cpu: (60.0, 0.8),
+    gpu: (900.0, 120.0),
+    link: 24.0,
+    vram: 24 * GIB,
+    ram: Some(64 * GIB),
+    disk: Some(5.0),
+    contention: 1.2,
+};
+
+const SERVER: Machine = Machine {
+    cpu: (300.0, 3.0),
+    gpu: (4000.0, 700.0),
+    link: 50.0,
+    vram: 40 * GIB,
+    ram: Some(1024 * GIB),
+    disk: None,
+    contention: 1.0,
+};
+
+/// A block with these weights, of which a token reads a part; 4 bits and a scale for each parameter.
+fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u64) -> Block {
+    let bytes = |parameters: u64| parameters * 9 / 16;
+    Block {
+        label: format!("block {number}"),
+        kind,
+        weights: vec![(number, bytes(parameters))],
+        kv_bytes,
+        workspace_bytes: 256 << 20,
+        boundary_bytes: 16 << 10,
+        decode: Work { flops: 2 * active, bytes: bytes(active) + kv_bytes },
+        prefill: Work { flops: 2 * active, bytes: bytes(parameters) },
+    }
+}
+
+/// 70 B parameters in 80 equal layers.
+fn dense(layers: u32) -> Vec<Block> {
+    let mut blocks = vec![block(0, BlockKind::Embedding, 1_050_000_000, 8192, 0)];
+    blocks.extend((1..=layers).map(|i| block(i, BlockKind::Layer(i - 1), 856_000_000, 856_000_000, 16 << 20)));
+    blocks.push(block(layers + 1, BlockKind::Head, 1_050_000_000, 1_050_000_000, 0));
+    blocks
+}
+
+/// 61 layers, three of them dense and 58 with 256 experts of which 8 and a shared one are read for a token.
+fn experts() -> Vec<Block> {
+    let mut blocks = vec![block(0, BlockKind::Embedding, 926_000_000, 7168, 0)];
+    blocks.extend((1..4).map(|i| block(i, BlockKind::Layer(i - 1), 583_000_000, 583_000_000, 5 << 20)));
+    blocks.extend((4..62).map(|i| block(i, BlockKind::Layer(i - 1), 11_500_000_000, 583_000_000, 5 << 20)));
+    blocks.push(block(62, BlockKind::Head, 926_000_000, 926_000_000, 0));
+    blocks
+}
+
+fn problem(blocks: Vec<Block>, machine: Machine, prompt: u64, new_tokens: u64) -> Problem {
+    let ms = |work: Work, (bytes, flops): (f64, f64)| {
+        1e3 * (work.bytes as f64 / (bytes * 1e9)).max(work.flops as f64 / (flops * 1e12))
+    };
+    let cost = |block: &Block, rates| Cost {
+        decode_ms: ms(block.decode, rates),
+        prefill_ms: vec![ms(Work { flops: block.prefill.flops * prompt, bytes: block.prefill.bytes }, rates)],
+    };
+    Problem {
+        cpu: blocks.iter().map(|block| cost(block, machine.cpu)).collect(),
+        gpus: vec![GpuCosts {
+            blocks: blocks.iter().map(|block| cost(block, machine.gpu)).collect(),
+            launch_ms: 0.02,
+            to_device: machine.link * 1e6,
+            from_device: machine.link * 1e6,
+            latency_ms: 0.01,
+            compute_contention: machine.contention,
+            link_contention: machine.contention,
+        }],
+        blocks,
+        cpu_launch_ms: 0.05,
+        pass_ms: 0.1,
+        disk_bytes_per_ms: machine.disk.map(|rate| rate * 1e6),
+        budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, kv: KvHome::Device },
+        load: Workload { batch: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
+        cuts: vec![],
+    }
+}
+
+fn options(mechanisms: Mechanisms, objective: Objective) -> Options {
+    Options { planner: Planner::Exact, objective, mechanisms, slots: None }
+}
+
+/// The placement of `--gpu-layers` that decodes fastest and fits.
+fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
+    let of = |count: u64| {
+        let places = crate::gpu_layers(&problem.blocks, count);
+        let choice = |place: &Place| Choice::both(if *place == Place::Cpu { Where::Cpu } else { Where::Resident(0) });
+        let choices: Vec<Choice> = places.iter().map(choice).collect();
+        fits(problem, &choices, &[0], options.mechanisms).is_ok().then(|| judge(problem, options, choices, vec![0]))
+    };
+    let all = (0..=problem.blocks.len() as u64).filter_map(of);
+    all.min_by(|a, b| a.objective_ms.total_cmp(&b.objective_ms)).expect("nothing on the GPU fits")
+}
+
+#[test]
+fn without_streaming_large_models_are_proven() {
+    for blocks in [dense(80), experts()] {
+        let problem = problem(blocks, Machine { ram: None, ..DESKTOP }, 512, 128);
+        for objective in [Objective::Decode, Objective::Prefill, Objective::Mixed] {
+            let options = options(Mechanisms::ResidentCpu, objective);
+            let solution = plan(&problem, &options).unwrap();
+            assert!(solution.proven, "{objective:?}: {} of {}", solution.bound_ms, solution.objective_ms);
+            assert!(solution.objective_ms <= best_contiguous(&problem, &options).objective_ms);
+        }
+    }
+}
+
+#[test]
+fn streaming_pays_where_the_link_is_idle_and_is_near_its_bound() {
+    let problem = problem(dense(80), DESKTOP, 512, 128);
+    for (objective, gain) in [(Objective::Decode, 1.05), (Objective::Prefill, 10.0), (Objective::Mixed, 1.5)] {
+        let without = plan(&problem, &options(Mechanisms::ResidentCpu, objective)).unwrap();
+        let with = plan(&problem, &options(Mechanisms::All, objective)).unwrap();
+        assert!(without.objective_ms / with.objective_ms > gain, "{objective:?}: {with:?}");
+        assert!(with.gap() < 0.03, "{objective:?}: gap {}", with.gap());
+        assert!(fits(&problem, &with.choices, &with.slots, Mechanisms::All).is_ok());
+    }
+}
+
+#[test]
+fn experts_stream_for_the_prompt_and_stay_for_decoding() {
+    let problem = problem(experts(), SERVER, 512, 128);
+    let solution = plan(&problem, &options(Mechanisms::All, Objective::Mixed)).unwrap();
+    let differ = solution.choices.iter().filter(|choice| choice.prefill != choice.decode).count();
+    assert!(differ > 20, "{differ} blocks change places between the phases");
+    assert!(solution.gap() < 0.03, "gap {}", solution.gap());
+}
+
+#[test]
+fn the_same_problem_has_the_same_plan() {
+    let problem = problem(dense(30), DESKTOP, 512, 128);
+    let options = options(Mechanisms::All, Objective::Mixed);
+    assert_eq!(best(&problem, &options, 4), best(&problem.clone(), &options, 4));
+}
+
+#[test]
+fn the_best_few_differ_and_come_best_first() {
+    let problem = problem(dense(30), Machine { vram: 8 * GIB, ..DESKTOP }, 512, 128);
+    let options = options(Mechanisms::ResidentCpu, Objective::Decode);
+    let few = best(&problem, &options, 4).unwrap();
+    assert_eq!(few.len(), 4);
+    assert_eq!(few[0], plan(&problem, &options).unwrap());
+    for pair in few.windows(2) {
+        assert!(pair[0].objective_ms <= pair[1].objective_ms * (1.0 + 1e-9));
+        assert_ne!(pair[0].choices, pair[1].choices);
+    }
+    assert!(few[1..].iter().all(|solution| !solution.proven));
+}
+
+#[test]
+fn more_memory_is_never_worse() {
+    let problem = problem(dense(40), DESKTOP, 512, 128);
+    let vram: Vec<u64> = [12, 3, 6, 20].map(|gib| gib * GIB).to_vec();
+    for mechanisms in [Mechanisms::ResidentCpu, Mechanisms::All] {
+        let mut points = sweep(&problem, &options(mechanisms, Objective::Decode), &vram);
+        assert_eq!(points.iter().map(|point| point.vram).collect::<Vec<_>>(), vram);
+        points.sort_by_key(|point| point.vram);
+        let ms: Vec<f64> = points.iter().map(|point| point.solution.as_ref().unwrap().objective_ms).collect();
+        assert!(ms.windows(2).all(|pair| pair[1] <= pair[0] * (1.0 + 1e-9)), "{ms:?}");
+        assert!(ms[3] < 0.5 * ms[0], "{ms:?}");
+    }
+}
+
+#[test]
+fn equal_costs_are_decided_by_crossings_then_order() {
+    let mut problem = problem(dense(6), DESKTOP, 16, 16);
+    problem.gpus[0].blocks = problem.cpu.clone();
+    (problem.cpu_launch_ms, problem.gpus[0].launch_ms, problem.gpus[0].latency_ms) = (0.0, 0.0, 0.0);
+    problem.gpus[0].to_device = 1e300;
+    problem.gpus[0].from_device = 1e300;
+    let solution = plan(&problem, &options(Mechanisms::ResidentCpu, Objective::Decode)).unwrap();
+    assert_eq!(solution.choices, vec![Choice::both(Where::Cpu); 8]);
+}
+
+#[test]
+fn an_explanation_says_what_limits_and_what_would_help() {
+    let problem = problem(dense(80), DESKTOP, 512, 128);
+    let options = options(Mechanisms::ResidentCpu, Objective::Decode);
+    let solution = plan(&problem, &options).unwrap();
+    let why = explain(&problem, &options, &solution);
+    assert_eq!(why.decode, Limit::Compute(Place::Cpu));
+    assert_eq!(why.scarce, vec![Place::Gpu(0)]);
+    // A layer takes 0.45 GiB and 8.3 ms on the host, 0.55 ms on the GPU: one more GiB holds two more.
+    let Some(Some(Change { decode_ms, .. })) = why.more_vram.first() else { panic!("{why:?}") };
+    assert!((-18.0..-14.0).contains(decode_ms), "{decode_ms}");
+    let on_gpu = why.runs.iter().find(|run| run.choice == Choice::both(Where::Resident(0))).unwrap();
+    let back = on_gpu.elsewhere.iter().find(|other| other.place == Where::Cpu).unwrap();
+    assert!(back.objective_ms > solution.objective_ms && back.no_fit.is_none());
+    let on_host = why.runs.iter().find(|run| run.choice == Choice::both(Where::Cpu) && run.blocks.len() > 1).unwrap();
+    let there = on_host.elsewhere.iter().find(|other| other.place == Where::Resident(0)).unwrap();
+    assert!(there.objective_ms < solution.objective_ms);
+    assert!(matches!(there.no_fit, Some(NoFit { place: Place::Gpu(0), .. })));
+}
+
+#[test]
+fn a_prompt_that_streams_is_limited_by_the_link() {
+    let problem = problem(dense(80), DESKTOP, 64, 128);
+    let options = options(Mechanisms::All, Objective::Prefill);
+    let solution = plan(&problem, &options).unwrap();
+    assert_eq!(explain(&problem, &options, &solution).prefill, Limit::Link(0));
+}
+
+#[test]
+fn too_little_host_memory_is_refused_with_what_would_do() {
+    let mut problem = problem(dense(80), Machine { ram: Some(20 * GIB), disk: None, ..DESKTOP }, 512, 128);
+    for mechanisms in [Mechanisms::ResidentCpu, Mechanisms::All] {
+        let options = options(mechanisms, Objective::Decode);
+        problem.budget.ram = Some(20 * GIB);
+        problem.budget.vram = vec![12 * GIB];
+        let refusal = plan(&problem, &options).unwrap_err();
+        assert_eq!((refusal.place, refusal.budget), (Place::Cpu, 20 * GIB));
+        problem.budget.ram = Some(refusal.smallest());
+        assert!(plan(&problem, &options).is_ok());
+        problem.budget.ram = Some(refusal.smallest() - 256 * (1 << 20));
+        assert!(plan(&problem, &options).is_err());
+    }
+}
+
+#[test]
+fn budgets_of_nothing_are_refused() {
+    let mut problem = problem(dense(8), DESKTOP, 512, 128);
+    for planner in [Planner::Exact, Planner::Greedy] {
+        let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };
+        problem.budget.vram = vec![0];
+        problem.budget.ram = None;
+        let refusal = plan(&problem, &options).unwrap_err();
+        assert_eq!(refusal.place, Place::Gpu(0));
+        problem.budget.vram = vec![refusal.smallest()];
+        assert!(plan(&problem, &options).is_ok(), "{planner:?}");
+        (problem.budget.vram, problem.budget.ram) = (vec![], Some(0));
+        problem.gpus.clear();
+        assert_eq!(plan(&problem, &options).unwrap_err().place, Place::Cpu);
+        problem = self::problem(dense(8), DESKTOP, 512, 128);
+    }
+}
+
+#[test]
+fn where_a_block_cannot_be_it_is_not() {
+    let mut problem = problem(dense(8), DESKTOP, 512, 128);
+    let never = Cost { decode_ms: f64::INFINITY, prefill_ms: vec![f64::INFINITY] };
+    problem.gpus[0].blocks[3] = never;
+    for planner in [Planner::Exact, Planner::Greedy] {
+        let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };
+        let solution = plan(&problem, &options).unwrap();
+        assert_eq!(solution.choices[3], Choice::both(Where::Cpu));
+        assert!(solution.objective_ms.is_finite());
+        assert!(solution.choices.contains(&Choice::both(Where::Resident(0))));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 25, ..ProptestConfig::default() })]
+
+    #[test]
+    fn never_worse_than_greedy(seed: u64, blocks in 2usize..7, gpus in 1usize..3) {
+        let problem = super::instances::instance(seed, blocks, gpus);
+        for objective in [Objective::Decode, Objective::Mixed] {
+            let exact = options(Mechanisms::ResidentCpu, objective);
+            let greedy = Options { planner: Planner::Greedy, ..exact };
+            if let Ok(greedy) = plan(&problem, &greedy) {
+                let exact = plan(&problem, &exact).unwrap();
+                prop_assert!(exact.objective_ms <= greedy.objective_ms * (1.0 + 1e-9));
+                prop_assert_eq!((greedy.bound_ms, greedy.proven), (0.0, false));
+            }
+        }
+    }
+
+    #[test]
+    fn more_vram_or_ram_is_never_worse(seed: u64, blocks in 1usize..5, more in 1u64..2000) {
+        let problem = super::instances::instance(seed, blocks, 1);
+        let options = options(Mechanisms::All, Objective::Mixed);
+        if let Ok(before) = plan(&problem, &options) {
+            let (mut vram, mut ram) = (problem.clone(), problem.clone());
+            vram.budget.vram[0] += more;
+            ram.budget.ram = problem.budget.ram.map(|ram| ram + more);
+            for problem in [vram, ram] {
+                prop_assert!(plan(&problem, &options).unwrap().objective_ms <= before.objective_ms * (1.0 + 1e-9));
+            }
+        }
+    }
+}

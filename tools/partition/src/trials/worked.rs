@@ -1,0 +1,182 @@
+//! Instances worked out by hand.
+
+use crate::{
+    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Phase, Problem, Simulation, Where, Work, Workload, simulate,
+};
+
+/// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
+pub fn four_layers() -> Problem {
+    let block = |i: u32| Block {
+        label: format!("layers.{i}"),
+        kind: BlockKind::Layer(i),
+        weights: vec![(i, 100)],
+        kv_bytes: 0,
+        workspace_bytes: 0,
+        boundary_bytes: 0,
+        decode: Work::default(),
+        prefill: Work::default(),
+    };
+    let cost = |ms: f64| Cost { decode_ms: ms, prefill_ms: vec![ms] };
+    Problem {
+        blocks: (0..4).map(block).collect(),
+        cpu: vec![cost(10.0); 4],
+        gpus: vec![GpuCosts {
+            blocks: vec![cost(1.0); 4],
+            launch_ms: 0.0,
+            to_device: 5.0,
+            from_device: 5.0,
+            latency_ms: 0.0,
+            compute_contention: 1.0,
+            link_contention: 1.0,
+        }],
+        cpu_launch_ms: 0.0,
+        pass_ms: 0.0,
+        disk_bytes_per_ms: None,
+        budget: Budget { vram: vec![1000], ..Budget::default() },
+        load: Workload { batch: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
+        cuts: vec![],
+    }
+}
+
+const C: Where = Where::Cpu;
+const R: Where = Where::Resident(0);
+const S: Where = Where::Streamed(0);
+
+fn run(problem: &Problem, places: [Where; 4], slots: u32, phase: Phase) -> Simulation {
+    simulate(problem, &places.map(Choice::both), &[slots], phase)
+}
+
+fn near(a: f64, b: f64) {
+    assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+}
+
+#[test]
+fn a_chain_adds_up() {
+    let problem = four_layers();
+    near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.0);
+    near(run(&problem, [C, C, R, R], 0, Phase::Prefill).ms, 22.0);
+}
+
+#[test]
+fn launches_count_for_each_partition() {
+    let mut problem = four_layers();
+    problem.cpu_launch_ms = 0.5;
+    problem.gpus[0].launch_ms = 0.25;
+    near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.75);
+    near(run(&problem, [C, R, C, R], 0, Phase::Decode).ms, 23.5);
+    // A streamed block is a partition of its own; its copies of 20 ms each bound the token.
+    near(run(&problem, [R, S, S, R], 3, Phase::Decode).ms, 40.0);
+    problem.cuts = vec![1];
+    near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 23.25);
+}
+
+#[test]
+fn a_copy_hides_behind_the_host() {
+    let problem = four_layers();
+    // 30 ms on the host, 1 ms on the GPU, a copy of 20 ms behind it.
+    let simulation = run(&problem, [C, C, S, C], 2, Phase::Decode);
+    near(simulation.ms, 31.0);
+    near(simulation.stall_ms, 0.0);
+    near(simulation.transfer_ms[0], 20.0);
+    assert_eq!(simulation.bytes_moved, 100);
+}
+
+#[test]
+fn copies_that_do_not_hide_decide() {
+    let problem = four_layers();
+    let simulation = run(&problem, [C, S, S, C], 4, Phase::Decode);
+    // 20 ms on the host, 2 ms on the GPU, 40 ms of copies.
+    near(simulation.ms, 40.0);
+    near(simulation.stall_ms, 18.0);
+}
+
+#[test]
+fn one_slot_makes_copying_and_computing_take_turns() {
+    let problem = four_layers();
+    // Each copy waits for the block before it: 20 ms hide behind the host, the other 20 ms do not.
+    near(run(&problem, [C, C, S, S], 1, Phase::Decode).ms, 42.0);
+    near(run(&problem, [C, C, S, S], 2, Phase::Decode).ms, 40.0);
+}
+
+#[test]
+fn a_prompt_starts_cold() {
+    let problem = four_layers();
+    // The first copy ends at 20, the second at 40; each is followed by 1 ms.
+    near(run(&problem, [S, S, R, R], 2, Phase::Prefill).ms, 43.0);
+    near(run(&problem, [C, C, S, C], 2, Phase::Prefill).ms, 31.0);
+}
+
+#[test]
+fn passes_of_a_prompt_follow_one_another() {
+    let mut problem = four_layers();
+    problem.load.passes = vec![1, 1];
+    for costs in [&mut problem.cpu, &mut problem.gpus[0].blocks] {
+        costs.iter_mut().for_each(|cost| cost.prefill_ms = vec![cost.decode_ms, 2.0 * cost.decode_ms]);
+    }
+    near(run(&problem, [C, C, R, R], 0, Phase::Prefill).ms, 22.0 + 44.0);
+    // Copies end at 20 and 40: the second is there before the second pass wants it at 31 + 40.
+    near(run(&problem, [C, C, S, C], 2, Phase::Prefill).ms, 31.0 + 62.0);
+}
+
+#[test]
+fn contention_slows_both() {
+    let mut problem = four_layers();
+    problem.gpus[0].compute_contention = 2.0;
+    problem.gpus[0].link_contention = 4.0;
+    // While the copy runs the host does half and the copy a quarter: 30 ms of host work need 60 ms, in which 15 of the
+    // 20 ms are copied. With two slots the copy goes on under the GPU (1 ms) and ends under the host of the next token:
+    // per token the copy needs 20 = h / 4 + g, g at most 1 ms on the GPU, so the host is slowed all the time and 4 ms of
+    // the copy are left, which the GPU waits for.
+    let simulation = run(&problem, [C, C, S, C], 1, Phase::Decode);
+    near(simulation.cpu_ms, 60.0);
+    near(simulation.ms, 60.0 + 5.0 + 1.0);
+}
+
+#[test]
+fn a_boundary_crosses_at_its_price_and_goes_ahead_of_weights() {
+    let mut problem = four_layers();
+    problem.gpus[0].latency_ms = 1.0;
+    problem.blocks.iter_mut().for_each(|block| block.boundary_bytes = 5);
+    // Into the GPU and out of it: 1 ms latency and 1 ms for 5 bytes each way.
+    near(run(&problem, [C, R, R, C], 0, Phase::Decode).ms, 22.0 + 4.0);
+    near(run(&problem, [C, R, C, R], 0, Phase::Decode).ms, 22.0 + 6.0);
+    // Copies of 21 ms each and 2 ms of the boundary share the way there.
+    near(run(&problem, [C, S, S, C], 4, Phase::Decode).ms, 44.0);
+}
+
+#[test]
+fn state_moves_once_when_the_phases_differ() {
+    let mut problem = four_layers();
+    problem.blocks[1].kv_bytes = 50;
+    let mut choices = [C, C, R, R].map(Choice::both);
+    choices[1].prefill = R;
+    near(simulate(&problem, &choices, &[0], Phase::Decode).ms, 22.0);
+    near(simulate(&problem, &choices, &[0], Phase::Prefill).ms, 13.0 + 10.0);
+}
+
+#[test]
+fn state_on_the_host_visits_both_ways() {
+    let mut problem = four_layers();
+    problem.budget.kv = crate::KvHome::Host;
+    problem.blocks[2].kv_bytes = 50;
+    near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.0 + 20.0);
+}
+
+#[test]
+fn what_memory_lacks_comes_from_disk() {
+    let mut problem = four_layers();
+    problem.disk_bytes_per_ms = Some(2.0);
+    problem.budget.ram = Some(250);
+    // 300 bytes on the host, 250 in memory: 50 bytes take 25 ms, hidden behind 31 ms.
+    near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
+    problem.disk_bytes_per_ms = Some(1.0);
+    let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
+    near(simulation.ms, 50.0);
+    near(simulation.stall_ms, 19.0);
+    assert_eq!(simulation.disk_bytes, 50);
+}
+
+#[test]
+fn streaming_without_slots_never_ends() {
+    assert!(run(&four_layers(), [C, C, S, C], 0, Phase::Decode).ms.is_infinite());
+}

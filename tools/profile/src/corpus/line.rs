@@ -1,0 +1,64 @@
+//! One line of a corpus.
+
+use super::CorpusFormat;
+use hpp_schema::probe::{Message, PromptContent};
+use serde_json::{Map, Value};
+
+/// What a line holds, or what is wrong with it.
+pub(super) fn content(format: CorpusFormat, line: &[u8]) -> Result<PromptContent, String> {
+    let text = std::str::from_utf8(line).map_err(|e| format!("it is not UTF-8 at byte {}", e.valid_up_to() + 1))?;
+    match format {
+        CorpusFormat::Text => Ok(PromptContent::Text(text.trim_end_matches(['\r', '\n']).to_owned())),
+        CorpusFormat::JsonLines => json(text.trim()),
+    }
+}
+
+fn json(text: &str) -> Result<PromptContent, String> {
+    let value: Value = serde_json::from_str(text).map_err(|e| format!("it is no JSON: {}", reason(&e)))?;
+    let Value::Object(fields) = value else { return Err("it is no JSON object".into()) };
+    let known: Vec<&str> =
+        ["prompt", "text", "messages"].into_iter().filter(|name| fields.contains_key(*name)).collect();
+    match known[..] {
+        ["messages"] => messages(&fields["messages"]).map(PromptContent::Messages),
+        [name] => prompt(name, &fields[name]).map(PromptContent::Text),
+        [] => Err(format!("it has none of `prompt`, `text` and `messages`, but {}", names(&fields))),
+        _ => Err(format!("it has `{}`, of which only one can be the prompt", known.join("` and `"))),
+    }
+}
+
+/// The parser's words without its line, which is always the first.
+fn reason(error: &serde_json::Error) -> String {
+    let text = error.to_string();
+    let words = text.split(" at line ").next().unwrap_or_default();
+    format!("{words} at byte {}", error.column())
+}
+
+fn names(fields: &Map<String, Value>) -> String {
+    match fields.keys().take(4).map(|name| format!("`{name}`")).collect::<Vec<_>>() {
+        names if names.is_empty() => "nothing".to_owned(),
+        names => names.join(", "),
+    }
+}
+
+fn prompt(name: &str, value: &Value) -> Result<String, String> {
+    match value.as_str() {
+        Some("") => Err(format!("its `{name}` is empty")),
+        Some(text) => Ok(text.to_owned()),
+        None => Err(format!("its `{name}` is not text")),
+    }
+}
+
+fn messages(value: &Value) -> Result<Vec<Message>, String> {
+    let entries = value.as_array().ok_or("its `messages` are no list")?;
+    if entries.is_empty() {
+        return Err("its `messages` are empty".into());
+    }
+    let message = |(at, entry): (usize, &Value)| {
+        let field = |name: &str| {
+            let text = entry[name].as_str().map(str::to_owned);
+            text.ok_or_else(|| format!("its message {} has no text in `{name}`", at + 1))
+        };
+        Ok(Message { role: field("role")?, content: field("content")? })
+    };
+    entries.iter().enumerate().map(message).collect()
+}

@@ -1,0 +1,106 @@
+//! Every way this command fails, and the one place that says so to a person.
+
+use crate::child::ChildError;
+use crate::corpus::CorpusError;
+use crate::pieces::PieceError;
+use crate::store::StoreError;
+use hpp_model::ModelError;
+use std::error::Error as _;
+use std::process::ExitCode;
+
+/// What a process ended by Ctrl-C answers.
+const INTERRUPTED: u8 = 130;
+
+/// Why profiling ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// The model cannot be understood.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// The model's files cannot be hashed.
+    #[error("cannot tell which model this is")]
+    Hash(#[from] hpp_onnx::hash::HashError),
+    /// The corpus cannot be used.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// The profile cannot be read, continued or written.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Nothing can be measured because the child does not start.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+    /// The model cannot be taken apart.
+    #[error(transparent)]
+    Piece(#[from] PieceError),
+    /// The model cannot be instrumented.
+    #[error(transparent)]
+    Tap(#[from] crate::taps::TapError),
+    /// The model cannot be rounded.
+    #[error(transparent)]
+    Sensitivity(#[from] crate::sensitivity::SensitivityError),
+    /// The report cannot be drawn.
+    #[error(transparent)]
+    Report(#[from] crate::report::ReportError),
+    /// Two corpora were counted in different ways.
+    #[error("cannot add up what the corpus shows")]
+    Statistics(#[from] hpp_schema::StatisticsMismatch),
+    /// A setting makes no sense for this model.
+    #[error("{message}")]
+    Setting {
+        /// What is wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A file could not be read or written.
+    #[error("cannot {action} {}", path.display())]
+    Io {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        path: std::path::PathBuf,
+        /// Why it failed.
+        source: std::io::Error,
+    },
+    /// Ctrl-C. What was done is saved.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl ProfileError {
+    /// A setting that makes no sense.
+    pub fn setting(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        ProfileError::Setting { message: message.into(), hint: hint.into() }
+    }
+
+    /// Prints the error, its causes and what to do, and gives the exit status.
+    pub fn report(&self) -> ExitCode {
+        if matches!(self, ProfileError::Interrupted) {
+            return ExitCode::from(INTERRUPTED);
+        }
+        eprintln!("error: {self}");
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            eprintln!("  because: {error}");
+            cause = error.source();
+        }
+        if let Some(hint) = self.hint() {
+            eprintln!("hint: {hint}");
+        }
+        ExitCode::from(1)
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            ProfileError::Model(error) => error.hint().map(str::to_owned),
+            ProfileError::Corpus(error) => error.hint().map(str::to_owned),
+            ProfileError::Store(error) => error.hint().map(str::to_owned),
+            ProfileError::Child(error) => error.hint().map(str::to_owned),
+            ProfileError::Piece(error) => error.hint().map(str::to_owned),
+            ProfileError::Tap(error) => error.hint().map(str::to_owned),
+            ProfileError::Sensitivity(error) => error.hint().map(str::to_owned),
+            ProfileError::Setting { hint, .. } => Some(hint.clone()),
+            _ => None,
+        }
+    }
+}

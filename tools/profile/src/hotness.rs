@@ -1,0 +1,121 @@
+//! What a block gains from a device for each byte it takes there, and whether that tells blocks apart.
+
+use crate::derive::{Phase, median};
+use crate::estimate::{Roofline, blocks_at};
+use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider, ProviderCosts};
+
+/// Layers whose gains differ by less than this part of the middle one are equally hot.
+const FLAT: f64 = 0.15;
+
+/// `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)` of each block on each device that was measured, each term kept: decoding at
+/// the longest context, prefill of the most tokens. Blocks without times in both phases under both have none.
+pub fn hotness(profile: &Profile, roofline: &Roofline) -> Vec<BlockHotness> {
+    let longest = |tokens: &[u64]| tokens.iter().max().copied();
+    let (context, pass) = (longest(&profile.settings.contexts), longest(&profile.settings.prefill_tokens));
+    let Some((context, pass)) = context.zip(pass) else { return vec![] };
+    let devices = profile.settings.providers.iter().filter(|provider| **provider != Provider::Cpu);
+    let blocks = blocks_at(roofline.analysis(), context);
+    let mut found = Vec::new();
+    for provider in devices {
+        for (block, facts) in profile.model.blocks.iter().zip(&blocks) {
+            let ms = |of: Provider, phase: Phase, tokens: u64| {
+                Some(phase.of(costs_of(profile, &block.label, block.class, of)?).fit?.ms(tokens))
+            };
+            let terms = |phase, tokens| {
+                let (cpu_ms, gpu_ms) = (ms(Provider::Cpu, phase, tokens)?, ms(*provider, phase, tokens)?);
+                let (weight_bytes, kv_bytes) = (facts.weights.iter().map(|(_, bytes)| bytes).sum(), facts.kv_bytes);
+                Some(terms(cpu_ms, gpu_ms, weight_bytes, kv_bytes))
+            };
+            let Some((decode, prefill)) = terms(Phase::Decode, context).zip(terms(Phase::Prefill, pass)) else {
+                continue;
+            };
+            found.push(BlockHotness { block: block.label.clone(), provider: *provider, decode, prefill });
+        }
+    }
+    found
+}
+
+fn terms(cpu_ms: f64, gpu_ms: f64, weight_bytes: u64, kv_bytes: u64) -> HotnessTerms {
+    let gib = weight_bytes.saturating_add(kv_bytes).max(1) as f64 / (1u64 << 30) as f64;
+    HotnessTerms { cpu_ms, gpu_ms, weight_bytes, kv_bytes, ms_per_gib: (cpu_ms - gpu_ms) / gib }
+}
+
+/// The costs that speak of a block: its own, else its class's.
+pub fn costs_of<'p>(profile: &'p Profile, label: &str, class: u32, provider: Provider) -> Option<&'p ProviderCosts> {
+    let own = profile.classes.iter().find(|entry| entry.block == label);
+    let entry = own.or_else(|| profile.classes.iter().find(|entry| entry.class == class))?;
+    entry.providers.iter().find(|costs| costs.provider == provider)
+}
+
+/// Whether layers differ in what they gain, and what decides a placement.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// The device's provider; `None` where no device was measured, and time on the host per byte is compared.
+    pub provider: Option<Provider>,
+    /// Whether layers gain the same.
+    pub flat: bool,
+    /// Distance from the coldest layer to the hottest, as a part of the middle one.
+    pub spread: f64,
+    /// For people.
+    pub lines: Vec<String>,
+}
+
+/// What hotness says of a model's layers when decoding; `None` while too little is measured.
+pub fn verdict(profile: &Profile) -> Option<Verdict> {
+    let provider = profile.hotness.first().map(|entry| entry.provider);
+    let layers: Vec<f64> = match provider {
+        Some(of) => {
+            let entries = profile.hotness.iter().filter(|entry| entry.provider == of && is_layer(&entry.block));
+            entries.map(|entry| entry.decode.ms_per_gib).collect()
+        }
+        None => time_per_gib(profile),
+    };
+    let middle = median(layers.clone()).filter(|_| layers.len() > 1)?;
+    let (least, most) = layers.iter().fold((f64::MAX, f64::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
+    let spread = (most - least) / middle.abs().max(f64::MIN_POSITIVE);
+    let flat = spread <= FLAT;
+    let lines =
+        if flat { decides(profile) } else { vec![format!("layers differ: {least:.1} to {most:.1} ms per GiB")] };
+    Some(Verdict { provider, flat, spread, lines })
+}
+
+/// Milliseconds on the host for each GiB of weights, layer by layer.
+fn time_per_gib(profile: &Profile) -> Vec<f64> {
+    let Some(context) = profile.settings.contexts.iter().max() else { return vec![] };
+    let layers = profile.model.blocks.iter().filter(|block| is_layer(&block.label));
+    let of = |block: &hpp_schema::ProfiledBlock| {
+        let fit = costs_of(profile, &block.label, block.class, Provider::Cpu)?.decode.fit?;
+        Some(terms(fit.ms(*context), 0.0, block.weight_bytes.0, 0).ms_per_gib)
+    };
+    layers.filter_map(of).collect()
+}
+
+/// Labels are this project's own (`hpp_graph::segment`).
+fn is_layer(label: &str) -> bool {
+    label.starts_with("layers.") || label.starts_with("blocks.")
+}
+
+/// What tells placements apart where all layers are alike.
+fn decides(profile: &Profile) -> Vec<String> {
+    let weights = profile.model.weight_bytes;
+    let mut lines =
+        vec![format!("every layer gains the same: which of them lie on a device hardly matters, how many does")];
+    lines.push(format!("bytes: each token reads up to {} of weights", weights.human()));
+    if let Some(machine) = &profile.machine.rates {
+        let ms = |bytes: ByteSize, gb_per_s: f64| bytes.0 as f64 / gb_per_s / 1e6;
+        let host = machine.cpu.memory_gb_per_s;
+        lines.push(format!("bandwidth: {:.1} ms of it from host memory at {host:.1} GB/s", ms(weights, host)));
+        for gpu in &machine.gpus {
+            let link = gpu.link.to_device_gb_per_s;
+            lines.push(format!("{}: {:.1} ms over its link at {link:.1} GB/s", gpu.name, ms(weights, link)));
+            lines.push(format!(
+                "crossings: each costs {:.0} us and a launch of {:.0} us",
+                gpu.link.latency_us, gpu.launch_us
+            ));
+        }
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests;

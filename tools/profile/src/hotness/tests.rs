@@ -1,0 +1,57 @@
+//! Gains per byte, and what is said where all are alike.
+
+use super::*;
+use crate::derive::derive;
+use crate::effort::Effort;
+use crate::rates::rates;
+use crate::sample;
+use hpp_schema::Provider::{Cpu, Webgpu};
+
+#[test]
+fn each_term_is_kept_and_the_quotient_is_theirs() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Cpu, Webgpu]));
+    sample::time_all(&mut profile, Cpu, 2.0);
+    let roofline = Roofline::new(&analysis, Effort::Quick, 0);
+    derive(&mut profile);
+    assert_eq!(hotness(&profile, &roofline), [], "the device is not measured yet");
+    sample::time_all(&mut profile, Webgpu, 0.5);
+    derive(&mut profile);
+    let found = hotness(&profile, &roofline);
+    assert_eq!(found.len(), profile.model.blocks.len());
+    let layer = found.iter().find(|entry| entry.block == "layers.2").unwrap();
+    let HotnessTerms { cpu_ms, gpu_ms, weight_bytes, kv_bytes, ms_per_gib } = layer.decode;
+    // The longest context is 200 tokens: 1.2 times the time of none.
+    assert!((cpu_ms - 2.4).abs() < 1e-9 && (gpu_ms - 0.6).abs() < 1e-9, "{layer:?}");
+    assert!(weight_bytes > 600_000 && kv_bytes > 0, "{layer:?}");
+    let gib = (weight_bytes + kv_bytes) as f64 / (1u64 << 30) as f64;
+    assert!((ms_per_gib - 1.8 / gib).abs() < 1e-6 * ms_per_gib);
+    assert!((layer.prefill.cpu_ms - 20.0).abs() < 1e-9);
+    profile.hotness = found;
+    assert_eq!(profile.check(), []);
+}
+
+#[test]
+fn a_dense_model_is_flat_and_told_what_decides() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Cpu]));
+    assert_eq!(verdict(&profile), None, "nothing is measured");
+    sample::time_all(&mut profile, Cpu, 2.0);
+    derive(&mut profile);
+    let curve = |gb_per_s| hpp_schema::BandwidthCurve {
+        path: hpp_schema::BandwidthPath::RamRead,
+        points: vec![hpp_schema::BandwidthPoint { bytes: 1 << 28, gb_per_s }],
+    };
+    (profile.machine.tflops, profile.machine.curves) = (Some(0.2), vec![curve(20.0)]);
+    profile.machine.rates = rates(&profile, &Roofline::new(&analysis, Effort::Quick, 0));
+    let flat = verdict(&profile).unwrap();
+    assert!(flat.flat && flat.provider.is_none() && flat.spread < 1e-6, "{flat:?}");
+    let text = flat.lines.join("\n");
+    assert!(text.contains("6 MiB of weights") && text.contains("20.0 GB/s"), "{text}");
+    // One layer three times as slow per byte.
+    for entry in profile.classes.iter_mut().filter(|entry| entry.block == "layers.0") {
+        entry.providers[0].decode.fit.as_mut().unwrap().constant_ms = 6.0;
+    }
+    let uneven = verdict(&profile).unwrap();
+    assert!(!uneven.flat && uneven.spread > 1.0 && uneven.lines[0].contains("differ"), "{uneven:?}");
+}

@@ -1,0 +1,184 @@
+//! What is still to be measured of the blocks, cheapest news first. Pure: what a profile has is not asked for again.
+
+use crate::derive::Phase;
+use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts};
+use std::ops::Range;
+
+/// A block alone, or a run of blocks that begins with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// The block alone.
+    Single,
+    /// The run.
+    Run,
+}
+
+/// One session: blocks as a partition under one provider, and the cases to time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Job {
+    /// Index among the profile's classes.
+    pub entry: usize,
+    /// The provider.
+    pub provider: Provider,
+    /// What of the entry.
+    pub part: Part,
+    /// The blocks.
+    pub blocks: Range<usize>,
+    /// The cases, in the order of tokens.
+    pub cases: Vec<(Phase, u64)>,
+    /// Seconds it is expected to take, up to a factor that shows while measuring.
+    pub seconds: f64,
+    /// Blocks of the model it says something about.
+    stands_for: usize,
+}
+
+/// Expected seconds of blocks in a case, without the time to load them.
+pub trait Estimate {
+    /// Seconds to load these blocks.
+    fn load(&self, blocks: &Range<usize>, provider: Provider) -> f64;
+    /// Seconds of all runs of a case.
+    fn case(&self, blocks: &Range<usize>, provider: Provider, phase: Phase, tokens: u64) -> f64;
+}
+
+/// Every job that is left, those first that tell most for their time; on the host before devices, blocks alone before runs.
+pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<Job> {
+    let mut jobs = Vec::new();
+    for (entry, class) in profile.classes.iter().enumerate() {
+        let Some(first) = profile.model.blocks.iter().position(|block| block.label == class.block) else { continue };
+        let of_class = profile.model.blocks.iter().filter(|block| block.class == class.class).count();
+        let stands_for = if profile.settings.all_blocks { 1 } else { of_class };
+        for costs in class.providers.iter().filter(|costs| costs.failure.is_none()) {
+            for part in [Part::Single, Part::Run] {
+                let length = if part == Part::Run { costs.run_length as usize } else { 1 };
+                let cases = missing(profile, costs, part);
+                if cases.is_empty() || (part == Part::Run && length < 2) {
+                    continue;
+                }
+                let blocks = first..(first + length).min(profile.model.blocks.len());
+                let runs = cases.iter().map(|(phase, t)| estimate.case(&blocks, costs.provider, *phase, *t));
+                let seconds = estimate.load(&blocks, costs.provider) + runs.sum::<f64>();
+                jobs.push(Job { entry, provider: costs.provider, part, blocks, cases, seconds, stands_for });
+            }
+        }
+    }
+    let news = |job: &Job| job.seconds / job.stands_for.max(1) as f64;
+    jobs.sort_by(|a, b| {
+        let device = |job: &Job| job.provider != Provider::Cpu;
+        device(a).cmp(&device(b)).then(a.part.cmp(&b.part)).then(news(a).total_cmp(&news(b)))
+    });
+    jobs
+}
+
+/// Cases that have neither a time nor a reason why there is none.
+fn missing(profile: &Profile, costs: &ProviderCosts, part: Part) -> Vec<(Phase, u64)> {
+    let settings = &profile.settings;
+    let mut cases = Vec::new();
+    for (phase, wanted) in [(Phase::Decode, &settings.contexts), (Phase::Prefill, &settings.prefill_tokens)] {
+        let points = &phase.of(costs).points;
+        let there = |tokens: &u64| points.iter().find(|p| p.tokens == *tokens).is_some_and(|p| has(p, part));
+        cases.extend(wanted.iter().filter(|tokens| !there(tokens)).map(|tokens| (phase, *tokens)));
+    }
+    cases
+}
+
+fn has(point: &CostPoint, part: Part) -> bool {
+    let timing = match part {
+        Part::Single => point.single,
+        Part::Run => point.run,
+    };
+    timing.is_some() || point.failure.is_some()
+}
+
+/// The point of a case, made where there is none; points stay in the order of tokens.
+pub fn point_mut(costs: &mut ProviderCosts, phase: Phase, tokens: u64) -> &mut CostPoint {
+    let points = &mut phase.of_mut(costs).points;
+    let at = points.partition_point(|point| point.tokens < tokens);
+    if points.get(at).is_none_or(|point| point.tokens != tokens) {
+        points.insert(at, CostPoint { tokens, ms: None, single: None, run: None, failure: None });
+    }
+    &mut points[at]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use hpp_schema::Provider::{Cpu, Webgpu};
+
+    /// A second for each block and case.
+    struct Plain;
+
+    impl Estimate for Plain {
+        fn load(&self, _: &Range<usize>, _: Provider) -> f64 {
+            0.0
+        }
+        fn case(&self, blocks: &Range<usize>, _: Provider, _: Phase, _: u64) -> f64 {
+            blocks.len() as f64
+        }
+    }
+
+    fn profile() -> Profile {
+        sample::profile(&sample::analysis("genai/llama3-fp32-cpu"), sample::settings(&[Webgpu, Cpu]))
+    }
+
+    fn order(profile: &Profile) -> Vec<String> {
+        let name = |job: &Job| {
+            let run = if job.part == Part::Run { "+" } else { "" };
+            format!("{:?} {}{run}", job.provider, profile.classes[job.entry].block)
+        };
+        jobs(profile, &Plain).iter().map(name).collect()
+    }
+
+    #[test]
+    fn what_tells_most_comes_first_and_devices_last() {
+        let order = order(&profile());
+        // layers.1 stands for two blocks.
+        assert_eq!(order[0], "Cpu layers.1");
+        assert_eq!(order[5], "Cpu layers.1+");
+        assert!(order[6..].iter().all(|job| job.starts_with("Webgpu")) && order.len() == 12, "{order:?}");
+    }
+
+    #[test]
+    fn nothing_is_measured_twice() {
+        let mut profile = profile();
+        sample::time(&mut profile, "head", Cpu, (Phase::Decode, 100), (1.0, None));
+        let head = |profile: &Profile| {
+            let jobs = jobs(profile, &Plain);
+            jobs.into_iter().find(|job| job.provider == Cpu && profile.classes[job.entry].block == "head")
+        };
+        assert_eq!(head(&profile).unwrap().cases, [(Phase::Decode, 200), (Phase::Prefill, 10)]);
+        sample::time_all(&mut profile, Cpu, 1.0);
+        assert_eq!(head(&profile), None);
+        assert!(order(&profile).iter().all(|job| job.starts_with("Webgpu")));
+        sample::time_all(&mut profile, Webgpu, 1.0);
+        assert!(order(&profile).is_empty());
+    }
+
+    #[test]
+    fn failures_are_not_tried_again() {
+        let mut profile = profile();
+        for costs in profile.classes.iter_mut().flat_map(|entry| &mut entry.providers) {
+            if costs.provider == Webgpu {
+                costs.failure = Some("no device".into());
+            } else {
+                point_mut(costs, Phase::Decode, 100).failure = Some("it hung".into());
+            }
+        }
+        let left = jobs(&profile, &Plain);
+        assert!(left.iter().all(|job| job.provider == Cpu && !job.cases.contains(&(Phase::Decode, 100))));
+        assert!(!left.is_empty());
+        crate::begin::forget_failures(&mut profile);
+        assert_eq!(jobs(&profile, &Plain).len(), 12);
+    }
+
+    #[test]
+    fn points_stay_in_order() {
+        let mut profile = profile();
+        let costs = &mut profile.classes[0].providers[0];
+        for tokens in [200, 100, 300, 200] {
+            point_mut(costs, Phase::Decode, tokens);
+        }
+        let tokens: Vec<u64> = costs.decode.points.iter().map(|point| point.tokens).collect();
+        assert_eq!(tokens, [100, 200, 300]);
+    }
+}

@@ -1,0 +1,217 @@
+//! Times of blocks: one session after another, each case of it stored as soon as it is answered.
+
+use super::{Measure, plausible, reason};
+use crate::child::Trouble;
+use crate::cli::provider_name;
+use crate::derive::Phase;
+use crate::effort::evict_bytes;
+use crate::error::ProfileError;
+use crate::jobs::{Job, Part, jobs, point_mut};
+use crate::pieces::{Piece, Pieces, absolute};
+use crate::settings::unusable;
+use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
+use hpp_schema::{ProviderCosts, Timing};
+use std::collections::VecDeque;
+
+/// A case that waits for its answer.
+struct Waiting {
+    phase: Phase,
+    tokens: u64,
+    name: String,
+}
+
+impl Measure<'_> {
+    /// Measures whatever is missing of the blocks.
+    pub fn blocks(&mut self) -> Result<(), ProfileError> {
+        self.refuse_unusable()?;
+        if jobs(&self.profile, &self.estimate).is_empty() {
+            return Ok(());
+        }
+        let settings = &self.profile.settings;
+        let longest = settings.contexts.iter().chain(&settings.prefill_tokens).max().copied().unwrap_or(1);
+        let dir = self.stage_dir()?;
+        let pieces = Pieces::open(self.analysis, dir.path(), longest)?;
+        let mut before = None;
+        // Asked anew each time: what a lost child left undone is among what is missing.
+        while let Some(job) = jobs(&self.profile, &self.estimate).into_iter().next() {
+            if before.is_some_and(|provider| provider != job.provider) {
+                self.prober.refresh();
+            }
+            before = Some(job.provider);
+            self.job(&pieces, &job)?;
+        }
+        self.prober.refresh();
+        Ok(())
+    }
+
+    fn refuse_unusable(&mut self) -> Result<(), ProfileError> {
+        let mut warnings = Vec::new();
+        for provider in self.profile.settings.providers.clone() {
+            let Some(why) = unusable(provider, &self.profile.host) else { continue };
+            let entries = self.profile.classes.iter_mut().flat_map(|entry| &mut entry.providers);
+            for costs in entries.filter(|costs| costs.provider == provider && costs.failure.is_none()) {
+                costs.failure = Some(why.clone());
+            }
+            warnings.push(why);
+        }
+        if !warnings.is_empty() {
+            warnings.iter().for_each(|why| self.progress.warn(why));
+            self.save()?;
+        }
+        Ok(())
+    }
+
+    fn job(&mut self, pieces: &Pieces, job: &Job) -> Result<(), ProfileError> {
+        self.progress.begin(&self.title(job));
+        let piece = match pieces.piece(job.blocks.clone()) {
+            Ok(piece) => piece,
+            Err(error) => {
+                self.no_session(job, &error.in_one_line());
+                return self.done(job);
+            }
+        };
+        let (cases, waiting) = self.cases(pieces, &piece, job);
+        if !cases.is_empty() {
+            let request = Request::Partition(PartitionProbe {
+                file: absolute(&piece.file),
+                weights_dir: absolute(pieces.weights_dir()),
+                model: absolute(self.analysis.model.path()),
+                weight_bytes: self.profile.model.weight_bytes.0,
+                provider: job.provider,
+                cases,
+            });
+            self.ask(job, &request, waiting)?;
+        }
+        self.done(job)
+    }
+
+    fn title(&self, job: &Job) -> String {
+        let block = &self.profile.model.blocks[job.blocks.start].label;
+        let more = if job.part == Part::Run { format!(" and {} more", job.blocks.len() - 1) } else { String::new() };
+        format!("{block}{more}, {}", provider_name(job.provider))
+    }
+
+    fn done(&mut self, job: &Job) -> Result<(), ProfileError> {
+        self.save()?;
+        self.progress.end(job.seconds);
+        Ok(())
+    }
+
+    /// The cases that can be made; the others are refused.
+    fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &Job) -> (Vec<Case>, VecDeque<Waiting>) {
+        let all = self.profile.model.weight_bytes.0;
+        let (mut cases, mut waiting) = (Vec::new(), VecDeque::new());
+        for (phase, tokens) in job.cases.iter().copied() {
+            let rest = (0..self.profile.model.blocks.len()).filter(|block| !job.blocks.contains(block));
+            let read: u64 = rest.map(|block| self.estimate.work(phase, tokens, block).bytes).sum();
+            let evict = evict_bytes(read, all, piece.weight_bytes);
+            match pieces.case(piece, phase, tokens, self.effort.repeats(phase), evict) {
+                Ok(case) => {
+                    waiting.push_back(Waiting { phase, tokens, name: case.name.clone() });
+                    cases.push(case);
+                }
+                Err(why) => self.no_time(job, phase, tokens, &why),
+            }
+        }
+        (cases, waiting)
+    }
+
+    fn ask(&mut self, job: &Job, request: &Request, mut waiting: VecDeque<Waiting>) -> Result<(), ProfileError> {
+        let mut loaded = false;
+        let mut answer = self.prober.ask(request).and_then(|()| self.prober.answer());
+        loop {
+            match answer {
+                Ok(Some(Reply::Loaded { .. })) => loaded = true,
+                Ok(Some(Reply::Measured { case, timing, .. })) => {
+                    self.answered(job, &mut waiting, &case, plausible(timing))?;
+                }
+                Ok(Some(Reply::CaseFailed { case, reason })) => {
+                    self.answered(job, &mut waiting, &case, Err(reason))?;
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    for case in waiting {
+                        self.no_time(job, case.phase, case.tokens, "hpp-exec did not answer this case");
+                    }
+                    return Ok(());
+                }
+                Err(trouble) => {
+                    // A lost child costs the case it was busy with; the others are asked of the next one.
+                    let while_running = matches!(trouble, Trouble::Lost(_) | Trouble::Refused(_)) && loaded;
+                    let why = reason(trouble)?;
+                    match waiting.front().filter(|_| while_running) {
+                        Some(case) => self.no_time(job, case.phase, case.tokens, &why),
+                        None => self.no_session(job, &why),
+                    }
+                    return Ok(());
+                }
+            }
+            answer = self.prober.answer();
+        }
+    }
+
+    fn answered(
+        &mut self,
+        job: &Job,
+        waiting: &mut VecDeque<Waiting>,
+        case: &str,
+        timing: Result<Timing, String>,
+    ) -> Result<(), ProfileError> {
+        let Some(at) = waiting.iter().position(|waiting| waiting.name == case) else { return Ok(()) };
+        let Some(Waiting { phase, tokens, .. }) = waiting.remove(at) else { return Ok(()) };
+        match timing {
+            Ok(timing) => {
+                if let Some(costs) = self.costs(job) {
+                    let point = point_mut(costs, phase, tokens);
+                    match job.part {
+                        Part::Single => point.single = Some(timing),
+                        Part::Run => point.run = Some(timing),
+                    }
+                }
+            }
+            Err(why) => self.no_time(job, phase, tokens, &why),
+        }
+        self.save()
+    }
+
+    fn costs(&mut self, job: &Job) -> Option<&mut ProviderCosts> {
+        let entry = self.profile.classes.get_mut(job.entry)?;
+        entry.providers.iter_mut().find(|costs| costs.provider == job.provider)
+    }
+
+    /// One case has no time.
+    fn no_time(&mut self, job: &Job, phase: Phase, tokens: u64, why: &str) {
+        let what = match job.part {
+            Part::Single => why.to_owned(),
+            Part::Run => format!("{} blocks in one partition: {why}", job.blocks.len()),
+        };
+        self.progress.warn(&format!("{}: {} at {tokens} tokens: {what}", self.title(job), phase.as_str()));
+        if let Some(costs) = self.costs(job) {
+            point_mut(costs, phase, tokens).failure = Some(what);
+        }
+    }
+
+    /// No case of a job has a time.
+    fn no_session(&mut self, job: &Job, why: &str) {
+        let nothing_yet = self.costs(job).is_some_and(|costs| {
+            Phase::ALL.iter().all(|phase| phase.of(costs).points.iter().all(|point| point.single.is_none()))
+        });
+        if job.part == Part::Single && nothing_yet {
+            self.progress.warn(&format!("{}: {why}", self.title(job)));
+            if let Some(costs) = self.costs(job) {
+                costs.failure = Some(why.to_owned());
+            }
+            return;
+        }
+        for (phase, tokens) in job.cases.clone() {
+            let missing = self.costs(job).is_some_and(|costs| {
+                let point = point_mut(costs, phase, tokens);
+                point.failure.is_none()
+                    && if job.part == Part::Single { point.single.is_none() } else { point.run.is_none() }
+            });
+            if missing {
+                self.no_time(job, phase, tokens, why);
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What a corpus shows: prompts through the instrumented model, a few at a time, what they show added up.
+
+use super::{Measure, reason};
+use crate::corpus::{Corpus, MOST_NAMED};
+use crate::error::ProfileError;
+use crate::taps::{self, Tapped, Wanted};
+use hpp_schema::probe::{ObserveProbe, Prompt, PromptContent, Reply, Request};
+use hpp_schema::{CorpusStatistics, Statistics};
+
+/// Prompts in one request at most, and bytes of their text: what is lost when a request is.
+const MOST_PROMPTS: usize = 8;
+const MOST_BYTES: usize = 64 << 10;
+/// Expected seconds of a prompt.
+const SECONDS: f64 = 1.0;
+/// So many prompts in a row that fail without any having run before mean that none will.
+const HOPELESS: u64 = 3;
+
+/// A corpus to run.
+pub struct CorpusRun<'a> {
+    /// The prompts.
+    pub corpus: &'a Corpus,
+    /// BLAKE3 of its file.
+    pub hash: String,
+    /// What to look at.
+    pub wanted: Wanted,
+}
+
+/// What came of a request.
+enum Outcome {
+    Observed,
+    Failed(String),
+}
+
+impl CorpusRun<'_> {
+    /// Expected seconds of the prompts that are left.
+    pub fn seconds(&self, before: Option<&CorpusStatistics>) -> f64 {
+        let done = before.map_or(0, |corpus| corpus.prompts_done);
+        self.corpus.prompts.saturating_sub(done) as f64 * SECONDS
+    }
+
+    fn nothing(&self) -> CorpusStatistics {
+        CorpusStatistics {
+            hash: self.hash.clone(),
+            prompts_done: 0,
+            prompts_in_all: Some(self.corpus.prompts),
+            skipped: self.corpus.reasons.clone(),
+            skipped_in_all: self.corpus.bad,
+            statistics: Statistics::default(),
+        }
+    }
+}
+
+impl Measure<'_> {
+    /// Runs the prompts that are left.
+    pub fn corpus(&mut self, run: &CorpusRun) -> Result<(), ProfileError> {
+        let begun = self.profile.corpus.get_or_insert_with(|| run.nothing());
+        begun.prompts_in_all = Some(run.corpus.prompts.max(begun.prompts_done));
+        let done = begun.prompts_done;
+        if done >= run.corpus.prompts {
+            return Ok(());
+        }
+        self.progress.begin("instrumenting the model");
+        let dir = self.stage_dir()?;
+        let tapped = taps::write(self.analysis, run.wanted, dir.path())?;
+        tapped.not_observed.iter().for_each(|what| self.note(what.clone()));
+        let mut prompts = run.corpus.prompts_after(done)?.peekable();
+        while prompts.peek().is_some() {
+            let mut batch = Vec::new();
+            let mut bytes = 0;
+            while let Some(prompt) = prompts.next_if(|_| batch.len() < MOST_PROMPTS && bytes < MOST_BYTES) {
+                let prompt = prompt?;
+                bytes += length(&prompt.content);
+                batch.push(prompt);
+            }
+            if !self.batch(&tapped, batch)? {
+                break;
+            }
+        }
+        self.prober.refresh();
+        Ok(())
+    }
+
+    /// Runs a few prompts; where that fails, each by itself, so that one of them cannot cost the others. False where there is no
+    /// hope for the rest.
+    fn batch(&mut self, tapped: &Tapped, batch: Vec<Prompt>) -> Result<bool, ProfileError> {
+        match self.observe(tapped, &batch)? {
+            Outcome::Observed => self.taken(batch.len() as u64)?,
+            Outcome::Failed(why) if batch.len() == 1 => return self.lost(&batch[0], &why),
+            Outcome::Failed(_) => {
+                for prompt in batch {
+                    match self.observe(tapped, std::slice::from_ref(&prompt))? {
+                        Outcome::Observed => self.taken(1)?,
+                        Outcome::Failed(why) => {
+                            if !self.lost(&prompt, &why)? {
+                                return Ok(false);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Prompts were run, or found unusable one by one.
+    fn taken(&mut self, prompts: u64) -> Result<(), ProfileError> {
+        if let Some(corpus) = &mut self.profile.corpus {
+            corpus.prompts_done += prompts;
+        }
+        self.save()?;
+        self.progress.end(SECONDS * prompts as f64);
+        Ok(())
+    }
+
+    /// A prompt that ends the child or the request by itself is left out.
+    fn lost(&mut self, prompt: &Prompt, why: &str) -> Result<bool, ProfileError> {
+        self.skip(prompt.line, why);
+        self.taken(1)?;
+        let nothing_ran = self
+            .profile
+            .corpus
+            .as_ref()
+            .is_some_and(|corpus| corpus.statistics.prompts == 0 && corpus.prompts_done >= HOPELESS);
+        if nothing_ran {
+            self.note(format!("the corpus was given up after {HOPELESS} prompts, none of which ran: {why}"));
+        }
+        Ok(!nothing_ran)
+    }
+
+    fn skip(&mut self, line: u64, why: &str) {
+        let reason = format!("line {line}: {why}");
+        self.progress.warn(&format!("prompt left out, {reason}"));
+        if let Some(corpus) = &mut self.profile.corpus {
+            corpus.skipped_in_all += 1;
+            if corpus.skipped.len() < MOST_NAMED {
+                corpus.skipped.push(reason);
+            }
+        }
+    }
+
+    fn observe(&mut self, tapped: &Tapped, prompts: &[Prompt]) -> Result<Outcome, ProfileError> {
+        let request = Request::Observe(ObserveProbe {
+            plan: tapped.plan.clone(),
+            prompts: prompts.to_vec(),
+            decode_tokens: self.profile.settings.decode_tokens,
+            taps: tapped.taps.clone(),
+        });
+        let mut shown = None;
+        let mut unusable = Vec::new();
+        let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());
+        loop {
+            match answer {
+                Ok(Some(Reply::Progress { line, prompt_tokens })) => {
+                    self.progress.begin(&format!("corpus line {line}, {prompt_tokens} tokens"));
+                }
+                Ok(Some(Reply::PromptFailed { line, reason })) => unusable.push((line, reason)),
+                Ok(Some(Reply::Observed { statistics })) => shown = Some(statistics),
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(trouble) => return Ok(Outcome::Failed(reason(trouble)?)),
+            }
+            answer = self.prober.answer();
+        }
+        let Some(shown) = shown else { return Ok(Outcome::Failed("hpp-exec did not say what it saw".into())) };
+        unusable.iter().for_each(|(line, why)| self.skip(*line, why));
+        if let Some(corpus) = &mut self.profile.corpus {
+            corpus.statistics.merge(&shown)?;
+        }
+        Ok(Outcome::Observed)
+    }
+}
+
+fn length(content: &PromptContent) -> usize {
+    match content {
+        PromptContent::Text(text) => text.len(),
+        PromptContent::Messages(messages) => messages.iter().map(|message| message.content.len()).sum(),
+        PromptContent::Tokens(tokens) => tokens.len() * 4,
+    }
+}

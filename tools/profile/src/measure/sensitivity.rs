@@ -1,0 +1,106 @@
+//! How much the scores move when one block's weights are rounded, block by block.
+
+use super::{Measure, reason};
+use crate::effort::Effort;
+use crate::error::ProfileError;
+use crate::sensitivity::{Rounded, Variants};
+use hpp_schema::Sensitivity;
+use hpp_schema::probe::{CompareProbe, Prompt, Reply, Request};
+use std::path::Path;
+
+/// Bits that weights are rounded to.
+const BITS: [u32; 2] = [8, 4];
+/// Prompts whose scores are compared, and the last positions of each.
+const PROMPTS: usize = 4;
+const POSITIONS: [u64; 2] = [32, 128];
+/// Expected seconds of one comparison.
+const SECONDS: f64 = 3.0;
+
+impl Measure<'_> {
+    /// Prompts of a corpus to compare with.
+    pub const SENSITIVITY_PROMPTS: usize = PROMPTS;
+
+    /// Expected seconds of the comparisons that are left.
+    pub fn sensitivity_seconds(&self) -> f64 {
+        self.unrounded().len() as f64 * SECONDS
+    }
+
+    /// Blocks and bits that have neither numbers nor a reason.
+    fn unrounded(&self) -> Vec<(usize, u32)> {
+        let blocks = self.profile.model.blocks.iter().enumerate();
+        let all = blocks.flat_map(|(at, block)| BITS.map(|bits| (at, &block.label, bits)));
+        let known = |label: &str, bits| self.profile.sensitivity.iter().any(|s| s.block == label && s.bits == bits);
+        all.filter(|(_, label, bits)| !known(label, *bits)).map(|(at, _, bits)| (at, bits)).collect()
+    }
+
+    /// Rounds and compares whatever is left.
+    pub fn sensitivity(&mut self, prompts: &[Prompt]) -> Result<(), ProfileError> {
+        let left = self.unrounded();
+        if left.is_empty() {
+            return Ok(());
+        }
+        let dir = self.stage_dir()?;
+        let analysis = self.analysis;
+        let variants = Variants::begin(analysis, dir.path())?;
+        for (block, bits) in left {
+            let label = self.profile.model.blocks[block].label.clone();
+            self.progress.begin(&format!("{label} rounded to {bits} bits"));
+            let mut found =
+                Sensitivity { block: label, bits, positions: 0, kl: None, top1_changed: None, failure: None };
+            match variants.round(block, bits)? {
+                Rounded::Refused(why) => found.failure = Some(why),
+                Rounded::Plan(variant) => {
+                    if let Err(why) = self.compare(variants.reference(), variant.plan(), prompts, &mut found)? {
+                        self.progress.warn(&format!("{} rounded to {bits} bits: {why}", found.block));
+                        found.failure = Some(why);
+                    }
+                }
+            }
+            self.profile.sensitivity.push(found);
+            self.save()?;
+            self.progress.end(SECONDS);
+        }
+        self.prober.refresh();
+        Ok(())
+    }
+
+    fn compare(
+        &mut self,
+        reference: &Path,
+        other: &Path,
+        prompts: &[Prompt],
+        found: &mut Sensitivity,
+    ) -> Result<Result<(), String>, ProfileError> {
+        let request = Request::Compare(CompareProbe {
+            reference: reference.to_owned(),
+            other: other.to_owned(),
+            prompts: prompts.to_vec(),
+            positions: POSITIONS[usize::from(self.effort == Effort::Thorough)],
+        });
+        let mut compared = Err("hpp-exec did not compare anything".to_owned());
+        let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());
+        loop {
+            match answer {
+                Ok(Some(Reply::Compared { positions, kl, top1_changed })) => {
+                    let good = kl.is_finite() && (0.0..=1.0).contains(&top1_changed) && positions > 0;
+                    compared = if good { Ok((positions, kl, top1_changed)) } else { Err(nonsense(kl, top1_changed)) };
+                }
+                Ok(Some(Reply::PromptFailed { line, reason })) => {
+                    self.note(format!("line {line} of the corpus was not compared: {reason}"));
+                }
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(trouble) => return Ok(Err(reason(trouble)?)),
+            }
+            answer = self.prober.answer();
+        }
+        Ok(compared.map(|(positions, kl, top1_changed)| {
+            // Rounding of sums may leave a divergence a hair below zero.
+            (found.positions, found.kl, found.top1_changed) = (positions, Some(kl.max(0.0)), Some(top1_changed));
+        }))
+    }
+}
+
+fn nonsense(kl: f64, top1_changed: f64) -> String {
+    format!("a divergence of {kl} with {top1_changed} of the best tokens changed cannot have been measured")
+}

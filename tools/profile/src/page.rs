@@ -1,0 +1,67 @@
+//! The page for people: what the report needs beside the profile, worked out and written.
+
+use crate::derive::Phase;
+use crate::error::ProfileError;
+use crate::estimate::{Roofline, blocks_at};
+use crate::report::{BlockWork, ReportInput, Sweep, render};
+use crate::store::write_whole;
+use hpp_model::{Analysis, DEFAULT_CHUNK, Load, Source, problem};
+use hpp_partition::{Budget, KvHome, Mechanisms, Objective, Options, Planner, sweep};
+use hpp_schema::{Finding, Profile};
+use std::path::Path;
+
+/// What the sweep plans for.
+const PROMPT_TOKENS: u64 = 512;
+const NEW_TOKENS: u64 = 128;
+/// Budgets of the sweep.
+const POINTS: u64 = 12;
+
+/// Writes the page.
+pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Result<(), ProfileError> {
+    let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
+    let page = render(&ReportInput { profile, work: &work, sweep: &sweep })?;
+    Ok(write_whole(path, page.as_bytes())?)
+}
+
+/// What each block computes and reads at every token count that was measured.
+fn work(analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Vec<BlockWork> {
+    let blocks = blocks_at(analysis, 1);
+    let of = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
+    let one = |(index, block): (usize, &hpp_partition::Block)| BlockWork {
+        block: block.label.clone(),
+        decode: of(Phase::Decode, &profile.settings.contexts, index),
+        prefill: of(Phase::Prefill, &profile.settings.prefill_tokens, index),
+    };
+    blocks.iter().enumerate().map(one).collect()
+}
+
+/// Plans for budgets from a twelfth of the model to all of it and a little more.
+fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
+    let Some(gpu) = profile.machine.rates.as_ref().and_then(|machine| machine.gpus.first()) else {
+        return Sweep::Absent(
+            "No device was measured beside the CPU, so there is no memory of one to plan for.".into(),
+        );
+    };
+    let context = analysis.context;
+    let prompt = PROMPT_TOKENS.min(context.div_ceil(2));
+    let new_tokens = NEW_TOKENS.min(context - prompt);
+    let load = Load { batch: 1, context, prompt, new_tokens, chunk: context.min(DEFAULT_CHUNK) };
+    let blocks = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
+    let all = hpp_partition::Demand::of(&blocks).total();
+    let most = (all + all / 8).min(gpu.memory.0).max(1);
+    let budget = Budget { vram: vec![most], ram: None, margin: 0, kv: KvHome::Device };
+    let mechanisms = Mechanisms::ResidentCpu;
+    let options = Options { planner: Planner::Exact, objective: Objective::Mixed, mechanisms, slots: None };
+    match problem(analysis, load, Source::Profile(profile), budget) {
+        Err(findings) => Sweep::Absent(format!("Nothing could be planned: {}.", listed(&findings))),
+        Ok(problem) => {
+            let budgets: Vec<u64> = (1..=POINTS).map(|part| most / POINTS * part).collect();
+            let points = sweep(&problem, &options, &budgets);
+            Sweep::Done { points, load: problem.load, gpu: gpu.name.clone(), mechanisms }
+        }
+    }
+}
+
+fn listed(findings: &[Finding]) -> String {
+    findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,141 @@
+//! Pieces: consecutive blocks as a partition of their own, written where a child can load them, with what to feed them.
+
+mod case;
+
+pub use case::Repeats;
+
+use hpp_graph::{Part, cut, infer};
+use hpp_model::Analysis;
+use hpp_onnx::{Extractor, Model, Placed, externalise, needs_externalising, place, write_model};
+use hpp_schema::Dim;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Weights that were inside the model file.
+const WEIGHTS_FILE: &str = "weights.bin";
+
+/// Why a piece cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum PieceError {
+    /// The graph cannot be cut there.
+    #[error("cannot cut the model")]
+    Cut(#[from] hpp_graph::CutError),
+    /// What was cut is no model of its own.
+    #[error(transparent)]
+    Extract(#[from] hpp_onnx::ExtractError),
+    /// Embedded weights cannot be moved out.
+    #[error("cannot provide the weights")]
+    Externalise(#[from] hpp_onnx::ExternaliseError),
+    /// Weight files cannot be linked.
+    #[error("cannot provide the weights")]
+    Place(#[from] hpp_onnx::PlaceError),
+    /// A weight file lies where it cannot be linked from.
+    #[error("{location} cannot be linked into {} ({why}), and the model has embedded weights too", dir.display())]
+    NotLinkable {
+        /// The weight file.
+        location: String,
+        /// The directory.
+        dir: PathBuf,
+        /// Why not.
+        why: String,
+    },
+    /// The file cannot be written.
+    #[error(transparent)]
+    Write(#[from] hpp_onnx::WriteError),
+}
+
+impl PieceError {
+    /// What to do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            PieceError::NotLinkable { .. } => Some("choose --out on the model's file system"),
+            _ => None,
+        }
+    }
+
+    /// The error and its causes on one line.
+    pub fn in_one_line(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = std::error::Error::source(self);
+        while let Some(deeper) = cause {
+            text = format!("{text}: {deeper}");
+            cause = deeper.source();
+        }
+        text
+    }
+}
+
+/// Makes pieces of one model.
+pub struct Pieces<'a> {
+    analysis: &'a Analysis,
+    /// The model with no large weights inside its file.
+    model: Model,
+    /// Where files are written.
+    dir: &'a Path,
+    weights_dir: PathBuf,
+    /// Contents of tiny tensors, by value.
+    contents: Vec<Option<Vec<Dim>>>,
+    /// Tokens that fixed buffers of state hold: as many as the longest case needs.
+    capacity: u64,
+}
+
+/// A partition on disk.
+pub struct Piece {
+    /// Its ONNX file.
+    pub file: PathBuf,
+    /// Bytes of the weights it reads.
+    pub weight_bytes: u64,
+    part: Part,
+}
+
+impl<'a> Pieces<'a> {
+    /// Prepares: weights inside the model file are written once into `dir`, as a stream.
+    pub fn open(analysis: &'a Analysis, dir: &'a Path, capacity: u64) -> Result<Self, PieceError> {
+        let embedded = needs_externalising(&analysis.model);
+        let model = if embedded { externalise(&analysis.model, dir, WEIGHTS_FILE)? } else { analysis.model.clone() };
+        if embedded {
+            for file in &analysis.model.weights().files {
+                if let Placed::NotLinkable { why } = place(file, dir)? {
+                    let location = file.location.clone();
+                    return Err(PieceError::NotLinkable { location, dir: dir.to_owned(), why });
+                }
+            }
+        }
+        let weights_dir = if embedded { dir.to_owned() } else { absolute(analysis.model.dir()) };
+        let contents = infer::contents(&analysis.graph);
+        Ok(Pieces { analysis, model, dir, weights_dir, contents, capacity })
+    }
+
+    /// Writes consecutive blocks as a partition.
+    pub fn piece(&self, blocks: Range<usize>) -> Result<Piece, PieceError> {
+        let count = self.analysis.segmentation.blocks.len();
+        let groups = [0..blocks.start, blocks.clone(), blocks.end..count];
+        let groups: Vec<Range<usize>> = groups.into_iter().filter(|group| !group.is_empty()).collect();
+        let parts = cut(&self.analysis.graph, &self.analysis.segmentation, &groups)?;
+        let part = parts.into_iter().find(|part| part.blocks == blocks).unwrap_or_default();
+        let name = format!("blocks_{}_{}", blocks.start, blocks.end - 1);
+        let proto = Extractor::new(&self.model, &self.analysis.graph).part(&name, &part)?;
+        let file = self.dir.join(format!("{name}.onnx"));
+        write_model(&file, &proto)?;
+        Ok(Piece { file, weight_bytes: self.weight_bytes(&part), part })
+    }
+
+    /// Directory that weights lie in.
+    pub fn weights_dir(&self) -> &Path {
+        &self.weights_dir
+    }
+
+    fn weight_bytes(&self, part: &Part) -> u64 {
+        let graph = &self.analysis.graph;
+        let read: std::collections::BTreeSet<_> = part.nodes.iter().flat_map(|id| graph.node(*id).reads()).collect();
+        read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum()
+    }
+}
+
+/// A path that means the same to a child.
+pub fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,233 @@
+//! What to feed a piece: sizes from the symbols of a pass, contents from what each input is for.
+
+use super::{Piece, Pieces};
+use crate::derive::Phase;
+use hpp_graph::ValueId;
+use hpp_model::{Pass, PlannedState, symbols};
+use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill};
+use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
+
+/// How often a case runs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Repeats {
+    /// Runs that are not counted.
+    pub warmup: u32,
+    /// Fewest counted runs.
+    pub min: u32,
+    /// Most counted runs.
+    pub max: u32,
+    /// No further run begins after this time, milliseconds.
+    pub budget_ms: f64,
+}
+
+/// Token ids stay below this where the vocabulary is not known.
+const SAFE_IDS: u64 = 32;
+
+impl Pieces<'_> {
+    /// One shape of pass: a token with which the context has `tokens`, or a pass of `tokens` into an empty context. Refuses,
+    /// with the reason, where an input cannot be made up.
+    pub fn case(
+        &self,
+        piece: &Piece,
+        phase: Phase,
+        tokens: u64,
+        repeats: Repeats,
+        evict_bytes: u64,
+    ) -> Result<Case, String> {
+        let sizes = Sizes::new(self, self.pass(phase, tokens));
+        let part = &piece.part;
+        let inputs = part.inputs.iter().enumerate().map(|(at, id)| sizes.feed(*id, at as u64));
+        let inputs = inputs.collect::<Result<Vec<Feed>, String>>()?;
+        let states: Vec<&PlannedState> = self
+            .analysis
+            .states
+            .iter()
+            .filter(|s| part.inputs.contains(&s.past) && part.outputs.contains(&s.present))
+            .collect();
+        let carried = states.iter().map(|s| Carried {
+            past: s.state.past.clone(),
+            present: s.state.present.clone(),
+            in_place: matches!(s.state.update, StateUpdate::InPlace { .. }),
+        });
+        Ok(Case {
+            name: format!("{} {tokens}", phase.as_str()),
+            inputs,
+            outputs: part.outputs.iter().filter_map(|id| sizes.output(*id)).collect(),
+            carried: carried.collect(),
+            evict_bytes,
+            warmup: repeats.warmup,
+            min_runs: repeats.min,
+            max_runs: repeats.max,
+            budget_ms: repeats.budget_ms,
+        })
+    }
+
+    /// A model that keeps no state computes the whole sequence for each token.
+    fn pass(&self, phase: Phase, tokens: u64) -> Pass {
+        let keeps_state = self.analysis.kind == ModelKind::Decoder;
+        match phase {
+            Phase::Decode if keeps_state => Pass { batch: 1, tokens: 1, past: tokens.saturating_sub(1) },
+            _ => Pass { batch: 1, tokens, past: 0 },
+        }
+    }
+}
+
+/// Sizes in one pass.
+struct Sizes<'a> {
+    pieces: &'a Pieces<'a>,
+    pass: Pass,
+    symbols: Symbols,
+}
+
+impl<'a> Sizes<'a> {
+    fn new(pieces: &'a Pieces<'a>, pass: Pass) -> Self {
+        let of = |in_place: bool| {
+            let states = pieces.analysis.states.iter().map(|s| &s.state);
+            states.filter(move |s| matches!(s.update, StateUpdate::InPlace { .. }) == in_place)
+        };
+        let growing: Vec<State> = of(false).cloned().collect();
+        let mut sizes = Sizes { pieces, pass, symbols: symbols(&pieces.analysis.inputs, &growing, pass) };
+        // A buffer that is updated in place is bound whole, however much of it is filled.
+        for state in of(true) {
+            if let Some(first) = state.shape.first().and_then(Dim::as_symbol) {
+                sizes.symbols.entry(first.to_owned()).or_insert(pass.batch);
+            }
+            let StateUpdate::InPlace { axis, .. } = state.update else { continue };
+            if let Some(name) = state.shape.get(axis).and_then(Dim::as_symbol) {
+                let capacity = sizes.length(state, Moment::Before);
+                sizes.symbols.entry(name.to_owned()).or_insert(capacity);
+            }
+        }
+        sizes
+    }
+
+    fn feed(&self, id: ValueId, seed: u64) -> Result<Feed, String> {
+        let value = self.pieces.analysis.graph.value(id);
+        let name = value.name.clone();
+        let dtype = value.dtype.ok_or_else(|| format!("the element type of {name:?} is not known"))?;
+        let unsized_input = || format!("the size of {name:?} ({}) is not known", shown(value.shape.as_ref()));
+        if let Some(planned) = self.pieces.analysis.states.iter().find(|s| s.past == id) {
+            let shape = self.state(&planned.state, Moment::Before).ok_or_else(unsized_input)?;
+            return Ok(Feed { name, dtype, shape, fill: noise(dtype, seed) });
+        }
+        if let Some(input) = self.pieces.analysis.inputs.iter().find(|input| input.name == name) {
+            let shape = self.input(input).ok_or_else(unsized_input)?;
+            return Ok(Feed { name, dtype, fill: self.fill(input, seed), shape });
+        }
+        let shape = self.shape(value.shape.as_ref()).ok_or_else(unsized_input)?;
+        let fill = match self.numbers(id) {
+            Some(values) if values.len() as u64 == shape.iter().product::<u64>() => Fill::Values { values },
+            _ if dtype.is_float() => Fill::Normal { seed },
+            _ if dtype == DType::Bool => Fill::Ones,
+            _ => return Err(format!("what {name:?} ({dtype}) holds does not follow from shapes")),
+        };
+        Ok(Feed { name, dtype, shape, fill })
+    }
+
+    /// An output of known shape. States updated in place share the buffer of their past.
+    fn output(&self, id: ValueId) -> Option<Fact> {
+        let value = self.pieces.analysis.graph.value(id);
+        let shape = match self.pieces.analysis.states.iter().find(|s| s.present == id) {
+            Some(s) if matches!(s.state.update, StateUpdate::InPlace { .. }) => return None,
+            Some(s) => self.state(&s.state, Moment::After),
+            None => self.shape(value.shape.as_ref()),
+        };
+        Some(Fact { name: value.name.clone(), dtype: value.dtype?, shape: shape? })
+    }
+
+    fn shape(&self, shape: Option<&Shape>) -> Option<Vec<u64>> {
+        shape?.iter().map(|dim| dim.eval(&self.symbols)).collect()
+    }
+
+    fn state(&self, state: &State, moment: Moment) -> Option<Vec<u64>> {
+        let length = self.length(state, moment);
+        let axis = match state.update {
+            StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. } => Some(axis),
+            StateUpdate::Replace | StateUpdate::ReadOnly => None,
+        };
+        let size = |(at, dim): (usize, &Dim)| match (Some(at) == axis, at) {
+            (true, _) => Some(length),
+            (false, 0) => Some(dim.eval(&self.symbols).unwrap_or(self.pass.batch)),
+            (false, _) => dim.eval(&self.symbols),
+        };
+        state.shape.iter().enumerate().map(size).collect()
+    }
+
+    /// Tokens along a state's axis. Buffers as long as the planned context are as long as the longest case needs; shorter ones
+    /// are windows.
+    fn length(&self, state: &State, moment: Moment) -> u64 {
+        match (state.update, moment) {
+            (StateUpdate::InPlace { capacity, .. }, _) if capacity == self.pieces.analysis.context => {
+                self.pieces.capacity
+            }
+            (StateUpdate::InPlace { capacity, .. }, _) => capacity,
+            (_, Moment::Before) => self.pass.past,
+            (_, Moment::After) => self.pass.past + self.pass.tokens,
+        }
+    }
+
+    /// The model's input by its role, where its own shape does not say.
+    fn input(&self, input: &ModelInput) -> Option<Vec<u64>> {
+        let Pass { batch, tokens, past } = self.pass;
+        let known: Vec<Option<u64>> = input.shape.iter().map(|dim| dim.eval(&self.symbols)).collect();
+        let by_role: &[u64] = match (input.role, input.shape.len()) {
+            (InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::PositionIds, 1) => &[tokens],
+            (InputRole::PositionIds, 3) => &[3, batch, tokens],
+            (InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::PositionIds, _) => &[batch, tokens],
+            (InputRole::Embeddings, _) => &[batch, tokens],
+            (InputRole::AttentionMask, _) => &[batch, past + tokens],
+            (InputRole::LogitPositions, _) => &[1],
+            (InputRole::UseCacheBranch | InputRole::Free, _) => &[batch],
+        };
+        known.iter().enumerate().map(|(at, size)| size.or(by_role.get(at).copied())).collect()
+    }
+
+    fn fill(&self, input: &ModelInput, seed: u64) -> Fill {
+        let Pass { tokens, past, .. } = self.pass;
+        let start = i64::try_from(past).unwrap_or(0);
+        match input.role {
+            InputRole::TokenIds => {
+                Fill::Integers { below: self.pieces.analysis.vocab_size.unwrap_or(SAFE_IDS).max(1), seed }
+            }
+            InputRole::AttentionMask | InputRole::UseCacheBranch => Fill::Ones,
+            InputRole::PositionIds => Fill::Positions { start },
+            InputRole::LogitPositions => Fill::Values { values: vec![i64::try_from(tokens).unwrap_or(1) - 1] },
+            InputRole::TokenTypeIds => Fill::Zeros,
+            InputRole::Embeddings | InputRole::Free => noise(input.dtype, seed),
+        }
+    }
+
+    /// What a tiny tensor holds in this pass.
+    fn numbers(&self, id: ValueId) -> Option<Vec<i64>> {
+        let elements = self.pieces.contents.get(id.0 as usize)?.as_ref()?;
+        elements.iter().map(|element| signed(element, &self.symbols)).collect()
+    }
+}
+
+/// Before or after a run.
+#[derive(Clone, Copy)]
+enum Moment {
+    Before,
+    After,
+}
+
+/// Noise where numbers are floats, zeros elsewhere: an index of zero is always there.
+fn noise(dtype: DType, seed: u64) -> Fill {
+    if dtype.is_float() { Fill::Normal { seed } } else { Fill::Zeros }
+}
+
+/// A size that may be negative, as slices and reshapes use.
+fn signed(dim: &Dim, symbols: &Symbols) -> Option<i64> {
+    let Dim::Known(terms) = dim else { return None };
+    let mut sum = 0i64;
+    for (product, coefficient) in terms {
+        let factors = product.iter().map(|name| symbols.get(name).and_then(|size| i64::try_from(*size).ok()));
+        let term = factors.into_iter().try_fold(*coefficient, |term, factor| term.checked_mul(factor?))?;
+        sum = sum.checked_add(term)?;
+    }
+    Some(sum)
+}
+
+fn shown(shape: Option<&Shape>) -> String {
+    shape.map_or("of unknown rank".to_owned(), |shape| format!("{shape:?}"))
+}

@@ -1,0 +1,152 @@
+//! What people see while it measures: a bar on stderr with the time that is left. Nothing where nobody watches.
+
+use indicatif::{ProgressBar, ProgressState, ProgressStyle};
+use std::fmt::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Tells people how far measuring is.
+pub struct Progress {
+    bar: ProgressBar,
+    remaining: Arc<Mutex<Remaining>>,
+    quiet: bool,
+}
+
+impl Progress {
+    /// For work of so many expected seconds.
+    pub fn new(quiet: bool) -> Self {
+        let remaining = Arc::new(Mutex::new(Remaining::default()));
+        let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(1000) };
+        Progress { bar, remaining, quiet }
+    }
+
+    /// Begins to count down work of so many expected seconds.
+    pub fn expect(&self, seconds: f64) {
+        self.remaining().expect(seconds);
+        let shared = Arc::clone(&self.remaining);
+        let left = move |_: &ProgressState, text: &mut dyn Write| {
+            let left = lock(&shared).left(Instant::now());
+            let _ = text.write_str(&left.map_or(String::new(), |left| format!("{} left", spoken(left))));
+        };
+        if let Ok(style) = ProgressStyle::with_template("{bar:24} {percent:>3}% {left:<16} {msg}") {
+            self.bar.set_style(style.with_key("left", left));
+        }
+        self.bar.enable_steady_tick(Duration::from_millis(500));
+    }
+
+    /// Says what is being measured.
+    pub fn begin(&self, what: &str) {
+        self.bar.set_message(what.to_owned());
+    }
+
+    /// Something that was expected to take so many seconds is done.
+    pub fn end(&self, seconds: f64) {
+        let mut remaining = self.remaining();
+        remaining.done(seconds, Instant::now());
+        let part = remaining.part();
+        drop(remaining);
+        self.bar.set_position((part * 1000.0) as u64);
+    }
+
+    /// A line that stays.
+    pub fn warn(&self, text: &str) {
+        if !self.quiet {
+            self.bar.suspend(|| eprintln!("warning: {text}"));
+        }
+    }
+
+    /// Takes the bar away.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+
+    fn remaining(&self) -> MutexGuard<'_, Remaining> {
+        lock(&self.remaining)
+    }
+}
+
+fn lock(remaining: &Mutex<Remaining>) -> MutexGuard<'_, Remaining> {
+    remaining.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Time that is left: what is expected of it, times how the expectations came true so far.
+#[derive(Debug, Default)]
+pub struct Remaining {
+    expected: f64,
+    done: f64,
+    taken: f64,
+    /// When what is going on began.
+    since: Option<Instant>,
+}
+
+impl Remaining {
+    /// So many seconds are expected.
+    pub fn expect(&mut self, seconds: f64) {
+        *self = Remaining { expected: seconds, since: Some(Instant::now()), ..Remaining::default() };
+    }
+
+    /// What was expected to take so many seconds is over.
+    pub fn done(&mut self, seconds: f64, now: Instant) {
+        self.done += seconds;
+        if let Some(since) = self.since.replace(now) {
+            self.taken += now.saturating_duration_since(since).as_secs_f64();
+        }
+    }
+
+    /// Part of the work that is done, 0 to 1.
+    pub fn part(&self) -> f64 {
+        if self.expected > 0.0 { (self.done / self.expected).clamp(0.0, 1.0) } else { 0.0 }
+    }
+
+    /// Time left; `None` before anything shows how fast it goes.
+    pub fn left(&self, now: Instant) -> Option<Duration> {
+        if self.done <= 0.0 {
+            return None;
+        }
+        let pace = self.taken / self.done;
+        let going_on = self.since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
+        Duration::try_from_secs_f64(((self.expected - self.done) * pace - going_on).max(0.0)).ok()
+    }
+}
+
+/// `45 s`, `3 min`, `1 h 20 min`.
+fn spoken(time: Duration) -> String {
+    match time.as_secs() {
+        seconds @ 0..60 => format!("{seconds} s"),
+        seconds @ 60..600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        seconds @ 600..3600 => format!("{} min", seconds / 60),
+        seconds => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_follows_what_was_seen() {
+        let mut remaining = Remaining::default();
+        assert_eq!(remaining.left(Instant::now()), None);
+        remaining.expect(100.0);
+        let begun = remaining.since.unwrap();
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        assert_eq!(remaining.left(at(5)), None, "nothing shows how fast it goes");
+        // A tenth took twice as long as expected: nine tenths take 180 s more.
+        remaining.done(10.0, at(20));
+        assert_eq!(remaining.left(at(20)).unwrap().as_secs(), 180);
+        assert_eq!(remaining.left(at(50)).unwrap().as_secs(), 150, "time goes on");
+        assert_eq!(remaining.left(at(900)).unwrap().as_secs(), 0);
+        // The next tenth took no time at all.
+        remaining.done(10.0, at(20));
+        assert_eq!(remaining.left(at(20)).unwrap().as_secs(), 80);
+        assert!((remaining.part() - 0.2).abs() < 1e-9);
+        remaining.done(200.0, at(21));
+        assert_eq!((remaining.part(), remaining.left(at(21)).unwrap().as_secs()), (1.0, 0));
+    }
+
+    #[test]
+    fn times_are_spoken() {
+        let spoken = |seconds| spoken(Duration::from_secs(seconds));
+        assert_eq!([spoken(7), spoken(61), spoken(1200), spoken(7260)], ["7 s", "1 min 1 s", "20 min", "2 h 1 min"]);
+    }
+}

@@ -1,0 +1,126 @@
+//! The machine in numbers, as planning takes it: read off the curves, and off the blocks where nothing else tells.
+
+use crate::cli::provider_name;
+use crate::derive::{Phase, median};
+use crate::estimate::Roofline;
+use crate::fit::{Sample, Shape, fit};
+use hpp_schema::{
+    BandwidthCurve, BandwidthPath, Contention, CpuRates, DiskRates, GpuRates, HostDevice, Link, MACHINE_VERSION,
+    Machine, Profile, Provider,
+};
+
+/// The rates; `None` until memory, arithmetic and launches of the host are measured.
+pub fn rates(profile: &Profile, roofline: &Roofline) -> Option<Machine> {
+    let of_host = curve(profile, |path| *path == BandwidthPath::RamRead)?;
+    let cpu = CpuRates {
+        memory: profile.host.memory,
+        memory_gb_per_s: at_largest(of_host)?,
+        tflops: profile.machine.tflops?,
+        launch_us: launch_us(profile, Provider::Cpu)?,
+    };
+    let disk = curve(profile, |path| *path == BandwidthPath::DiskRead).and_then(fastest);
+    let providers = profile.settings.providers.iter().filter(|provider| **provider != Provider::Cpu);
+    let gpus: Vec<GpuRates> = providers.filter_map(|provider| gpu(profile, roofline, *provider)).collect();
+    let mut sources = vec!["host: reading memory and matrix products with the threads used, measured".to_owned()];
+    sources.extend(gpus.iter().map(|gpu| {
+        let name = provider_name(gpu.provider);
+        format!("{name}: link measured; memory and arithmetic are what the model's own blocks get there")
+    }));
+    let name = format!("{}, {} threads", profile.host.cpu, profile.host.threads);
+    let disk = disk.map(|read_gb_per_s| DiskRates { read_gb_per_s });
+    Some(Machine { hpp_machine: MACHINE_VERSION, name, sources, cpu, gpus, disk })
+}
+
+fn gpu(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<GpuRates> {
+    let device = profile.host.devices.iter().find(|device| device.provider == provider)?;
+    let (memory_gb_per_s, tflops) = reached(profile, roofline, provider)?;
+    let contention = profile.machine.contention.iter().find(|found| found.provider == provider);
+    Some(GpuRates {
+        name: device.name.clone(),
+        provider,
+        memory: memory(device, profile),
+        memory_gb_per_s,
+        tflops,
+        launch_us: launch_us(profile, provider)?,
+        link: link(profile, provider)?,
+        // What is measured below 1 is noise: nothing gets faster by sharing.
+        contention: contention.map(|c| Contention { compute: c.compute.max(1.0), link: c.link.max(1.0) }),
+    })
+}
+
+/// A device without memory of its own shares the host's.
+fn memory(device: &HostDevice, profile: &Profile) -> hpp_schema::ByteSize {
+    device.memory.filter(|memory| memory.0 > 0).unwrap_or(profile.host.memory)
+}
+
+/// The most bytes per second and operations per second that any block got of a device, in 1e9 and 1e12.
+fn reached(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<(f64, f64)> {
+    let (mut bandwidth, mut tflops) = (0.0f64, 0.0f64);
+    for entry in &profile.classes {
+        let block = profile.model.blocks.iter().position(|block| block.label == entry.block)?;
+        let Some(costs) = entry.providers.iter().find(|costs| costs.provider == provider) else { continue };
+        for phase in Phase::ALL {
+            for point in &phase.of(costs).points {
+                let Some(ms) = point.ms.filter(|ms| *ms > 0.0) else { continue };
+                let work = roofline.work(phase, point.tokens, block);
+                // A block too small to be told from a launch says nothing of rates.
+                if point.single.is_some_and(|single| ms > single.median_ms / 4.0) {
+                    bandwidth = bandwidth.max(work.bytes as f64 / ms / 1e6);
+                    tflops = tflops.max(work.flops as f64 / ms / 1e9);
+                }
+            }
+        }
+    }
+    (bandwidth > 0.0 && tflops > 0.0).then_some((bandwidth, tflops))
+}
+
+/// The median of what layers show; where no run of blocks was measured, the shortest partition there is, which is little else
+/// than a launch.
+fn launch_us(profile: &Profile, provider: Provider) -> Option<f64> {
+    let costs = || profile.classes.iter().flat_map(|entry| &entry.providers).filter(|costs| costs.provider == provider);
+    let shown = median(costs().filter_map(|costs| costs.launch_ms).collect());
+    let singles = costs().flat_map(|costs| &costs.decode.points).filter_map(|point| point.single);
+    let shortest = singles.map(|single| single.median_ms).reduce(f64::min);
+    shown.or(shortest).map(|ms| ms * 1e3)
+}
+
+/// Pinned memory where it was measured, pageable memory elsewhere.
+fn link(profile: &Profile, provider: Provider) -> Option<Link> {
+    let of = |to: bool| {
+        let pinned = |is: bool| {
+            let path = BandwidthPath::Link { provider, to_device: to, pinned: is };
+            curve(profile, |other| *other == path)
+        };
+        pinned(true).or_else(|| pinned(false))
+    };
+    let (to, from) = (of(true)?, of(false)?);
+    Some(Link {
+        to_device_gb_per_s: fastest(to)?,
+        from_device_gb_per_s: fastest(from)?,
+        latency_us: f64::midpoint(latency_us(to)?, latency_us(from)?),
+    })
+}
+
+/// Time of a copy of nothing: where the line through the times of copies meets zero bytes.
+fn latency_us(curve: &BandwidthCurve) -> Option<f64> {
+    let ms = |bytes: u64, gb_per_s: f64| bytes as f64 / gb_per_s / 1e6;
+    let times = curve.points.iter().map(|p| Sample { tokens: p.bytes, ms: ms(p.bytes, p.gb_per_s) });
+    let line = fit(Shape::Decode, &times.collect::<Vec<_>>())?;
+    // One size alone tells nothing of how its time divides.
+    Some(if curve.points.len() > 1 { line.constant_ms * 1e3 } else { 0.0 })
+}
+
+fn curve(profile: &Profile, is: impl Fn(&BandwidthPath) -> bool) -> Option<&BandwidthCurve> {
+    profile.machine.curves.iter().find(|curve| is(&curve.path) && !curve.points.is_empty())
+}
+
+fn at_largest(curve: &BandwidthCurve) -> Option<f64> {
+    curve.points.last().map(|point| point.gb_per_s)
+}
+
+fn fastest(curve: &BandwidthCurve) -> Option<f64> {
+    curve.points.iter().map(|point| point.gb_per_s).reduce(f64::max)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! How often the neurons of ReLU networks fire.
+
+use super::boundaries::along;
+use super::depth;
+use crate::report::axis::Axis;
+use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
+use crate::report::number::{label, percent};
+use crate::report::palette::{KINDS, SLATE};
+use crate::report::panel::{Mark, Panel};
+use crate::report::view::{NAME, View};
+use hpp_schema::NeuronStatistics;
+
+/// Layers that are drawn.
+const DRAWN: usize = 5;
+/// Points of a curve.
+const SAMPLES: usize = 101;
+/// A neuron that fires for a smaller part of the tokens is called cold.
+const COLD: f64 = 0.05;
+
+/// Activation frequencies.
+pub fn section(view: &View<'_>) -> Section {
+    let neurons = view.profile.corpus.as_ref().map(|corpus| corpus.statistics.neurons.as_slice());
+    let parts = match neurons {
+        None => vec![Part::Absent("No corpus was run, so nothing is known of neurons.".to_owned())],
+        Some([]) => vec![Part::Absent("This model's networks have no ReLU: no neuron is ever exactly off.".to_owned())],
+        Some(neurons) => vec![Part::Figure(figure(view, neurons))],
+    };
+    Section { id: "neurons", title: "Neurons", parts }
+}
+
+/// Part of the tokens each neuron fires for, busiest first.
+fn frequencies(layer: &NeuronStatistics) -> Vec<f64> {
+    let mut active = layer.active.clone();
+    active.sort_unstable_by(|a, b| b.cmp(a));
+    active.into_iter().map(|count| (count as f64 / layer.tokens.max(1) as f64).min(1.0)).collect()
+}
+
+fn mean(frequencies: &[f64]) -> f64 {
+    frequencies.iter().sum::<f64>() / frequencies.len().max(1) as f64
+}
+
+fn cold(frequencies: &[f64]) -> f64 {
+    frequencies.iter().filter(|f| **f < COLD).count() as f64 / frequencies.len().max(1) as f64
+}
+
+/// Part of all activations that the busiest fifth of the neurons accounts for.
+fn busiest_fifth(frequencies: &[f64]) -> f64 {
+    let all: f64 = frequencies.iter().sum();
+    let fifth: f64 = frequencies.iter().take(frequencies.len().div_ceil(5)).sum();
+    if all > 0.0 { fifth / all } else { 0.0 }
+}
+
+fn figure(view: &View<'_>, neurons: &[NeuronStatistics]) -> Figure {
+    let step = neurons.len().div_ceil(DRAWN);
+    let drawn: Vec<&NeuronStatistics> = neurons.iter().step_by(step).collect();
+    let ink = |at: usize| KINDS.get(at).copied().unwrap_or(SLATE);
+    let labels = view.labels();
+    let activity = along(&labels, neurons, |layer| (layer.block.as_str(), 100.0 * mean(&frequencies(layer))));
+    let mut table = Table::new(
+        "Activity of every layer",
+        ["layer", "neurons", "fire for a token, mean", "cold (under 5 % of tokens)", "part of the busiest fifth"],
+    );
+    table.rows.extend(neurons.iter().map(row));
+    Figure {
+        id: "fig-neurons",
+        title: "How often neurons fire".to_owned(),
+        caption: "Part of the tokens for which each neuron is above zero, neurons sorted. The steeper the curve, the fewer weights \
+                  near the processor serve most tokens."
+            .to_owned(),
+        findings: findings(neurons),
+        legend: drawn.iter().enumerate().map(|(at, l)| Key::new(ink(at), Form::Line, label(&l.block, NAME))).collect(),
+        panels: vec![
+            curves(&drawn, ink),
+            depth::bars("Activity over depth", "percent of neurons firing for a token", &labels, SLATE, &activity),
+        ],
+        table: Some(table),
+    }
+}
+
+fn curves(drawn: &[&NeuronStatistics], ink: impl Fn(usize) -> crate::report::palette::Ink) -> Panel {
+    let curve = |(at, layer): (usize, &&NeuronStatistics)| {
+        let sorted = frequencies(layer);
+        let point = |i: usize| {
+            let part = i as f64 / (SAMPLES - 1) as f64;
+            let neuron = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
+            Some((100.0 * part, 100.0 * sorted.get(neuron)?))
+        };
+        Mark::Line { points: (0..SAMPLES).filter_map(point).collect(), ink: ink(at), width: 2 }
+    };
+    Panel::new(
+        "Neurons, busiest first",
+        format!("Part of the tokens each neuron fires for, sorted, for {} layers.", drawn.len()),
+        Axis::linear("percent of the layer's neurons", 0.0, 100.0),
+        Axis::linear("percent of tokens", 0.0, 104.0),
+        drawn.iter().enumerate().map(curve).collect(),
+    )
+}
+
+fn row(layer: &NeuronStatistics) -> Vec<String> {
+    let sorted = frequencies(layer);
+    vec![
+        label(&layer.block, NAME),
+        sorted.len().to_string(),
+        percent(mean(&sorted)),
+        percent(cold(&sorted)),
+        percent(busiest_fifth(&sorted)),
+    ]
+}
+
+fn findings(neurons: &[NeuronStatistics]) -> Vec<String> {
+    let all: Vec<Vec<f64>> = neurons.iter().map(frequencies).collect();
+    let over =
+        |read: fn(&[f64]) -> f64| percent(all.iter().map(|sorted| read(sorted)).sum::<f64>() / all.len().max(1) as f64);
+    vec![
+        format!("For a token, {} of a layer's neurons fire.", over(mean)),
+        format!("The busiest fifth makes {} of all activations.", over(busiest_fifth)),
+        format!("{} of the neurons fire for less than {} of the tokens.", over(cold), percent(COLD)),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_are_of_tokens_and_of_activations() {
+        let layer = NeuronStatistics { block: "layers.0".into(), tokens: 100, active: vec![1, 80, 10, 5, 4] };
+        let sorted = frequencies(&layer);
+        assert_eq!(sorted, [0.8, 0.1, 0.05, 0.04, 0.01]);
+        assert!((mean(&sorted) - 0.2).abs() < 1e-12 && (busiest_fifth(&sorted) - 0.8).abs() < 1e-12);
+        assert_eq!(cold(&sorted), 0.4);
+    }
+}

@@ -1,0 +1,256 @@
+//! `hpp-profile MODEL`: from the command line to the profile.
+
+use crate::begin::{begin, forget_failures, make_room, profiled_model};
+use crate::child::{Launcher, Prober, Trouble};
+use crate::cli::Cli;
+use crate::corpus::Corpus;
+use crate::effort::{Effort, last_level_cache};
+use crate::error::ProfileError;
+use crate::estimate::Roofline;
+use crate::interrupt::Interrupt;
+use crate::jobs::jobs;
+use crate::measure::{CorpusRun, Measure};
+use crate::page;
+use crate::progress::Progress;
+use crate::settings::{self, Limits};
+use crate::store::{Store, StoreError, parent};
+use crate::table::summary;
+use crate::taps::{self, Wanted};
+use crate::targets::{BlockFacts, RunBytes, facts, targets};
+use hpp_model::{Analysis, Logits, ThisHost, analyse, model_hash};
+use hpp_schema::{Host, Profile};
+use std::path::Path;
+
+/// Profiles as the arguments say. What is measured when it ends early, for whatever reason, is in the profile.
+pub fn run(cli: &Cli) -> Result<(), ProfileError> {
+    let store = Store::new(&cli.out);
+    let before = opened(cli, &store)?;
+    let patience = settings::patience(cli)?;
+    let analysis = analyse(&cli.model, None, Logits::AskedFor)?;
+    let corpus = corpus(cli, &analysis)?;
+    let corpus = corpus.as_ref().map(|(corpus, hash)| CorpusRun {
+        corpus,
+        hash: hash.clone(),
+        wanted: Wanted { attention: cli.attention_entropy },
+    });
+    let interrupt = Interrupt::install();
+    let interrupt =
+        interrupt.map_err(|e| ProfileError::setting(format!("cannot watch for Ctrl-C: {e}"), "try again"))?;
+    let mut launcher = Launcher::beside(&own_path(), std::env::var_os("HPP_EXEC"), patience);
+    launcher.arguments.extend(child_arguments(cli)?);
+    let mut prober = Prober::new(launcher, interrupt);
+    let host = prober.host().map_err(no_child)?;
+    let profile = match before {
+        None => new(cli, &analysis, host)?,
+        Some(before) => continued(cli, &analysis, &host, &store, before, corpus.as_ref())?,
+    };
+    let (work_dir, cache) = (work_dir(&cli.out)?, last_level_cache());
+    let effort = if profile.settings.quick { Effort::Quick } else { Effort::Thorough };
+    let estimate = Roofline::new(&analysis, effort, profile.model.weight_bytes.0);
+    let mut measure = Measure {
+        analysis: &analysis,
+        profile,
+        store: &store,
+        prober,
+        progress: Progress::new(cli.quiet),
+        effort,
+        estimate,
+        cache,
+        work_dir: work_dir.path(),
+    };
+    let measured = all(cli, &mut measure, corpus.as_ref());
+    measure.progress.finish();
+    if matches!(measured, Err(ProfileError::Interrupted)) {
+        eprintln!("interrupted; what is measured is in {}: go on with --resume", store.path().display());
+    }
+    measured?;
+    finish(cli, &measure)
+}
+
+/// Every stage in order.
+fn all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
+    measure.save()?;
+    let mut seconds = measure.machine_seconds();
+    seconds += jobs(&measure.profile, &measure.estimate).iter().map(|job| job.seconds).sum::<f64>();
+    seconds += corpus.map_or(0.0, |run| run.seconds(measure.profile.corpus.as_ref()));
+    seconds += if cli.sensitivity { measure.sensitivity_seconds() } else { 0.0 };
+    measure.progress.expect(seconds);
+    measure.machine()?;
+    measure.blocks()?;
+    if let Some(run) = corpus {
+        measure.corpus(run)?;
+        if cli.sensitivity {
+            let prompts = run.corpus.prompts_after(0)?.take(Measure::SENSITIVITY_PROMPTS);
+            let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
+            measure.sensitivity(&prompts)?;
+        }
+    }
+    Ok(())
+}
+
+fn finish(cli: &Cli, measure: &Measure) -> Result<(), ProfileError> {
+    if let Some(path) = &cli.report {
+        page::write(path, measure.analysis, &measure.profile, &measure.estimate)?;
+    }
+    match cli.json {
+        true => crate::stdout::line(&serde_json::to_string_pretty(&measure.profile).unwrap_or_default()),
+        false => crate::stdout::line(&summary(&measure.profile)),
+    }
+    if !cli.quiet {
+        eprintln!("wrote {}", measure.store.path().display());
+        if let Some(path) = &cli.report {
+            eprintln!("wrote {}", path.display());
+        }
+    }
+    Ok(())
+}
+
+/// The profile to continue, if there is one; refuses to overwrite what nobody said may be.
+fn opened(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
+    if cli.resume {
+        return Ok(Some(store.read()?));
+    }
+    if !cli.force {
+        store.refuse_to_overwrite()?;
+    }
+    Ok(None)
+}
+
+/// The corpus, read once, and its hash.
+fn corpus(cli: &Cli, analysis: &Analysis) -> Result<Option<(Corpus, String)>, ProfileError> {
+    let Some(path) = &cli.prompts else { return Ok(None) };
+    taps::check(analysis)?;
+    let corpus = Corpus::scan(path, settings::most_prompts(cli)?, cli.skip_bad)?;
+    if analysis.config.tokenizer.is_none() {
+        return Err(ProfileError::setting(
+            "prompts cannot be read by this model: there is no tokenizer.json beside it",
+            "put the model's tokenizer.json into its directory, or leave --prompts out",
+        ));
+    }
+    let hash = hpp_onnx::hash::full(path)?;
+    Ok(Some((corpus, hash)))
+}
+
+fn child_arguments(cli: &Cli) -> Result<Vec<std::ffi::OsString>, ProfileError> {
+    let mut arguments = Vec::new();
+    if let Some(threads) = cli.threads {
+        if threads == 0 {
+            return Err(ProfileError::setting("0 threads compute nothing", "give --threads 1 or more"));
+        }
+        arguments.extend(["--threads".into(), threads.to_string().into()]);
+    }
+    if let Some(library) = &cli.ort_lib {
+        arguments.extend(["--ort-lib".into(), library.clone().into_os_string()]);
+    }
+    Ok(arguments)
+}
+
+fn new(cli: &Cli, analysis: &Analysis, host: Host) -> Result<Profile, ProfileError> {
+    let settled = settings::settle(cli, settings::limits(analysis), &host)?;
+    let blocks = block_facts(analysis);
+    let targets = targets(&blocks, settled.settings.all_blocks, run_bytes(&host));
+    let weight_bytes = weights(analysis);
+    let model = profiled_model(analysis, &blocks, model_hash(&analysis.model)?, weight_bytes);
+    let date = jiff::Timestamp::now();
+    let date = date.round(jiff::Unit::Second).unwrap_or(date).to_string();
+    Ok(begin(model, host, date, settled, &targets))
+}
+
+/// The profile to continue, held against model, machine, settings and corpus; every difference is named at once.
+fn continued(
+    cli: &Cli,
+    analysis: &Analysis,
+    host: &Host,
+    store: &Store,
+    mut profile: Profile,
+    corpus: Option<&CorpusRun>,
+) -> Result<Profile, ProfileError> {
+    let mut differences = Vec::new();
+    if profile.model.hash != model_hash(&analysis.model)? {
+        differences.push(format!("it is of another model, {}", profile.model.name));
+    }
+    let elsewhere = if cli.allow_other_machine { vec![] } else { other_machine(host, &profile.host) };
+    let only_elsewhere = differences.is_empty();
+    differences.extend(elsewhere.iter().map(|what| format!("another machine: {what}")));
+    let limits: Limits = settings::limits(analysis);
+    let settled = match settings::settle_again(cli, limits, &profile)? {
+        Ok(settled) => Some(settled),
+        Err(more) => {
+            differences.extend(more);
+            None
+        }
+    };
+    if let Some((run, before)) = corpus.zip(profile.corpus.as_ref()).filter(|(run, before)| run.hash != before.hash) {
+        let name = run.corpus.path().display();
+        differences.push(format!("it has {} prompts of a corpus that was not {name}", before.prompts_done));
+    }
+    let Some(settled) = settled.filter(|_| differences.is_empty()) else {
+        let hint = match only_elsewhere && differences.len() == elsewhere.len() {
+            true => "measure anew with --force, or continue it all the same with --allow-other-machine",
+            false => "give what it was begun with, choose another --out, or measure anew with --force",
+        };
+        return Err(StoreError::Other { path: store.path().to_owned(), differences, hint }.into());
+    };
+    profile.settings = settled.settings;
+    profile.notes.extend(settled.notes.into_iter().filter(|note| !note.is_empty()));
+    profile.notes.dedup();
+    if cli.retry_failures {
+        forget_failures(&mut profile);
+    }
+    let targets = targets(&block_facts(analysis), profile.settings.all_blocks, run_bytes(host));
+    make_room(&mut profile, &targets);
+    Ok(profile)
+}
+
+fn other_machine(host: &Host, before: &Host) -> Vec<String> {
+    let mut differences = ThisHost::read().differences(before);
+    if host.threads != before.threads {
+        differences.push(format!("{} threads here and {} there", host.threads, before.threads));
+    }
+    if host.onnxruntime != before.onnxruntime {
+        differences.push(format!("ONNX Runtime {} here and {} there", host.onnxruntime, before.onnxruntime));
+    }
+    differences
+}
+
+fn block_facts(analysis: &Analysis) -> Vec<BlockFacts> {
+    facts(&analysis.segmentation, |index| {
+        let weights = &analysis.segmentation.blocks[index].weights;
+        weights.iter().filter_map(|id| analysis.graph.weight(*id)).map(|weight| weight.bytes).sum()
+    })
+}
+
+/// Bytes of the model's weights, each once.
+fn weights(analysis: &Analysis) -> u64 {
+    let ids = analysis.graph.value_ids();
+    ids.filter_map(|id| analysis.graph.weight(id)).map(|weight| weight.bytes).sum()
+}
+
+/// Weights that a run of blocks may have: a quarter of the host's memory, half of each device's; and has to have: four times
+/// the last-level cache.
+fn run_bytes(host: &Host) -> RunBytes {
+    let devices = host.devices.iter().filter_map(|device| device.memory).map(|memory| memory.0 / 2);
+    let most = devices.chain([host.memory.0 / 4]).filter(|bytes| *bytes > 0).min().unwrap_or(u64::MAX);
+    RunBytes { most, enough: last_level_cache().saturating_mul(4) }
+}
+
+/// A directory beside the profile, on a disk that has room for results; it goes when this is dropped.
+fn work_dir(out: &Path) -> Result<tempfile::TempDir, ProfileError> {
+    let place = parent(out);
+    let made = tempfile::Builder::new().prefix(".hpp-profile-").tempdir_in(place);
+    made.map_err(|source| ProfileError::Io { action: "make a directory in", path: place.to_owned(), source })
+}
+
+fn own_path() -> std::path::PathBuf {
+    std::env::current_exe().unwrap_or_else(|_| "hpp-profile".into())
+}
+
+fn no_child(trouble: Trouble) -> ProfileError {
+    match trouble {
+        Trouble::Start(error) => error.into(),
+        Trouble::Interrupted => ProfileError::Interrupted,
+        Trouble::Refused(why) | Trouble::Lost(why) => {
+            ProfileError::setting(why, "`hpp-exec devices` says what is there")
+        }
+    }
+}

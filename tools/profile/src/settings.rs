@@ -1,0 +1,206 @@
+//! From the command line, the model and the machine to what is measured. Pure: decides, and says why something is left out.
+
+use crate::cli::{Cli, provider_name};
+use crate::error::ProfileError;
+use hpp_model::{Analysis, Load};
+use hpp_schema::{Host, InputRole, ModelKind, Profile, ProfileSettings, Provider};
+use std::time::Duration;
+
+/// Token counts that are measured where nobody says, as far as the model's context reaches.
+const USUAL_TOKENS: [u64; 6] = [16, 64, 128, 512, 1024, 2048];
+/// The same with `--quick`.
+const QUICK_CONTEXTS: [u64; 2] = [128, 2048];
+const QUICK_PREFILL: [u64; 4] = [32, 128, 512, 2048];
+/// Longest context where neither the user nor the model says.
+const USUAL_CONTEXT: u64 = 8192;
+/// Prompts of a corpus that `--quick` runs.
+const QUICK_PROMPTS: u64 = 8;
+
+/// What to measure, and what has to be said about it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settled {
+    /// As the profile records it.
+    pub settings: ProfileSettings,
+    /// What was left out, and why.
+    pub notes: Vec<String>,
+}
+
+/// What the model allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Longest context, tokens.
+    pub context: u64,
+    /// Whether tokens come one after another.
+    pub generates: bool,
+    /// The only count of tokens a pass may have, where there is only one.
+    pub pass: Option<u64>,
+}
+
+/// What the model allows.
+pub fn limits(analysis: &Analysis) -> Limits {
+    let context = analysis.config.context_length.unwrap_or(USUAL_CONTEXT).max(1);
+    let load = Load { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context };
+    let tokens = analysis.inputs.iter().find(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
+    let fixed = tokens.and_then(|input| match input.shape.len() {
+        0 => None,
+        1 => input.shape[0].as_fixed(),
+        _ => input.shape[1].as_fixed(),
+    });
+    let pass = analysis.prefill_chunk(load).or(fixed).or(if tokens.is_none() { Some(1) } else { None });
+    Limits { context, generates: analysis.kind != ModelKind::SingleRun, pass }
+}
+
+/// Settles a new profile.
+pub fn settle(cli: &Cli, limits: Limits, host: &Host) -> Result<Settled, ProfileError> {
+    let mut notes = Vec::new();
+    let contexts = contexts(cli, limits, &mut notes)?;
+    let prefill_tokens = prefill_tokens(cli, limits, &mut notes)?;
+    let providers = if cli.providers.is_empty() { usable(host) } else { unique(cli.providers.clone()) };
+    let settings = ProfileSettings {
+        providers,
+        contexts,
+        prefill_tokens,
+        quick: cli.quick,
+        all_blocks: cli.all_blocks,
+        decode_tokens: cli.decode_tokens.unwrap_or(if cli.quick { 8 } else { 32 }),
+    };
+    Ok(Settled { settings, notes })
+}
+
+/// Settles a profile that is continued: what it has stays, and what is asked for anew is added. Everything that cannot be
+/// joined is named at once.
+pub fn settle_again(cli: &Cli, limits: Limits, before: &Profile) -> Result<Result<Settled, Vec<String>>, ProfileError> {
+    let mut settings = before.settings.clone();
+    let mut notes = Vec::new();
+    let mut differences = Vec::new();
+    if cli.quick && !settings.quick {
+        differences.push("it was begun without --quick".to_owned());
+    }
+    if cli.all_blocks && !settings.all_blocks {
+        differences.push("it was begun without --all-blocks".to_owned());
+    }
+    if let Some(asked) = cli.decode_tokens.filter(|asked| *asked != settings.decode_tokens) {
+        differences.push(format!("it was begun with --decode-tokens {}, not {asked}", settings.decode_tokens));
+    }
+    let asked = Cli { quick: settings.quick, ..cli.clone() };
+    if !cli.contexts.is_empty() {
+        settings.contexts = joined(&settings.contexts, contexts(&asked, limits, &mut notes)?);
+    }
+    if !cli.prefill_tokens.is_empty() {
+        settings.prefill_tokens = joined(&settings.prefill_tokens, prefill_tokens(&asked, limits, &mut notes)?);
+    }
+    for provider in unique(cli.providers.clone()) {
+        if !settings.providers.contains(&provider) {
+            settings.providers.push(provider);
+        }
+    }
+    Ok(if differences.is_empty() { Ok(Settled { settings, notes }) } else { Err(differences) })
+}
+
+/// Longest silence of a measurement.
+pub fn patience(cli: &Cli) -> Result<Duration, ProfileError> {
+    let seconds = cli.timeout.unwrap_or(if cli.quick { 120.0 } else { 300.0 });
+    Duration::try_from_secs_f64(seconds).ok().filter(|patience| !patience.is_zero()).ok_or_else(|| {
+        ProfileError::setting(format!("--timeout {seconds} is no time to wait"), "give a number of seconds above 0")
+    })
+}
+
+/// Most prompts of the corpus.
+pub fn most_prompts(cli: &Cli) -> Result<Option<u64>, ProfileError> {
+    match cli.max_prompts {
+        Some(0) => Err(ProfileError::setting("--max-prompts 0 runs nothing", "leave --prompts out to run no corpus")),
+        None if cli.quick => Ok(Some(QUICK_PROMPTS)),
+        most => Ok(most),
+    }
+}
+
+fn contexts(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<Vec<u64>, ProfileError> {
+    if !limits.generates {
+        return match cli.contexts.is_empty() {
+            true => Ok(vec![]),
+            false => Err(ProfileError::setting(
+                "--contexts speaks of decoding, and this model does not generate tokens",
+                "leave --contexts out",
+            )),
+        };
+    }
+    let usual: &[u64] = if cli.quick { &QUICK_CONTEXTS } else { &USUAL_TOKENS };
+    chosen("--contexts", &cli.contexts, usual, limits.context, notes)
+}
+
+fn prefill_tokens(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<Vec<u64>, ProfileError> {
+    if let Some(only) = limits.pass {
+        if cli.prefill_tokens.iter().any(|tokens| *tokens != only) {
+            return Err(ProfileError::setting(
+                format!("--prefill-tokens: a pass of this model always takes {only}"),
+                "leave --prefill-tokens out",
+            ));
+        }
+        return Ok(vec![only]);
+    }
+    let usual: &[u64] = if cli.quick { &QUICK_PREFILL } else { &USUAL_TOKENS };
+    chosen("--prefill-tokens", &cli.prefill_tokens, usual, limits.context, notes)
+}
+
+/// The token counts asked for, or the usual ones, as far as the context reaches; in order, each once.
+fn chosen(
+    flag: &str,
+    asked: &[u64],
+    usual: &[u64],
+    most: u64,
+    notes: &mut Vec<String>,
+) -> Result<Vec<u64>, ProfileError> {
+    if asked.contains(&0) {
+        return Err(ProfileError::setting(format!("{flag} 0: nothing happens in 0 tokens"), "give numbers from 1 up"));
+    }
+    if asked.is_empty() {
+        let mut fitting: Vec<u64> = usual.iter().copied().filter(|tokens| *tokens <= most).collect();
+        // Two points at least, so that there is something to say of other lengths.
+        if fitting.len() < 2 {
+            fitting.extend([most.div_ceil(4), most]);
+        }
+        return Ok(joined(&fitting, vec![]));
+    }
+    let (fitting, longer): (Vec<u64>, Vec<u64>) = asked.iter().partition(|tokens| **tokens <= most);
+    if fitting.is_empty() {
+        return Err(ProfileError::setting(
+            format!("{flag}: nothing of what was asked for fits the {most} tokens this model was built for"),
+            "ask for at most what the model's configuration allows",
+        ));
+    }
+    notes.extend(longer.iter().map(|tokens| {
+        format!("{flag} {tokens} was left out: it is longer than the {most} tokens this model was built for")
+    }));
+    Ok(joined(&fitting, vec![]))
+}
+
+fn joined(before: &[u64], more: Vec<u64>) -> Vec<u64> {
+    let all: std::collections::BTreeSet<u64> = before.iter().copied().chain(more).collect();
+    all.into_iter().collect()
+}
+
+/// The host, and every provider that has a device here.
+fn usable(host: &Host) -> Vec<Provider> {
+    let devices = host.devices.iter().map(|device| device.provider);
+    unique(std::iter::once(Provider::Cpu).chain(devices).collect())
+}
+
+fn unique(providers: Vec<Provider>) -> Vec<Provider> {
+    let mut seen = Vec::new();
+    for provider in providers {
+        if !seen.contains(&provider) {
+            seen.push(provider);
+        }
+    }
+    seen
+}
+
+/// Why a provider cannot be measured here, where it cannot.
+pub fn unusable(provider: Provider, host: &Host) -> Option<String> {
+    let there = provider == Provider::Cpu || host.devices.iter().any(|device| device.provider == provider);
+    let name = provider_name(provider);
+    (!there).then(|| format!("there is no device for {name} here; `hpp-exec devices` says why"))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,132 @@
+//! The profile as a person reads it on a terminal.
+
+use crate::cli::provider_name;
+use crate::derive::Phase;
+use crate::hotness::verdict;
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, Profile, ProviderCosts};
+use std::fmt::Write as _;
+
+/// Columns before the numbers.
+const TEXTS: usize = 3;
+
+/// Costs of each class, the machine, and what the corpus showed.
+pub fn summary(profile: &Profile) -> String {
+    let mut text = format!("{}\n\n", costs(profile));
+    machine(profile, &mut text);
+    if let Some(corpus) = &profile.corpus {
+        let _ = writeln!(text, "{}", of_corpus(corpus));
+    }
+    if let Some(verdict) = verdict(profile) {
+        let kind = if verdict.flat { "flat" } else { "not flat" };
+        let _ = writeln!(text, "hotness of the layers is {kind} ({:.0} % apart)", verdict.spread * 100.0);
+        verdict.lines.iter().for_each(|line| {
+            let _ = writeln!(text, "  {line}");
+        });
+    }
+    text.trim_end().to_owned()
+}
+
+fn costs(profile: &Profile) -> Table {
+    let settings = &profile.settings;
+    let mut header: Vec<String> = ["block", "like it", "provider"].map(str::to_owned).into();
+    header.extend(settings.contexts.iter().map(|tokens| format!("decode at {tokens}")));
+    header.extend(settings.prefill_tokens.iter().map(|tokens| format!("prefill {tokens}")));
+    header.extend(["launch", "fit error"].map(str::to_owned));
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled);
+    let columns = header.len();
+    table.set_header(header);
+    for class in &profile.classes {
+        class.providers.iter().for_each(|costs| {
+            table.add_row(row(profile, class, costs));
+        });
+    }
+    for column in TEXTS - 2..columns {
+        if let Some(column) = table.column_mut(column).filter(|_| column != TEXTS - 1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<String> {
+    let alike = profile.model.blocks.iter().filter(|block| block.class == class.class).count();
+    let alike = if profile.settings.all_blocks { 1 } else { alike };
+    let mut row = vec![class.block.clone(), alike.to_string(), provider_name(costs.provider).to_owned()];
+    if let Some(failure) = &costs.failure {
+        row.push(format!("failed: {}", failure.chars().take(60).collect::<String>()));
+        return row;
+    }
+    for (phase, wanted) in
+        [(Phase::Decode, &profile.settings.contexts), (Phase::Prefill, &profile.settings.prefill_tokens)]
+    {
+        for tokens in wanted {
+            let point = phase.of(costs).points.iter().find(|point| point.tokens == *tokens);
+            row.push(match point {
+                None => "-".to_owned(),
+                Some(point) => point.ms.map_or("failed".to_owned(), ms),
+            });
+        }
+    }
+    row.push(costs.launch_ms.map_or("-".to_owned(), ms));
+    let fits = Phase::ALL.iter().filter_map(|phase| phase.of(costs).fit);
+    let worst = fits.map(|fit| fit.worst_relative_error).reduce(f64::max);
+    row.push(worst.map_or("-".to_owned(), |worst| format!("{:.1} %", worst * 100.0)));
+    row
+}
+
+/// Milliseconds with three digits that count.
+fn ms(ms: f64) -> String {
+    match ms {
+        _ if ms >= 99.5 => format!("{ms:.0} ms"),
+        _ if ms >= 9.95 => format!("{ms:.1} ms"),
+        _ if ms >= 0.9995 => format!("{ms:.2} ms"),
+        _ => format!("{ms:.3} ms"),
+    }
+}
+
+fn machine(profile: &Profile, text: &mut String) {
+    let machine = &profile.machine;
+    for curve in &machine.curves {
+        let Some(point) = curve.points.last() else { continue };
+        let path = match curve.path {
+            BandwidthPath::RamRead => format!("memory read with {} threads", profile.host.threads),
+            BandwidthPath::DiskRead => "disk read past the page cache".to_owned(),
+            BandwidthPath::Link { provider, to_device, pinned } => {
+                let way = if to_device { "host to" } else { "host from" };
+                let kind = if pinned { "pinned" } else { "pageable" };
+                format!("{way} {} device, {kind}", provider_name(provider))
+            }
+        };
+        let size = hpp_schema::ByteSize(point.bytes).human();
+        let _ = writeln!(text, "{path}: {:.2} GB/s in pieces of {size}", point.gb_per_s);
+    }
+    if let Some(tflops) = machine.tflops {
+        let _ = writeln!(text, "arithmetic of the host: {tflops:.3} TFLOP/s");
+    }
+    for contention in &machine.contention {
+        let _ = writeln!(
+            text,
+            "while both go on, computing takes {:.2} and copies to the {} device {:.2} times as long",
+            contention.compute,
+            provider_name(contention.provider),
+            contention.link
+        );
+    }
+}
+
+fn of_corpus(corpus: &CorpusStatistics) -> String {
+    let s = &corpus.statistics;
+    let mut text = format!(
+        "corpus: {} prompts with {} tokens, {} tokens generated",
+        s.prompts, s.prompt_tokens, s.generated_tokens
+    );
+    if corpus.skipped_in_all > 0 {
+        let _ = write!(text, "; {} lines left out", corpus.skipped_in_all);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;

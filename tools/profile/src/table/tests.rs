@@ -1,0 +1,49 @@
+//! What people read at the end.
+
+use super::*;
+use crate::derive::derive;
+use crate::sample;
+use hpp_schema::{BandwidthCurve, BandwidthPoint, Provider, Statistics};
+
+#[test]
+fn costs_machine_and_corpus_are_said() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu, Provider::Webgpu]));
+    sample::time_all(&mut profile, Provider::Cpu, 2.0);
+    derive(&mut profile);
+    profile.classes[0].providers[1].failure = Some("it crashed with signal 11".into());
+    profile.classes[1].providers[0].decode.points[0].ms = None;
+    profile.machine.curves = vec![BandwidthCurve {
+        path: BandwidthPath::Link { provider: Provider::Webgpu, to_device: true, pinned: false },
+        points: vec![BandwidthPoint { bytes: 1 << 20, gb_per_s: 3.25 }],
+    }];
+    let statistics = Statistics { prompts: 2, prompt_tokens: 19, generated_tokens: 16, ..Statistics::default() };
+    profile.corpus = Some(CorpusStatistics {
+        hash: String::new(),
+        prompts_done: 3,
+        prompts_in_all: Some(3),
+        skipped: vec![],
+        skipped_in_all: 1,
+        statistics,
+    });
+    let text = summary(&profile);
+    for words in [
+        "decode at 200",
+        "prefill 10",
+        "2.40 ms",
+        "failed: it crashed with signal 11",
+        "0.100 ms",
+        "host to webgpu device, pageable: 3.25 GB/s in pieces of 1 MiB",
+        "corpus: 2 prompts with 19 tokens, 16 tokens generated; 1 lines left out",
+        "hotness of the layers is",
+    ] {
+        assert!(text.contains(words), "{words:?} is not in\n{text}");
+    }
+    let layer = text.lines().find(|line| line.contains("layers.1 ")).unwrap();
+    assert!(layer.contains(" 2 "), "it stands for two: {layer}");
+}
+
+#[test]
+fn three_digits_count() {
+    assert_eq!([0.02345, 0.9996, 1.234, 9.96, 99.7].map(ms), ["0.023 ms", "1.00 ms", "1.23 ms", "10.0 ms", "100 ms"]);
+}

@@ -1,0 +1,177 @@
+//! Where a layer's attention weights can be seen: the softmax of an attention that is taken apart, or an output that a fused
+//! operator leaves out unless it is asked for.
+//!
+//! ONNX Runtime 1.31.1 on the CPU gives the weights of GroupQueryAttention (`qk_output = 2`, fourth output), of the standard
+//! Attention from operator set 23 on (`qk_matmul_output_mode = 3`, fourth output), and the masked scores of
+//! MultiHeadAttention (fourth output), whose softmax is added here. Others keep them to themselves.
+
+use super::find::{View, is_standard};
+use hpp_graph::{Graph, NodeId, ValueId};
+use hpp_onnx::proto::attribute_proto::AttributeType;
+use hpp_onnx::proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto};
+use hpp_onnx::proto::{TypeProto, type_proto};
+use hpp_schema::DType;
+
+/// Where a layer's attention weights are.
+pub(super) enum Seen {
+    /// In a value of the graph.
+    Value(ValueId),
+    /// In an output that a fused operator has to be asked for.
+    Asked(Asked),
+}
+
+/// A fused operator and how it is asked.
+pub(super) struct Asked {
+    /// The operator's first output, by which its node is found again.
+    pub output: String,
+    /// Element type of the weights.
+    pub dtype: DType,
+    /// Heads, where the operator says how many.
+    pub heads: Option<u64>,
+    how: How,
+}
+
+enum How {
+    /// With this attribute set to this, the fourth output holds the weights.
+    Attribute(&'static str, i64),
+    /// The fourth output holds the scores.
+    Scores,
+}
+
+/// Finds a layer's attention weights; nothing where the layer has no attention, and a reason where it cannot be seen.
+pub(super) fn attention(view: View, nodes: &[NodeId]) -> Result<Option<Seen>, String> {
+    let mut found = Vec::new();
+    for id in nodes {
+        if let Some(seen) = fused(view, *id)? {
+            found.push(seen);
+        } else if let Some(weights) = softmax(view, *id) {
+            found.push(Seen::Value(weights));
+        }
+    }
+    match found.len() {
+        0 | 1 => Ok(found.pop()),
+        many => Err(format!("it has {many} attentions")),
+    }
+}
+
+fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
+    let node = view.node(id);
+    let how = match (node.op_type.as_str(), node.domain.as_str()) {
+        ("GroupQueryAttention", "com.microsoft") if node.int("sliding_window_cache") == Some(1) => {
+            return Err("GroupQueryAttention does not give its weights over a sliding-window cache".into());
+        }
+        ("GroupQueryAttention", "com.microsoft") => How::Attribute("qk_output", 2),
+        ("MultiHeadAttention", "com.microsoft") => How::Scores,
+        ("Attention", _) if is_standard(node) => How::Attribute("qk_matmul_output_mode", 3),
+        (op, "com.microsoft") if keeps_weights(op) => return Err(format!("{op} does not give its weights")),
+        _ => return Ok(None),
+    };
+    let (Some(query), Some(output)) = (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten())
+    else {
+        return Ok(None);
+    };
+    if node.outputs.get(3).copied().flatten().is_some() {
+        return Err(format!("{} gives its fourth output to others already", node.op_type));
+    }
+    let heads = node.int("num_heads").or(node.int("q_num_heads")).and_then(|heads| u64::try_from(heads).ok());
+    let dtype = view.graph.value(query).dtype.filter(|_| view.is_counted(query));
+    let dtype = dtype.ok_or_else(|| format!("the element type of {} is not known", node.op_type))?;
+    Ok(Some(Seen::Asked(Asked { output: view.graph.value(output).name.clone(), dtype, heads, how })))
+}
+
+/// Attends to tokens by weights that it does not return.
+fn keeps_weights(op: &str) -> bool {
+    matches!(
+        op,
+        "Attention"
+            | "QAttention"
+            | "PagedAttention"
+            | "SparseAttention"
+            | "LongformerAttention"
+            | "PackedAttention"
+            | "PackedMultiHeadAttention"
+            | "DecoderAttention"
+            | "DecoderMaskedSelfAttention"
+            | "DecoderMaskedMultiHeadAttention"
+    )
+}
+
+/// The output of a softmax over scores that a product of two activations made.
+fn softmax(view: View, id: NodeId) -> Option<ValueId> {
+    let node = view.node(id);
+    let (scores, weights) = ((*node.inputs.first()?)?, (*node.outputs.first()?)?);
+    let rank = view.rank(weights)?;
+    let axis = node.int("axis").unwrap_or(-1);
+    let last = axis == -1 || usize::try_from(axis).is_ok_and(|axis| axis + 1 == rank);
+    // Weights over a fixed number of things are no weights over the tokens so far.
+    let grows = view.width(weights).is_none();
+    let fits = is_standard(node) && node.op_type == "Softmax" && last && grows && rank >= 3 && view.is_counted(weights);
+    (fits && view.comes_from(scores, |product| view.is_mixing(product))).then_some(weights)
+}
+
+impl Asked {
+    /// Makes the node of a written graph give its weights under `name`, as an output of the graph. Says whether the node was
+    /// there.
+    pub fn expose(&self, graph: &mut GraphProto, name: &str) -> bool {
+        let Some(at) = graph.node.iter().position(|node| node.output.first() == Some(&self.output)) else {
+            return false;
+        };
+        let node = &mut graph.node[at];
+        node.output.resize(3, String::new());
+        match self.how {
+            How::Attribute(attribute, value) => {
+                node.output.push(name.to_owned());
+                node.attribute.retain(|other| other.name() != attribute);
+                node.attribute.push(int(attribute, value));
+            }
+            How::Scores => {
+                let scores = format!("{name}/scores");
+                node.output.push(scores.clone());
+                // The operator does not say of which type its scores are.
+                graph.value_info.push(self.info(&scores));
+                graph.node.insert(at + 1, softmax_of(&scores, name));
+            }
+        }
+        graph.output.push(self.info(name));
+        true
+    }
+
+    fn info(&self, name: &str) -> ValueInfoProto {
+        let tensor = type_proto::Tensor { elem_type: Some(self.dtype.to_onnx()), shape: None };
+        let value = Some(type_proto::Value::TensorType(tensor));
+        ValueInfoProto {
+            name: Some(name.to_owned()),
+            r#type: Some(TypeProto { value, denotation: None }),
+            ..ValueInfoProto::default()
+        }
+    }
+}
+
+fn softmax_of(scores: &str, weights: &str) -> NodeProto {
+    NodeProto {
+        op_type: Some("Softmax".into()),
+        name: Some(format!("{weights}/Softmax")),
+        input: vec![scores.to_owned()],
+        output: vec![weights.to_owned()],
+        attribute: vec![int("axis", -1)],
+        ..NodeProto::default()
+    }
+}
+
+fn int(name: &str, value: i64) -> AttributeProto {
+    AttributeProto {
+        name: Some(name.to_owned()),
+        r#type: Some(AttributeType::Int as i32),
+        i: Some(value),
+        ..AttributeProto::default()
+    }
+}
+
+/// A name no value of the graph has.
+pub(super) fn free_name(graph: &Graph, block: &str) -> String {
+    let mut name = format!("hpp.attention/{block}");
+    while graph.find(&name).is_some() {
+        name.push('_');
+    }
+    name
+}

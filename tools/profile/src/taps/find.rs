@@ -1,0 +1,154 @@
+//! Small questions about a graph that finding taps asks again and again.
+
+use hpp_graph::{Graph, Node, NodeId, ValueId, WeightUse};
+use hpp_schema::{DType, Dim};
+use std::collections::BTreeSet;
+
+/// A graph and which of its values are weights.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub graph: &'a Graph,
+    pub weights: &'a WeightUse,
+}
+
+/// Furthest that a pattern is followed from node to node.
+const FAR: usize = 12;
+
+impl<'a> View<'a> {
+    pub fn node(&self, id: NodeId) -> &'a Node {
+        self.graph.node(id)
+    }
+
+    /// Whether a value is a weight or made of weights alone.
+    pub fn is_weight(&self, value: ValueId) -> bool {
+        self.weights.is_weight_like(self.graph, value)
+    }
+
+    /// Inputs that are neither weights nor left out.
+    pub fn data_inputs(&self, node: &'a Node) -> impl Iterator<Item = ValueId> + use<'a, '_> {
+        node.inputs.iter().flatten().copied().filter(|value| !self.is_weight(*value))
+    }
+
+    /// A product with a weight.
+    pub fn is_projection(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        is_product(node) && node.inputs.iter().flatten().any(|value| self.is_weight(*value))
+    }
+
+    /// A product of two activations.
+    pub fn is_mixing(&self, id: NodeId) -> bool {
+        let node = self.node(id);
+        is_product(node) && self.data_inputs(node).count() >= 2
+    }
+
+    /// Whether, going back from a value over operators that neither contract nor normalise, every way that leads to a
+    /// product leads to one that `is` accepts, and at least one does.
+    pub fn comes_from(&self, value: ValueId, is: impl Fn(NodeId) -> bool) -> bool {
+        let mut found = false;
+        let mut seen = BTreeSet::new();
+        let mut todo = vec![(value, 0)];
+        while let Some((value, far)) = todo.pop() {
+            let Some(id) = self.graph.producer(value).filter(|id| far < FAR && seen.insert(*id)) else { continue };
+            if is_product(self.node(id)) {
+                if !is(id) {
+                    return false;
+                }
+                found = true;
+            } else if passes(self.node(id)) {
+                todo.extend(self.data_inputs(self.node(id)).map(|input| (input, far + 1)));
+            }
+        }
+        found
+    }
+
+    /// Whether, going on from a value over operators that neither contract nor normalise, a projection is reached.
+    pub fn leads_to_projection(&self, value: ValueId) -> bool {
+        let mut seen = BTreeSet::new();
+        let mut todo = vec![(value, 0)];
+        while let Some((value, far)) = todo.pop() {
+            for id in self.graph.value(value).consumers.iter().copied().filter(|id| far < FAR && seen.insert(*id)) {
+                if self.is_projection(id) {
+                    return true;
+                }
+                if passes(self.node(id)) {
+                    todo.extend(self.node(id).writes().map(|output| (output, far + 1)));
+                }
+            }
+        }
+        false
+    }
+
+    /// The size of a value's last axis, where it is the same in every pass.
+    pub fn width(&self, value: ValueId) -> Option<u64> {
+        self.graph.value(value).shape.as_ref()?.last().and_then(Dim::as_fixed)
+    }
+
+    pub fn rank(&self, value: ValueId) -> Option<usize> {
+        self.graph.value(value).shape.as_ref().map(Vec::len)
+    }
+
+    /// Whether its elements are of a type whose numbers are counted.
+    pub fn is_counted(&self, value: ValueId) -> bool {
+        matches!(self.graph.value(value).dtype, Some(DType::Float32 | DType::Float16 | DType::Bfloat16))
+    }
+}
+
+/// Operators of the ONNX domain itself.
+pub(super) fn is_standard(node: &Node) -> bool {
+    matches!(node.domain.as_str(), "" | "ai.onnx")
+}
+
+/// Contracts an axis of two tensors.
+fn is_product(node: &Node) -> bool {
+    matches!(
+        node.op_type.as_str(),
+        "MatMul"
+            | "Gemm"
+            | "Einsum"
+            | "FusedMatMul"
+            | "TransposeMatMul"
+            | "FusedGemm"
+            | "MatMulInteger"
+            | "MatMulNBits"
+            | "MatMulBnb4"
+            | "MatMulFpQ4"
+            | "DynamicQuantizeMatMul"
+            | "QLinearMatMul"
+            | "QGemm"
+            | "Conv"
+            | "MoE"
+            | "QMoE"
+    )
+}
+
+/// Works element by element or moves elements about.
+fn passes(node: &Node) -> bool {
+    matches!(
+        node.op_type.as_str(),
+        "Add"
+            | "Sub"
+            | "Mul"
+            | "Div"
+            | "Pow"
+            | "Where"
+            | "Cast"
+            | "CastLike"
+            | "Identity"
+            | "Reshape"
+            | "Flatten"
+            | "Squeeze"
+            | "Unsqueeze"
+            | "Transpose"
+            | "Expand"
+            | "Clip"
+            | "Tanh"
+            | "Relu"
+            | "Dropout"
+            | "Max"
+            | "Min"
+            | "Slice"
+            | "Concat"
+            | "QuantizeLinear"
+            | "DequantizeLinear"
+    )
+}

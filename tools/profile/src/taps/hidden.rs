@@ -1,0 +1,114 @@
+//! Which tensors carry the hidden state out of each block.
+
+use super::find::View;
+use hpp_graph::{BlockKind, Node, NodeId, Segmentation, ValueId};
+use hpp_model::LOGIT_POSITIONS;
+use hpp_schema::Dim;
+
+/// The tensors whose sum is the hidden state after block `index`, or why that cannot be told.
+pub(super) fn after(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
+    let carriers = carriers(view, segmentation, index)?;
+    let last = segmentation.blocks.get(index + 1).is_some_and(|next| next.kind == BlockKind::Head);
+    let [normed] = carriers[..] else { return Ok(carriers) };
+    let before = index.checked_sub(1).and_then(|before| carriers_or_none(view, segmentation, before));
+    // Where every layer ends in a norm, what the norm makes is the hidden state.
+    let every_layer_ends_so = before.is_some_and(|before| before.iter().any(|v| norm(view, *v).is_some()));
+    if !last || every_layer_ends_so {
+        return Ok(carriers);
+    }
+    Ok(norm(view, normed).and_then(|node| before_norm(view, view.node(node))).unwrap_or(carriers))
+}
+
+fn carriers_or_none(view: View, segmentation: &Segmentation, index: usize) -> Option<Vec<ValueId>> {
+    carriers(view, segmentation, index).ok()
+}
+
+/// The one tensor that crosses, or the two that the next block adds.
+fn carriers(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
+    let crossing = segmentation.boundaries.get(index).map_or(&[][..], |boundary| &boundary.values);
+    let every_token = crossing.iter().map(|value| before_choosing(view, *value));
+    let could: Vec<ValueId> = every_token.filter(|value| is_hidden(view, *value)).collect();
+    match could[..] {
+        [] => Err("no tensor of known width crosses there".into()),
+        [_] => Ok(could),
+        _ => {
+            let pairs = added(view, &could);
+            match pairs[..] {
+                [(a, b)] => Ok(vec![a, b]),
+                _ => Err(format!(
+                    "{} tensors cross there, and it cannot be told which carry the hidden state",
+                    could.len()
+                )),
+            }
+        }
+    }
+}
+
+/// The head may begin after the positions whose logits are wanted were chosen: what all tokens had before.
+fn before_choosing(view: View, value: ValueId) -> ValueId {
+    let chosen_from = || {
+        let node = view.node(view.graph.producer(value)?);
+        let by = (*node.inputs.get(1)?)?;
+        let chooses = node.op_type == "Gather" && view.graph.value(by).name == LOGIT_POSITIONS;
+        node.inputs.first().copied().flatten().filter(|_| chooses)
+    };
+    chosen_from().unwrap_or(value)
+}
+
+/// `[..., width]` of floats, a row for each token of the pass.
+fn is_hidden(view: View, value: ValueId) -> bool {
+    let varies = |dim: &Dim| dim.as_fixed().is_none();
+    let shape = view.graph.value(value).shape.as_ref();
+    let rows_vary = shape.is_some_and(|shape| shape.len() >= 2 && shape[..shape.len() - 1].iter().any(varies));
+    rows_vary && view.is_counted(value) && view.width(value).is_some_and(|width| width > 1)
+}
+
+/// Pairs of these values that some node adds as they are.
+fn added(view: View, values: &[ValueId]) -> Vec<(ValueId, ValueId)> {
+    let mut pairs = Vec::new();
+    for (at, a) in values.iter().enumerate() {
+        for b in &values[at + 1..] {
+            let both = |id: &&NodeId| addends(view.node(**id)).is_some_and(|two| two == [*a, *b] || two == [*b, *a]);
+            if view.graph.value(*a).consumers.iter().any(|id| both(&id)) {
+                pairs.push((*a, *b));
+            }
+        }
+    }
+    pairs
+}
+
+/// The two tensors a node adds first of all.
+fn addends(node: &Node) -> Option<[ValueId; 2]> {
+    let adds = matches!(node.op_type.as_str(), "Add" | "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization");
+    adds.then_some([(*node.inputs.first()?)?, (*node.inputs.get(1)?)?])
+}
+
+/// The node that makes a value by normalising, if one does.
+fn norm(view: View, value: ValueId) -> Option<NodeId> {
+    let id = view.graph.producer(value)?;
+    let node = view.node(id);
+    let normalises = matches!(
+        node.op_type.as_str(),
+        "LayerNormalization"
+            | "SimplifiedLayerNormalization"
+            | "RMSNormalization"
+            | "SkipLayerNormalization"
+            | "SkipSimplifiedLayerNormalization"
+    );
+    (normalises && node.outputs.first() == Some(&Some(value))).then_some(id)
+}
+
+/// What a norm normalises.
+fn before_norm(view: View, node: &Node) -> Option<Vec<ValueId>> {
+    let values = if node.op_type.starts_with("Skip") {
+        // A bias is added as well: then the sum is known only where the node returns it.
+        let bias = if node.op_type == "SkipLayerNormalization" { 4 } else { 3 };
+        match node.inputs.get(bias).copied().flatten() {
+            None => addends(node)?.to_vec(),
+            Some(_) => vec![(*node.outputs.get(3)?)?],
+        }
+    } else {
+        vec![(*node.inputs.first()?)?]
+    };
+    values.iter().all(|value| is_hidden(view, *value) && !view.is_weight(*value)).then_some(values)
+}

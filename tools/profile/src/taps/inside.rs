@@ -1,0 +1,112 @@
+//! Values inside layers that say what works for a token: routers of experts, and ReLUs.
+
+use super::find::{View, is_standard};
+use hpp_graph::{Attribute, NodeId, ValueId};
+use hpp_schema::probe::TapKind;
+
+/// A value to tap and what it is.
+pub(super) type Found = (ValueId, TapKind);
+
+/// The router of a layer; nothing where the layer has no experts, and a reason where it has and their router is hidden.
+pub(super) fn router(view: View, nodes: &[NodeId]) -> Result<Option<Found>, String> {
+    let fused: Vec<NodeId> = nodes.iter().copied().filter(|id| is_mixture(view, *id)).collect();
+    match fused[..] {
+        [] => Ok(top_k(view, nodes)),
+        [one] => scores(view, one).map(Some),
+        _ => Err(format!("it has {} mixtures of experts", fused.len())),
+    }
+}
+
+fn is_mixture(view: View, id: NodeId) -> bool {
+    let node = view.node(id);
+    node.domain == "com.microsoft" && matches!(node.op_type.as_str(), "MoE" | "QMoE")
+}
+
+/// The scores a fused operator chooses by: the best `k` of each row.
+fn scores(view: View, id: NodeId) -> Result<Found, String> {
+    let node = view.node(id);
+    let scores = node.inputs.get(1).copied().flatten().filter(|scores| view.is_counted(*scores));
+    let scores =
+        scores.ok_or_else(|| format!("the element type of the router's scores in {} is not known", node.name))?;
+    let top_k = u32::try_from(node.int("k").unwrap_or(1)).unwrap_or(0);
+    Ok((scores, TapKind::RouterScores { top_k }))
+}
+
+/// The last TopK that chooses some of a fixed number of scores made by a projection: routers that choose groups first
+/// choose experts last.
+fn top_k(view: View, nodes: &[NodeId]) -> Option<Found> {
+    let chooses = |id: &NodeId| {
+        let node = view.node(*id);
+        let by = (*node.inputs.first()?)?;
+        let largest = node.int("largest").unwrap_or(1) == 1;
+        let indices = node.outputs.get(1).copied().flatten()?;
+        let experts = u32::try_from(view.width(by)?).ok()?;
+        let top_k = constant(view, (*node.inputs.get(1)?)?)?;
+        let used = !view.graph.value(indices).consumers.is_empty();
+        let chooses = is_standard(node) && node.op_type == "TopK" && largest && used;
+        (chooses && top_k >= 1 && top_k < i64::from(experts) && scored(view, by))
+            .then_some((indices, TapKind::RoutedExperts { experts }))
+    };
+    nodes.iter().rev().find_map(chooses)
+}
+
+/// Scores made from a projection, perhaps through a softmax or sigmoid and a bias.
+fn scored(view: View, value: ValueId) -> bool {
+    let mut value = value;
+    for _ in 0..12 {
+        let Some(id) = view.graph.producer(value) else { return false };
+        if view.is_projection(id) {
+            return true;
+        }
+        let node = view.node(id);
+        let follows = view.data_inputs(node).next();
+        match follows {
+            Some(next) if !view.is_mixing(id) => value = next,
+            _ => return false,
+        }
+    }
+    false
+}
+
+/// The one number a weight-like value holds.
+fn constant(view: View, value: ValueId) -> Option<i64> {
+    let one = |ints: &Option<Vec<i64>>| match ints.as_deref() {
+        Some([one]) => Some(*one),
+        _ => None,
+    };
+    if let Some(weight) = view.graph.weight(value) {
+        return one(&weight.ints);
+    }
+    let node = view.node(view.graph.producer(value)?);
+    match node.attributes.get("value") {
+        Some(Attribute::Tensor(tensor)) if node.op_type == "Constant" => one(&tensor.ints),
+        _ => match (node.op_type.as_str(), &node.inputs[..]) {
+            ("Reshape" | "Unsqueeze" | "Squeeze" | "Cast" | "Identity", [Some(input), ..]) => constant(view, *input),
+            _ => None,
+        },
+    }
+}
+
+/// The ReLU of a layer's feed-forward network: between a projection and the next, with nothing but elementwise operators on
+/// the way (a square, a gate). Nothing where there is none, and a reason where there are several.
+pub(super) fn neurons(view: View, nodes: &[NodeId]) -> Result<Option<Found>, String> {
+    let relu = |id: &NodeId| {
+        let node = view.node(*id);
+        let output = node.outputs.first().copied().flatten()?;
+        let input = node.inputs.first().copied().flatten()?;
+        let fits = is_standard(node)
+            && node.op_type == "Relu"
+            && view.is_counted(output)
+            && view.rank(output).is_some_and(|rank| rank >= 2)
+            && view.width(output).is_some_and(|width| width > 1)
+            && view.comes_from(input, |product| view.is_projection(product))
+            && view.leads_to_projection(output);
+        fits.then_some(output)
+    };
+    let found: Vec<ValueId> = nodes.iter().filter_map(relu).collect();
+    match found[..] {
+        [] => Ok(None),
+        [one] => Ok(Some((one, TapKind::Neurons))),
+        _ => Err(format!("it has {} ReLUs between projections", found.len())),
+    }
+}

@@ -1,0 +1,200 @@
+//! Plans to measure with, written into a work directory: everything on the host, weights where they are.
+
+use hpp_graph::{Part, cut};
+use hpp_model::{Analysis, Decision, Load, Piece, assemble, blocks};
+use hpp_onnx::proto::ModelProto;
+use hpp_onnx::{Model, Placed, externalise, hash, needs_externalising, place, write_bytes, write_model};
+use hpp_partition::{Choice, KvHome, Where};
+use hpp_schema::{Budgets, ByteSize, FileRecord, FileRole, Finding, Plan, Predictions, Severity};
+use std::fs;
+use std::io;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// Weights that were inside the model file.
+const WEIGHTS_FILE: &str = "weights.bin";
+/// What a plan is called in its directory.
+const PLAN_FILE: &str = "plan.yaml";
+
+/// Why a plan to measure with could not be written.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum PlanDirError {
+    #[error("cannot cut the model")]
+    Cut(#[source] Box<hpp_graph::CutError>),
+    #[error("cannot make {name}")]
+    Extract { name: String, source: Box<hpp_onnx::ExtractError> },
+    #[error("cannot provide the weights")]
+    Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("cannot provide the weights: {location} lies outside the model's directory and cannot be linked ({why})")]
+    NotLinkable { location: String, why: String },
+    #[error(transparent)]
+    Write(#[from] hpp_onnx::WriteError),
+    #[error(transparent)]
+    Hash(#[from] hash::HashError),
+    #[error("cannot write the plan as YAML")]
+    Yaml(#[source] Box<hpp_schema::PlanError>),
+    #[error("the plan to measure with contradicts itself: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    Plan(Vec<Finding>),
+    #[error("cannot look at {}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
+
+impl PlanDirError {
+    /// What to do about it, where there is something to say.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            PlanDirError::NotLinkable { .. } => Some("copy the weights beside the model"),
+            PlanDirError::Write(hpp_onnx::WriteError::DiskFull { .. }) => {
+                Some("free space on the disk of the temporary directory, or set TMPDIR to another")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// A model whose weights can be reached from plans.
+pub(crate) struct Weights {
+    /// The model, with no large weights inside.
+    pub model: Model,
+    /// The directory its locations resolve against, symlinks resolved.
+    pub dir: PathBuf,
+}
+
+impl Weights {
+    /// The model's own directory; `work` where weights had to be taken out of the model file, or lie behind links that
+    /// lead away from it.
+    pub fn reach(model: &Model, work: &Path) -> Result<Self, PlanDirError> {
+        let own = real(model.dir())?;
+        let files = &model.weights().files;
+        if files.is_empty() && needs_externalising(model) {
+            let moved = externalise(model, work, WEIGHTS_FILE).map_err(|e| PlanDirError::Weights(Box::new(e)))?;
+            return Ok(Weights { model: moved, dir: real(work)? });
+        }
+        if files.iter().all(|file| file.path.starts_with(&own)) {
+            return Ok(Weights { model: model.clone(), dir: own });
+        }
+        for file in files {
+            match place(file, work).map_err(|e| PlanDirError::Weights(Box::new(e)))? {
+                Placed::NotLinkable { why } => {
+                    return Err(PlanDirError::NotLinkable { location: file.location.clone(), why });
+                }
+                Placed::AlreadyThere | Placed::HardLink | Placed::Clone => {}
+            }
+        }
+        Ok(Weights { model: model.clone(), dir: real(work)? })
+    }
+}
+
+/// A plan and the parts it runs, on the host, before anything is written.
+pub(crate) struct Draft {
+    pub parts: Vec<Part>,
+    pub plan: Plan,
+}
+
+impl Draft {
+    /// One partition for each group of blocks. `change` sees the parts before the plan is made of them.
+    pub fn new(
+        analysis: &Analysis,
+        groups: &[Range<usize>],
+        change: impl FnOnce(&mut [Part]),
+    ) -> Result<Self, PlanDirError> {
+        let load = Load { batch: 1, context: analysis.context, prompt: 1, new_tokens: 0, chunk: analysis.context };
+        let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
+        let mut parts =
+            cut(&analysis.graph, &analysis.segmentation, groups).map_err(|error| PlanDirError::Cut(Box::new(error)))?;
+        change(&mut parts);
+        let choice = Choice { prefill: Where::Cpu, decode: Where::Cpu };
+        let pieces: Vec<Piece> = groups.iter().map(|blocks| Piece { blocks: blocks.clone(), choice }).collect();
+        let margin = ByteSize(0);
+        let plan = assemble(&Decision {
+            analysis,
+            blocks: &blocks,
+            pieces: &pieces,
+            slots: &[],
+            budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
+            kv: KvHome::Device,
+            parts: &parts,
+            load,
+            reasons: vec!["to measure with".to_owned(); pieces.len()],
+            predictions: Predictions { source: "none".to_owned(), ..Predictions::default() },
+        });
+        Ok(Draft { parts, plan })
+    }
+}
+
+/// A partition's file and where its weights are.
+pub(crate) struct PartitionFile<'a> {
+    pub proto: &'a ModelProto,
+    /// Directory its locations resolve against, symlinks resolved.
+    pub weights: &'a Path,
+}
+
+/// Writes a plan of these files, one for each partition, into `dir`, the plan last; gives its path.
+pub(crate) fn write(
+    dir: &Path,
+    analysis: &Analysis,
+    mut plan: Plan,
+    files: &[PartitionFile],
+) -> Result<PathBuf, PlanDirError> {
+    let base = real(dir)?;
+    let mut records = Records { base: &base, records: Vec::new() };
+    plan.model.source = records.add(&real(analysis.model.path())?, FileRole::Source)?;
+    plan.model.weights_dir = relative(&base, &real(analysis.model.dir())?);
+    for (partition, file) in plan.partitions.iter_mut().zip(files) {
+        write_model(&base.join(&partition.file), file.proto)?;
+        records.add(&base.join(&partition.file), FileRole::Partition)?;
+        partition.weights_dir = relative(&base, file.weights);
+    }
+    if let Some(generation) = &mut plan.generation {
+        let config = &analysis.config;
+        let mut name = |path: &Option<PathBuf>| match path {
+            Some(path) => records.add(&real(path)?, FileRole::Text).map(Some),
+            None => Ok(None),
+        };
+        generation.tokenizer = name(&config.tokenizer)?;
+        generation.tokenizer_config = name(&config.tokenizer_config)?;
+        generation.chat_template = name(&config.chat_template)?;
+    }
+    plan.files = records.records;
+    let wrong: Vec<Finding> = plan.check().into_iter().filter(|f| f.severity == Severity::Error).collect();
+    if !wrong.is_empty() {
+        return Err(PlanDirError::Plan(wrong));
+    }
+    let yaml = plan.to_yaml().map_err(|error| PlanDirError::Yaml(Box::new(error)))?;
+    let path = base.join(PLAN_FILE);
+    write_bytes(&path, yaml.as_bytes())?;
+    Ok(path)
+}
+
+/// What the plan remembers of its files.
+struct Records<'a> {
+    base: &'a Path,
+    records: Vec<FileRecord>,
+}
+
+impl Records<'_> {
+    /// Adds a file once, and gives its path relative to the plan.
+    fn add(&mut self, file: &Path, role: FileRole) -> Result<String, PlanDirError> {
+        let path = relative(self.base, file);
+        if self.records.iter().all(|record| record.path != path) {
+            let about = fs::metadata(file).map_err(|source| PlanDirError::Io { path: file.to_owned(), source })?;
+            let (bytes, sampled) = (ByteSize(about.len()), hash::sampled(file)?);
+            self.records.push(FileRecord { path: path.clone(), role, bytes, sampled, blake3: None });
+        }
+        Ok(path)
+    }
+}
+
+fn real(path: &Path) -> Result<PathBuf, PlanDirError> {
+    // The directory of `model.onnx` is the current one.
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    fs::canonicalize(path).map_err(|source| PlanDirError::Io { path: path.to_owned(), source })
+}
+
+/// A path as a plan writes it: relative to the plan, with forward slashes.
+fn relative(base: &Path, path: &Path) -> String {
+    let relative = pathdiff::diff_paths(path, base).unwrap_or_else(|| path.to_owned());
+    let parts: Vec<_> = relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
+    if parts.is_empty() { ".".to_owned() } else { parts.join("/") }
+}

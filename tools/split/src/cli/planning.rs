@@ -1,0 +1,104 @@
+//! Options that say what to plan with, and for what.
+
+use super::VramRange;
+use clap::{Args, ValueEnum};
+use std::path::PathBuf;
+
+/// What to plan with, and for what.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Planning")]
+pub struct PlanningArgs {
+    /// Plan with what hpp-profile measured of this model on this machine.
+    #[arg(long, value_name = "FILE", conflicts_with = "machine")]
+    pub profile: Option<PathBuf>,
+    /// Take a profile that was measured on another machine.
+    #[arg(long, requires = "profile")]
+    pub allow_other_machine: bool,
+    /// Plan for a machine that need not be here: a YAML file with its memory and rates.
+    #[arg(long, value_name = "FILE")]
+    pub machine: Option<PathBuf>,
+
+    /// Which planner decides.
+    #[arg(long, value_enum, default_value_t = Planner::Exact)]
+    pub planner: Planner,
+    /// What to make small.
+    #[arg(long, value_enum, default_value_t = Objective::Mixed)]
+    pub objective: Objective,
+    /// Refuse a plan that is expected to decode fewer tokens a second.
+    #[arg(long, value_name = "TOKENS_PER_S", allow_negative_numbers = true)]
+    pub at_least: Option<f64>,
+    /// Refuse a plan whose first token is expected later than this.
+    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    pub first_token_within: Option<f64>,
+    /// What the runtime may do with weights. It cannot stream them yet: `all` is for --dry-run, --sweep-vram and --trace.
+    #[arg(long, value_enum, default_value_t = Mechanisms::ResidentCpu)]
+    pub mechanisms: Mechanisms,
+    /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster].
+    #[arg(long, value_name = "N")]
+    pub slots: Option<u32>,
+
+    /// Say for each partition why it is here and what it would cost elsewhere, and what more memory or context changes.
+    #[arg(long)]
+    pub explain: bool,
+    /// Print what is possible with each VRAM budget of a range, such as 4G..24G or 4G..24G:2G, and write nothing else.
+    #[arg(long, value_name = "FROM..TO[:STEP]")]
+    pub sweep_vram: Option<VramRange>,
+    /// Write the simulated timeline of a prompt and some tokens: JSON in the Chrome trace format, for Perfetto.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Run N tokens of the best few plans here, plan again with the measured times, and keep the fastest.
+    #[arg(long, value_name = "N")]
+    pub refine: Option<u64>,
+}
+
+/// `--planner`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Planner {
+    /// The best plan there is, with a proof where one was found.
+    Exact,
+    /// One contiguous run of blocks on the GPUs, hottest neighbour first.
+    Greedy,
+}
+
+/// `--objective`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Objective {
+    /// The time of one more token.
+    Decode,
+    /// The time to the first token.
+    Prefill,
+    /// The time of a whole answer: --prompt-tokens, then --new-tokens.
+    Mixed,
+}
+
+/// `--mechanisms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Mechanisms {
+    /// Weights stay on a GPU or compute on the host, the same in both phases.
+    #[value(name = "resident,cpu")]
+    ResidentCpu,
+    /// Weights may also be streamed to a GPU, in each phase by itself.
+    All,
+}
+
+impl PlanningArgs {
+    /// The same as the planner takes it.
+    pub fn options(&self) -> hpp_partition::Options {
+        hpp_partition::Options {
+            planner: match self.planner {
+                Planner::Exact => hpp_partition::Planner::Exact,
+                Planner::Greedy => hpp_partition::Planner::Greedy,
+            },
+            objective: match self.objective {
+                Objective::Decode => hpp_partition::Objective::Decode,
+                Objective::Prefill => hpp_partition::Objective::Prefill,
+                Objective::Mixed => hpp_partition::Objective::Mixed,
+            },
+            mechanisms: match self.mechanisms {
+                Mechanisms::ResidentCpu => hpp_partition::Mechanisms::ResidentCpu,
+                Mechanisms::All => hpp_partition::Mechanisms::All,
+            },
+            slots: self.slots,
+        }
+    }
+}

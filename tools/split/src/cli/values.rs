@@ -1,0 +1,104 @@
+//! Values of options that are more than a number or a name.
+
+use clap::ValueEnum;
+use hpp_schema::ByteSize;
+use std::str::FromStr;
+
+/// `--gpu-layers`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuLayers {
+    /// The budget decides.
+    Auto,
+    /// This many, from the end.
+    Count(u64),
+}
+
+impl FromStr for GpuLayers {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(GpuLayers::Auto),
+            "all" => Ok(GpuLayers::Count(u64::MAX)),
+            _ => text.parse().map(GpuLayers::Count).map_err(|_| "write a number of layers, `all` or `auto`".to_owned()),
+        }
+    }
+}
+
+/// `--kv`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum KvPlace {
+    /// On the device that computes the layer.
+    Follow,
+    /// On the GPU; refused when a layer with state computes on the CPU.
+    Gpu,
+    /// In host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the
+    /// whole cache crosses the bus twice for each token.
+    Cpu,
+}
+
+/// Most budgets a sweep plans for.
+const MOST_POINTS: u64 = 1000;
+
+/// `--sweep-vram FROM..TO[:STEP]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VramRange {
+    from: u64,
+    to: u64,
+    step: u64,
+}
+
+impl VramRange {
+    /// Every budget from the first to the last, which is there whether or not the steps meet it.
+    pub fn points(&self) -> Vec<u64> {
+        let mut points: Vec<u64> =
+            (self.from..=self.to).step_by(usize::try_from(self.step).unwrap_or(usize::MAX)).collect();
+        points.extend(Some(self.to).filter(|to| points.last() != Some(to)));
+        points
+    }
+}
+
+impl FromStr for VramRange {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (range, step) = text.split_once(':').map_or((text, None), |(range, step)| (range, Some(step)));
+        let (from, to) = range.split_once("..").ok_or("write FROM..TO or FROM..TO:STEP, such as 4G..24G:2G")?;
+        let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0).map_err(|e| e.to_string());
+        let (from, to) = (size(from)?, size(to)?);
+        // About twenty points where nobody says, at sizes that read well.
+        let step = step.map_or(Ok(((to.saturating_sub(from)) / 20).next_power_of_two()), size)?;
+        match () {
+            () if from == 0 => Err("a VRAM budget of 0 holds nothing: begin above it".to_owned()),
+            () if to < from => Err(format!("{} is less than {}", ByteSize(to).human(), ByteSize(from).human())),
+            () if step == 0 => Err("a step of 0 never arrives".to_owned()),
+            () if (to - from) / step >= MOST_POINTS => {
+                Err(format!("more than {MOST_POINTS} budgets: take a larger step"))
+            }
+            () => Ok(VramRange { from, to, step }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn points(text: &str) -> Vec<u64> {
+        text.parse::<VramRange>().unwrap().points()
+    }
+
+    #[test]
+    fn a_range_has_both_its_ends() {
+        assert_eq!(points("1K..4K:1K"), [1024, 2048, 3072, 4096]);
+        assert_eq!(points("1K..4K:2K"), [1024, 3072, 4096]);
+        assert_eq!(points("4G..4G"), [4 << 30]);
+        let gibibytes: Vec<u64> = points("4G..24G").iter().map(|bytes| bytes >> 30).collect();
+        assert_eq!(gibibytes, (4..=24).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn ranges_that_lead_nowhere_are_refused() {
+        for text in ["4G", "4G-8G", "8G..4G", "0..4G", "1G..2G:0", "1..1G:1", "aG..1G", "1G..", "..1G", "1G..2G:x"] {
+            assert!(text.parse::<VramRange>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Settings that make no sense whatever the model is, all of them at once.
+
+use crate::cli::{GpuLayers, Mechanisms, SplitArgs};
+use crate::complaint::Complaints;
+
+/// Everything wrong with the settings themselves.
+pub fn check(args: &SplitArgs) -> Complaints {
+    let mut found = Complaints::default();
+    sizes(args, &mut found);
+    streaming(args, &mut found);
+    targets(args, &mut found);
+    by_hand(args, &mut found);
+    refining(args, &mut found);
+    found
+}
+
+fn sizes(args: &SplitArgs, found: &mut Complaints) {
+    found.require(args.batch > 0, "a batch of 0 sequences computes nothing", "give --batch 1 or more");
+    found.require(args.partitions > 0, "0 partitions hold nothing", "give --partitions 1 or more");
+    found.require(args.prompt_tokens > 0, "a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more");
+    found.require(args.new_tokens > 0, "an answer of 0 tokens takes no time", "give --new-tokens 1 or more");
+    let vram = args.vram.iter().all(|size| size.0 > 0);
+    found.require(vram, "a VRAM budget of 0 holds nothing", "to compute on the CPU give --gpu-layers 0, or no --vram");
+    let ram = args.ram.is_none_or(|size| size.0 > 0);
+    found.require(ram, "a RAM budget of 0 holds nothing", "give --ram what the host can spare, or leave it out");
+}
+
+fn streaming(args: &SplitArgs, found: &mut Complaints) {
+    let planning = &args.planning;
+    let only_looks = args.dry_run || planning.sweep_vram.is_some() || planning.trace.is_some();
+    let streams = planning.mechanisms == Mechanisms::All;
+    found.require(
+        !streams || only_looks,
+        "the runtime cannot stream weights yet, so no plan can be written with --mechanisms all",
+        "add --dry-run, --sweep-vram or --trace to see what streaming would bring, or leave --mechanisms out",
+    );
+    found.require(
+        planning.slots != Some(0),
+        "a ring of 0 slots holds nothing",
+        "give --slots 1 or more; 3 or 4 do best",
+    );
+    found.require(
+        planning.slots.is_none() || streams,
+        "--slots are for streamed weights, and --mechanisms resident,cpu streams none",
+        "add --mechanisms all, or leave --slots out",
+    );
+}
+
+fn targets(args: &SplitArgs, found: &mut Complaints) {
+    let good = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value > 0.0);
+    found.require(good(args.planning.at_least), "--at-least is no speed", "give tokens per second above 0");
+    let hint = "give milliseconds above 0";
+    found.require(good(args.planning.first_token_within), "--first-token-within is no time", hint);
+}
+
+fn by_hand(args: &SplitArgs, found: &mut Complaints) {
+    let by_hand = matches!(args.gpu_layers, Some(GpuLayers::Count(_))) || args.assign.is_some();
+    let planning = &args.planning;
+    let what = "there is nothing to plan where blocks are placed by hand";
+    let hint = "leave --gpu-layers and --assign out, or --sweep-vram and --refine";
+    found.require(!by_hand || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
+}
+
+fn refining(args: &SplitArgs, found: &mut Complaints) {
+    let planning = &args.planning;
+    if planning.refine.is_none() {
+        return;
+    }
+    found.require(planning.refine != Some(0), "0 tokens measure nothing", "give --refine 8 or more");
+    found.require(
+        planning.machine.is_none(),
+        "--refine runs plans here, and --machine plans for a machine that need not be here",
+        "leave one of them out",
+    );
+    let only_looks = args.dry_run || planning.sweep_vram.is_some();
+    let hint = "leave --refine out, or --dry-run and --sweep-vram";
+    found.require(!only_looks, "--refine writes plans and runs them, which a look does not", hint);
+    let streams = planning.mechanisms == Mechanisms::All;
+    found.require(!streams, "--refine runs plans, and the runtime cannot stream weights yet", "leave --mechanisms out");
+}

@@ -1,0 +1,151 @@
+//! `--sweep-vram`: what is possible with each VRAM budget, as numbers and as a picture made of text.
+
+use crate::cli::{SplitArgs, VramRange};
+use crate::error::SplitError;
+use crate::predict::round;
+use crate::request::{Request, default_margin};
+use crate::stdout;
+use crate::table::table;
+use hpp_partition::{Solution, sweep};
+use hpp_schema::ByteSize;
+use serde::Serialize;
+
+/// Width of the longest bar.
+const BAR: f64 = 24.0;
+
+/// One budget.
+#[derive(Debug, Serialize)]
+struct Point {
+    /// Bytes on each GPU.
+    vram: u64,
+    /// Expected, where anything fits.
+    #[serde(flatten)]
+    plan: Option<Expectation>,
+    /// Why nothing fits, where nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct Expectation {
+    tokens_per_s: f64,
+    decode_ms: f64,
+    time_to_first_token_ms: f64,
+    objective_ms: f64,
+    proven: bool,
+    on_gpus: usize,
+    streamed: usize,
+}
+
+/// What `--json` prints.
+#[derive(Debug, Serialize)]
+struct Sweep<'a> {
+    source: &'a str,
+    prompt_tokens: u64,
+    new_tokens: u64,
+    decode_context: u64,
+    context: u64,
+    points: &'a [Point],
+}
+
+/// Plans for each budget and prints what comes of it.
+pub fn run(request: &Request, args: &SplitArgs, range: VramRange, source: &str) -> Result<(), SplitError> {
+    let points: Vec<Point> = range.points().into_iter().map(|vram| point(request, args, vram)).collect();
+    let load = request.load;
+    if args.json {
+        let sweep = Sweep {
+            source,
+            prompt_tokens: load.prompt,
+            new_tokens: load.new_tokens,
+            decode_context: load.decode_context(),
+            context: load.context,
+            points: &points,
+        };
+        stdout::line(&serde_json::to_string_pretty(&sweep).expect("plain data serialises"));
+    } else {
+        stdout::line(&text(&points, request, source));
+    }
+    Ok(())
+}
+
+fn point(request: &Request, args: &SplitArgs, vram: u64) -> Point {
+    let mut problem = request.problem.clone();
+    problem.budget.margin = args.margin.map_or(default_margin(&[vram]), |size| size.0);
+    let solution = sweep(&problem, &request.options, &[vram]).pop().map(|point| point.solution);
+    match solution {
+        Some(Ok(solution)) => Point { vram, plan: Some(expectation(&solution)), refused: None },
+        Some(Err(no_fit)) => {
+            let refused = format!("{} needs {}", no_fit.place, ByteSize(no_fit.smallest()).human());
+            Point { vram, plan: None, refused: Some(refused) }
+        }
+        None => Point { vram, plan: None, refused: None },
+    }
+}
+
+fn expectation(solution: &Solution) -> Expectation {
+    let count = |streamed: bool| {
+        let of = |choice: &&hpp_partition::Choice| match choice.decode {
+            hpp_partition::Where::Cpu => false,
+            hpp_partition::Where::Resident(_) => !streamed,
+            hpp_partition::Where::Streamed(_) => streamed,
+        };
+        solution.choices.iter().filter(of).count()
+    };
+    Expectation {
+        tokens_per_s: round(1e3 / solution.decode_ms),
+        decode_ms: round(solution.decode_ms),
+        time_to_first_token_ms: round(solution.prefill_ms),
+        objective_ms: round(solution.objective_ms),
+        proven: solution.proven,
+        on_gpus: count(false),
+        streamed: count(true),
+    }
+}
+
+fn text(points: &[Point], request: &Request, source: &str) -> String {
+    let most =
+        |value: fn(&Expectation) -> f64| points.iter().filter_map(|p| p.plan.as_ref()).map(value).fold(0.0, f64::max);
+    let (fastest, latest) = (most(|p| p.tokens_per_s), most(|p| p.time_to_first_token_ms));
+    let rows = points.iter().map(|point| {
+        let vram = ByteSize(point.vram).human();
+        match (&point.plan, &point.refused) {
+            (Some(plan), _) => vec![
+                vram,
+                format!("{}+{}", plan.on_gpus, plan.streamed),
+                format!("{:.2}", plan.tokens_per_s),
+                bar(plan.tokens_per_s / fastest),
+                format!("{:.0}", plan.time_to_first_token_ms),
+                bar(plan.time_to_first_token_ms / latest),
+            ],
+            (None, refused) => vec![vram, "-".to_owned(), "-".to_owned(), refused.clone().unwrap_or_default()],
+        }
+    });
+    let header = ["VRAM", "blocks on GPU + streamed", "tokens/s", "", "first token, ms", ""];
+    let load = request.load;
+    format!(
+        "{}\n\nexpected ({source}): a {}-token prompt, tokens priced at {} of context",
+        table(&header, &[0, 1, 2, 4], rows),
+        load.prompt,
+        load.decode_context()
+    )
+}
+
+/// A bar of eighths of a character.
+fn bar(part: f64) -> String {
+    const EIGHTHS: [&str; 8] = ["", "\u{258f}", "\u{258e}", "\u{258d}", "\u{258c}", "\u{258b}", "\u{258a}", "\u{2589}"];
+    let eighths = (part.clamp(0.0, 1.0) * BAR * 8.0).round() as usize;
+    "\u{2588}".repeat(eighths / 8) + EIGHTHS[eighths % 8]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_as_long_as_what_they_mean() {
+        assert_eq!(bar(1.0).chars().count(), 24);
+        assert_eq!(bar(0.5), "\u{2588}".repeat(12));
+        assert_eq!(bar(0.5 + 1.0 / 48.0), "\u{2588}".repeat(12) + "\u{258c}");
+        assert_eq!((bar(0.0), bar(f64::NAN)), (String::new(), String::new()));
+    }
+}

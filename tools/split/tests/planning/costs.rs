@@ -1,0 +1,113 @@
+//! Costs from a machine file or a profile decide, and the plan says so.
+
+use crate::support::{LLAMA, fixture, machine, places, planned, profile, split};
+use hpp_schema::Plan;
+
+fn saved(dir: &tempfile::TempDir, profile: &hpp_schema::Profile) -> String {
+    let path = dir.path().join("profile.yaml");
+    std::fs::write(&path, profile.to_yaml().unwrap()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_machine_brings_its_memory_and_its_name() {
+    let plan = planned(&["--machine", &machine("rtx4060-laptop.yaml")]);
+    assert_eq!(plan.budgets.vram[0].0, 8 << 30);
+    assert_eq!(plan.budgets.ram.unwrap().0, 30 << 30, "fifteen sixteenths of 32 GiB");
+    assert!(plan.predictions.source.starts_with("machine: laptop"), "{}", plan.predictions.source);
+    assert!(places(&plan).starts_with("gpu0:"), "{}", places(&plan));
+    let plan = planned(&["--machine", &machine("mini-pc.yaml")]);
+    assert_eq!(plan.partitions.len(), 1);
+    assert!(plan.budgets.vram.is_empty());
+}
+
+#[test]
+fn measured_times_decide_whether_the_gpu_is_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let with = |profile| planned(&["--profile", &saved(&dir, &profile), "--vram", "1G"]);
+    let fast_gpu = with(profile(LLAMA, 4.0, 0.5));
+    assert!(places(&fast_gpu).contains("gpu0:"), "{}", places(&fast_gpu));
+    let slow_gpu = with(profile(LLAMA, 0.5, 4.0));
+    assert_eq!(places(&slow_gpu), "cpu:embedding+layers.0+layers.1+layers.2+layers.3+head");
+    assert_eq!(slow_gpu.predictions.source, "profile: profile.yaml of 2025-06-01T12:00:00Z");
+    // One launch, four layers, two tenths, and a pass over 512 scores.
+    let expected = 0.1 + 4.0 * 0.5 + 2.0 * 0.05 + 0.02 + 2e-6 * 512.0;
+    assert!((slow_gpu.predictions.decode_ms - expected).abs() < 1e-3, "{}", slow_gpu.predictions.decode_ms);
+}
+
+/// Cutting finer than needed costs a launch for each cut, in both phases.
+#[test]
+fn each_partition_is_started_once_a_pass() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = saved(&dir, &profile(LLAMA, 0.5, 4.0));
+    let at = |partitions: &str| planned(&["--profile", &file, "--gpu-layers", "0", "--partitions", partitions]);
+    let (one, four) = (at("1").predictions, at("4").predictions);
+    assert!((four.decode_ms - one.decode_ms - 0.3).abs() < 2e-3, "{} {}", one.decode_ms, four.decode_ms);
+    let apart = four.time_to_first_token_ms - one.time_to_first_token_ms;
+    assert!((apart - 0.3).abs() < 2e-3, "{apart}");
+}
+
+#[test]
+fn a_profile_of_another_model_or_machine_is_refused_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut profile = profile(LLAMA, 1.0, 1.0);
+    let model = fixture(LLAMA);
+    let run =
+        |path: &str, more: &[&str]| split(&[&[model.to_str().unwrap(), "--dry-run", "--profile", path], more].concat());
+    profile.host.cpu = "Z80".into();
+    profile.host.cores += 7;
+    let path = saved(&dir, &profile);
+    run(&path, &[]).refusal(&["another machine", "Z80", "number of cores", "--allow-other-machine"]);
+    run(&path, &["--allow-other-machine"]).success();
+    profile.model.hash = "0".repeat(64);
+    let path = saved(&dir, &profile);
+    run(&path, &[]).refusal(&["another model", "another machine", "hpp-profile"]);
+    run(&path, &["--allow-other-machine"]).refusal(&["another model"]);
+}
+
+#[test]
+fn a_profile_that_lacks_blocks_names_all_of_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut profile = profile(LLAMA, 1.0, 1.0);
+    profile.classes[0].providers[0].decode = Default::default();
+    profile.classes[1].providers[0].prefill = Default::default();
+    let path = saved(&dir, &profile);
+    let model = fixture(LLAMA);
+    let done = split(&[model.to_str().unwrap(), "--dry-run", "--profile", &path]);
+    done.refusal(&["classes.0.cpu.decode", "classes.1.cpu.prefill"]);
+}
+
+#[test]
+fn the_same_input_gives_the_same_plan() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = saved(&dir, &profile(LLAMA, 2.0, 0.7));
+    let more = ["--profile", &file, "--vram", "6M"];
+    let again: Vec<Plan> = (0..3).map(|_| planned(&more)).collect();
+    assert!(again.iter().all(|plan| *plan == again[0]));
+}
+
+#[test]
+fn the_exact_planner_is_never_slower_than_the_greedy_one() {
+    for vram in ["4M", "5M", "6M", "7M", "9M"] {
+        let ms = |planner: &str| {
+            let plan = planned(&["--vram", vram, "--planner", planner]);
+            let objective = plan.predictions.objective.unwrap();
+            assert_eq!(objective.proven, planner == "exact");
+            objective.ms
+        };
+        let (exact, greedy) = (ms("exact"), ms("greedy"));
+        assert!(exact <= greedy * 1.0001, "{exact} {greedy} at {vram}");
+    }
+}
+
+/// The objective is what is made small: the time of a token, of the prompt, or of both.
+#[test]
+fn objectives_are_what_they_say() {
+    let of = |objective: &str| planned(&["--vram", "6M", "--objective", objective, "--new-tokens", "10"]).predictions;
+    let (decode, prefill, mixed) = (of("decode"), of("prefill"), of("mixed"));
+    assert_eq!(decode.objective.unwrap().ms, decode.decode_ms);
+    assert_eq!(prefill.objective.unwrap().ms, prefill.time_to_first_token_ms);
+    let whole = mixed.time_to_first_token_ms + 10.0 * mixed.decode_ms;
+    assert!((mixed.objective.unwrap().ms / whole - 1.0).abs() < 1e-3);
+    assert_eq!((mixed.new_tokens, mixed.decode_context), (10, 512));
+}

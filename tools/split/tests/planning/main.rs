@@ -1,0 +1,6 @@
+//! `hpp-split` asked to plan: with costs from files, for targets, over a range, and with settings that make no sense.
+
+mod costs;
+mod outputs;
+mod refusals;
+mod support;

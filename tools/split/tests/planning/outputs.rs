@@ -1,0 +1,135 @@
+//! What planning can print and write besides a plan.
+
+use crate::support::{LLAMA, fixture, machine, planned, split};
+use hpp_schema::{Plan, Residency, Severity};
+use serde_json::Value;
+use std::fs;
+
+fn run(more: &[&str]) -> crate::support::Done {
+    let model = fixture(LLAMA);
+    split(&[&[model.to_str().unwrap()], more].concat())
+}
+
+#[test]
+fn a_sweep_is_a_table_with_bars_and_data_as_json() {
+    let text = run(&["--sweep-vram", "4M..8M:1M"]).success().stdout;
+    assert!(text.lines().count() >= 7 && text.contains("4 MiB") && text.contains('\u{2588}'), "{text}");
+    let json = run(&["--sweep-vram", "4M..8M:1M", "--json"]).success().json();
+    let points = json["points"].as_array().unwrap();
+    let vram: Vec<u64> = points.iter().map(|point| point["vram"].as_u64().unwrap() >> 20).collect();
+    assert_eq!(vram, [4, 5, 6, 7, 8]);
+    // More memory is never worse.
+    let ms = |point: &Value| point["objective_ms"].as_f64().unwrap();
+    assert!(points.windows(2).all(|pair| ms(&pair[1]) <= ms(&pair[0]) * 1.0001), "{points:#?}");
+    // Each point is what a plan for that budget expects.
+    let alone = planned(&["--vram", "6M"]).predictions;
+    assert_eq!(points[2]["decode_ms"].as_f64(), Some(alone.decode_ms));
+    assert_eq!(points[2]["time_to_first_token_ms"].as_f64(), Some(alone.time_to_first_token_ms));
+}
+
+#[test]
+fn a_trace_is_one_process_with_a_lane_for_each_thing_that_was_busy() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("trace.json");
+    run(&["--dry-run", "--vram", "6M", "--prompt-tokens", "64", "--trace", path.to_str().unwrap()]).success();
+    let trace: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let events = trace["traceEvents"].as_array().unwrap();
+    let lanes: Vec<&str> =
+        events.iter().filter(|e| e["ph"] == "M").map(|e| e["args"]["name"].as_str().unwrap()).collect();
+    assert!(lanes.contains(&"cpu") && lanes.contains(&"gpu0"), "{lanes:?}");
+    let spans: Vec<&Value> = events.iter().filter(|e| e["ph"] == "X").collect();
+    let number = |span: &Value, key: &str| span[key].as_f64().unwrap();
+    assert!(spans.iter().all(|span| number(span, "ts") >= 0.0 && number(span, "dur") >= 0.0));
+    // A lane does one thing at a time.
+    for (tid, lane) in lanes.iter().enumerate() {
+        let mut on: Vec<(f64, f64)> = (spans.iter().filter(|span| span["tid"] == tid))
+            .map(|span| (number(span, "ts"), number(span, "ts") + number(span, "dur")))
+            .collect();
+        on.sort_by(|a, b| a.0.total_cmp(&b.0));
+        assert!(on.windows(2).all(|pair| pair[1].0 >= pair[0].1 - 1e-6), "{lane} overlaps: {on:?}");
+    }
+    let passes = spans.iter().map(|span| span["args"]["pass"].as_u64().unwrap()).max();
+    assert_eq!(passes, Some(8), "one pass of the prompt and eight tokens");
+    // Nothing half-written lies beside it, and a trace that cannot be written is said.
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    run(&["--dry-run", "--trace", dir.path().to_str().unwrap()]).refusal(&["cannot write"]);
+}
+
+#[test]
+fn an_explanation_says_what_it_would_cost_elsewhere() {
+    let text = run(&["--dry-run", "--vram", "6M", "--explain"]).success().stdout;
+    for words in
+        ["on the cpu: +", "limited by", "1 GiB more VRAM on gpu0: a token -", "tokens of context instead of 512"]
+    {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    let json = run(&["--dry-run", "--vram", "6M", "--explain", "--json"]).success().json();
+    assert_eq!(json["plan"]["hpp_plan"], 1);
+    assert_eq!(json["explanation"]["partitions"].as_array().unwrap().len(), 2);
+    let change = &json["explanation"]["changes"][0];
+    assert!(change["decode_ms"].as_f64().unwrap() < 0.0, "{change}");
+}
+
+#[test]
+fn targets_that_are_kept_change_nothing_else() {
+    let kept = planned(&["--vram", "6M", "--at-least", "1", "--first-token-within", "10000"]);
+    assert_eq!(kept, planned(&["--vram", "6M"]));
+}
+
+#[test]
+fn a_target_no_plan_keeps_says_what_the_best_gives_and_what_would_do() {
+    let asked = ["--dry-run", "--vram", "6M", "--at-least", "15000", "--first-token-within", "1"];
+    let done =
+        run(&asked).refusal(&["--at-least 15000", "--first-token-within 1", "expected", "MiB of VRAM", "would do"]);
+    assert!(done.stdout.is_empty());
+    run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget would do"]);
+    run(&["--dry-run", "--at-least", "1e12"]).refusal(&["no GPU is planned for"]);
+}
+
+/// A model that does not fit, on a machine whose link is worth using: blocks are streamed, each through a slot.
+#[test]
+fn streaming_is_planned_and_shown_and_this_build_refuses_to_run_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = slow_host(&dir);
+    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1", "--mechanisms", "all"];
+    let plan = planned(&more);
+    let streamed: Vec<_> = plan.partitions.iter().filter(|partition| partition.is_streamed()).collect();
+    assert!(!streamed.is_empty(), "{plan:#?}");
+    assert!(streamed.iter().all(|partition| partition.blocks.len() == 1), "a slot holds one block");
+    let ring = plan.devices[1].ring.unwrap();
+    let largest = streamed.iter().map(|partition| partition.bytes.weights).max().unwrap();
+    assert!(ring.slots >= 1 && ring.slot_bytes >= largest, "{ring:?} {largest}");
+    assert!(plan.check().iter().any(|f| f.severity == Severity::Error && f.message.contains("cannot run")));
+    let others =
+        plan.check().into_iter().filter(|f| f.severity == Severity::Error && !f.message.contains("cannot run"));
+    // What is not written yet has no files and no hashes; that is all that may be missing.
+    let others: Vec<_> = others.filter(|f| !f.place.contains("file") && !f.message.contains("path")).collect();
+    assert!(others.iter().all(|f| f.place.starts_with("model.") || f.place.contains("weights_dir")), "{others:#?}");
+    let text = run(&[&["--dry-run"], &more[..]].concat()).success().stdout;
+    assert!(text.contains("streamed") && text.contains("slots of"), "{text}");
+    let slots = |n: &str| planned(&[&more[..], &["--slots", n]].concat()).devices[1].ring.map(|ring| ring.slots);
+    assert_eq!(slots("2").unwrap_or(2), 2);
+    assert!(streamed.iter().any(|p| p.residency == Residency::Streamed || p.prefill.is_some()));
+}
+
+/// The laptop with a host so slow that anything is better than computing there.
+fn slow_host(dir: &tempfile::TempDir) -> String {
+    let text = fs::read_to_string(machine("rtx4060-laptop.yaml")).unwrap();
+    let text = text.replace("memory_gb_per_s: 60", "memory_gb_per_s: 0.5").replace("tflops: 0.55", "tflops: 0.001");
+    let text = text.replace("launch_us: 80", "launch_us: 1").replace("latency_us: 10", "latency_us: 1");
+    let path = dir.path().join("machine.yaml");
+    fs::write(&path, text).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_plan_that_streams_is_never_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("plan");
+    let trace = dir.path().join("trace.json");
+    let (out, trace) = (out.to_str().unwrap(), trace.to_str().unwrap());
+    run(&["--vram", "6M", "--mechanisms", "all", "--trace", trace, "--out", out]).success();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "the trace alone");
+    let plan: Plan = planned(&["--vram", "6M"]);
+    assert_eq!(plan.check().iter().filter(|f| f.message.contains("cannot run")).count(), 0);
+}

@@ -1,0 +1,88 @@
+//! Settings and files that make no sense: refused, all at once, with nothing written.
+
+use crate::support::{LLAMA, fixture, machine, split};
+use std::fs;
+
+fn run(more: &[&str]) -> crate::support::Done {
+    let model = fixture(LLAMA);
+    split(&[&[model.to_str().unwrap(), "--out", "never-written"], more].concat())
+}
+
+#[test]
+fn every_setting_that_makes_no_sense_is_named_at_once() {
+    let all = ["--vram", "0", "--ram", "0", "--batch", "0", "--new-tokens", "0", "--slots", "0", "--at-least", "-1"];
+    let words = ["VRAM budget of 0", "RAM budget of 0", "batch of 0", "answer of 0", "ring of 0", "--at-least"];
+    let done = run(&all).refusal(&words);
+    assert!(done.stderr.matches("error: ").count() >= 6, "{}", done.stderr);
+}
+
+#[test]
+fn settings_that_do_not_go_together() {
+    for (more, words) in [
+        (&["--mechanisms", "all"][..], &["cannot stream", "--dry-run"][..]),
+        (&["--slots", "3"], &["--slots"]),
+        (&["--refine", "8", "--dry-run"], &["--refine"]),
+        (&["--refine", "0"], &["0 tokens"]),
+        (&["--refine", "8", "--machine", &machine("mini-pc.yaml")], &["--refine", "--machine"]),
+        (&["--sweep-vram", "1M..2M", "--gpu-layers", "2"], &["by hand"]),
+        (&["--first-token-within", "nan"], &["--first-token-within"]),
+    ] {
+        run(more).refusal(words);
+    }
+    for usage in [
+        &["--profile", "a", "--machine", "b"][..],
+        &["--allow-other-machine"],
+        &["--sweep-vram", "8G..4G"],
+        &["--planner", "lucky"],
+        &["--mechanisms", "resident"],
+    ] {
+        let done = run(usage);
+        assert_eq!(done.status, Some(2), "{usage:?}: {}", done.stderr);
+    }
+}
+
+#[test]
+fn budgets_beyond_the_machine_are_refused_with_numbers() {
+    let laptop = machine("rtx4060-laptop.yaml");
+    let done = run(&["--machine", &laptop, "--vram", "24G,1G", "--ram", "64G", "--dry-run"]);
+    done.refusal(&["24 GiB", "8 GiB", "2 GPUs", "64 GiB", "32 GiB"]);
+    run(&["--machine", &machine("mini-pc.yaml"), "--vram", "1G", "--dry-run"]).refusal(&["1 GPUs", "has 0"]);
+}
+
+#[test]
+fn everything_wrong_with_a_machine_file_is_said_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("machine.yaml");
+    let text = fs::read_to_string(machine("rtx4090-desktop.yaml")).unwrap();
+    let text =
+        text.replace("  memory_gb_per_s: 70\n", "").replace("tflops: 82", "tflops: -1").replace("disk:", "disc:");
+    fs::write(&path, text).unwrap();
+    let path = path.to_str().unwrap();
+    // A setting that makes no sense is found beside it.
+    let done = run(&["--machine", path, "--batch", "0"]);
+    done.refusal(&[
+        "cpu.memory_gb_per_s: it is missing",
+        "gpus[0].tflops: -1",
+        "disc: there is no such field",
+        "batch of 0",
+    ]);
+}
+
+#[test]
+fn files_that_are_none_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (empty, binary, plan) = (file("empty", b""), file("binary", &[0xff, 0xfe, 0]), file("plan", b"hpp_plan: 1\n"));
+    for option in ["--machine", "--profile"] {
+        run(&[option, "no/such/file"]).refusal(&["no/such/file"]);
+        run(&[option, &empty]).refusal(&["empty", "begin with"]);
+        run(&[option, &binary]).refusal(&["not UTF-8"]);
+        run(&[option, &plan]).refusal(&["begin with"]);
+        run(&[option, dir.path().to_str().unwrap()]).refusal(&["cannot read"]);
+    }
+    assert!(!std::path::Path::new("never-written").exists());
+}
