@@ -1,4 +1,5 @@
-# Everything here works from a fresh clone with cargo and python3 (with venv or pip); nothing is installed outside the folder.
+# Everything here works from a fresh clone with cargo and python3 (with venv or pip); nothing is installed outside the
+# folder, but for Chromium, which `make test` takes from Debian where it runs as root and there is none.
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 DEMO_MODEL ?= fixtures/models/genai/llama3-fp32-cpu
