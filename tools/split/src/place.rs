@@ -2,6 +2,7 @@
 
 use crate::cli::{GpuLayers, KvPlace, SplitArgs};
 use crate::error::SplitError;
+use crate::predict::Expected;
 use crate::request::Request;
 use hpp_model::Piece;
 use hpp_partition::{Assign, Block, Choice, NoFit, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan};
@@ -106,9 +107,11 @@ impl Placement {
         self
     }
 
-    /// The same with nothing said of other plans.
-    pub fn without_proof(mut self) -> Self {
-        (self.solution.bound_ms, self.solution.proven) = (0.0, false);
+    /// The same with the times it took when it was run, and nothing said of other plans.
+    pub fn as_measured(mut self, request: &Request, took: Expected) -> Self {
+        let objective_ms = took.objective_ms(request.options.objective, request.load.new_tokens);
+        let Expected { decode_ms, prefill_ms } = took;
+        self.solution = Solution { decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false, ..self.solution };
         self
     }
 

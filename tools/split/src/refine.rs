@@ -71,7 +71,8 @@ pub struct Tried {
     pub time_to_first_token_ms: [f64; 2],
 }
 
-/// The fastest of the plans that were run, and all of them. The request's costs are as measured afterwards.
+/// The fastest of the plans that were run, and all of them. What is expected of it is what it took; the request's costs are as
+/// measured afterwards.
 pub fn refine(
     request: &mut Request,
     args: &SplitArgs,
@@ -136,9 +137,9 @@ impl Runs<'_> {
             time_to_first_token_ms: [round(expected.prefill_ms), round(measured.prefill_ms)],
         });
         let tried = tried.collect();
-        let placement = self.done.into_iter().nth(kept).map(|(placement, ..)| placement);
-        let placement = placement.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
-        Ok((placement.judged_again(request).without_proof(), tried))
+        let run = self.done.into_iter().nth(kept);
+        let (placement, _, measured) = run.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
+        Ok((placement.as_measured(request, measured.expected()), tried))
     }
 }
 

@@ -86,5 +86,5 @@ fn reason(error: &ExecError) -> String {
         text = format!("{text}: {deeper}");
         cause = deeper.source();
     }
-    text
+    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }
