@@ -108,7 +108,7 @@ impl Placement {
     }
 
     /// The same with the times it took when it was run, and nothing said of other plans.
-    pub fn as_measured(mut self, request: &Request, took: Expected) -> Self {
+    pub fn expecting(mut self, request: &Request, took: Expected) -> Self {
         let objective_ms = took.objective_ms(request.options.objective, request.load.new_tokens);
         let Expected { decode_ms, prefill_ms } = took;
         self.solution = Solution { decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false, ..self.solution };

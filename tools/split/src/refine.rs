@@ -139,7 +139,7 @@ impl Runs<'_> {
         let tried = tried.collect();
         let run = self.done.into_iter().nth(kept);
         let (placement, _, measured) = run.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
-        Ok((placement.as_measured(request, measured.expected()), tried))
+        Ok((placement.expecting(request, measured.expected()), tried))
     }
 }
 
