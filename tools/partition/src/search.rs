@@ -11,7 +11,7 @@ use crate::improve::improve;
 use crate::judge::{Candidate, Judge, SAME, Wish};
 use crate::program::{Answer, Counts, MOST_NODES, Outcome, solve};
 use crate::regions::{Region, regions};
-use crate::{Choice, Mechanisms, Options, Phase, Problem, Where};
+use crate::{Choice, Mechanisms, Options, Phase, Problem, Where, fits};
 
 /// Slots tried where the options leave the choice: two stall, and more than four gain nothing.
 pub(crate) const SLOTS: [u32; 2] = [3, 4];
@@ -127,6 +127,22 @@ fn starts(problem: &Problem, wish: &Wish, allowed: &[Vec<Choice>]) -> Vec<Vec<Ch
     everywhere.chain(grown(problem).ok()).filter(is_allowed).collect()
 }
 
+/// Every block that may be and still fits goes to a place in one phase, one after the other.
+fn push(judge: &Judge, allowed: &[Vec<Choice>], from: &[Choice], phase: Phase, place: Where) -> Vec<Choice> {
+    let mut choices = from.to_vec();
+    for (block, allowed) in allowed.iter().enumerate().filter(|(block, _)| from[*block].of(phase) == Where::Cpu) {
+        let there =
+            |choice: &&Choice| choice.of(phase) == place && choice.of(phase.other()) == from[block].of(phase.other());
+        if let Some(choice) = allowed.iter().find(there) {
+            let before = std::mem::replace(&mut choices[block], *choice);
+            if fits(judge.problem, &choices, &judge.wish.slots, judge.wish.mechanisms).is_err() {
+                choices[block] = before;
+            }
+        }
+    }
+    choices
+}
+
 /// Where one phase alone counted, the other is made as fast as what is left of the memory allows.
 pub(crate) fn then_the_other_phase(
     problem: &Problem,
@@ -152,6 +168,10 @@ pub(crate) fn then_the_other_phase(
     let wish = |weights| Wish { weights, mechanisms: options.mechanisms, slots: slots.clone() };
     let mut judge = Judge::new(problem, wish(other), 1);
     judge.price(&candidate.choices);
+    for gpu in 0..problem.budget.vram.len() {
+        let pushed = push(&judge, &allowed, &candidate.choices, settled.other(), Where::Streamed(gpu));
+        judge.price(&pushed);
+    }
     let regions = regions(problem, &allowed);
     if let Outcome::Answer(Answer { counts: Some(counts), .. }) =
         solve(problem, &judge.wish, &regions, &allowed, MOST_NODES)

@@ -15,6 +15,14 @@ pub enum Phase {
 impl Phase {
     /// Both, in the order they happen.
     pub const BOTH: [Phase; 2] = [Phase::Prefill, Phase::Decode];
+
+    /// The other one.
+    pub fn other(self) -> Phase {
+        match self {
+            Phase::Prefill => Phase::Decode,
+            Phase::Decode => Phase::Prefill,
+        }
+    }
 }
 
 impl fmt::Display for Phase {
