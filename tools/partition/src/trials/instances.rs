@@ -225,3 +225,10 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
     let reads = Phase::BOTH.map(|phase| sum(&|c| !resident(c.of(phase))));
     Some(reads.map(|bytes| bytes.saturating_sub(ram - state - workspace)))
 }
+
+/// Any legal placement.
+pub fn random_choices(problem: &Problem, seed: u64) -> Vec<Choice> {
+    let legal = legal(problem, Mechanisms::All);
+    let mut dice = Dice(seed);
+    problem.blocks.iter().map(|_| legal[dice.below(legal.len() as u64) as usize]).collect()
+}

@@ -1,20 +1,14 @@
 //! Laws of the simulator: what no schedule may do, whatever the placement.
 
-use super::instances::{Dice, instance, legal};
+use super::instances::{instance, random_choices};
 use crate::bound::Work;
 use crate::schedule::{What, copies, handover, steps};
-use crate::{Choice, Mechanisms, Phase, Problem, Simulation, Where, simulate};
+use crate::{Phase, Problem, Simulation, Where, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
 
 /// A small part of the longest time there is.
 const ROUNDING_US: f64 = 1e-3;
-
-fn random_choices(problem: &Problem, seed: u64) -> Vec<Choice> {
-    let legal = legal(problem, Mechanisms::All);
-    let mut dice = Dice(seed);
-    problem.blocks.iter().map(|_| legal[dice.below(legal.len() as u64) as usize]).collect()
-}
 
 fn end(span: &Span) -> f64 {
     span.start_us + span.duration_us

@@ -1,8 +1,8 @@
 //! The mixed-integer program never promises more than there is, and it sees models of real size as they are.
 
-use super::instances::{brute_force, instance};
+use super::instances::{brute_force, instance, random_choices};
 use crate::judge::{Judge, Wish};
-use crate::program::{MOST_NODES, Outcome, solve};
+use crate::program::{Answer, MOST_NODES, Outcome, solve};
 use crate::regions::regions;
 use crate::{Choice, Mechanisms, Objective, Problem};
 use proptest::prelude::*;
@@ -39,6 +39,37 @@ proptest! {
         match (best, bound) {
             (Some(best), Some(bound)) => prop_assert!((bound - best).abs() <= 1e-6 * best, "bound {bound}, best {best}"),
             (best, bound) => prop_assert_eq!(best.is_some(), bound.is_some()),
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
+
+    /// The program for one placement alone bounds what the simulator makes of it, slots and disk and all.
+    #[test]
+    fn no_schedule_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 1usize..=2, slots in 1u32..=3) {
+        let mut problem = instance(seed, blocks, gpus);
+        problem.budget.vram.fill(1 << 30);
+        if problem.disk_bytes_per_ms.is_none() {
+            problem.budget.ram = None;
+        } else {
+            problem.budget.ram = problem.budget.ram.map(|ram| ram + 1500);
+        }
+        let choices = random_choices(&problem, seed ^ 1);
+        let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
+        let regions = regions(&problem, &allowed);
+        for weights in [[1.0, 0.0], [0.0, 1.0], [1.0, 3.0]] {
+            let wish = Wish { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
+            let price = Judge::new(&problem, wish.clone(), 1).price(&choices).map(|c| c.price.objective);
+            match (solve(&problem, &wish, &regions, &allowed, MOST_NODES), price) {
+                (Outcome::Answer(Answer { bound, .. }), Some(ms)) => {
+                    prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
+                    prop_assert!(bound > 0.3 * ms, "{weights:?}: bound {bound} is far below {ms}");
+                }
+                (Outcome::Infeasible, None) => {}
+                (_, price) => prop_assert!(false, "the program and the judge differ: {price:?}"),
+            }
         }
     }
 }
