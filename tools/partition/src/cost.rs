@@ -86,25 +86,6 @@ impl Rates {
     }
 }
 
-/// Predicted milliseconds for one decoded token.
-pub fn decode_ms(blocks: &[Block], places: &[Place], rates: &Rates) -> f64 {
-    total_ms(blocks, places, rates, 1, |block| block.decode)
-}
-
-/// Predicted milliseconds for a prefill pass of `tokens`.
-pub fn prefill_ms(blocks: &[Block], places: &[Place], rates: &Rates, tokens: u64) -> f64 {
-    total_ms(blocks, places, rates, tokens, |block| block.prefill)
-}
-
-fn total_ms(blocks: &[Block], places: &[Place], rates: &Rates, tokens: u64, work: impl Fn(&Block) -> Work) -> f64 {
-    let compute: f64 = blocks.iter().zip(places).map(|(block, place)| rates.ms(work(block), *place)).sum();
-    let crossings: f64 = (1..places.len())
-        .filter(|i| places[*i] != places[i - 1])
-        .map(|i| 1e3 * (blocks[i].boundary_bytes * tokens) as f64 / rates.link_bandwidth + 2.0 * rates.launch_ms)
-        .sum();
-    compute + crossings
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
@@ -135,19 +116,5 @@ pub(crate) mod tests {
         let rates = Rates { cpu_bandwidth: 1e9, cpu_flops: 1e9, ..Rates::ASSUMED };
         assert_eq!(rates.ms(Work { flops: 1_000_000, bytes: 2_000_000 }, Place::Cpu), 2.0);
         assert_eq!(rates.ms(Work { flops: 3_000_000, bytes: 2_000_000 }, Place::Cpu), 3.0);
-    }
-
-    #[test]
-    fn each_change_of_device_is_paid_for() {
-        let blocks = dense(4, 1000);
-        let rates = Rates::ASSUMED;
-        let one = [Place::Cpu, Place::Cpu, Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Gpu(0)];
-        let three = [Place::Cpu, Place::Gpu(0), Place::Cpu, Place::Gpu(0), Place::Cpu, Place::Gpu(0)];
-        let crossings = |places: &[Place]| places.windows(2).filter(|pair| pair[0] != pair[1]).count() as f64;
-        let per_crossing = 1e3 * 8.0 / rates.link_bandwidth + 2.0 * rates.launch_ms;
-        let bare = |places: &[Place]| decode_ms(&blocks, places, &rates) - crossings(places) * per_crossing;
-        // Same number of layers on each side; the head moved nowhere.
-        assert!((bare(&one) - bare(&three)).abs() < 1e-3 * bare(&one).max(1e-9) + 1e-6);
-        assert!(decode_ms(&blocks, &three, &rates) > decode_ms(&blocks, &one, &rates));
     }
 }

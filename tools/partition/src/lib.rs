@@ -30,7 +30,7 @@ mod sweep;
 mod trials;
 
 pub use budget::{Budget, Demand, KvHome, NoFit, check, demand};
-pub use cost::{Block, BlockKind, Rates, Work, decode_ms, prefill_ms};
+pub use cost::{Block, BlockKind, Rates, Work};
 pub use explain::{Change, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
 pub use greedy::{Hotness, greedy, hotness};
 pub use hotness::block_hotness;
@@ -38,7 +38,7 @@ pub use manual::{Assign, AssignError, gpu_layers};
 pub use memory::{Usage, fits, usage};
 pub use plan::{best, judge, plan};
 pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
-pub use runs::{Run, one_gpu_block_each, runs};
+pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};
 pub use solution::{Phase, Solution};
 pub use sweep::{SweepPoint, sweep};

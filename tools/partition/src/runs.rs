@@ -41,18 +41,6 @@ pub fn runs(blocks: &[Block], places: &[Place], at_least: usize) -> Vec<Run> {
     runs
 }
 
-/// The same runs with every GPU block a partition of its own: what state on the host needs, so that the device holds one
-/// block's at a time.
-pub fn one_gpu_block_each(runs: Vec<Run>) -> Vec<Run> {
-    let apart = |run: Run| -> Vec<Run> {
-        match run.place {
-            Place::Cpu => vec![run],
-            place => run.blocks.map(|i| Run { blocks: i..i + 1, place }).collect(),
-        }
-    };
-    runs.into_iter().flat_map(apart).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -85,14 +73,5 @@ mod tests {
         let cut = runs(&blocks, &[Place::Cpu; 6], 2);
         assert_eq!(cut[0].blocks, 0..3);
         assert_eq!(runs(&blocks, &[Place::Cpu; 6], 99).len(), 6);
-    }
-
-    #[test]
-    fn gpu_blocks_come_apart_and_host_blocks_stay_together() {
-        let blocks = dense(4, 1000);
-        let places = [Place::Cpu, Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Gpu(1), Place::Cpu];
-        let apart = one_gpu_block_each(runs(&blocks, &places, 1));
-        let ranges: Vec<_> = apart.iter().map(|run| run.blocks.clone()).collect();
-        assert_eq!(ranges, [0..2, 2..3, 3..4, 4..5, 5..6]);
     }
 }
