@@ -9,7 +9,7 @@ mod passes;
 mod roofline;
 
 use crate::{Analysis, Load};
-use hpp_partition::{Budget, GpuCosts, Problem, Workload};
+use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
 use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile, Severity};
 use passes::passes;
 
@@ -68,7 +68,7 @@ pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budg
     };
     match costs {
         Ok(costs) if findings.is_empty() => Ok(Problem {
-            blocks,
+            blocks: condensed(blocks),
             cpu: costs.cpu,
             gpus: costs.gpus,
             cpu_launch_ms: costs.cpu_launch_ms,

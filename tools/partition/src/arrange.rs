@@ -7,7 +7,7 @@ use crate::judge::Wish;
 use crate::program::Counts;
 use crate::regions::Region;
 use crate::{Choice, Phase, Where};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Allowed placements with these counts, no two the same. Classes of a region are arranged each by itself, and all
 /// together: then runs are unbroken and the classes' own counts are not kept.
@@ -19,6 +19,7 @@ pub(crate) fn arrangements(
 ) -> Vec<Vec<Choice>> {
     let may = |choices: &[Choice]| choices.iter().zip(allowed).all(|(choice, allowed)| allowed.contains(choice));
     let mut all: Vec<Vec<Choice>> = Vec::new();
+    let mut seen = HashSet::new();
     let mixed = regions.iter().any(|region| region.classes.len() > 1);
     for pattern in patterns(wish) {
         for together in [false, true].into_iter().filter(|together| mixed || !together) {
@@ -26,12 +27,16 @@ pub(crate) fn arrangements(
             for (region, counts) in regions.iter().zip(counts) {
                 pattern.fill(region, counts, together, &mut choices);
             }
-            if !all.contains(&choices) && may(&choices) {
+            if may(&choices) && seen.insert(codes(&choices)) {
                 all.push(choices);
             }
         }
     }
     all
+}
+
+fn codes(choices: &[Choice]) -> Vec<u16> {
+    choices.iter().flat_map(|choice| [choice.prefill.code(), choice.decode.code()]).collect()
 }
 
 /// Counts that differ from these by one block that makes another choice.

@@ -72,8 +72,8 @@ impl Wish {
 pub(crate) struct Judge<'a> {
     pub problem: &'a Problem,
     pub wish: Wish,
-    /// Simulated milliseconds of each phase by places.
-    seen: [HashMap<Vec<Where>, f64>; 2],
+    /// Simulated milliseconds of each phase by the codes of its places.
+    seen: [HashMap<Vec<u16>, f64>; 2],
     /// Best first; no two of one shape.
     best: Vec<Candidate>,
     keep: usize,
@@ -118,7 +118,8 @@ impl<'a> Judge<'a> {
 
     fn chain(&mut self, places: Vec<Where>, phase: Phase) -> f64 {
         let (problem, slots) = (self.problem, &self.wish.slots);
-        *self.seen[phase as usize].entry(places).or_insert_with_key(|places| chain_ms(problem, places, slots, phase))
+        let codes = places.iter().map(|place| place.code()).collect();
+        *self.seen[phase as usize].entry(codes).or_insert_with(|| chain_ms(problem, &places, slots, phase))
     }
 
     /// Slots of the GPUs something is streamed to.

@@ -5,6 +5,7 @@
 mod arrange;
 mod bound;
 mod budget;
+mod condense;
 mod cost;
 mod exhaust;
 mod explain;
@@ -30,6 +31,7 @@ mod sweep;
 mod trials;
 
 pub use budget::{Budget, Demand, KvHome, NoFit, check, demand};
+pub use condense::condensed;
 pub use cost::{Block, BlockKind, Rates, Work};
 pub use explain::{Change, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
 pub use greedy::{Hotness, greedy, hotness};

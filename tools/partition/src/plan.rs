@@ -78,9 +78,13 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
     let by_phases = one_phase_after_the_other(problem, options);
     for slots in slots(problem, options) {
         let wish = Wish { weights, mechanisms: options.mechanisms, slots };
-        let known = known.iter().map(|solution| &solution.choices).chain(all.best.iter().map(|found| &found.choices));
-        let known: Vec<&Vec<Choice>> = known.chain(&by_phases).collect();
-        let Some(found) = search(problem, wish, &allowed, &known, count) else { continue };
+        let found = all.best.iter().map(|found| &found.choices);
+        let known: Vec<&Vec<Choice>> =
+            known.iter().map(|solution| &solution.choices).chain(found).chain(&by_phases).collect();
+        // Where only the best is wanted, slots whose bound is above it need no look.
+        let known_ms = all.best.iter().map(|found| found.price.objective).filter(|_| count == 1);
+        let enough = known_ms.fold(f64::INFINITY, f64::min);
+        let Some(found) = search(problem, wish, &allowed, &known, count, enough) else { continue };
         all.bound = all.bound.min(found.bound);
         all.best.extend(found.best);
     }
@@ -109,7 +113,7 @@ fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Ch
         less.budget.vram.iter_mut().for_each(|vram| *vram = vram.saturating_sub(kept));
         let options = Options { objective: Objective::Decode, slots: slots.first().copied(), ..*options };
         let wish = Wish { weights, mechanisms: options.mechanisms, slots: slots.clone() };
-        let found = search(&less, wish, &allowed(&less, &options, weights), &[], 1)?;
+        let found = search(&less, wish, &allowed(&less, &options, weights), &[], 1, f64::INFINITY)?;
         let best = found.best.into_iter().next()?;
         Some(then_the_other_phase(problem, &options, weights, best).choices)
     };

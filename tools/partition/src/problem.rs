@@ -131,6 +131,16 @@ pub struct Options {
 }
 
 impl Where {
+    /// A small number for each place: what is fast to compare and to hash.
+    pub(crate) fn code(self) -> u16 {
+        let of = |gpu: usize| u16::try_from(2 * gpu).expect("no machine has thousands of GPUs");
+        match self {
+            Where::Cpu => 0,
+            Where::Resident(gpu) => 1 + of(gpu),
+            Where::Streamed(gpu) => 2 + of(gpu),
+        }
+    }
+
     /// The GPU it computes on.
     pub fn gpu(self) -> Option<usize> {
         match self {

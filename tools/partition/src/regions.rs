@@ -5,6 +5,7 @@
 //! stay bounds.
 
 use crate::{Block, Choice, Problem};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Most regions that are told apart; more become one in the middle.
@@ -13,6 +14,8 @@ const MOST_REGIONS: usize = 14;
 const MOST_CLASSES: usize = 4;
 /// Classes closer than this, as a part of their numbers, are one.
 const SIMILAR: f64 = 0.05;
+/// A shared weight smaller than this part of a block (a table of rotary angles, say) does not tell blocks apart.
+const SMALL: f64 = 1.0 / 16.0;
 
 /// A stretch of neighbours.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,14 +42,15 @@ pub(crate) fn regions(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Region>
     regions
 }
 
-/// Runs at an end whose weight bytes are far from the usual: embeddings, heads, first dense layers; at most four.
+/// Runs at an end unlike the usual in bytes or in what they share: embeddings, heads, first dense layers; at most four.
 fn irregular<'a>(problem: &Problem, runs: impl Iterator<Item = &'a Range<usize>>) -> usize {
-    let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).collect();
+    let mut sizes: Vec<(u64, usize)> = (0..problem.blocks.len()).map(|i| (problem.weight_bytes(i), i)).collect();
     sizes.sort_unstable();
-    let usual = sizes[sizes.len() / 2];
+    let (usual, block) = sizes[sizes.len() / 2];
     let is_irregular = |run: &&Range<usize>| {
         let bytes = problem.weight_bytes(run.start);
-        bytes > usual + usual / 4 || bytes < usual - usual / 4 || shares(problem, run.start)
+        let shares_others = large_shared(problem, run.start) != large_shared(problem, block);
+        bytes > usual + usual / 4 || bytes < usual - usual / 4 || shares_others
     };
     runs.take(4).take_while(is_irregular).count()
 }
@@ -72,17 +76,24 @@ fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool
     let boundary = |i: usize| if i == 0 { None } else { Some(problem.blocks[i].boundary_bytes) };
     let same_boundary = a == 0 || boundary(a) == boundary(b);
     let gpus = || problem.gpus.iter().all(|gpu| gpu.blocks[a] == gpu.blocks[b]);
-    let shared = shares(problem, a) || shares(problem, b);
-    let same_costs = problem.cpu[a] == problem.cpu[b] && gpus();
-    !shared && sizes(a) == sizes(b) && same_boundary && same_costs && allowed[a] == allowed[b]
+    let same_costs = || problem.cpu[a] == problem.cpu[b] && gpus();
+    let same_shared = || shared(problem, a) == shared(problem, b);
+    sizes(a) == sizes(b) && same_boundary && allowed[a] == allowed[b] && same_costs() && same_shared()
 }
 
-/// Whether another block reads one of this block's weights.
-pub(crate) fn shares(problem: &Problem, block: usize) -> bool {
-    let others = problem.blocks.iter().enumerate().filter(|(other, _)| *other != block);
-    let mut keys = others.flat_map(|(_, other)| &other.weights).map(|(key, _)| *key);
-    let own: Vec<u32> = problem.blocks[block].weights.iter().map(|(key, _)| *key).collect();
-    keys.any(|key| own.contains(&key))
+/// Weights of a block that another block reads too, and their bytes.
+pub(crate) fn shared(problem: &Problem, block: usize) -> BTreeMap<u32, u64> {
+    let others = |key: u32| {
+        let mut others = problem.blocks.iter().enumerate().filter(|(other, _)| *other != block);
+        others.any(|(_, other)| other.weights.iter().any(|(its, _)| *its == key))
+    };
+    problem.blocks[block].weights.iter().copied().filter(|(key, _)| others(*key)).collect()
+}
+
+/// Those of a size that matters.
+pub(crate) fn large_shared(problem: &Problem, block: usize) -> BTreeMap<u32, u64> {
+    let least = SMALL * problem.weight_bytes(block) as f64;
+    shared(problem, block).into_iter().filter(|(_, bytes)| *bytes as f64 >= least).collect()
 }
 
 fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> Vec<Vec<usize>> {
@@ -117,8 +128,8 @@ fn closest(problem: &Problem, allowed: &[Vec<Choice>], classes: &[Vec<usize>]) -
     let pairs = (0..classes.len()).flat_map(|a| (a + 1..classes.len()).map(move |b| (a, b)));
     let first = |class: usize| classes[class][0];
     let may = pairs.filter(|(a, b)| {
-        let apart = shares(problem, first(*a)) || shares(problem, first(*b));
-        !apart && allowed[first(*a)] == allowed[first(*b)]
+        let same_shared = large_shared(problem, first(*a)) == large_shared(problem, first(*b));
+        same_shared && allowed[first(*a)] == allowed[first(*b)]
     });
     let by = |(a, b): &(usize, usize)| distance(first(*a), first(*b));
     may.min_by(|x, y| by(x).total_cmp(&by(y))).map(|(a, b)| (a, b, by(&(a, b))))

@@ -17,6 +17,8 @@ use crate::{Choice, Mechanisms, Options, Phase, Problem, Where, fits};
 pub(crate) const SLOTS: [u32; 2] = [3, 4];
 /// Blocks up to which every placement is tried.
 pub(crate) const FEW_BLOCKS: usize = 12;
+/// A placement this close to the bound, as a part of it, needs no second opinion.
+const NEAR: f64 = 1e-3;
 /// Steps of trying before giving up.
 const MOST_STEPS: usize = 20_000_000;
 /// Placements priced in trying neighbouring counts.
@@ -33,13 +35,14 @@ pub(crate) struct Found {
 }
 
 /// The best `count` placements for one number of slots; `None` when nothing fits. `known` are placements
-/// worth a look.
+/// worth a look. Where the bound shows that no placement takes as little as `enough`, nothing is looked for.
 pub(crate) fn search(
     problem: &Problem,
     wish: Wish,
     allowed: &[Vec<Choice>],
     known: &[&Vec<Choice>],
     count: usize,
+    enough: f64,
 ) -> Option<Found> {
     let regions = regions(problem, allowed);
     let (mut bound, counts) = match solve(problem, &wish, &regions, allowed, MOST_NODES) {
@@ -47,11 +50,19 @@ pub(crate) fn search(
         Outcome::Unknown => (0.0, None),
         Outcome::Answer(Answer { bound, counts }) => (bound, counts),
     };
+    if bound > enough {
+        return Some(Found { best: Vec::new(), bound });
+    }
     let mut judge = Judge::new(problem, wish, count.max(STARTS));
     for choices in starts(problem, &judge.wish, allowed) {
         judge.price(&choices);
     }
-    for counts in counts.into_iter().chain(usual_counts(&judge, &regions, allowed)) {
+    if let Some(counts) = counts {
+        reshape(&mut judge, &regions, counts, allowed, bound);
+    }
+    if judge.best().first().is_none_or(|best| best.price.objective > bound * (1.0 + NEAR))
+        && let Some(counts) = usual_counts(&judge, &regions, allowed)
+    {
         reshape(&mut judge, &regions, counts, allowed, bound);
     }
     known.iter().for_each(|choices| drop(judge.price(choices)));

@@ -3,7 +3,7 @@
 use super::Program;
 use super::line::Line;
 use crate::memory::{may_read_disk, state_on_host};
-use crate::regions::shares;
+use crate::regions::{large_shared, shared};
 use crate::{Choice, KvHome, Phase, Where};
 use std::collections::BTreeMap;
 
@@ -83,29 +83,40 @@ impl Program<'_> {
     pub(super) fn distinct(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
         let problem = self.problem;
         let mut all = Line::default();
-        let mut shared: BTreeMap<u32, (u64, Vec<Line>)> = BTreeMap::new();
+        let mut held: BTreeMap<u32, (u64, Line)> = BTreeMap::new();
         for (region, class) in self.classes() {
             let count = self.count(region, class, &is_so);
-            let first = self.regions[region].classes[class][0];
             if count.is_nothing() {
                 continue;
             }
-            if !shares(problem, first) {
-                all.add(&count, self.least(region, class, |i| problem.weight_bytes(i) as f64) / self.bytes);
-                continue;
-            }
-            let weights: BTreeMap<u32, u64> = problem.blocks[first].weights.iter().copied().collect();
-            for (key, bytes) in weights {
-                shared.entry(key).or_insert((bytes, Vec::new())).1.push(count.clone());
+            let members = &self.regions[region].classes[class];
+            let own = |i: usize| problem.weight_bytes(i) - shared(problem, i).values().sum::<u64>();
+            all.add(&count, self.least(region, class, |i| own(i) as f64) / self.bytes);
+            // What every block of the class shares is held as soon as one of them is there.
+            let mut by_all = shared(problem, members[0]);
+            members[1..].iter().for_each(|i| by_all.retain(|key, _| shared(problem, *i).contains_key(key)));
+            let large = large_shared(problem, members[0]);
+            for (key, bytes) in by_all {
+                let used = self.used(&count, members.len(), large.contains_key(&key));
+                let (_, held) = held.entry(key).or_insert_with(|| (bytes, self.lines.real(0.0)));
+                self.lines.at_least(held, &used);
             }
         }
-        for (bytes, users) in shared.into_values() {
-            // Held as soon as one block holds it; these blocks are regions of one, so a count is 0 or 1.
-            let held = self.lines.real(0.0);
-            users.iter().for_each(|user| self.lines.at_least(&held, user));
-            all.add(&held, bytes as f64 / self.bytes);
-        }
+        held.into_values().for_each(|(bytes, held)| all.add(&held, bytes as f64 / self.bytes));
         all
+    }
+
+    /// 1 where a count of at most `members` is more than 0; where it need not be exact, a part of 1.
+    fn used(&mut self, count: &Line, members: usize, exactly: bool) -> Line {
+        if members == 1 {
+            return count.clone();
+        }
+        if !exactly {
+            return Line::default().plus(count, 1.0 / members as f64);
+        }
+        let used = self.lines.whole(1);
+        self.lines.at_least(&Line::default().plus(&used, members as f64), count);
+        used
     }
 
     /// At least the largest number of a block whose choice is so.
@@ -120,15 +131,7 @@ impl Program<'_> {
             if size == 0.0 || count.is_nothing() {
                 continue;
             }
-            let blocks = self.regions[region].classes[class].len();
-            let used = match blocks {
-                1 => count,
-                _ => {
-                    let used = self.lines.whole(1);
-                    self.lines.at_least(&Line::default().plus(&used, blocks as f64), &count);
-                    used
-                }
-            };
+            let used = self.used(&count, self.regions[region].classes[class].len(), true);
             self.lines.at_least(&largest, &Line::default().plus(&used, size));
         }
         largest
