@@ -182,6 +182,16 @@ pub struct Device {
     /// Room for streamed weights; absent where nothing is streamed there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<Ring>,
+    /// Most bytes of weights read from disk that lie in memory at once; absent where none are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<ByteSize>,
+}
+
+impl Device {
+    /// A device through which nothing is streamed.
+    pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
+        Device { name: name.into(), kind, ring: None, window: None }
+    }
 }
 
 /// A ring of slots in device memory, each as large as the largest partition streamed through it.

@@ -22,6 +22,8 @@ pub const PROBE_VERSION: u32 = 1;
 pub enum Request {
     /// Run one partition on made-up inputs and time it.
     Partition(PartitionProbe),
+    /// Decode tokens and time what of each no partition bears.
+    Pass(PassProbe),
     /// Measure a path of the machine.
     Machine(MachineProbe),
     /// Run prompts through a model with taps and count what they show.
@@ -46,6 +48,18 @@ pub struct PartitionProbe {
     pub provider: Provider,
     /// What to run, in order; the session stays loaded in between.
     pub cases: Vec<Case>,
+}
+
+/// Tokens to decode through a plan, which should compute next to nothing.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PassProbe {
+    /// The plan.
+    pub plan: PathBuf,
+    /// Tokens, one by one.
+    pub tokens: u64,
+    /// Bytes of other memory to read between two tokens, as a whole model does in a pass.
+    pub evict_bytes: u64,
 }
 
 /// One shape of pass to time.
@@ -210,6 +224,11 @@ pub enum Reply {
         case: String,
         /// Why.
         reason: String,
+    },
+    /// What of a token no partition bears was measured.
+    Pass {
+        /// Its times.
+        timing: Timing,
     },
     /// A path of the machine was measured.
     Bandwidth {

@@ -32,6 +32,9 @@ pub struct Profile {
     pub settings: ProfileSettings,
     /// What the machine can do.
     pub machine: MeasuredMachine,
+    /// What of a token no partition bears; absent before it was measured, and in profiles of a version that did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pass: Option<PassCosts>,
     /// What each class of isomorphic blocks costs.
     pub classes: Vec<ClassCosts>,
     /// What the corpus showed; absent before it was run.

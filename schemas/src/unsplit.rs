@@ -39,7 +39,7 @@ impl Plan {
             ..self.model.clone()
         };
         let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();
-        let device = device.unwrap_or_else(|| crate::Device { name: "cpu".into(), kind: DeviceKind::Cpu, ring: None });
+        let device = device.unwrap_or_else(|| crate::Device::new("cpu", DeviceKind::Cpu));
         let mut inputs: Vec<PartitionInput> = model.inputs.iter().map(model_input).collect();
         inputs.extend(self.states.iter().map(state_input));
         let states = self.states.iter().map(|state| State {

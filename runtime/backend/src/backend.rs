@@ -8,6 +8,7 @@ use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor};
+use crate::streamed::Readers;
 use hpp_engine::port::{Backend, Loaded, MemoryId, MemoryUse, SessionSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
@@ -21,6 +22,7 @@ pub struct OrtBackend {
     pub(crate) runtime: Arc<Runtime>,
     /// The host first, then devices as they come into use; a memory's number is its index.
     places: Rc<RefCell<Vec<Rc<Place>>>>,
+    readers: Readers,
 }
 
 /// Bytes in one memory.
@@ -34,7 +36,8 @@ impl OrtBackend {
     /// go to `reporter`, that of the latest call.
     pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
         let runtime = open(options, reporter)?;
-        Ok(OrtBackend { runtime, places: Rc::new(RefCell::new(vec![Rc::new(Place::host())])) })
+        let places = Rc::new(RefCell::new(vec![Rc::new(Place::host())]));
+        Ok(OrtBackend { runtime, places, readers: Readers::default() })
     }
 
     /// The memory of a provider's first device, without a session on it.
@@ -95,7 +98,10 @@ impl Backend for OrtBackend {
         if provided.provider != Provider::Cpu {
             self.use_devices(provided.provider)?;
         }
-        let session = OrtSession::new(provided.session, self.places.borrow().clone())?;
+        let (before, from) = (provided.mapped_before.as_slice(), provided.mapped_from.as_path());
+        // SAFETY: an `OrtSession` drops what is kept before its session, and asks it before each run.
+        let kept = unsafe { self.readers.keep(provided.keep, spec.partition, (before, from), reporter) }?;
+        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone())?;
         let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
         Ok(Loaded { session, provider, processor, refused })
     }
@@ -144,6 +150,10 @@ impl Backend for OrtBackend {
 
     fn control(&self) -> Result<OrtControl, BackendError> {
         OrtControl::new()
+    }
+
+    fn memory_limit(&self) -> Option<u64> {
+        os::memory_limit()
     }
 
     fn memory_use(&self) -> MemoryUse {

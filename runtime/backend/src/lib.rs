@@ -17,6 +17,8 @@ mod probe;
 mod provide;
 mod raw;
 mod session;
+#[cfg_attr(not(target_os = "linux"), path = "streamed/elsewhere.rs")]
+mod streamed;
 
 pub use backend::{OrtBackend, OrtBuffer};
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};

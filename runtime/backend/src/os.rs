@@ -133,6 +133,19 @@ pub(crate) fn processor_name() -> String {
     std::env::consts::ARCH.to_owned()
 }
 
+/// What the processor's instruction set has beyond the least, as the system lists it.
+pub(crate) fn processor_features() -> String {
+    #[cfg(target_os = "linux")]
+    {
+        let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let line = info.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
+        if let Some(line) = line {
+            return line.to_owned();
+        }
+    }
+    String::new()
+}
+
 /// A field of a file under `/proc` that counts KiB, in bytes.
 #[cfg(target_os = "linux")]
 fn kibibytes(text: &str, field: &str) -> Option<u64> {

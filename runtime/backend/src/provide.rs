@@ -10,7 +10,8 @@ use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
-use hpp_engine::port::{Fallback, SessionSpec};
+use crate::streamed::{self, Mapping};
+use hpp_engine::port::{Fallback, Keep, SessionSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DeviceKind, Provider};
 use ort::device::Device;
@@ -19,6 +20,7 @@ use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
 
 /// A session with the provider and processor it got, and those that were not to be had.
@@ -27,6 +29,21 @@ pub(crate) struct Provided {
     pub provider: Provider,
     pub processor: String,
     pub refused: Vec<(Provider, String)>,
+    /// How its weights are to be kept: as asked, or in memory where the session is on a device.
+    pub keep: Keep,
+    /// What was mapped from files there before it was made.
+    pub mapped_before: Vec<Mapping>,
+    /// The directory its weights are mapped from.
+    pub mapped_from: PathBuf,
+}
+
+/// A session that one provider made.
+struct Made {
+    session: Session,
+    processor: String,
+    keep: Keep,
+    mapped_before: Vec<Mapping>,
+    mapped_from: PathBuf,
 }
 
 /// Tries the partition's providers in order. A partition planned for a GPU may end on the host, if that is not refused.
@@ -47,7 +64,9 @@ pub(crate) fn provide(
             break;
         }
         match attempt(runtime, spec, provider, control, reporter) {
-            Ok((session, processor)) => return Ok(Provided { session, provider, processor, refused }),
+            Ok(Made { session, processor, keep, mapped_before, mapped_from }) => {
+                return Ok(Provided { session, provider, processor, refused, keep, mapped_before, mapped_from });
+            }
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // What the host cannot do is no matter of providers: say it as it is.
             Err(error) if provider == Provider::Cpu => return Err(error),
@@ -64,15 +83,23 @@ fn attempt(
     provider: Provider,
     control: &OrtControl,
     reporter: &dyn Reporter,
-) -> Result<(Session, String), BackendError> {
+) -> Result<Made, BackendError> {
+    let in_memory = |session, processor| Made {
+        session,
+        processor,
+        keep: Keep::InMemory,
+        mapped_before: Vec::new(),
+        mapped_from: PathBuf::new(),
+    };
     match provider {
+        Provider::Cpu if spec.keep != Keep::InMemory && streamed::POSSIBLE => from_disk(runtime, spec, control),
         Provider::Cpu => {
             let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
             let session = commit(on_host(runtime, spec, packed)?, spec, control)?;
             if packed {
                 pages::gather();
             }
-            Ok((session, host_name(runtime)))
+            Ok(in_memory(session, host_name(runtime)))
         }
         Provider::Cuda | Provider::Webgpu => {
             let (number, device) = find_device(runtime, provider, &spec.device.name)?;
@@ -83,9 +110,41 @@ fn attempt(
             if probe::uses_f16(&session) {
                 ask_for_f16(runtime, provider, &spec.device.name)?;
             }
-            Ok((session, description))
+            Ok(in_memory(session, description))
         }
     }
+}
+
+/// A session on the host whose weights are mapped from their file, all of them: where kernels want another layout, from a file
+/// that has it.
+fn from_disk(runtime: &Runtime, spec: &SessionSpec<'_>, control: &OrtControl) -> Result<Made, BackendError> {
+    let prepared = spec.prepared.filter(|_| peek::needs_packing(spec.model));
+    let (file, mapped_from) = match &prepared {
+        Some(prepared) => {
+            let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
+            let make = |place: &Path| {
+                let saving = saving(on_host(runtime, spec, true)?, place, spec.partition)?;
+                commit(saving, spec, control).map(drop)
+            };
+            let place = streamed::find_or_make(prepared, spec.partition, &made_for, make)?;
+            (place.join(streamed::MODEL), place)
+        }
+        None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
+    };
+    let mapped_before = streamed::mapped_under(&mapped_from);
+    let own = SessionSpec { file: &file, weights_dir: &mapped_from, ..*spec };
+    let session = commit(on_host(runtime, &own, prepared.is_some())?, &own, control)?;
+    Ok(Made { session, processor: host_name(runtime), keep: spec.keep, mapped_before, mapped_from })
+}
+
+/// The same, writing what the session has become to a directory.
+fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
+    builder
+        .with_optimized_model_path(place.join(streamed::MODEL))
+        .and_then(|builder| builder.with_config_entry("session.save_external_prepacked_constant_initializers", "1"))
+        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", streamed::WEIGHTS))
+        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))
+        .map_err(failed(format!("prepare the weights of {partition}")))
 }
 
 /// Options every session has.

@@ -5,7 +5,8 @@ use crate::raw::device::{Place, memories};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use hpp_engine::BackendError;
-use hpp_engine::port::{MemoryId, Port, Session, Tensor};
+use crate::streamed::Kept;
+use hpp_engine::port::{MemoryId, Port, Session, Tensor, Took};
 use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::ffi::CString;
@@ -13,6 +14,8 @@ use std::rc::Rc;
 
 /// A partition in ONNX Runtime.
 pub struct OrtSession {
+    /// In front of the session, whose memory it manages: fields are dropped in order.
+    kept: Kept,
     session: ort::session::Session,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
@@ -22,12 +25,16 @@ pub struct OrtSession {
 }
 
 impl OrtSession {
-    pub(crate) fn new(session: ort::session::Session, places: Vec<Rc<Place>>) -> Result<Self, BackendError> {
+    pub(crate) fn new(
+        session: ort::session::Session,
+        kept: Kept,
+        places: Vec<Rc<Place>>,
+    ) -> Result<Self, BackendError> {
         let (inputs_in, outputs_in) = memories(&session, &places)?;
         let inputs = ports(session.inputs(), &inputs_in)?;
         let outputs = ports(session.outputs(), &outputs_in)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
-        Ok(OrtSession { session, inputs, outputs, input_names, output_names, places })
+        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places })
     }
 }
 
@@ -94,7 +101,25 @@ impl Session for OrtSession {
         binding.output_unknown(index, &self.output_names[index], place)
     }
 
+    fn chunks(&self) -> &[u64] {
+        self.kept.chunks()
+    }
+
+    fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
+        self.kept.begin(chunk)
+    }
+
+    fn finish(&mut self, chunk: usize) -> Result<Took, BackendError> {
+        self.kept.finish(chunk, hpp_engine::since_start)
+    }
+
+    fn release(&mut self) -> Result<(), BackendError> {
+        self.kept.release();
+        Ok(())
+    }
+
     fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<(), BackendError> {
+        self.kept.check()?;
         binding.run(&mut self.session, control)
     }
 

@@ -17,7 +17,7 @@ fn small() -> Recorded {
 
 /// The plan moved to a GPU whose first provider is one this machine does not have.
 fn for_cuda(mut plan: Plan) -> Plan {
-    plan.devices = vec![Device { name: "gpu0".into(), kind: DeviceKind::Gpu, ring: None }];
+    plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
     plan.partitions[0].device = "gpu0".into();
     plan.partitions[0].providers = vec![Provider::Cuda, Provider::Cpu];

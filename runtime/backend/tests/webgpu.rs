@@ -17,7 +17,7 @@ fn skipped(test: &str) -> bool {
 
 /// The same plan with everything on the first GPU.
 fn on_gpu(mut plan: Plan) -> Plan {
-    plan.devices = vec![Device { name: "gpu0".into(), kind: DeviceKind::Gpu, ring: None }];
+    plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
     plan.partitions[0].device = "gpu0".into();
     plan.partitions[0].providers = vec![Provider::Webgpu];

@@ -8,6 +8,7 @@ use crate::feed::Feed;
 use crate::meter::Meter;
 use crate::options::EngineOptions;
 use crate::port::Backend;
+use crate::reading::Reading;
 use crate::reporter::Reporter;
 use crate::sequence::{History, Sequence};
 use crate::stage::{Act, Bound, Stage};
@@ -35,6 +36,7 @@ pub struct Engine<B: Backend> {
     pub(crate) prefill: Vec<Act>,
     pub(crate) decode: Vec<Act>,
     pub(crate) context: u64,
+    pub(crate) reading: Reading,
     pub(crate) meter: Meter,
     pub(crate) taps: Taps,
     /// Bytes on their way from a device to the caller.

@@ -1,6 +1,6 @@
 //! What can go wrong, in sentences that say what was being done, to what, and what to do next.
 
-use hpp_schema::{DType, Finding};
+use hpp_schema::{ByteSize, DType, Finding};
 use std::path::PathBuf;
 
 /// What a backend could not do.
@@ -102,6 +102,19 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
+    /// This process may use less memory than the plan needs at least.
+    #[error(
+        "the plan was made for {} of host memory and needs at least {}, but this process may use {}",
+        human(.planned), human(.needed), human(.limit)
+    )]
+    TooLittleMemory {
+        /// What the plan was made for, bytes.
+        planned: u64,
+        /// What this process may use, bytes.
+        limit: u64,
+        /// What the plan needs with no weights locked, bytes.
+        needed: u64,
+    },
     /// The sequence would grow past the context.
     #[error("{asked} tokens do not fit: the sequence has {used} of a context of {context}")]
     ContextExceeded {
@@ -182,12 +195,19 @@ impl EngineError {
             EngineError::ContextExceeded { .. } => {
                 Some("ask for a longer --context when splitting, or shorten the text")
             }
+            EngineError::TooLittleMemory { .. } => {
+                Some("raise this process's limit, or make the plan again with a smaller --ram or --context")
+            }
             EngineError::Memory { source: BackendError::OutOfMemory { .. }, .. } => {
                 Some("a shorter --context needs less memory for state")
             }
             _ => None,
         }
     }
+}
+
+fn human(bytes: &u64) -> String {
+    ByteSize(*bytes).human()
 }
 
 fn list(reasons: &[String]) -> String {

@@ -3,7 +3,7 @@
 use crate::error::EngineError;
 use crate::options::Verify;
 use crate::reporter::Reporter;
-use hpp_schema::{FileRecord, Plan, sample_ranges};
+use hpp_schema::{FileRecord, FileRole, Partition, Plan, sample_ranges};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -38,6 +38,17 @@ fn compare(record: &FileRecord, path: &Path, verify: Verify) -> io::Result<Optio
         (Some(said), Verify::Full) if *said != whole(&mut file)? => Ok(Some("its contents have changed".into())),
         _ => Ok(None),
     }
+}
+
+/// What the plan says of the contents of a partition's file and of all weights, in one line.
+pub(crate) fn contents(plan: &Plan, partition: &Partition) -> String {
+    let concerns = |record: &&FileRecord| match record.role {
+        FileRole::Partition => record.path == partition.file,
+        FileRole::Weights | FileRole::Source => true,
+        FileRole::Tapped | FileRole::Text => false,
+    };
+    let hashes: Vec<&str> = plan.files.iter().filter(concerns).map(|record| record.sampled.as_str()).collect();
+    hashes.join(" ")
 }
 
 /// The hash [`FileRecord::sampled`] holds.

@@ -8,7 +8,9 @@ use crate::error::{BackendError, EngineError};
 use crate::feed::Feed;
 use crate::meter::Meter;
 use crate::options::EngineOptions;
-use crate::port::{Backend, MemoryId, Port, Session, SessionSpec};
+use crate::keeping::Keeping;
+use crate::port::{Backend, MemoryId, Port, Prepared, Session, SessionSpec};
+use crate::reading::Reading;
 use crate::reporter::Reporter;
 use crate::shape::Vocabulary;
 use crate::stage::{self, From, Names, Stage, To};
@@ -18,6 +20,9 @@ use crate::visit::Visits;
 use hpp_schema::{DeviceKind, Partition, Plan, Severity};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Where weights laid out anew lie, beside the plan.
+const PREPARED: &str = "prepared";
 
 pub(crate) fn load<B: Backend>(
     plan: &Plan,
@@ -35,20 +40,23 @@ pub(crate) fn load<B: Backend>(
     cancel.attach(control.clone());
 
     let names = Names::of(plan);
-    let loader = Loader { plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
+    let keep = Keeping::new(plan, backend, reporter)?;
+    let loader = Loader { keep: &keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
     let (stages, telemetry) = loader.stages(&names)?;
     let devices = devices(plan, &stages);
     let areas = Areas::new(backend.clone());
     let vocabulary = Vocabulary::of(plan);
     let layouts = layouts(plan, &vocabulary, &stages, context)?;
-    Ok(Engine {
+    let decode = stage::acts(plan, &names, &stages, &plan.schedule.decode);
+    let mut engine = Engine {
         feeds: feeds(plan, &areas, &stages, context)?,
         boundaries: boundaries(plan, &names, &vocabulary, &stages),
         visits: Visits::new(&areas, &layouts, &stages)?,
         layouts,
         logits: logits(&stages),
         prefill: stage::acts(plan, &names, &stages, &plan.schedule.prefill),
-        decode: stage::acts(plan, &names, &stages, &plan.schedule.decode),
+        reading: Reading::new(&stages, &decode, keep.window()),
+        decode,
         plan: plan.clone(),
         areas,
         control,
@@ -58,7 +66,10 @@ pub(crate) fn load<B: Backend>(
         meter: Meter::new(devices, backend.now().saturating_sub(started), telemetry),
         taps: Taps::default(),
         scratch: Vec::new(),
-    })
+    };
+    engine.read_ahead()?;
+    keep.check(backend, reporter);
+    Ok(engine)
 }
 
 fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {
@@ -81,6 +92,7 @@ fn context(plan: &Plan, options: &EngineOptions) -> Result<u64, EngineError> {
 
 /// What loading a partition needs to know.
 struct Loader<'a, B: Backend> {
+    keep: &'a Keeping<'a>,
     plan: &'a Plan,
     dir: &'a Path,
     backend: &'a B,
@@ -125,6 +137,8 @@ impl<B: Backend> Loader<'_, B> {
             device: device.ok_or_else(absent).map_err(failed)?,
             providers: &partition.providers,
             fallback: self.options.fallback,
+            keep: self.keep.of(partition),
+            prepared: Some(Prepared { dir: &self.dir.join(PREPARED), contents: &crate::files::contents(self.plan, partition) }),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
         for (wanted, reason) in &loaded.refused {

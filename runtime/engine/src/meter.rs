@@ -2,6 +2,7 @@
 //! is recorded.
 
 use crate::port::MemoryId;
+pub(crate) use crate::port::Took;
 use crate::telemetry::{Phase, StageTelemetry, Telemetry};
 use hpp_schema::{Span, SpanKind, Timeline};
 use std::collections::BTreeMap;
@@ -21,24 +22,17 @@ struct Recording {
     spans: Vec<Span>,
 }
 
-/// From when to when something took.
-#[derive(Clone, Copy)]
-pub(crate) struct Took {
-    pub from: Duration,
-    pub to: Duration,
-}
-
-impl Took {
-    pub fn length(self) -> Duration {
-        self.to.saturating_sub(self.from)
-    }
-}
-
 /// Bytes of a tensor that went from one memory to another.
 pub(crate) struct Moved<'a> {
     pub name: &'a str,
     pub from: MemoryId,
     pub to: MemoryId,
+    pub bytes: u64,
+}
+
+/// Weights that were read from disk.
+pub(crate) struct Read<'a> {
+    pub partition: &'a str,
     pub bytes: u64,
 }
 
@@ -73,6 +67,25 @@ impl Meter {
             (from, to) => format!("{} to {}", device(from), device(to)),
         };
         recording.span(lane, moved.name.to_owned(), SpanKind::Transfer, took, Some(moved.bytes));
+    }
+
+    /// Weights were read from disk, while something else computed or nothing did.
+    pub fn read(&mut self, read: &Read<'_>, took: Took) {
+        self.telemetry.reads.add(took.length());
+        self.telemetry.read_bytes += read.bytes;
+        if let Some(recording) = &mut self.recording {
+            let (lane, name) = ("disk".to_owned(), read.partition.to_owned());
+            recording.span(lane, name, SpanKind::Transfer, took, Some(read.bytes));
+        }
+    }
+
+    /// A stage waited for its weights.
+    pub fn stalled(&mut self, stage: usize, took: Took) {
+        let device = &self.telemetry.stages[stage].device;
+        self.telemetry.stalls.add(took.length());
+        if let Some(recording) = self.recording.as_mut().filter(|_| !took.length().is_zero()) {
+            recording.span(device.clone(), "waits for the disk".to_owned(), SpanKind::Stall, took, None);
+        }
     }
 
     /// A stage has run.

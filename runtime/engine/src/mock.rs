@@ -5,16 +5,18 @@
 
 mod chain;
 mod clock;
+mod disk;
 mod session;
 mod tensor;
 
 pub use chain::{Chain, ChainPart};
 pub use clock::{LinkCost, VirtualClock};
+pub use disk::MockDisk;
 pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};
 pub use tensor::{MockBuffer, MockTensor};
 
 use crate::error::BackendError;
-use crate::port::{Backend, Control, Fallback, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor};
+use crate::port::{Backend, Control, Fallback, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor};
 use crate::reporter::Reporter;
 use crate::tensor::byte_len;
 use hpp_schema::{DType, Provider};
@@ -32,6 +34,9 @@ pub struct MockBackend(Rc<World>);
 #[derive(Default)]
 struct World {
     models: RefCell<BTreeMap<String, MockModel>>,
+    streamed: RefCell<BTreeMap<String, Vec<u64>>>,
+    disk: MockDisk,
+    memory_limit: Cell<Option<u64>>,
     absent: RefCell<Vec<Provider>>,
     copies: Cell<u64>,
     reserved: Cell<u64>,
@@ -48,6 +53,21 @@ impl MockBackend {
     /// What a file of this name holds.
     pub fn model(&self, file: &str, model: MockModel) {
         self.0.models.borrow_mut().insert(file.to_owned(), model);
+    }
+
+    /// The weights of a file of this name are read from the disk before each run, in chunks of so many bytes.
+    pub fn streams(&self, file: &str, chunks: Vec<u64>) {
+        self.0.streamed.borrow_mut().insert(file.to_owned(), chunks);
+    }
+
+    /// The disk that weights are read from.
+    pub fn disk(&self) -> &MockDisk {
+        &self.0.disk
+    }
+
+    /// Most host memory from now on, bytes.
+    pub fn limit_memory(&self, bytes: u64) {
+        self.0.memory_limit.set(Some(bytes));
     }
 
     /// Takes a provider away.
@@ -78,6 +98,18 @@ impl MockBackend {
     /// Bytes reserved so far, over all memories.
     pub fn reserved(&self) -> u64 {
         self.0.reserved.get()
+    }
+
+    /// Weights of a file: an even part of each chunk stays in memory where so much is locked.
+    fn weights(&self, file: &str, keep: Keep) -> disk::Weights {
+        let chunks = self.0.streamed.borrow().get(file).cloned().unwrap_or_default();
+        let read = match keep {
+            Keep::Streamed { locked } => {
+                chunks.iter().map(|bytes| bytes - (locked * *bytes as f64) as u64).filter(|bytes| *bytes > 0).collect()
+            }
+            Keep::InMemory | Keep::Mapped => Vec::new(),
+        };
+        disk::Weights::new(read, self.0.disk.clone())
     }
 
     fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {
@@ -120,7 +152,7 @@ impl Backend for MockBackend {
         })?;
         let (provider, refused) = self.provider(spec)?;
         Ok(Loaded {
-            session: MockSession::new(model, self.0.clock.clone()),
+            session: MockSession::new(model, self.0.clock.clone(), self.weights(&name, spec.keep)),
             provider,
             processor: "mock".into(),
             refused,
@@ -163,6 +195,10 @@ impl Backend for MockBackend {
 
     fn memory_use(&self) -> MemoryUse {
         MemoryUse::default()
+    }
+
+    fn memory_limit(&self) -> Option<u64> {
+        self.0.memory_limit.get()
     }
 }
 

@@ -97,9 +97,12 @@ impl<B: Backend> Engine<B> {
                 .bind_output_unknown(&mut bound.binding, index)
                 .map_err(|source| at.failed("being given outputs", source))?;
         }
+        self.weights_arrive(stage)?;
         let from = self.areas.backend.now();
+        let at = &mut self.stages[stage];
         at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
         self.meter.ran(stage, Phase::Prefill, Took { from, to: self.areas.backend.now() });
+        self.weights_leave(stage)?;
         self.collect(stage, bound, outputs)
     }
 

@@ -92,11 +92,13 @@ impl<B: Backend> Engine<B> {
         self.check_cancelled()?;
         self.bind_inputs(stage, sequence, sizes)?;
         self.bind_outputs(stage, sequence, sizes)?;
+        self.weights_arrive(stage)?;
         let from = self.areas.backend.now();
         let bound = &mut sequence.bound[stage];
         let at = &mut self.stages[stage];
         at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
         self.meter.ran(stage, phase, Took { from, to: self.areas.backend.now() });
+        self.weights_leave(stage)?;
         self.take_states_home(stage, sequence, sizes)?;
         self.take_outputs(stage, sequence)
     }

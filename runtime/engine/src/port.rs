@@ -31,6 +31,21 @@ pub enum Fallback {
     Refuse,
 }
 
+/// Where a session's weights are while it does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum Keep {
+    /// In the memory of its device.
+    #[default]
+    InMemory,
+    /// A part of them in memory, evenly; the rest on disk, from where it is read before each run ([`Session::begin`]).
+    Streamed {
+        /// The part that stays in memory, 0 to 1.
+        locked: f64,
+    },
+    /// On disk; what a run touches is read page by page while it runs. For tables of which a run reads a few rows.
+    Mapped,
+}
+
 /// What a session is made from.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionSpec<'a> {
@@ -50,6 +65,20 @@ pub struct SessionSpec<'a> {
     pub providers: &'a [Provider],
     /// What to do when the best is not to be had.
     pub fallback: Fallback,
+    /// Where its weights are while it does not run.
+    pub keep: Keep,
+    /// Where weights that are not kept in memory may be laid out anew, as its kernels want them.
+    pub prepared: Option<Prepared<'a>>,
+}
+
+/// Weights laid out as kernels want them, on disk, for the next start too.
+#[derive(Clone, Copy, Debug)]
+pub struct Prepared<'a> {
+    /// The directory, which need not exist yet.
+    pub dir: &'a Path,
+    /// What the plan says of the contents of the partition's file and of all weights: what was prepared from others is of
+    /// no use.
+    pub contents: &'a str,
 }
 
 /// A session, and where it really is.
@@ -116,6 +145,10 @@ pub trait Backend: Clone {
     }
     /// What this process and the devices use now and used at most.
     fn memory_use(&self) -> MemoryUse;
+    /// Most host memory this process may use, where the system tells.
+    fn memory_limit(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// What can be asked of a tensor.
@@ -153,10 +186,42 @@ pub trait Session {
     -> Result<(), BackendError>;
     /// Lets the session allocate an output, for a shape nobody knows before. Holds for one run.
     fn bind_output_unknown(&self, binding: &mut Self::Binding, index: usize) -> Result<(), BackendError>;
-    /// Runs. When it returns, host outputs are complete.
+    /// Bytes of each chunk of weights that must be read before each run; nothing where all weights stay in memory.
+    fn chunks(&self) -> &[u64] {
+        &[]
+    }
+    /// Begins to read a chunk, which takes memory from now on. Returns at once.
+    fn begin(&mut self, _chunk: usize) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits until a chunk is there; from when to when it was read.
+    fn finish(&mut self, _chunk: usize) -> Result<Took, BackendError> {
+        Ok(Took::default())
+    }
+    /// Gives the memory of all chunks back, those included that are still being read.
+    fn release(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Runs, with all chunks there. When it returns, host outputs are complete.
     fn run(&mut self, binding: &mut Self::Binding, control: &Self::Control) -> Result<(), BackendError>;
     /// An output that [`bind_output_unknown`](Self::bind_output_unknown) asked for, after the run.
     fn take_output(&self, binding: &mut Self::Binding, index: usize) -> Result<Self::Tensor, BackendError>;
+}
+
+/// From when to when something took, by [`Backend::now`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Took {
+    /// Its beginning.
+    pub from: Duration,
+    /// Its end.
+    pub to: Duration,
+}
+
+impl Took {
+    /// How long it took.
+    pub fn length(self) -> Duration {
+        self.to.saturating_sub(self.from)
+    }
 }
 
 /// Stops runs from another thread.

@@ -80,6 +80,12 @@ pub struct Telemetry {
     pub copies: Tally,
     /// Bytes in those copies.
     pub copied_bytes: u64,
+    /// Reads of weights from disk. Several go on at once, so their times add up to more than the time that passed.
+    pub reads: Tally,
+    /// Bytes in those reads.
+    pub read_bytes: u64,
+    /// Waits of stages for weights that were not there yet.
+    pub stalls: Tally,
     /// Whole passes with several tokens.
     pub prefill: Tally,
     /// Tokens in them.
@@ -111,6 +117,7 @@ impl Telemetry {
             (stage.prefill, stage.decode) = Default::default();
         }
         (self.copies, self.copied_bytes) = Default::default();
+        (self.reads, self.read_bytes, self.stalls) = Default::default();
         (self.prefill, self.prefill_tokens, self.decode, self.decode_tokens) = Default::default();
     }
 }

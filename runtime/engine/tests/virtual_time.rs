@@ -13,7 +13,8 @@ fn us(micros: u64) -> Duration {
 
 /// A part that takes `decode` for one token and `each` for every token of several.
 fn part(gpu: Option<usize>, decode: u64, each: u64) -> ChainPart {
-    ChainPart { gpu, takes: Rc::new(move |tokens| us(if tokens == 1 { decode } else { each * tokens })) }
+    let takes = Rc::new(move |tokens| us(if tokens == 1 { decode } else { each * tokens }));
+    ChainPart { gpu, takes, enters: 1, states: 0 }
 }
 
 const GPU0: MemoryId = MemoryId(1);
@@ -28,12 +29,16 @@ fn backend() -> MockBackend {
 
 fn chain(chunk: Option<u64>) -> Chain {
     let parts = vec![part(None, 500, 10), part(Some(0), 70, 2), part(None, 300, 5)];
-    Chain { parts, width: 16, context: 64, prefill_chunk: chunk }
+    Chain { parts, width: 16, context: 64, prefill_chunk: chunk, states_on_host: false }
 }
 
 fn run(chunk: Option<u64>, prompt: &[u32], decoded: u32) -> (Engine<MockBackend>, MockBackend, Timeline) {
+    run_chain(&chain(chunk), prompt, decoded)
+}
+
+fn run_chain(chain: &Chain, prompt: &[u32], decoded: u32) -> (Engine<MockBackend>, MockBackend, Timeline) {
     let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
-    let plan = chain(chunk).set_up(dir.path(), &backend).unwrap();
+    let plan = chain.set_up(dir.path(), &backend).unwrap();
     let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     engine.record_timeline(true);
@@ -59,6 +64,20 @@ fn a_token_takes_the_sum_of_its_parts() {
     assert_eq!([stage(0), stage(1), stage(2)], [us(5000), us(700), us(3000)]);
 }
 
+/// Two tensors cross and three states visit: each is a copy with the link's latency.
+#[test]
+fn every_tensor_is_a_copy_of_its_own() {
+    let mut chain = chain(None);
+    chain.parts[1].enters = 2;
+    chain.parts[1].states = 3;
+    for (on_host, visits) in [(false, us(0)), (true, us(3 * (100 + 64_000)) + us(3 * (50 + 32_000)))] {
+        chain.states_on_host = on_host;
+        let (engine, ..) = run_chain(&chain, &[1, 2], 1);
+        let crossings = us(2 * (100 + 1000)) + us(50 + 500);
+        assert_eq!(engine.telemetry().decode.time, us(500 + 70 + 300) + crossings + visits);
+    }
+}
+
 #[test]
 fn chunks_are_passes_of_their_own() {
     let (engine, ..) = run(Some(3), &[1, 2, 3, 0, 1], 0);
@@ -77,9 +96,9 @@ fn a_timeline_has_every_run_copy_and_pass_in_order() {
         [
             ("passes", "decode", SpanKind::Pass, None),
             ("cpu", "p0", SpanKind::Compute, None),
-            ("to gpu0", "x0", SpanKind::Transfer, Some(64)),
+            ("to gpu0", "x0_0", SpanKind::Transfer, Some(64)),
             ("gpu0", "p1", SpanKind::Compute, None),
-            ("from gpu0", "x1", SpanKind::Transfer, Some(64)),
+            ("from gpu0", "x1_0", SpanKind::Transfer, Some(64)),
             ("cpu", "p2", SpanKind::Compute, None),
         ]
     );

@@ -169,7 +169,7 @@ fn libraries_that_are_not_there_or_not_for_here() {
 /// The same model, but planned for a GPU that is not here.
 fn for_gpu(providers: Vec<Provider>) -> PlanDir {
     let mut plan = PlanDir::new(LLAMA, 32);
-    plan.plan.devices.push(Device { name: "gpu0".into(), kind: DeviceKind::Gpu, ring: None });
+    plan.plan.devices.push(Device::new("gpu0", DeviceKind::Gpu));
     plan.plan.budgets.vram = vec![hpp_schema::ByteSize(1 << 30)];
     plan.plan.partitions[0].device = "gpu0".into();
     plan.plan.partitions[0].providers = providers;

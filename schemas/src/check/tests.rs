@@ -149,6 +149,17 @@ fn placements() {
     refuses("partitions[1].prefill", "no ring", |p| p.partitions[1].prefill = prefill("gpu0"));
     refuses("partitions[1].prefill", "no device", |p| p.partitions[1].prefill = prefill("gpu7"));
     refuses("devices[1].ring", "on the host", |p| p.devices[1].ring = RING);
+    refuses("partitions[1]", "no window", |p| p.partitions[1].residency = Residency::Streamed);
+    refuses("partitions[0]", "cannot map", |p| p.partitions[0].residency = Residency::Mapped);
+    refuses("devices[0].window", "host memory only", |p| p.devices[0].window = Some(ByteSize(1)));
+    refuses("devices[1].window", "without room", |p| p.devices[1].window = Some(ByteSize(0)));
+    refuses("partitions[1].bytes.locked", "more than the weights", |p| {
+        p.partitions[1].bytes.locked = Some(ByteSize(p.partitions[1].bytes.weights.0 + 1));
+    });
+    let mut reads = good();
+    reads.partitions[1].residency = Residency::Streamed;
+    reads.devices[1].window = Some(ByteSize(1 << 20));
+    assert_eq!(reads.check(), []);
     refuses("devices[0].ring", "without room", |p| {
         p.devices[0].ring = Some(Ring { slots: 0, slot_bytes: ByteSize(1) });
     });

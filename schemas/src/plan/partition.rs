@@ -87,6 +87,9 @@ pub enum OutputUse {
 pub struct PartitionBytes {
     /// Weights, each counted once.
     pub weights: ByteSize,
+    /// The part of them that stays in memory, where the others are read from disk each time it computes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locked: Option<ByteSize>,
     /// State at the planned context and batch.
     pub kv: ByteSize,
     /// Activations at the planned prefill.
@@ -100,8 +103,11 @@ pub enum Residency {
     /// On its device for good.
     #[default]
     Resident,
-    /// In host memory; copied into a slot of its device each time it computes.
+    /// One tier below its device: those of an accelerator in host memory, copied into a slot each time it computes; those
+    /// of the host on disk, read each time but for the locked part.
     Streamed,
+    /// On disk, for the host only: a run touches few of them (rows of a table), and those are read page by page.
+    Mapped,
 }
 
 /// A device and how weights come to be there.
@@ -128,9 +134,9 @@ impl Partition {
         self.prefill.as_ref().map_or(&self.device, |placement| &placement.device)
     }
 
-    /// Whether its weights are copied to a device in either phase.
+    /// Whether its weights are copied or read each time it computes, in either phase.
     pub fn is_streamed(&self) -> bool {
-        let streams = |residency: Residency| !residency.is_resident();
+        let streams = |residency: Residency| residency == Residency::Streamed;
         streams(self.residency) || self.prefill.as_ref().is_some_and(|placement| streams(placement.residency))
     }
 }

@@ -12,6 +12,7 @@ pub(super) fn beyond_the_schema(profile: &Value) -> Vec<Finding> {
     check.model(&profile["model"]);
     check.text("date", &profile["date"], is_date, "is no date such as 2026-01-31T12:00:00Z");
     check.settings(&profile["settings"]);
+    check.timing("pass.timing", &profile["pass"]["timing"]);
     check.classes(profile);
     for (at, curve) in items(&profile["machine"]["curves"]).enumerate() {
         check.ascending(&format!("machine.curves[{at}].points"), &curve["points"], "bytes");

@@ -4,6 +4,18 @@ use crate::{ByteSize, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// What of a token no partition bears: feeding it, binding what changed, reading its scores, choosing the next.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PassCosts {
+    /// Tokens with as many states and scores as the model's, and nothing computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timing: Option<Timing>,
+    /// Why there are no times, where there are none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<String>,
+}
+
 /// What blocks of one class cost.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

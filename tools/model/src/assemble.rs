@@ -108,8 +108,8 @@ fn devices(decision: &Decision) -> Vec<Device> {
     let places = decision.pieces.iter().flat_map(|piece| [piece.choice.prefill, piece.choice.decode]);
     let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
-    let gpu = |gpu| Device { name: device(Where::Resident(gpu)), kind: DeviceKind::Gpu, ring: ring(decision, gpu) };
-    let host = Device { name: device(Where::Cpu), kind: DeviceKind::Cpu, ring: None };
+    let gpu = |gpu| Device { ring: ring(decision, gpu), ..Device::new(device(Where::Resident(gpu)), DeviceKind::Gpu) };
+    let host = Device::new(device(Where::Cpu), DeviceKind::Cpu);
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 

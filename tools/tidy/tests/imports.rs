@@ -29,6 +29,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("ort", &["hpp-backend"]),
     ("ort-sys", &["hpp-backend"]),
     ("cudarc", &["hpp-backend"]),
+    ("io-uring", &["hpp-backend"]),
     ("prost", &["hpp-onnx", "hpp-fixtures"]),
     ("prost-types", &["hpp-onnx"]),
     ("prost-build", &["hpp-onnx"]),

@@ -148,7 +148,7 @@ impl Recorded {
                 outputs: model_outputs,
             },
             budgets: Budgets { vram: vec![], ram: None, context, batch: 1, margin: ByteSize(0) },
-            devices: vec![Device { name: "cpu".into(), kind: DeviceKind::Cpu, ring: None }],
+            devices: vec![Device::new("cpu", DeviceKind::Cpu)],
             partitions: vec![Partition {
                 name: "whole".into(),
                 file: file.into(),

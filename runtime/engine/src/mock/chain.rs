@@ -16,19 +16,26 @@ pub struct ChainPart {
     pub gpu: Option<usize>,
     /// What a run takes with so many tokens.
     pub takes: Rc<dyn Fn(u64) -> Duration>,
+    /// Tensors that enter it from the partition before, at least one; nothing enters the first.
+    pub enters: usize,
+    /// States it carries.
+    pub states: usize,
 }
 
 /// A decoder of partitions that follow each other. Token ids enter and scores leave in host memory, at no cost; between two
-/// partitions one float32 tensor `[1, tokens, width]` crosses, which is copied where they are on different devices.
+/// partitions float32 tensors `[1, tokens, width]` cross, which are copied where they are on different devices. A state is a
+/// float32 tensor `[1, context, width]`, updated in place.
 pub struct Chain {
     /// The partitions in order.
     pub parts: Vec<ChainPart>,
-    /// Numbers for each token that cross from one partition to the next.
+    /// Numbers for each token in each tensor that crosses, and in each state.
     pub width: u64,
     /// Most tokens of one sequence.
     pub context: u64,
     /// Most tokens of a prefill pass.
     pub prefill_chunk: Option<u64>,
+    /// Whether states lie on the host, and visit the device they are computed on; else they lie there.
+    pub states_on_host: bool,
 }
 
 /// Scores for each token.
@@ -53,13 +60,22 @@ impl Chain {
         let port =
             |name: String, dtype, shape: &[Option<u64>], memory| Port { name, dtype, shape: shape.to_vec(), memory };
         let (any, width) = (None, Some(self.width));
-        let first = port("input_ids".into(), DType::Int64, &[any, any], MemoryId::HOST);
-        let last = port("logits".into(), DType::Float32, &[any, any, Some(VOCABULARY)], MemoryId::HOST);
-        let crossing = |number: usize| port(format!("x{number}"), DType::Float32, &[any, any, width], memory);
+        let wide = |name| port(name, DType::Float32, &[any, any, width], memory);
+        let mut inputs: Vec<Port> = self.entering(number).map(wide).collect();
+        if number == 0 {
+            inputs.push(port("input_ids".into(), DType::Int64, &[any, any], MemoryId::HOST));
+        }
+        let mut outputs: Vec<Port> = self.entering(number + 1).map(wide).collect();
+        if number + 1 == self.parts.len() {
+            outputs.push(port("logits".into(), DType::Float32, &[any, any, Some(VOCABULARY)], MemoryId::HOST));
+        }
+        let in_place = (0..part.states).map(|state| (inputs.len() + state, outputs.len() + state)).collect();
+        inputs.extend((0..part.states).map(|state| wide(past(number, state))));
+        outputs.extend((0..part.states).map(|state| wide(present(number, state))));
         MockModel {
-            inputs: vec![if number == 0 { first } else { crossing(number - 1) }],
-            outputs: vec![if number + 1 == self.parts.len() { last } else { crossing(number) }],
-            in_place: vec![],
+            inputs,
+            outputs,
+            in_place,
             kernel: Rc::new(nothing),
             takes: None,
         }
@@ -72,6 +88,7 @@ impl Chain {
         devices.push("{ name: cpu, kind: cpu }".into());
         let numbers = || 0..self.parts.len();
         let partitions: Vec<String> = numbers().map(|number| self.partition(number)).collect();
+        let states: Vec<String> = numbers().flat_map(|number| self.states(number)).collect();
         let schedule: Vec<String> = numbers().flat_map(|number| self.steps(number)).collect();
         let mut files = vec![record("model.onnx", "source")];
         files.extend(numbers().map(|number| record(&format!("p{number}.onnx"), "partition")));
@@ -83,7 +100,7 @@ impl Chain {
              budgets: {{ vram: [{vram}], context: {context}, batch: 1, margin: 0 B }}\n\
              devices: [{devices}]\n\
              partitions: [{partitions}]\n\
-             states: []\n\
+             states: [{states}]\n\
              schedule: {{ prefill: [{schedule}], decode: [{schedule}]{chunk} }}\n\
              buffers: []\n\
              predictions: {{ source: static, decode_ms: 0, time_to_first_token_ms: 0, prompt_tokens: 0, \
@@ -94,6 +111,7 @@ impl Chain {
             context = self.context,
             devices = devices.join(", "),
             partitions = partitions.join(", "),
+            states = states.join(", "),
             schedule = schedule.join(", "),
             files = files.join(", "),
         )
@@ -101,31 +119,69 @@ impl Chain {
 
     fn partition(&self, number: usize) -> String {
         let part = &self.parts[number];
-        let crossing = |number: usize| format!("name: x{number}, dtype: float32, shape: [batch, seq, {}]", self.width);
-        let input = match number.checked_sub(1) {
-            None => format!("{IDS}, from: model"),
-            Some(before) => format!("{}, from: p{before}", crossing(before)),
-        };
-        let output = match number + 1 == self.parts.len() {
-            true => format!("{SCORES}, to: model"),
-            false => format!("{}, to: boundary", crossing(number)),
-        };
+        let wide = |name: String| format!("name: {name}, dtype: float32, shape: [batch, seq, {}]", self.width);
+        let state = |name: String| format!("name: {name}, dtype: float32, shape: {}", self.state_shape());
+        let before = number.saturating_sub(1);
+        let mut inputs: Vec<String> =
+            self.entering(number).map(|name| format!("{{ {}, from: p{before} }}", wide(name))).collect();
+        inputs.extend((number == 0).then(|| format!("{{ {IDS}, from: model }}")));
+        inputs.extend((0..part.states).map(|at| format!("{{ {}, from: state }}", state(past(number, at)))));
+        let mut outputs: Vec<String> =
+            self.entering(number + 1).map(|name| format!("{{ {}, to: boundary }}", wide(name))).collect();
+        outputs.extend((number + 1 == self.parts.len()).then(|| format!("{{ {SCORES}, to: model }}")));
+        outputs.extend((0..part.states).map(|at| format!("{{ {}, to: state }}", state(present(number, at)))));
         format!(
             "{{ name: p{number}, file: p{number}.onnx, weights_dir: ., device: {}, providers: [{}], blocks: [b{number}], \
-             inputs: [{{ {input} }}], outputs: [{{ {output} }}], bytes: {{ weights: 0 B, kv: 0 B, workspace: 0 B }}, \
+             inputs: [{}], outputs: [{}], bytes: {{ weights: 0 B, kv: {} B, workspace: 0 B }}, \
              reason: a test }}",
             device(part),
             if part.gpu.is_some() { "webgpu" } else { "cpu" },
+            inputs.join(", "),
+            outputs.join(", "),
+            part.states as u64 * self.state_bytes(),
         )
+    }
+
+    fn state_bytes(&self) -> u64 {
+        self.context * self.width * 4
+    }
+
+    fn state_shape(&self) -> String {
+        format!("[batch, {}, {}]", self.context, self.width)
+    }
+
+    /// A partition's states.
+    fn states(&self, number: usize) -> Vec<String> {
+        let part = &self.parts[number];
+        let device = if self.states_on_host { "cpu".to_owned() } else { device(part) };
+        let state = |at: usize| {
+            format!(
+                "{{ past: {}, present: {}, partition: p{number}, layer: {number}, dtype: float32, shape: {}, \
+                 update: {{ kind: in_place, axis: 1, capacity: {} }}, device: {device}, bytes: {} B }}",
+                past(number, at),
+                present(number, at),
+                self.state_shape(),
+                self.context,
+                self.state_bytes(),
+            )
+        };
+        (0..part.states).map(state).collect()
+    }
+
+    /// Tensors that enter a partition from the one before.
+    fn entering(&self, number: usize) -> impl Iterator<Item = String> + use<> {
+        let enters = if number == 0 { 0 } else { self.parts.get(number).map_or(0, |part| part.enters) };
+        (0..enters).map(move |at| format!("x{}_{at}", number - 1))
     }
 
     /// A partition's run, after the copy of what it reads where that comes from another device.
     fn steps(&self, number: usize) -> Vec<String> {
         let run = format!("{{ run: p{number} }}");
         let to = device(&self.parts[number]);
-        match number.checked_sub(1).map(|before| (before, device(&self.parts[before]))) {
-            Some((before, from)) if from != to => {
-                vec![format!("{{ copy: {{ values: [x{before}], from: {from}, to: {to} }} }}"), run]
+        match number.checked_sub(1).map(|before| device(&self.parts[before])) {
+            Some(from) if from != to => {
+                let values: Vec<String> = self.entering(number).collect();
+                vec![format!("{{ copy: {{ values: [{}], from: {from}, to: {to} }} }}", values.join(", ")), run]
             }
             _ => vec![run],
         }
@@ -138,6 +194,14 @@ impl Chain {
 
 fn device(part: &ChainPart) -> String {
     part.gpu.map_or("cpu".to_owned(), |gpu| format!("gpu{gpu}"))
+}
+
+fn past(number: usize, state: usize) -> String {
+    format!("past{number}_{state}")
+}
+
+fn present(number: usize, state: usize) -> String {
+    format!("present{number}_{state}")
 }
 
 /// What a plan remembers of an empty file.

@@ -1,9 +1,10 @@
 //! Sessions that are Rust functions, with every binding checked.
 
+use super::disk::Weights;
 use super::tensor::misfit;
 use super::{MockBuffer, MockControl, MockTensor, VirtualClock};
 use crate::error::BackendError;
-use crate::port::{Port, Session, Tensor};
+use crate::port::{Port, Session, Tensor, Took};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ pub type Kernel = Rc<dyn Fn(&mut Frame<'_>) -> Result<(), BackendError>>;
 pub struct MockSession {
     model: MockModel,
     clock: VirtualClock,
+    weights: Weights,
 }
 
 /// What is bound at a mock partition.
@@ -90,8 +92,8 @@ impl Frame<'_> {
 }
 
 impl MockSession {
-    pub(super) fn new(model: MockModel, clock: VirtualClock) -> Self {
-        MockSession { model, clock }
+    pub(super) fn new(model: MockModel, clock: VirtualClock, weights: Weights) -> Self {
+        MockSession { model, clock, weights }
     }
 
     fn take_time(&self, binding: &MockBinding) {
@@ -167,6 +169,23 @@ impl Session for MockSession {
         Ok(())
     }
 
+    fn chunks(&self) -> &[u64] {
+        self.weights.bytes()
+    }
+
+    fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
+        self.weights.begin(chunk, &self.clock)
+    }
+
+    fn finish(&mut self, chunk: usize) -> Result<Took, BackendError> {
+        self.weights.finish(chunk, &self.clock)
+    }
+
+    fn release(&mut self) -> Result<(), BackendError> {
+        self.weights.release();
+        Ok(())
+    }
+
     fn run(&mut self, binding: &mut MockBinding, control: &MockControl) -> Result<(), BackendError> {
         if control.stopped() {
             return Err(BackendError::Stopped);
@@ -178,6 +197,7 @@ impl Session for MockSession {
             return Err(misfit("an output", "asking for an unknown shape holds for one run".into()));
         }
         self.check_aliasing(binding)?;
+        self.weights.check()?;
         let kernel = self.model.kernel.clone();
         kernel(&mut Frame { model: &self.model, binding })?;
         self.take_time(binding);

@@ -11,7 +11,7 @@ mod fill;
 pub use evict::Evictor;
 
 use crate::error::{BackendError, EngineError};
-use crate::port::{Backend, Fallback, Loaded, SessionSpec};
+use crate::port::{Backend, Fallback, Keep, Loaded, SessionSpec};
 use crate::reporter::Reporter;
 use bind::Bound;
 use hpp_schema::probe::{Case, PartitionProbe};
@@ -113,8 +113,8 @@ impl Spec<'_> {
         reporter: &dyn Reporter,
     ) -> Result<Loaded<B::Session>, EngineError> {
         let device = match provider {
-            Provider::Cpu => Device { name: "cpu".into(), kind: DeviceKind::Cpu, ring: None },
-            Provider::Cuda | Provider::Webgpu => Device { name: "gpu0".into(), kind: DeviceKind::Gpu, ring: None },
+            Provider::Cpu => Device::new("cpu", DeviceKind::Cpu),
+            Provider::Cuda | Provider::Webgpu => Device::new("gpu0", DeviceKind::Gpu),
         };
         let spec = SessionSpec {
             partition: self.name,
@@ -125,6 +125,8 @@ impl Spec<'_> {
             device: &device,
             providers: &[provider],
             fallback: Fallback::Refuse,
+            keep: Keep::InMemory,
+            prepared: None,
         };
         let (partition, file) = (self.name.to_owned(), self.file.to_owned());
         backend.load(&spec, control, reporter).map_err(|source| EngineError::Load { partition, file, source })

@@ -9,6 +9,7 @@ mod host;
 mod machine;
 mod observe;
 mod partition;
+mod pass;
 mod product;
 mod wire;
 
@@ -74,6 +75,7 @@ fn answer(session: &mut ProbeSession<'_>, request: &Request, reply: &mut Answer<
         Request::Observe(probe) => observe::run(session, probe, reply),
         Request::Compare(probe) => compare::run(session, probe, reply),
         Request::Partition(probe) => partition::run(session, probe, reply),
+        Request::Pass(probe) => pass::run(session, probe, reply),
         Request::Machine(probe) => machine::run(session, probe, reply),
     }
 }

@@ -6,11 +6,12 @@ use crate::error::ExecError;
 use crate::machine::OrtBackend;
 use crate::report::millis;
 use hpp_engine::port::Backend;
-use hpp_engine::{Evictor, Rehearsal, Runs};
+use hpp_engine::{Evictor, Rehearsal};
 use hpp_schema::probe::{PartitionProbe, Reply};
 use hpp_schema::{Provider, Timing};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::time::Duration;
 
 /// What reads memory between runs, by provider; made when a case first asks for it.
 pub(super) type Evictors = BTreeMap<Provider, Evictor<OrtBackend>>;
@@ -33,7 +34,7 @@ pub(super) fn run(
         match runs {
             Ok(runs) => reply(Reply::Measured {
                 case: case.name.clone(),
-                timing: timing(&runs),
+                timing: timing(&runs.times),
                 peak_resident: backend.memory_use().peak_resident,
             })?,
             Err(error) => reply(Reply::CaseFailed { case: case.name.clone(), reason: reason(&error) })?,
@@ -42,7 +43,8 @@ pub(super) fn run(
     Ok(())
 }
 
-fn evictor<'a>(
+/// What reads memory between runs under this provider.
+pub(super) fn evictor<'a>(
     session: &'a mut ProbeSession<'_>,
     provider: Provider,
 ) -> Result<&'a mut Evictor<OrtBackend>, ExecError> {
@@ -56,8 +58,9 @@ fn evictor<'a>(
     }
 }
 
-fn timing(runs: &Runs) -> Timing {
-    let mut times: Vec<f64> = runs.times.iter().map(|time| millis(*time)).collect();
+/// What these runs say together.
+pub(super) fn timing(runs: &[Duration]) -> Timing {
+    let mut times: Vec<f64> = runs.iter().map(|time| millis(*time)).collect();
     times.sort_by(f64::total_cmp);
     Timing {
         runs: u32::try_from(times.len()).unwrap_or(u32::MAX),
@@ -78,7 +81,6 @@ pub(super) fn quantile(sorted: &[f64], q: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
     #[test]
     fn quantiles_lie_between_neighbours() {
@@ -90,8 +92,7 @@ mod tests {
 
     #[test]
     fn runs_are_sorted_first() {
-        let runs = Runs { times: [4, 1, 2].map(Duration::from_millis).into() };
-        let timing = timing(&runs);
+        let timing = timing(&[4, 1, 2].map(Duration::from_millis));
         assert_eq!((timing.runs, timing.median_ms), (3, 2.0));
         assert!(timing.p10_ms < 1.3 && timing.p90_ms > 3.5);
     }

@@ -1,0 +1,85 @@
+//! Where the system is not Linux, weights stay where ONNX Runtime put them: mapped from their file, so that the system may drop
+//! and read them again as it sees fit.
+
+use hpp_engine::port::{Keep, Prepared, Took};
+use hpp_engine::{BackendError, Reporter};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Whether weights can be read while a process runs, on this system.
+pub(crate) const POSSIBLE: bool = false;
+/// The graph of a prepared partition.
+pub(crate) const MODEL: &str = "model.onnx";
+/// Its weights.
+pub(crate) const WEIGHTS: &str = "model.onnx.data";
+
+/// A mapping nobody looks for.
+pub(crate) struct Mapping;
+
+/// Nothing that reads.
+#[derive(Clone, Default)]
+pub(crate) struct Readers;
+
+/// Weights where ONNX Runtime put them.
+pub(crate) struct Kept;
+
+/// Nothing is looked for.
+pub(crate) fn mapped_under(_: &Path) -> Vec<Mapping> {
+    Vec::new()
+}
+
+/// Never asked for where nothing is read.
+pub(crate) fn find_or_make(
+    prepared: &Prepared<'_>,
+    partition: &str,
+    _: &str,
+    make: impl FnOnce(&Path) -> Result<(), BackendError>,
+) -> Result<PathBuf, BackendError> {
+    let place = prepared.dir.join(partition);
+    make(&place).map(|()| place)
+}
+
+impl Readers {
+    /// Leaves the weights where they are, and says so.
+    ///
+    /// # Safety
+    /// None is needed; it is unsafe because it is on Linux.
+    pub unsafe fn keep(
+        &self,
+        keep: Keep,
+        partition: &str,
+        _: (&[Mapping], &Path),
+        reporter: &dyn Reporter,
+    ) -> Result<Kept, BackendError> {
+        if matches!(keep, Keep::Streamed { .. }) {
+            let what = "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
+            reporter.warning(&format!("{partition}: {what}"));
+        }
+        Ok(Kept)
+    }
+}
+
+impl Kept {
+    /// No chunks.
+    pub fn chunks(&self) -> &[u64] {
+        &[]
+    }
+
+    /// Nothing to do.
+    pub fn begin(&mut self, _: usize) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    /// Nothing to wait for.
+    pub fn finish(&mut self, _: usize, _: impl Fn() -> Duration) -> Result<Took, BackendError> {
+        Ok(Took::default())
+    }
+
+    /// Nothing to give back.
+    pub fn release(&mut self) {}
+
+    /// Everything is there.
+    pub fn check(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,157 @@
+//! The mappings of files in this process, and putting memory of our own in their place.
+
+use super::file::SECTOR;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A private mapping of a part of a file, page by page.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    /// Where it begins in memory.
+    pub start: usize,
+    /// Its length, bytes.
+    pub length: usize,
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// The file.
+    pub path: PathBuf,
+}
+
+/// Private writable mappings of files under a directory: how ONNX Runtime maps external weights.
+pub(crate) fn mapped_under(dir: &Path) -> Vec<Mapping> {
+    let Ok(dir) = dir.canonicalize() else { return Vec::new() };
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    maps.lines().filter_map(parse).filter(|mapping| mapping.path.starts_with(&dir)).collect()
+}
+
+fn parse(line: &str) -> Option<Mapping> {
+    let (fields, path) = (line.split_ascii_whitespace(), line.find('/').map(|at| &line[at..])?);
+    let [range, rights, offset] = fields.take(3).collect::<Vec<_>>().try_into().ok()?;
+    let (start, end) = range.split_once('-')?;
+    let number = |text| usize::from_str_radix(text, 16).ok();
+    let (start, end) = (number(start)?, number(end)?);
+    // The system writes spaces as they are and line ends as \012.
+    let path = PathBuf::from(path.replace("\\012", "\n"));
+    (rights == "rw-p").then_some(Mapping { start, length: end - start, offset: number(offset)? as u64, path })
+}
+
+/// What of `now` was not in `before`.
+pub(super) fn new_since(before: &[Mapping], now: &[Mapping]) -> Vec<Mapping> {
+    let mut new = now.to_vec();
+    for old in before {
+        new = new.into_iter().flat_map(|mapping| without(mapping, old)).collect();
+    }
+    new
+}
+
+/// The parts of a mapping in front of another and behind it.
+fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
+    let (start, end) = (mapping.start, mapping.start + mapping.length);
+    let (from, to) = (other.start.clamp(start, end), (other.start + other.length).clamp(start, end));
+    if from >= to {
+        return vec![mapping];
+    }
+    let part = |start: usize, end: usize| Mapping {
+        start,
+        length: end - start,
+        offset: mapping.offset + (start - mapping.start) as u64,
+        path: mapping.path.clone(),
+    };
+    [part(start, from), part(to, end)].into_iter().filter(|part| part.length > 0).collect()
+}
+
+impl Mapping {
+    /// Puts empty memory in the place of the file's pages. Reads of it see zeros until it is filled.
+    ///
+    /// # Safety
+    /// The mapping must be one that nothing reads before it has been filled and nothing writes to, and must stay mapped at least
+    /// as long as this memory is used.
+    pub(super) unsafe fn replace(&self) -> io::Result<()> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        // SAFETY: the range is exactly one that is mapped (the caller's promise), so nothing else lies there.
+        let at = unsafe { libc::mmap(self.address(), self.length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
+        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Gives its pages back; the addresses stay, and reads see the file again, or zeros where it was replaced.
+    ///
+    /// # Safety
+    /// It must still be mapped, and nothing may need what it holds.
+    pub(super) unsafe fn give_back(&self) {
+        // SAFETY: the caller's promise; pages that are gone are the purpose.
+        unsafe { libc::madvise(self.address(), self.length, libc::MADV_DONTNEED) };
+    }
+
+    /// Tells the system that pages are read here and there.
+    pub(super) fn read_at_random(&self) {
+        // SAFETY: advice on reading ahead changes no contents; where the range is gone the call says so and does nothing.
+        unsafe { libc::madvise(self.address(), self.length, libc::MADV_RANDOM) };
+    }
+
+    /// Keeps its pages in memory. An attempt: the system may allow little.
+    pub(super) fn lock(&self) -> io::Result<()> {
+        // SAFETY: locking changes no contents; where the range is gone the call says so and does nothing.
+        if unsafe { libc::mlock(self.address(), self.length) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    fn address(&self) -> *mut libc::c_void {
+        self.start as *mut libc::c_void
+    }
+
+    /// The first `bytes` of it, rounded up to whole pages, and the rest.
+    pub(super) fn split(&self, bytes: u64) -> (Option<Mapping>, Option<Mapping>) {
+        let at = (bytes.next_multiple_of(SECTOR) as usize).min(self.length);
+        let part = |start: usize, length: usize| Mapping {
+            start: self.start + start,
+            length,
+            offset: self.offset + start as u64,
+            path: self.path.clone(),
+        };
+        let (first, rest) = (part(0, at), part(at, self.length - at));
+        (Some(first).filter(|part| part.length > 0), Some(rest).filter(|part| part.length > 0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mapping(start: usize, length: usize, offset: u64) -> Mapping {
+        Mapping { start, length, offset, path: "/a/model.data".into() }
+    }
+
+    #[test]
+    fn only_private_writable_mappings_of_files_count() {
+        let line = "7f0000001000-7f0000004000 rw-p 00002000 fe:00 12   /a dir/model.data";
+        let found = parse(line).unwrap();
+        assert_eq!((found.start, found.length, found.offset), (0x7f0000001000, 0x3000, 0x2000));
+        assert_eq!(found.path, Path::new("/a dir/model.data"));
+        for other in [
+            "7f0000001000-7f0000004000 r--p 00002000 fe:00 12 /a/model.data",
+            "7f0000001000-7f0000004000 rw-s 00002000 fe:00 12 /a/model.data",
+            "7f0000001000-7f0000004000 rw-p 00000000 00:00 0 [heap]",
+            "7f0000001000-7f0000004000 rw-p 00000000 00:00 0",
+            "nonsense",
+        ] {
+            assert_eq!(parse(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn new_mappings_are_told_from_old_ones_they_were_joined_with() {
+        let old = mapping(0x2000, 0x1000, 0x10000);
+        let now = [mapping(0x1000, 0x4000, 0xf000), mapping(0x9000, 0x1000, 0)];
+        let new = new_since(&[old.clone()], &now);
+        assert_eq!(new, [mapping(0x1000, 0x1000, 0xf000), mapping(0x3000, 0x2000, 0x11000), now[1].clone()]);
+        assert_eq!(new_since(&now, &[old]), []);
+    }
+
+    #[test]
+    fn parts_are_whole_pages() {
+        let whole = mapping(0x1000, 0x4000, 0x2000);
+        let (first, rest) = whole.split(0x1001);
+        assert_eq!((first.unwrap().length, rest.unwrap()), (0x2000, mapping(0x3000, 0x2000, 0x4000)));
+        assert_eq!(whole.split(0), (None, Some(whole.clone())));
+        assert_eq!(whole.split(1 << 30), (Some(whole.clone()), None));
+    }
+}

@@ -1,0 +1,201 @@
+//! Partitions with their weights laid out as kernels want them, on disk beside the plan.
+//!
+//! ONNX Runtime writes such a file itself (`session.save_external_prepacked_constant_initializers`) and maps it back without
+//! copying. Making one takes seconds and as much disk as the partition's weights twice, so each is made once, aside, and moved
+//! into place when it is whole: a directory that has its seal is complete, whatever happened meanwhile. One process makes them
+//! at a time; others wait and then find them made.
+
+use hpp_engine::BackendError;
+use hpp_engine::port::Prepared;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+
+/// The graph.
+pub(crate) const MODEL: &str = "model.onnx";
+/// Its weights.
+pub(crate) const WEIGHTS: &str = "model.onnx.data";
+/// What both must be: written last.
+const SEAL: &str = "seal";
+/// Changes when what is written changes.
+const FORMAT: &str = "hpp-prepared-1";
+/// Directories not yet whole begin so.
+const PARTIAL: &str = ".partial-";
+/// Samples of a file that its seal has.
+const SAMPLES: u64 = 64;
+
+/// Finds a prepared partition, or has it made by `make` in the directory it is given. `made_for` is everything beside the
+/// plan's contents that the layout depends on: the library's version, the processor.
+pub(crate) fn find_or_make(
+    prepared: &Prepared<'_>,
+    partition: &str,
+    made_for: &str,
+    make: impl FnOnce(&Path) -> Result<(), BackendError>,
+) -> Result<PathBuf, BackendError> {
+    let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
+    let place = prepared.dir.join(format!("{partition}-{}", &key[..16]));
+    if is_whole(&place) {
+        return Ok(place);
+    }
+    let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: error.to_string() };
+    let preparing = || format!("prepare the weights of {partition} in {}", prepared.dir.display());
+    fs::create_dir_all(prepared.dir).map_err(failed(preparing()))?;
+    let lock = File::create(prepared.dir.join("lock")).map_err(failed(preparing()))?;
+    lock.lock().map_err(failed(preparing()))?;
+    if is_whole(&place) {
+        return Ok(place);
+    }
+    // With the lock held, whatever is not whole was left by a process that is gone.
+    sweep(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
+        .map_err(failed(preparing()))?;
+    let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
+    fs::create_dir(&partial).map_err(failed(preparing()))?;
+    let made = make(&partial)
+        .and_then(|()| seal(&partial).map_err(failed(preparing())))
+        .and_then(|()| fs::rename(&partial, &place).map_err(failed(preparing())));
+    if let Err(error) = made {
+        drop(fs::remove_dir_all(&partial));
+        return Err(error);
+    }
+    Ok(place)
+}
+
+/// Removes directories whose names are so.
+fn sweep(dir: &Path, is_so: impl Fn(&str) -> bool) -> io::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        if entry.file_name().to_str().is_some_and(&is_so) && entry.file_type()?.is_dir() {
+            fs::remove_dir_all(entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Writes everything to the disk, then the seal, and does not keep in memory what was written.
+fn seal(place: &Path) -> io::Result<()> {
+    let lines = [MODEL, WEIGHTS].map(|name| {
+        let mut file = File::open(place.join(name))?;
+        file.sync_all()?;
+        let line = describe(&mut file, name)?;
+        // SAFETY: advice on a descriptor that is open; it changes no contents.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        Ok(line)
+    });
+    let lines: Vec<String> = lines.into_iter().collect::<io::Result<_>>()?;
+    fs::write(place.join(SEAL), lines.concat())
+}
+
+/// Whether what lies there is what was sealed.
+fn is_whole(place: &Path) -> bool {
+    let found = || -> io::Result<bool> {
+        let sealed = fs::read_to_string(place.join(SEAL))?;
+        let lines = [MODEL, WEIGHTS].map(|name| describe(&mut File::open(place.join(name))?, name));
+        Ok(lines.into_iter().collect::<io::Result<Vec<String>>>()?.concat() == sealed)
+    };
+    found().unwrap_or(false)
+}
+
+/// A file's name, length and a hash of evenly spaced samples.
+fn describe(file: &mut File, name: &str) -> io::Result<String> {
+    let length = file.metadata()?.len();
+    let mut hasher = blake3::Hasher::new();
+    let mut sample = [0; 4096];
+    let last = length.saturating_sub(sample.len() as u64);
+    for at in 0..SAMPLES {
+        file.seek(SeekFrom::Start(last / (SAMPLES - 1) * at))?;
+        let read = file.read(&mut sample)?;
+        hasher.update(&sample[..read]);
+    }
+    Ok(format!("{name} {length} {}\n", hasher.finalize().to_hex()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    fn write(place: &Path, weights: &[u8]) -> Result<(), BackendError> {
+        fs::write(place.join(MODEL), b"graph").unwrap();
+        fs::write(place.join(WEIGHTS), weights).unwrap();
+        Ok(())
+    }
+
+    fn stopped(_: &Path) -> Result<(), BackendError> {
+        Err(BackendError::Stopped)
+    }
+
+    #[test]
+    fn each_is_made_once_and_again_when_anything_changes() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().join("prepared");
+        let made = Cell::new(0);
+        let find = |contents: &str, made_for: &str| {
+            let make = |place: &Path| {
+                made.set(made.get() + 1);
+                write(place, &[7; 100_000])
+            };
+            find_or_make(&Prepared { dir: &dir, contents }, "cpu_0", made_for, make).unwrap()
+        };
+        let place = find("a", "x");
+        assert_eq!(find("a", "x"), place);
+        assert_eq!(made.get(), 1);
+        // Other weights, another library: the old ones are of no use any more.
+        let other = find("b", "x");
+        assert_ne!(other, place);
+        assert!(!place.exists());
+        find("b", "y");
+        assert_eq!(made.get(), 3);
+        // Somebody cuts the file short.
+        let place = find("b", "y");
+        fs::write(place.join(WEIGHTS), [7; 50]).unwrap();
+        find("b", "y");
+        assert_eq!(made.get(), 4);
+        // Somebody writes to it: a sample shows it.
+        let mut bytes = fs::read(place.join(WEIGHTS)).unwrap();
+        bytes[0] = 8;
+        fs::write(place.join(WEIGHTS), bytes).unwrap();
+        find("b", "y");
+        assert_eq!(made.get(), 5);
+    }
+
+    #[test]
+    fn what_fails_leaves_nothing_and_what_was_killed_is_swept_up() {
+        let dir = tempfile::tempdir().unwrap();
+        let prepared = Prepared { dir: dir.path(), contents: "a" };
+        find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
+        let names = || -> Vec<String> {
+            fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        };
+        assert_eq!(names(), ["lock"]);
+        // A process that was killed half way.
+        let partial = dir.path().join(format!("{PARTIAL}cpu_7"));
+        fs::create_dir(&partial).unwrap();
+        fs::write(partial.join(WEIGHTS), b"half").unwrap();
+        let place = find_or_make(&prepared, "cpu_0", "x", |place| write(place, b"weights")).unwrap();
+        assert!(!partial.exists());
+        // A directory without its seal is not whole, whatever is in it.
+        fs::remove_file(place.join(SEAL)).unwrap();
+        find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
+    }
+
+    #[test]
+    fn two_processes_make_it_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let made = std::sync::atomic::AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let prepared = Prepared { dir: dir.path(), contents: "a" };
+                    find_or_make(&prepared, "cpu_0", "x", |place| {
+                        made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                        std::thread::sleep(std::time::Duration::from_millis(50));
+                        write(place, b"weights")
+                    })
+                    .unwrap();
+                });
+            }
+        });
+        assert_eq!(made.into_inner(), 1);
+    }
+}
