@@ -126,6 +126,15 @@ pub enum Fill {
         /// Where chance starts.
         seed: u64,
     },
+    /// Like `normal` as far as an axis is filled, and zeros beyond, which take no memory: a buffer that is only partly in use.
+    PartlyNormal {
+        /// Where chance starts.
+        seed: u64,
+        /// The axis.
+        axis: usize,
+        /// Indices along it that are filled.
+        filled: u64,
+    },
     /// These numbers.
     Values {
         /// In row-major order.

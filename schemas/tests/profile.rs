@@ -26,6 +26,7 @@ machine:
       points: [{ bytes: 1048576, gb_per_s: 30 }, { bytes: 67108864, gb_per_s: 20 }]
     - path: { kind: link, provider: webgpu, to_device: true, pinned: false }
       points: []
+pass: { timing: { runs: 40, median_ms: 0.09, p10_ms: 0.08, p90_ms: 0.12 } }
 classes:
   - class: 0
     block: embedding
@@ -72,6 +73,14 @@ fn a_profile_reads_back_as_it_was_written() {
 }
 
 #[test]
+fn a_profile_that_says_nothing_of_passes_is_good() {
+    let pass = PROFILE.lines().find(|line| line.starts_with("pass: ")).unwrap();
+    let profile = Profile::from_yaml(&PROFILE.replace(pass, "")).unwrap();
+    assert_eq!(profile.pass, None);
+    assert!(!profile.to_yaml().unwrap().contains("pass:"));
+}
+
+#[test]
 fn the_committed_schema_is_current() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/profile.schema.json");
     if std::env::var_os("HPP_UPDATE_SCHEMAS").is_some() {
@@ -89,6 +98,8 @@ fn each_mistake_is_named_with_its_place() {
         ("ms: 0.5\n", "ms: .nan\n", "classes[1].providers[0].decode.points[0].ms: \".nan\" is not a number"),
         ("launch_ms: 0.05", "launch_ms: -1", "classes[1].providers[0].launch_ms: -1 is less than 0"),
         ("median_ms: 0.55", "median_ms: 0.1", "points[0].single: a median of 0.1 ms does not lie between"),
+        ("median_ms: 0.09", "median_ms: 0.9", "pass.timing: a median of 0.9 ms does not lie between"),
+        ("runs: 40, ", "", "pass.timing.runs: it is missing"),
         ("tokens: 256", "tokens: 128", "decode.points: points are in the order of tokens, each once: 128"),
         ("tokens: 128", "tokens: 0", "decode.points[0].tokens: 0 is less than 1"),
         ("runs: 9", "runs: 0", "single.runs: 0 is less than 1"),

@@ -2,6 +2,7 @@
 
 use crate::environment::{OpenError, OrtOptions, Runtime, open};
 use crate::os;
+use crate::probe;
 use crate::provide::{devices_of, find_device, name, provide};
 use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
@@ -154,6 +155,12 @@ impl Backend for OrtBackend {
 
     fn memory_limit(&self) -> Option<u64> {
         os::memory_limit()
+    }
+
+    fn let_go_of_memory(&self) -> Result<(), BackendError> {
+        probe::let_go_of_memory(&self.runtime)?;
+        os::trim_heap();
+        Ok(())
     }
 
     fn memory_use(&self) -> MemoryUse {

@@ -73,6 +73,15 @@ impl Pages {
     }
 }
 
+/// Gives pages of the heap that hold nothing back to the system, where the heap keeps such pages.
+pub(crate) fn trim_heap() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: the heap gives back free pages; what is allocated is not touched.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}
+
 /// Most bytes of this process that were in RAM at once, and how many are now, where the system tells.
 pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
     #[cfg(target_os = "linux")]
@@ -114,10 +123,30 @@ pub(crate) fn machine_memory() -> (Option<u64>, Option<u64>) {
 
 /// Most memory this process may use: the machine's, or less where a control group says so; `None` where nobody tells.
 pub(crate) fn memory_limit() -> Option<u64> {
-    let group = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-    let limit = |path: &&str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
-    let limits = group.iter().filter_map(limit).chain(machine_memory().0);
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let files = limit_files(&groups);
+    let limit = |path: &String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let limits = files.iter().filter_map(limit).chain(machine_memory().0);
     limits.min()
+}
+
+/// Files that may hold a limit of the groups that `/proc/self/cgroup` names, of either version, and of those around them.
+fn limit_files(groups: &str) -> Vec<String> {
+    let mut files = Vec::new();
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            _ if controllers.split(',').any(|name| name == "memory") => {
+                ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")
+            }
+            _ => continue,
+        };
+        let around = std::path::Path::new(path).ancestors().filter_map(std::path::Path::to_str);
+        files.extend(around.map(|group| format!("{root}{}/{file}", group.trim_end_matches('/'))));
+    }
+    files
 }
 
 /// What the maker calls the processor, or its architecture.
@@ -203,6 +232,19 @@ mod tests {
     fn memory_has_a_limit() {
         assert!(memory_limit().is_some_and(|limit| limit > 64 << 20));
         assert!(memory_limit() <= machine_memory().0);
+    }
+
+    #[test]
+    fn limits_are_looked_for_in_the_own_group_and_around_it() {
+        let second = limit_files("0::/user.slice/a.scope");
+        assert_eq!(
+            second,
+            ["/user.slice/a.scope", "/user.slice", ""].map(|group| format!("/sys/fs/cgroup{group}/memory.max"))
+        );
+        let first = limit_files("9:cpu,cpuacct:/x\n4:memory:/job\n0::/");
+        let limits = ["/memory/job", "/memory"].map(|group| format!("/sys/fs/cgroup{group}/memory.limit_in_bytes"));
+        assert_eq!(first, [&limits[..], &["/sys/fs/cgroup/memory.max".to_owned()]].concat());
+        assert!(limit_files("nonsense").is_empty());
     }
 
     #[test]

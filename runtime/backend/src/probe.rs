@@ -1,5 +1,5 @@
-//! A question put to a device before a model is: whether it computes in 16-bit floating point. Some take a session and fail at
-//! its first run, which is too late to go elsewhere.
+//! Sessions of one addition. One asks a device, before a model is put there, whether it computes in 16-bit floating point: some
+//! take a session and fail at its first run, which is too late to go elsewhere. Another ends with the host's arena made small.
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
@@ -14,7 +14,7 @@ use hpp_engine::BackendError;
 use hpp_schema::DType;
 use ort::device::Device;
 use ort::session::Session;
-use ort::session::builder::AutoDevicePolicy;
+use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use ort::value::ValueType;
 use std::rc::Rc;
 
@@ -30,26 +30,40 @@ pub(crate) fn uses_f16(session: &Session) -> bool {
 /// Adds a number to itself on the device.
 pub(crate) fn computes_in_f16(runtime: &Runtime, device: Device<'_>) -> Result<(), BackendError> {
     let doing = "compute in float16";
-    let mut builder = Session::builder(&runtime.environment)
-        .map_err(failed(doing))?
-        .with_auto_device(AutoDevicePolicy::PreferCPU)
-        .and_then(|builder| builder.with_devices([device], None))
-        .map_err(failed(doing))?;
-    let mut session = builder.commit_from_memory(&model()).map_err(failed(doing))?;
+    let builder = builder(runtime, doing)?.with_devices([device], None).map_err(failed(doing))?;
+    add(builder, DType::Float16, &OrtControl::new()?, doing)
+}
+
+/// Lets the shared arena give back what it keeps for runs to come. ONNX Runtime does so at the end of a run that asks for it, and
+/// only there: here of one that adds a number to itself.
+pub(crate) fn let_go_of_memory(runtime: &Runtime) -> Result<(), BackendError> {
+    let doing = "give back memory that is kept for later runs";
+    let builder = builder(runtime, doing)?.with_env_allocators().map_err(failed(doing))?;
+    add(builder, DType::Float32, &OrtControl::that_shrinks_the_arena()?, doing)
+}
+
+fn builder(runtime: &Runtime, doing: &str) -> Result<SessionBuilder, BackendError> {
+    let builder = Session::builder(&runtime.environment).map_err(failed(doing))?;
+    builder.with_auto_device(AutoDevicePolicy::PreferCPU).map_err(failed(doing))
+}
+
+/// Runs a model that adds one number to itself.
+fn add(mut builder: SessionBuilder, dtype: DType, control: &OrtControl, doing: &str) -> Result<(), BackendError> {
+    let mut session = builder.commit_from_memory(&model(dtype)).map_err(failed(doing))?;
     let host = Place::host();
-    let memory = Memory::Host(Rc::new(HostMemory::reserve(2)?));
-    let one = Value::view(&memory, &host, DType::Float16, &[1])?;
+    let memory = Memory::Host(Rc::new(HostMemory::reserve(8)?));
+    let one = Value::view(&memory, &host, dtype, &[1])?;
     let mut binding = OrtBinding::new(&session)?;
     binding.input(0, c"x", &one)?;
     binding.output_unknown(0, c"y", &host)?;
-    binding.run(&mut session, &OrtControl::new()?)
+    binding.run(&mut session, control)
 }
 
-/// `y = x + x` over one float16: an ONNX model in forty lines less than a library would take.
-fn model() -> Vec<u8> {
+/// `y = x + x` over one number: an ONNX model in forty lines less than a library would take.
+fn model(dtype: DType) -> Vec<u8> {
     let tensor = |name: &str| {
         let shape = message(2, &message(1, &number(1, 1)));
-        let kind = message(1, &[number(1, DType::Float16.to_onnx() as u8), shape].concat());
+        let kind = message(1, &[number(1, dtype.to_onnx() as u8), shape].concat());
         [message(1, name.as_bytes()), message(2, &kind)].concat()
     };
     let node = [message(1, b"x"), message(1, b"x"), message(2, b"y"), message(4, b"Add")].concat();

@@ -92,7 +92,7 @@ fn attempt(
         mapped_from: PathBuf::new(),
     };
     match provider {
-        Provider::Cpu if spec.keep != Keep::InMemory && streamed::POSSIBLE => from_disk(runtime, spec, control),
+        Provider::Cpu if can_come_from_disk(spec, reporter) => from_disk(runtime, spec, control),
         Provider::Cpu => {
             let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
             let session = commit(on_host(runtime, spec, packed)?, spec, control)?;
@@ -111,6 +111,24 @@ fn attempt(
                 ask_for_f16(runtime, provider, &spec.device.name)?;
             }
             Ok(in_memory(session, description))
+        }
+    }
+}
+
+/// Whether weights that are not to be kept in memory can be read from somewhere.
+fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
+    if spec.keep == Keep::InMemory || !streamed::POSSIBLE {
+        return false;
+    }
+    match peek::cannot_be_saved(spec.file) {
+        None => true,
+        Some(operator) => {
+            reporter.warning(&format!(
+                "the weights of {} stay in memory, whatever the plan says: {operator} packs them in a form that cannot be \
+                 read back from disk",
+                spec.partition
+            ));
+            false
         }
     }
 }
@@ -142,7 +160,9 @@ fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<Sess
     builder
         .with_optimized_model_path(place.join(streamed::MODEL))
         .and_then(|builder| builder.with_config_entry("session.save_external_prepacked_constant_initializers", "1"))
-        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", streamed::WEIGHTS))
+        .and_then(|b| {
+            b.with_config_entry("session.optimized_model_external_initializers_file_name", streamed::UNALIGNED)
+        })
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))
         .map_err(failed(format!("prepare the weights of {partition}")))
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+use hpp_engine::port::Backend as _;
 use hpp_engine::{
     BackendError, CancelHandle, Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, Reporter, Silent,
     StepInput,
@@ -128,4 +129,20 @@ fn missing_weights_are_an_error_that_names_them() {
     let error = Engine::load(&plan, dir.path(), &backend(), EngineOptions::default(), &Silent).map(|_| ()).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("model.onnx.data"), "{cause}");
+}
+
+/// Attention over a long prompt takes tens of megabytes, which the arena keeps.
+#[test]
+#[cfg(target_os = "linux")]
+fn memory_kept_for_later_runs_is_given_back() {
+    let model = recorded().into_iter().find(|model| model.dir.ends_with("llama-with-past")).unwrap();
+    let backend = backend();
+    let mut engine = Engine::load(&model.plan(2048), &model.dir, &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    engine.step(&mut sequence, StepInput::Tokens(&[1; 1500]), LogitRows::Last).unwrap();
+    let resident = || backend.memory_use().resident.expect("Linux tells") >> 20;
+    let before = resident();
+    backend.let_go_of_memory().unwrap();
+    assert!(resident() + 10 < before, "{before} MiB before, {} after", resident());
+    engine.step(&mut sequence, StepInput::Tokens(&[1; 100]), LogitRows::Last).unwrap();
 }

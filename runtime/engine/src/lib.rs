@@ -37,7 +37,7 @@ pub use clock::since_start;
 pub use engine::Engine;
 pub use error::{BackendError, EngineError};
 pub use once::Named;
-pub use options::{EngineOptions, Verify};
+pub use options::{EngineOptions, Verify, WeightReads};
 pub use port::{Backend, Fallback};
 pub use rehearse::{Evictor, Rehearsal, Runs};
 pub use reporter::{Reporter, Silent};

@@ -6,9 +6,9 @@ use crate::cancel::CancelHandle;
 use crate::engine::{Engine, Taps};
 use crate::error::{BackendError, EngineError};
 use crate::feed::Feed;
+use crate::keeping::Keeping;
 use crate::meter::Meter;
 use crate::options::EngineOptions;
-use crate::keeping::Keeping;
 use crate::port::{Backend, MemoryId, Port, Prepared, Session, SessionSpec};
 use crate::reading::Reading;
 use crate::reporter::Reporter;
@@ -40,8 +40,9 @@ pub(crate) fn load<B: Backend>(
     cancel.attach(control.clone());
 
     let names = Names::of(plan);
-    let keep = Keeping::new(plan, backend, reporter)?;
-    let loader = Loader { keep: &keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
+    let keep = Keeping::new(plan, backend, options.weights, reporter)?;
+    let loader =
+        Loader { keep: &keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
     let (stages, telemetry) = loader.stages(&names)?;
     let devices = devices(plan, &stages);
     let areas = Areas::new(backend.clone());
@@ -138,7 +139,10 @@ impl<B: Backend> Loader<'_, B> {
             providers: &partition.providers,
             fallback: self.options.fallback,
             keep: self.keep.of(partition),
-            prepared: Some(Prepared { dir: &self.dir.join(PREPARED), contents: &crate::files::contents(self.plan, partition) }),
+            prepared: Some(Prepared {
+                dir: &self.dir.join(PREPARED),
+                contents: &crate::files::contents(self.plan, partition),
+            }),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
         for (wanted, reason) in &loaded.refused {

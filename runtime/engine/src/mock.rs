@@ -100,14 +100,19 @@ impl MockBackend {
         self.0.reserved.get()
     }
 
-    /// Weights of a file: an even part of each chunk stays in memory where so much is locked.
+    /// Weights of a file: the first bytes of them stay in memory where so much is locked.
     fn weights(&self, file: &str, keep: Keep) -> disk::Weights {
         let chunks = self.0.streamed.borrow().get(file).cloned().unwrap_or_default();
         let read = match keep {
-            Keep::Streamed { locked } => {
-                chunks.iter().map(|bytes| bytes - (locked * *bytes as f64) as u64).filter(|bytes| *bytes > 0).collect()
+            Keep::Streamed { mut locked } => {
+                let rest = |bytes: &u64| {
+                    let stays = locked.min(*bytes);
+                    locked -= stays;
+                    bytes - stays
+                };
+                chunks.iter().map(rest).filter(|bytes| *bytes > 0).collect()
             }
-            Keep::InMemory | Keep::Mapped => Vec::new(),
+            Keep::InMemory | Keep::Mapped { .. } => Vec::new(),
         };
         disk::Weights::new(read, self.0.disk.clone())
     }

@@ -12,8 +12,22 @@ pub struct EngineOptions {
     pub context: Option<u64>,
     /// How closely files are compared with the plan.
     pub verify: Verify,
+    /// When weights that are not kept in memory are read.
+    pub weights: WeightReads,
     /// A handle made before loading, so that loading can be stopped too. Without one the engine makes its own.
     pub cancel: Option<CancelHandle>,
+}
+
+/// When weights that are not kept in memory are read. All but the first are there to compare with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightReads {
+    /// Ahead of the partition that needs them, while others compute.
+    #[default]
+    Ahead,
+    /// When their partition is about to run.
+    OnTime,
+    /// Page by page while it runs, the system deciding what stays in memory.
+    ByTheSystem,
 }
 
 /// How closely files are compared with what the plan recorded.

@@ -37,13 +37,16 @@ pub enum Keep {
     /// In the memory of its device.
     #[default]
     InMemory,
-    /// A part of them in memory, evenly; the rest on disk, from where it is read before each run ([`Session::begin`]).
+    /// A part of them in memory; the rest on disk, from where it is read before each run ([`Session::begin`]).
     Streamed {
-        /// The part that stays in memory, 0 to 1.
-        locked: f64,
+        /// Bytes that stay in memory.
+        locked: u64,
     },
-    /// On disk; what a run touches is read page by page while it runs. For tables of which a run reads a few rows.
-    Mapped,
+    /// On disk; what a run touches is read page by page while it runs.
+    Mapped {
+        /// Whether a run reads a few rows here and there and needs them no more afterwards.
+        rows: bool,
+    },
 }
 
 /// What a session is made from.
@@ -142,6 +145,10 @@ pub trait Backend: Clone {
     /// Time since some moment before; all times of an engine are taken here.
     fn now(&self) -> Duration {
         crate::clock::since_start()
+    }
+    /// Gives back memory that is kept for runs to come. The next run may take longer.
+    fn let_go_of_memory(&self) -> Result<(), BackendError> {
+        Ok(())
     }
     /// What this process and the devices use now and used at most.
     fn memory_use(&self) -> MemoryUse;

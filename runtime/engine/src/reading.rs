@@ -19,6 +19,8 @@ pub(crate) struct Reading {
     order: Vec<Chunk>,
     /// Positions of each stage's chunks, which follow each other; empty where nothing is read for it.
     of: Vec<Range<usize>>,
+    /// Whether anything is read before its stage is about to run.
+    ahead: bool,
     /// Most bytes of them in memory at once.
     window: u64,
     /// Bytes whose reading has begun and whose stage has not run since.
@@ -37,7 +39,8 @@ struct Chunk {
 }
 
 impl Reading {
-    /// Reading for these stages in the order of a schedule. A window smaller than the largest stage is made as large as that.
+    /// Reading for these stages in the order of a schedule. A window smaller than the largest stage is made as large
+    /// as that; with no window nothing is read ahead.
     pub fn new<B: Backend>(stages: &[Stage<B>], schedule: &[Act], window: u64) -> Self {
         let runs = schedule.iter().filter_map(|act| match act {
             Act::Run(stage) => Some(*stage),
@@ -55,7 +58,7 @@ impl Reading {
         let of: Vec<Range<usize>> = (0..stages.len()).map(of).collect();
         let bytes = |own: &Range<usize>| order[own.clone()].iter().map(|chunk| chunk.bytes).sum::<u64>();
         let largest = of.iter().map(bytes).max().unwrap_or(0);
-        Reading { window: window.max(largest), order, of, ..Reading::default() }
+        Reading { ahead: window > 0, window: window.max(largest), order, of, ..Reading::default() }
     }
 
     /// Whether weights are read for this stage.
@@ -96,7 +99,7 @@ impl Reading {
 
     /// Reads on while there is room.
     pub fn fill<B: Backend>(&mut self, stages: &mut [Stage<B>]) -> Result<(), BackendError> {
-        while self.begun < self.order.len() && self.held + self.order[self.next].bytes <= self.window {
+        while self.ahead && self.begun < self.order.len() && self.held + self.order[self.next].bytes <= self.window {
             self.begin(stages)?;
         }
         Ok(())

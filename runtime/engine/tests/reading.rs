@@ -2,12 +2,12 @@
 //! plain account of room, disk and chain says it is.
 
 use hpp_engine::mock::{Chain, ChainPart, MockBackend};
-use hpp_engine::{Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput};
+use hpp_engine::{Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput, WeightReads};
 use hpp_schema::{ByteSize, Plan, Residency, SpanKind};
 use proptest::prelude::*;
-use std::sync::Mutex;
 use std::path::Path;
 use std::rc::Rc;
+use std::sync::Mutex;
 use std::time::Duration;
 
 /// A chain on the host, its weights, and a disk.
@@ -65,8 +65,12 @@ impl Case {
     /// before it were let go, or when its own part is about to run; the disk reads one after the other.
     fn expected(&self) -> f64 {
         let window = self.window.max(self.largest());
-        let order: Vec<(usize, u64)> =
-            self.chunks.iter().enumerate().flat_map(|(part, chunks)| chunks.iter().map(move |bytes| (part, *bytes))).collect();
+        let order: Vec<(usize, u64)> = self
+            .chunks
+            .iter()
+            .enumerate()
+            .flat_map(|(part, chunks)| chunks.iter().map(move |bytes| (part, *bytes)))
+            .collect();
         let total = order.len() * self.tokens;
         let (mut now, mut disk, mut held, mut begun) = (0.0_f64, 0.0_f64, 0, 0);
         let mut done: Vec<f64> = Vec::new();
@@ -138,8 +142,7 @@ proptest! {
 #[test]
 fn reading_hides_behind_computing() {
     // 3 parts of 1 ms and 100 bytes each: at 200 bytes a millisecond reading takes half as long as computing.
-    let case =
-        Case { us: vec![1000; 3], chunks: vec![vec![50, 50]; 3], window: 200, bytes_per_ms: 200, tokens: 4 };
+    let case = Case { us: vec![1000; 3], chunks: vec![vec![50, 50]; 3], window: 200, bytes_per_ms: 200, tokens: 4 };
     let backend = case.backend();
     let mut engine = case.engine(&backend);
     engine.record_timeline(true);
@@ -161,7 +164,8 @@ fn reading_hides_behind_computing() {
 
 #[test]
 fn a_stopped_pass_begins_again() {
-    let case = Case { us: vec![10; 3], chunks: vec![vec![60], vec![60], vec![60]], window: 130, bytes_per_ms: 10, tokens: 1 };
+    let case =
+        Case { us: vec![10; 3], chunks: vec![vec![60], vec![60], vec![60]], window: 130, bytes_per_ms: 10, tokens: 1 };
     let backend = case.backend();
     let mut engine = case.engine(&backend);
     let mut sequence = engine.new_sequence().unwrap();
@@ -204,4 +208,21 @@ fn less_is_locked_where_less_memory_may_be_used() {
     assert!(said[0].contains("stay in memory instead of"), "{said:?}");
     let refused = held(900).0.unwrap_err();
     assert!(matches!(refused, EngineError::TooLittleMemory { planned: 2000, limit: 900, needed: 1000 }), "{refused}");
+}
+
+#[test]
+fn without_reading_ahead_each_part_waits_for_its_own() {
+    let case = Case { us: vec![1000; 3], chunks: vec![vec![50, 50]; 3], window: 200, bytes_per_ms: 200, tokens: 4 };
+    let (dir, backend) = (tempfile::tempdir().unwrap(), case.backend());
+    let plan = case.plan(dir.path(), &backend);
+    let options = EngineOptions { weights: WeightReads::OnTime, ..EngineOptions::default() };
+    let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
+    decode(&mut engine, 4);
+    assert_eq!(backend.clock().now(), Duration::from_micros(4 * 3 * (500 + 1000)));
+    assert_eq!(backend.disk().most_held(), 100);
+    // The system may decide instead: then nothing is read here.
+    let options = EngineOptions { weights: WeightReads::ByTheSystem, ..EngineOptions::default() };
+    let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
+    decode(&mut engine, 1);
+    assert_eq!(engine.telemetry().read_bytes, 0);
 }

@@ -146,11 +146,25 @@ fn other_memory_is_read_before_each_run_and_does_not_count() {
     let runs = rehearsal.case(&cold, Some(&mut evictor)).unwrap();
     assert_eq!(runs.times, [3, 4, 5, 6, 7].map(ms));
     assert_eq!(backend.clock().now() - began, ms(7 * 100 + 28), "seven sweeps of 100 MiB, and the runs");
-    assert_eq!(read.borrow()[..4], [64 << 20, 36 << 20, 64 << 20, 36 << 20]);
+    assert_eq!(read.borrow()[..7], [[16 << 20; 6].as_slice(), &[4 << 20]].concat());
     let reserved = backend.reserved();
     rehearsal.case(&Case { evict_bytes: 10 << 20, ..case() }, Some(&mut evictor)).unwrap();
     assert!(backend.reserved() - reserved < 1 << 20, "what is there is used again");
     assert_eq!(read.borrow().last(), Some(&(10 << 20)));
+}
+
+#[test]
+fn memory_that_is_not_read_any_more_is_given_back() {
+    let (backend, read) = (backend(MemoryId::HOST), Rc::default());
+    backend.model("product.onnx", product(&read));
+    let mut evictor = Evictor::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
+    let mut reserves = |mib: u64| {
+        let before = backend.reserved();
+        evictor.make_room(mib << 20).unwrap();
+        (backend.reserved() - before) >> 20
+    };
+    assert_eq!([100, 100, 20, 100, 0, 1].map(&mut reserves), [112, 0, 0, 80, 0, 16]);
+    evictor.evict(1 << 20).unwrap();
 }
 
 /// A run on a device that has returned is waited for by a look at its output, whose own time is taken off.

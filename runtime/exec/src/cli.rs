@@ -128,6 +128,9 @@ pub struct RuntimeArgs {
     /// Fail where a partition would run on another provider than the plan prefers.
     #[arg(long)]
     pub strict: bool,
+    /// When weights are read that the plan does not keep in memory. `ahead` is fastest; the others are there to compare with.
+    #[arg(long, value_enum, default_value_t = WeightReadsArg::Ahead, value_name = "WHEN")]
+    pub weights: WeightReadsArg,
     /// Compare every byte of the plan's files with their hashes, not samples.
     #[arg(long)]
     pub verify_weights: bool,
@@ -154,6 +157,18 @@ pub struct LibraryArgs {
     /// Say only errors on stderr.
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     pub quiet: bool,
+}
+
+/// `--weights`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum WeightReadsArg {
+    /// While other partitions compute.
+    #[default]
+    Ahead,
+    /// When their partition is about to run (no prefetch).
+    OnTime,
+    /// Page by page, mapped from their files, the system deciding what stays.
+    Mapped,
 }
 
 /// An execution provider, as typed.

@@ -7,6 +7,7 @@ pub mod atomic_file;
 pub mod cli;
 pub mod command;
 pub mod console;
+mod disk;
 pub mod embeddings;
 pub mod error;
 pub mod generate;

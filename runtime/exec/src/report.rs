@@ -1,6 +1,7 @@
 //! What a run cost, as JSON for programs and as a table for people.
 
 use crate::console::provider_name;
+use crate::disk::{self, DiskReads};
 use crate::generate::{FinishReason, Generated};
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_schema::ByteSize;
@@ -48,6 +49,9 @@ pub struct Timings {
     pub transfer_ms: f64,
     /// How many such moves.
     pub transfers: u64,
+    /// Reading weights from disk; absent where all are in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskReads>,
     /// Each partition's part.
     pub stages: Vec<StageTimes>,
 }
@@ -109,6 +113,7 @@ impl Timings {
             decode_tokens_per_second: (more > 0.0 && decode > 0.0).then(|| more / decode),
             transfer_ms: telemetry.copies.millis(),
             transfers: telemetry.copies.count,
+            disk: DiskReads::new(telemetry),
             stages: telemetry.stages.iter().map(StageTimes::new).collect(),
         }
     }
@@ -160,6 +165,7 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
         let moved = ByteSize(telemetry.copied_bytes).human();
         let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms", timings.transfers, timings.transfer_ms);
     }
+    out.push_str(&disk::line(timings.disk.as_ref()));
     let _ = write!(out, "memory: {}", memory(&Bytes::new(telemetry, state)));
     out
 }

@@ -1,11 +1,11 @@
 //! From what was typed to what will be done: every choice that needs no file is made here, once.
 
 use crate::cli::{BenchArgs, Cli, Command, DevicesArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs};
-use crate::cli::{SamplingArgs, VerifyArgs};
+use crate::cli::{SamplingArgs, VerifyArgs, WeightReadsArg};
 use crate::console::Level;
 use crate::error::ExecError;
 use crate::sampling::{Choice, RandomChoice, Sampling};
-use hpp_engine::{EngineOptions, Fallback, Verify};
+use hpp_engine::{EngineOptions, Fallback, Verify, WeightReads};
 use hpp_schema::{Provider, SamplingDefaults};
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -175,6 +175,11 @@ impl RuntimeArgs {
             fallback: if strict { Fallback::Refuse } else { Fallback::Report },
             context: self.context,
             verify: if self.verify_weights { Verify::Full } else { Verify::Sampled },
+            weights: match self.weights {
+                WeightReadsArg::Ahead => WeightReads::Ahead,
+                WeightReadsArg::OnTime => WeightReads::OnTime,
+                WeightReadsArg::Mapped => WeightReads::ByTheSystem,
+            },
             cancel: None,
         }
     }

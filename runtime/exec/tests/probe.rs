@@ -2,7 +2,9 @@
 
 mod support;
 
-use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, Reply, Request};
+use hpp_schema::probe::{
+    Carried, Case, Fact, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
+};
 use hpp_schema::{BandwidthPath, Dim, InputRole, Provider, State, StateUpdate};
 use std::io::Write;
 use std::process::{Command, Stdio};
@@ -117,6 +119,24 @@ fn partitions_are_timed_whatever_their_states() {
     {
         measures(&PlanDir::new(name, 32), Provider::Cpu);
     }
+}
+
+/// What a token takes beside its partitions is timed: no run of the partition is in it.
+#[test]
+fn tokens_are_timed_beside_their_partitions() {
+    let plan = PlanDir::new("optimum/mixtral-with-past", 64);
+    let pass = |plan, tokens| line(&Request::Pass(PassProbe { plan, tokens, evict_bytes: 1 << 20 }));
+    let alone = line(&partition(&plan, Provider::Cpu, vec![case(&plan, "decode", 16, 1)]));
+    let replies = ask(&[pass(plan.path(), 40), pass(plan.file("none.yaml"), 40), pass(plan.path(), 1), alone]);
+    let (Reply::Pass { timing: beside }, Reply::Measured { timing: alone, .. }) = (&replies[0], &replies[6]) else {
+        panic!("{replies:?}")
+    };
+    assert!(beside.runs == 32 && beside.p10_ms > 0.0 && beside.p10_ms < alone.p10_ms, "{beside:?} {alone:?}");
+    assert!(matches!(&replies[2], Reply::Failed { reason } if reason.contains("none.yaml")), "{replies:?}");
+    assert!(matches!(&replies[3], Reply::Pass { timing } if timing.runs == 1), "{replies:?}");
+    let bert = PlanDir::new("optimum/bert", 64);
+    let replies = ask(&[pass(bert.path(), 4)]);
+    assert!(matches!(&replies[0], Reply::Failed { .. }), "{replies:?}");
 }
 
 #[test]

@@ -16,7 +16,11 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
             found.error(&place, what);
         }
         let locked = partition.bytes.locked.map_or(0, |locked| locked.0);
-        found.require(locked <= partition.bytes.weights.0, format!("{place}.bytes.locked"), "it is more than the weights");
+        found.require(
+            locked <= partition.bytes.weights.0,
+            format!("{place}.bytes.locked"),
+            "it is more than the weights",
+        );
     }
     for (at, device) in plan.devices.iter().enumerate() {
         let place = format!("devices[{at}]");
@@ -53,8 +57,12 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, placement: &Placemen
     let name = &device.name;
     let (room, what) = match (placement.residency, device.kind) {
         (Residency::Resident, _) => return,
-        (Residency::Streamed, DeviceKind::Gpu) => (device.ring.is_some(), format!("{name} has no ring to stream weights into")),
-        (Residency::Streamed, DeviceKind::Cpu) => (device.window.is_some(), format!("{name} has no window to read weights into")),
+        (Residency::Streamed, DeviceKind::Gpu) => {
+            (device.ring.is_some(), format!("{name} has no ring to stream weights into"))
+        }
+        (Residency::Streamed, DeviceKind::Cpu) => {
+            (device.window.is_some(), format!("{name} has no window to read weights into"))
+        }
         (Residency::Mapped, kind) => (kind == DeviceKind::Cpu, format!("{name} cannot map files")),
     };
     found.require(room, place, what);

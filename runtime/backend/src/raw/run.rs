@@ -36,6 +36,18 @@ impl OrtControl {
         Ok(OrtControl(Arc::new(Shared { options, load: Mutex::new(None) })))
     }
 
+    /// Options of a run at whose end the host's arena gives back what nothing uses.
+    pub(crate) fn that_shrinks_the_arena() -> Result<Self, BackendError> {
+        let control = Self::new()?;
+        let (key, host) = (c"memory.enable_memory_arena_shrinkage", c"cpu:0");
+        // SAFETY: the options are alive and in no run yet; ONNX Runtime copies both texts.
+        unsafe {
+            let status = (ort::api().AddRunConfigEntry)(control.0.options.as_ptr(), key.as_ptr(), host.as_ptr());
+            check(status, || "ask for a smaller arena".into())
+        }?;
+        Ok(control)
+    }
+
     pub(crate) fn options(&self) -> *const OrtRunOptions {
         self.0.options.as_ptr()
     }

@@ -11,7 +11,7 @@ pub(crate) const POSSIBLE: bool = false;
 /// The graph of a prepared partition.
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights.
-pub(crate) const WEIGHTS: &str = "model.onnx.data";
+pub(crate) const UNALIGNED: &str = "model.onnx.data";
 
 /// A mapping nobody looks for.
 pub(crate) struct Mapping;
@@ -52,7 +52,8 @@ impl Readers {
         reporter: &dyn Reporter,
     ) -> Result<Kept, BackendError> {
         if matches!(keep, Keep::Streamed { .. }) {
-            let what = "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
+            let what =
+                "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }
         Ok(Kept)

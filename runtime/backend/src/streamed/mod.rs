@@ -5,6 +5,7 @@
 //! and given back after it. A part of each session stays filled and locked. Where kernels want another layout, the session is
 //! made from a file that already has it ([`prepared`]), because what ONNX Runtime lays out itself is not mapped from anything.
 
+mod align;
 mod file;
 mod mapping;
 mod prepared;
@@ -12,7 +13,7 @@ mod reader;
 mod weights;
 
 pub(crate) use mapping::Mapping;
-pub(crate) use prepared::{MODEL, WEIGHTS, find_or_make};
+pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
 
 use hpp_engine::port::{Keep, Took};
 use hpp_engine::{BackendError, Reporter};
@@ -37,7 +38,7 @@ pub(crate) struct Readers {
 
 /// How the weights of one session are kept. Must be dropped before the session.
 pub(crate) enum Kept {
-    /// Where ONNX Runtime put them.
+    /// Where ONNX Runtime put them: in memory, or mapped.
     InMemory,
     /// In part in memory; the rest is read before each run.
     Streamed(Weights),
@@ -65,7 +66,8 @@ impl Readers {
         let now = mapped_under(dir);
         let locked = match keep {
             Keep::InMemory => return Ok(Kept::InMemory),
-            Keep::Mapped => return Ok(Kept::OnDemand(OnDemand::new(before, &now))),
+            Keep::Mapped { rows: true } => return Ok(Kept::OnDemand(OnDemand::new(before, &now))),
+            Keep::Mapped { rows: false } => return Ok(Kept::InMemory),
             Keep::Streamed { locked } => locked,
         };
         let failed = |error: io::Error| BackendError::Runtime {

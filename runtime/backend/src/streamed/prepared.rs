@@ -5,6 +5,7 @@
 //! into place when it is whole: a directory that has its seal is complete, whatever happened meanwhile. One process makes them
 //! at a time; others wait and then find them made.
 
+use super::align::align;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use std::fs::{self, File};
@@ -14,12 +15,14 @@ use std::path::{Path, PathBuf};
 
 /// The graph.
 pub(crate) const MODEL: &str = "model.onnx";
-/// Its weights.
-pub(crate) const WEIGHTS: &str = "model.onnx.data";
+/// Its weights as ONNX Runtime writes them.
+pub(crate) const UNALIGNED: &str = "unaligned";
+/// Its weights, each at an address its kernel expects.
+const WEIGHTS: &str = "model.onnx.data";
 /// What both must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
-const FORMAT: &str = "hpp-prepared-1";
+const FORMAT: &str = "hpp-prepared-2";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
 /// Samples of a file that its seal has.
@@ -51,7 +54,10 @@ pub(crate) fn find_or_make(
         .map_err(failed(preparing()))?;
     let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
     fs::create_dir(&partial).map_err(failed(preparing()))?;
+    let align = || align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS));
     let made = make(&partial)
+        .and_then(|()| align().map_err(failed(preparing())))
+        .and_then(|()| fs::remove_file(partial.join(UNALIGNED)).map_err(failed(preparing())))
         .and_then(|()| seal(&partial).map_err(failed(preparing())))
         .and_then(|()| fs::rename(&partial, &place).map_err(failed(preparing())));
     if let Err(error) = made {
@@ -116,8 +122,9 @@ mod tests {
     use std::cell::Cell;
 
     fn write(place: &Path, weights: &[u8]) -> Result<(), BackendError> {
-        fs::write(place.join(MODEL), b"graph").unwrap();
-        fs::write(place.join(WEIGHTS), weights).unwrap();
+        // A model without any weights but one: `weights` from their beginning.
+        fs::write(place.join(MODEL), super::super::align::tests::refers_to(UNALIGNED, weights.len())).unwrap();
+        fs::write(place.join(UNALIGNED), weights).unwrap();
         Ok(())
     }
 

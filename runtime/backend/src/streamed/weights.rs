@@ -45,7 +45,7 @@ enum State {
 
 impl Weights {
     /// Takes over what ONNX Runtime has mapped while it made a session: `now` against `before`. The small ones first, `locked`
-    /// (0 to 1) of all bytes are read and stay; the rest is absent.
+    /// bytes are read and stay; the rest is absent.
     ///
     /// # Safety
     /// The session must live longer than this, must not run while a chunk is absent, and ONNX Runtime must neither write to its
@@ -54,7 +54,7 @@ impl Weights {
         reader: Rc<Reader>,
         before: &[Mapping],
         now: &[Mapping],
-        locked: f64,
+        locked: u64,
     ) -> io::Result<Option<Self>> {
         let mut mappings = new_since(before, now);
         if mappings.is_empty() {
@@ -67,8 +67,7 @@ impl Weights {
                 files.insert(mapping.path.clone(), Arc::new(WeightFile::open(&mapping.path)?));
             }
         }
-        let total: u64 = mappings.iter().map(|mapping| mapping.length as u64).sum();
-        let mut room = (locked * total as f64) as u64;
+        let mut room = locked;
         let mut weights = Weights { reader, bytes: vec![], chunks: vec![], locked: 0, unlocked: None };
         for mapping in mappings {
             // SAFETY: nothing runs yet, and nothing runs before its chunks are present.

@@ -72,14 +72,8 @@ impl Chain {
         let in_place = (0..part.states).map(|state| (inputs.len() + state, outputs.len() + state)).collect();
         inputs.extend((0..part.states).map(|state| wide(past(number, state))));
         outputs.extend((0..part.states).map(|state| wide(present(number, state))));
-        MockModel {
-            inputs,
-            outputs,
-            in_place,
-            kernel: Rc::new(nothing),
-            takes: None,
-        }
-        .taking((0, 1), Rc::clone(&part.takes))
+        MockModel { inputs, outputs, in_place, kernel: Rc::new(nothing), takes: None }
+            .taking((0, 1), Rc::clone(&part.takes))
     }
 
     /// The plan as text, so that fields with defaults keep them.

@@ -78,7 +78,9 @@ impl Weights {
     pub fn begin(&mut self, chunk: usize, clock: &VirtualClock) -> Result<(), BackendError> {
         match self.reads[chunk] {
             Chunk::Absent => self.reads[chunk] = Chunk::Reading(self.disk.read(self.bytes[chunk], clock)),
-            Chunk::Reading(_) | Chunk::Present => return Err(misfit("a chunk", "it is read before it was let go".into())),
+            Chunk::Reading(_) | Chunk::Present => {
+                return Err(misfit("a chunk", "it is read before it was let go".into()));
+            }
         }
         Ok(())
     }

@@ -11,8 +11,8 @@ use crate::reporter::Reporter;
 use hpp_schema::{DType, Provider};
 use std::path::Path;
 
-/// Columns and rows of the matrix in one slab of memory: 64 MiB.
-const ROWS: u64 = 1024;
+/// Columns and rows of the matrix in one slab of memory: 16 MiB.
+const ROWS: u64 = 256;
 const COLUMNS: u64 = 16384;
 const ROW_BYTES: u64 = COLUMNS * 4;
 const SLAB: u64 = ROWS * ROW_BYTES;
@@ -48,10 +48,12 @@ impl<B: Backend> Evictor<B> {
         Ok(Evictor { backend: backend.clone(), control, session, binding, row, slabs: Vec::new(), written: 0, memory })
     }
 
-    /// Reserves what will be read, so that no later call has to.
+    /// Reserves what will be read, so that no later call has to, and gives back what will not be.
     pub fn make_room(&mut self, bytes: u64) -> Result<(), EngineError> {
         let failed = |source| about("memory to read between runs", source);
         let rows = bytes / ROW_BYTES;
+        self.slabs.truncate(rows.div_ceil(ROWS) as usize);
+        self.written = self.written.min(self.slabs.len() as u64 * ROWS);
         while (self.slabs.len() as u64) < rows.div_ceil(ROWS) {
             self.slabs.push(self.backend.reserve(self.memory, SLAB).map_err(failed)?);
         }

@@ -5,6 +5,7 @@ use crate::tensor::{byte_len, elements};
 use half::{bf16, f16};
 use hpp_schema::DType;
 use hpp_schema::probe::{Feed, Fill};
+use std::ops::Range;
 
 /// Elements written at once, so that a large cache needs no second copy in memory.
 const PIECE: u64 = 1 << 18;
@@ -29,16 +30,27 @@ pub(super) fn fill(
     }
     let last = feed.shape.last().copied().unwrap_or(1).max(1);
     let mut piece = Vec::new();
-    for start in (0..count).step_by(PIECE as usize) {
-        piece.clear();
-        for index in start..count.min(start + PIECE) {
-            if !encode(feed.dtype, number(&feed.fill, index, last), &mut piece) {
-                return Err(wrong(format!("{} can only be filled with zeros", feed.dtype)));
+    for span in spans(feed, count) {
+        for start in span.clone().step_by(PIECE as usize) {
+            piece.clear();
+            for index in start..span.end.min(start + PIECE) {
+                if !encode(feed.dtype, number(&feed.fill, index, last), &mut piece) {
+                    return Err(wrong(format!("{} can only be filled with zeros", feed.dtype)));
+                }
             }
+            write(byte_len(feed.dtype, &[start]).unwrap_or(0), &piece)?;
         }
-        write(byte_len(feed.dtype, &[start]).unwrap_or(0), &piece)?;
     }
     Ok(())
+}
+
+/// Runs of elements that are not all zero, by flat index. An axis that is not there counts as filled.
+fn spans(feed: &Feed, count: u64) -> Vec<Range<u64>> {
+    let Fill::PartlyNormal { axis, filled, .. } = feed.fill else { return vec![0..count] };
+    let Some(size) = feed.shape.get(axis) else { return vec![0..count] };
+    let row: u64 = feed.shape[axis + 1..].iter().product();
+    let runs = (0..count).step_by((size * row).max(1) as usize);
+    runs.map(|start| start..start + filled.min(*size) * row).collect()
 }
 
 /// An element before it has a type.
@@ -55,7 +67,7 @@ fn number(fill: &Fill, index: u64, last: u64) -> Number {
         Fill::Ones => Number::Whole(1),
         Fill::Positions { start } => Number::Whole(start.wrapping_add((index % last) as i64)),
         Fill::Integers { below, seed } => Number::Whole((chance(*seed, index) % below) as i64),
-        Fill::Normal { seed } => Number::Real(normal(*seed, index)),
+        Fill::Normal { seed } | Fill::PartlyNormal { seed, .. } => Number::Real(normal(*seed, index)),
         Fill::Values { values } => Number::Whole(values[index as usize]),
     }
 }
@@ -145,6 +157,28 @@ mod tests {
         let deviation = (x.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / x.len() as f32).sqrt();
         assert!(x.len() == 300_000 && x.iter().all(|x| x.is_finite()));
         assert!(mean.abs() < 0.01 && (deviation - 1.0).abs() < 0.01, "{mean} {deviation}");
+    }
+
+    #[test]
+    fn only_what_is_filled_is_written() {
+        let write = |shape: &[u64], axis, filled| {
+            let fill_with = Fill::PartlyNormal { seed: 1, axis, filled };
+            let feed = Feed { name: "x".into(), dtype: DType::Float32, shape: shape.to_vec(), fill: fill_with };
+            let mut written = Vec::new();
+            let write = |offset, piece: &[u8]| {
+                written.push((offset / 4, piece.len() / 4));
+                Ok(())
+            };
+            fill(&feed, write).map(|()| written).map_err(|error| error.to_string())
+        };
+        assert_eq!(write(&[2, 8, 3], 1, 5).unwrap(), [(0, 15), (24, 15)]);
+        assert_eq!(write(&[2, 8, 3], 1, 9).unwrap(), [(0, 24), (24, 24)], "no more than there is");
+        assert_eq!(write(&[2, 8, 3], 1, 0).unwrap(), []);
+        assert_eq!(write(&[2, 0, 3], 1, 4).unwrap(), []);
+        assert_eq!(write(&[2, 3], 2, 1).unwrap(), [(0, 6)], "an axis that is not there");
+        let whole = bytes(DType::Float32, &[1, 4], Fill::Normal { seed: 1 }).unwrap();
+        let part = bytes(DType::Float32, &[1, 4], Fill::PartlyNormal { seed: 1, axis: 1, filled: 2 }).unwrap();
+        assert_eq!(part, whole[..8], "the same numbers in the same places");
     }
 
     #[test]

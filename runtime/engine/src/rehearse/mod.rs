@@ -38,6 +38,7 @@ pub struct Runs {
 impl<B: Backend> Rehearsal<B> {
     /// Loads the partition under the provider asked for; where that cannot have all of it, this fails.
     pub fn load(backend: &B, probe: &PartitionProbe, reporter: &dyn Reporter) -> Result<Self, EngineError> {
+        backend.let_go_of_memory().map_err(|source| about("what the partition before held", source))?;
         let started = backend.now();
         let name = probe.file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let control = backend.control().map_err(|source| about("the means to stop runs", source))?;
@@ -66,10 +67,12 @@ impl<B: Backend> Rehearsal<B> {
     /// Runs a case: `warmup` runs that do not count, then runs that do, as many as the budget allows. With an evictor, other
     /// memory is read before each.
     pub fn case(&mut self, case: &Case, mut evictor: Option<&mut Evictor<B>>) -> Result<Runs, EngineError> {
-        let mut bound = Bound::new(&self.backend, &self.loaded.session, case)?;
+        // Before anything of this case is reserved: what the case before held would count as memory that measuring takes.
+        self.backend.let_go_of_memory().map_err(|source| about("what the case before held", source))?;
         if let Some(evictor) = &mut evictor {
             evictor.make_room(case.evict_bytes)?;
         }
+        let mut bound = Bound::new(&self.backend, &self.loaded.session, case)?;
         let mut run = |session: &mut B::Session| {
             if let Some(evictor) = &mut evictor {
                 evictor.evict(case.evict_bytes)?;

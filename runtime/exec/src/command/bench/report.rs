@@ -3,6 +3,7 @@
 use super::Run;
 use super::spread::Spread;
 use crate::cli::BenchArgs;
+use crate::disk::{self, DiskReads};
 use crate::machine::OrtBackend;
 use crate::plan_file::PlanFile;
 use crate::report::{Bytes, StageTimes, memory, millis, rate, table};
@@ -38,6 +39,9 @@ pub(super) struct Report {
     transfers_per_run: f64,
     transfer_ms: Spread,
     transferred_bytes_per_run: f64,
+    /// Reading weights from disk in the last run; absent where all are in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<DiskReads>,
     stages: Vec<Stage>,
     bytes: Bytes,
 }
@@ -83,10 +87,14 @@ pub(super) fn report(
         transfers_per_run: of(&|run| run.telemetry.copies.count as f64).median,
         transfer_ms: of(&|run| run.telemetry.copies.millis()),
         transferred_bytes_per_run: of(&|run| run.telemetry.copied_bytes as f64).median,
+        disk: runs.last().and_then(|run| DiskReads::new(&run.telemetry)),
         stages: stages(runs, &tokens),
         bytes: Bytes::new(&telemetry, session.state_bytes()),
     }
 }
+
+/// The lane of what goes on beside everything else; waiting for it has spans of its own.
+const DISK: &str = "disk";
 
 /// A decoded token, taken apart.
 struct Token {
@@ -113,7 +121,7 @@ fn token(run: &Run, spans: &[&Span], whole: f64) -> Token {
     };
     let ran = |partition: &str| sum(&|span| span.kind == SpanKind::Compute && span.name == partition);
     let stage_ms = run.telemetry.stages.iter().map(|stage| ran(&stage.partition)).collect();
-    Token { stage_ms, rest_ms: (whole - sum(&|_| true)).max(0.0) }
+    Token { stage_ms, rest_ms: (whole - sum(&|span| span.lane != DISK)).max(0.0) }
 }
 
 /// Each stage's medians.
@@ -164,6 +172,7 @@ pub(super) fn text(report: &Report) -> String {
     );
     let moved = ByteSize(report.transferred_bytes_per_run as u64).human();
     let _ = writeln!(out, "\ntransfers: {:.0} a run, {moved}", report.transfers_per_run);
+    out.push_str(&disk::line(report.disk.as_ref()));
     let _ = writeln!(out, "load {} ms", rate(Some(report.load_ms)));
     let _ = writeln!(out, "memory: {}", memory(&report.bytes));
     out

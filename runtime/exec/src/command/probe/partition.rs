@@ -23,11 +23,13 @@ pub(super) fn run(
     reply: &mut Answer<'_>,
 ) -> Result<(), ExecError> {
     let backend = session.machine.backend().clone();
+    // While a partition loads nothing is read, and the cases of the last one may have asked for much.
+    read_nothing(session)?;
     let mut rehearsal = Rehearsal::load(&backend, probe, session.console.as_ref())?;
     reply(Reply::Loaded { load_ms: millis(rehearsal.load_time()), processor: rehearsal.processor().to_owned() })?;
     for case in &probe.cases {
         let runs = match case.evict_bytes {
-            0 => rehearsal.case(case, None).map_err(ExecError::from),
+            0 => read_nothing(session).and_then(|()| rehearsal.case(case, None).map_err(ExecError::from)),
             _ => evictor(session, probe.provider)
                 .and_then(|evictor| rehearsal.case(case, Some(evictor)).map_err(ExecError::from)),
         };
@@ -41,6 +43,11 @@ pub(super) fn run(
         }
     }
     Ok(())
+}
+
+/// Gives back what earlier cases had read between their runs.
+fn read_nothing(session: &mut ProbeSession<'_>) -> Result<(), ExecError> {
+    session.evictors.values_mut().try_for_each(|evictor| evictor.make_room(0)).map_err(ExecError::from)
 }
 
 /// What reads memory between runs under this provider.

@@ -23,8 +23,7 @@ const WARMUP: u64 = 8;
 pub(super) fn run(session: &mut ProbeSession<'_>, probe: &PassProbe, reply: &mut Answer<'_>) -> Result<(), ExecError> {
     let plan = PlanFile::open(&probe.plan)?;
     super::super::needs_language_model(&plan.plan)?;
-    let args =
-        RuntimeArgs { library: session.library.clone(), context: Some(probe.tokens), ..RuntimeArgs::default() };
+    let args = RuntimeArgs { library: session.library.clone(), context: Some(probe.tokens), ..RuntimeArgs::default() };
     let engine = session.machine.load(&plan.plan, &plan.dir, &args, &Console::new(Level::Quiet))?;
     let mut text = Session::new(engine, None, Default::default());
     let mut times = Vec::new();
