@@ -35,7 +35,7 @@ def planning_time(shop):
     rows = []
     for what, options, limit in (("80-layer dense model", DENSE_70B, 1.0), ("61-layer, 256-expert MoE", MOE_61, 5.0)):
         model = shop.model(f"planned-{len(rows)}", *options)
-        runs = [dry_run(shop, model, "--machine", preset("rtx-4090-desktop"), "--mechanisms", "all") for _ in range(3)]
+        runs = [dry_run(shop, model, "--machine", preset("rtx4090-desktop"), "--mechanisms", "all") for _ in range(3)]
         seconds = measure.median(runs, "seconds")
         rows.append(row(f"planning a {what}", f"{seconds:.2f} s", "", "", f"<= {limit:g} s", seconds <= limit))
     return rows

@@ -18,6 +18,17 @@ pub struct Piece {
     pub choice: Choice,
 }
 
+/// Weights of the host that are read from disk in each pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FromDisk {
+    /// The part of each partition's weights that stays in memory, 0 to 1.
+    pub locked: f64,
+    /// Most bytes of the rest in memory at once.
+    pub window: u64,
+    /// Of each block, whether it reads only a few rows of its weights.
+    pub rows: Vec<bool>,
+}
+
 /// Everything a plan is made of.
 pub struct Decision<'a> {
     /// What the model is.
@@ -30,6 +41,8 @@ pub struct Decision<'a> {
     pub slots: &'a [u32],
     /// The limits that were kept, as a plan says them.
     pub budgets: Budgets,
+    /// How the host's weights are read where its memory cannot hold them; `None` where it can.
+    pub disk: Option<FromDisk>,
     /// Where state lies.
     pub kv: KvHome,
     /// The cut, one part for each piece.
@@ -83,7 +96,16 @@ fn device(place: Where) -> String {
     }
 }
 
-fn residency(place: Where) -> Residency {
+/// Where a piece's weights are when it decodes.
+fn residency(decision: &Decision, piece: &Piece) -> Residency {
+    match (piece.choice.decode, &decision.disk) {
+        (Where::Cpu, Some(disk)) if piece.blocks.clone().all(|block| disk.rows[block]) => Residency::Mapped,
+        (Where::Cpu, Some(_)) => Residency::Streamed,
+        (place, _) => on_device(place),
+    }
+}
+
+fn on_device(place: Where) -> Residency {
     if matches!(place, Where::Streamed(_)) { Residency::Streamed } else { Residency::Resident }
 }
 
@@ -109,7 +131,8 @@ fn devices(decision: &Decision) -> Vec<Device> {
     let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
     let gpu = |gpu| Device { ring: ring(decision, gpu), ..Device::new(device(Where::Resident(gpu)), DeviceKind::Gpu) };
-    let host = Device::new(device(Where::Cpu), DeviceKind::Cpu);
+    let window = decision.disk.as_ref().map(|disk| ByteSize(disk.window));
+    let host = Device { window, ..Device::new(device(Where::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
@@ -134,8 +157,8 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             file: format!("{}.onnx", names[index]),
             weights_dir: String::new(),
             device: device(decode),
-            residency: residency(decode),
-            prefill: (prefill != decode).then(|| Placement { device: device(prefill), residency: residency(prefill) }),
+            residency: residency(decision, piece),
+            prefill: (prefill != decode).then(|| Placement { device: device(prefill), residency: on_device(prefill) }),
             providers: match decode {
                 Where::Cpu => vec![Provider::Cpu],
                 _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
@@ -145,6 +168,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),
             bytes: PartitionBytes {
                 weights: ByteSize(demand.weights),
+                locked: locked(decision, piece, demand.weights),
                 kv: ByteSize(demand.kv),
                 workspace: ByteSize(demand.workspace),
             },
@@ -152,6 +176,13 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
         }
     };
     (0..pieces.len()).map(build).collect()
+}
+
+/// The share of a piece's weights that stays in host memory, where the rest is read from disk.
+fn locked(decision: &Decision, piece: &Piece, weights: u64) -> Option<ByteSize> {
+    let disk = decision.disk.as_ref().filter(|_| piece.choice.decode == Where::Cpu)?;
+    let streamed = residency(decision, piece) == Residency::Streamed;
+    streamed.then(|| ByteSize((disk.locked * weights as f64) as u64))
 }
 
 /// What a partition needs, with the weights its own copy of the globals reads.

@@ -49,14 +49,17 @@ pub fn blocks(
     let block = |index: usize| {
         let block = &segmentation.blocks[index];
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
-        let entering = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
+        let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
+        let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_at_home(*id));
         plan::Block {
             label: block.label.clone(),
             kind: kind(block.kind),
             weights: block.weights.iter().map(weight).collect(),
             kv_bytes: counter.state_bytes(index, u64::MAX),
+            kv_tensors: counter.states_of(index).count() as u64,
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols),
-            boundary_bytes: entering.into_iter().flatten().map(|id| counter.bytes(*id, &one.symbols)).sum(),
+            boundary_bytes: entering().map(|id| counter.bytes(id, &one.symbols)).sum(),
+            boundary_tensors: entering().count() as u64,
             decode: counter.work(index, &decode),
             prefill: counter.work(index, &prompt),
         }
@@ -115,9 +118,6 @@ impl<'a> Counter<'a> {
 
     /// Bytes a block's states hold after so many tokens, at most their capacity, for the whole batch.
     fn state_bytes(&self, index: usize, tokens: u64) -> u64 {
-        let own = &self.segmentation.blocks[index].states;
-        let pasts: BTreeSet<ValueId> = own.iter().map(|s| self.segmentation.states[*s].pair.past).collect();
-        let held = |planned: &&PlannedState| pasts.contains(&planned.past);
         let bytes = |planned: &PlannedState| match planned.state.update {
             StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if tokens < capacity => {
                 let part = u128::from(planned.state.bytes.0) * u128::from(tokens) / u128::from(capacity);
@@ -125,8 +125,15 @@ impl<'a> Counter<'a> {
             }
             _ => planned.state.bytes.0,
         };
-        let held = self.states.iter().filter(held).map(|planned| bytes(planned).saturating_mul(self.batch));
+        let held = self.states_of(index).map(|planned| bytes(planned).saturating_mul(self.batch));
         held.fold(0, u64::saturating_add)
+    }
+
+    /// A block's states.
+    fn states_of(&self, index: usize) -> impl Iterator<Item = &PlannedState> {
+        let own = &self.segmentation.blocks[index].states;
+        let pasts: BTreeSet<ValueId> = own.iter().map(|s| self.segmentation.states[*s].pair.past).collect();
+        self.states.iter().filter(move |planned| pasts.contains(&planned.past))
     }
 
     /// The most bytes any node reads and writes at once, twice, because the allocator rounds up and kernels want scratch.
@@ -138,11 +145,16 @@ impl<'a> Counter<'a> {
         nodes.iter().map(around).max().unwrap_or(0).saturating_mul(2)
     }
 
+    /// Whether it lies where it is used, as weights and states do.
+    fn is_at_home(&self, id: ValueId) -> bool {
+        let is_state = || self.segmentation.states.iter().any(|s| s.pair.past == id || s.pair.present == Some(id));
+        self.graph.weight(id).is_some() || is_state()
+    }
+
     /// Bytes of an activation; 0 for weights, states and what has no known size.
     fn bytes(&self, id: ValueId, symbols: &Symbols) -> u64 {
         let value = self.graph.value(id);
-        let is_state = || self.segmentation.states.iter().any(|s| s.pair.past == id || s.pair.present == Some(id));
-        if self.graph.weight(id).is_some() || is_state() {
+        if self.is_at_home(id) {
             return 0;
         }
         let sizes = value.shape.iter().flatten().map(|dim| dim.eval(symbols));
@@ -159,3 +171,6 @@ fn kind(kind: BlockKind) -> plan::BlockKind {
         BlockKind::Stem | BlockKind::Body(_) => plan::BlockKind::Other,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -16,7 +16,7 @@ mod states;
 mod symbols;
 
 pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, Logits, analyse};
-pub use assemble::{Decision, Piece, assemble};
+pub use assemble::{Decision, FromDisk, Piece, assemble};
 pub use config::{ConfigError, ModelConfig};
 pub use costs::{Load, blocks};
 pub use error::ModelError;

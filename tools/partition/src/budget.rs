@@ -15,6 +15,8 @@ pub struct Budget {
     pub margin: u64,
     /// Where state lies.
     pub kv: KvHome,
+    /// Host memory that the process and reading ahead take where weights are read from disk, bytes.
+    pub reading: u64,
 }
 
 /// Where the state of a GPU's blocks lies.
@@ -141,7 +143,7 @@ mod tests {
     fn the_error_names_the_smallest_budget_that_would_do() {
         let blocks = dense(2, 1000);
         let places = [Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Cpu];
-        let mut budget = Budget { vram: vec![2000], ram: None, margin: 50, kv: KvHome::Device };
+        let mut budget = Budget { vram: vec![2000], ram: None, margin: 50, ..Budget::default() };
         let error = check(&blocks, &places, &budget).unwrap_err();
         assert_eq!(error.place, Place::Gpu(0));
         budget.vram[0] = error.smallest() - 1;

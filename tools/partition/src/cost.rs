@@ -15,10 +15,15 @@ pub struct Block {
     pub weights: Vec<(u32, u64)>,
     /// State at the planned context and batch, in bytes.
     pub kv_bytes: u64,
+    /// Tensors that state consists of: each is copied by itself where state moves.
+    pub kv_tensors: u64,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
     pub boundary_bytes: u64,
+    /// Tensors that enter the block: each is copied by itself where the block before computes elsewhere. Tensors of sizes lie
+    /// on the host on either side and do not count.
+    pub boundary_tensors: u64,
     /// Work for one decoded token at the planned context.
     pub decode: Work,
     /// Work for one prefill pass of the planned prompt.
@@ -73,7 +78,7 @@ impl Rates {
         gpu_bandwidth: 450e9,
         gpu_flops: 30e12,
         link_bandwidth: 20e9,
-        launch_ms: 0.02,
+        launch_ms: 0.06,
     };
 
     /// Milliseconds for `work` at `place`: the longer of moving the bytes and doing the arithmetic (the roofline).
@@ -97,8 +102,10 @@ pub(crate) mod tests {
             kind,
             weights: vec![(key, weights)],
             kv_bytes: kv,
+            kv_tensors: 2,
             workspace_bytes: scale / 10,
             boundary_bytes: 8,
+            boundary_tensors: 1,
             decode: Work { flops: 2 * weights, bytes: weights + kv },
             prefill: Work { flops: 200 * weights, bytes: weights },
         };

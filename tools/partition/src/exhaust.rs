@@ -142,13 +142,7 @@ impl Partial {
             add_work(&mut self.work[phase as usize], problem, before.len(), previous, choice.of(phase), phase);
         }
         let block = before.len();
-        if problem.budget.kv == KvHome::Device && choice.prefill.gpu() != choice.decode.gpu() {
-            let bytes = problem.blocks[block].kv_bytes;
-            if bytes > 0 {
-                self.handover += choice.prefill.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, bytes));
-                self.handover += choice.decode.gpu().map_or(0.0, |gpu| problem.upload_ms(gpu, bytes));
-            }
-        }
+        self.handover += problem.handover_ms(block, choice);
         self.hold(problem, before, choice);
     }
 
@@ -171,7 +165,8 @@ impl Partial {
         }
         if choice.on_host() {
             self.host_weights += new_bytes(problem, before, Choice::on_host);
-            self.host_largest = self.host_largest.max(problem.weight_bytes(number));
+            let read = if problem.reads_rows(number) { 0 } else { problem.weight_bytes(number) };
+            self.host_largest = self.host_largest.max(read);
         }
         if state_on_host(problem, choice) {
             self.host_kv += block.kv_bytes;
@@ -219,11 +214,10 @@ fn add_work(work: &mut Work, problem: &Problem, block: usize, previous: Option<W
     match place.gpu() {
         None => work.host += ms,
         Some(gpu) => {
-            let bytes = problem.visiting(block);
-            if bytes > 0 {
-                let to = passes as f64 * problem.upload_ms(gpu, bytes);
+            if let Some(state) = problem.visiting(block) {
+                let to = passes as f64 * problem.upload_ms(gpu, state);
                 work.links[gpu] += to;
-                work.chain += to + passes as f64 * problem.download_ms(gpu, bytes);
+                work.chain += to + passes as f64 * problem.download_ms(gpu, state);
             }
         }
     }
@@ -232,11 +226,11 @@ fn add_work(work: &mut Work, problem: &Problem, block: usize, previous: Option<W
     }
     if let Some(previous) = previous.filter(|previous| previous.gpu() != place.gpu()) {
         for pass in 0..passes {
-            let bytes = problem.boundary(block, phase, pass);
-            work.chain += previous.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, bytes));
+            let tensors = problem.boundary(block, phase, pass);
+            work.chain += previous.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, tensors));
             if let Some(gpu) = place.gpu() {
-                work.chain += problem.upload_ms(gpu, bytes);
-                work.links[gpu] += problem.upload_ms(gpu, bytes);
+                work.chain += problem.upload_ms(gpu, tensors);
+                work.links[gpu] += problem.upload_ms(gpu, tensors);
             }
         }
     }

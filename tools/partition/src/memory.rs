@@ -3,10 +3,10 @@
 //! A GPU holds, at once: weights resident in either phase, the state of the blocks that compute there (prefill or decode,
 //! whichever is more: what leaves after the prompt leaves before anything else comes), the largest block's activations,
 //! and a ring of slots for the largest streamed block. The host holds the weights it computes with or that are copied
-//! from it, and the state of every block that does not stay on one GPU. What does not fit there is read from disk in each
-//! pass where there is a disk, and the largest block must still fit.
+//! from it, and the state of every block that does not stay on one GPU. Where not all of that fits and there is a disk, an equal
+//! share of each block stays and the rest is read in each pass; the largest block must still fit.
 
-use crate::{Choice, Demand, KvHome, Mechanisms, NoFit, Phase, Place, Problem, Where};
+use crate::{BlockKind, Choice, Demand, KvHome, Mechanisms, NoFit, Phase, Place, Problem, Where};
 
 /// What a placement holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,23 +17,30 @@ pub struct Usage {
     pub host: Demand,
     /// Weights the host reads in each pass of a prefill and of decoding, bytes.
     pub host_reads: [u64; 2],
-    /// The largest block the host holds, bytes.
+    /// The largest block the host holds, those that read a few rows only apart, bytes.
     pub largest_on_host: u64,
+    /// The largest block the host reads in each phase, bytes.
+    pub largest_read: [u64; 2],
 }
 
 /// What a placement holds in each memory.
 pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
-    let reads = |phase: Phase| weights_of(problem, choices, |c| !matches!(c.of(phase), Where::Resident(_)));
-    let on_host = |i: &usize| choices[*i].on_host();
+    let is_read = |i: usize, phase| !matches!(choices[i].of(phase), Where::Resident(_)) && !problem.reads_rows(i);
+    let reads = |phase: Phase| weights_of(problem, |i| is_read(i, phase));
+    let largest_read = |phase: Phase| {
+        (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
+    };
+    let on_host = |i: &usize| choices[*i].on_host() && !problem.reads_rows(*i);
     Usage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| on_gpu(problem, choices, slots[gpu], gpu)).collect(),
         host: Demand {
-            weights: weights_of(problem, choices, Choice::on_host),
+            weights: weights_of(problem, |i| choices[i].on_host()),
             kv: (0..choices.len()).filter(|i| state_on_host(problem, choices[*i])).map(|i| kv(problem, i)).sum(),
             workspace: workspace(problem, choices, |place| place == Where::Cpu),
             ring: 0,
         },
         host_reads: Phase::BOTH.map(reads),
+        largest_read: Phase::BOTH.map(largest_read),
         largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().unwrap_or(0),
     }
 }
@@ -58,23 +65,43 @@ impl Usage {
 
     /// What host memory must hold: with a disk to read from, one block's weights at a time.
     pub(crate) fn host_least(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
-        match may_read_disk(problem, mechanisms) {
-            true => Demand { weights: self.largest_on_host, ..self.host },
+        let fits = problem.budget.ram.is_none_or(|ram| self.host.total() <= ram);
+        match may_read_disk(problem, mechanisms) && !fits {
+            true => Demand { weights: self.largest_on_host.saturating_add(problem.budget.reading), ..self.host },
             false => self.host,
         }
     }
 
-    /// Weights read from disk in each pass of a phase, bytes: what the host reads beyond what its memory can keep.
+    /// Weights read from disk in each pass of a phase, bytes; 0 where all that the host holds fits into its memory.
+    ///
+    /// Where it does not, an equal share of each block stays: of R bytes of room, W of weights and l of the largest block, the
+    /// share f for which `f W + (1 - f) l = R`, because beside the shares one block's rest lies in memory.
     pub fn missing(&self, problem: &Problem, phase: Phase) -> u64 {
-        let room = |ram: u64| ram.saturating_sub(self.host.kv).saturating_sub(self.host.workspace);
         let reads = self.host_reads[phase as usize];
-        problem.budget.ram.map_or(0, |ram| reads.saturating_sub(room(ram)))
+        reads - (self.locked_share(problem, phase) * reads as f64) as u64
+    }
+
+    /// The part of each block's weights that stays in host memory, 0 to 1; see [`missing`](Self::missing).
+    pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
+        let beside = self.host.kv.saturating_add(self.host.workspace);
+        let Some(ram) = problem.budget.ram.filter(|ram| self.host.total() > *ram) else { return 1.0 };
+        let room = ram.saturating_sub(beside).saturating_sub(problem.budget.reading) as f64;
+        let (reads, largest) = (self.host_reads[phase as usize] as f64, self.largest_read[phase as usize] as f64);
+        if reads <= room { 1.0 } else { ((room - largest) / (reads - largest)).clamp(0.0, 1.0) }
+    }
+}
+
+impl Problem {
+    /// Whether a block reads a few rows of its weights only: those that do not fit stay on disk, and nothing waits for them.
+    pub fn reads_rows(&self, block: usize) -> bool {
+        let numbers = &self.blocks[block];
+        numbers.kind == BlockKind::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
     }
 }
 
 /// Whether weights that do not fit in host memory may be read from disk in each pass.
 pub(crate) fn may_read_disk(problem: &Problem, mechanisms: Mechanisms) -> bool {
-    mechanisms == Mechanisms::All && problem.disk_bytes_per_ms.is_some_and(|rate| rate > 0.0)
+    mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some_and(|rate| rate > 0.0)
 }
 
 /// Whether host memory holds this block's state at some time.
@@ -95,16 +122,16 @@ fn on_gpu(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Dema
     let streamed = |phase| there(phase).filter(move |i| choices[*i].of(phase) == Where::Streamed(gpu));
     let largest = Phase::BOTH.into_iter().flat_map(streamed).map(|i| problem.weight_bytes(i)).max().unwrap_or(0);
     Demand {
-        weights: weights_of(problem, choices, |choice| choice.resident().any(|there| there == gpu)),
+        weights: weights_of(problem, |i| choices[i].resident().any(|there| there == gpu)),
         kv: Phase::BOTH.map(state).into_iter().max().unwrap_or(0),
         workspace: workspace(problem, choices, |place| place.gpu() == Some(gpu)),
         ring: largest.saturating_mul(slots.into()),
     }
 }
 
-/// Weights of the blocks whose choice is so, each weight once.
-fn weights_of(problem: &Problem, choices: &[Choice], is_so: impl Fn(Choice) -> bool) -> u64 {
-    let blocks = || problem.blocks.iter().zip(choices).filter(|(_, choice)| is_so(**choice)).map(|(block, _)| block);
+/// Weights of the blocks for which this is so, each weight once.
+fn weights_of(problem: &Problem, is_so: impl Fn(usize) -> bool) -> u64 {
+    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| is_so(*i)).map(|(_, block)| block);
     // Planners ask this for every placement: a table of keys, which are small, is several times faster than a set.
     let keys = blocks().flat_map(|block| &block.weights).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
     let mut seen = vec![false; keys];

@@ -99,7 +99,7 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
 /// Where both phases count and may differ: placements that are best for decoding, and for the prompt with what is left;
 /// with all memory, and with a ring's part kept free for the prompt. Of many blocks only; few are all tried.
 fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
-    let matters = options.objective == Objective::Mixed && options.mechanisms == Mechanisms::All;
+    let matters = options.objective == Objective::Mixed && options.mechanisms.streams();
     if !matters || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
         return Vec::new();
     }
@@ -140,7 +140,7 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<C
 fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
     let each = |slots: u32| vec![slots; problem.budget.vram.len()];
     match (options.mechanisms, options.slots) {
-        (Mechanisms::ResidentCpu, _) => vec![each(0)],
+        (Mechanisms::ResidentCpu | Mechanisms::ResidentCpuDisk, _) => vec![each(0)],
         (Mechanisms::All, Some(slots)) => vec![each(slots)],
         (Mechanisms::All, None) if problem.budget.vram.is_empty() => vec![each(0)],
         (Mechanisms::All, None) => SLOTS.map(each).to_vec(),

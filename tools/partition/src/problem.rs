@@ -47,7 +47,7 @@ pub struct GpuCosts {
     pub to_device: f64,
     /// Device to host, bytes per millisecond.
     pub from_device: f64,
-    /// Cost of starting a copy, milliseconds.
+    /// Cost of starting a copy of one tensor, milliseconds.
     pub latency_ms: f64,
     /// Factor on the host's compute time while this link is busy, at least 1.
     pub compute_contention: f64,
@@ -104,8 +104,22 @@ pub enum Objective {
 pub enum Mechanisms {
     /// Resident on a GPU or computed on the host, the same in both phases.
     ResidentCpu,
+    /// Also read from disk in each pass, where host memory is too small.
+    ResidentCpuDisk,
     /// Also streamed to a GPU, each phase by itself.
     All,
+}
+
+impl Mechanisms {
+    /// Whether weights may be streamed to a GPU.
+    pub fn streams(self) -> bool {
+        self == Mechanisms::All
+    }
+
+    /// Whether weights may be read from disk in each pass.
+    pub fn reads_disk(self) -> bool {
+        self != Mechanisms::ResidentCpu
+    }
 }
 
 /// Which planner decides.

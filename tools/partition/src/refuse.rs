@@ -4,7 +4,7 @@ use crate::judge::Wish;
 use crate::memory::usage;
 use crate::program::least_host;
 use crate::regions::regions;
-use crate::{Choice, Demand, Mechanisms, NoFit, Options, Place, Problem, Where};
+use crate::{Choice, Demand, NoFit, Options, Place, Problem, Where};
 
 /// Refuses GPUs of which none can hold even one block: a budget that cannot be meant.
 pub(crate) fn too_small(problem: &Problem, options: &Options) -> Result<(), NoFit> {
@@ -40,10 +40,7 @@ pub(crate) fn too_small(problem: &Problem, options: &Options) -> Result<(), NoFi
 /// The refusal of a problem that no placement fits. GPUs may stay empty, so it is host memory that is too small, unless a
 /// block computes on a GPU only; the numbers are those of the placement that needs least of it.
 pub(crate) fn refuse(problem: &Problem, options: &Options) -> NoFit {
-    let slots = match options.mechanisms {
-        Mechanisms::ResidentCpu => 0,
-        Mechanisms::All => options.slots.unwrap_or(3),
-    };
+    let slots = if options.mechanisms.streams() { options.slots.unwrap_or(3) } else { 0 };
     let slots = vec![slots; problem.budget.vram.len()];
     let wish = Wish { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
     let allowed: Vec<Vec<Choice>> =

@@ -69,11 +69,14 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
 /// Whether two blocks may trade places without a difference.
 fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
-        let Block { kv_bytes, workspace_bytes, .. } = problem.blocks[i];
-        (problem.weight_bytes(i), kv_bytes, workspace_bytes)
+        let Block { kv_bytes, kv_tensors, workspace_bytes, .. } = problem.blocks[i];
+        (problem.weight_bytes(i), kv_bytes, kv_tensors, workspace_bytes)
     };
     // What enters the first block of a model is not a boundary.
-    let boundary = |i: usize| if i == 0 { None } else { Some(problem.blocks[i].boundary_bytes) };
+    let boundary = |i: usize| {
+        let Block { boundary_bytes, boundary_tensors, .. } = problem.blocks[i];
+        (i > 0).then_some((boundary_bytes, boundary_tensors))
+    };
     let same_boundary = a == 0 || boundary(a) == boundary(b);
     let gpus = || problem.gpus.iter().all(|gpu| gpu.blocks[a] == gpu.blocks[b]);
     let same_costs = || problem.cpu[a] == problem.cpu[b] && gpus();

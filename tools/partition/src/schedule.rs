@@ -2,9 +2,11 @@
 //! blocks.
 //!
 //! Neighbours on one device whose weights are there for good merge into one partition. A streamed block is a partition of
-//! its own, and so is every GPU block while state lies on the host; a problem may ask for more cuts. Where neighbours compute on different devices, the
-//! boundary is copied; from one GPU to another it goes through the host.
+//! its own, and so is every GPU block while state lies on the host; a problem may ask for more cuts. Where neighbours
+//! compute on different devices, the boundary is copied, each of its tensors by itself; from one GPU to another it goes
+//! through the host. State is copied so too.
 
+use crate::moving::Tensors;
 use crate::{Choice, KvHome, Phase, Place, Problem, Where};
 use std::ops::Range;
 
@@ -80,16 +82,11 @@ pub(crate) fn steps(problem: &Problem, places: &[Where], phase: Phase, pass: usi
         if first > 0 {
             cross(problem, places[first - 1], place, first, problem.boundary(first, phase, pass), &mut steps);
         }
-        let visit = place.gpu().map(|gpu| (gpu, problem.visiting(first))).filter(|(_, bytes)| *bytes > 0);
-        let mut travel = |what, ms| steps.push(Step { what, ms, blocks: blocks.clone() });
-        if let Some((gpu, bytes)) = visit {
-            travel(What::To(gpu, bytes), problem.upload_ms(gpu, bytes));
-        }
+        let visit = place.gpu().zip(problem.visiting(first));
+        steps.extend(visit.map(|(gpu, state)| upload(problem, gpu, state, blocks.clone())));
         let ms = blocks.clone().map(|i| problem.block_ms(i, place, phase, pass)).sum::<f64>();
-        travel(compute(place), problem.launch_ms(place) + ms);
-        if let Some((gpu, bytes)) = visit {
-            travel(What::From(gpu, bytes), problem.download_ms(gpu, bytes));
-        }
+        steps.push(Step { what: compute(place), ms: problem.launch_ms(place) + ms, blocks: blocks.clone() });
+        steps.extend(visit.map(|(gpu, state)| download(problem, gpu, state, blocks.clone())));
     }
     steps.push(Step { what: What::Pass, ms: problem.pass_ms, blocks: 0..places.len() });
     steps
@@ -103,17 +100,18 @@ fn compute(place: Where) -> What {
     }
 }
 
-fn cross(problem: &Problem, from: Where, to: Where, block: usize, bytes: u64, steps: &mut Vec<Step>) {
-    if from.gpu() == to.gpu() {
-        return;
-    }
-    if let Some(gpu) = from.gpu() {
-        let ms = problem.download_ms(gpu, bytes);
-        steps.push(Step { what: What::From(gpu, bytes), ms, blocks: block..block + 1 });
-    }
-    if let Some(gpu) = to.gpu() {
-        let ms = problem.upload_ms(gpu, bytes);
-        steps.push(Step { what: What::To(gpu, bytes), ms, blocks: block..block + 1 });
+fn upload(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize>) -> Step {
+    Step { what: What::To(gpu, tensors.bytes), ms: problem.upload_ms(gpu, tensors), blocks }
+}
+
+fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize>) -> Step {
+    Step { what: What::From(gpu, tensors.bytes), ms: problem.download_ms(gpu, tensors), blocks }
+}
+
+fn cross(problem: &Problem, from: Where, to: Where, block: usize, tensors: Tensors, steps: &mut Vec<Step>) {
+    if from.gpu() != to.gpu() {
+        steps.extend(from.gpu().map(|gpu| download(problem, gpu, tensors, block..block + 1)));
+        steps.extend(to.gpu().map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
     }
 }
 
@@ -129,19 +127,9 @@ pub(crate) fn copies(problem: &Problem, places: &[Where]) -> Vec<Copies> {
 /// State that moves once the prompt is in, to where decoding computes: what comes from GPUs first, then what goes to them.
 /// It lies where the prompt is taken in until then, and is copied whole, because a cache is not contiguous in tokens.
 pub(crate) fn handover(problem: &Problem, choices: &[Choice]) -> Vec<Step> {
-    if problem.budget.kv == KvHome::Host {
-        return Vec::new();
-    }
-    let moved = |i: &usize| problem.blocks[*i].kv_bytes > 0 && choices[*i].prefill.gpu() != choices[*i].decode.gpu();
-    let moved = || (0..choices.len()).filter(moved);
-    let from = moved().filter_map(|i| {
-        let (gpu, bytes) = (choices[i].prefill.gpu()?, problem.blocks[i].kv_bytes);
-        Some(Step { what: What::From(gpu, bytes), ms: problem.download_ms(gpu, bytes), blocks: i..i + 1 })
-    });
-    let to = moved().filter_map(|i| {
-        let (gpu, bytes) = (choices[i].decode.gpu()?, problem.blocks[i].kv_bytes);
-        Some(Step { what: What::To(gpu, bytes), ms: problem.upload_ms(gpu, bytes), blocks: i..i + 1 })
-    });
+    let moved = || (0..choices.len()).filter_map(|i| Some((i, problem.moving(i, choices[i])?)));
+    let from = moved().filter_map(|(i, state)| Some(download(problem, choices[i].prefill.gpu()?, state, i..i + 1)));
+    let to = moved().filter_map(|(i, state)| Some(upload(problem, choices[i].decode.gpu()?, state, i..i + 1)));
     from.chain(to).collect()
 }
 

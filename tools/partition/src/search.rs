@@ -11,7 +11,7 @@ use crate::improve::improve;
 use crate::judge::{Candidate, Judge, SAME, Wish};
 use crate::program::{Answer, Counts, MOST_NODES, Outcome, solve};
 use crate::regions::{Region, regions};
-use crate::{Choice, Mechanisms, Options, Phase, Problem, Where, fits};
+use crate::{Choice, Options, Phase, Problem, Where, fits};
 
 /// Slots tried where the options leave the choice: two stall, and more than four gain nothing.
 pub(crate) const SLOTS: [u32; 2] = [3, 4];
@@ -130,7 +130,7 @@ fn arrange(judge: &mut Judge, regions: &[Region], counts: &Counts, allowed: &[Ve
 fn starts(problem: &Problem, wish: &Wish, allowed: &[Vec<Choice>]) -> Vec<Vec<Choice>> {
     let mut places = vec![Where::Cpu];
     places.extend((0..problem.budget.vram.len()).map(Where::Resident));
-    if wish.mechanisms == Mechanisms::All {
+    if wish.mechanisms.streams() {
         places.extend((0..problem.budget.vram.len()).map(Where::Streamed));
     }
     let everywhere = places.into_iter().map(|place| vec![Choice::both(place); problem.blocks.len()]);
@@ -162,7 +162,7 @@ pub(crate) fn then_the_other_phase(
     candidate: Candidate,
 ) -> Candidate {
     let settled = Phase::BOTH.into_iter().find(|phase| weights[1 - *phase as usize] == 0.0);
-    let Some(settled) = settled.filter(|_| options.mechanisms == Mechanisms::All) else { return candidate };
+    let Some(settled) = settled.filter(|_| options.mechanisms.streams()) else { return candidate };
     let others = |block: usize| {
         let now = candidate.choices[block];
         // Moving state costs time before the first token, so where that is what counts state stays.

@@ -32,6 +32,7 @@ pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, t
         date,
         settings: settled.settings,
         machine: MeasuredMachine { rates: None, curves: vec![], tflops: None, contention: vec![], failures: vec![] },
+        pass: None,
         classes: vec![],
         corpus: None,
         sensitivity: vec![],
@@ -82,6 +83,7 @@ fn nothing(provider: Provider, run_length: u32) -> ProviderCosts {
 /// Forgets failures, so that they are tried again.
 pub fn forget_failures(profile: &mut Profile) {
     profile.machine.failures.clear();
+    profile.pass.take_if(|pass| pass.failure.is_some());
     profile.sensitivity.retain(|entry| entry.failure.is_none());
     for costs in profile.classes.iter_mut().flat_map(|entry| &mut entry.providers) {
         costs.failure = None;

@@ -18,7 +18,7 @@ impl Effort {
     pub fn repeats(self, phase: Phase) -> Repeats {
         match (self, phase) {
             (Effort::Quick, Phase::Decode) => Repeats { warmup: 3, min: 9, max: 60, budget_ms: 600.0 },
-            (Effort::Quick, Phase::Prefill) => Repeats { warmup: 1, min: 2, max: 9, budget_ms: 700.0 },
+            (Effort::Quick, Phase::Prefill) => Repeats { warmup: 1, min: 3, max: 9, budget_ms: 700.0 },
             (Effort::Thorough, Phase::Decode) => Repeats { warmup: 5, min: 21, max: 300, budget_ms: 3000.0 },
             (Effort::Thorough, Phase::Prefill) => Repeats { warmup: 1, min: 5, max: 31, budget_ms: 5000.0 },
         }
@@ -27,10 +27,21 @@ impl Effort {
 
 /// Last-level cache where the system does not tell.
 const USUAL_CACHE: u64 = 32 << 20;
+
+/// Memory that is nobody's trouble, however small the model.
+const LITTLE: u64 = 256 << 20;
+
 /// Bytes to read between two runs so that caches are as cold as in a pass of the whole model: what the rest of the model reads
-/// in it, weights and states. With the piece itself it is no more than the model's weights, which bounds memory.
-pub fn evict_bytes(read_by_rest: u64, all_weights: u64, of_piece: u64) -> u64 {
-    read_by_rest.min(all_weights.saturating_sub(of_piece))
+/// in it, weights and states. With what the piece holds itself, which passes through the caches as well, it is no more than the
+/// model's weights: that bounds memory.
+pub fn evict_bytes(read_by_rest: u64, all_weights: u64, held_by_piece: u64) -> u64 {
+    read_by_rest.min(all_weights.saturating_sub(held_by_piece))
+}
+
+/// Bytes that a run of blocks may hold in a case: a quarter more than the model's weights. A long prompt can be timed with one
+/// block, whose launch is nothing against it; a long context is worth a run, since caches matter there.
+pub fn most_held(all_weights: u64) -> u64 {
+    all_weights.saturating_add(all_weights / 4).max(LITTLE)
 }
 
 /// Bytes of the host's last-level cache.
@@ -69,5 +80,7 @@ mod tests {
         assert_eq!(evict_bytes(50, 100, 30), 50);
         assert_eq!(evict_bytes(500, 100, 30), 70);
         assert_eq!(evict_bytes(500, 10, 30), 0);
+        assert_eq!(most_held(400 << 20), 500 << 20);
+        assert_eq!(most_held(1), LITTLE);
     }
 }

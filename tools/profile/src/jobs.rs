@@ -38,6 +38,8 @@ pub trait Estimate {
     fn load(&self, blocks: &Range<usize>, provider: Provider) -> f64;
     /// Seconds of all runs of a case.
     fn case(&self, blocks: &Range<usize>, provider: Provider, phase: Phase, tokens: u64) -> f64;
+    /// Whether a run of blocks takes no more memory in a case than measuring may.
+    fn fits(&self, blocks: &Range<usize>, phase: Phase, tokens: u64) -> bool;
 }
 
 /// Every job that is left, those first that tell most for their time; on the host before devices, blocks alone before runs.
@@ -50,11 +52,12 @@ pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<Job> {
         for costs in class.providers.iter().filter(|costs| costs.failure.is_none()) {
             for part in [Part::Single, Part::Run] {
                 let length = if part == Part::Run { costs.run_length as usize } else { 1 };
-                let cases = missing(profile, costs, part);
+                let blocks = first..(first + length).min(profile.model.blocks.len());
+                let mut cases = missing(profile, costs, part);
+                cases.retain(|(phase, tokens)| part == Part::Single || estimate.fits(&blocks, *phase, *tokens));
                 if cases.is_empty() || (part == Part::Run && length < 2) {
                     continue;
                 }
-                let blocks = first..(first + length).min(profile.model.blocks.len());
                 let runs = cases.iter().map(|(phase, t)| estimate.case(&blocks, costs.provider, *phase, *t));
                 let seconds = estimate.load(&blocks, costs.provider) + runs.sum::<f64>();
                 jobs.push(Job { entry, provider: costs.provider, part, blocks, cases, seconds, stands_for });
@@ -106,7 +109,12 @@ mod tests {
     use hpp_schema::Provider::{Cpu, Webgpu};
 
     /// A second for each block and case.
-    struct Plain;
+    struct Plain {
+        /// Most tokens for which there is room for a run of blocks.
+        longest_run: u64,
+    }
+
+    const PLAIN: Plain = Plain { longest_run: u64::MAX };
 
     impl Estimate for Plain {
         fn load(&self, _: &Range<usize>, _: Provider) -> f64 {
@@ -114,6 +122,9 @@ mod tests {
         }
         fn case(&self, blocks: &Range<usize>, _: Provider, _: Phase, _: u64) -> f64 {
             blocks.len() as f64
+        }
+        fn fits(&self, blocks: &Range<usize>, _: Phase, tokens: u64) -> bool {
+            blocks.len() < 2 || tokens <= self.longest_run
         }
     }
 
@@ -126,7 +137,7 @@ mod tests {
             let run = if job.part == Part::Run { "+" } else { "" };
             format!("{:?} {}{run}", job.provider, profile.classes[job.entry].block)
         };
-        jobs(profile, &Plain).iter().map(name).collect()
+        jobs(profile, &PLAIN).iter().map(name).collect()
     }
 
     #[test]
@@ -143,7 +154,7 @@ mod tests {
         let mut profile = profile();
         sample::time(&mut profile, "head", Cpu, (Phase::Decode, 100), (1.0, None));
         let head = |profile: &Profile| {
-            let jobs = jobs(profile, &Plain);
+            let jobs = jobs(profile, &PLAIN);
             jobs.into_iter().find(|job| job.provider == Cpu && profile.classes[job.entry].block == "head")
         };
         assert_eq!(head(&profile).unwrap().cases, [(Phase::Decode, 200), (Phase::Prefill, 10)]);
@@ -164,11 +175,20 @@ mod tests {
                 point_mut(costs, Phase::Decode, 100).failure = Some("it hung".into());
             }
         }
-        let left = jobs(&profile, &Plain);
+        let left = jobs(&profile, &PLAIN);
         assert!(left.iter().all(|job| job.provider == Cpu && !job.cases.contains(&(Phase::Decode, 100))));
         assert!(!left.is_empty());
         crate::begin::forget_failures(&mut profile);
-        assert_eq!(jobs(&profile, &Plain).len(), 12);
+        assert_eq!(jobs(&profile, &PLAIN).len(), 12);
+    }
+
+    #[test]
+    fn runs_that_take_too_much_memory_are_left_out() {
+        let jobs = jobs(&profile(), &Plain { longest_run: 100 });
+        let run = jobs.iter().find(|job| job.part == Part::Run).unwrap();
+        assert_eq!(run.cases, [(Phase::Decode, 100), (Phase::Prefill, 10)]);
+        let single = jobs.iter().find(|job| job.part == Part::Single).unwrap();
+        assert_eq!(single.cases.len(), 3, "one block is always timed");
     }
 
     #[test]

@@ -23,6 +23,7 @@ mod run;
 mod sample;
 pub mod sensitivity;
 mod settings;
+mod skeleton;
 mod stdout;
 mod store;
 mod table;

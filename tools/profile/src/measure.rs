@@ -4,6 +4,7 @@
 mod blocks;
 mod corpus;
 mod machine;
+mod pass;
 mod sensitivity;
 
 use crate::child::{Prober, Trouble};

@@ -83,8 +83,6 @@ pub struct Pieces<'a> {
 pub struct Piece {
     /// Its ONNX file.
     pub file: PathBuf,
-    /// Bytes of the weights it reads.
-    pub weight_bytes: u64,
     part: Part,
 }
 
@@ -117,18 +115,12 @@ impl<'a> Pieces<'a> {
         let proto = Extractor::new(&self.model, &self.analysis.graph).part(&name, &part)?;
         let file = self.dir.join(format!("{name}.onnx"));
         write_model(&file, &proto)?;
-        Ok(Piece { file, weight_bytes: self.weight_bytes(&part), part })
+        Ok(Piece { file, part })
     }
 
     /// Directory that weights lie in.
     pub fn weights_dir(&self) -> &Path {
         &self.weights_dir
-    }
-
-    fn weight_bytes(&self, part: &Part) -> u64 {
-        let graph = &self.analysis.graph;
-        let read: std::collections::BTreeSet<_> = part.nodes.iter().flat_map(|id| graph.node(*id).reads()).collect();
-        read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum()
     }
 }
 

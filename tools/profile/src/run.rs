@@ -70,12 +70,13 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
 /// Every stage in order.
 fn all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
     measure.save()?;
-    let mut seconds = measure.machine_seconds();
+    let mut seconds = measure.machine_seconds() + measure.pass_seconds();
     seconds += jobs(&measure.profile, &measure.estimate).iter().map(|job| job.seconds).sum::<f64>();
     seconds += corpus.map_or(0.0, |run| run.seconds(measure.profile.corpus.as_ref()));
     seconds += if cli.sensitivity { measure.sensitivity_seconds() } else { 0.0 };
     measure.progress.expect(seconds);
     measure.machine()?;
+    measure.pass()?;
     measure.blocks()?;
     if let Some(run) = corpus {
         measure.corpus(run)?;

@@ -105,6 +105,9 @@ fn machine(profile: &Profile, text: &mut String) {
     if let Some(tflops) = machine.tflops {
         let _ = writeln!(text, "arithmetic of the host: {tflops:.3} TFLOP/s");
     }
+    if let Some(timing) = profile.pass.as_ref().and_then(|pass| pass.timing) {
+        let _ = writeln!(text, "a token beside its partitions: {}", ms(timing.median_ms));
+    }
     for contention in &machine.contention {
         let _ = writeln!(
             text,

@@ -3,9 +3,12 @@
 use crate::cli::{GpuLayers, KvPlace, SplitArgs};
 use crate::error::SplitError;
 use crate::predict::Expected;
+use crate::request::READ_AHEAD;
 use crate::request::Request;
-use hpp_model::Piece;
-use hpp_partition::{Assign, Block, Choice, NoFit, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan};
+use hpp_model::{FromDisk, Piece};
+use hpp_partition::{
+    Assign, Block, Choice, NoFit, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan, usage,
+};
 
 /// A placement, what it is expected to take, and the pieces it makes of the model.
 #[derive(Clone, Debug)]
@@ -87,8 +90,14 @@ fn resident(place: Place) -> Choice {
 impl Placement {
     /// Cuts the choices into at least so many pieces. What was proven is proven of plans with no needless cuts.
     pub fn new(request: &Request, at_least: usize, solution: Solution, by_hand: bool) -> Self {
-        let pieces = crate::pieces::pieces(&request.problem, &solution.choices, at_least);
+        let alone = from_disk(request, &solution).is_some();
+        let pieces = crate::pieces::pieces(&request.problem, &solution.choices, at_least, alone);
         Placement { solution, pieces, by_hand }.judged_again(request)
+    }
+
+    /// How weights are read from disk where host memory cannot hold them.
+    pub fn from_disk(&self, request: &Request) -> Option<FromDisk> {
+        from_disk(request, &self.solution)
     }
 
     /// The request's problem with the cuts between pieces.
@@ -129,6 +138,18 @@ impl Placement {
         self.solution.choices[joined].fill(next.choice);
         self.judged_again(request)
     }
+}
+
+fn from_disk(request: &Request, solution: &Solution) -> Option<FromDisk> {
+    let (problem, phase) = (&request.problem, Phase::Decode);
+    let usage = usage(problem, &solution.choices, &solution.slots);
+    if usage.missing(problem, phase) == 0 {
+        return None;
+    }
+    let locked = usage.locked_share(problem, phase);
+    let largest = usage.largest_read[phase as usize] as f64;
+    let rows = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
+    Some(FromDisk { locked, window: ((1.0 - locked) * largest) as u64 + READ_AHEAD, rows })
 }
 
 /// As the command says it.

@@ -2,7 +2,7 @@
 
 use crate::place::Placement;
 use crate::request::Request;
-use hpp_model::Piece;
+use hpp_model::{FromDisk, Piece};
 use hpp_partition::{BlockKind, Elsewhere, Objective, RunExplanation, Where, explain_runs};
 use hpp_schema::ByteSize;
 
@@ -12,7 +12,8 @@ pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
         return vec!["placed by hand".to_owned(); placement.pieces.len()];
     }
     if request.problem.gpus.is_empty() {
-        return vec!["no VRAM budget was given".to_owned(); placement.pieces.len()];
+        let disk = placement.from_disk(request);
+        return placement.pieces.iter().map(|piece| without_gpus(piece, disk.as_ref())).collect();
     }
     let runs = explain_runs(&request.problem, &request.options, &placement.solution);
     let of = |piece: &Piece| runs.iter().find(|run| run.blocks.contains(&piece.blocks.start));
@@ -23,11 +24,22 @@ pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
         .collect()
 }
 
+/// Why a piece is as it is where the host is all there is.
+fn without_gpus(piece: &Piece, disk: Option<&FromDisk>) -> String {
+    match disk {
+        None => "no VRAM budget was given".to_owned(),
+        Some(disk) if piece.blocks.clone().all(|block| disk.rows[block]) => TABLE.to_owned(),
+        Some(disk) => format!("--ram holds {:.0} % of its weights, the rest is read each time", 100.0 * disk.locked),
+    }
+}
+
+const TABLE: &str = "a table of which each token reads one row";
+
 fn reason(request: &Request, placement: &Placement, run: &RunExplanation) -> String {
     let inside = &request.problem.blocks[run.blocks.clone()];
     let table = inside.iter().all(|block| block.kind == BlockKind::Embedding);
     if table && run.choice.decode == Where::Cpu {
-        return "a table of which each token reads one row".to_owned();
+        return TABLE.to_owned();
     }
     let now = placement.solution.objective_ms;
     match nearest(run) {

@@ -12,6 +12,12 @@ const UNLIMITED: u64 = 1 << 50;
 /// Part of a machine's host memory that is left to others.
 const HOST_SHARE: u64 = 16;
 
+/// Host memory the process takes beside weights, state and activations: the runtime's library, its arena, its tables.
+const PROCESS: u64 = 64 << 20;
+/// Weights read ahead of the block that is needed next, bytes: what a disk of 4 GB/s reads in 4 ms, longer than a block on the
+/// host computes where reading is the bottleneck.
+pub const READ_AHEAD: u64 = 16 << 20;
+
 /// A planning problem and how it is to be solved.
 #[derive(Debug)]
 pub struct Request {
@@ -67,6 +73,7 @@ fn budget(args: &SplitArgs, costs: &Costs) -> (Budget, Vec<u64>) {
         ram: args.ram.map(|size| size.0).or(host),
         margin: args.margin.map_or(default_margin(&shown), |size| size.0),
         kv: if args.kv == KvPlace::Cpu { KvHome::Host } else { KvHome::Device },
+        reading: PROCESS + READ_AHEAD,
     };
     (budget, shown)
 }

@@ -52,11 +52,13 @@ fn row(partitions: &[Partition]) -> Vec<String> {
     ]
 }
 
-/// `gpu0`, `gpu0 streamed`, `cpu (prompt: gpu0 streamed)`.
+/// `gpu0`, `gpu0 streamed`, `cpu from disk`, `cpu (prompt: gpu0 streamed)`.
 fn device(partition: &Partition) -> String {
     let one = |device: &str, residency: Residency| match residency {
         Residency::Resident => device.to_owned(),
+        Residency::Streamed if device == "cpu" => format!("{device} from disk"),
         Residency::Streamed => format!("{device} streamed"),
+        Residency::Mapped => format!("{device} mapped"),
     };
     let decode = one(&partition.device, partition.residency);
     match &partition.prefill {
@@ -102,13 +104,14 @@ fn proof(objective: &Achieved, new_tokens: u64) -> String {
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let name = &device.name;
     let on = || plan.partitions.iter().filter(|p| p.device == *name);
-    let weights: u64 = plan.partitions.iter().filter(|p| lies_on(p, device)).map(|p| p.bytes.weights.0).sum();
+    let weights: u64 = plan.partitions.iter().filter(|p| lies_on(p, device)).map(|p| held(p, device)).sum();
+    let window = device.window.map_or(0, |window| window.0);
     let ring = device.ring.map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
     let lies_here: u64 = plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
     let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
     let kv = lies_here + visits.map(|p| p.bytes.kv.0).max().unwrap_or(0);
     let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
-    let used = ByteSize(weights + ring + kv + workspace).human();
+    let used = ByteSize(weights + window + ring + kv + workspace).human();
     let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
     let limit = match device.kind {
         DeviceKind::Gpu => plan.budgets.vram.get(gpus_before).copied(),
@@ -117,6 +120,14 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let slots = device
         .ring
         .map_or(String::new(), |ring| format!(", {} slots of {} in it", ring.slots, ring.slot_bytes.human()));
+    let slots = match device.window {
+        Some(window) => format!(
+            ", {} of weights locked and {} for those on their way from disk in it",
+            ByteSize(weights).human(),
+            window.human()
+        ),
+        None => slots,
+    };
     match limit {
         Some(limit) => {
             format!("{name}: {used} of {} at {} tokens of context{slots}", limit.human(), plan.budgets.context)
@@ -134,6 +145,18 @@ fn lies_on(partition: &Partition, device: &Device) -> bool {
     phases
         .into_iter()
         .any(|(on, residency)| (on == device.name && residency == Residency::Resident) || streams(residency))
+}
+
+/// Bytes of a partition's weights that lie there: what is locked of those that are read from disk.
+fn held(partition: &Partition, device: &Device) -> u64 {
+    match partition.residency {
+        Residency::Resident => partition.bytes.weights.0,
+        Residency::Streamed if device.kind == DeviceKind::Cpu && partition.device == device.name => {
+            partition.bytes.locked.map_or(0, |locked| locked.0)
+        }
+        Residency::Streamed => partition.bytes.weights.0,
+        Residency::Mapped => 0,
+    }
 }
 
 /// `embedding, layers.0-11, head`: consecutive layers shortened to a range.

@@ -92,6 +92,7 @@ fn profile(analysis: &Analysis) -> Profile {
             contention: vec![],
             failures: vec![],
         },
+        pass: None,
         corpus: None,
         sensitivity: vec![],
         hotness: vec![],
@@ -165,6 +166,24 @@ fn budgets_beyond_the_machine_are_refused_with_numbers_all_at_once() {
     assert!(text[0].contains("64 GiB") && text[0].contains("32 GiB"), "{}", text[0]);
     assert!(text[1].contains("2 GPUs") && text[1].contains("has 1"), "{}", text[1]);
     assert!(text[2].contains("9 GiB") && text[2].contains("8 GiB"), "{}", text[2]);
+}
+
+/// What no partition bears is measured, or assumed where a profile says nothing of it.
+#[test]
+fn a_token_beside_its_partitions_costs_what_was_measured() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    let ms = |source: Source| problem(&analysis, load(100, 64), source, Budget::default()).unwrap().pass_ms;
+    let (assumed, machine) = (ms(Source::Assumed), machine());
+    // Eight states and 512 scores.
+    assert!((0.004..0.012).contains(&assumed), "{assumed}");
+    assert!((super::assumed_pass_ms(48.0, 32e3) - 0.092).abs() < 0.001);
+    assert_eq!((ms(Source::Profile(&profile)), ms(Source::Machine(&machine))), (assumed, assumed));
+    profile.pass = Some(PassCosts { timing: None, failure: Some("it hung".into()) });
+    assert_eq!(ms(Source::Profile(&profile)), assumed);
+    let timing = Timing { runs: 9, median_ms: 0.25, p10_ms: 0.2, p90_ms: 0.3 };
+    profile.pass = Some(PassCosts { timing: Some(timing), failure: None });
+    assert_eq!(ms(Source::Profile(&profile)), 0.25);
 }
 
 #[test]

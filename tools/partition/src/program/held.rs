@@ -48,7 +48,7 @@ fn on_host(program: &mut Program) {
 pub(super) fn host(program: &mut Program) -> Line {
     let problem = program.problem;
     let weights = match may_read_disk(problem, program.wish.mechanisms) {
-        true => program.largest(Choice::on_host, |i| problem.weight_bytes(i)),
+        true => program.largest(Choice::on_host, |i| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) }),
         false => program.distinct(Choice::on_host),
     };
     weights.plus(&state_and_workspace(program), 1.0)
@@ -80,7 +80,12 @@ impl Program<'_> {
     }
 
     /// Weights of the blocks whose choice is so, each weight once.
-    pub(super) fn distinct(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
+    fn distinct(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
+        self.distinct_of(|_| true, is_so)
+    }
+
+    /// The same of the classes of which all blocks are `among`.
+    pub(super) fn distinct_of(&mut self, among: impl Fn(usize) -> bool, is_so: impl Fn(Choice) -> bool) -> Line {
         let problem = self.problem;
         let mut all = Line::default();
         let mut held: BTreeMap<u32, (u64, Line)> = BTreeMap::new();
@@ -90,6 +95,9 @@ impl Program<'_> {
                 continue;
             }
             let members = &self.regions[region].classes[class];
+            if !members.iter().all(|i| among(*i)) {
+                continue;
+            }
             let own = |i: usize| problem.weight_bytes(i) - shared(problem, i).values().sum::<u64>();
             all.add(&count, self.least(region, class, |i| own(i) as f64) / self.bytes);
             // What every block of the class shares is held as soon as one of them is there.

@@ -11,6 +11,7 @@ use super::held::state_and_workspace;
 use super::line::Line;
 use super::order::Order;
 use crate::memory::may_read_disk;
+use crate::moving::Tensors;
 use crate::{Choice, KvHome, Phase, Where};
 
 /// Adds the time of a phase in this order to the program, in milliseconds; `cost` is what the objective pays for one.
@@ -79,11 +80,10 @@ fn visits(program: &Program, phase: Phase, place: Where) -> (Line, Line) {
     let passes = problem.passes(phase) as f64;
     for (region, class) in program.classes() {
         let there = program.count(region, class, |choice| choice.of(phase) == place);
-        let visiting = |ms: &dyn Fn(u64) -> f64| {
-            program.least(region, class, |i| Some(problem.visiting(i)).filter(|bytes| *bytes > 0).map_or(0.0, ms))
-        };
-        let to = passes * visiting(&|bytes| problem.upload_ms(gpu, bytes));
-        around.add(&there, to + passes * visiting(&|bytes| problem.download_ms(gpu, bytes)));
+        let visiting =
+            |ms: &dyn Fn(Tensors) -> f64| program.least(region, class, |i| problem.visiting(i).map_or(0.0, ms));
+        let to = passes * visiting(&|state| problem.upload_ms(gpu, state));
+        around.add(&there, to + passes * visiting(&|state| problem.download_ms(gpu, state)));
         there_alone.add(&there, to);
     }
     (around, there_alone)
@@ -92,7 +92,7 @@ fn visits(program: &Program, phase: Phase, place: Where) -> (Line, Line) {
 /// Boundaries that change device.
 fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links: &mut [Line]) {
     let problem = program.problem;
-    let in_all = |block: usize, ms: &dyn Fn(u64) -> f64| -> f64 {
+    let in_all = |block: usize, ms: &dyn Fn(Tensors) -> f64| -> f64 {
         (0..problem.passes(phase)).map(|pass| ms(problem.boundary(block, phase, pass))).sum()
     };
     let mut add = |(a, b): (usize, usize), times: &Line, blocks: &mut dyn Iterator<Item = usize>| {
@@ -101,12 +101,12 @@ fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links
             return;
         }
         let blocks: Vec<usize> = blocks.collect();
-        let least = |ms: &dyn Fn(u64) -> f64| blocks.iter().map(|i| in_all(*i, ms)).fold(f64::INFINITY, f64::min);
+        let least = |ms: &dyn Fn(Tensors) -> f64| blocks.iter().map(|i| in_all(*i, ms)).fold(f64::INFINITY, f64::min);
         if let Some(gpu) = from {
-            chain.add(times, least(&|bytes| problem.download_ms(gpu, bytes)));
+            chain.add(times, least(&|tensors| problem.download_ms(gpu, tensors)));
         }
         if let Some(gpu) = to {
-            let ms = least(&|bytes| problem.upload_ms(gpu, bytes));
+            let ms = least(&|tensors| problem.upload_ms(gpu, tensors));
             chain.add(times, ms);
             links[gpu].add(times, ms);
         }
@@ -122,24 +122,11 @@ fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links
 
 /// State that moves once the prompt is in.
 fn hand_over(program: &Program) -> Line {
-    let problem = program.problem;
     let mut all = Line::default();
-    if problem.budget.kv == KvHome::Host {
-        return all;
-    }
     for (region, class) in program.classes() {
-        let bytes = |i: usize| problem.blocks[i].kv_bytes;
-        let ms = |choice: Choice, i: usize| match bytes(i) {
-            0 => 0.0,
-            bytes => {
-                let from = choice.prefill.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, bytes));
-                from + choice.decode.gpu().map_or(0.0, |gpu| problem.upload_ms(gpu, bytes))
-            }
-        };
         for (choice, variable) in &program.counts[region][class] {
-            if choice.prefill.gpu() != choice.decode.gpu() {
-                all.add(&Line::sum([*variable]), program.least(region, class, |i| ms(*choice, i)));
-            }
+            let ms = program.least(region, class, |i| program.problem.handover_ms(i, *choice));
+            all.add(&Line::sum([*variable]), ms);
         }
     }
     all
@@ -252,7 +239,8 @@ fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
     }
     let passes = problem.passes(phase) as f64;
     let per_unit = passes * program.bytes / rate;
-    let reads = program.distinct(|choice| !matches!(choice.of(phase), Where::Resident(_)));
+    let is_read = |choice: Choice| !matches!(choice.of(phase), Where::Resident(_));
+    let reads = program.distinct_of(|i| !problem.reads_rows(i), is_read);
     let beside = state_and_workspace(program);
     let missing = reads.plus(&beside, 1.0).plus(&Line::constant(ram as f64 / program.bytes), -1.0);
     program.lines.at_least(ms, &handover.clone().plus(&missing, per_unit));

@@ -64,7 +64,13 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         cpu_launch_ms: d.between(0.0, 0.3),
         pass_ms: d.between(0.0, 0.5),
         disk_bytes_per_ms: d.one_in(2).then(|| d.between(50.0, 2000.0)),
-        budget: Budget { vram, ram, margin: d.below(50), kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device } },
+        budget: Budget {
+            vram,
+            ram,
+            margin: d.below(50),
+            kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device },
+            reading: if d.one_in(2) { d.below(100) } else { 0 },
+        },
         load: Workload { batch: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }
@@ -72,14 +78,17 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
 
 fn block(d: &mut Dice, i: usize) -> Block {
     let weights = 100 + d.below(1000);
+    let table = i == 0 && d.one_in(3);
     Block {
         label: String::new(),
-        kind: BlockKind::Layer(i as u32),
+        kind: if table { BlockKind::Embedding } else { BlockKind::Layer(i as u32) },
         weights: vec![(0, weights)],
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
+        kv_tensors: 1 + d.below(3),
         workspace_bytes: d.below(60),
         boundary_bytes: 1 + d.below(20),
-        decode: Work { flops: 2 * weights, bytes: weights },
+        boundary_tensors: 1 + d.below(3),
+        decode: Work { flops: 2 * weights, bytes: if table { 1 } else { weights } },
         prefill: Work { flops: 200 * weights, bytes: weights },
     }
 }
@@ -172,8 +181,9 @@ fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
     let ms = moved.map(|(block, choice)| {
         let from = choice.prefill.gpu().map(|g| &problem.gpus[g]);
         let to = choice.decode.gpu().map(|g| &problem.gpus[g]);
-        from.map_or(0.0, |g| g.latency_ms + block.kv_bytes as f64 / g.from_device)
-            + to.map_or(0.0, |g| g.latency_ms + block.kv_bytes as f64 / g.to_device)
+        let (number, bytes) = (block.kv_tensors as f64, block.kv_bytes as f64);
+        from.map_or(0.0, |g| number * g.latency_ms + bytes / g.from_device)
+            + to.map_or(0.0, |g| number * g.latency_ms + bytes / g.to_device)
     });
     ms.sum()
 }
@@ -185,6 +195,8 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
         let of = (0..blocks.len()).filter(|i| is_so(choices[*i])).flat_map(|i| blocks[i].weights.iter().copied());
         of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum()
     };
+    // Of a table a few rows are read, and nothing waits for the rest of it.
+    let is_table = |i: usize| blocks[i].kind == BlockKind::Embedding;
     let whole = |i: usize| blocks[i].weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let max = |is_so: &dyn Fn(Choice) -> bool, of: &dyn Fn(usize) -> u64| -> u64 {
         (0..blocks.len()).filter(|i| is_so(choices[*i])).map(of).max().unwrap_or(0)
@@ -217,13 +229,28 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
         .map(|i| blocks[i].kv_bytes)
         .sum();
     let workspace = max(&|c| either(c, Where::Cpu), &|i| blocks[i].workspace_bytes);
-    let disk = mechanisms == Mechanisms::All && problem.disk_bytes_per_ms.is_some();
-    let held = if disk { max(&on_host, &whole) } else { sum(&on_host) };
-    if held + state + workspace > ram {
+    let disk = mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some();
+    if sum(&on_host) + state + workspace <= ram {
+        return Some([0; 2]);
+    }
+    let reading = problem.budget.reading;
+    let read_whole = |i: usize| if is_table(i) { 0 } else { whole(i) };
+    if !disk || max(&on_host, &read_whole) + reading + state + workspace > ram {
         return None;
     }
-    let reads = Phase::BOTH.map(|phase| sum(&|c| !resident(c.of(phase))));
-    Some(reads.map(|bytes| bytes.saturating_sub(ram - state - workspace)))
+    let room = ram - state - workspace - reading;
+    let missing = |phase: Phase| {
+        let read = |c: Choice| !resident(c.of(phase));
+        let of =
+            (0..blocks.len()).filter(|i| read(choices[*i]) && !is_table(*i)).flat_map(|i| blocks[i].weights.clone());
+        let all: u64 = of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum();
+        let largest = max(&read, &read_whole);
+        match all <= room {
+            true => 0,
+            false => all - (all as f64 * ((room - largest) as f64 / (all - largest) as f64)) as u64,
+        }
+    };
+    Some(Phase::BOTH.map(missing))
 }
 
 /// Any legal placement.

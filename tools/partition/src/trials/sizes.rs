@@ -1,8 +1,8 @@
 //! Models of real size, and laws of the planner that brute force cannot reach.
 
 use crate::{
-    Block, BlockKind, Budget, Change, Choice, Cost, GpuCosts, KvHome, Limit, Mechanisms, NoFit, Objective, Options,
-    Place, Planner, Problem, Solution, Where, Work, Workload, best, explain, fits, judge, plan, sweep,
+    Block, BlockKind, Budget, Change, Choice, Cost, GpuCosts, Limit, Mechanisms, NoFit, Objective, Options, Place,
+    Planner, Problem, Solution, Where, Work, Workload, best, explain, fits, judge, plan, sweep,
 };
 use proptest::prelude::*;
 
@@ -48,8 +48,10 @@ fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u
         kind,
         weights: vec![(number, bytes(parameters))],
         kv_bytes,
+        kv_tensors: 2,
         workspace_bytes: 256 << 20,
         boundary_bytes: 16 << 10,
+        boundary_tensors: 2,
         decode: Work { flops: 2 * active, bytes: bytes(active) + kv_bytes },
         prefill: Work { flops: 2 * active, bytes: bytes(parameters) },
     }
@@ -95,7 +97,7 @@ fn problem(blocks: Vec<Block>, machine: Machine, prompt: u64, new_tokens: u64) -
         cpu_launch_ms: 0.05,
         pass_ms: 0.1,
         disk_bytes_per_ms: machine.disk.map(|rate| rate * 1e6),
-        budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, kv: KvHome::Device },
+        budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
         cuts: vec![],
     }

@@ -2,7 +2,7 @@
 //! the simulator, once for each placement of one phase; memory from tables over sets of blocks.
 
 use super::instances::legal;
-use crate::{Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
+use crate::{BlockKind, Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
 
 /// Sets of blocks as bits.
 type Set = usize;
@@ -26,6 +26,7 @@ struct Tables<'a> {
     problem: &'a Problem,
     weights: Vec<u64>,
     state: Vec<u64>,
+    state_tensors: Vec<u64>,
     most_state: Vec<u64>,
     workspace: Vec<u64>,
     largest: Vec<u64>,
@@ -117,6 +118,7 @@ impl<'a> Tables<'a> {
             problem,
             weights: sets().map(distinct).collect(),
             state: sets().map(|set| members(set).map(kv).sum()).collect(),
+            state_tensors: sets().map(|set| members(set).map(|i| problem.blocks[i].kv_tensors).sum()).collect(),
             most_state: max(&kv),
             workspace: max(&|i| problem.blocks[i].workspace_bytes),
             largest: max(&|i| problem.blocks[i].weights.iter().map(|(_, bytes)| bytes).sum()),
@@ -137,18 +139,28 @@ impl<'a> Tables<'a> {
         let beside = self.state[sets.state_on_host] + self.workspace[sets.on_cpu];
         let mut disk = [0.0; 2];
         if let Some(ram) = budget.ram {
-            let held = match self.problem.disk_bytes_per_ms {
-                Some(_) => self.largest[sets.on_host],
+            let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockKind::Embedding;
+            let tables: Set = (0..self.problem.blocks.len()).filter(is_table).map(|i| 1 << i).sum();
+            let fits = self.weights[sets.on_host] + beside <= ram;
+            let least = match self.problem.disk_bytes_per_ms {
+                Some(_) => self.largest[sets.on_host & !tables] + budget.reading,
                 None => self.weights[sets.on_host],
             };
-            if held + beside > ram {
+            if !fits && least + beside > ram {
                 return None;
             }
             let rate = self.problem.disk_bytes_per_ms.unwrap_or(f64::INFINITY);
             let passes = [self.problem.load.passes.len() as f64, 1.0];
             for phase in 0..2 {
-                let missing = self.weights[sets.reads[phase]].saturating_sub(ram - beside);
-                disk[phase] = passes[phase] * missing as f64 / rate;
+                let read = sets.reads[phase] & !tables;
+                let (reads, largest) = (self.weights[read], self.largest[read]);
+                // f W + (1 - f) l = R; the rest is read.
+                let share = || {
+                    let room = (ram - beside - budget.reading) as f64;
+                    if reads as f64 <= room { 1.0 } else { (room - largest as f64) / (reads as f64 - largest as f64) }
+                };
+                let missing = if fits { 0 } else { reads - (reads as f64 * share()) as u64 } as f64;
+                disk[phase] = passes[phase] * missing / rate;
             }
         }
         let ms = |phase: usize| self.ms[phase][sets.code[phase]].max(disk[phase]);
@@ -163,7 +175,8 @@ impl<'a> Tables<'a> {
     fn handover(&self, sets: &Sets) -> f64 {
         let gpu = &self.problem.gpus[0];
         let way = |set: Set, rate: f64| {
-            f64::from((set & sets.moved).count_ones()) * gpu.latency_ms + self.state[set & sets.moved] as f64 / rate
+            let moved = set & sets.moved;
+            self.state_tensors[moved] as f64 * gpu.latency_ms + self.state[moved] as f64 / rate
         };
         way(sets.on_gpu[0], gpu.from_device) + way(sets.on_gpu[1], gpu.to_device)
     }

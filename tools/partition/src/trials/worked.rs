@@ -11,8 +11,10 @@ pub fn four_layers() -> Problem {
         kind: BlockKind::Layer(i),
         weights: vec![(i, 100)],
         kv_bytes: 0,
+        kv_tensors: 2,
         workspace_bytes: 0,
         boundary_bytes: 0,
+        boundary_tensors: 1,
         decode: Work::default(),
         prefill: Work::default(),
     };
@@ -145,6 +147,29 @@ fn a_boundary_crosses_at_its_price_and_goes_ahead_of_weights() {
 }
 
 #[test]
+fn each_tensor_of_a_boundary_or_a_state_is_a_copy_with_its_own_latency() {
+    let mut problem = four_layers();
+    problem.gpus[0].latency_ms = 1.0;
+    problem.blocks.iter_mut().for_each(|block| (block.boundary_bytes, block.boundary_tensors) = (5, 2));
+    // Each way 2 ms latency and 1 ms for the 5 bytes of both.
+    let simulation = run(&problem, [C, R, R, C], 0, Phase::Decode);
+    near(simulation.ms, 22.0 + 6.0);
+    near(simulation.transfer_ms[0], 6.0);
+    assert_eq!(simulation.bytes_moved, 10);
+    // Three tensors of state, 10 ms for all their bytes: into a GPU and out of it around the one block, or once after the
+    // prompt.
+    (problem.blocks[1].kv_bytes, problem.blocks[1].kv_tensors) = (50, 3);
+    let mut choices = [C, C, C, C].map(Choice::both);
+    choices[1].prefill = R;
+    near(simulate(&problem, &choices, &[0], Phase::Prefill).ms, 31.0 + 6.0 + 13.0);
+    problem.budget.kv = crate::KvHome::Host;
+    near(run(&problem, [C, R, C, C], 0, Phase::Decode).ms, 31.0 + 6.0 + 26.0);
+    // A streamed block's weights are one copy.
+    problem.budget.kv = crate::KvHome::Device;
+    near(run(&problem, [C, S, C, C], 2, Phase::Decode).transfer_ms[0], 6.0 + 21.0);
+}
+
+#[test]
 fn state_moves_once_when_the_phases_differ() {
     let mut problem = four_layers();
     problem.blocks[1].kv_bytes = 50;
@@ -165,15 +190,24 @@ fn state_on_the_host_visits_both_ways() {
 #[test]
 fn what_memory_lacks_comes_from_disk() {
     let mut problem = four_layers();
-    problem.disk_bytes_per_ms = Some(2.0);
+    problem.disk_bytes_per_ms = Some(3.0);
     problem.budget.ram = Some(250);
-    // 300 bytes on the host, 250 in memory: 50 bytes take 25 ms, hidden behind 31 ms.
+    // Three blocks of 100 bytes on the host, and room for 250: three quarters of each stay, and a quarter of one lies there
+    // while it is needed. 75 bytes take 25 ms, hidden behind 31 ms.
     near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
-    problem.disk_bytes_per_ms = Some(1.0);
+    problem.disk_bytes_per_ms = Some(1.5);
     let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
     near(simulation.ms, 50.0);
     near(simulation.stall_ms, 19.0);
-    assert_eq!(simulation.disk_bytes, 50);
+    assert_eq!(simulation.disk_bytes, 75);
+    // What the process and reading ahead take leaves less room.
+    problem.budget.reading = 50;
+    assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 150);
+    // A table of which rows are read stays on disk and is not waited for.
+    problem.blocks[0].kind = BlockKind::Embedding;
+    problem.budget.reading = 0;
+    problem.budget.ram = Some(190);
+    assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 20);
 }
 
 #[test]

@@ -104,7 +104,7 @@ impl Measure<'_> {
         for (phase, tokens) in job.cases.iter().copied() {
             let rest = (0..self.profile.model.blocks.len()).filter(|block| !job.blocks.contains(block));
             let read: u64 = rest.map(|block| self.estimate.work(phase, tokens, block).bytes).sum();
-            let evict = evict_bytes(read, all, piece.weight_bytes);
+            let evict = evict_bytes(read, all, self.estimate.held(&job.blocks, phase, tokens));
             match pieces.case(piece, phase, tokens, self.effort.repeats(phase), evict) {
                 Ok(case) => {
                     waiting.push_back(Waiting { phase, tokens, name: case.name.clone() });

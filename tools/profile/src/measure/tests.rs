@@ -97,6 +97,28 @@ fn every_case_is_asked_for_and_saved() {
 }
 
 #[test]
+fn what_a_token_costs_beside_its_partitions_is_asked_once_and_a_failure_is_kept() {
+    let answer = r#"echo '{"reply":"pass","timing":{"runs":3,"median_ms":0.2,"p10_ms":0.1,"p90_ms":0.3}}'"#;
+    for (says, failure) in [(answer, None), ("kill -KILL $$", Some("memory runs out")), ("", Some("did not answer"))] {
+        let bench = Bench::new(&format!("echo x >> asked\n{says}\n{DONE}"));
+        let mut measure = bench.measure(&[Provider::Cpu]);
+        assert!(measure.pass_seconds() > 0.0);
+        measure.pass().unwrap();
+        measure.pass().unwrap();
+        assert_eq!(std::fs::read_to_string(bench.dir.path().join("asked")).unwrap(), "x\n");
+        let pass = bench.store.read().unwrap().pass.unwrap();
+        assert_eq!(pass.timing.map(|timing| timing.median_ms), failure.is_none().then_some(0.2));
+        assert_eq!(measure.pass_seconds(), 0.0);
+        match failure {
+            None => assert_eq!(pass.failure, None),
+            Some(why) => assert!(pass.failure.unwrap().contains(why), "{why}"),
+        }
+        crate::begin::forget_failures(&mut measure.profile);
+        assert_eq!(measure.pass_seconds() > 0.0, failure.is_some(), "a failure is tried again, a time is kept");
+    }
+}
+
+#[test]
 fn a_crash_costs_the_case_it_came_in() {
     // Times the first case of a request and dies in the second.
     let bench = Bench::new(&format!("{TIME_ALL} | head -n 1\nkill -KILL $$"));

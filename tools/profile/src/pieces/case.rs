@@ -108,7 +108,7 @@ impl<'a> Sizes<'a> {
         let unsized_input = || format!("the size of {name:?} ({}) is not known", shown(value.shape.as_ref()));
         if let Some(planned) = self.pieces.analysis.states.iter().find(|s| s.past == id) {
             let shape = self.state(&planned.state, Moment::Before).ok_or_else(unsized_input)?;
-            return Ok(Feed { name, dtype, shape, fill: noise(dtype, seed) });
+            return Ok(Feed { name, dtype, shape, fill: self.past(&planned.state, dtype, seed) });
         }
         if let Some(input) = self.pieces.analysis.inputs.iter().find(|input| input.name == name) {
             let shape = self.input(input).ok_or_else(unsized_input)?;
@@ -194,6 +194,16 @@ impl<'a> Sizes<'a> {
             InputRole::LogitPositions => Fill::Values { values: vec![i64::try_from(tokens).unwrap_or(1) - 1] },
             InputRole::TokenTypeIds => Fill::Zeros,
             InputRole::Embeddings | InputRole::Free => noise(input.dtype, seed),
+        }
+    }
+
+    /// What a state holds before this pass. Of a buffer as long as the context only what the tokens so far fill is in memory.
+    fn past(&self, state: &State, dtype: DType, seed: u64) -> Fill {
+        match state.update {
+            StateUpdate::InPlace { axis, .. } if dtype.is_float() => {
+                Fill::PartlyNormal { seed, axis, filled: self.pass.past }
+            }
+            _ => noise(dtype, seed),
         }
     }
 

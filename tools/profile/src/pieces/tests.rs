@@ -62,6 +62,7 @@ fn a_decoded_token_meets_a_buffer_that_holds_the_context() {
     assert_eq!(feed(&case, "attention_mask").fill, Fill::Ones);
     let past = feed(&case, "past_key_values.0.key");
     assert_eq!((past.shape[0], past.shape[2]), (1, 64), "a buffer as long as the longest case needs");
+    assert!(matches!(past.fill, Fill::PartlyNormal { axis: 2, filled: 39, .. }), "{:?}", past.fill);
     assert!(case.carried.iter().all(|carried| carried.in_place) && case.carried.len() == 2);
     assert!(case.outputs.iter().all(|fact| !fact.name.starts_with("present")), "presents share their past's buffer");
     assert!(case.outputs.iter().all(|fact| fact.shape[..2] == [1, 1]), "{:?}", case.outputs);
@@ -139,7 +140,6 @@ fn weights_inside_the_model_are_written_once() {
     assert_eq!(pieces.weights_dir(), dir.path());
     let bytes = std::fs::metadata(dir.path().join(WEIGHTS_FILE)).unwrap().len();
     let piece = pieces.piece(1..2).unwrap();
-    assert!(piece.weight_bytes < bytes && piece.weight_bytes > 0);
     assert!(std::fs::metadata(&piece.file).unwrap().len() < bytes / 4, "a piece is graph and little else");
 }
 

@@ -113,6 +113,7 @@ impl Draft {
             pieces: &pieces,
             slots: &[],
             budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
+            disk: None,
             kv: KvHome::Device,
             parts: &parts,
             load,
@@ -186,7 +187,8 @@ impl Records<'_> {
     }
 }
 
-fn real(path: &Path) -> Result<PathBuf, PlanDirError> {
+/// A path with its symlinks resolved.
+pub(crate) fn real(path: &Path) -> Result<PathBuf, PlanDirError> {
     // The directory of `model.onnx` is the current one.
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     fs::canonicalize(path).map_err(|source| PlanDirError::Io { path: path.to_owned(), source })

@@ -30,8 +30,8 @@ pub struct PlanningArgs {
     /// Refuse a plan whose first token is expected later than this.
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub first_token_within: Option<f64>,
-    /// What the runtime may do with weights. It cannot stream them yet: `all` is for --dry-run, --sweep-vram and --trace.
-    #[arg(long, value_enum, default_value_t = Mechanisms::ResidentCpu)]
+    /// What the runtime may do with weights. It cannot stream to a GPU yet: `all` is for --dry-run, --sweep-vram and --trace.
+    #[arg(long, value_enum, default_value_t = Mechanisms::ResidentCpuDisk)]
     pub mechanisms: Mechanisms,
     /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster].
     #[arg(long, value_name = "N")]
@@ -77,6 +77,9 @@ pub enum Mechanisms {
     /// Weights stay on a GPU or compute on the host, the same in both phases.
     #[value(name = "resident,cpu")]
     ResidentCpu,
+    /// What does not fit into --ram is read from disk each time it is needed.
+    #[value(name = "resident,cpu,disk")]
+    ResidentCpuDisk,
     /// Weights may also be streamed to a GPU, in each phase by itself.
     All,
 }
@@ -96,6 +99,7 @@ impl PlanningArgs {
             },
             mechanisms: match self.mechanisms {
                 Mechanisms::ResidentCpu => hpp_partition::Mechanisms::ResidentCpu,
+                Mechanisms::ResidentCpuDisk => hpp_partition::Mechanisms::ResidentCpuDisk,
                 Mechanisms::All => hpp_partition::Mechanisms::All,
             },
             slots: self.slots,

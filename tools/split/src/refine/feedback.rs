@@ -162,8 +162,10 @@ mod tests {
             kind: BlockKind::Layer(at),
             weights: vec![(at, 1000)],
             kv_bytes: 10,
+            kv_tensors: 2,
             workspace_bytes: 10,
             boundary_bytes: 1000,
+            boundary_tensors: 2,
             decode: Default::default(),
             prefill: Default::default(),
         };

@@ -109,6 +109,7 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
             failures: vec![],
         },
         classes,
+        pass: Some(PassCosts { timing: Some(timing(0.03)), failure: None }),
         corpus: None,
         sensitivity: vec![],
         hotness: vec![],
@@ -133,8 +134,11 @@ fn load(analysis: &Analysis) -> Vec<hpp_partition::Block> {
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }
 
+fn timing(ms: f64) -> Timing {
+    Timing { runs: 3, median_ms: ms, p10_ms: ms, p90_ms: ms }
+}
+
 fn costs(provider: Provider, ms: f64) -> ProviderCosts {
-    let timing = |ms| Timing { runs: 3, median_ms: ms, p10_ms: ms, p90_ms: ms };
     let point = |tokens| CostPoint { tokens, ms: Some(ms), single: Some(timing(ms + 0.1)), run: None, failure: None };
     let phase = || PhaseCosts {
         points: vec![point(128), point(512)],

@@ -144,6 +144,9 @@ fn table(points: &[SweepPoint]) -> Table {
 fn caption(load: &Workload, mechanisms: Mechanisms) -> String {
     let how = match mechanisms {
         Mechanisms::ResidentCpu => "blocks held on the device or computed by the CPU",
+        Mechanisms::ResidentCpuDisk => {
+            "blocks held on the device or computed by the CPU, from disk where memory is too small"
+        }
         Mechanisms::All => "blocks held on the device, streamed to it or computed by the CPU",
     };
     let prompt = count(load.prompt_tokens, "token", "tokens");

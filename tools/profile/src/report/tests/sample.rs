@@ -157,6 +157,7 @@ impl Sample {
                 decode_tokens: 32,
             },
             machine: self.machine(),
+            pass: None,
             classes: (0..3).map(|class| self.costs(class)).collect(),
             corpus: self.corpus.then(|| corpus::statistics(self)),
             sensitivity: if self.sensitivity { corpus::sensitivity(self) } else { Vec::new() },

@@ -1,0 +1,65 @@
+//! What crosses and what visits, counted in tensors, against the partitions that models of each exporter are really cut into.
+
+use super::{Load, blocks};
+use crate::{Analysis, Logits, analyse};
+use hpp_graph::cut;
+use hpp_partition::{Block, BlockKind};
+use std::path::Path;
+
+fn fixture(name: &str) -> (Analysis, Vec<Block>) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
+    let a = analyse(&path, None, Logits::AskedFor).unwrap();
+    let load = Load { batch: 1, context: 512, prompt: 100, new_tokens: 40, chunk: 64 };
+    let blocks = blocks(&a.graph, &a.segmentation, &a.states, &a.inputs, load);
+    (a, blocks)
+}
+
+/// Numbers that cross into a partition that begins with this block. Exporters that build shapes from tensors of sizes ship those
+/// too, but a session on a device wants them on the host, where they are already.
+fn crossing(a: &Analysis, block: usize) -> u64 {
+    let groups = [0..block, block..a.segmentation.blocks.len()];
+    let parts = cut(&a.graph, &a.segmentation, &groups).unwrap();
+    let shipped = parts[1].inputs.iter().filter(|id| parts[0].outputs.contains(id));
+    shipped.filter(|id| a.graph.value(**id).dtype.is_some_and(|dtype| dtype.is_float())).count() as u64
+}
+
+#[test]
+fn as_many_tensors_enter_a_block_as_a_partition_that_begins_with_it() {
+    let exports = [
+        "genai/llama3-fp32-cpu",
+        "genai/lfm2-fp32-cpu",
+        "genai/phi2-fp32-cpu",
+        "genai/llama3-fp16-webgpu",
+        "optimum/llama-with-past",
+        "optimum/bert",
+        "optimum-legacy/gpt2-merged",
+        "torch/llama-dynamo-kv",
+    ];
+    for name in exports {
+        let (a, blocks) = fixture(name);
+        assert_eq!(blocks[0].boundary_tensors, 0, "{name}: nothing enters the first block from another");
+        for (at, block) in blocks.iter().enumerate().skip(1) {
+            assert_eq!(block.boundary_tensors, crossing(&a, at), "{name} {}", block.label);
+        }
+    }
+}
+
+/// A layer's sum and what is added to it next, one tensor each.
+#[test]
+fn the_builder_of_genai_carries_two_tensors_between_layers() {
+    let tensors = |name| fixture(name).1.iter().map(|block| block.boundary_tensors).collect::<Vec<_>>();
+    assert_eq!(tensors("genai/llama3-fp32-cpu"), [0, 1, 2, 2, 2, 1]);
+    assert_eq!(tensors("optimum/llama-with-past"), [0, 1, 1, 1, 1, 1]);
+    let (_, blocks) = fixture("genai/llama3-fp32-cpu");
+    assert_eq!(blocks[2].boundary_bytes, 2 * blocks[1].boundary_bytes, "bytes are those of all of them");
+}
+
+#[test]
+fn keys_and_values_are_two_tensors_and_a_convolution_has_one() {
+    for (name, of_layers) in [("genai/llama3-fp32-cpu", [2, 2, 2, 2]), ("genai/lfm2-fp32-cpu", [1, 2, 1, 2])] {
+        let (_, blocks) = fixture(name);
+        let layers = blocks.iter().filter(|block| matches!(block.kind, BlockKind::Layer(_)));
+        assert_eq!(layers.map(|block| block.kv_tensors).collect::<Vec<_>>(), of_layers, "{name}");
+        assert_eq!((blocks[0].kv_tensors, blocks[5].kv_tensors), (0, 0), "{name}");
+    }
+}

@@ -1,0 +1,66 @@
+//! What of a token no partition bears, measured with the model's skeleton.
+
+use super::{Measure, plausible, reason};
+use crate::effort::Effort;
+use crate::error::ProfileError;
+use crate::skeleton;
+use hpp_schema::probe::{PassProbe, Reply, Request};
+use hpp_schema::{ModelKind, PassCosts, Timing};
+
+/// Expected seconds.
+const SECONDS: f64 = 1.0;
+/// Tokens to time.
+const TOKENS: [u64; 2] = [48, 192];
+
+impl Measure<'_> {
+    /// Expected seconds, if it is still to be measured.
+    pub fn pass_seconds(&self) -> f64 {
+        if self.pass_is_missing() { SECONDS } else { 0.0 }
+    }
+
+    /// Models that generate nothing have no tokens.
+    fn pass_is_missing(&self) -> bool {
+        self.profile.pass.is_none() && self.analysis.kind != ModelKind::SingleRun
+    }
+
+    /// Measures it unless it is known already.
+    pub fn pass(&mut self) -> Result<(), ProfileError> {
+        if !self.pass_is_missing() {
+            return Ok(());
+        }
+        self.progress.begin("what a token costs beside its partitions");
+        self.profile.pass = Some(match self.between()? {
+            Ok(timing) => PassCosts { timing: Some(timing), failure: None },
+            Err(why) => {
+                self.progress.warn(&format!("what a token costs beside its partitions: {why}"));
+                PassCosts { timing: None, failure: Some(why) }
+            }
+        });
+        self.save()?;
+        self.progress.end(SECONDS);
+        Ok(())
+    }
+
+    fn between(&mut self) -> Result<Result<Timing, String>, ProfileError> {
+        let dir = self.stage_dir()?;
+        let plan = match skeleton::write(self.analysis, dir.path()) {
+            Ok(plan) => plan,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        let tokens = TOKENS[usize::from(self.effort == Effort::Thorough)].min(self.analysis.context);
+        // A pass of the model leaves caches with other things in them.
+        let evict_bytes = self.profile.model.weight_bytes.0.min(4 * self.cache);
+        let request = Request::Pass(PassProbe { plan, tokens, evict_bytes });
+        let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());
+        let mut measured = Err("hpp-exec did not answer".to_owned());
+        loop {
+            match answer {
+                Ok(Some(Reply::Pass { timing })) => measured = plausible(timing),
+                Ok(Some(_)) => {}
+                Ok(None) => return Ok(measured),
+                Err(trouble) => return Ok(Err(reason(trouble)?)),
+            }
+            answer = self.prober.answer();
+        }
+    }
+}
