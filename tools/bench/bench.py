@@ -1,6 +1,6 @@
 """`make bench`: the measurements the README quotes, as one table, with the versions used.
 
-    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|planning|gain|profiling|predictions|llama-cpp ...]
+    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|planning|gain|profiling|predictions|disk|fits|llama-cpp ...]
 
 Without names, all but llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
 after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 
+import disk
 import equal
 import measure
 import planning
@@ -32,6 +33,8 @@ MEASUREMENTS = {
     "gain": planning.streaming_gain,
     "profiling": planning.profiling_cost,
     "predictions": planning.predictions,
+    "disk": disk.larger_than_memory,
+    "fits": disk.model_that_fits,
     "llama-cpp": speed.against_llama_cpp,
 }
 

@@ -70,7 +70,13 @@ impl Mapping {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         // SAFETY: the range is exactly one that is mapped (the caller's promise), so nothing else lies there.
         let at = unsafe { libc::mmap(self.address(), self.length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // Pages are filled by the disk soon after they are made: fewer and larger ones are made, and found again, faster.
+        // SAFETY: advice on how to make pages of the mapping just made.
+        unsafe { libc::madvise(self.address(), self.length, libc::MADV_HUGEPAGE) };
+        Ok(())
     }
 
     /// Gives its pages back; the addresses stay, and reads see the file again, or zeros where it was replaced.

@@ -1,0 +1,135 @@
+"""Models larger than memory: decoding under a memory limit, against what the disk allows and against plain mmap."""
+
+import json
+import mmap
+import os
+import statistics
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import measure
+from limit import Limit
+from table import row
+
+PROMPT, NEW, CONTEXT = 64, 12, 256
+SHAPES = {
+    "int4": ("--layers", 32, "--hidden", 2048, "--intermediate", 5632, "--heads", 32, "--kv-heads", 8, "--vocab", 32000,
+             "--context", 2048, "--dtype", "int4"),
+    "fp32": ("--layers", 24, "--hidden", 1536, "--intermediate", 4096, "--heads", 24, "--kv-heads", 8, "--vocab", 32000,
+             "--context", 2048, "--dtype", "fp32"),
+}
+# Smaller ones say nothing: the process itself would take most of the limit.
+SMALL = {
+    "fp32": ("--layers", 24, "--hidden", 1024, "--intermediate", 2816, "--heads", 16, "--kv-heads", 8, "--vocab", 32000,
+             "--context", 2048, "--dtype", "fp32"),
+}
+# Of the limit, what is left to the kernel's own books and to pages of programs.
+KERNEL = 16 << 20
+BLOCK, AT_ONCE = 2 << 20, 4
+
+
+def direct_rate(path, seconds=1.5):
+    """Bytes a second of direct reads into huge pages, several at once, in order, for a while: the best this disk was seen to do."""
+    size, stop = os.path.getsize(path), time.monotonic() + seconds
+    file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+
+    def read(first):
+        block, at, done = mmap.mmap(-1, BLOCK), first * BLOCK, 0
+        block.madvise(mmap.MADV_HUGEPAGE)
+        while time.monotonic() < stop:
+            done += os.preadv(file, [block], at)
+            at = at + AT_ONCE * BLOCK if at + (AT_ONCE + 1) * BLOCK < size else first * BLOCK
+        return done
+
+    try:
+        start = time.monotonic()
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            done = sum(threads.map(read, range(AT_ONCE)))
+        return done / (time.monotonic() - start)
+    finally:
+        os.close(file)
+
+
+def forget(*folders):
+    """Drops what the system has cached of files, so that nobody reads what another run has paid for."""
+    for folder in folders:
+        for path, _, names in os.walk(folder):
+            for name in names:
+                file = os.open(os.path.join(path, name), os.O_RDONLY)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.close(file)
+
+
+def bench(shop, plan, limit, *options):
+    """One `hpp-exec bench` of one run after one that warms up, under a limit where there is one."""
+    command = [shop.binary("hpp-exec"), "bench", plan, "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--runs", 1, "--json",
+               "--threads", shop.threads, "--quiet", *options]
+    if limit is None:
+        return json.loads(measure.run(command)["stdout"])
+    with Limit(limit) as group:
+        return json.loads(measure.run(group.command(command))["stdout"])
+
+
+def speed(answer):
+    return answer["decode_tokens_per_second"]["median"]
+
+
+def larger_than_memory(shop):
+    rows = []
+    for dtype, shape in (SMALL if shop.small else SHAPES).items():
+        model = shop.model(f"large-{dtype}{'-small' if shop.small else ''}", *shape)
+        data = os.path.join(model, "model.onnx.data")
+        size = os.path.getsize(data)
+        whole, _ = shop.split(model, f"disk/{dtype}-whole", "--context", CONTEXT)
+        compute = 1 / speed(bench(shop, whole, None))
+        for part in (0.5, 0.25):
+            rows += under(shop, (dtype, model, data), part, compute, int(size * part))
+    return rows
+
+
+def under(shop, model, part, compute, limit):
+    """The rows of one model and one limit."""
+    dtype, model, data = model
+    what = f"decode with {part:.0%} of the model's size as memory, {dtype}"
+    plan, _ = shop.split(model, f"disk/{dtype}-{part}", "--context", CONTEXT, "--ram", f"{limit - KERNEL}B",
+                         "--prompt-tokens", PROMPT)
+    expected = json.loads(measure.run([shop.binary("hpp-split"), model, "--dry-run", "--json", "--context", CONTEXT, "--ram",
+                                       f"{limit - KERNEL}B", "--prompt-tokens", PROMPT])["stdout"])["predictions"]["decode_ms"]
+    # What kernels want laid out anew is made once, before anything is measured.
+    bench(shop, plan, None)
+    rates, ours, theirs = [], [], []
+    for _ in range(shop.rounds):
+        rates.append(direct_rate(data))
+        forget(model, plan)
+        ours.append(bench(shop, plan, limit))
+        rates.append(direct_rate(data))
+        forget(model, plan)
+        theirs.append(bench(shop, plan, limit, "--weights", "mapped"))
+    mine, other = statistics.median(map(speed, ours)), statistics.median(map(speed, theirs))
+    read = ours[-1]["disk"]["bytes"] / NEW
+    rate = statistics.median(rates)
+    bound = 1 / max(compute, read / rate)
+    wanted = 1.8 if part == 0.5 else 1.25
+    return [
+        row(f"{what}: over the bound", f"{mine:.3g} tok/s", f"{bound:.3g} tok/s",
+            f"{mine / bound:.3f}x ({read / 2**20:.0f} MiB a token, disk {rate / 1e9:.2f} GB/s)", ">= 0.9x", mine / bound >= 0.9),
+        row(f"{what}: over plain mmap", f"{mine:.3g} tok/s", f"{other:.3g} tok/s", f"{mine / other:.2f}x", f">= {wanted}x",
+            mine / other >= wanted),
+        row(f"{what}: predicted without a profile", f"{1000 / expected:.3g} tok/s", f"{mine:.3g} tok/s",
+            f"{1000 / expected / mine - 1:+.0%}", "reported"),
+    ]
+
+
+def model_that_fits(shop):
+    """A plan with a memory budget that holds everything, over one without: what the tiers cost where they are not needed."""
+    rows = []
+    for dtype in ("int4", "fp32"):
+        model = shop.decoder(dtype)
+        plain, _ = shop.split(model, f"disk/{dtype}-plain", "--context", CONTEXT)
+        tiers, _ = shop.split(model, f"disk/{dtype}-fits", "--context", CONTEXT, "--ram", "8G")
+        runs = measure.in_turns(shop.rounds, plain=lambda plan=plain: bench(shop, plan, None),
+                                tiers=lambda plan=tiers: bench(shop, plan, None))
+        off, on = (statistics.median(map(speed, runs[side])) for side in ("plain", "tiers"))
+        rows.append(row(f"decode of a model that fits, tiers on over off, {dtype}", f"{on:.3g} tok/s", f"{off:.3g} tok/s",
+                        f"{on / off:.3f}x", ">= 0.99x", on / off >= 0.99))
+    return rows
