@@ -99,9 +99,9 @@ impl Backend for OrtBackend {
         if provided.provider != Provider::Cpu {
             self.use_devices(provided.provider)?;
         }
-        let (before, from) = (provided.mapped_before.as_slice(), provided.mapped_from.as_path());
+        let mapped = (provided.mapped_before.as_slice(), provided.mapped_from.as_path(), provided.prepared);
         // SAFETY: an `OrtSession` drops what is kept before its session, and asks it before each run.
-        let kept = unsafe { self.readers.keep(provided.keep, spec.partition, (before, from), reporter) }?;
+        let kept = unsafe { self.readers.keep(provided.keep, spec.partition, mapped, reporter) };
         let session = OrtSession::new(provided.session, kept, self.places.borrow().clone())?;
         let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
         Ok(Loaded { session, provider, processor, refused })

@@ -35,6 +35,8 @@ pub(crate) struct Provided {
     pub mapped_before: Vec<Mapping>,
     /// The directory its weights are mapped from.
     pub mapped_from: PathBuf,
+    /// Whether they lie there as kernels want them, beside what they were made from.
+    pub prepared: bool,
 }
 
 /// A session that one provider made.
@@ -44,6 +46,7 @@ struct Made {
     keep: Keep,
     mapped_before: Vec<Mapping>,
     mapped_from: PathBuf,
+    prepared: bool,
 }
 
 /// Tries the partition's providers in order. A partition planned for a GPU may end on the host, if that is not refused.
@@ -64,8 +67,17 @@ pub(crate) fn provide(
             break;
         }
         match attempt(runtime, spec, provider, control, reporter) {
-            Ok(Made { session, processor, keep, mapped_before, mapped_from }) => {
-                return Ok(Provided { session, provider, processor, refused, keep, mapped_before, mapped_from });
+            Ok(Made { session, processor, keep, mapped_before, mapped_from, prepared }) => {
+                return Ok(Provided {
+                    session,
+                    provider,
+                    processor,
+                    refused,
+                    keep,
+                    mapped_before,
+                    mapped_from,
+                    prepared,
+                });
             }
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // What the host cannot do is no matter of providers: say it as it is.
@@ -90,6 +102,7 @@ fn attempt(
         keep: Keep::InMemory,
         mapped_before: Vec::new(),
         mapped_from: PathBuf::new(),
+        prepared: false,
     };
     match provider {
         Provider::Cpu if can_come_from_disk(spec, reporter) => from_disk(runtime, spec, control),
@@ -152,7 +165,8 @@ fn from_disk(runtime: &Runtime, spec: &SessionSpec<'_>, control: &OrtControl) ->
     let mapped_before = streamed::mapped_under(&mapped_from);
     let own = SessionSpec { file: &file, weights_dir: &mapped_from, ..*spec };
     let session = commit(on_host(runtime, &own, prepared.is_some())?, &own, control)?;
-    Ok(Made { session, processor: host_name(runtime), keep: spec.keep, mapped_before, mapped_from })
+    let prepared = prepared.is_some();
+    Ok(Made { session, processor: host_name(runtime), keep: spec.keep, mapped_before, mapped_from, prepared })
 }
 
 /// The same, writing what the session has become to a directory.

@@ -101,6 +101,14 @@ impl Session for OrtSession {
         binding.output_unknown(index, &self.output_names[index], place)
     }
 
+    fn wants_trial(&self) -> bool {
+        self.kept.wants_trial()
+    }
+
+    fn settle(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
+        self.kept.settle(locked)
+    }
+
     fn chunks(&self) -> &[u64] {
         self.kept.chunks()
     }

@@ -41,8 +41,7 @@ pub(crate) fn load<B: Backend>(
 
     let names = Names::of(plan);
     let keep = Keeping::new(plan, backend, options.weights, reporter)?;
-    let loader =
-        Loader { keep: &keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
+    let loader = Loader { keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
     let (stages, telemetry) = loader.stages(&names)?;
     let devices = devices(plan, &stages);
     let areas = Areas::new(backend.clone());
@@ -56,7 +55,7 @@ pub(crate) fn load<B: Backend>(
         layouts,
         logits: logits(&stages),
         prefill: stage::acts(plan, &names, &stages, &plan.schedule.prefill),
-        reading: Reading::new(&stages, &decode, keep.window()),
+        reading: Reading::new(&stages, &decode, 0),
         decode,
         plan: plan.clone(),
         areas,
@@ -68,8 +67,8 @@ pub(crate) fn load<B: Backend>(
         taps: Taps::default(),
         scratch: Vec::new(),
     };
-    engine.read_ahead()?;
-    keep.check(backend, reporter);
+    engine.settle(keep, reporter)?;
+    engine.meter.telemetry.load = backend.now().saturating_sub(started);
     Ok(engine)
 }
 
@@ -93,7 +92,7 @@ fn context(plan: &Plan, options: &EngineOptions) -> Result<u64, EngineError> {
 
 /// What loading a partition needs to know.
 struct Loader<'a, B: Backend> {
-    keep: &'a Keeping<'a>,
+    keep: Keeping,
     plan: &'a Plan,
     dir: &'a Path,
     backend: &'a B,
@@ -138,7 +137,7 @@ impl<B: Backend> Loader<'_, B> {
             device: device.ok_or_else(absent).map_err(failed)?,
             providers: &partition.providers,
             fallback: self.options.fallback,
-            keep: self.keep.of(partition),
+            keep: self.keep.of(self.plan, partition),
             prepared: Some(Prepared {
                 dir: &self.dir.join(PREPARED),
                 contents: &crate::files::contents(self.plan, partition),

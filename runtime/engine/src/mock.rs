@@ -100,21 +100,10 @@ impl MockBackend {
         self.0.reserved.get()
     }
 
-    /// Weights of a file: the first bytes of them stay in memory where so much is locked.
+    /// Weights of a file.
     fn weights(&self, file: &str, keep: Keep) -> disk::Weights {
-        let chunks = self.0.streamed.borrow().get(file).cloned().unwrap_or_default();
-        let read = match keep {
-            Keep::Streamed { mut locked } => {
-                let rest = |bytes: &u64| {
-                    let stays = locked.min(*bytes);
-                    locked -= stays;
-                    bytes - stays
-                };
-                chunks.iter().map(rest).filter(|bytes| *bytes > 0).collect()
-            }
-            Keep::InMemory | Keep::Mapped { .. } => Vec::new(),
-        };
-        disk::Weights::new(read, self.0.disk.clone())
+        let chunks = self.0.streamed.borrow().get(file).cloned().filter(|_| keep == Keep::Streamed);
+        disk::Weights::new(chunks.unwrap_or_default(), self.0.disk.clone())
     }
 
     fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {

@@ -37,11 +37,9 @@ pub enum Keep {
     /// In the memory of its device.
     #[default]
     InMemory,
-    /// A part of them in memory; the rest on disk, from where it is read before each run ([`Session::begin`]).
-    Streamed {
-        /// Bytes that stay in memory.
-        locked: u64,
-    },
+    /// A part of them in memory, which [`Session::settle`] says; the rest on disk, from where it is read before each run
+    /// ([`Session::begin`]).
+    Streamed,
     /// On disk; what a run touches is read page by page while it runs.
     Mapped {
         /// Whether a run reads a few rows here and there and needs them no more afterwards.
@@ -193,6 +191,15 @@ pub trait Session {
     -> Result<(), BackendError>;
     /// Lets the session allocate an output, for a shape nobody knows before. Holds for one run.
     fn bind_output_unknown(&self, binding: &mut Self::Binding, index: usize) -> Result<(), BackendError>;
+    /// Whether a few runs before [`settle`](Self::settle) would show which of its weights runs use at all.
+    fn wants_trial(&self) -> bool {
+        false
+    }
+    /// For streamed weights: reads `locked` bytes of them to stay in memory and lets go of the others. Until then they come
+    /// page by page while the session runs. Returns what a person should know of it.
+    fn settle(&mut self, _locked: u64) -> Result<Option<String>, BackendError> {
+        Ok(None)
+    }
     /// Bytes of each chunk of weights that must be read before each run; nothing where all weights stay in memory.
     fn chunks(&self) -> &[u64] {
         &[]

@@ -48,19 +48,29 @@ impl Readers {
         &self,
         keep: Keep,
         partition: &str,
-        _: (&[Mapping], &Path),
+        _: (&[Mapping], &Path, bool),
         reporter: &dyn Reporter,
-    ) -> Result<Kept, BackendError> {
-        if matches!(keep, Keep::Streamed { .. }) {
+    ) -> Kept {
+        if keep == Keep::Streamed {
             let what =
                 "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }
-        Ok(Kept)
+        Kept
     }
 }
 
 impl Kept {
+    /// Nothing is to be found out.
+    pub fn wants_trial(&self) -> bool {
+        false
+    }
+
+    /// Nothing to settle.
+    pub fn settle(&mut self, _: u64) -> Result<Option<String>, BackendError> {
+        Ok(None)
+    }
+
     /// No chunks.
     pub fn chunks(&self) -> &[u64] {
         &[]

@@ -10,6 +10,7 @@ mod file;
 mod mapping;
 mod prepared;
 mod reader;
+mod trial;
 mod weights;
 
 pub(crate) use mapping::Mapping;
@@ -23,6 +24,7 @@ use std::io;
 use std::path::Path;
 use std::rc::Rc;
 use std::time::Duration;
+use trial::Trial;
 use weights::{OnDemand, Weights};
 
 /// Whether weights can be read while a process runs, on this system.
@@ -32,18 +34,27 @@ pub(crate) const POSSIBLE: bool = true;
 #[derive(Clone, Default)]
 pub(crate) struct Readers {
     reader: Rc<OnceCell<Rc<Reader>>>,
-    /// Whether it was said that the system does not lock memory.
-    warned: Rc<OnceCell<()>>,
+    /// Why the system does not lock memory, where it does not; said once.
+    unlocked: Rc<OnceCell<()>>,
 }
 
 /// How the weights of one session are kept. Must be dropped before the session.
 pub(crate) enum Kept {
     /// Where ONNX Runtime put them: in memory, or mapped.
     InMemory,
+    /// To be streamed, and mapped from their file until it is settled how much of them stays.
+    Unsettled(Unsettled),
     /// In part in memory; the rest is read before each run.
     Streamed(Weights),
     /// On disk, read page by page while a run touches them.
     OnDemand(OnDemand),
+}
+
+/// Weights that will be streamed.
+pub(crate) struct Unsettled {
+    trial: Trial,
+    readers: Readers,
+    partition: String,
 }
 
 /// What is mapped from files under a directory.
@@ -52,7 +63,8 @@ pub(crate) fn mapped_under(dir: &Path) -> Vec<Mapping> {
 }
 
 impl Readers {
-    /// Takes over the weights of a session that was made since `before`, from files under `dir`.
+    /// Takes over the weights of a session that was made since `before`, from files under `dir`; `prepared` where they lie there
+    /// as kernels want them, beside what they were made from.
     ///
     /// # Safety
     /// The session must live longer than what is returned and must run only after [`Kept::check`].
@@ -60,36 +72,24 @@ impl Readers {
         &self,
         keep: Keep,
         partition: &str,
-        (before, dir): (&[Mapping], &Path),
+        (before, dir, prepared): (&[Mapping], &Path, bool),
         reporter: &dyn Reporter,
-    ) -> Result<Kept, BackendError> {
-        let now = mapped_under(dir);
-        let locked = match keep {
-            Keep::InMemory => return Ok(Kept::InMemory),
-            Keep::Mapped { rows: true } => return Ok(Kept::OnDemand(OnDemand::new(before, &now))),
-            Keep::Mapped { rows: false } => return Ok(Kept::InMemory),
-            Keep::Streamed { locked } => locked,
+    ) -> Kept {
+        let mappings = match keep {
+            Keep::InMemory | Keep::Mapped { rows: false } => return Kept::InMemory,
+            Keep::Mapped { rows: true } | Keep::Streamed => mapping::new_since(before, &mapped_under(dir)),
         };
-        let failed = |error: io::Error| BackendError::Runtime {
-            doing: format!("read the weights of {partition} from {}", dir.display()),
-            cause: error.to_string(),
-        };
-        let reader = self.reader().map_err(failed)?;
-        // SAFETY: the caller's promises; ONNX Runtime keeps external weights in private mappings that it only reads.
-        let taken = unsafe { Weights::take_over(reader, before, &now, locked) }.map_err(failed)?;
-        let Some(mut weights) = taken else {
+        if keep != Keep::Streamed {
+            return Kept::OnDemand(OnDemand::new(mappings));
+        }
+        if mappings.is_empty() {
             reporter.warning(&format!(
                 "the weights of {partition} stay in memory: they are inside its file, so there is nothing to read them from"
             ));
-            return Ok(Kept::InMemory);
-        };
-        if let Some(error) = weights.take_unlocked().filter(|_| self.warned.set(()).is_ok()) {
-            reporter.warning(&format!(
-                "the system does not lock weights in memory ({error}); they may be swapped out. Raise the limit on locked memory \
-                 (ulimit -l, RLIMIT_MEMLOCK, LimitMEMLOCK= of a service)"
-            ));
+            return Kept::InMemory;
         }
-        Ok(Kept::Streamed(weights))
+        let trial = Trial::new(mappings, dir, prepared);
+        Kept::Unsettled(Unsettled { trial, readers: self.clone(), partition: partition.to_owned() })
     }
 
     fn reader(&self) -> io::Result<Rc<Reader>> {
@@ -101,12 +101,54 @@ impl Readers {
     }
 }
 
+impl Unsettled {
+    fn settle(self, locked: u64) -> Result<(Weights, Option<String>), BackendError> {
+        let Unsettled { trial, readers, partition } = self;
+        let failed = |error: io::Error| BackendError::Runtime {
+            doing: format!("read the weights of {partition}"),
+            cause: error.to_string(),
+        };
+        let reader = readers.reader().map_err(failed)?;
+        // SAFETY: the promises made to `Readers::keep`; ONNX Runtime keeps external weights in private mappings that it only
+        // reads, and nothing runs meanwhile.
+        let mut weights = unsafe { Weights::take_over(reader, trial.used(), locked) }.map_err(failed)?;
+        let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
+        let warning = |error: io::Error| {
+            format!(
+                "the system does not lock weights in memory ({error}); they may be swapped out. Raise the limit on locked memory \
+                 (ulimit -l, RLIMIT_MEMLOCK, LimitMEMLOCK= of a service)"
+            )
+        };
+        Ok((weights, unlocked.map(warning)))
+    }
+}
+
 impl Kept {
+    /// Whether runs before [`settle`](Self::settle) would tell which weights are used.
+    pub fn wants_trial(&self) -> bool {
+        matches!(self, Kept::Unsettled(unsettled) if unsettled.trial.is_wanted())
+    }
+
+    /// Reads what stays and lets go of the rest; what a person should know of it.
+    pub fn settle(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
+        match std::mem::replace(self, Kept::InMemory) {
+            Kept::Unsettled(unsettled) => {
+                let (weights, warning) = unsettled.settle(locked)?;
+                *self = Kept::Streamed(weights);
+                Ok(warning)
+            }
+            other => {
+                *self = other;
+                Ok(None)
+            }
+        }
+    }
+
     /// Bytes of each chunk that is read before a run.
     pub fn chunks(&self) -> &[u64] {
         match self {
             Kept::Streamed(weights) => weights.bytes(),
-            Kept::InMemory | Kept::OnDemand(_) => &[],
+            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => &[],
         }
     }
 
@@ -114,7 +156,7 @@ impl Kept {
     pub fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
         match self {
             Kept::Streamed(weights) => weights.begin(chunk),
-            Kept::InMemory | Kept::OnDemand(_) => Ok(()),
+            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(()),
         }
     }
 
@@ -122,7 +164,7 @@ impl Kept {
     pub fn finish(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Took, BackendError> {
         match self {
             Kept::Streamed(weights) => weights.finish(chunk, now),
-            Kept::InMemory | Kept::OnDemand(_) => Ok(Took::default()),
+            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(Took::default()),
         }
     }
 
@@ -131,6 +173,7 @@ impl Kept {
         match self {
             Kept::Streamed(weights) => weights.release(),
             Kept::OnDemand(pages) => pages.release(),
+            Kept::Unsettled(unsettled) => unsettled.trial.look(),
             Kept::InMemory => {}
         }
     }
@@ -139,7 +182,7 @@ impl Kept {
     pub fn check(&self) -> Result<(), BackendError> {
         match self {
             Kept::Streamed(weights) => weights.check(),
-            Kept::InMemory | Kept::OnDemand(_) => Ok(()),
+            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(()),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The weights of one session: which part is locked in memory, and the chunks of the rest that come and go.
 
 use super::file::WeightFile;
-use super::mapping::{Mapping, new_since};
+use super::mapping::Mapping;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
 use hpp_engine::port::Took;
@@ -44,22 +44,13 @@ enum State {
 }
 
 impl Weights {
-    /// Takes over what ONNX Runtime has mapped while it made a session: `now` against `before`. The small ones first, `locked`
-    /// bytes are read and stay; the rest is absent.
+    /// Takes over what ONNX Runtime has mapped while it made a session. The small ones first, `locked` bytes are read and
+    /// stay; the rest is absent.
     ///
     /// # Safety
     /// The session must live longer than this, must not run while a chunk is absent, and ONNX Runtime must neither write to its
     /// external weights nor have kept anything of them outside of the mappings that it needs them for again.
-    pub unsafe fn take_over(
-        reader: Rc<Reader>,
-        before: &[Mapping],
-        now: &[Mapping],
-        locked: u64,
-    ) -> io::Result<Option<Self>> {
-        let mut mappings = new_since(before, now);
-        if mappings.is_empty() {
-            return Ok(None);
-        }
+    pub unsafe fn take_over(reader: Rc<Reader>, mut mappings: Vec<Mapping>, locked: u64) -> io::Result<Self> {
         mappings.sort_by_key(|mapping| (mapping.length, mapping.offset));
         let mut files: BTreeMap<PathBuf, Arc<WeightFile>> = BTreeMap::new();
         for mapping in &mappings {
@@ -84,7 +75,7 @@ impl Weights {
                 weights.chunks.push(Chunk { mapping, file: Arc::clone(file), state: State::Absent });
             }
         }
-        Ok(Some(weights))
+        Ok(weights)
     }
 
     /// Reads a part that stays.
@@ -206,9 +197,8 @@ fn runs(chunks: &[Chunk]) -> Vec<Mapping> {
 pub(crate) struct OnDemand(Vec<Mapping>);
 
 impl OnDemand {
-    /// What ONNX Runtime has mapped while it made a session: `now` against `before`.
-    pub fn new(before: &[Mapping], now: &[Mapping]) -> Self {
-        let mappings = new_since(before, now);
+    /// What ONNX Runtime has mapped while it made a session.
+    pub fn new(mappings: Vec<Mapping>) -> Self {
         mappings.iter().for_each(Mapping::read_at_random);
         OnDemand(mappings)
     }

@@ -71,6 +71,17 @@ impl Weights {
         Weights { reads: vec![Chunk::Absent; bytes.len()], bytes, disk }
     }
 
+    /// The first `locked` bytes stay in memory from now on.
+    pub fn settle(&mut self, mut locked: u64) {
+        let rest = |bytes: &u64| {
+            let stays = locked.min(*bytes);
+            locked -= stays;
+            bytes - stays
+        };
+        self.bytes = self.bytes.iter().map(rest).filter(|bytes| *bytes > 0).collect();
+        self.reads = vec![Chunk::Absent; self.bytes.len()];
+    }
+
     pub fn bytes(&self) -> &[u64] {
         &self.bytes
     }

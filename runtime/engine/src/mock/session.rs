@@ -169,6 +169,11 @@ impl Session for MockSession {
         Ok(())
     }
 
+    fn settle(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
+        self.weights.settle(locked);
+        Ok(None)
+    }
+
     fn chunks(&self) -> &[u64] {
         self.weights.bytes()
     }
