@@ -34,6 +34,11 @@ impl Trial {
         let remembered = note.as_deref().and_then(|note| std::fs::read_to_string(note).ok());
         let used = remembered.as_deref().and_then(|text| read(text, &mappings));
         let known = used.is_some() || !remembers;
+        for mapping in &mappings {
+            // What came in while the session was made says nothing of its runs, and is not needed now.
+            // SAFETY: as in `look`.
+            unsafe { mapping.give_back() };
+        }
         Trial { used: used.unwrap_or_else(|| vec![false; mappings.len()]), mappings, note, known }
     }
 
