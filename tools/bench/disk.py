@@ -25,7 +25,7 @@ SMALL = {
 }
 # Of the limit, what is left to the kernel's own books and to pages of programs.
 KERNEL = 16 << 20
-BLOCK, AT_ONCE = 2 << 20, 4
+BLOCK, AT_ONCE = 2 << 20, 8
 
 
 def direct_rate(path, seconds=1.5):
