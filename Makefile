@@ -40,7 +40,7 @@ bench: bench-deps
 bench-llama-cpp: bench-deps
 	@tools/scripts/deps.sh llama-cpp
 	cargo build --release --locked -p hpp-split -p hpp-exec -p hpp-fixtures
-	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release llama-cpp
+	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release llama-cpp disk-llama-cpp
 
 clean-deps:
 	rm -rf .deps out

@@ -1,8 +1,8 @@
 """`make bench`: the measurements the README quotes, as one table, with the versions used.
 
-    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|planning|gain|profiling|predictions|disk|fits|llama-cpp ...]
+    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|planning|gain|profiling|predictions|disk|fits|llama-cpp|disk-llama-cpp ...]
 
-Without names, all but llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
+Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
 after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
 
@@ -36,6 +36,7 @@ MEASUREMENTS = {
     "disk": disk.larger_than_memory,
     "fits": disk.model_that_fits,
     "llama-cpp": speed.against_llama_cpp,
+    "disk-llama-cpp": disk.beside_llama_cpp,
 }
 
 
@@ -70,7 +71,7 @@ def main():
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
-    names = asked.names or [name for name in MEASUREMENTS if name != "llama-cpp"]
+    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name]
     shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small)
     table = Table(os.path.join(OUT, "results-small.json" if asked.small else "results.json"))
     failed = False

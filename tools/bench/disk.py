@@ -4,13 +4,16 @@ import json
 import mmap
 import os
 import statistics
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import measure
 from limit import Limit
 from table import row
+from workshop import OUT
 
+HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPT, NEW, CONTEXT = 64, 12, 256
 SHAPES = {
     "int4": ("--layers", 32, "--hidden", 2048, "--intermediate", 5632, "--heads", 32, "--kv-heads", 8, "--vocab", 32000,
@@ -132,4 +135,33 @@ def model_that_fits(shop):
         off, on = (statistics.median(map(speed, runs[side])) for side in ("plain", "tiers"))
         rows.append(row(f"decode of a model that fits, tiers on over off, {dtype}", f"{on:.3g} tok/s", f"{off:.3g} tok/s",
                         f"{on / off:.3f}x", ">= 0.99x", on / off >= 0.99))
+    return rows
+
+
+def beside_llama_cpp(shop):
+    """The same shape and bytes per weight in GGUF under the same limits: llama.cpp maps its file."""
+    rows = []
+    layers = 4 if shop.small else 24
+    model, gguf = shop.decoder("fp32"), os.path.join(OUT, "models", f"llama-{layers}-f32.gguf")
+    if not os.path.exists(gguf):
+        measure.run([sys.executable, os.path.join(HERE, "write_gguf.py"), gguf, layers, "f32"])
+    size = os.path.getsize(os.path.join(model, "model.onnx.data"))
+    for part, wanted in ((0.5, 1.5), (0.25, 1.2)):
+        limit = int(size * part)
+        plan, _ = shop.split(model, f"disk/llama-{part}", "--context", CONTEXT, "--ram", f"{limit - KERNEL}B", "--prompt-tokens", PROMPT)
+
+        def ours(plan=plan, limit=limit):
+            forget(model, plan)
+            return bench(shop, plan, limit)
+
+        def theirs(limit=limit):
+            forget(os.path.dirname(gguf))
+            command = [sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads]
+            with Limit(limit) as group:
+                return json.loads(measure.run(group.command(command))["stdout"].strip().splitlines()[-1])
+
+        runs = measure.in_turns(shop.rounds, ours=ours, theirs=theirs)
+        mine, other = statistics.median(map(speed, runs["ours"])), measure.median(runs["theirs"], "decode")
+        rows.append(row(f"decode with {part:.0%} of the model's size as memory, fp32 and f32: over llama.cpp", f"{mine:.3g} tok/s",
+                        f"{other:.3g} tok/s", f"{mine / other:.2f}x", f">= {wanted}x", mine / other >= wanted))
     return rows

@@ -37,7 +37,7 @@ def planning_time(shop):
         model = shop.model(f"planned-{len(rows)}", *options)
         runs = [dry_run(shop, model, "--machine", preset("rtx4090-desktop"), "--mechanisms", "all") for _ in range(3)]
         seconds = measure.median(runs, "seconds")
-        rows.append(row(f"planning a {what}", f"{seconds:.2f} s", "", "", f"<= {limit:g} s", seconds <= limit))
+        rows.append(row(f"planning: {what}", f"{seconds:.2f} s", "", "", f"<= {limit:g} s", seconds <= limit))
     return rows
 
 
@@ -46,41 +46,47 @@ def layers_of(shop, model):
     return json.loads(cost["stdout"])["layers"]
 
 
-def best_gpu_layers(shop, model, machine):
-    """The fastest decode any `--gpu-layers N` reaches there; None where not even 0 layers fit."""
+def best_gpu_layers(shop, model, machine, objective, of):
+    """The best that any `--gpu-layers N` reaches there, with its N; None where not even 0 layers fit."""
     best = None
     for count in range(layers_of(shop, model) + 2):
         try:
-            plan = dry_run(shop, model, "--machine", machine, "--objective", "decode", "--gpu-layers", count)["plan"]
+            plan = dry_run(shop, model, "--machine", machine, "--objective", objective, "--gpu-layers", count)["plan"]
         except measure.Failed:
             continue
-        speed = plan["predictions"]["decode_tokens_per_second"]
-        if best is None or speed > best[0]:
-            best = speed, count
+        value = of(plan["predictions"])
+        if best is None or value > best[0]:
+            best = value, count
     return best
 
 
 def streaming_gain(shop):
-    """Predicted decode speed with every mechanism over the best contiguous --gpu-layers plan, on each preset."""
+    """What every mechanism is predicted to bring over the best contiguous --gpu-layers plan, on each preset: a decoded token, and a
+    whole answer of 512 tokens of prompt and 128 more."""
     rows = []
+    wishes = (("decode", "decode", "tok/s", lambda said: said["decode_tokens_per_second"]),
+              ("answers", "mixed", "an hour", lambda said: 3.6e6 / said["objective"]["ms"]))
     for what, options in (("70 B int4", DENSE_70B), ("30 B MoE int4", MOE_30B)):
         model = shop.model(f"gain-{what.replace(' ', '-')}", *options)
-        for machine in PRESETS:
-            name = f"predicted decode, {what}, {os.path.basename(machine)[:-5]}"
-            theirs = best_gpu_layers(shop, model, machine)
-            try:
-                plan = dry_run(shop, model, "--machine", machine, "--objective", "decode", "--mechanisms", "all")["plan"]
-            except measure.Failed as failure:
-                rows.append(row(name, "no plan fits", "" if theirs is None else f"{theirs[0]:.3g} tok/s", str(failure)[-80:]))
-                continue
-            ours = plan["predictions"]["decode_tokens_per_second"]
-            limit = plan["predictions"].get("limit", "")
-            if theirs is None:
-                rows.append(row(name, f"{ours:.3g} tok/s", "nothing fits", limit, "reported"))
-            else:
-                rows.append(row(name, f"{ours:.3g} tok/s", f"{theirs[0]:.3g} tok/s (N={theirs[1]})",
-                                f"{ours / theirs[0]:.2f}x: {limit}", "reported"))
+        for wish, objective, unit, of in wishes:
+            for machine in PRESETS:
+                name = f"predicted {wish}, {what}, {os.path.basename(machine)[:-5]}"
+                rows.append(gain(shop, name, (model, machine, objective), unit, of))
     return rows
+
+
+def gain(shop, name, asked, unit, of):
+    """One cell: ours, theirs, and what limits ours."""
+    model, machine, objective = asked
+    theirs = best_gpu_layers(shop, *asked, of)
+    try:
+        said = dry_run(shop, model, "--machine", machine, "--objective", objective, "--mechanisms", "all")["plan"]["predictions"]
+    except measure.Failed as failure:
+        return row(name, "no plan fits", "" if theirs is None else f"{theirs[0]:.3g} {unit}", str(failure)[-80:])
+    ours, limit = of(said), said.get("limit", "")
+    if theirs is None:
+        return row(name, f"{ours:.3g} {unit}", "nothing fits", limit, "reported")
+    return row(name, f"{ours:.3g} {unit}", f"{theirs[0]:.3g} {unit} (N={theirs[1]})", f"{ours / theirs[0]:.2f}x: {limit}", "reported")
 
 
 def corpus(shop):
