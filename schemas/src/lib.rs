@@ -16,6 +16,7 @@ mod size;
 mod statistics;
 mod timeline;
 mod unsplit;
+mod words;
 
 pub use check::{Finding, Severity};
 pub use dim::{Dim, DimError, Shape, Symbols};
@@ -30,3 +31,4 @@ pub use size::ByteSize;
 pub use statistics::*;
 pub use timeline::*;
 pub use unsplit::Whole;
+pub use words::{error_line, error_report};

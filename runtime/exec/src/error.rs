@@ -10,8 +10,6 @@ use crate::stdout::OutputError;
 use crate::tensors::{NpyError, NpzError};
 use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::EngineError;
-use std::error::Error;
-use std::fmt::Write;
 
 /// What ended a command.
 #[derive(Debug, thiserror::Error)]
@@ -94,15 +92,6 @@ impl ExecError {
 
     /// `error: ...`, the causes, and `hint: ...`.
     pub fn report(&self) -> String {
-        let mut text = format!("error: {self}");
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            let _ = write!(text, "\n  caused by: {error}");
-            cause = error.source();
-        }
-        if let Some(hint) = self.hint() {
-            let _ = write!(text, "\nhint: {hint}");
-        }
-        text
+        hpp_schema::error_report(self, self.hint().as_deref())
     }
 }

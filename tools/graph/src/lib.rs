@@ -14,7 +14,7 @@ pub mod infer;
 mod isomorphism;
 mod join;
 mod mixers;
-mod ops;
+pub mod ops;
 mod order;
 mod segment;
 mod spine;

@@ -14,7 +14,7 @@ pub(crate) enum FusedState {
 }
 
 /// Whether this is an operator of the ONNX domain itself.
-pub(crate) fn is_standard(node: &Node) -> bool {
+pub fn is_standard(node: &Node) -> bool {
     matches!(node.domain.as_str(), "" | "ai.onnx")
 }
 
@@ -67,7 +67,7 @@ pub(crate) fn is_lookup(node: &Node) -> bool {
 }
 
 /// Moves or reinterprets elements without combining them.
-pub(crate) fn is_movement(node: &Node) -> bool {
+pub fn is_movement(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
         "Identity"
@@ -196,7 +196,7 @@ pub(crate) fn is_elementwise(node: &Node) -> bool {
 }
 
 /// A whole attention (or another token mixer) in one operator.
-pub(crate) fn is_attention(node: &Node) -> bool {
+pub fn is_attention(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
         "Attention"
@@ -223,6 +223,15 @@ pub(crate) fn is_contraction(node: &Node) -> bool {
         node.op_type.as_str(),
         "MatMul" | "Gemm" | "Einsum" | "FusedMatMul" | "MatMulInteger" | "DynamicQuantizeMatMul" | "TransposeMatMul"
     )
+}
+
+/// A product that contracts two tensors, or one of them with weights that lie in a layout of their own.
+pub fn is_product(node: &Node) -> bool {
+    let with_weights = matches!(
+        node.op_type.as_str(),
+        "FusedGemm" | "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4" | "QLinearMatMul" | "QGemm" | "Conv" | "MoE" | "QMoE"
+    );
+    is_contraction(node) || with_weights
 }
 
 /// Turns scores into weights along an axis.

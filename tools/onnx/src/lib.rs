@@ -23,9 +23,9 @@ pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use store::{
-    ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding, externalise,
-    needs_externalising, pack, place, round,
+    ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding, SourceError,
+    externalise, needs_externalising, pack, place, round,
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
-pub use write::{WriteError, write_bytes, write_model};
+pub use write::{WriteError, write_bytes, write_model, write_whole};

@@ -52,8 +52,16 @@ fn parts(sparse: &SparseTensorProto) -> impl Iterator<Item = &TensorProto> {
     sparse.values.iter().chain(&sparse.indices)
 }
 
-/// Calls `visit` on every tensor of a graph, to change it.
+/// Calls `visit` on every tensor that [`tensors`] visits, to change it.
 pub fn tensors_mut<E>(
+    model: &mut ModelProto,
+    visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,
+) -> Result<(), E> {
+    model.graph.iter_mut().try_for_each(|graph| tensors_of_graph_mut(graph, visit))?;
+    model.functions.iter_mut().try_for_each(|function| tensors_of_nodes_mut(&mut function.node, visit))
+}
+
+fn tensors_of_graph_mut<E>(
     graph: &mut GraphProto,
     visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -62,8 +70,7 @@ pub fn tensors_mut<E>(
     tensors_of_nodes_mut(&mut graph.node, visit)
 }
 
-/// Calls `visit` on every tensor inside the attributes of nodes, to change it.
-pub fn tensors_of_nodes_mut<E>(
+fn tensors_of_nodes_mut<E>(
     nodes: &mut [NodeProto],
     visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,
 ) -> Result<(), E> {
@@ -71,7 +78,7 @@ pub fn tensors_of_nodes_mut<E>(
         attribute.t.iter_mut().chain(&mut attribute.tensors).try_for_each(&mut *visit)?;
         let sparse = attribute.sparse_tensor.iter_mut().chain(&mut attribute.sparse_tensors);
         sparse.flat_map(parts_mut).try_for_each(&mut *visit)?;
-        attribute.g.iter_mut().chain(&mut attribute.graphs).try_for_each(|graph| tensors_mut(graph, visit))?;
+        attribute.g.iter_mut().chain(&mut attribute.graphs).try_for_each(|graph| tensors_of_graph_mut(graph, visit))?;
     }
     Ok(())
 }

@@ -45,15 +45,19 @@ pub fn write_model(path: &Path, model: &ModelProto) -> Result<u64, WriteError> {
 
 /// Writes bytes, whole or not at all.
 pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    write_whole(path, bytes).map_err(|source| WriteError::new(path, source))
+}
+
+/// Writes bytes, whole or not at all, for callers with words of their own for what goes wrong. What was there stays until the new
+/// file is whole.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = partial_of(path);
     let written = File::create(&partial).and_then(|mut file| {
         file.write_all(bytes)?;
         file.sync_all()
     });
-    let done = written.and_then(|()| fs::rename(&partial, path));
-    done.map_err(|source| {
+    written.and_then(|()| fs::rename(&partial, path)).inspect_err(|_| {
         let _ = fs::remove_file(&partial);
-        WriteError::new(path, source)
     })
 }
 
@@ -78,6 +82,19 @@ mod tests {
         assert!(write_bytes(&occupied, b"x").is_err());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "only the directory itself");
         assert!(fs::metadata(&occupied).unwrap().is_dir());
+    }
+
+    #[test]
+    fn a_file_is_replaced_in_one_step() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.json");
+        for text in ["old", "new"] {
+            write_whole(&path, text.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&path).unwrap(), text);
+        }
+        fs::create_dir(dir.path().join("x.json.partial")).unwrap();
+        assert!(write_whole(&path, b"newer").is_err());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "new", "what was there stays");
     }
 
     #[cfg(target_os = "linux")]

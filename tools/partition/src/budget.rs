@@ -1,4 +1,4 @@
-//! Memory budgets: what a placement needs on each device, and what to say when it does not fit.
+//! Memory budgets: the limits, what blocks need, and what to say when they do not fit.
 
 use crate::{Block, Place};
 use hpp_schema::ByteSize;
@@ -99,32 +99,6 @@ impl NoFit {
     }
 }
 
-/// What `places` puts on one device.
-pub fn demand(blocks: &[Block], places: &[Place], place: Place, kv: KvHome) -> Demand {
-    let there = || blocks.iter().zip(places).filter(|(_, p)| **p == place).map(|(block, _)| block);
-    let demand = Demand::of(there());
-    let kv = match (kv, place) {
-        (KvHome::Device, _) => demand.kv,
-        (KvHome::Host, Place::Cpu) => blocks.iter().map(|block| block.kv_bytes).sum(),
-        (KvHome::Host, Place::Gpu(_)) => there().map(|block| block.kv_bytes).max().unwrap_or(0),
-    };
-    Demand { kv, ..demand }
-}
-
-/// Whether every device holds what `places` puts on it.
-pub fn check(blocks: &[Block], places: &[Place], budget: &Budget) -> Result<(), NoFit> {
-    let on = |place: Place| demand(blocks, places, place, budget.kv);
-    let limits = (0..budget.vram.len()).map(|i| (Place::Gpu(i), budget.vram[i], budget.margin));
-    for (place, limit, margin) in limits.chain(budget.ram.map(|ram| (Place::Cpu, ram, 0))) {
-        let demand = on(place);
-        let used = places.contains(&place);
-        if used && demand.total().saturating_add(margin) > limit {
-            return Err(NoFit { place, demand, budget: limit, margin });
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,35 +111,5 @@ mod tests {
         blocks[last].weights = vec![(0, 2000)];
         assert_eq!(Demand::of(&blocks).weights, 2000 + 2 * 1000);
         assert_eq!(Demand::of(&blocks[1..]).weights, 2000 + 2 * 1000);
-    }
-
-    #[test]
-    fn the_error_names_the_smallest_budget_that_would_do() {
-        let blocks = dense(2, 1000);
-        let places = [Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Cpu];
-        let mut budget = Budget { vram: vec![2000], ram: None, margin: 50, ..Budget::default() };
-        let error = check(&blocks, &places, &budget).unwrap_err();
-        assert_eq!(error.place, Place::Gpu(0));
-        budget.vram[0] = error.smallest() - 1;
-        assert!(check(&blocks, &places, &budget).is_err());
-        budget.vram[0] += 1;
-        assert_eq!(check(&blocks, &places, &budget), Ok(()));
-    }
-
-    #[test]
-    fn state_on_the_host_leaves_one_blocks_share_on_the_device() {
-        let blocks = dense(4, 1000);
-        let places = [Place::Cpu, Place::Gpu(0), Place::Gpu(0), Place::Gpu(0), Place::Cpu, Place::Cpu];
-        assert_eq!(demand(&blocks, &places, Place::Gpu(0), KvHome::Device).kv, 750);
-        assert_eq!(demand(&blocks, &places, Place::Gpu(0), KvHome::Host).kv, 250);
-        assert_eq!(demand(&blocks, &places, Place::Cpu, KvHome::Host).kv, 1000);
-    }
-
-    #[test]
-    fn host_memory_is_a_budget_too() {
-        let blocks = dense(2, 1000);
-        let budget = Budget { vram: vec![], ram: Some(3000), ..Budget::default() };
-        let error = check(&blocks, &[Place::Cpu; 4], &budget).unwrap_err();
-        assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
     }
 }

@@ -1,8 +1,4 @@
-//! What a block costs: bytes it occupies, work it does per phase, and milliseconds under assumed rates.
-//!
-//! Knows shapes as numbers only. Rates are assumptions until a profile replaces them, and are labelled so in a plan.
-
-use crate::Place;
+//! What a block is to a planner: bytes it occupies and work it does per phase. Knows shapes as numbers only.
 
 /// A planning unit: an embedding, a layer, a head, or a piece of a model without layers.
 #[derive(Clone, Debug)]
@@ -52,48 +48,10 @@ pub struct Work {
     pub bytes: u64,
 }
 
-/// How fast a machine is assumed to be.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rates {
-    /// Host memory bandwidth, bytes per second.
-    pub cpu_bandwidth: f64,
-    /// Host arithmetic, operations per second.
-    pub cpu_flops: f64,
-    /// Device memory bandwidth, bytes per second.
-    pub gpu_bandwidth: f64,
-    /// Device arithmetic, operations per second.
-    pub gpu_flops: f64,
-    /// Link between host and device, bytes per second.
-    pub link_bandwidth: f64,
-    /// Cost of starting a partition or a copy, milliseconds.
-    pub launch_ms: f64,
-}
-
-impl Rates {
-    /// A desktop with two-channel memory and a mid-range card on PCIe 4.0: round numbers that order placements
-    /// correctly, not a promise.
-    pub const ASSUMED: Rates = Rates {
-        cpu_bandwidth: 30e9,
-        cpu_flops: 200e9,
-        gpu_bandwidth: 450e9,
-        gpu_flops: 30e12,
-        link_bandwidth: 20e9,
-        launch_ms: 0.06,
-    };
-
-    /// Milliseconds for `work` at `place`: the longer of moving the bytes and doing the arithmetic (the roofline).
-    pub fn ms(&self, work: Work, place: Place) -> f64 {
-        let (bandwidth, flops) = match place {
-            Place::Cpu => (self.cpu_bandwidth, self.cpu_flops),
-            Place::Gpu(_) => (self.gpu_bandwidth, self.gpu_flops),
-        };
-        1e3 * (work.bytes as f64 / bandwidth).max(work.flops as f64 / flops)
-    }
-}
-
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::{Budget, Cost, GpuCosts, Problem, Workload};
 
     /// A dense decoder: embedding, `layers` equal layers, head. Weights in units of one byte per `scale`.
     pub fn dense(layers: u32, scale: u64) -> Vec<Block> {
@@ -118,10 +76,34 @@ pub(crate) mod tests {
         blocks
     }
 
-    #[test]
-    fn the_longer_of_bytes_and_flops_decides() {
-        let rates = Rates { cpu_bandwidth: 1e9, cpu_flops: 1e9, ..Rates::ASSUMED };
-        assert_eq!(rates.ms(Work { flops: 1_000_000, bytes: 2_000_000 }, Place::Cpu), 2.0);
-        assert_eq!(rates.ms(Work { flops: 3_000_000, bytes: 2_000_000 }, Place::Cpu), 3.0);
+    /// The same blocks on a host with 30 GB/s and equal GPUs with 450 GB/s, one for each entry of the budget.
+    pub fn problem(blocks: Vec<Block>, budget: Budget) -> Problem {
+        let costs = |bytes_per_ms: f64| -> Vec<Cost> {
+            let cost = |block: &Block| Cost {
+                decode_ms: block.decode.bytes as f64 / bytes_per_ms,
+                prefill_ms: vec![block.prefill.bytes as f64 / bytes_per_ms],
+            };
+            blocks.iter().map(cost).collect()
+        };
+        let gpu = GpuCosts {
+            blocks: costs(450e6),
+            launch_ms: 0.06,
+            to_device: 20e6,
+            from_device: 20e6,
+            latency_ms: 0.06,
+            compute_contention: 1.0,
+            link_contention: 1.0,
+        };
+        Problem {
+            cpu: costs(30e6),
+            gpus: vec![gpu; budget.vram.len()],
+            cpu_launch_ms: 0.06,
+            pass_ms: 0.0,
+            disk_bytes_per_ms: None,
+            load: Workload { batch: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
+            cuts: vec![],
+            blocks,
+            budget,
+        }
     }
 }

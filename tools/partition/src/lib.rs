@@ -10,7 +10,6 @@ mod cost;
 mod exhaust;
 mod explain;
 mod greedy;
-mod hotness;
 mod improve;
 mod judge;
 mod manual;
@@ -30,12 +29,10 @@ mod sweep;
 #[cfg(test)]
 mod trials;
 
-pub use budget::{Budget, Demand, KvHome, NoFit, check, demand};
+pub use budget::{Budget, Demand, KvHome, NoFit};
 pub use condense::condensed;
-pub use cost::{Block, BlockKind, Rates, Work};
+pub use cost::{Block, BlockKind, Work};
 pub use explain::{Change, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
-pub use greedy::{Hotness, greedy, hotness};
-pub use hotness::block_hotness;
 pub use manual::{Assign, AssignError, gpu_layers};
 pub use memory::{Usage, fits, usage};
 pub use plan::{best, judge, plan};

@@ -53,11 +53,10 @@ pub fn fits(problem: &Problem, choices: &[Choice], slots: &[u32], mechanisms: Me
 impl Usage {
     /// Whether this fits the problem's budget.
     pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), NoFit> {
-        let budget = &problem.budget;
-        for (gpu, demand) in self.gpus.iter().enumerate().filter(|(_, demand)| demand.total() > 0) {
-            NoFit::unless(Place::Gpu(gpu), *demand, budget.vram[gpu], budget.margin)?;
+        for (gpu, demand) in self.gpus.iter().enumerate() {
+            holds(problem, gpu, *demand)?;
         }
-        match budget.ram {
+        match problem.budget.ram {
             Some(ram) => NoFit::unless(Place::Cpu, self.host_least(problem, mechanisms), ram, 0),
             None => Ok(()),
         }
@@ -88,6 +87,19 @@ impl Usage {
         let room = ram.saturating_sub(beside).saturating_sub(problem.budget.reading) as f64;
         let (reads, largest) = (self.host_reads[phase as usize] as f64, self.largest_read[phase as usize] as f64);
         if reads <= room { 1.0 } else { ((room - largest) / (reads - largest)).clamp(0.0, 1.0) }
+    }
+}
+
+/// Whether one GPU holds what a placement without streaming puts there.
+pub(crate) fn check_gpu(problem: &Problem, choices: &[Choice], gpu: usize) -> Result<(), NoFit> {
+    holds(problem, gpu, on_gpu(problem, choices, 0, gpu))
+}
+
+/// A GPU that is not used holds everything.
+fn holds(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), NoFit> {
+    match demand.total() {
+        0 => Ok(()),
+        _ => NoFit::unless(Place::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
     }
 }
 
@@ -143,4 +155,48 @@ fn weights_of(problem: &Problem, is_so: impl Fn(usize) -> bool) -> u64 {
 fn workspace(problem: &Problem, choices: &[Choice], is_so: impl Fn(Where) -> bool) -> u64 {
     let there = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| is_so(choice.of(*phase)));
     problem.blocks.iter().zip(choices).filter(there).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Budget;
+    use crate::cost::tests::{dense, problem};
+
+    /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
+    fn placed(text: &str) -> Vec<Choice> {
+        let place = |c: char| if c == '0' { Where::Resident(0) } else { Where::Cpu };
+        text.chars().map(|c| Choice::both(place(c))).collect()
+    }
+
+    #[test]
+    fn the_error_names_the_smallest_budget_that_would_do() {
+        let mut problem = problem(dense(2, 1000), Budget { vram: vec![2000], margin: 50, ..Budget::default() });
+        let check = |problem: &Problem| fits(problem, &placed(".00."), &[0], Mechanisms::ResidentCpu);
+        let error = check(&problem).unwrap_err();
+        assert_eq!(error.place, Place::Gpu(0));
+        assert_eq!(check_gpu(&problem, &placed(".00."), 0), Err(error.clone()));
+        problem.budget.vram[0] = error.smallest() - 1;
+        assert!(check(&problem).is_err());
+        problem.budget.vram[0] += 1;
+        assert_eq!(check(&problem), Ok(()));
+    }
+
+    #[test]
+    fn state_on_the_host_leaves_one_blocks_share_on_the_device() {
+        let kv = |kv: KvHome| {
+            let budget = Budget { vram: vec![1 << 20], kv, ..Budget::default() };
+            let usage = usage(&problem(dense(4, 1000), budget), &placed(".000.."), &[0]);
+            (usage.gpus[0].kv, usage.host.kv)
+        };
+        assert_eq!(kv(KvHome::Device), (750, 250));
+        assert_eq!(kv(KvHome::Host), (250, 1000));
+    }
+
+    #[test]
+    fn host_memory_is_a_budget_too() {
+        let problem = problem(dense(2, 1000), Budget { ram: Some(3000), ..Budget::default() });
+        let error = fits(&problem, &placed("...."), &[], Mechanisms::ResidentCpu).unwrap_err();
+        assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
+    }
 }

@@ -5,7 +5,6 @@ use crate::corpus::CorpusError;
 use crate::pieces::PieceError;
 use crate::store::StoreError;
 use hpp_model::ModelError;
-use std::error::Error as _;
 use std::process::ExitCode;
 
 /// What a process ended by Ctrl-C answers.
@@ -78,15 +77,7 @@ impl ProfileError {
         if matches!(self, ProfileError::Interrupted) {
             return ExitCode::from(INTERRUPTED);
         }
-        eprintln!("error: {self}");
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            eprintln!("  because: {error}");
-            cause = error.source();
-        }
-        if let Some(hint) = self.hint() {
-            eprintln!("hint: {hint}");
-        }
+        eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
         ExitCode::from(1)
     }
 

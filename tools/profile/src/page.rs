@@ -4,7 +4,7 @@ use crate::derive::Phase;
 use crate::error::ProfileError;
 use crate::estimate::{Roofline, blocks_at};
 use crate::report::{BlockWork, ReportInput, Sweep, render};
-use crate::store::write_whole;
+use crate::store;
 use hpp_model::{Analysis, DEFAULT_CHUNK, Load, Source, problem};
 use hpp_partition::{Budget, KvHome, Mechanisms, Objective, Options, Planner, sweep};
 use hpp_schema::{Finding, Profile};
@@ -20,7 +20,7 @@ const POINTS: u64 = 12;
 pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
     let page = render(&ReportInput { profile, work: &work, sweep: &sweep })?;
-    Ok(write_whole(path, page.as_bytes())?)
+    Ok(store::write(path, page.as_bytes())?)
 }
 
 /// What each block computes and reads at every token count that was measured.

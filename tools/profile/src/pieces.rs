@@ -52,17 +52,6 @@ impl PieceError {
             _ => None,
         }
     }
-
-    /// The error and its causes on one line.
-    pub fn in_one_line(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = std::error::Error::source(self);
-        while let Some(deeper) = cause {
-            text = format!("{text}: {deeper}");
-            cause = deeper.source();
-        }
-        text
-    }
 }
 
 /// Makes pieces of one model.

@@ -2,7 +2,7 @@
 
 use hpp_schema::{DocumentError, Finding, Profile};
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Why the profile cannot be read, continued or written.
@@ -117,33 +117,17 @@ impl Store {
     /// Replaces the file by this profile, in one step.
     pub fn save(&self, profile: &Profile) -> Result<(), StoreError> {
         let text = profile.to_yaml().map_err(StoreError::Write)?;
-        write_whole(&self.path, text.as_bytes())
+        write(&self.path, text.as_bytes())
     }
 }
 
-/// Writes a file beside its place and moves it there.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
+/// Writes a file, whole or not at all.
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".hpp-").suffix(".partial");
-    ordinary_permissions(&mut builder);
-    let mut file = builder.tempfile_in(parent(path)).map_err(failed)?;
-    file.write_all(bytes).map_err(failed)?;
-    file.persist(path).map_err(|e| failed(e.error))?;
-    Ok(())
+    hpp_onnx::write_whole(path, bytes).map_err(failed)
 }
 
 /// The directory a file lies in.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
-
-/// Temporary files are private; what becomes a result is as readable as any file the user makes.
-#[cfg(unix)]
-fn ordinary_permissions(builder: &mut tempfile::Builder<'_, '_>) {
-    use std::os::unix::fs::PermissionsExt;
-    builder.permissions(fs::Permissions::from_mode(0o666));
-}
-
-#[cfg(not(unix))]
-fn ordinary_permissions(_: &mut tempfile::Builder<'_, '_>) {}

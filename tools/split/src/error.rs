@@ -6,7 +6,6 @@ use crate::refine::RefineError;
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, NoFit};
 use hpp_schema::ByteSize;
-use std::error::Error as _;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,15 +84,7 @@ impl SplitError {
         if let SplitError::Complaints(complaints) = self {
             return report_all(complaints);
         }
-        eprintln!("error: {self}");
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            eprintln!("  because: {error}");
-            cause = error.source();
-        }
-        if let Some(hint) = self.hint() {
-            eprintln!("hint: {hint}");
-        }
+        eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
         ExitCode::from(if matches!(self, SplitError::Refine(RefineError::Interrupted)) { 130 } else { 1 })
     }
 

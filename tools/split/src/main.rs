@@ -1,6 +1,5 @@
 //! `hpp-split`: from a model to partitions and a plan.
 
-mod atomic;
 mod cli;
 mod complaint;
 mod costs;

@@ -1,6 +1,5 @@
 //! `--trace FILE`: the simulated timeline of a prompt and some tokens, as Perfetto opens it.
 
-use crate::atomic;
 use crate::error::SplitError;
 use crate::place::Placement;
 use crate::request::Request;
@@ -15,7 +14,7 @@ const MOST_TOKENS: u64 = 8;
 pub fn write(request: &Request, placement: &Placement, path: &Path) -> Result<(), SplitError> {
     let trace = timeline(request, placement).to_chrome_trace();
     let io = |source| SplitError::Io { action: "write", path: path.to_owned(), source };
-    atomic::write(path, trace.as_bytes()).map_err(io)?;
+    hpp_onnx::write_whole(path, trace.as_bytes()).map_err(io)?;
     eprintln!("wrote {}: open it at https://ui.perfetto.dev", path.display());
     Ok(())
 }

@@ -7,8 +7,10 @@ mod pack;
 mod place;
 mod round;
 mod slabs;
+mod source;
 
 pub use externalise::{ExternaliseError, externalise, needs_externalising};
 pub use pack::{PackError, PackProgress, Packed, pack};
 pub use place::{PlaceError, Placed, place};
 pub use round::{RoundError, Rounding, round};
+pub use source::SourceError;

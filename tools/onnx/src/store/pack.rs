@@ -4,6 +4,7 @@
 //! their source are kept. The file gets its name when every range is right.
 
 use super::layout::{Layout, refer};
+use super::source::{Files, SourceError, files};
 use crate::hash;
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError};
@@ -23,8 +24,8 @@ pub enum PackError {
     Weight(#[from] WeightError),
     #[error(transparent)]
     Write(#[from] WriteError),
-    #[error("cannot read {length} bytes at offset {offset} of {path}")]
-    Read { path: PathBuf, offset: u64, length: u64, source: io::Error },
+    #[error(transparent)]
+    Read(#[from] SourceError),
     #[error("{path} does not hold at offset {offset} what was just copied there: the disk or its driver is at fault")]
     Corrupt { path: PathBuf, offset: u64 },
 }
@@ -49,9 +50,6 @@ pub struct PackProgress {
     pub total: u64,
 }
 
-/// Weight files by location.
-type Files<'a> = HashMap<&'a str, usize>;
-
 /// A range to copy and where it goes.
 struct Move {
     from: Span,
@@ -69,7 +67,7 @@ pub fn pack(
     progress: &mut dyn FnMut(PackProgress),
 ) -> Result<Packed, PackError> {
     let mut layout = Layout::default();
-    let files = weights.files.iter().enumerate().map(|(i, file)| (file.location.as_str(), i)).collect();
+    let files = files(weights);
     let moves = plan(models, &files, &mut layout)?;
     let path = dir.join(location);
     let packed = write(&moves, &weights.files, &path, layout.end(), progress)?;
@@ -128,10 +126,10 @@ struct Sources<'a> {
 
 impl Sources<'_> {
     fn file(&mut self, span: Span) -> Result<&mut File, PackError> {
-        let path = &self.files[span.file].path;
+        let from = &self.files[span.file];
         let file = match self.open.take() {
             Some((index, file)) if index == span.file => file,
-            _ => File::open(path).map_err(|source| failed(path, span, source))?,
+            _ => File::open(&from.path).map_err(|source| SourceError::new(from, span, source))?,
         };
         Ok(&mut self.open.insert((span.file, file)).1)
     }
@@ -139,12 +137,8 @@ impl Sources<'_> {
     fn hash(&mut self, span: Span) -> Result<blake3::Hash, PackError> {
         let files = self.files;
         let hash = hash::range_of(self.file(span)?, span.offset..span.offset + span.length);
-        hash.map_err(|source| failed(&files[span.file].path, span, source))
+        Ok(hash.map_err(|source| SourceError::new(&files[span.file], span, source))?)
     }
-}
-
-fn failed(path: &Path, span: Span, source: io::Error) -> PackError {
-    PackError::Read { path: path.to_owned(), offset: span.offset, length: span.length, source }
 }
 
 /// The file being written.
@@ -190,7 +184,7 @@ impl<'a> Target<'a> {
         });
         match copied {
             Ok(n) if n == from.length => Ok(()),
-            Ok(_) => Err(failed(&sources.files[from.file].path, from, io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => Err(SourceError::short(&sources.files[from.file], from).into()),
             Err(error) => Err(PackError::Write(WriteError::new(self.path, error))),
         }
     }
@@ -206,12 +200,7 @@ fn relink(models: &mut [ModelProto], files: &Files, location: &str, moves: &[Mov
             }
             Ok::<(), PackError>(())
         };
-        if let Some(graph) = &mut model.graph {
-            walk::tensors_mut(graph, &mut visit)?;
-        }
-        for function in &mut model.functions {
-            walk::tensors_of_nodes_mut(&mut function.node, &mut visit)?;
-        }
+        walk::tensors_mut(model, &mut visit)?;
     }
     Ok(())
 }

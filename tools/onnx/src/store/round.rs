@@ -6,6 +6,7 @@
 
 use super::layout::{Layout, refer};
 use super::slabs::Slabs;
+use super::source::{Files, SourceError, files};
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError};
 use crate::walk;
@@ -14,7 +15,7 @@ use crate::write::{WriteError, partial_of};
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// How weights are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +34,8 @@ pub enum RoundError {
     Weight(#[from] WeightError),
     #[error(transparent)]
     Write(#[from] WriteError),
-    #[error("cannot read {length} bytes at offset {offset} of {path}")]
-    Read { path: PathBuf, offset: u64, length: u64, source: io::Error },
+    #[error(transparent)]
+    Read(#[from] SourceError),
     #[error("weight {name:?} cannot be rounded: {why}")]
     Unsuitable { name: String, why: String },
     #[error("numbers cannot be rounded to {0} bits: 2 to 16 are possible")]
@@ -80,12 +81,6 @@ pub fn round(
         }
     }
     Ok(())
-}
-
-type Files<'a> = HashMap<&'a str, usize>;
-
-fn files(weights: &Weights) -> Files<'_> {
-    weights.files.iter().enumerate().map(|(index, file)| (file.location.as_str(), index)).collect()
 }
 
 /// A range of the old files, and the axis it is rounded along: one range may be read both ways under two names.
@@ -137,36 +132,31 @@ impl Writer<'_> {
 
 /// A range of a weight file, read from front to back.
 struct Source<'a> {
-    path: &'a Path,
+    from: &'a WeightFile,
     span: Span,
     file: BufReader<File>,
 }
 
 impl<'a> Source<'a> {
-    fn open(file: &'a WeightFile, span: Span) -> Result<Self, RoundError> {
-        let path = &file.path;
-        let opened = File::open(path).and_then(|mut file| {
+    fn open(from: &'a WeightFile, span: Span) -> Result<Self, SourceError> {
+        let opened = File::open(&from.path).and_then(|mut file| {
             file.seek(SeekFrom::Start(span.offset))?;
             Ok(BufReader::with_capacity(1 << 20, file))
         });
-        let file = opened.map_err(|source| failed(path, span, source))?;
-        Ok(Source { path, span, file })
+        let file = opened.map_err(|source| SourceError::new(from, span, source))?;
+        Ok(Source { from, span, file })
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), RoundError> {
-        self.file.read_exact(bytes).map_err(|source| failed(self.path, self.span, source))
+        Ok(self.file.read_exact(bytes).map_err(|source| SourceError::new(self.from, self.span, source))?)
     }
 
     /// Writes all of it; the inner error is the source's.
     fn copy(&mut self, out: &mut impl Write) -> io::Result<Result<(), RoundError>> {
         let copied = io::copy(&mut (&mut self.file).take(self.span.length), out)?;
-        let short = || failed(self.path, self.span, io::ErrorKind::UnexpectedEof.into());
+        let short = || SourceError::short(self.from, self.span).into();
         Ok(if copied == self.span.length { Ok(()) } else { Err(short()) })
     }
-}
-
-fn failed(path: &Path, span: Span, source: io::Error) -> RoundError {
-    RoundError::Read { path: path.to_owned(), offset: span.offset, length: span.length, source }
 }
 
 fn relink(model: &mut ModelProto, writer: &Writer, location: &str) -> Result<(), RoundError> {
@@ -190,8 +180,5 @@ fn relink(model: &mut ModelProto, writer: &Writer, location: &str) -> Result<(),
         }
         Ok::<(), RoundError>(())
     };
-    if let Some(graph) = &mut model.graph {
-        walk::tensors_mut(graph, &mut relink)?;
-    }
-    model.functions.iter_mut().try_for_each(|function| walk::tensors_of_nodes_mut(&mut function.node, &mut relink))
+    walk::tensors_mut(model, &mut relink)
 }

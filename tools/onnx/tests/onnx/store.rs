@@ -2,7 +2,8 @@
 
 use crate::build::{self, external, header, holding, open, save, tensor};
 use hpp_onnx::{
-    Model, PackError, PackProgress, Packed, Storage, Weights, externalise, needs_externalising, pack, proto::*,
+    Model, PackError, PackProgress, Packed, SourceError, Storage, Weights, externalise, needs_externalising, pack,
+    proto::*,
 };
 use hpp_schema::DType;
 use std::fs;
@@ -142,7 +143,7 @@ fn a_pack_that_cannot_finish_has_no_name() {
     fs::File::options().write(true).open(&data).unwrap().set_len(250_000).unwrap();
     let before = model.proto().clone();
     let error = packed(&model, out.path()).unwrap_err();
-    assert!(matches!(&error, PackError::Read { offset: 200_000, length: 200_000, .. }), "{error}");
+    assert!(matches!(&error, PackError::Read(SourceError { offset: 200_000, length: 200_000, .. })), "{error}");
     assert!(!out.path().join("packed.bin").exists());
     assert_eq!(model.proto(), &before);
 }

@@ -10,7 +10,7 @@ use crate::jobs::{Job, Part, jobs, point_mut};
 use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
 use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
-use hpp_schema::{ProviderCosts, Timing};
+use hpp_schema::{ProviderCosts, Timing, error_line};
 use std::collections::VecDeque;
 
 /// A case that waits for its answer.
@@ -66,7 +66,7 @@ impl Measure<'_> {
         let piece = match pieces.piece(job.blocks.clone()) {
             Ok(piece) => piece,
             Err(error) => {
-                self.no_session(job, &error.in_one_line());
+                self.no_session(job, &error_line(&error));
                 return self.done(job);
             }
         };

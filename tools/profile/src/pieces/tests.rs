@@ -41,8 +41,9 @@ fn every_block_of_every_model_has_inputs() {
         let dir = tempfile::tempdir().unwrap();
         let pieces = Pieces::open(&analysis, dir.path(), 16).unwrap();
         for block in 0..analysis.segmentation.blocks.len() {
-            let piece =
-                pieces.piece(block..block + 1).unwrap_or_else(|e| panic!("{model} {block}: {}", e.in_one_line()));
+            let piece = pieces
+                .piece(block..block + 1)
+                .unwrap_or_else(|e| panic!("{model} {block}: {}", hpp_schema::error_line(&e)));
             for phase in Phase::ALL {
                 if let Err(why) = pieces.case(&piece, phase, 16, REPEATS, 0) {
                     without.push(format!("{model} {}: {why}", analysis.segmentation.blocks[block].label));

@@ -1,3 +1,5 @@
+//! Skeletons of models that exporters made: what they keep, and that they run.
+
 use super::*;
 use crate::sample;
 use hpp_schema::{PLAN_VERSION, Plan, Provider};

@@ -5,8 +5,9 @@
 //! Attention from operator set 23 on (`qk_matmul_output_mode = 3`, fourth output), and the masked scores of
 //! MultiHeadAttention (fourth output), whose softmax is added here. Others keep them to themselves.
 
-use super::find::{View, is_standard};
-use hpp_graph::{Graph, NodeId, ValueId};
+use super::find::View;
+use hpp_graph::ops::{is_attention, is_standard};
+use hpp_graph::{Graph, Node, NodeId, ValueId};
 use hpp_onnx::proto::attribute_proto::AttributeType;
 use hpp_onnx::proto::{AttributeProto, GraphProto, NodeProto, ValueInfoProto};
 use hpp_onnx::proto::{TypeProto, type_proto};
@@ -63,7 +64,7 @@ fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
         ("GroupQueryAttention", "com.microsoft") => How::Attribute("qk_output", 2),
         ("MultiHeadAttention", "com.microsoft") => How::Scores,
         ("Attention", _) if is_standard(node) => How::Attribute("qk_matmul_output_mode", 3),
-        (op, "com.microsoft") if keeps_weights(op) => return Err(format!("{op} does not give its weights")),
+        (op, "com.microsoft") if keeps_weights(node) => return Err(format!("{op} does not give its weights")),
         _ => return Ok(None),
     };
     let (Some(query), Some(output)) = (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten())
@@ -79,21 +80,9 @@ fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
     Ok(Some(Seen::Asked(Asked { output: view.graph.value(output).name.clone(), dtype, heads, how })))
 }
 
-/// Attends to tokens by weights that it does not return.
-fn keeps_weights(op: &str) -> bool {
-    matches!(
-        op,
-        "Attention"
-            | "QAttention"
-            | "PagedAttention"
-            | "SparseAttention"
-            | "LongformerAttention"
-            | "PackedAttention"
-            | "PackedMultiHeadAttention"
-            | "DecoderAttention"
-            | "DecoderMaskedSelfAttention"
-            | "DecoderMaskedMultiHeadAttention"
-    )
+/// Attends to tokens by weights that it does not return. Linear attention has none.
+fn keeps_weights(node: &Node) -> bool {
+    is_attention(node) && node.op_type != "LinearAttention"
 }
 
 /// The output of a softmax over scores that a product of two activations made.

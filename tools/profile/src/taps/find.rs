@@ -1,6 +1,6 @@
 //! Small questions about a graph that finding taps asks again and again.
 
-use hpp_graph::{Graph, Node, NodeId, ValueId, WeightUse};
+use hpp_graph::{Graph, Node, NodeId, ValueId, WeightUse, ops};
 use hpp_schema::{DType, Dim};
 use std::collections::BTreeSet;
 
@@ -32,13 +32,13 @@ impl<'a> View<'a> {
     /// A product with a weight.
     pub fn is_projection(&self, id: NodeId) -> bool {
         let node = self.node(id);
-        is_product(node) && node.inputs.iter().flatten().any(|value| self.is_weight(*value))
+        ops::is_product(node) && node.inputs.iter().flatten().any(|value| self.is_weight(*value))
     }
 
     /// A product of two activations.
     pub fn is_mixing(&self, id: NodeId) -> bool {
         let node = self.node(id);
-        is_product(node) && self.data_inputs(node).count() >= 2
+        ops::is_product(node) && self.data_inputs(node).count() >= 2
     }
 
     /// Whether, going back from a value over operators that neither contract nor normalise, every way that leads to a
@@ -49,7 +49,7 @@ impl<'a> View<'a> {
         let mut todo = vec![(value, 0)];
         while let Some((value, far)) = todo.pop() {
             let Some(id) = self.graph.producer(value).filter(|id| far < FAR && seen.insert(*id)) else { continue };
-            if is_product(self.node(id)) {
+            if ops::is_product(self.node(id)) {
                 if !is(id) {
                     return false;
                 }
@@ -93,62 +93,11 @@ impl<'a> View<'a> {
     }
 }
 
-/// Operators of the ONNX domain itself.
-pub(super) fn is_standard(node: &Node) -> bool {
-    matches!(node.domain.as_str(), "" | "ai.onnx")
-}
-
-/// Contracts an axis of two tensors.
-fn is_product(node: &Node) -> bool {
-    matches!(
-        node.op_type.as_str(),
-        "MatMul"
-            | "Gemm"
-            | "Einsum"
-            | "FusedMatMul"
-            | "TransposeMatMul"
-            | "FusedGemm"
-            | "MatMulInteger"
-            | "MatMulNBits"
-            | "MatMulBnb4"
-            | "MatMulFpQ4"
-            | "DynamicQuantizeMatMul"
-            | "QLinearMatMul"
-            | "QGemm"
-            | "Conv"
-            | "MoE"
-            | "QMoE"
-    )
-}
-
-/// Works element by element or moves elements about.
+/// Keeps what a product made recognisable: moves elements about, scales, shifts and clips them.
 fn passes(node: &Node) -> bool {
-    matches!(
+    let arithmetic = matches!(
         node.op_type.as_str(),
-        "Add"
-            | "Sub"
-            | "Mul"
-            | "Div"
-            | "Pow"
-            | "Where"
-            | "Cast"
-            | "CastLike"
-            | "Identity"
-            | "Reshape"
-            | "Flatten"
-            | "Squeeze"
-            | "Unsqueeze"
-            | "Transpose"
-            | "Expand"
-            | "Clip"
-            | "Tanh"
-            | "Relu"
-            | "Dropout"
-            | "Max"
-            | "Min"
-            | "Slice"
-            | "Concat"
-            | "QuantizeLinear"
-            | "DequantizeLinear"
-    )
+        "Add" | "Sub" | "Mul" | "Div" | "Pow" | "Max" | "Min" | "Clip" | "Tanh" | "Relu" | "Dropout"
+    );
+    arithmetic || ops::is_movement(node)
 }

@@ -1,6 +1,7 @@
 //! Values inside layers that say what works for a token: routers of experts, and ReLUs.
 
-use super::find::{View, is_standard};
+use super::find::View;
+use hpp_graph::ops::is_standard;
 use hpp_graph::{Attribute, NodeId, ValueId};
 use hpp_schema::probe::TapKind;
 

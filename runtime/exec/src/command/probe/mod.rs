@@ -19,6 +19,7 @@ use crate::console::Console;
 use crate::error::ExecError;
 use crate::machine::Machine;
 use crate::stdout::OutputError;
+use hpp_schema::error_line;
 use hpp_schema::probe::{PROBE_VERSION, Reply, Request};
 pub use machine::MeasureError;
 use std::sync::Arc;
@@ -64,7 +65,7 @@ pub fn run(args: &LibraryArgs, around: &mut Around<'_>) -> Result<u8, ExecError>
         match answered {
             Ok(()) => wire.send(&Reply::Done)?,
             Err(gone @ ExecError::Output(_)) => return Err(gone),
-            Err(error) => wire.send(&Reply::Failed { reason: reason(&error) })?,
+            Err(error) => wire.send(&Reply::Failed { reason: error_line(&error) })?,
         }
     }
     Ok(0)
@@ -78,15 +79,4 @@ fn answer(session: &mut ProbeSession<'_>, request: &Request, reply: &mut Answer<
         Request::Pass(probe) => pass::run(session, probe, reply),
         Request::Machine(probe) => machine::run(session, probe, reply),
     }
-}
-
-/// An error and its causes on one line.
-fn reason(error: &ExecError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(deeper) = cause {
-        text = format!("{text}: {deeper}");
-        cause = deeper.source();
-    }
-    text.lines().map(str::trim).collect::<Vec<_>>().join(" ")
 }

@@ -1,14 +1,14 @@
 //! One partition under one provider: loaded once, then each case run and timed.
 
 use super::product::ProductFile;
-use super::{Answer, ProbeSession, reason};
+use super::{Answer, ProbeSession};
 use crate::error::ExecError;
 use crate::machine::OrtBackend;
 use crate::report::millis;
 use hpp_engine::port::Backend;
 use hpp_engine::{Evictor, Rehearsal};
 use hpp_schema::probe::{PartitionProbe, Reply};
-use hpp_schema::{Provider, Timing};
+use hpp_schema::{Provider, Timing, error_line};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(super) fn run(
                 timing: timing(&runs.times),
                 peak_resident: backend.memory_use().peak_resident,
             })?,
-            Err(error) => reply(Reply::CaseFailed { case: case.name.clone(), reason: reason(&error) })?,
+            Err(error) => reply(Reply::CaseFailed { case: case.name.clone(), reason: error_line(&error) })?,
         }
     }
     Ok(())

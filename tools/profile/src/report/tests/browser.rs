@@ -163,7 +163,7 @@ fn every_figure_is_drawn_in_a_browser() {
 #[test]
 fn large_and_small_models_are_drawn_in_a_browser() {
     let Some(browser) = browser("large_and_small_models_are_drawn_in_a_browser") else { return };
-    for sample in [BARE, Sample { layers: 1, ..FULL }, Sample { layers: 128, experts: 256, ..FULL }] {
+    for sample in [BARE, super::DENSE, Sample { layers: 1, ..FULL }, Sample { layers: 128, experts: 256, ..FULL }] {
         assert_whole(&measure(&browser, &page(&sample), &[]));
     }
 }

@@ -28,6 +28,9 @@ const FIGURES: [&str; 16] = [
     "fig-sweep",
 ];
 
+/// A dense model with a device, its attention not asked for.
+const DENSE: Sample = Sample { experts: 0, relu: false, attention: false, ..FULL };
+
 fn page(sample: &Sample) -> String {
     let (profile, work, sweep) = (sample.profile(), sample.work(), sample.sweep());
     render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).expect("the sample can be drawn")
@@ -65,6 +68,16 @@ fn what_is_absent_says_why() {
         "there is no link to measure",
         "no device to plan for",
     ] {
+        assert!(page.contains(why), "{why}");
+    }
+}
+
+#[test]
+fn a_dense_model_lacks_only_what_it_does_not_have() {
+    let page = page(&DENSE);
+    let missing: Vec<&str> = FIGURES.into_iter().filter(|id| figure(&page, id).is_none()).collect();
+    assert_eq!(missing, ["fig-attention", "fig-experts", "fig-hit-rates", "fig-neurons"]);
+    for why in ["Attention entropy was not asked for", "routes no tokens to experts", "have no ReLU"] {
         assert!(page.contains(why), "{why}");
     }
 }
@@ -157,15 +170,4 @@ fn a_large_model_makes_a_page_that_can_be_mailed() {
     let wide = self::page(&Sample { layers: 160, experts: 1024, ..FULL });
     assert!(wide.len() < 3_000_000, "{} bytes", wide.len());
     assert!(wide.contains("Each cell is the mean of 4 experts") && wide.contains("One layer in 2 is drawn"));
-}
-
-#[test]
-#[ignore = "writes pages to look at into the folder HPP_PAGES"]
-fn write_pages() {
-    let dir = std::env::var("HPP_PAGES").expect("HPP_PAGES names a folder");
-    let large = Sample { layers: 128, experts: 256, ..FULL };
-    let dense = Sample { experts: 0, relu: false, attention: false, ..FULL };
-    for (name, sample) in [("full", &FULL), ("bare", &BARE), ("large", &large), ("dense", &dense)] {
-        std::fs::write(format!("{dir}/{name}.html"), page(sample)).expect("the folder can be written to");
-    }
 }

@@ -90,7 +90,7 @@ impl Reference {
                 Ok(Err(error @ ExecError::Write(_))) => return Err(error),
                 Ok(Err(error)) => {
                     scores.forget_from(mark)?;
-                    Err(super::reason(&error))
+                    Err(hpp_schema::error_line(&error))
                 }
                 Err(reason) => Err(reason),
             };

@@ -32,7 +32,7 @@ impl Corpus {
             }
             PromptContent::Messages(messages) => {
                 let messages: Vec<Message> = messages.iter().map(message).collect::<Result<_, _>>()?;
-                self.files.conversation(&messages).map_err(|error| super::super::reason(&error))?
+                self.files.conversation(&messages).map_err(|error| hpp_schema::error_line(&error))?
             }
         };
         match tokens.len() as u64 {

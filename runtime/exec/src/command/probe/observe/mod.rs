@@ -47,7 +47,7 @@ pub(crate) fn run(
     for prompt in &probe.prompts {
         let run = corpus.tokens(prompt, probe.decode_tokens, engine.context()).and_then(|tokens| {
             let shown = observe(&mut engine, &tokens, probe.decode_tokens, &probe.taps);
-            shown.map_err(|error| super::reason(&error.into()))
+            shown.map_err(|error| hpp_schema::error_line(&error))
         });
         let counted = run.and_then(|shown| {
             all.merge(&shown).map_err(|error| error.to_string())?;
