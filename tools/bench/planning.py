@@ -17,6 +17,8 @@ MOE_30B = ("--layers", 48, "--hidden", 2048, "--intermediate", 768, "--heads", 3
 MOE_61 = ("--layers", 61, "--hidden", 7168, "--intermediate", 2048, "--heads", 64, "--kv-heads", 8, "--vocab", 129280,
           "--experts", 256, "--top-k", 8, "--dtype", "int4", "--sparse")
 CONTEXTS = (128, 2048)
+# Tokens of an answer where hpp-split is not told.
+ANSWER = 128
 NEW = 32
 
 
@@ -65,7 +67,7 @@ def streaming_gain(shop):
     whole answer of 512 tokens of prompt and 128 more."""
     rows = []
     wishes = (("decode", "decode", "tok/s", lambda said: said["decode_tokens_per_second"]),
-              ("answers", "mixed", "an hour", lambda said: 3.6e6 / said["objective"]["ms"]))
+              ("answers", "mixed", "an hour", lambda said: 3.6e6 / (said["time_to_first_token_ms"] + ANSWER * said["decode_ms"])))
     for what, options in (("70 B int4", DENSE_70B), ("30 B MoE int4", MOE_30B)):
         model = shop.model(f"gain-{what.replace(' ', '-')}", *options)
         for wish, objective, unit, of in wishes:

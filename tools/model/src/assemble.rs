@@ -182,7 +182,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
 fn locked(decision: &Decision, piece: &Piece, weights: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref().filter(|_| piece.choice.decode == Where::Cpu)?;
     let streamed = residency(decision, piece) == Residency::Streamed;
-    streamed.then(|| ByteSize((disk.locked * weights as f64) as u64))
+    streamed.then_some(ByteSize((disk.locked * weights as f64) as u64))
 }
 
 /// What a partition needs, with the weights its own copy of the globals reads.

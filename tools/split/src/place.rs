@@ -96,7 +96,7 @@ impl Placement {
     }
 
     /// How weights are read from disk where host memory cannot hold them.
-    pub fn from_disk(&self, request: &Request) -> Option<FromDisk> {
+    pub fn disk(&self, request: &Request) -> Option<FromDisk> {
         from_disk(request, &self.solution)
     }
 

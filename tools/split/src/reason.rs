@@ -12,7 +12,7 @@ pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
         return vec!["placed by hand".to_owned(); placement.pieces.len()];
     }
     if request.problem.gpus.is_empty() {
-        let disk = placement.from_disk(request);
+        let disk = placement.disk(request);
         return placement.pieces.iter().map(|piece| without_gpus(piece, disk.as_ref())).collect();
     }
     let runs = explain_runs(&request.problem, &request.options, &placement.solution);

@@ -102,7 +102,7 @@ pub fn draft(
         blocks: &request.problem.blocks,
         pieces: &placement.pieces,
         slots: &placement.solution.slots,
-        disk: placement.from_disk(request),
+        disk: placement.disk(request),
         budgets: request.budgets.clone(),
         kv: request.problem.budget.kv,
         parts: &parts,

@@ -147,7 +147,7 @@ impl Moved {
     fn packed(&mut self, value: &str) -> io::Result<String> {
         let (key, buffers) = value.rsplit_once('|').ok_or_else(broken)?;
         let mut fields: Vec<String> = buffers.split(';').map(str::to_owned).collect();
-        if fields.len() % 3 != 0 {
+        if !fields.len().is_multiple_of(3) {
             return Err(broken());
         }
         for buffer in fields.chunks_mut(3) {

@@ -147,7 +147,7 @@ mod tests {
     fn new_mappings_are_told_from_old_ones_they_were_joined_with() {
         let old = mapping(0x2000, 0x1000, 0x10000);
         let now = [mapping(0x1000, 0x4000, 0xf000), mapping(0x9000, 0x1000, 0)];
-        let new = new_since(&[old.clone()], &now);
+        let new = new_since(std::slice::from_ref(&old), &now);
         assert_eq!(new, [mapping(0x1000, 0x1000, 0xf000), mapping(0x3000, 0x2000, 0x11000), now[1].clone()]);
         assert_eq!(new_since(&now, &[old]), []);
     }

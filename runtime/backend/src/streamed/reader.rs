@@ -38,10 +38,13 @@ struct Request {
     length: usize,
 }
 
+/// How a read ended, when it began and when it ended.
+type Done = (io::Result<()>, Instant, Instant);
+
 /// What became of reads.
 #[derive(Default)]
 struct Board {
-    done: Mutex<HashMap<Ticket, (io::Result<()>, Instant, Instant)>>,
+    done: Mutex<HashMap<Ticket, Done>>,
     rang: Condvar,
 }
 

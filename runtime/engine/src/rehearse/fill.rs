@@ -46,11 +46,14 @@ pub(super) fn fill(
 
 /// Runs of elements that are not all zero, by flat index. An axis that is not there counts as filled.
 fn spans(feed: &Feed, count: u64) -> Vec<Range<u64>> {
-    let Fill::PartlyNormal { axis, filled, .. } = feed.fill else { return vec![0..count] };
-    let Some(size) = feed.shape.get(axis) else { return vec![0..count] };
-    let row: u64 = feed.shape[axis + 1..].iter().product();
-    let runs = (0..count).step_by((size * row).max(1) as usize);
-    runs.map(|start| start..start + filled.min(*size) * row).collect()
+    let (step, filled) = match feed.fill {
+        Fill::PartlyNormal { axis, filled, .. } if axis < feed.shape.len() => {
+            let row: u64 = feed.shape[axis + 1..].iter().product();
+            (feed.shape[axis] * row, filled.min(feed.shape[axis]) * row)
+        }
+        _ => (count, count),
+    };
+    (0..count).step_by(step.max(1) as usize).map(|start| start..start + filled).collect()
 }
 
 /// An element before it has a type.
