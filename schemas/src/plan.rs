@@ -187,6 +187,32 @@ pub struct Device {
     pub window: Option<ByteSize>,
 }
 
+impl Plan {
+    /// Bytes of each piece of a slot on a device, largest first: as many pieces as the partition with the most weights among
+    /// its inputs there has, each as large as the largest that may come to lie in it. See [`in_slot`].
+    pub fn slot(&self, device: &str) -> Vec<u64> {
+        let mut slot: Vec<u64> = Vec::new();
+        for form in self.partitions.iter().flat_map(Partition::forms).filter(|form| form.device == device) {
+            for (at, weight) in in_slot(form.weights).into_iter().enumerate() {
+                let bytes = form.weights[weight].bytes().unwrap_or(u64::MAX);
+                match slot.get_mut(at) {
+                    Some(piece) => *piece = bytes.max(*piece),
+                    None => slot.push(bytes),
+                }
+            }
+        }
+        slot
+    }
+}
+
+/// Weights of one partition in the order of the pieces of a slot they go to: largest first, equal ones as they come. So
+/// partitions of one class, whose weights differ in nothing but their contents, share slots without waste.
+pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..weights.len()).collect();
+    order.sort_by_key(|at| std::cmp::Reverse(weights[*at].bytes()));
+    order
+}
+
 impl Device {
     /// A device through which nothing is streamed.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
@@ -194,7 +220,7 @@ impl Device {
     }
 }
 
-/// A ring of slots in device memory, each as large as the largest partition streamed through it.
+/// A ring of slots in device memory, each with room for any partition streamed through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ring {

@@ -57,6 +57,7 @@ impl Plan {
             },
             device: device.name.clone(),
             residency: Residency::Resident,
+            weights: vec![],
             prefill: None,
             providers: vec![Provider::Cpu],
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),

@@ -17,7 +17,7 @@ pub(crate) struct Boundary<B: Backend> {
     pub dtype: DType,
     /// Its shape, where a pass can know it before.
     pub shape: Option<PassShape>,
-    /// The memory its producer leaves it in.
+    /// The memory its producer in this pass leaves it in.
     home: MemoryId,
     /// Room in each memory that wants it, the home's only for tensors of known shape.
     areas: BTreeMap<MemoryId, Area<B>>,
@@ -52,12 +52,12 @@ impl<B: Backend> Source<'_, B> {
 }
 
 impl<B: Backend> Boundary<B> {
-    pub fn new(name: &str, dtype: DType, shape: Option<PassShape>, home: MemoryId) -> Self {
+    pub fn new(name: &str, dtype: DType, shape: Option<PassShape>) -> Self {
         Boundary {
             name: name.to_owned(),
             dtype,
             shape,
-            home,
+            home: MemoryId::HOST,
             areas: BTreeMap::new(),
             taken: None,
             dims: None,
@@ -78,8 +78,9 @@ impl<B: Backend> Boundary<B> {
         (self.taken, self.dims) = (None, None);
     }
 
-    /// Room for the producer to write to; `None` where the shape is not known before the run.
-    pub fn room(&mut self, areas: &Areas<B>) -> Result<Option<(&Area<B>, Key)>, EngineError> {
+    /// Room in its memory for the producer to write to; `None` where the shape is not known before the run.
+    pub fn room(&mut self, areas: &Areas<B>, home: MemoryId) -> Result<Option<(&Area<B>, Key)>, EngineError> {
+        self.home = home;
         let Some(dims) = self.dims.clone() else { return Ok(None) };
         let area = room_in(&mut self.areas, areas, &self.name, self.dtype, self.home, &dims)?;
         let serial = area.serial;
@@ -87,8 +88,9 @@ impl<B: Backend> Boundary<B> {
     }
 
     /// The producer has run; `taken` is what it allocated itself.
-    pub fn produced(&mut self, areas: &Areas<B>, taken: Option<B::Tensor>) {
-        self.current.push(self.home);
+    pub fn produced(&mut self, areas: &Areas<B>, home: MemoryId, taken: Option<B::Tensor>) {
+        self.home = home;
+        self.current.push(home);
         if let Some(tensor) = taken {
             self.dims = Some(Dims::from_slice(tensor.shape()));
             self.taken = Some((areas.serial(), tensor));

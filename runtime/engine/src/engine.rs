@@ -8,11 +8,12 @@ use crate::feed::Feed;
 use crate::meter::Meter;
 use crate::options::EngineOptions;
 use crate::port::Backend;
-use crate::reading::Reading;
 use crate::reporter::Reporter;
 use crate::sequence::{History, Sequence};
+use crate::slots::Slots;
 use crate::stage::{Act, Bound, Stage};
 use crate::state::{StateLayout, Store};
+use crate::supply::Supply;
 use crate::telemetry::Telemetry;
 use crate::tensor::HostTensor;
 use crate::visit::Visits;
@@ -26,17 +27,23 @@ pub struct Engine<B: Backend> {
     pub(crate) areas: Areas<B>,
     pub(crate) control: B::Control,
     pub(crate) cancel: CancelHandle,
-    pub(crate) stages: Vec<Stage<B>>,
+    pub(crate) stages: Vec<Stage>,
+    pub(crate) sessions: Vec<B::Session>,
+    /// For each phase the stage of each partition.
+    pub(crate) by_phase: [Vec<usize>; 2],
     pub(crate) feeds: Vec<Feed<B>>,
     pub(crate) boundaries: Vec<Boundary<B>>,
     pub(crate) layouts: Vec<StateLayout>,
     pub(crate) visits: Visits<B>,
     /// Number of the boundary that carries the next-token scores.
     pub(crate) logits: Option<usize>,
-    pub(crate) prefill: Vec<Act>,
-    pub(crate) decode: Vec<Act>,
+    /// What each phase does, in order.
+    pub(crate) acts: [Vec<Act>; 2],
     pub(crate) context: u64,
-    pub(crate) reading: Reading,
+    /// What is read from disk.
+    pub(crate) reading: Supply,
+    /// Weights that are inputs of sessions.
+    pub(crate) slots: Slots<B>,
     pub(crate) meter: Meter,
     pub(crate) taps: Taps,
     /// Bytes on their way from a device to the caller.
@@ -79,7 +86,9 @@ impl<B: Backend> Engine<B> {
 
     /// Empty bindings, one for each stage.
     pub(crate) fn bindings(&self) -> Result<Vec<Bound<B>>, EngineError> {
-        let bind = |stage: &Stage<B>| Bound::new(stage).map_err(|source| stage.failed("being bound", source));
+        let bind = |stage: &Stage| {
+            Bound::new(stage, &self.sessions[stage.session]).map_err(|source| stage.failed("being bound", source))
+        };
         self.stages.iter().map(bind).collect()
     }
 
@@ -160,16 +169,6 @@ impl<B: Backend> Engine<B> {
 
     pub(crate) fn check_cancelled(&self) -> Result<(), EngineError> {
         if self.cancel.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
-    }
-}
-
-impl<B: Backend> Stage<B> {
-    /// Names the partition an error comes from.
-    pub(crate) fn failed(&self, doing: &str, source: crate::error::BackendError) -> EngineError {
-        match source {
-            crate::error::BackendError::Stopped => EngineError::Cancelled,
-            source => EngineError::Run { partition: self.name.clone(), doing: doing.to_owned(), source },
-        }
     }
 }
 

@@ -4,7 +4,7 @@ use hpp_schema::{ByteSize, DType, Finding};
 use std::path::PathBuf;
 
 /// What a backend could not do.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
     /// The run was ended on request.
     #[error("the run was stopped on request")]
@@ -173,6 +173,14 @@ pub enum EngineError {
     /// The operation is not one this kind of model has.
     #[error("{0}")]
     WrongKind(&'static str),
+    /// A partition cannot be moved as asked.
+    #[error("partition {partition} cannot be moved: {why}")]
+    CannotMove {
+        /// Its name.
+        partition: String,
+        /// Why not.
+        why: String,
+    },
     /// The run was ended by a [`CancelHandle`](crate::CancelHandle).
     #[error("stopped on request")]
     Cancelled,

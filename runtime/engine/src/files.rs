@@ -3,7 +3,7 @@
 use crate::error::EngineError;
 use crate::options::Verify;
 use crate::reporter::Reporter;
-use hpp_schema::{FileRecord, FileRole, Partition, Plan, sample_ranges};
+use hpp_schema::{FileRecord, FileRole, Plan, sample_ranges};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
@@ -41,9 +41,9 @@ fn compare(record: &FileRecord, path: &Path, verify: Verify) -> io::Result<Optio
 }
 
 /// What the plan says of the contents of a partition's file and of all weights, in one line.
-pub(crate) fn contents(plan: &Plan, partition: &Partition) -> String {
+pub(crate) fn contents(plan: &Plan, file: &str) -> String {
     let concerns = |record: &&FileRecord| match record.role {
-        FileRole::Partition => record.path == partition.file,
+        FileRole::Partition => record.path == file,
         FileRole::Weights | FileRole::Source => true,
         FileRole::Tapped | FileRole::Text => false,
     };

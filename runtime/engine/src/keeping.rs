@@ -6,7 +6,7 @@ use crate::options::WeightReads;
 use crate::port::{Backend, Keep, Session};
 use crate::reporter::Reporter;
 use crate::step::{LogitRows, StepInput};
-use hpp_schema::{ByteSize, DeviceKind, InputRole, ModelKind, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Form, InputRole, ModelKind, Partition, Plan, Residency};
 
 /// Tokens of the pass that shows which weights are used: enough for kernels that treat many rows unlike one.
 const TRIAL: usize = 40;
@@ -28,7 +28,8 @@ impl Keeping {
         reads: WeightReads,
         reporter: &dyn Reporter,
     ) -> Result<Self, EngineError> {
-        let streams = reads != WeightReads::ByTheSystem && plan.partitions.iter().any(is_streamed);
+        let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
+        let streams = reads != WeightReads::ByTheSystem && plan.partitions.iter().any(from_disk);
         let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
         let Some((planned, limit)) = planned.zip(backend.memory_limit()).filter(|(planned, limit)| limit < planned)
         else {
@@ -51,11 +52,11 @@ impl Keeping {
     }
 
     /// Where a partition's weights are while it does not run.
-    pub fn of(&self, plan: &Plan, partition: &Partition) -> Keep {
+    pub fn of(&self, plan: &Plan, form: &Form<'_>) -> Keep {
         let by_the_system = self.reads == WeightReads::ByTheSystem;
-        match partition.residency {
-            Residency::Streamed if is_on_host(plan, partition) && by_the_system => Keep::Mapped { rows: false },
-            Residency::Streamed if is_on_host(plan, partition) => Keep::Streamed,
+        match form.residency {
+            Residency::Streamed if is_on_host(plan, form.device) && by_the_system => Keep::Mapped { rows: false },
+            Residency::Streamed if is_on_host(plan, form.device) => Keep::Streamed,
             Residency::Mapped => Keep::Mapped { rows: !by_the_system },
             Residency::Resident | Residency::Streamed => Keep::InMemory,
         }
@@ -79,7 +80,7 @@ impl Keeping {
             let less = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(memory));
             return planned.saturating_sub(less);
         };
-        let on_host = plan.partitions.iter().filter(|partition| is_on_host(plan, partition));
+        let on_host = plan.partitions.iter().filter(|partition| is_on_host(plan, &partition.device));
         let kv: u64 = plan.states.iter().filter(|state| state.device == "cpu").map(|state| state.bytes.0).sum();
         let workspace = on_host.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);
         [resident, self.window(plan), kv.saturating_mul(plan.budgets.batch), workspace]
@@ -91,10 +92,10 @@ impl Keeping {
 impl<B: Backend> Engine<B> {
     /// Decides what of streamed weights stays in memory, and begins to read the rest.
     pub(crate) fn settle(&mut self, keeping: Keeping, reporter: &dyn Reporter) -> Result<(), EngineError> {
-        if !self.plan.partitions.iter().any(|partition| keeping.of(&self.plan, partition) == Keep::Streamed) {
+        if !self.plan.partitions.iter().any(|partition| keeping.of(&self.plan, &partition.form()) == Keep::Streamed) {
             return Ok(());
         }
-        if self.stages.iter().any(|stage| stage.session.wants_trial()) {
+        if self.sessions.iter().any(Session::wants_trial) {
             self.try_out()?;
         }
         let resident = self.areas.backend.memory_use().resident;
@@ -102,13 +103,14 @@ impl<B: Backend> Engine<B> {
         let planned: u64 = self.plan.partitions.iter().map(locked).sum();
         let share = if planned > 0 { room as f64 / planned as f64 } else { 0.0 };
         let locked: Vec<u64> = self.plan.partitions.iter().map(|p| (share * locked(p) as f64) as u64).collect();
-        for (stage, locked) in self.stages.iter_mut().zip(locked) {
-            let settled = stage.session.settle(locked);
+        for stage in &self.stages {
+            let settled = self.sessions[stage.session].settle(locked[stage.partition]);
             let warning = settled.map_err(|source| stage.failed("having its weights locked", source))?;
             warning.iter().for_each(|warning| reporter.warning(warning));
         }
-        self.reading = crate::reading::Reading::new(&self.stages, &self.decode, keeping.window(&self.plan));
-        self.read_ahead()?;
+        let schedules = [&self.acts[0][..], &self.acts[1][..]];
+        self.reading = crate::reading::supply(&self.stages, &self.sessions, schedules, keeping.window(&self.plan));
+        self.bring_ahead()?;
         let used = self.areas.backend.memory_use().resident;
         if let Some((memory, used)) = keeping.memory.zip(used).filter(|(memory, used)| used > memory) {
             reporter.warning(&format!(
@@ -148,6 +150,6 @@ fn is_streamed(partition: &Partition) -> bool {
     partition.residency == Residency::Streamed
 }
 
-fn is_on_host(plan: &Plan, partition: &Partition) -> bool {
-    plan.devices.iter().any(|device| device.name == partition.device && device.kind == DeviceKind::Cpu)
+fn is_on_host(plan: &Plan, name: &str) -> bool {
+    plan.devices.iter().any(|device| device.name == name && device.kind == DeviceKind::Cpu)
 }

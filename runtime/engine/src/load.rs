@@ -10,16 +10,18 @@ use crate::keeping::Keeping;
 use crate::meter::Meter;
 use crate::options::EngineOptions;
 use crate::port::{Backend, MemoryId, Port, Prepared, Session, SessionSpec};
-use crate::reading::Reading;
 use crate::reporter::Reporter;
 use crate::shape::Vocabulary;
-use crate::stage::{self, From, Names, Stage, To};
+use crate::slots::Slots;
+use crate::stage::{self, Entrance, Exit, From, Names, Stage, To};
 use crate::state::StateLayout;
-use crate::telemetry::StageTelemetry;
+use crate::supply::Supply;
+use crate::telemetry::{Phase, StageTelemetry};
 use crate::visit::Visits;
-use hpp_schema::{DeviceKind, Partition, Plan, Severity};
+use hpp_schema::{DeviceKind, Form, Partition, Plan, Severity};
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::time::Duration;
 
 /// Where weights laid out anew lie, beside the plan.
 const PREPARED: &str = "prepared";
@@ -41,33 +43,38 @@ pub(crate) fn load<B: Backend>(
 
     let names = Names::of(plan);
     let keep = Keeping::new(plan, backend, options.weights, reporter)?;
-    let loader = Loader { keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
-    let (stages, telemetry) = loader.stages(&names)?;
-    let devices = devices(plan, &stages);
     let areas = Areas::new(backend.clone());
+    let loader = Loader { keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
+    let Loaded { stages, sessions, telemetry, by_phase } = loader.stages(&names)?;
     let vocabulary = Vocabulary::of(plan);
-    let layouts = layouts(plan, &vocabulary, &stages, context)?;
-    let decode = stage::acts(plan, &names, &stages, &plan.schedule.decode);
+    let layouts = layouts(plan, &vocabulary, &stages, &by_phase[Phase::Decode as usize], context)?;
+    let steps = [&plan.schedule.prefill, &plan.schedule.decode];
+    let acts = |phase: Phase| stage::acts(plan, &names, &stages, &by_phase[phase as usize], steps[phase as usize]);
+    let acts = [acts(Phase::Prefill), acts(Phase::Decode)];
+    let slots = Slots::new(&areas, plan, dir, &stages, [&acts[0], &acts[1]], &options, reporter)?;
     let mut engine = Engine {
         feeds: feeds(plan, &areas, &stages, context)?,
-        boundaries: boundaries(plan, &names, &vocabulary, &stages),
+        boundaries: boundaries(plan, &names, &vocabulary),
         visits: Visits::new(&areas, &layouts, &stages)?,
         layouts,
         logits: logits(&stages),
-        prefill: stage::acts(plan, &names, &stages, &plan.schedule.prefill),
-        reading: Reading::new(&stages, &decode, 0),
-        decode,
+        reading: Supply::default(),
+        slots,
+        meter: Meter::new(devices(&stages), backend.now().saturating_sub(started), telemetry),
+        acts,
+        by_phase,
         plan: plan.clone(),
         areas,
         control,
         cancel,
         stages,
+        sessions,
         context,
-        meter: Meter::new(devices, backend.now().saturating_sub(started), telemetry),
         taps: Taps::default(),
         scratch: Vec::new(),
     };
     engine.settle(keep, reporter)?;
+    engine.bring_ahead()?;
     engine.meter.telemetry.load = backend.now().saturating_sub(started);
     Ok(engine)
 }
@@ -102,32 +109,69 @@ struct Loader<'a, B: Backend> {
     reporter: &'a dyn Reporter,
 }
 
-impl<B: Backend> Loader<'_, B> {
-    fn stages(&self, names: &Names<'_>) -> Result<(Vec<Stage<B>>, Vec<StageTelemetry>), EngineError> {
-        let (mut stages, mut telemetry) = (Vec::new(), Vec::new());
+/// What loading a plan's partitions gives.
+struct Loaded<B: Backend> {
+    stages: Vec<Stage>,
+    sessions: Vec<B::Session>,
+    telemetry: Vec<StageTelemetry>,
+    /// For each phase the stage of each partition.
+    by_phase: [Vec<usize>; 2],
+}
+
+/// What a session was made for: stages whose weights are inputs share it.
+struct Shared<'a> {
+    file: &'a str,
+    device: &'a str,
+    session: usize,
+    measured: StageTelemetry,
+}
+
+impl<'a, B: Backend> Loader<'a, B> {
+    fn stages(&self, names: &Names<'_>) -> Result<Loaded<B>, EngineError> {
+        let mut loaded = Loaded { stages: vec![], sessions: vec![], telemetry: vec![], by_phase: [vec![], vec![]] };
+        let mut shared: Vec<Shared<'a>> = Vec::new();
         for (index, partition) in self.plan.partitions.iter().enumerate() {
             if self.cancel.is_cancelled() {
                 return Err(EngineError::Cancelled);
             }
             self.reporter.loading(&partition.name, index, self.plan.partitions.len());
-            let (session, measured) = self.session(partition)?;
-            let (inputs, outputs) = resolve(names, partition, index, session.inputs(), session.outputs())?;
-            stages.push(Stage { name: partition.name.clone(), session, inputs, outputs });
-            telemetry.push(measured);
+            for form in partition.forms() {
+                let there = |known: &&Shared<'_>| known.file == form.file && known.device == form.device;
+                let known = shared.iter().find(there).filter(|_| !form.weights.is_empty());
+                let (session, measured) = match known {
+                    Some(known) => {
+                        let (partition, load) = (partition.name.clone(), Duration::ZERO);
+                        (known.session, StageTelemetry { partition, load, ..known.measured.clone() })
+                    }
+                    None => {
+                        let (session, measured) = self.session(partition, &form)?;
+                        loaded.sessions.push(session);
+                        (loaded.sessions.len() - 1, measured)
+                    }
+                };
+                let (file, device) = (form.file, form.device);
+                shared.push(Shared { file, device, session, measured: measured.clone() });
+                let stage = resolve(names, partition, (index, session), &form, &loaded.sessions[session])?;
+                loaded.stages.push(stage);
+                loaded.telemetry.push(measured);
+            }
+            let last = loaded.stages.len() - 1;
+            loaded.by_phase[Phase::Prefill as usize].push(last);
+            loaded.by_phase[Phase::Decode as usize].push(last - usize::from(partition.prefill.is_some()));
         }
-        Ok((stages, telemetry))
+        Ok(loaded)
     }
 
-    fn session(&self, partition: &Partition) -> Result<(B::Session, StageTelemetry), EngineError> {
+    fn session(&self, partition: &Partition, form: &Form<'_>) -> Result<(B::Session, StageTelemetry), EngineError> {
         let started = self.backend.now();
-        let file = self.dir.join(&partition.file);
+        let file = self.dir.join(form.file);
         let failed = |source| match source {
             BackendError::Stopped => EngineError::Cancelled,
             source => EngineError::Load { partition: partition.name.clone(), file: file.clone(), source },
         };
         let absent =
-            || BackendError::Misfit { what: partition.device.clone(), why: "the plan has no such device".into() };
-        let device = self.plan.devices.iter().find(|device| device.name == partition.device);
+            || BackendError::Misfit { what: form.device.to_owned(), why: "the plan has no such device".into() };
+        let device = self.plan.devices.iter().find(|device| device.name == form.device);
         let spec = SessionSpec {
             partition: &partition.name,
             file: &file,
@@ -135,12 +179,12 @@ impl<B: Backend> Loader<'_, B> {
             weight_bytes: self.plan.partitions.iter().map(|p| p.bytes.weights.0).fold(0, u64::saturating_add),
             weights_dir: &self.dir.join(&partition.weights_dir),
             device: device.ok_or_else(absent).map_err(failed)?,
-            providers: &partition.providers,
+            providers: form.providers,
             fallback: self.options.fallback,
-            keep: self.keep.of(self.plan, partition),
+            keep: self.keep.of(self.plan, form),
             prepared: Some(Prepared {
                 dir: &self.dir.join(PREPARED),
-                contents: &crate::files::contents(self.plan, partition),
+                contents: &crate::files::contents(self.plan, form.file),
             }),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
@@ -151,7 +195,7 @@ impl<B: Backend> Loader<'_, B> {
         self.reporter.loaded(&partition.name, loaded.provider, &loaded.processor, load.as_secs_f64() * 1e3);
         let measured = StageTelemetry {
             partition: partition.name.clone(),
-            device: partition.device.clone(),
+            device: form.device.to_owned(),
             provider: loaded.provider,
             processor: loaded.processor,
             refused: loaded.refused,
@@ -163,93 +207,95 @@ impl<B: Backend> Loader<'_, B> {
     }
 }
 
-type Resolved = (Vec<(From, MemoryId)>, Vec<To>);
-
-fn resolve(
+/// A stage with every input and output resolved.
+fn resolve<S: Session>(
     names: &Names<'_>,
     partition: &Partition,
-    index: usize,
-    inputs: &[Port],
-    outputs: &[Port],
-) -> Result<Resolved, EngineError> {
-    let problems = stage::differences(partition, inputs, outputs);
+    (index, session): (usize, usize),
+    form: &Form<'_>,
+    ports: &S,
+) -> Result<Stage, EngineError> {
     let mismatch = |problems| EngineError::Mismatch { partition: partition.name.clone(), problems };
-    if !problems.is_empty() {
-        return Err(mismatch(problems));
-    }
-    let from = |port: &Port| {
-        let from = names.input(partition, &port.name);
-        from.map(|from| (from, port.memory))
-            .ok_or_else(|| mismatch(vec![format!("nothing provides input {:?}", port.name)]))
+    let (inputs, outputs) = crate::ports::named(partition, form, ports.inputs(), ports.outputs()).map_err(mismatch)?;
+    // Weights come behind everything else.
+    let weights_from = inputs.len() - form.weights.len();
+    let entrance = |(at, port): (usize, Port)| {
+        let from = match at.checked_sub(weights_from).filter(|_| !form.weights.is_empty()) {
+            Some(weight) => Some(From::Weight(weight)),
+            None => names.input(partition, &port.name),
+        };
+        let unfed = || mismatch(vec![format!("nothing provides input {:?}", port.name)]);
+        Ok(Entrance { from: from.ok_or_else(unfed)?, port })
     };
-    let to = |port: &Port| names.output(partition, index, &port.name).unwrap_or(To::Unknown);
-    Ok((inputs.iter().map(from).collect::<Result<_, _>>()?, outputs.iter().map(to).collect()))
+    let exit = |port: Port| Exit { to: names.output(partition, index, &port.name).unwrap_or(To::Unknown), port };
+    Ok(Stage {
+        name: partition.name.clone(),
+        partition: index,
+        device: form.device.to_owned(),
+        session,
+        inputs: inputs.into_iter().enumerate().map(entrance).collect::<Result<_, _>>()?,
+        outputs: outputs.into_iter().map(exit).collect(),
+    })
 }
 
 fn feeds<B: Backend>(
     plan: &Plan,
     areas: &Areas<B>,
-    stages: &[Stage<B>],
+    stages: &[Stage],
     context: u64,
 ) -> Result<Vec<Feed<B>>, EngineError> {
     let mut feeds = plan.model.inputs.iter().map(|input| Feed::new(areas, input)).collect::<Result<Vec<_>, _>>()?;
-    for (from, memory) in stages.iter().flat_map(|stage| &stage.inputs) {
-        if let From::Feed(number) = from {
-            feeds[*number].wanted_in(areas, *memory)?;
+    for entrance in stages.iter().flat_map(|stage| &stage.inputs) {
+        if let From::Feed(number) = entrance.from {
+            feeds[number].wanted_in(areas, entrance.port.memory)?;
         }
     }
     feeds.iter_mut().try_for_each(|feed| feed.reserve(areas, context))?;
     Ok(feeds)
 }
 
-fn boundaries<B: Backend>(
-    plan: &Plan,
-    names: &Names<'_>,
-    vocabulary: &Vocabulary,
-    stages: &[Stage<B>],
-) -> Vec<Boundary<B>> {
+fn boundaries<B: Backend>(plan: &Plan, names: &Names<'_>, vocabulary: &Vocabulary) -> Vec<Boundary<B>> {
     let boundary = |(name, at): &(&str, usize)| {
         let said = plan.partitions[*at].outputs.iter().find(|output| output.name == *name);
-        let port = stages[*at].session.outputs().iter().find(|port| port.name == *name);
         let (dtype, shape) =
             said.map_or((hpp_schema::DType::Float32, None), |output| (output.dtype, vocabulary.resolve(&output.shape)));
-        Boundary::new(name, dtype, shape, port.map_or(MemoryId::HOST, |port| port.memory))
+        Boundary::new(name, dtype, shape)
     };
     names.boundaries.iter().map(boundary).collect()
 }
 
-fn layouts<B: Backend>(
+/// `decoding` are the stages of the plan's partitions while decoding: state lies where they compute, or on the host.
+fn layouts(
     plan: &Plan,
     vocabulary: &Vocabulary,
-    stages: &[Stage<B>],
+    stages: &[Stage],
+    decoding: &[usize],
     context: u64,
 ) -> Result<Vec<StateLayout>, EngineError> {
     let layout = |(number, state): (usize, &hpp_schema::State)| {
-        let inputs = stages.iter().flat_map(|stage| &stage.inputs);
-        let memory = inputs.filter(|(from, _)| *from == From::State(number)).map(|(_, memory)| *memory).next();
-        let memory = memory.unwrap_or(MemoryId::HOST);
+        let memory = decoding.iter().find_map(|stage| stages[*stage].memory_of_state(number));
         // A state whose device is the host stays there, wherever it is computed on.
         let on_host = plan.devices.iter().any(|device| device.name == state.device && device.kind == DeviceKind::Cpu);
-        let home = if on_host { MemoryId::HOST } else { memory };
-        StateLayout::new(state, vocabulary, plan.budgets.context, context, home, memory)
+        let home = memory.filter(|_| !on_host).unwrap_or(MemoryId::HOST);
+        StateLayout::new(state, vocabulary, plan.budgets.context, context, home)
     };
     plan.states.iter().enumerate().map(layout).collect()
 }
 
 /// The plan's devices by the memory their stages use.
-fn devices<B: Backend>(plan: &Plan, stages: &[Stage<B>]) -> BTreeMap<MemoryId, String> {
-    let of = |(stage, partition): (&Stage<B>, &Partition)| {
-        let ports = stage.session.inputs().iter().chain(stage.session.outputs());
-        let elsewhere = ports.map(|port| port.memory).filter(|memory| *memory != MemoryId::HOST);
-        elsewhere.map(|memory| (memory, partition.device.clone())).collect::<Vec<_>>()
+fn devices(stages: &[Stage]) -> BTreeMap<MemoryId, String> {
+    let of = |stage: &Stage| {
+        let (inputs, outputs) = (stage.inputs.iter().map(|i| &i.port), stage.outputs.iter().map(|o| &o.port));
+        let elsewhere = inputs.chain(outputs).map(|port| port.memory).filter(|memory| *memory != MemoryId::HOST);
+        elsewhere.map(|memory| (memory, stage.device.clone())).collect::<Vec<_>>()
     };
-    stages.iter().zip(&plan.partitions).flat_map(of).collect()
+    stages.iter().flat_map(of).collect()
 }
 
 /// The boundary that carries the scores: a model has one such output, whatever partition it comes from.
-fn logits<B: Backend>(stages: &[Stage<B>]) -> Option<usize> {
-    stages.iter().flat_map(|stage| &stage.outputs).find_map(|to| match to {
-        To::Logits(number) => Some(*number),
+fn logits(stages: &[Stage]) -> Option<usize> {
+    stages.iter().flat_map(|stage| &stage.outputs).find_map(|exit| match exit.to {
+        To::Logits(number) => Some(number),
         _ => None,
     })
 }

@@ -36,6 +36,15 @@ pub(crate) struct Read<'a> {
     pub bytes: u64,
 }
 
+/// What a stage waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Awaited {
+    /// Weights read from disk.
+    Disk,
+    /// Weights copied to a slot.
+    Slot,
+}
+
 impl Meter {
     /// A meter of stages that took `load` to load.
     pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
@@ -79,12 +88,32 @@ impl Meter {
         }
     }
 
+    /// Weights were copied to a device, while something else computed or nothing did.
+    pub fn uploaded(&mut self, partition: &str, memory: MemoryId, bytes: u64, took: Took) {
+        self.telemetry.uploads.add(took.length());
+        self.telemetry.uploaded_bytes += bytes;
+        if let Some(recording) = &mut self.recording {
+            let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
+            recording.span(lane, partition.to_owned(), SpanKind::Transfer, took, Some(bytes));
+        }
+    }
+
+    /// A stage came for weights that are streamed to it: whether they were there or on their way.
+    pub fn came_for_slot(&mut self, hit: bool) {
+        let count = if hit { &mut self.telemetry.slot_hits } else { &mut self.telemetry.slot_misses };
+        *count += 1;
+    }
+
     /// A stage waited for its weights.
-    pub fn stalled(&mut self, stage: usize, took: Took) {
+    pub fn stalled(&mut self, stage: usize, awaited: Awaited, took: Took) {
         let device = &self.telemetry.stages[stage].device;
-        self.telemetry.stalls.add(took.length());
+        let (tally, awaited) = match awaited {
+            Awaited::Disk => (&mut self.telemetry.stalls, "waits for the disk"),
+            Awaited::Slot => (&mut self.telemetry.slot_stalls, "waits for its weights"),
+        };
+        tally.add(took.length());
         if let Some(recording) = self.recording.as_mut().filter(|_| !took.length().is_zero()) {
-            recording.span(device.clone(), "waits for the disk".to_owned(), SpanKind::Stall, took, None);
+            recording.span(device.clone(), awaited.to_owned(), SpanKind::Stall, took, None);
         }
     }
 

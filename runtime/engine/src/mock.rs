@@ -8,15 +8,19 @@ mod clock;
 mod disk;
 mod session;
 mod tensor;
+mod upload;
 
-pub use chain::{Chain, ChainPart};
+pub use chain::{Chain, ChainForm, ChainInputs, ChainPart};
 pub use clock::{LinkCost, VirtualClock};
 pub use disk::MockDisk;
 pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};
 pub use tensor::{MockBuffer, MockTensor};
+pub use upload::{MockSource, MockUpload};
 
 use crate::error::BackendError;
-use crate::port::{Backend, Control, Fallback, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor};
+use crate::port::{
+    Backend, Control, Fallback, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor, Took, WeightSpec,
+};
 use crate::reporter::Reporter;
 use crate::tensor::byte_len;
 use hpp_schema::{DType, Provider};
@@ -42,6 +46,8 @@ struct World {
     reserved: Cell<u64>,
     clock: VirtualClock,
     links: clock::Links,
+    uploads: upload::Uploads,
+    memory_left: RefCell<BTreeMap<MemoryId, Rc<Cell<u64>>>>,
 }
 
 impl MockBackend {
@@ -86,8 +92,15 @@ impl MockBackend {
         self.0.links.set(from, to, cost);
     }
 
+    /// A memory has room for so many more bytes from now on.
+    pub fn limit_device(&self, memory: MemoryId, bytes: u64) {
+        self.0.memory_left.borrow_mut().insert(memory, Rc::new(Cell::new(bytes)));
+    }
+
     fn pass(&self, from: &MockTensor, to: MemoryId, bytes: u64) {
-        self.0.clock.advance(self.0.links.time(from.memory(), to, bytes));
+        let time = self.0.links.time(from.memory(), to, bytes);
+        self.0.uploads.stand_still(to, time, &self.0.clock);
+        self.0.clock.advance(time);
     }
 
     /// Copies between tensors so far.
@@ -128,6 +141,22 @@ impl Backend for MockBackend {
     type Tensor = MockTensor;
     type Session = MockSession;
     type Control = MockControl;
+    type Source = MockSource;
+    type Upload = MockUpload;
+
+    fn source(&self, weights: &[WeightSpec], _: MemoryId, _: &mut u64) -> Result<MockSource, BackendError> {
+        MockSource::read(weights)
+    }
+
+    fn upload(&self, source: &MockSource, to: &[&MockBuffer]) -> Result<MockUpload, BackendError> {
+        let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
+        let time = self.0.links.time(MemoryId::HOST, memory, source.bytes());
+        self.0.uploads.begin(source, to, time, &self.0.clock)
+    }
+
+    fn arrive(&self, upload: MockUpload) -> Result<Took, BackendError> {
+        upload::Uploads::arrive(upload, &self.0.clock)
+    }
 
     fn load(
         &self,
@@ -155,7 +184,12 @@ impl Backend for MockBackend {
 
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<MockBuffer, BackendError> {
         self.0.reserved.set(self.0.reserved.get() + bytes);
-        MockBuffer::new(memory, bytes)
+        let account = self.0.memory_left.borrow().get(&memory).cloned();
+        if let Some(left) = &account {
+            let out = || BackendError::OutOfMemory { bytes, place: "mock memory".into(), cause: "it is full".into() };
+            left.set(left.get().checked_sub(bytes).ok_or_else(out)?);
+        }
+        MockBuffer::of(memory, bytes, account)
     }
 
     fn view(&self, buffer: &MockBuffer, dtype: DType, shape: &[u64]) -> Result<MockTensor, BackendError> {

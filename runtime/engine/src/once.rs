@@ -6,7 +6,7 @@ use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::meter::Took;
 use crate::port::{Backend, Session, Tensor};
-use crate::stage::{Act, Bound, From, To};
+use crate::stage::{Act, Bound, Entrance, Exit, From, To};
 use crate::state::upload;
 use crate::telemetry::Phase;
 use crate::tensor::HostTensor;
@@ -27,8 +27,9 @@ impl<B: Backend> Engine<B> {
         for boundary in &mut self.boundaries {
             boundary.begin_unknown();
         }
-        for step in 0..self.prefill.len() {
-            match self.prefill[step].clone() {
+        self.passing(Phase::Prefill)?;
+        for step in 0..self.acts[Phase::Prefill as usize].len() {
+            match self.acts[Phase::Prefill as usize][step].clone() {
                 Act::Run(stage) => self.run_stage_once(stage, &mut bound[stage], &given, &mut outputs)?,
                 Act::Copy(moves) => {
                     for (value, memories) in moves {
@@ -46,9 +47,12 @@ impl<B: Backend> Engine<B> {
     /// Everything the partitions want from outside, checked.
     fn accept_named(&self, inputs: &Named) -> Result<BTreeMap<String, HostTensor>, EngineError> {
         let mut given = BTreeMap::new();
-        let wanted = self.stages.iter().flat_map(|stage| stage.session.inputs().iter().zip(&stage.inputs));
+        let run = self.by_phase[Phase::Prefill as usize].iter().map(|stage| &self.stages[*stage]);
         let mut known = BTreeSet::new();
-        for (port, (from, _)) in wanted {
+        for Entrance { port, from } in run.flat_map(|stage| &stage.inputs) {
+            if matches!(from, From::Weight(_)) {
+                continue;
+            }
             known.insert(port.name.as_str());
             if matches!(from, From::Boundary(_)) || given.contains_key(&port.name) {
                 continue;
@@ -90,42 +94,50 @@ impl<B: Backend> Engine<B> {
     ) -> Result<(), EngineError> {
         self.check_cancelled()?;
         // Kept until the run is over; a binding keeps what it holds, but views need their areas here.
+        self.weights_come(stage, Phase::Prefill)?;
         let _areas = self.bind_once(stage, bound, given)?;
-        let at = &mut self.stages[stage];
+        self.weights_arrive(stage)?;
+        let Engine { stages, sessions, control, areas, .. } = self;
+        let at = &stages[stage];
+        let session = &mut sessions[at.session];
         for index in 0..at.outputs.len() {
-            at.session
+            session
                 .bind_output_unknown(&mut bound.binding, index)
                 .map_err(|source| at.failed("being given outputs", source))?;
         }
-        self.weights_arrive(stage)?;
-        let from = self.areas.backend.now();
-        let at = &mut self.stages[stage];
-        at.session.run(&mut bound.binding, &self.control).map_err(|source| at.failed("running", source))?;
+        let from = areas.backend.now();
+        session.run(&mut bound.binding, control).map_err(|source| at.failed("running", source))?;
         self.meter.ran(stage, Phase::Prefill, Took { from, to: self.areas.backend.now() });
         self.weights_leave(stage)?;
         self.collect(stage, bound, outputs)
     }
 
     fn bind_once(&mut self, stage: usize, bound: &mut Bound<B>, given: &Named) -> Result<Vec<Area<B>>, EngineError> {
-        let Engine { stages, boundaries, areas, meter, .. } = self;
+        let Engine { stages, sessions, boundaries, slots, areas, meter, .. } = self;
         let at = &stages[stage];
+        let session = &sessions[at.session];
         let mut kept = Vec::new();
-        for (index, (from, memory)) in at.inputs.iter().enumerate() {
-            let port = &at.session.inputs()[index];
+        for (index, Entrance { port, from }) in at.inputs.iter().enumerate() {
             let failed = |source| at.failed(&format!("being given input {:?}", port.name), source);
             if let From::Boundary(number) = *from {
-                boundaries[number].ensure(areas, *memory, meter)?;
+                boundaries[number].ensure(areas, port.memory, meter)?;
                 let missing = || EngineError::MissingInput { name: port.name.clone(), dtype: port.dtype };
-                let (source, key) = boundaries[number].source(*memory).ok_or_else(missing)?;
+                let (source, key) = boundaries[number].source(port.memory).ok_or_else(missing)?;
                 source
-                    .with(areas, port.dtype, &key, |tensor| at.session.bind_input(&mut bound.binding, index, tensor))
+                    .with(areas, port.dtype, &key, |tensor| session.bind_input(&mut bound.binding, index, tensor))
                     .map_err(failed)?;
                 continue;
             }
+            if let From::Weight(number) = *from {
+                let (area, dims) = slots.weight(stage, number);
+                let view = areas.view(area, port.dtype, dims).map_err(failed)?;
+                session.bind_input(&mut bound.binding, index, &view).map_err(failed)?;
+                continue;
+            }
             let tensor = &given[&port.name];
-            let area = upload(areas, &port.name, tensor, *memory)?;
+            let area = upload(areas, &port.name, tensor, port.memory)?;
             let view = areas.view(&area, port.dtype, &tensor.shape).map_err(failed)?;
-            at.session.bind_input(&mut bound.binding, index, &view).map_err(failed)?;
+            session.bind_input(&mut bound.binding, index, &view).map_err(failed)?;
             kept.push(area);
         }
         Ok(kept)
@@ -133,15 +145,13 @@ impl<B: Backend> Engine<B> {
 
     /// Reads the stage's model and state outputs, and keeps what later stages read.
     fn collect(&mut self, stage: usize, bound: &mut Bound<B>, outputs: &mut Named) -> Result<(), EngineError> {
-        let Engine { stages, boundaries, areas, plan, taps, .. } = self;
+        let Engine { stages, sessions, boundaries, areas, plan, taps, .. } = self;
         let at = &stages[stage];
-        for (index, to) in at.outputs.iter().enumerate() {
-            let port = &at.session.outputs()[index];
-            let taken = at
-                .session
+        for (index, Exit { port, to }) in at.outputs.iter().enumerate() {
+            let taken = sessions[at.session]
                 .take_output(&mut bound.binding, index)
                 .map_err(|source| at.failed("handing over its outputs", source))?;
-            let said = plan.partitions[stage].outputs.iter().find(|output| output.name == port.name);
+            let said = plan.partitions[at.partition].outputs.iter().find(|output| output.name == port.name);
             let is_answer = said.is_some_and(|output| output.to != OutputUse::Boundary);
             let number = match *to {
                 To::Logits(number) | To::Boundary(number) | To::Spare(number) => Some(number),
@@ -158,7 +168,7 @@ impl<B: Backend> Engine<B> {
                 }
             }
             if let Some(number) = number {
-                boundaries[number].produced(areas, Some(taken));
+                boundaries[number].produced(areas, taken.memory(), Some(taken));
             }
         }
         Ok(())

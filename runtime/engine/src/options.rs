@@ -14,6 +14,10 @@ pub struct EngineOptions {
     pub verify: Verify,
     /// When weights that are not kept in memory are read.
     pub weights: WeightReads,
+    /// Host memory that may be pinned for copies to devices, bytes; as much as they can use where nothing is said.
+    pub pinned: Option<u64>,
+    /// For tests: overwrites each slot with all ones, which in floating point is no number, before weights are copied there.
+    pub poison_slots: bool,
     /// A handle made before loading, so that loading can be stopped too. Without one the engine makes its own.
     pub cancel: Option<CancelHandle>,
 }

@@ -6,7 +6,7 @@ use crate::error::BackendError;
 use crate::reporter::Reporter;
 use hpp_schema::{DType, Device, Provider};
 use smallvec::SmallVec;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Sizes of a tensor's dimensions; up to six lie inline, so that describing a tensor costs no heap allocation.
@@ -95,6 +95,17 @@ pub struct Loaded<S> {
     pub refused: Vec<(Provider, String)>,
 }
 
+/// A weight that is an input of a session, and where its bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightSpec {
+    /// The file.
+    pub file: PathBuf,
+    /// Its first byte there.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+}
+
 /// One input or output of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -120,6 +131,10 @@ pub trait Backend: Clone {
     type Session: Session<Tensor = Self::Tensor, Control = Self::Control>;
     /// Stops runs from another thread.
     type Control: Control;
+    /// Weights of one stage on the host, from where they are copied to a device.
+    type Source;
+    /// A copy of them that is under way.
+    type Upload;
 
     /// Loads a partition with the first provider that has it; `control` can end that.
     fn load(
@@ -138,6 +153,14 @@ pub trait Backend: Clone {
     fn read(&self, tensor: &Self::Tensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError>;
     /// Copies a tensor into another of the same type and shape in any memory.
     fn copy(&self, from: &Self::Tensor, to: &Self::Tensor) -> Result<(), BackendError>;
+    /// Makes weights ready to be copied to a device's memory, for as long as the source lives. What of host memory is pinned
+    /// for that comes out of `pinned`, which is what is left of it in bytes.
+    fn source(&self, weights: &[WeightSpec], memory: MemoryId, pinned: &mut u64) -> Result<Self::Source, BackendError>;
+    /// Begins to copy each weight of a source to the first bytes of the buffer given for it, and returns at once. Runs that were
+    /// begun before still find there what was there before.
+    fn upload(&self, source: &Self::Source, to: &[&Self::Buffer]) -> Result<Self::Upload, BackendError>;
+    /// Sees to it that runs from now on find what was copied; from when to when it was.
+    fn arrive(&self, upload: Self::Upload) -> Result<Took, BackendError>;
     /// A new means of stopping runs.
     fn control(&self) -> Result<Self::Control, BackendError>;
     /// Time since some moment before; all times of an engine are taken here.

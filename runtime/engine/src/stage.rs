@@ -1,7 +1,10 @@
 //! Stages: partitions loaded and ready, every input and output resolved to what the engine binds there.
+//!
+//! A partition that computes otherwise while the prompt is taken in is two stages. Stages whose weights are inputs of their
+//! file may share a session.
 
 use crate::area::Key;
-use crate::error::BackendError;
+use crate::error::{BackendError, EngineError};
 use crate::port::{Backend, MemoryId, Port, Session};
 use hpp_schema::{OutputRole, OutputUse, Partition, Plan, Step};
 
@@ -14,6 +17,8 @@ pub(crate) enum From {
     State(usize),
     /// Boundary number.
     Boundary(usize),
+    /// Weight number, among the stage's weights that are inputs.
+    Weight(usize),
 }
 
 /// Where an output's value goes.
@@ -32,13 +37,58 @@ pub(crate) enum To {
 }
 
 /// A partition loaded and ready.
-pub(crate) struct Stage<B: Backend> {
+pub(crate) struct Stage {
     pub name: String,
-    pub session: B::Session,
+    /// Its number in the plan.
+    pub partition: usize,
+    /// The plan's device.
+    pub device: String,
+    /// Number of its session.
+    pub session: usize,
     /// In the session's order.
-    pub inputs: Vec<(From, MemoryId)>,
+    pub inputs: Vec<Entrance>,
     /// In the session's order.
-    pub outputs: Vec<To>,
+    pub outputs: Vec<Exit>,
+}
+
+/// An input of a stage.
+#[derive(Clone, Debug)]
+pub(crate) struct Entrance {
+    /// The session's, under the plan's name.
+    pub port: Port,
+    pub from: From,
+}
+
+/// An output of a stage.
+#[derive(Clone, Debug)]
+pub(crate) struct Exit {
+    /// The session's, under the plan's name.
+    pub port: Port,
+    pub to: To,
+}
+
+impl Stage {
+    /// Names the partition an error comes from.
+    pub fn failed(&self, doing: &str, source: BackendError) -> EngineError {
+        match source {
+            BackendError::Stopped => EngineError::Cancelled,
+            source => EngineError::Run { partition: self.name.clone(), doing: doing.to_owned(), source },
+        }
+    }
+
+    /// The memory in which it computes on this state, if it does.
+    pub fn memory_of_state(&self, number: usize) -> Option<MemoryId> {
+        let own = |entrance: &&Entrance| entrance.from == From::State(number);
+        self.inputs.iter().find(own).map(|entrance| entrance.port.memory)
+    }
+
+    /// Its states.
+    pub fn states(&self) -> impl Iterator<Item = usize> {
+        self.inputs.iter().filter_map(|entrance| match entrance.from {
+            From::State(number) => Some(number),
+            _ => None,
+        })
+    }
 }
 
 /// What one sequence has bound at one stage.
@@ -49,9 +99,9 @@ pub(crate) struct Bound<B: Backend> {
 }
 
 impl<B: Backend> Bound<B> {
-    pub fn new(stage: &Stage<B>) -> Result<Self, BackendError> {
+    pub fn new(stage: &Stage, session: &B::Session) -> Result<Self, BackendError> {
         Ok(Bound {
-            binding: stage.session.binding()?,
+            binding: session.binding()?,
             inputs: vec![None; stage.inputs.len()],
             outputs: vec![None; stage.outputs.len()],
         })
@@ -127,51 +177,19 @@ impl<'a> Names<'a> {
     }
 }
 
-/// Differences between a session and what the plan says of it.
-pub(crate) fn differences(partition: &Partition, inputs: &[Port], outputs: &[Port]) -> Vec<String> {
-    let said_in = partition.inputs.iter().map(|input| (input.name.as_str(), input.dtype)).collect::<Vec<_>>();
-    let said_out = partition.outputs.iter().map(|output| (output.name.as_str(), output.dtype)).collect::<Vec<_>>();
-    let mut problems = side("input", &said_in, inputs);
-    problems.extend(side("output", &said_out, outputs));
-    problems
-}
-
-fn side(what: &str, said: &[(&str, hpp_schema::DType)], found: &[Port]) -> Vec<String> {
-    let mut problems = Vec::new();
-    for (name, dtype) in said {
-        match found.iter().find(|port| port.name == *name) {
-            None => problems.push(format!("the file has no {what} {name:?}")),
-            Some(port) if port.dtype != *dtype => {
-                problems.push(format!("{what} {name:?} is {} in the file and {dtype} in the plan", port.dtype));
-            }
-            Some(_) => {}
-        }
-    }
-    // An output nobody knows is left unbound; an input nobody feeds cannot run.
-    if what == "input" {
-        for port in found.iter().filter(|port| said.iter().all(|(name, _)| *name != port.name)) {
-            problems.push(format!("the file has an {what} {:?} that the plan does not know", port.name));
-        }
-    }
-    problems
-}
-
-/// A schedule by number; partitions and values it names are known to exist.
-pub(crate) fn acts<B: Backend>(plan: &Plan, names: &Names<'_>, stages: &[Stage<B>], steps: &[Step]) -> Vec<Act> {
+/// A schedule by number, with the stage each partition has in its phase; partitions and values it names are known to exist.
+pub(crate) fn acts(plan: &Plan, names: &Names<'_>, stages: &[Stage], own: &[usize], steps: &[Step]) -> Vec<Act> {
     let number = |name: &str| plan.partitions.iter().position(|partition| partition.name == name);
     let act = |step: &Step| match step {
-        Step::Run(name) => number(name).map(Act::Run),
+        Step::Run(name) => number(name).map(|partition| Act::Run(own[partition])),
         Step::Copy(copy) => {
             let moves = names.boundaries.iter().enumerate().filter(|(_, (name, at))| {
-                copy.values.iter().any(|value| value == name) && plan.partitions[*at].device == copy.from
+                copy.values.iter().any(|value| value == name) && stages[own[*at]].device == copy.from
             });
             let moves = moves.map(|(value, _)| {
-                let readers = stages.iter().zip(&plan.partitions).filter(|(_, p)| p.device == copy.to);
-                let mut memories: Vec<MemoryId> = readers
-                    .flat_map(|(stage, _)| &stage.inputs)
-                    .filter(|(from, _)| *from == From::Boundary(value))
-                    .map(|(_, memory)| *memory)
-                    .collect();
+                let readers = own.iter().map(|stage| &stages[*stage]).filter(|stage| stage.device == copy.to);
+                let reads = readers.flat_map(|stage| &stage.inputs).filter(|input| input.from == From::Boundary(value));
+                let mut memories: Vec<MemoryId> = reads.map(|input| input.port.memory).collect();
                 memories.sort_unstable();
                 memories.dedup();
                 (value, memories)

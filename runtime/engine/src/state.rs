@@ -19,10 +19,8 @@ pub(crate) struct StateLayout {
     pub update: StateUpdate,
     /// Sizes at full capacity.
     pub full: Dims,
-    /// The memory it lies in.
+    /// The memory it lies in between passes.
     pub memory: MemoryId,
-    /// The memory its stage wants it in.
-    pub computed_in: MemoryId,
     /// The rank, for states whose sizes the caller brings.
     rank: usize,
 }
@@ -36,7 +34,6 @@ impl StateLayout {
         planned: u64,
         context: u64,
         memory: MemoryId,
-        computed_in: MemoryId,
     ) -> Result<Self, EngineError> {
         let scale = |capacity: u64| if capacity == planned { context } else { capacity };
         let (update, capacity) = match state.update {
@@ -57,7 +54,7 @@ impl StateLayout {
             why: format!("the plan leaves a size of the state unknown: {:?}", state.shape),
         })?;
         let rank = state.shape.len();
-        Ok(StateLayout { past: state.past.clone(), dtype: state.dtype, update, full, memory, computed_in, rank })
+        Ok(StateLayout { past: state.past.clone(), dtype: state.dtype, update, full, memory, rank })
     }
 
     /// Most tokens a sequence can have because of this state; windows set no limit.

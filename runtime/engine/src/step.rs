@@ -83,7 +83,8 @@ impl<B: Backend> Engine<B> {
             let wanted = if rows == LogitRows::All { now } else { 1 };
             let sizes = Sizes { batch: 1, sequence: now, past: sequence.length, rows: wanted };
             let content = part(input, done, now, tokens);
-            self.pass(sequence, &Pass { content, sizes, rows_from: now - wanted, extra })?;
+            let (first, last) = (done == 0, done + now == tokens);
+            self.pass(sequence, &Pass { content, sizes, rows_from: now - wanted, first, last, extra })?;
             sequence.length += now;
             done += now;
             if rows == LogitRows::All || done == tokens {
@@ -155,7 +156,8 @@ impl<B: Backend> Engine<B> {
             StepInput::Tokens(_) => Content::Tokens(&history.tokens),
             StepInput::Embeddings { .. } => Content::Embeddings(&history.embeddings),
         };
-        let outcome = self.pass(sequence, &Pass { content, sizes, rows_from: total - wanted, extra });
+        let outcome =
+            self.pass(sequence, &Pass { content, sizes, rows_from: total - wanted, first: true, last: true, extra });
         sequence.history = history;
         outcome?;
         sequence.length = total;

@@ -84,7 +84,17 @@ pub struct Telemetry {
     pub reads: Tally,
     /// Bytes in those reads.
     pub read_bytes: u64,
-    /// Waits of stages for weights that were not there yet.
+    /// Copies of a stage's weights to a device: loading apart, those that are streamed.
+    pub uploads: Tally,
+    /// Bytes in those copies.
+    pub uploaded_bytes: u64,
+    /// Times a stage found the weights that are streamed to it in a slot or on their way there.
+    pub slot_hits: u64,
+    /// Times it did not, and they were copied while it waited.
+    pub slot_misses: u64,
+    /// Waits of stages for streamed weights that had not arrived on their device.
+    pub slot_stalls: Tally,
+    /// Waits of stages for weights that were not read from disk yet.
     pub stalls: Tally,
     /// Whole passes with several tokens.
     pub prefill: Tally,
@@ -118,6 +128,8 @@ impl Telemetry {
         }
         (self.copies, self.copied_bytes) = Default::default();
         (self.reads, self.read_bytes, self.stalls) = Default::default();
+        (self.uploads, self.uploaded_bytes, self.slot_stalls) = Default::default();
+        (self.slot_hits, self.slot_misses) = Default::default();
         (self.prefill, self.prefill_tokens, self.decode, self.decode_tokens) = Default::default();
     }
 }

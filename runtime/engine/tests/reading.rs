@@ -37,10 +37,10 @@ impl Case {
         let part = |us: &u64| {
             let us = *us;
             let takes = Rc::new(move |tokens: u64| Duration::from_micros(us * tokens));
-            ChainPart { gpu: None, takes, enters: 1, states: 0 }
+            ChainPart::new(None, takes)
         };
         let parts = self.us.iter().map(part).collect();
-        let chain = Chain { parts, width: 4, context: 64, prefill_chunk: None, states_on_host: false };
+        let chain = Chain { parts, ..Chain::default() };
         let mut plan = chain.set_up(dir, backend).unwrap();
         for (partition, chunks) in plan.partitions.iter_mut().zip(&self.chunks) {
             partition.bytes.weights = ByteSize(chunks.iter().sum());

@@ -14,7 +14,7 @@ fn us(micros: u64) -> Duration {
 /// A part that takes `decode` for one token and `each` for every token of several.
 fn part(gpu: Option<usize>, decode: u64, each: u64) -> ChainPart {
     let takes = Rc::new(move |tokens| us(if tokens == 1 { decode } else { each * tokens }));
-    ChainPart { gpu, takes, enters: 1, states: 0 }
+    ChainPart::new(gpu, takes)
 }
 
 const GPU0: MemoryId = MemoryId(1);
@@ -29,7 +29,7 @@ fn backend() -> MockBackend {
 
 fn chain(chunk: Option<u64>) -> Chain {
     let parts = vec![part(None, 500, 10), part(Some(0), 70, 2), part(None, 300, 5)];
-    Chain { parts, width: 16, context: 64, prefill_chunk: chunk, states_on_host: false }
+    Chain { parts, width: 16, prefill_chunk: chunk, ..Chain::default() }
 }
 
 fn run(chunk: Option<u64>, prompt: &[u32], decoded: u32) -> (Engine<MockBackend>, MockBackend, Timeline) {

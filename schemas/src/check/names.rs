@@ -22,7 +22,9 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         unique(found, &format!("{place}.outputs"), partition.outputs.iter().map(|output| &output.name));
         let reserved = matches!(partition.name.as_str(), "model" | "state");
         found.require(!reserved, &place, format!("a partition cannot be called {:?}", partition.name));
-        providers(found, &place, &partition.providers, device(plan, &partition.device));
+        for (form, field) in partition.forms().zip(["", ".prefill"]) {
+            providers(found, &format!("{place}{field}"), form.providers, device(plan, form.device));
+        }
         found.require(
             device(plan, &partition.device).is_some(),
             format!("{place}.device"),

@@ -25,6 +25,16 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         }
         upward(found, &format!("partitions[{at}].weights_dir"), &partition.weights_dir);
         recorded(plan, found, &place, &partition.file);
+        if let Some(prefill) = &partition.prefill {
+            let place = format!("partitions[{at}].prefill.file");
+            inside(found, &place, &prefill.file);
+            recorded(plan, found, &place, &prefill.file);
+        }
+        for (form, field) in partition.forms().zip(["", ".prefill"]) {
+            for (number, weight) in form.weights.iter().enumerate() {
+                inside(found, &format!("partitions[{at}]{field}.weights[{number}].file"), &weight.file);
+            }
+        }
     }
     for (at, file) in plan.files.iter().enumerate() {
         let place = format!("files[{at}]");

@@ -1,24 +1,20 @@
-//! Placement: weights that are copied or read have room to go to, and nothing is asked for that this build cannot do.
+//! Placement: weights that are copied or read have room to go to, and those that are inputs of a file can be found.
 
 use super::{Findings, names};
-use crate::{DeviceKind, Partition, Placement, Plan, Residency};
+use crate::{DeviceKind, Form, Partition, Plan, Residency, WeightInput};
+use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
     for (at, partition) in plan.partitions.iter().enumerate() {
-        let place = format!("partitions[{at}]");
-        for (field, placement) in placements(partition) {
-            streamed(plan, found, &format!("{place}{field}"), &placement);
-        }
-        let on_gpu = partition.is_streamed() && !is_on_host(plan, partition);
-        if on_gpu || partition.prefill.is_some() {
-            let what = "this build cannot run partitions whose weights are streamed to a GPU or that change device between \
-                        phases; plan with --mechanisms resident,cpu,disk";
-            found.error(&place, what);
+        for (form, field) in partition.forms().zip(["", ".prefill"]) {
+            let place = format!("partitions[{at}]{field}");
+            streamed(plan, found, &place, &form);
+            weights(plan, found, &place, partition, &form);
         }
         let locked = partition.bytes.locked.map_or(0, |locked| locked.0);
         found.require(
             locked <= partition.bytes.weights.0,
-            format!("{place}.bytes.locked"),
+            format!("partitions[{at}].bytes.locked"),
             "it is more than the weights",
         );
     }
@@ -29,6 +25,10 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
             found.require(!on_host, format!("{place}.ring"), "weights on the host are not copied anywhere");
             let is_room = ring.slots > 0 && ring.slot_bytes.0 > 0;
             found.require(is_room, format!("{place}.ring"), "a ring without room holds nothing");
+            let need = plan.slot(&device.name).into_iter().try_fold(0u64, u64::checked_add);
+            let holds = need.is_some_and(|need| need <= ring.slot_bytes.0);
+            let why = format!("a slot of {} is too small for what is streamed through it", ring.slot_bytes.human());
+            found.require(holds, format!("{place}.ring"), why);
         }
         if let Some(window) = device.window {
             found.require(on_host, format!("{place}.window"), "weights are read from disk into host memory only");
@@ -37,27 +37,20 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     }
 }
 
-fn is_on_host(plan: &Plan, partition: &Partition) -> bool {
-    names::device(plan, &partition.device).is_none_or(|device| device.kind == DeviceKind::Cpu)
-}
-
-fn placements(partition: &Partition) -> impl Iterator<Item = (&'static str, Placement)> {
-    let decode = Placement { device: partition.device.clone(), residency: partition.residency };
-    std::iter::once(("", decode)).chain(partition.prefill.clone().map(|prefill| (".prefill", prefill)))
-}
-
-fn streamed(plan: &Plan, found: &mut Findings, place: &str, placement: &Placement) {
-    let Some(device) = names::device(plan, &placement.device) else {
+fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
+    let Some(device) = names::device(plan, form.device) else {
         // A partition's own device is looked at with its name.
         if place.ends_with(".prefill") {
-            found.error(place, format!("the plan has no device {:?}", placement.device));
+            found.error(place, format!("the plan has no device {:?}", form.device));
         }
         return;
     };
     let name = &device.name;
-    let (room, what) = match (placement.residency, device.kind) {
+    let (room, what) = match (form.residency, device.kind) {
         (Residency::Resident, _) => return,
         (Residency::Streamed, DeviceKind::Gpu) => {
+            let what = "weights that are streamed to a GPU must be inputs of the file";
+            found.require(!form.weights.is_empty(), place, what);
             (device.ring.is_some(), format!("{name} has no ring to stream weights into"))
         }
         (Residency::Streamed, DeviceKind::Cpu) => {
@@ -66,4 +59,41 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, placement: &Placemen
         (Residency::Mapped, kind) => (kind == DeviceKind::Cpu, format!("{name} cannot map files")),
     };
     found.require(room, place, what);
+}
+
+/// Weights that are inputs: on a GPU, under names of their own, within the files the plan records.
+fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, form: &Form<'_>) {
+    let on_host = names::device(plan, form.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
+    found.require(
+        !on_host || form.weights.is_empty(),
+        place,
+        "on the host weights are constants, or kernels cannot pack them",
+    );
+    let mut seen: BTreeSet<&str> = partition.inputs.iter().map(|input| input.name.as_str()).collect();
+    for (number, weight) in form.weights.iter().enumerate() {
+        let place = format!("{place}.weights[{number}]");
+        found.require(seen.insert(&weight.name), &place, format!("{:?} occurs twice", weight.name));
+        match end(weight) {
+            None => found.error(place, format!("{} {:?} has no size in bytes", weight.dtype, weight.shape)),
+            Some(end) => within(plan, found, &place, partition, weight, end),
+        }
+    }
+}
+
+fn end(weight: &WeightInput) -> Option<u64> {
+    weight.offset.checked_add(weight.bytes()?)
+}
+
+fn within(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, weight: &WeightInput, end: u64) {
+    let path = match partition.weights_dir.as_str() {
+        "." => weight.file.clone(),
+        dir => format!("{dir}/{}", weight.file),
+    };
+    match plan.files.iter().find(|file| file.path == path) {
+        None => found.error(place, format!("{path:?} is missing from files")),
+        Some(file) => {
+            let why = format!("it ends at byte {end} of {path:?}, which has {}", file.bytes);
+            found.require(end <= file.bytes.0, place, why);
+        }
+    }
 }

@@ -43,8 +43,10 @@ fn totals(plan: &Plan, found: &mut Findings) {
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
     let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
     let here = || plan.partitions.iter().filter(computes);
+    // State that lies elsewhere in both phases visits for one run; what moves once between phases stays for one of them.
     let visits = |partition: &Partition| {
-        plan.states.iter().any(|state| state.partition == partition.name && state.device != partition.device)
+        let at_home = |state: &&crate::State| partition.forms().any(|form| form.device == state.device);
+        plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))
     };
     let weights = here().filter(|partition| stays(partition, device)).map(|partition| partition.bytes.weights);
     let at_home = here().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
@@ -57,9 +59,7 @@ fn needed(plan: &Plan, device: &str) -> Option<u64> {
 
 /// Whether a partition's weights lie on this device for good.
 fn stays(partition: &Partition, device: &str) -> bool {
-    let decode = partition.device == device && partition.residency.is_resident();
-    let prefill = partition.prefill.as_ref();
-    decode || prefill.is_some_and(|prefill| prefill.device == device && prefill.residency.is_resident())
+    partition.forms().any(|form| form.device == device && form.residency.is_resident())
 }
 
 fn numbers(plan: &Plan, found: &mut Findings) {

@@ -3,7 +3,7 @@
 use super::Severity;
 use crate::{
     Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Placement, Plan,
-    Provider, Residency, Ring, StateUpdate, Step,
+    Provider, Residency, Ring, StateUpdate, Step, WeightInput,
 };
 
 fn good() -> Plan {
@@ -138,16 +138,66 @@ fn schedules() {
 
 const RING: Option<Ring> = Some(Ring { slots: 3, slot_bytes: ByteSize(256 << 10) });
 
+/// Weights that are inputs of a file, in the weight file the plan records.
+fn inputs() -> Vec<WeightInput> {
+    let file = "model.onnx".to_owned();
+    let weight = |name: &str, offset| WeightInput {
+        name: name.into(),
+        dtype: DType::Uint8,
+        shape: vec![4],
+        file: file.clone(),
+        offset,
+    };
+    vec![weight("w", 0), weight("v", 4)]
+}
+
+/// The good plan with the first partition streamed.
+fn streams(plan: &mut Plan) {
+    plan.partitions[0].residency = Residency::Streamed;
+    plan.partitions[0].weights = inputs();
+    plan.devices[0].ring = RING;
+}
+
+fn prefill(plan: &Plan, device: &str) -> Option<Placement> {
+    let (file, weights) = (plan.partitions[0].file.clone(), inputs());
+    Some(Placement {
+        device: device.into(),
+        residency: Residency::Streamed,
+        file,
+        providers: vec![Provider::Cuda],
+        weights,
+    })
+}
+
 #[test]
 fn placements() {
-    refuses("partitions[0]", "cannot run", |p| {
-        p.partitions[0].residency = Residency::Streamed;
-        p.devices[0].ring = RING;
+    let mut plan = good();
+    streams(&mut plan);
+    assert_eq!(plan.check(), []);
+    assert_eq!(plan.slot("gpu0"), [4, 4]);
+    refuses("partitions[0]", "must be inputs", |p| {
+        streams(p);
+        p.partitions[0].weights.clear();
     });
-    let prefill = |device: &str| Some(Placement { device: device.into(), residency: Residency::Streamed });
-    refuses("partitions[1]", "cannot run", |p| p.partitions[1].prefill = prefill("gpu0"));
-    refuses("partitions[1].prefill", "no ring", |p| p.partitions[1].prefill = prefill("gpu0"));
-    refuses("partitions[1].prefill", "no device", |p| p.partitions[1].prefill = prefill("gpu7"));
+    refuses("partitions[1].prefill", "no ring", |p| p.partitions[1].prefill = prefill(p, "gpu0"));
+    refuses("partitions[1].prefill", "no device", |p| p.partitions[1].prefill = prefill(p, "gpu7"));
+    refuses("partitions[1].prefill", "on the host", |p| p.partitions[1].prefill = prefill(p, "cpu"));
+    refuses("devices[0].ring", "too small", |p| {
+        streams(p);
+        p.devices[0].ring = Some(Ring { slots: 1, slot_bytes: ByteSize(7) });
+    });
+    let weight = |place: &str, words: &str, change: fn(&mut WeightInput)| {
+        refuses(&format!("partitions[0].weights[1]{place}"), words, |p| {
+            streams(p);
+            change(&mut p.partitions[0].weights[1]);
+        });
+    };
+    weight("", "twice", |w| w.name = "w".into());
+    weight("", "no size", |w| w.shape = vec![u64::MAX, 2]);
+    weight("", "missing from files", |w| w.file = "elsewhere.bin".into());
+    weight("", "ends at byte", |w| w.offset = 1 << 40);
+    weight("", "no size", |w| w.offset = u64::MAX);
+    weight(".file", "out of the plan's directory", |w| w.file = "../x".into());
     refuses("devices[1].ring", "on the host", |p| p.devices[1].ring = RING);
     refuses("partitions[1]", "no window", |p| p.partitions[1].residency = Residency::Streamed);
     refuses("partitions[0]", "cannot map", |p| p.partitions[0].residency = Residency::Mapped);
@@ -178,7 +228,7 @@ fn placements() {
 fn phases_have_their_own_copies() {
     let mut plan = good();
     plan.devices[0].ring = RING;
-    plan.partitions[1].prefill = Some(Placement { device: "gpu0".into(), residency: Residency::Streamed });
+    plan.partitions[1].prefill = prefill(&plan, "gpu0");
     let about = |plan: &Plan, place: &str| plan.check().iter().any(|found| found.place.starts_with(place));
     plan.schedule.prefill.remove(1);
     assert!(!about(&plan, "schedule"), "{:#?}", plan.check());

@@ -20,7 +20,10 @@ pub struct Partition {
     /// Whether its weights stay on that device.
     #[serde(default, skip_serializing_if = "Residency::is_resident")]
     pub residency: Residency,
-    /// Where it computes while the prompt is taken in, where that is elsewhere.
+    /// Weights that are inputs of the file, behind `inputs`, in the file's order; empty where they are constants in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weights: Vec<WeightInput>,
+    /// How it computes while the prompt is taken in, where that is elsewhere or otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<Placement>,
     /// Execution providers to try, best first.
@@ -29,9 +32,10 @@ pub struct Partition {
     /// Labels of the blocks inside, in order.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub blocks: Vec<String>,
-    /// Graph inputs in the file's order.
+    /// Graph inputs. A file whose weights are inputs may serve several partitions: there they are meant by position, else by
+    /// name.
     pub inputs: Vec<PartitionInput>,
-    /// Graph outputs in the file's order.
+    /// Graph outputs, likewise.
     pub outputs: Vec<PartitionOutput>,
     /// Memory this partition needs on its device.
     pub bytes: PartitionBytes,
@@ -110,7 +114,7 @@ pub enum Residency {
     Mapped,
 }
 
-/// A device and how weights come to be there.
+/// How a partition computes in one phase, where that differs from the other.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
@@ -119,6 +123,54 @@ pub struct Placement {
     /// Whether weights stay there.
     #[serde(default, skip_serializing_if = "Residency::is_resident")]
     pub residency: Residency,
+    /// The ONNX file, relative to the plan.
+    pub file: String,
+    /// Execution providers to try, best first.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub providers: Vec<Provider>,
+    /// Weights that are inputs of that file, as in the partition itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub weights: Vec<WeightInput>,
+}
+
+/// A weight that is an input of a partition's file, and where its bytes lie.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct WeightInput {
+    /// Its name in the model.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Sizes.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub shape: Vec<u64>,
+    /// The file that holds it, relative to the partition's `weights_dir`.
+    pub file: String,
+    /// Its first byte there.
+    pub offset: u64,
+}
+
+impl WeightInput {
+    /// Bytes it takes; `None` beyond 64 bits, and for elements without a size.
+    pub fn bytes(&self) -> Option<u64> {
+        let elements = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
+        self.dtype.bytes_for(elements)
+    }
+}
+
+/// How a partition computes in a phase.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Form<'a> {
+    /// Name of the device.
+    pub device: &'a str,
+    /// Whether weights stay there.
+    pub residency: Residency,
+    /// The ONNX file, relative to the plan.
+    pub file: &'a str,
+    /// Execution providers to try, best first.
+    pub providers: &'a [Provider],
+    /// Weights that are inputs of the file.
+    pub weights: &'a [WeightInput],
 }
 
 impl Residency {
@@ -129,14 +181,40 @@ impl Residency {
 }
 
 impl Partition {
+    /// How it computes while decoding, and in both phases where nothing else is said.
+    pub fn form(&self) -> Form<'_> {
+        Form {
+            device: &self.device,
+            residency: self.residency,
+            file: &self.file,
+            providers: &self.providers,
+            weights: &self.weights,
+        }
+    }
+
+    /// How it computes while the prompt is taken in.
+    pub fn prefill_form(&self) -> Form<'_> {
+        self.prefill.as_ref().map_or(self.form(), |placement| Form {
+            device: &placement.device,
+            residency: placement.residency,
+            file: &placement.file,
+            providers: &placement.providers,
+            weights: &placement.weights,
+        })
+    }
+
+    /// Its forms: that of decoding, and another for the prompt where there is one.
+    pub fn forms(&self) -> impl Iterator<Item = Form<'_>> {
+        std::iter::once(self.form()).chain(self.prefill.is_some().then(|| self.prefill_form()))
+    }
+
     /// Where it computes while the prompt is taken in.
     pub fn prefill_device(&self) -> &str {
-        self.prefill.as_ref().map_or(&self.device, |placement| &placement.device)
+        self.prefill_form().device
     }
 
     /// Whether its weights are copied or read each time it computes, in either phase.
     pub fn is_streamed(&self) -> bool {
-        let streams = |residency: Residency| residency == Residency::Streamed;
-        streams(self.residency) || self.prefill.as_ref().is_some_and(|placement| streams(placement.residency))
+        self.forms().any(|form| form.residency == Residency::Streamed)
     }
 }

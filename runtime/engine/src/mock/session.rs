@@ -74,6 +74,11 @@ impl Frame<'_> {
         self.binding.inputs[index].clone().ok_or_else(missing)
     }
 
+    /// The last size of an output, where it is fixed.
+    pub fn width(&self, index: usize) -> u64 {
+        self.model.outputs[index].shape.last().copied().flatten().unwrap_or(1)
+    }
+
     /// Where to write an output of this shape; `None` if nobody wants it. A shape other than the bound one is an error, as
     /// it is in a real runtime.
     pub fn output(&mut self, index: usize, shape: &[u64]) -> Result<Option<MockTensor>, BackendError> {
@@ -200,6 +205,10 @@ impl Session for MockSession {
         }
         if binding.outputs.iter().any(|slot| matches!(slot, Slot::Unknown(Some(_)))) {
             return Err(misfit("an output", "asking for an unknown shape holds for one run".into()));
+        }
+        let coming = |input: &Option<MockTensor>| input.as_ref().is_some_and(MockTensor::is_coming);
+        if let Some(early) = binding.inputs.iter().position(coming) {
+            return Err(misfit(&self.model.inputs[early].name, "it has not arrived".into()));
         }
         self.check_aliasing(binding)?;
         self.weights.check()?;

@@ -4,7 +4,7 @@ use crate::error::BackendError;
 use crate::port::{Dims, MemoryId, Tensor};
 use crate::tensor::byte_len;
 use hpp_schema::DType;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// Bytes in one memory.
@@ -14,13 +14,52 @@ pub struct MockBuffer(Rc<Bytes>);
 struct Bytes {
     memory: MemoryId,
     bytes: RefCell<Vec<u8>>,
+    /// Copies that overwrite it and have not been waited for.
+    coming: Cell<u32>,
+    /// What is left of its memory, where that is limited.
+    account: Option<Rc<Cell<u64>>>,
+}
+
+impl Drop for Bytes {
+    fn drop(&mut self) {
+        if let Some(left) = &self.account {
+            left.set(left.get() + self.bytes.borrow().len() as u64);
+        }
+    }
 }
 
 impl MockBuffer {
     pub(super) fn new(memory: MemoryId, bytes: u64) -> Result<Self, BackendError> {
+        Self::of(memory, bytes, None)
+    }
+
+    /// One that is taken off an account until it is dropped.
+    pub(super) fn of(memory: MemoryId, bytes: u64, account: Option<Rc<Cell<u64>>>) -> Result<Self, BackendError> {
         let out = || BackendError::OutOfMemory { bytes, place: "mock memory".into(), cause: "too much".into() };
         let size = usize::try_from(bytes).ok().filter(|size| *size < 1 << 32).ok_or_else(out)?;
-        Ok(MockBuffer(Rc::new(Bytes { memory, bytes: RefCell::new(vec![0; size]) })))
+        Ok(MockBuffer(Rc::new(Bytes { memory, bytes: RefCell::new(vec![0; size]), coming: Cell::new(0), account })))
+    }
+
+    pub(super) fn memory(&self) -> MemoryId {
+        self.0.memory
+    }
+
+    /// A copy of so many bytes begins: what was here is no number any more.
+    pub(super) fn overwrite(&self, length: usize) -> Result<(), BackendError> {
+        let mut all = self.0.bytes.borrow_mut();
+        if length > all.len() {
+            return Err(misfit("a weight", format!("{length} bytes go to a buffer of {}", all.len())));
+        }
+        all.fill(0xff);
+        self.0.coming.set(self.0.coming.get() + 1);
+        Ok(())
+    }
+
+    /// It has arrived.
+    pub(super) fn deliver(&self, bytes: &[u8]) -> Result<(), BackendError> {
+        self.0.coming.set(self.0.coming.get().saturating_sub(1));
+        self.0.bytes.borrow_mut()[..bytes.len()].copy_from_slice(bytes);
+        Ok(())
     }
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), BackendError> {
@@ -71,6 +110,11 @@ impl MockTensor {
         let length = byte_len(self.dtype, &self.dims).unwrap_or(0) as usize;
         to.bytes.bytes.borrow_mut()[..length].copy_from_slice(&self.bytes.bytes.borrow()[..length]);
         Ok(())
+    }
+
+    /// Whether a copy overwrites it at present.
+    pub(super) fn is_coming(&self) -> bool {
+        self.bytes.coming.get() > 0
     }
 
     /// Whether both views are of one buffer.

@@ -84,8 +84,9 @@ impl<'a, R: Record> Engine<'a, R> {
     pub fn new(problem: &Problem, copies: Vec<Copies>, slots: &[u32], passes: Option<u64>, record: &'a mut R) -> Self {
         let lane = |(gpu, copies): (usize, Copies)| Lane {
             most: passes.map_or(u64::MAX, |passes| passes * copies.len() as u64),
+            // The same weights are not held twice.
+            slots: u64::from(slots[gpu]).min(copies.len() as u64),
             copies,
-            slots: slots[gpu].into(),
             begun: 0,
             done: 0,
             freed: 0,

@@ -77,10 +77,12 @@ proptest! {
         let copies: Vec<&Span> = on(&simulation, "to gpu0").filter(|s| s.name.starts_with("weights of")).collect();
         prop_assert_eq!(uses.len(), labels.len() * problem.load.passes.len());
         prop_assert_eq!(copies.len(), uses.len());
+        // The same weights are not held twice.
+        let slots = labels.len().min(slots as usize);
         for (j, (copy, used)) in copies.iter().zip(&uses).enumerate() {
             prop_assert_eq!(&copy.name, &format!("weights of {}", used.name));
             prop_assert!(used.start_us >= end(copy) - ROUNDING_US, "computed before its weights came");
-            let free = j.checked_sub(slots as usize).map_or(0.0, |before| end(uses[before]));
+            let free = j.checked_sub(slots).map_or(0.0, |before| end(uses[before]));
             let ready = j.checked_sub(1).map_or(0.0, |before| end(copies[before]));
             prop_assert!(copy.start_us >= free - ROUNDING_US, "written into a slot that is read");
             prop_assert!((copy.start_us - free.max(ready)).abs() <= ROUNDING_US, "idle with a slot free");

@@ -1,0 +1,101 @@
+//! Copies of weights to devices on the mock's clock: one after the other on each way, in the background, and the laws of slots.
+//!
+//! A copy overwrites its slot when it begins, with ones that are no numbers, and delivers the weights when somebody waits
+//! for it. A run in between fails.
+
+use super::VirtualClock;
+use super::tensor::{MockBuffer, misfit};
+use crate::error::BackendError;
+use crate::port::{MemoryId, Took, WeightSpec};
+use std::cell::RefCell;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Weights in memory, as their files hold them.
+pub struct MockSource {
+    weights: Vec<Vec<u8>>,
+}
+
+/// A copy under way.
+pub struct MockUpload {
+    weights: Vec<Vec<u8>>,
+    to: Vec<MockBuffer>,
+    memory: MemoryId,
+    took: Rc<RefCell<Took>>,
+}
+
+/// Copies on their way to each memory.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Uploads(Rc<RefCell<Vec<(MemoryId, Rc<RefCell<Took>>)>>>);
+
+impl MockSource {
+    pub(super) fn read(weights: &[WeightSpec]) -> Result<Self, BackendError> {
+        let read = |weight: &WeightSpec| -> std::io::Result<Vec<u8>> {
+            let mut file = File::open(&weight.file)?;
+            file.seek(SeekFrom::Start(weight.offset))?;
+            let mut bytes = vec![0; weight.bytes as usize];
+            file.read_exact(&mut bytes)?;
+            Ok(bytes)
+        };
+        let failed =
+            |cause: std::io::Error| BackendError::Runtime { doing: "read weights".into(), cause: cause.to_string() };
+        Ok(MockSource { weights: weights.iter().map(read).collect::<Result<_, _>>().map_err(failed)? })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.weights.iter().map(|weight| weight.len() as u64).sum()
+    }
+}
+
+impl Uploads {
+    /// Begins a copy that takes `time` on its way, behind those that are on it already.
+    pub fn begin(
+        &self,
+        source: &MockSource,
+        to: &[&MockBuffer],
+        time: Duration,
+        clock: &VirtualClock,
+    ) -> Result<MockUpload, BackendError> {
+        let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
+        if to.len() != source.weights.len() {
+            return Err(misfit("a copy of weights", format!("{} go to {} buffers", source.weights.len(), to.len())));
+        }
+        for (weight, buffer) in source.weights.iter().zip(to) {
+            buffer.overwrite(weight.len())?;
+        }
+        let mut ways = self.0.borrow_mut();
+        ways.retain(|(_, took)| took.borrow().to > clock.now());
+        let busy = ways.iter().filter(|(other, _)| *other == memory).map(|(_, took)| took.borrow().to).max();
+        let from = busy.map_or(clock.now(), |busy| busy.max(clock.now()));
+        let took = Rc::new(RefCell::new(Took { from, to: from + time }));
+        ways.push((memory, Rc::clone(&took)));
+        let to = to.iter().map(|buffer| (*buffer).clone()).collect();
+        Ok(MockUpload { weights: source.weights.clone(), to, memory, took })
+    }
+
+    /// Something else goes the same way for so long: weights wait.
+    pub fn stand_still(&self, to: MemoryId, time: Duration, clock: &VirtualClock) {
+        for (_, took) in self.0.borrow().iter().filter(|(memory, _)| *memory == to) {
+            let mut took = took.borrow_mut();
+            if took.from >= clock.now() {
+                took.from += time;
+            }
+            if took.to > clock.now() {
+                took.to += time;
+            }
+        }
+    }
+
+    /// Waits for a copy.
+    pub fn arrive(upload: MockUpload, clock: &VirtualClock) -> Result<Took, BackendError> {
+        let took = *upload.took.borrow();
+        debug_assert!(upload.memory != MemoryId::HOST || upload.to.is_empty());
+        clock.advance(took.to.saturating_sub(clock.now()));
+        for (weight, buffer) in upload.weights.iter().zip(&upload.to) {
+            buffer.deliver(weight)?;
+        }
+        Ok(took)
+    }
+}
