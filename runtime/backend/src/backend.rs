@@ -10,7 +10,8 @@ use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor};
 use crate::streamed::Readers;
-use hpp_engine::port::{Backend, Loaded, MemoryId, MemoryUse, SessionSpec};
+use crate::upload::{Source, Upload, Uploads};
+use hpp_engine::port::{Backend, Loaded, MemoryId, MemoryUse, SessionSpec, Took, WeightSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
 use std::cell::RefCell;
@@ -24,12 +25,13 @@ pub struct OrtBackend {
     /// The host first, then devices as they come into use; a memory's number is its index.
     places: Rc<RefCell<Vec<Rc<Place>>>>,
     readers: Readers,
+    uploads: Uploads,
 }
 
 /// Bytes in one memory.
 pub struct OrtBuffer {
-    memory: Memory,
-    place: Rc<Place>,
+    pub(crate) memory: Memory,
+    pub(crate) place: Rc<Place>,
 }
 
 impl OrtBackend {
@@ -38,7 +40,7 @@ impl OrtBackend {
     pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
         let runtime = open(options, reporter)?;
         let places = Rc::new(RefCell::new(vec![Rc::new(Place::host())]));
-        Ok(OrtBackend { runtime, places, readers: Readers::default() })
+        Ok(OrtBackend { runtime, places, readers: Readers::default(), uploads: Uploads::default() })
     }
 
     /// The memory of a provider's first device, without a session on it.
@@ -75,7 +77,7 @@ impl OrtBackend {
             let known = self.places.borrow().iter().any(|place| place.is(&device));
             if !known {
                 let id = MemoryId(self.places.borrow().len() as u32);
-                let place = Place::device(id, &self.runtime.environment, &device)?;
+                let place = Place::device(id, &self.runtime.environment, &device, self.runtime.turn(provider))?;
                 self.places.borrow_mut().push(Rc::new(place));
             }
         }
@@ -88,6 +90,21 @@ impl Backend for OrtBackend {
     type Tensor = OrtTensor;
     type Session = OrtSession;
     type Control = OrtControl;
+    type Source = Source;
+    type Upload = Upload;
+
+    fn source(&self, weights: &[WeightSpec], memory: MemoryId, pinned: &mut u64) -> Result<Source, BackendError> {
+        let place = self.place(memory)?;
+        self.uploads.source(&self.runtime, weights, &place, pinned)
+    }
+
+    fn upload(&self, source: &Source, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {
+        self.uploads.begin(&self.runtime, source, to)
+    }
+
+    fn arrive(&self, upload: Upload) -> Result<Took, BackendError> {
+        upload.wait()
+    }
 
     fn load(
         &self,
@@ -102,7 +119,8 @@ impl Backend for OrtBackend {
         let mapped = (provided.mapped_before.as_slice(), provided.mapped_from.as_path(), provided.prepared);
         // SAFETY: an `OrtSession` drops what is kept before its session, and asks it before each run.
         let kept = unsafe { self.readers.keep(provided.keep, spec.partition, mapped, reporter) };
-        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone())?;
+        let turn = self.runtime.turn(provided.provider);
+        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone(), turn)?;
         let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
         Ok(Loaded { session, provider, processor, refused })
     }

@@ -3,6 +3,7 @@
 use crate::discover::{self, Found, NotFound, Search};
 use crate::log::Log;
 use crate::plugin::Plugins;
+use crate::raw::device::Turn;
 use crate::raw::failed;
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::Provider;
@@ -67,8 +68,17 @@ pub(crate) struct Runtime {
     pub threads: usize,
     pub plugins: Plugins,
     /// Whether each device computes in 16-bit floating point, as far as it was asked.
+    /// For devices of providers that want one user at a time.
+    one_at_a_time: Turn,
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
     pub log: Arc<Log>,
+}
+
+impl Runtime {
+    /// How users of a provider's devices take turns: WebGPU's record what they do in one list.
+    pub fn turn(&self, provider: Provider) -> Turn {
+        if provider == Provider::Webgpu { self.one_at_a_time.clone() } else { Turn::default() }
+    }
 }
 
 static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
@@ -100,7 +110,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
     let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
     let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
     let plugins = Plugins::new(&found.path, options.webgpu_plugin.as_deref());
-    Ok(Runtime { environment, found, threads, plugins, f16: Mutex::default(), log })
+    Ok(Runtime { environment, found, threads, plugins, one_at_a_time: Turn::needed(), f16: Mutex::default(), log })
 }
 
 /// The loader's words, shortened to what a person needs.

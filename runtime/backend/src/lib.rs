@@ -19,6 +19,7 @@ mod raw;
 mod session;
 #[cfg_attr(not(target_os = "linux"), path = "streamed/elsewhere.rs")]
 mod streamed;
+mod upload;
 
 pub use backend::{OrtBackend, OrtBuffer};
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};

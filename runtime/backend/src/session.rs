@@ -1,7 +1,7 @@
 //! Sessions as the engine's port wants them.
 
 use crate::raw::binding::OrtBinding;
-use crate::raw::device::{Place, memories};
+use crate::raw::device::{Place, Turn, memories};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use crate::streamed::Kept;
@@ -22,6 +22,8 @@ pub struct OrtSession {
     input_names: Vec<CString>,
     output_names: Vec<CString>,
     places: Vec<Rc<Place>>,
+    /// For its runs.
+    turn: Turn,
 }
 
 impl OrtSession {
@@ -29,12 +31,13 @@ impl OrtSession {
         session: ort::session::Session,
         kept: Kept,
         places: Vec<Rc<Place>>,
+        turn: Turn,
     ) -> Result<Self, BackendError> {
         let (inputs_in, outputs_in) = memories(&session, &places)?;
         let inputs = ports(session.inputs(), &inputs_in)?;
         let outputs = ports(session.outputs(), &outputs_in)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
-        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places })
+        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn })
     }
 }
 
@@ -128,6 +131,7 @@ impl Session for OrtSession {
 
     fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<(), BackendError> {
         self.kept.check()?;
+        let _turn = self.turn.take();
         binding.run(&mut self.session, control)
     }
 

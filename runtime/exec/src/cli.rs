@@ -1,6 +1,7 @@
 //! The command line as it is typed: names, help and what a single value may be. Decides nothing.
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use hpp_schema::ByteSize;
 use std::path::PathBuf;
 
 /// Runs a plan made by hpp-split: text, chat, tensors, verification and benchmarks.
@@ -131,6 +132,17 @@ pub struct RuntimeArgs {
     /// When weights are read that the plan does not keep in memory. `ahead` is fastest; the others are there to compare with.
     #[arg(long, value_enum, default_value_t = WeightReadsArg::Ahead, value_name = "WHEN")]
     pub weights: WeightReadsArg,
+    /// Copy streamed weights to a GPU, and read those on disk, only when their partition is about to run: the same as
+    /// --weights on-time, to compare with.
+    #[arg(long, conflicts_with = "weights")]
+    pub no_prefetch: bool,
+    /// Host memory that may be pinned for weights streamed to GPUs; the others are read and copied through a small part of it
+    /// [default: as much as they need].
+    #[arg(long, value_name = "SIZE")]
+    pub pinned: Option<ByteSize>,
+    /// Overwrite slots with ones before each copy of weights, so that reading one too early shows.
+    #[arg(long, hide = true)]
+    pub poison_slots: bool,
     /// Compare every byte of the plan's files with their hashes, not samples.
     #[arg(long)]
     pub verify_weights: bool,

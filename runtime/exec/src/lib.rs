@@ -21,6 +21,7 @@ pub mod sampling;
 pub mod session;
 pub mod settings;
 pub mod stdout;
+mod streaming;
 pub mod tensors;
 pub mod text;
 

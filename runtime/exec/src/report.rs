@@ -3,6 +3,7 @@
 use crate::console::provider_name;
 use crate::disk::{self, DiskReads};
 use crate::generate::{FinishReason, Generated};
+use crate::streaming::{self, Streaming};
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_schema::ByteSize;
 use serde::Serialize;
@@ -52,6 +53,9 @@ pub struct Timings {
     /// Reading weights from disk; absent where all are in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskReads>,
+    /// Weights streamed to devices; absent where none were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub streaming: Option<Streaming>,
     /// Each partition's part.
     pub stages: Vec<StageTimes>,
 }
@@ -114,6 +118,7 @@ impl Timings {
             transfer_ms: telemetry.copies.millis(),
             transfers: telemetry.copies.count,
             disk: DiskReads::new(telemetry),
+            streaming: Streaming::new(telemetry),
             stages: telemetry.stages.iter().map(StageTimes::new).collect(),
         }
     }
@@ -166,6 +171,7 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
         let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms", timings.transfers, timings.transfer_ms);
     }
     out.push_str(&disk::line(timings.disk.as_ref()));
+    out.push_str(&streaming::line(timings.streaming.as_ref()));
     let _ = write!(out, "memory: {}", memory(&Bytes::new(telemetry, state)));
     out
 }

@@ -176,10 +176,13 @@ impl RuntimeArgs {
             context: self.context,
             verify: if self.verify_weights { Verify::Full } else { Verify::Sampled },
             weights: match self.weights {
+                _ if self.no_prefetch => WeightReads::OnTime,
                 WeightReadsArg::Ahead => WeightReads::Ahead,
                 WeightReadsArg::OnTime => WeightReads::OnTime,
                 WeightReadsArg::Mapped => WeightReads::ByTheSystem,
             },
+            pinned: self.pinned.map(|size| size.0),
+            poison_slots: self.poison_slots,
             cancel: None,
         }
     }

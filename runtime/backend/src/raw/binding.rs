@@ -1,7 +1,7 @@
 //! Bindings: which tensor a session reads each input from and writes each output to.
 
 use super::check;
-use super::device::Place;
+use super::device::{Place, Turn};
 use super::memory::Memory;
 use super::run::OrtControl;
 use super::value::Value;
@@ -28,7 +28,7 @@ struct Output {
     listed: bool,
     memory: Option<Memory>,
     /// Where ONNX Runtime allocates it, if it does.
-    unknown: Option<MemoryId>,
+    unknown: Option<(MemoryId, Turn)>,
 }
 
 impl OrtBinding {
@@ -79,7 +79,7 @@ impl OrtBinding {
             check(status, || format!("bind output {name:?}"))
         }?;
         self.list(index);
-        (self.outputs[index].memory, self.outputs[index].unknown) = (None, Some(place.id));
+        (self.outputs[index].memory, self.outputs[index].unknown) = (None, Some((place.id, place.turn.clone())));
         Ok(())
     }
 
@@ -103,7 +103,7 @@ impl OrtBinding {
 
     /// An output that ONNX Runtime allocated in the last run.
     pub(crate) fn take(&mut self, index: usize) -> Result<Value, BackendError> {
-        let place = self.outputs[index].unknown.ok_or_else(|| BackendError::Misfit {
+        let place = self.outputs[index].unknown.clone().ok_or_else(|| BackendError::Misfit {
             what: format!("output {index}"),
             why: "it was bound to memory and is there".into(),
         })?;

@@ -11,10 +11,34 @@ use ort::sys::{self, OrtAllocator, OrtEpDevice, OrtMemoryInfo, OrtValue};
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Whether whoever uses a device waits for its turn: some providers keep what they have recorded for the device in one place
+/// and do not expect two threads there. The others need no turns.
+#[derive(Clone, Default)]
+pub(crate) struct Turn(Option<Arc<Mutex<()>>>);
+
+impl Turn {
+    /// One user at a time.
+    pub fn needed() -> Self {
+        Turn(Some(Arc::default()))
+    }
+
+    /// Waits for a turn, which lasts as long as what this gives.
+    pub fn take(&self) -> Option<MutexGuard<'_, ()>> {
+        self.0.as_ref().map(|turn| turn.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// This turn where it is needed, else another.
+    pub fn or<'a>(&'a self, other: &'a Turn) -> &'a Turn {
+        if self.0.is_some() { self } else { other }
+    }
+}
 
 /// A memory by number, with what ONNX Runtime calls it.
 pub(crate) struct Place {
     pub id: MemoryId,
+    pub turn: Turn,
     info: MemoryInfo<'static>,
     /// `None` on the host.
     pub allocator: Option<Rc<DeviceAllocator>>,
@@ -23,7 +47,7 @@ pub(crate) struct Place {
 impl Place {
     /// The host.
     pub fn host() -> Self {
-        Place { id: MemoryId::HOST, info: MemoryInfo::default(), allocator: None }
+        Place { id: MemoryId::HOST, turn: Turn::default(), info: MemoryInfo::default(), allocator: None }
     }
 
     /// The memory of a device.
@@ -31,11 +55,12 @@ impl Place {
         id: MemoryId,
         environment: &Environment,
         device: &ort::device::Device<'_>,
+        turn: Turn,
     ) -> Result<Self, BackendError> {
         let info = device.memory_info(false).to_owned();
         let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
-        let allocator = DeviceAllocator::new(environment, device, kind)?;
-        Ok(Place { id, info, allocator: Some(Rc::new(allocator)) })
+        let allocator = DeviceAllocator::new(environment, device, kind, turn.clone())?;
+        Ok(Place { id, turn, info, allocator: Some(Rc::new(allocator)) })
     }
 
     /// Host memory that this device reads and writes by itself, where its provider has such memory.
@@ -50,8 +75,8 @@ impl Place {
             return Ok(None);
         }
         let info = device.memory_info(true).to_owned();
-        let allocator = DeviceAllocator::new(environment, &device, kind)?;
-        Ok(Some(Place { id: MemoryId::HOST, info, allocator: Some(Rc::new(allocator)) }))
+        let allocator = DeviceAllocator::new(environment, &device, kind, self.turn.clone())?;
+        Ok(Some(Place { id: MemoryId::HOST, turn: self.turn.clone(), info, allocator: Some(Rc::new(allocator)) }))
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {
@@ -77,6 +102,7 @@ pub(crate) struct DeviceAllocator {
     device: *const OrtEpDevice,
     kind: sys::OrtDeviceMemoryType,
     allocator: NonNull<OrtAllocator>,
+    turn: Turn,
 }
 
 impl DeviceAllocator {
@@ -84,6 +110,7 @@ impl DeviceAllocator {
         environment: &Environment,
         device: &ort::device::Device<'_>,
         kind: sys::OrtDeviceMemoryType,
+        turn: Turn,
     ) -> Result<Self, BackendError> {
         let mut allocator = ptr::null_mut();
         // SAFETY: the device comes from this environment, which lives as long as the process; `allocator` is a place for one pointer.
@@ -102,7 +129,7 @@ impl DeviceAllocator {
             doing: "make an allocator for the device".into(),
             cause: "the provider has none".into(),
         })?;
-        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), kind, allocator })
+        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), kind, allocator, turn })
     }
 
     /// One statistic of the allocator, if it keeps any.
@@ -140,7 +167,7 @@ pub(crate) struct DeviceMemory {
     block: NonNull<OrtValue>,
     address: *mut c_void,
     bytes: u64,
-    _allocator: Rc<DeviceAllocator>,
+    allocator: Rc<DeviceAllocator>,
 }
 
 impl DeviceMemory {
@@ -152,6 +179,8 @@ impl DeviceMemory {
         let bytes = bytes.max(1).checked_next_multiple_of(16).ok_or_else(|| out("too large".into()))?;
         let shape = [i64::try_from(bytes).map_err(|_| out("more than a tensor can hold".into()))?];
         let (mut block, mut address) = (ptr::null_mut(), ptr::null_mut());
+        let turn = allocator.turn.clone();
+        let _turn = turn.take();
         // SAFETY: the allocator is alive; the shape has one size; the outputs are places for one pointer each.
         unsafe {
             let kind = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
@@ -160,7 +189,7 @@ impl DeviceMemory {
             ort::Error::result_from_status(made).map_err(|error| out(error.message().to_owned()))?;
         }
         let owned = NonNull::new(block).ok_or_else(|| out("ONNX Runtime returned nothing".into()))?;
-        let mut memory = DeviceMemory { block: owned, address, bytes, _allocator: allocator };
+        let mut memory = DeviceMemory { block: owned, address, bytes, allocator };
         // SAFETY: the block is a live tensor of numbers.
         unsafe {
             check((ort::api().GetTensorMutableData)(block, &mut address), || "find a device block".into())?;
@@ -180,6 +209,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        let _turn = self.allocator.turn.take();
         // SAFETY: owned by this alone; views of it hold an `Rc` of this and are gone. The allocator outlives it.
         unsafe { (ort::api().ReleaseValue)(self.block.as_ptr()) };
     }
@@ -193,13 +223,26 @@ pub(crate) fn copy(environment: &Environment, from: &Value, to: &Value) -> Resul
             why: format!("it goes to {} {:?}", to.dtype, to.dims.as_slice()),
         });
     }
-    let (source, mut target) = ([from.as_ptr().cast_const()], [to.as_ptr().cast_const()]);
-    // SAFETY: both are live values of equal size; one pair is announced and one is given; no stream means that the copy is over
-    // when the call returns.
+    let _turn = from.turn.or(&to.turn).take();
+    // SAFETY: both are live values of equal size.
+    unsafe { check(copy_values(environment, from.as_ptr(), to.as_ptr()), || "copy a tensor between memories".into()) }
+}
+
+/// Copies one value into another.
+///
+/// # Safety
+/// Both must be alive and of one type and shape.
+pub(super) unsafe fn copy_values(
+    environment: &Environment,
+    from: *mut OrtValue,
+    to: *mut OrtValue,
+) -> sys::OrtStatusPtr {
+    let (source, mut target) = ([from.cast_const()], [to.cast_const()]);
+    // SAFETY: the caller's promise; one pair is announced and one is given; no stream means that the copy is over, or ordered
+    // before whatever the device does next, when the call returns.
     unsafe {
         let environment = environment.ptr().cast_mut();
-        let status = (ort::api().CopyTensors)(environment, source.as_ptr(), target.as_mut_ptr(), ptr::null_mut(), 1);
-        check(status, || "copy a tensor between memories".into())
+        (ort::api().CopyTensors)(environment, source.as_ptr(), target.as_mut_ptr(), ptr::null_mut(), 1)
     }
 }
 

@@ -1,11 +1,13 @@
 //! The raw layer: one small owner for each ONNX Runtime object, each call checked. All `unsafe` of HPP that speaks to ONNX Runtime is here.
 //!
 //! `ort` provides the environment, the session builder and logging; values, bindings and copies are ours, because the safe ones
-//! deadlock on borrowed tensors and allocate for each output of each run. Objects here belong to one thread: none is `Send`.
+//! deadlock on borrowed tensors and allocate for each output of each run. Objects here belong to one thread: none is `Send`
+//! ([`copier`] says what crosses to its thread all the same).
 
 pub(crate) mod arena;
 pub(crate) mod assignment;
 pub(crate) mod binding;
+pub(crate) mod copier;
 pub(crate) mod device;
 pub(crate) mod dtype;
 pub(crate) mod library;

@@ -1,7 +1,7 @@
 //! Values: ONNX Runtime's handles on tensors, over memory of ours or of its own.
 
 use super::check;
-use super::device::Place;
+use super::device::{Place, Turn};
 use super::dtype::{from_ort, to_ort};
 use super::memory::Memory;
 use hpp_engine::BackendError;
@@ -18,6 +18,8 @@ pub(crate) struct Value {
     pub dtype: DType,
     pub dims: Dims,
     pub place: MemoryId,
+    /// For whoever copies it or lets it go.
+    pub turn: Turn,
 }
 
 impl Value {
@@ -38,15 +40,22 @@ impl Value {
         // SAFETY: the memory information describes where `address` lies, `need` bytes are there (checked above), and the value keeps
         // the memory alive. The sizes fit i64, since their product in bytes fits the buffer, or one of them is zero.
         let ptr = unsafe { create(place.info(), address, need as usize, &sizes, dtype, doing) }?;
-        Ok(Value { ptr, memory: Some(memory.clone()), dtype, dims: Dims::from_slice(shape), place: place.id })
+        Ok(Value {
+            ptr,
+            memory: Some(memory.clone()),
+            dtype,
+            dims: Dims::from_slice(shape),
+            place: place.id,
+            turn: place.turn.clone(),
+        })
     }
 
     /// Takes over a value that ONNX Runtime made.
     ///
     /// # Safety
     /// `ptr` must be a value nobody else releases, lying in the memory called `place`.
-    pub unsafe fn take(ptr: NonNull<OrtValue>, place: MemoryId) -> Result<Self, BackendError> {
-        let mut value = Value { ptr, memory: None, dtype: DType::Uint8, dims: Dims::new(), place };
+    pub unsafe fn take(ptr: NonNull<OrtValue>, (place, turn): (MemoryId, Turn)) -> Result<Self, BackendError> {
+        let mut value = Value { ptr, memory: None, dtype: DType::Uint8, dims: Dims::new(), place, turn };
         let doing = || "ask for the shape of an output".to_owned();
         let mut info = ptr::null_mut();
         // SAFETY: `ptr` is a live value, and `info` a place for one pointer. Values that are no tensors give an error.
@@ -82,6 +91,33 @@ impl Value {
     /// The memory to keep alive with whatever refers to this value.
     pub fn memory(&self) -> Option<&Memory> {
         self.memory.as_ref()
+    }
+
+    /// Address and length of what it looks at on the host; nothing elsewhere.
+    pub fn host_bytes(&self) -> (*mut u8, usize) {
+        match &self.memory {
+            Some(Memory::Host(host)) => (host.address(), self.size().min(host.len() as u64) as usize),
+            // Pinned: a device's, and the host's own.
+            Some(Memory::Device(pinned)) if self.place == MemoryId::HOST => {
+                (pinned.address().cast(), self.size().min(pinned.len()) as usize)
+            }
+            _ => (ptr::null_mut(), 0),
+        }
+    }
+
+    /// Lets `with` fill what it looks at on the host, which is all zero before; false where that is elsewhere.
+    pub fn fill_host<T>(&mut self, with: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+        let (address, length) = self.host_bytes();
+        if address.is_null() {
+            return None;
+        }
+        // SAFETY: so many bytes are there and live as long as `self`; no run is using them (see `Memory`), and they are written
+        // before a reference to them is made.
+        let bytes = unsafe {
+            ptr::write_bytes(address, 0, length);
+            std::slice::from_raw_parts_mut(address, length)
+        };
+        Some(with(bytes))
     }
 
     /// Bytes of the tensor.
@@ -144,6 +180,8 @@ unsafe fn create(
 
 impl Drop for Value {
     fn drop(&mut self) {
+        // A block that ONNX Runtime allocated goes back to the device here; views of ours own nothing there.
+        let _turn = if self.memory.is_none() { self.turn.take() } else { None };
         // SAFETY: owned by this value alone; bindings hold their own reference to what it describes.
         unsafe { (ort::api().ReleaseValue)(self.ptr.as_ptr()) };
     }

@@ -154,6 +154,7 @@ impl Recorded {
                 file: file.into(),
                 weights_dir: ".".into(),
                 device: "cpu".into(),
+                weights: vec![],
                 residency: Residency::Resident,
                 prefill: None,
                 providers: vec![Provider::Cpu],

@@ -8,6 +8,7 @@ use crate::machine::OrtBackend;
 use crate::plan_file::PlanFile;
 use crate::report::{Bytes, StageTimes, memory, millis, rate, table};
 use crate::session::Session;
+use crate::streaming::{self, Streaming};
 use hpp_engine::Telemetry;
 use hpp_schema::{ByteSize, Span, SpanKind};
 use serde::Serialize;
@@ -42,6 +43,9 @@ pub(super) struct Report {
     /// Reading weights from disk in the last run; absent where all are in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<DiskReads>,
+    /// Weights streamed to devices in the last run; absent where none were.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    streaming: Option<Streaming>,
     stages: Vec<Stage>,
     bytes: Bytes,
 }
@@ -88,6 +92,7 @@ pub(super) fn report(
         transfer_ms: of(&|run| run.telemetry.copies.millis()),
         transferred_bytes_per_run: of(&|run| run.telemetry.copied_bytes as f64).median,
         disk: runs.last().and_then(|run| DiskReads::new(&run.telemetry)),
+        streaming: runs.last().and_then(|run| Streaming::new(&run.telemetry)),
         stages: stages(runs, &tokens),
         bytes: Bytes::new(&telemetry, session.state_bytes()),
     }
@@ -173,6 +178,7 @@ pub(super) fn text(report: &Report) -> String {
     let moved = ByteSize(report.transferred_bytes_per_run as u64).human();
     let _ = writeln!(out, "\ntransfers: {:.0} a run, {moved}", report.transfers_per_run);
     out.push_str(&disk::line(report.disk.as_ref()));
+    out.push_str(&streaming::line(report.streaming.as_ref()));
     let _ = writeln!(out, "load {} ms", rate(Some(report.load_ms)));
     let _ = writeln!(out, "memory: {}", memory(&report.bytes));
     out

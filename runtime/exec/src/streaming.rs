@@ -1,0 +1,65 @@
+//! What copying weights to devices cost, for programs and for people.
+
+use crate::report::millis;
+use hpp_engine::Telemetry;
+use hpp_schema::ByteSize;
+use serde::Serialize;
+
+/// Weights streamed to devices while a plan ran.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Streaming {
+    /// Bytes copied.
+    pub bytes: u64,
+    /// Time in which something was copied, in milliseconds.
+    pub busy_ms: f64,
+    /// Bytes over that time, in 1e9 bytes a second.
+    pub gb_per_second: f64,
+    /// Time in which partitions waited for their weights, in milliseconds.
+    pub stall_ms: f64,
+    /// Times a partition found its weights in a slot or on their way there.
+    pub slot_hits: u64,
+    /// Times it did not.
+    pub slot_misses: u64,
+}
+
+impl Streaming {
+    /// From what the engine measured; `None` where nothing was streamed.
+    pub fn new(telemetry: &Telemetry) -> Option<Self> {
+        let (bytes, busy_ms) = (telemetry.uploaded_bytes, telemetry.uploads.millis());
+        let gb_per_second = if busy_ms > 0.0 { bytes as f64 / busy_ms / 1e6 } else { 0.0 };
+        let (slot_hits, slot_misses) = (telemetry.slot_hits, telemetry.slot_misses);
+        let stall_ms = millis(telemetry.slot_stalls.time);
+        (bytes > 0).then_some(Streaming { bytes, busy_ms, gb_per_second, stall_ms, slot_hits, slot_misses })
+    }
+}
+
+/// One line for people; nothing where nothing was streamed.
+pub fn line(streaming: Option<&Streaming>) -> String {
+    let Some(streaming) = streaming else { return String::new() };
+    let bytes = ByteSize(streaming.bytes).human();
+    let Streaming { gb_per_second, stall_ms, busy_ms, slot_hits, slot_misses, .. } = streaming;
+    format!(
+        "streamed: {bytes} of weights at {gb_per_second:.2} GB/s, waited for {stall_ms:.0} of {busy_ms:.0} ms, {slot_hits} of {} \
+         ahead\n",
+        slot_hits + slot_misses
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn what_is_not_streamed_is_not_spoken_of() {
+        let mut telemetry = Telemetry::default();
+        assert_eq!(Streaming::new(&telemetry), None);
+        assert_eq!(line(None), "");
+        telemetry.uploaded_bytes = 3_000_000_000;
+        telemetry.uploads.time = Duration::from_millis(2000);
+        telemetry.slot_stalls.time = Duration::from_millis(500);
+        (telemetry.slot_hits, telemetry.slot_misses) = (9, 1);
+        let said = line(Streaming::new(&telemetry).as_ref());
+        assert_eq!(said, "streamed: 2.79 GiB of weights at 1.50 GB/s, waited for 500 of 2000 ms, 9 of 10 ahead\n");
+    }
+}
