@@ -164,7 +164,11 @@ impl Backend for OrtBackend {
     }
 
     fn copy(&self, from: &OrtTensor, to: &OrtTensor) -> Result<(), BackendError> {
-        copy(&self.runtime.environment, &from.0, &to.0)
+        // ONNX Runtime copies from and to devices only.
+        match (from.0.memory(), to.0.memory()) {
+            (Some(Memory::Host(source)), Some(Memory::Host(target))) => source.copy(target, from.0.size()),
+            _ => copy(&self.runtime.environment, &from.0, &to.0),
+        }
     }
 
     fn control(&self) -> Result<OrtControl, BackendError> {

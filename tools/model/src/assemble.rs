@@ -55,7 +55,8 @@ pub struct Decision<'a> {
     pub predictions: Predictions,
 }
 
-/// The plan without its files: paths in `model`, `generation`, `files` and every `weights_dir` are filled in when written.
+/// The plan without its files: paths in `model`, `generation`, `files` and every `weights_dir` are filled in when written, and
+/// so are weights that become inputs.
 pub fn assemble(decision: &Decision) -> Plan {
     let names = partition_names(decision);
     let partitions = partitions(decision, &names);
@@ -96,17 +97,20 @@ fn device(place: Where) -> String {
     }
 }
 
-/// Where a piece's weights are when it decodes.
-fn residency(decision: &Decision, piece: &Piece) -> Residency {
-    match (piece.choice.decode, &decision.disk) {
+/// Where a piece's weights are when it computes at this place.
+fn residency(disk: Option<&FromDisk>, piece: &Piece, place: Where) -> Residency {
+    match (place, disk) {
         (Where::Cpu, Some(disk)) if piece.blocks.clone().all(|block| disk.rows[block]) => Residency::Mapped,
-        (Where::Cpu, Some(_)) => Residency::Streamed,
-        (place, _) => on_device(place),
+        (Where::Cpu, Some(_)) | (Where::Streamed(_), _) => Residency::Streamed,
+        (Where::Cpu | Where::Resident(_), _) => Residency::Resident,
     }
 }
 
-fn on_device(place: Where) -> Residency {
-    if matches!(place, Where::Streamed(_)) { Residency::Streamed } else { Residency::Resident }
+fn providers(place: Where) -> Vec<Provider> {
+    match place {
+        Where::Cpu => vec![Provider::Cpu],
+        _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
+    }
 }
 
 fn model(decision: &Decision) -> Model {
@@ -136,7 +140,7 @@ fn devices(decision: &Decision) -> Vec<Device> {
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
-/// Slots as large as the largest block streamed through them.
+/// Slots as large as the largest block streamed through them; what they really take is known when the weights are.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
     let streamed = |piece: &&Piece| Phase::BOTH.iter().any(|phase| piece.choice.of(*phase) == Where::Streamed(gpu));
@@ -157,12 +161,16 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             file: format!("{}.onnx", names[index]),
             weights_dir: String::new(),
             device: device(decode),
-            residency: residency(decision, piece),
-            prefill: (prefill != decode).then(|| Placement { device: device(prefill), residency: on_device(prefill) }),
-            providers: match decode {
-                Where::Cpu => vec![Provider::Cpu],
-                _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
-            },
+            residency: residency(decision.disk.as_ref(), piece, decode),
+            weights: vec![],
+            prefill: (prefill != decode).then(|| Placement {
+                device: device(prefill),
+                residency: residency(decision.disk.as_ref(), piece, prefill),
+                file: format!("{}.onnx", names[index]),
+                providers: providers(prefill),
+                weights: vec![],
+            }),
+            providers: providers(decode),
             blocks: blocks.iter().map(|block| block.label.clone()).collect(),
             inputs: part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).collect(),
             outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),
@@ -180,9 +188,10 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
 
 /// The share of a piece's weights that stays in host memory, where the rest is read from disk.
 fn locked(decision: &Decision, piece: &Piece, weights: u64) -> Option<ByteSize> {
-    let disk = decision.disk.as_ref().filter(|_| piece.choice.decode == Where::Cpu)?;
-    let streamed = residency(decision, piece) == Residency::Streamed;
-    streamed.then_some(ByteSize((disk.locked * weights as f64) as u64))
+    let disk = decision.disk.as_ref()?;
+    let on_host = Phase::BOTH.iter().any(|phase| piece.choice.of(*phase) == Where::Cpu);
+    let streamed = residency(Some(disk), piece, Where::Cpu) == Residency::Streamed;
+    (on_host && streamed).then_some(ByteSize((disk.locked * weights as f64) as u64))
 }
 
 /// What a partition needs, with the weights its own copy of the globals reads.
@@ -311,4 +320,23 @@ fn generation(a: &Analysis) -> Option<Generation> {
         sampling: a.config.sampling.clone(),
         ..Generation::default()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_on_the_host_where_the_disk_does_not_have_them() {
+        let disk = FromDisk { locked: 0.5, window: 1, rows: vec![true, false] };
+        let piece = |blocks| Piece { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
+        let at = |blocks: Range<usize>, disk: Option<&FromDisk>| {
+            [Where::Cpu, Where::Resident(0), Where::Streamed(0)]
+                .map(|place| residency(disk, &piece(blocks.clone()), place))
+        };
+        let (resident, streamed) = (Residency::Resident, Residency::Streamed);
+        assert_eq!(at(0..2, None), [resident, resident, streamed]);
+        assert_eq!(at(0..2, Some(&disk)), [streamed, resident, streamed]);
+        assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
+    }
 }

@@ -6,6 +6,7 @@ mod extract;
 mod flatten;
 pub mod hash;
 mod head;
+mod lift;
 mod model;
 mod names;
 pub mod proto;
@@ -20,11 +21,12 @@ mod write;
 pub use extract::{ExtractError, Extractor};
 pub use flatten::{BranchChoice, FunctionError};
 pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
+pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use store::{
     ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding, SourceError,
-    externalise, needs_externalising, pack, place, round,
+    embed_structure, externalise, needs_externalising, pack, place, round,
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};

@@ -85,9 +85,11 @@ pub enum WeightError {
 }
 
 /// The parsed `external_data` of a tensor.
-struct Place<'a> {
-    location: &'a str,
-    offset: u64,
+pub(crate) struct Place<'a> {
+    /// The file, as the model writes it.
+    pub location: &'a str,
+    /// First byte.
+    pub offset: u64,
     length: Option<u64>,
 }
 
@@ -227,7 +229,8 @@ fn escapes(location: &str) -> Option<&'static str> {
     }
 }
 
-fn parse_place(tensor: &TensorProto) -> Result<Place<'_>, WeightError> {
+/// Where an external tensor says its bytes lie.
+pub(crate) fn parse_place(tensor: &TensorProto) -> Result<Place<'_>, WeightError> {
     let name = || tensor.name().to_owned();
     let mut place = Place { location: "", offset: 0, length: None };
     for entry in &tensor.external_data {

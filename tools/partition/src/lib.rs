@@ -33,7 +33,7 @@ pub use budget::{Budget, Demand, KvHome, NoFit};
 pub use condense::condensed;
 pub use cost::{Block, BlockKind, Work};
 pub use explain::{Change, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
-pub use manual::{Assign, AssignError, gpu_layers};
+pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{Usage, fits, usage};
 pub use plan::{best, judge, plan};
 pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};

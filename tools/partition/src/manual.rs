@@ -1,39 +1,54 @@
-//! Placement by hand: `--gpu-layers N` and `--assign 'layers.0-11=gpu,head=cpu'`.
+//! Placement by hand: `--gpu-layers N`, `--stream N` and `--assign 'layers.0-11=gpu,layers.12=stream,head=cpu'`.
 
-use crate::{Block, BlockKind, Place};
+use crate::{Block, BlockKind, Place, Where};
 use std::str::FromStr;
 
 /// The last `count` layers on gpu0, the rest on the host; more than there are puts every block on gpu0.
 pub fn gpu_layers(blocks: &[Block], count: u64) -> Vec<Place> {
-    let layers =
-        blocks.iter().filter(|block| matches!(block.kind, BlockKind::Layer(_) | BlockKind::Other)).count() as u64;
+    let layers = blocks.iter().filter(|block| is_layer(block)).count() as u64;
     if count > layers {
         return vec![Place::Gpu(0); blocks.len()];
     }
     let mut from_the_end = 0;
     let mut places: Vec<Place> = (blocks.iter().rev())
         .map(|block| {
-            let layer = matches!(block.kind, BlockKind::Layer(_) | BlockKind::Other);
-            from_the_end += u64::from(layer);
-            if layer && from_the_end <= count { Place::Gpu(0) } else { Place::Cpu }
+            from_the_end += u64::from(is_layer(block));
+            if is_layer(block) && from_the_end <= count { Place::Gpu(0) } else { Place::Cpu }
         })
         .collect();
     places.reverse();
     places
 }
 
+/// Streams `count` of the layers that compute on the host to gpu0 instead, all of them where there are not so many; says how
+/// many. They are spread evenly and the last one is among them, so that copies have the time the host takes for the layers
+/// between.
+pub fn stream_layers(blocks: &[Block], places: &mut [Where], count: u64) -> usize {
+    let on_host: Vec<usize> =
+        (0..blocks.len()).filter(|at| is_layer(&blocks[*at]) && places[*at] == Where::Cpu).collect();
+    let count = usize::try_from(count).unwrap_or(usize::MAX).min(on_host.len());
+    for nth in 1..=count {
+        places[on_host[nth * on_host.len() / count - 1]] = Where::Streamed(0);
+    }
+    count
+}
+
+fn is_layer(block: &Block) -> bool {
+    matches!(block.kind, BlockKind::Layer(_) | BlockKind::Other)
+}
+
 /// A list of `BLOCKS=DEVICE`, later ones winning.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assign(Vec<(String, Place)>);
+pub struct Assign(Vec<(String, Where)>);
 
 /// What is wrong with an assignment.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignError {
     /// Not of the form.
-    #[error("cannot read {0:?}: write BLOCKS=DEVICE, such as layers.0-11=gpu, head=cpu or all=gpu1")]
+    #[error("cannot read {0:?}: write BLOCKS=DEVICE, such as layers.0-11=gpu, head=cpu or all=gpu1:stream")]
     Form(String),
     /// The device is not one.
-    #[error("{0:?} is not a device: write cpu, gpu, gpu0, gpu1, ...")]
+    #[error("{0:?} is not a device: write cpu, gpu, gpu0, gpu1, ..., or stream, gpu1:stream, ...")]
     Device(String),
     /// The pattern names no block of this model.
     #[error("no block is called {pattern:?}; this model has {blocks}")]
@@ -54,24 +69,37 @@ impl FromStr for Assign {
             if blocks.is_empty() {
                 return Err(AssignError::Form(part.to_owned()));
             }
-            let place = match device.strip_prefix("gpu") {
-                Some("") => Some(Place::Gpu(0)),
-                Some(index) => index.parse().ok().map(Place::Gpu),
-                None => (device == "cpu").then_some(Place::Cpu),
-            };
-            Ok((blocks.to_owned(), place.ok_or_else(|| AssignError::Device(device.to_owned()))?))
+            let place = place(device).ok_or_else(|| AssignError::Device(device.to_owned()))?;
+            Ok((blocks.to_owned(), place))
         };
         text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Result<_, _>>().map(Assign)
     }
 }
 
+/// `cpu`, `gpu`, `gpu1`, `stream`, `gpu1:stream`.
+fn place(device: &str) -> Option<Where> {
+    let gpu = |name: &str| match name.strip_prefix("gpu")? {
+        "" => Some(0),
+        index => index.parse().ok(),
+    };
+    match device {
+        "cpu" => Some(Where::Cpu),
+        "stream" => Some(Where::Streamed(0)),
+        _ => match device.strip_suffix(":stream") {
+            Some(name) => gpu(name).map(Where::Streamed),
+            None => gpu(device).map(Where::Resident),
+        },
+    }
+}
+
 impl Assign {
-    /// Moves the blocks this assignment names.
-    pub fn apply(&self, blocks: &[Block], places: &mut [Place]) -> Result<(), AssignError> {
+    /// Where the blocks go that this assignment names, one entry for each block.
+    pub fn places(&self, blocks: &[Block]) -> Result<Vec<Option<Where>>, AssignError> {
+        let mut places = vec![None; blocks.len()];
         for (pattern, place) in &self.0 {
             let mut found = false;
-            for (_, slot) in blocks.iter().zip(places.iter_mut()).filter(|(block, _)| matches(pattern, block)) {
-                *slot = *place;
+            for (_, slot) in blocks.iter().zip(&mut places).filter(|(block, _)| matches(pattern, block)) {
+                *slot = Some(*place);
                 found = true;
             }
             if !found {
@@ -79,12 +107,17 @@ impl Assign {
                 return Err(AssignError::NoBlock { pattern: pattern.clone(), blocks });
             }
         }
-        Ok(())
+        Ok(places)
     }
 
     /// The highest GPU index used, if any.
     pub fn highest_gpu(&self) -> Option<usize> {
-        self.0.iter().filter_map(|(_, place)| if let Place::Gpu(i) = place { Some(*i) } else { None }).max()
+        self.0.iter().filter_map(|(_, place)| place.gpu()).max()
+    }
+
+    /// Whether any block is streamed.
+    pub fn streams(&self) -> bool {
+        self.0.iter().any(|(_, place)| matches!(place, Where::Streamed(_)))
     }
 }
 
@@ -117,8 +150,8 @@ mod tests {
     use super::*;
     use crate::cost::tests::dense;
 
-    fn text(places: &[Place]) -> String {
-        places.iter().map(Place::to_string).collect::<Vec<_>>().join(" ")
+    fn text<P: ToString>(places: &[P]) -> String {
+        places.iter().map(P::to_string).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -130,25 +163,50 @@ mod tests {
         assert_eq!(text(&gpu_layers(&blocks, 99)), "gpu0 gpu0 gpu0 gpu0 gpu0");
     }
 
+    /// Layers that are streamed, of six with this many at the end on the GPU for good.
+    fn streamed(count: u64, resident: usize) -> (usize, Vec<usize>) {
+        let blocks = dense(6, 1000);
+        let mut places = vec![Where::Cpu; 8];
+        places[7 - resident..7].fill(Where::Resident(0));
+        let streamed = stream_layers(&blocks, &mut places, count);
+        (streamed, (0..8).filter(|at| places[*at] == Where::Streamed(0)).map(|at| at - 1).collect())
+    }
+
+    #[test]
+    fn streamed_layers_are_spread_among_those_of_the_host() {
+        assert_eq!(streamed(0, 0), (0, vec![]));
+        assert_eq!(streamed(1, 0), (1, vec![5]));
+        assert_eq!(streamed(2, 0), (2, vec![2, 5]));
+        assert_eq!(streamed(3, 0), (3, vec![1, 3, 5]));
+        assert_eq!(streamed(4, 0), (4, vec![0, 2, 3, 5]));
+        assert_eq!(streamed(2, 2), (2, vec![1, 3]));
+        assert_eq!(streamed(u64::MAX, 0), (6, (0..6).collect()));
+        assert_eq!(streamed(3, 6), (0, vec![]));
+    }
+
     #[test]
     fn assignments_apply_in_order() {
         let blocks = dense(4, 1000);
-        let mut places = vec![Place::Cpu; 6];
-        let assign: Assign = "all=gpu, layers.1-2=cpu, lm_head = gpu1".parse().unwrap();
-        assign.apply(&blocks, &mut places).unwrap();
-        assert_eq!(text(&places), "gpu0 gpu0 cpu cpu gpu0 gpu1");
-        assert_eq!(assign.highest_gpu(), Some(1));
+        let places = |text: &str| text.parse::<Assign>().unwrap().places(&blocks).unwrap();
+        let all = |text: &str| places(text).into_iter().map(Option::unwrap).collect::<Vec<_>>();
+        assert_eq!(text(&all("all=gpu, layers.1-2=cpu, lm_head = gpu1")), "gpu0 gpu0 cpu cpu gpu0 gpu1");
+        let streamed = "all=cpu,layers.1=stream,layers.2=gpu:stream,head=gpu1:stream";
+        assert_eq!(text(&all(streamed)), "cpu cpu streamed to gpu0 streamed to gpu0 cpu streamed to gpu1");
+        assert_eq!(places("layers.0=cpu")[..3], [None, Some(Where::Cpu), None]);
+        let assign: Assign = "all=gpu,head=gpu2:stream".parse().unwrap();
+        assert_eq!((assign.highest_gpu(), assign.streams()), (Some(2), true));
+        assert!(!"all=gpu".parse::<Assign>().unwrap().streams());
     }
 
     #[test]
     fn mistakes_are_named() {
         let blocks = dense(2, 1000);
-        let mut places = vec![Place::Cpu; 4];
         assert!(matches!("layers.0".parse::<Assign>(), Err(AssignError::Form(_))));
         assert!(matches!("=gpu".parse::<Assign>(), Err(AssignError::Form(_))));
-        assert!(matches!("all=tpu".parse::<Assign>(), Err(AssignError::Device(_))));
-        assert!(matches!("all=gpux".parse::<Assign>(), Err(AssignError::Device(_))));
-        let missing = "layers.7=gpu".parse::<Assign>().unwrap().apply(&blocks, &mut places).unwrap_err();
+        for device in ["tpu", "gpux", "cpu:stream", "gpu0:streams", "streamed"] {
+            assert!(matches!(format!("all={device}").parse::<Assign>(), Err(AssignError::Device(_))), "{device}");
+        }
+        let missing = "layers.7=gpu".parse::<Assign>().unwrap().places(&blocks).unwrap_err();
         assert!(missing.to_string().contains("layers.1"), "{missing}");
     }
 }

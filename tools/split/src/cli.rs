@@ -3,9 +3,10 @@
 mod planning;
 mod values;
 
-pub use planning::{Mechanisms, PlanningArgs};
-pub use values::{GpuLayers, KvPlace, VramRange};
+pub use planning::PlanningArgs;
+pub use values::{GpuLayers, KvPlace, Stream, VramRange};
 
+use crate::lifted::Which;
 use clap::{Args, Parser, Subcommand};
 use hpp_partition::Assign;
 use hpp_schema::ByteSize;
@@ -97,12 +98,17 @@ pub struct SplitArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Put the last N layers on the GPU: a number, or `auto` to let the budget decide.
+    /// Put the last N layers on the GPU: a number, `all`, or `auto` to let the budget decide.
     #[arg(long, value_name = "N|auto")]
     pub gpu_layers: Option<GpuLayers>,
-    /// Place blocks by hand, such as `layers.0-11=gpu,head=cpu`; applied after everything else.
+    /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; applied after everything else. `stream` is
+    /// `gpu0:stream`.
     #[arg(long, value_name = "BLOCKS=DEVICE,...")]
     pub assign: Option<Assign>,
+    /// Write layers that stay on a GPU so that hpp-exec can move each of them at any time: a partition of its own, with weights
+    /// in a slot instead of in the session. Costs a launch for each layer.
+    #[arg(long)]
+    pub movable: bool,
     /// Where the KV cache of GPU layers lies.
     #[arg(long, value_enum, default_value_t = KvPlace::Follow)]
     pub kv: KvPlace,
@@ -115,4 +121,23 @@ pub struct SplitArgs {
     /// Compute logits for every position of a pass, as the source model does, instead of only those asked for.
     #[arg(long)]
     pub all_logits: bool,
+}
+
+impl SplitArgs {
+    /// Which pieces have their weights as inputs.
+    pub fn lifted(&self) -> Which {
+        if self.movable { Which::Movable } else { Which::Streamed }
+    }
+
+    /// Whether weights may be streamed to a GPU: planned so, or by hand.
+    pub fn streams(&self) -> bool {
+        let assigned = self.assign.as_ref().is_some_and(Assign::streams);
+        self.planning.plans_streaming() || self.planning.stream.is_some() || assigned
+    }
+
+    /// Whether a person places blocks.
+    pub fn by_hand(&self) -> bool {
+        let streams = matches!(self.planning.stream, Some(Stream::Count(_)));
+        streams || matches!(self.gpu_layers, Some(GpuLayers::Count(_))) || self.assign.is_some()
+    }
 }

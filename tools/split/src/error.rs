@@ -93,8 +93,9 @@ impl SplitError {
             SplitError::NoFit { source, .. } => {
                 let smallest = ByteSize(source.smallest());
                 let flag = if source.place == hpp_partition::Place::Cpu { "--ram" } else { "--vram" };
+                let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 format!(
-                    "the smallest {flag} that would do is {} ({} bytes); or lower --context, or move blocks with --assign",
+                    "the smallest {flag} that would do is {} ({} bytes); or {slots}lower --context, or move blocks with --assign",
                     smallest.human(),
                     smallest.0
                 )

@@ -1,6 +1,7 @@
 //! Writing a plan and everything it names: weights made reachable, partitions, taps, records, the plan last.
 
 use crate::error::SplitError;
+use crate::lifted::{SLOTS_FILE, Which, lift, shared};
 use crate::output::{Output, PLAN_FILE};
 use crate::progress;
 use crate::records::Records;
@@ -8,7 +9,8 @@ use hpp_graph::{Part, ValueId};
 use hpp_model::Analysis;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, Placed, externalise, needs_externalising, pack, place, write_model};
-use hpp_schema::{FileRole, OutputUse, Plan};
+use hpp_schema::{FileRole, OutputUse, Partition, Plan};
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -30,6 +32,8 @@ pub struct How {
     pub pack: bool,
     /// Hash every weight byte.
     pub hash_weights: bool,
+    /// Which pieces have their weights as inputs.
+    pub lifted: Which,
 }
 
 /// A plan directory being written.
@@ -71,13 +75,14 @@ impl<'a> Writing<'a> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
         let weights_dir = if self.how.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
+        let slots = self.lift(&model, parts, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {
             let made = |source| SplitError::Extract { name: name.clone(), source };
             write_model(&self.output.staging().join(name), proto).map_err(|e| made(Box::new(e)))?;
         }
         self.name_files(&mut plan, &weights_dir);
         self.name_texts(&mut plan)?;
-        plan.files = self.records(&model, &plan, &weights_dir)?;
+        plan.files = self.records(&model, &plan, &weights_dir, slots)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
         self.output.write(PLAN_FILE, yaml.as_bytes())?;
         Ok(plan)
@@ -141,6 +146,36 @@ impl<'a> Writing<'a> {
         protos.iter_mut().zip(plain).for_each(|((_, proto), packed)| *proto = packed);
         let _ = fs::remove_file(dir.join(EMBEDDED_FILE));
         Ok(".".to_owned())
+    }
+
+    /// Makes inputs of the weights of pieces that are streamed or can move. Says whether some of the weights are in a file of
+    /// their own now.
+    fn lift(
+        &self,
+        model: &Model,
+        parts: &[Part],
+        plan: &mut Plan,
+        protos: &mut Vec<(String, ModelProto)>,
+        weights_dir: &str,
+    ) -> Result<bool, SplitError> {
+        let shared = shared(&self.analysis.segmentation, parts, protos);
+        let dir = self.output.staging().join(weights_dir);
+        let slots = lift(plan, protos, &shared, self.how.lifted, &dir)?;
+        if slots.is_empty() {
+            return Ok(false);
+        }
+        if weights_dir != "." {
+            let why =
+                "weights inside the model file are streamed from a file beside the plan, and the others lie elsewhere";
+            return Err(SplitError::setting(why, "choose --out on the model's file system, or use --pack"));
+        }
+        if !self.how.pack && model.weights().files.iter().any(|file| file.location == SLOTS_FILE) {
+            let why =
+                format!("the model has weights in a file called {SLOTS_FILE}, which a plan that streams needs itself");
+            return Err(SplitError::setting(why, "use --pack"));
+        }
+        self.output.write(SLOTS_FILE, &slots)?;
+        Ok(true)
     }
 
     /// Makes every weight file visible beside the partitions; where that cannot be, names the model's own directory.
@@ -209,6 +244,7 @@ impl<'a> Writing<'a> {
         model: &Model,
         plan: &Plan,
         weights_dir: &str,
+        slots: bool,
     ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
         let mut records = Records::new(self.output.staging(), self.how.hash_weights || self.how.pack);
         records.add(&plan.model.source, FileRole::Source)?;
@@ -221,8 +257,12 @@ impl<'a> Writing<'a> {
                 records.add(&path, FileRole::Weights)?;
             }
         }
-        for partition in &plan.partitions {
-            records.add(&partition.file, FileRole::Partition)?;
+        if slots {
+            records.add(SLOTS_FILE, FileRole::Weights)?;
+        }
+        let mut seen = HashSet::new();
+        for form in plan.partitions.iter().flat_map(Partition::forms).filter(|form| seen.insert(form.file)) {
+            records.add(form.file, FileRole::Partition)?;
         }
         records.add(TAPPED_FILE, FileRole::Tapped)?;
         let texts = plan.generation.iter().flat_map(|g| [&g.tokenizer, &g.tokenizer_config, &g.chat_template]);

@@ -7,6 +7,7 @@ mod error;
 mod explain;
 mod files;
 mod inspect;
+mod lifted;
 mod output;
 mod pieces;
 mod place;

@@ -1,14 +1,18 @@
 //! From a request to a place for every block: by the planner, or by hand.
 
-use crate::cli::{GpuLayers, KvPlace, SplitArgs};
+use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
 use crate::error::SplitError;
+use crate::pieces::Apart;
 use crate::predict::Expected;
 use crate::request::READ_AHEAD;
 use crate::request::Request;
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
-    Assign, Block, Choice, NoFit, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan, usage,
+    Block, Choice, NoFit, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan, stream_layers, usage,
 };
+
+/// Slots of a ring where blocks are streamed by hand and nobody says how many: one computes, one is ready, one is on its way.
+const SLOTS: u32 = 3;
 
 /// A placement, what it is expected to take, and the pieces it makes of the model.
 #[derive(Clone, Debug)]
@@ -33,13 +37,11 @@ pub fn place(request: &Request, args: &SplitArgs) -> Result<Placement, SplitErro
 
 fn choose(request: &Request, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
     let problem = &request.problem;
-    let on_host = || judged(request, vec![Place::Cpu; problem.blocks.len()]);
+    let on_host = || judged(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
+    let counted = matches!(args.planning.stream, Some(Stream::Count(_)));
     let (solution, by_hand) = match args.gpu_layers {
-        Some(GpuLayers::Count(count)) => {
-            let places = gpu_layers(&problem.blocks, count);
-            refuse_missing(request, places.iter().copied())?;
-            (judged(request, places), true)
-        }
+        Some(GpuLayers::Count(_)) => (counted_layers(request, args)?, true),
+        None if counted => (counted_layers(request, args)?, true),
         Some(GpuLayers::Auto) if problem.budget.vram.is_empty() => {
             return Err(SplitError::setting(
                 "--gpu-layers auto needs a budget",
@@ -57,41 +59,56 @@ fn choose(request: &Request, args: &SplitArgs) -> Result<(Solution, bool), Split
     };
     match &args.assign {
         None => Ok((solution, by_hand)),
-        Some(assign) => Ok((assigned(request, solution, assign)?, true)),
+        Some(assign) => {
+            // The blocks that a person names move.
+            let places = assign.places(&problem.blocks)?;
+            refuse_missing(request, places.iter().flatten())?;
+            let named = places.into_iter().map(|place| place.map(Choice::both));
+            let choices = named.zip(solution.choices).map(|(named, choice)| named.unwrap_or(choice)).collect();
+            Ok((judged(request, args, choices, &solution.slots), true))
+        }
     }
 }
 
-/// The solution with the blocks that a person names moved.
-fn assigned(request: &Request, solution: Solution, assign: &Assign) -> Result<Solution, SplitError> {
-    // Blocks nobody names keep this place, which no device has.
-    const UNTOUCHED: Place = Place::Gpu(usize::MAX);
-    let mut places = vec![UNTOUCHED; request.problem.blocks.len()];
-    assign.apply(&request.problem.blocks, &mut places)?;
-    refuse_missing(request, places.iter().copied().filter(|place| *place != UNTOUCHED))?;
-    let mut choices = solution.choices;
-    for (choice, place) in choices.iter_mut().zip(&places).filter(|(_, place)| **place != UNTOUCHED) {
-        *choice = resident(*place);
-    }
-    Ok(judge(&request.problem, &request.options, choices, solution.slots))
-}
-
-fn judged(request: &Request, places: Vec<Place>) -> Solution {
-    let slots = vec![0; request.problem.gpus.len()];
-    judge(&request.problem, &request.options, places.into_iter().map(resident).collect(), slots)
-}
-
-fn resident(place: Place) -> Choice {
-    Choice::both(match place {
+/// `--gpu-layers N` and `--stream N`: the last layers on the GPU for good, others streamed, the rest on the host.
+fn counted_layers(request: &Request, args: &SplitArgs) -> Result<Solution, SplitError> {
+    let blocks = &request.problem.blocks;
+    let count = if let Some(GpuLayers::Count(count)) = args.gpu_layers { count } else { 0 };
+    let resident = gpu_layers(blocks, count).into_iter().map(|place| match place {
         Place::Cpu => Where::Cpu,
         Place::Gpu(gpu) => Where::Resident(gpu),
-    })
+    });
+    let mut places: Vec<Where> = resident.collect();
+    if let Some(Stream::Count(count)) = args.planning.stream
+        && stream_layers(blocks, &mut places, count) == 0
+    {
+        return Err(SplitError::setting(
+            "--stream streams layers that would compute on the host, and there are none",
+            "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
+        ));
+    }
+    refuse_missing(request, places.iter())?;
+    Ok(judged(request, args, places.into_iter().map(Choice::both).collect(), &[]))
+}
+
+/// Choices made by hand, with as many slots as were `planned` where something is streamed, or as are asked for.
+fn judged(request: &Request, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
+    let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|phase| c.of(*phase) == Where::Streamed(gpu)));
+    let by_hand = args.planning.slots.unwrap_or(SLOTS);
+    let slots = |gpu: usize| match planned.get(gpu) {
+        _ if !streams(gpu) => 0,
+        Some(planned) if *planned > 0 => *planned,
+        _ => by_hand,
+    };
+    let slots = (0..request.problem.gpus.len()).map(slots).collect();
+    judge(&request.problem, &request.options, choices, slots)
 }
 
 impl Placement {
     /// Cuts the choices into at least so many pieces. What was proven is proven of plans with no needless cuts.
     pub fn new(request: &Request, at_least: usize, solution: Solution, by_hand: bool) -> Self {
-        let alone = from_disk(request, &solution).is_some();
-        let pieces = crate::pieces::pieces(&request.problem, &solution.choices, at_least, alone);
+        let apart = Apart { from_disk: from_disk(request, &solution).is_some(), movable: request.movable };
+        let pieces = crate::pieces::pieces(&request.problem, &solution.choices, at_least, apart);
         Placement { solution, pieces, by_hand }.judged_again(request)
     }
 
@@ -162,11 +179,11 @@ pub fn no_fit(source: NoFit) -> SplitError {
 }
 
 /// A block may only go to a GPU that there is.
-fn refuse_missing(request: &Request, mut places: impl Iterator<Item = Place>) -> Result<(), SplitError> {
+fn refuse_missing<'a>(request: &Request, places: impl Iterator<Item = &'a Where>) -> Result<(), SplitError> {
     let gpus = request.problem.gpus.len();
-    match places.find(|place| matches!(place, Place::Gpu(gpu) if *gpu >= gpus)) {
-        Some(place) => Err(SplitError::setting(
-            format!("{place} is asked for, but there are {gpus} GPUs"),
+    match places.filter_map(|place| place.gpu()).find(|gpu| *gpu >= gpus) {
+        Some(gpu) => Err(SplitError::setting(
+            format!("gpu{gpu} is asked for, but there are {gpus} GPUs"),
             "give --vram one size for each GPU, such as 24G,12G",
         )),
         None => Ok(()),

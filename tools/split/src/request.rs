@@ -1,6 +1,6 @@
 //! What the planner is asked: the model's costs, the limits, the wish.
 
-use crate::cli::{GpuLayers, KvPlace, SplitArgs};
+use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
 use crate::complaint::{Complaint, Complaints};
 use crate::costs::Costs;
 use hpp_model::{Analysis, DEFAULT_CHUNK, Load, problem};
@@ -29,6 +29,8 @@ pub struct Request {
     pub options: Options,
     /// The limits as a plan says them.
     pub budgets: Budgets,
+    /// Whether blocks on a GPU are to be movable.
+    pub movable: bool,
 }
 
 impl Request {
@@ -46,7 +48,7 @@ impl Request {
         let complain = |finding: &hpp_schema::Finding| Complaint::in_file(&costs.label(), finding);
         let problem = problem(analysis, load, costs.source(), budget)
             .map_err(|findings| Complaints(findings.iter().map(complain).collect()))?;
-        Ok(Request { load, problem, options: args.planning.options(), budgets })
+        Ok(Request { load, problem, options: args.planning.options(), budgets, movable: args.movable })
     }
 }
 
@@ -82,7 +84,8 @@ fn budget(args: &SplitArgs, costs: &Costs) -> (Budget, Vec<u64>) {
 fn gpus_by_hand(args: &SplitArgs) -> usize {
     let layers = usize::from(matches!(args.gpu_layers, Some(GpuLayers::Count(count)) if count > 0));
     let assigned = args.assign.as_ref().and_then(|assign| assign.highest_gpu()).map_or(0, |gpu| gpu + 1);
-    layers.max(assigned)
+    let streamed = usize::from(matches!(args.planning.stream, Some(Stream::Count(_))));
+    layers.max(streamed).max(assigned)
 }
 
 /// What the plan has to carry: everything in one prefill pass on the host, chunks where a GPU's workspace is planned.

@@ -1,6 +1,6 @@
 //! Settings that make no sense whatever the model is, all of them at once.
 
-use crate::cli::{GpuLayers, Mechanisms, SplitArgs};
+use crate::cli::{GpuLayers, SplitArgs, Stream};
 use crate::complaint::Complaints;
 
 /// Everything wrong with the settings themselves.
@@ -27,22 +27,31 @@ fn sizes(args: &SplitArgs, found: &mut Complaints) {
 
 fn streaming(args: &SplitArgs, found: &mut Complaints) {
     let planning = &args.planning;
-    let only_looks = args.dry_run || planning.sweep_vram.is_some() || planning.trace.is_some();
-    let streams = planning.mechanisms == Mechanisms::All;
-    found.require(
-        !streams || only_looks,
-        "the runtime cannot stream weights yet, so no plan can be written with --mechanisms all",
-        "add --dry-run, --sweep-vram or --trace to see what streaming would bring, or leave --mechanisms out",
-    );
     found.require(
         planning.slots != Some(0),
         "a ring of 0 slots holds nothing",
         "give --slots 1 or more; 3 or 4 do best",
     );
     found.require(
-        planning.slots.is_none() || streams,
-        "--slots are for streamed weights, and --mechanisms resident,cpu streams none",
-        "add --mechanisms all, or leave --slots out",
+        planning.slots.is_none() || args.streams(),
+        "--slots are for weights streamed to a GPU, and nothing is streamed",
+        "add --stream auto or --stream N, or leave --slots out",
+    );
+    found.require(
+        planning.stream != Some(Stream::Count(0)),
+        "--stream 0 streams nothing",
+        "give --stream a number of layers, or leave it out",
+    );
+    let (planned, counted) = (planning.stream == Some(Stream::Auto), matches!(planning.stream, Some(Stream::Count(_))));
+    found.require(
+        !(planned && matches!(args.gpu_layers, Some(GpuLayers::Count(_)))),
+        "--stream auto lets the planner decide, and --gpu-layers with a number leaves it nothing to decide",
+        "give --stream a number of layers, or leave --gpu-layers out",
+    );
+    found.require(
+        !(counted && args.gpu_layers == Some(GpuLayers::Auto)),
+        "--gpu-layers auto lets the planner decide, and --stream with a number leaves it nothing to decide",
+        "give --gpu-layers a number, or say --stream auto",
     );
 }
 
@@ -54,10 +63,10 @@ fn targets(args: &SplitArgs, found: &mut Complaints) {
 }
 
 fn by_hand(args: &SplitArgs, found: &mut Complaints) {
-    let by_hand = matches!(args.gpu_layers, Some(GpuLayers::Count(_))) || args.assign.is_some();
+    let by_hand = args.by_hand();
     let planning = &args.planning;
     let what = "there is nothing to plan where blocks are placed by hand";
-    let hint = "leave --gpu-layers and --assign out, or --sweep-vram and --refine";
+    let hint = "leave --gpu-layers, --stream and --assign out, or --sweep-vram and --refine";
     found.require(!by_hand || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
 }
 
@@ -75,6 +84,9 @@ fn refining(args: &SplitArgs, found: &mut Complaints) {
     let only_looks = args.dry_run || planning.sweep_vram.is_some();
     let hint = "leave --refine out, or --dry-run and --sweep-vram";
     found.require(!only_looks, "--refine writes plans and runs them, which a look does not", hint);
-    let streams = planning.mechanisms == Mechanisms::All;
-    found.require(!streams, "--refine runs plans, and the runtime cannot stream weights yet", "leave --mechanisms out");
+    found.require(
+        !planning.plans_streaming(),
+        "--refine learns what a partition takes, and one that is streamed waits for its weights as well",
+        "leave --refine out, or --stream and --mechanisms all",
+    );
 }

@@ -33,7 +33,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &placement, path)?;
     }
-    let plan = match only_looks(args) {
+    let plan = match args.dry_run {
         true => plan,
         false => write(args, &analysis, &parts, plan, &target)?,
     };
@@ -42,7 +42,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         false => None,
     };
     print::all(args, &plan, explained.as_ref(), &tried);
-    if !only_looks(args) {
+    if !args.dry_run {
         print::written(&target);
     }
     Ok(())
@@ -130,16 +130,11 @@ fn cut_where_states_stay_whole(
     }
 }
 
-/// Whether no plan is to be written. What streams cannot be run, so it is only looked at.
-fn only_looks(args: &SplitArgs) -> bool {
-    args.dry_run || args.planning.mechanisms == crate::cli::Mechanisms::All
-}
-
 fn default_out(analysis: &Analysis) -> PathBuf {
     PathBuf::from(format!("{}.hpp", analysis.name))
 }
 
 fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, target: &Path) -> Result<Plan, SplitError> {
-    let how = How { force: args.force, pack: args.pack, hash_weights: args.hash_weights };
+    let how = How { force: args.force, pack: args.pack, hash_weights: args.hash_weights, lifted: args.lifted() };
     Writing::begin(how, analysis, target)?.finish(parts, plan)
 }

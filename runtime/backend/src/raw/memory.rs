@@ -51,6 +51,16 @@ impl HostMemory {
         Ok(())
     }
 
+    /// Copies the first bytes to other pages.
+    pub fn copy(&self, to: &HostMemory, bytes: u64) -> Result<(), BackendError> {
+        let length = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let (from, into) = (self.within(0, length, "read")?, to.within(0, length, "written")?);
+        // SAFETY: `within` checked both ranges; pages of different owners do not overlap, and `copy` allows for one owner; no
+        // run is using them (see `Memory`).
+        unsafe { std::ptr::copy(self.address().add(from), to.address().add(into), length) };
+        Ok(())
+    }
+
     fn within(&self, offset: u64, length: usize, doing: &str) -> Result<usize, BackendError> {
         let start = usize::try_from(offset).ok();
         let end = start.and_then(|start| start.checked_add(length));

@@ -26,9 +26,12 @@ pub struct MockUpload {
     took: Rc<RefCell<Took>>,
 }
 
+/// When a copy to a memory begins and ends, as far as is known.
+type Way = (MemoryId, Rc<RefCell<Took>>);
+
 /// Copies on their way to each memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Uploads(Rc<RefCell<Vec<(MemoryId, Rc<RefCell<Took>>)>>>);
+pub(super) struct Uploads(Rc<RefCell<Vec<Way>>>);
 
 impl MockSource {
     pub(super) fn read(weights: &[WeightSpec]) -> Result<Self, BackendError> {

@@ -28,7 +28,7 @@ impl<B: Backend> Slots<B> {
         let mut slots = Slots { weights: stages.iter().map(|_| None).collect(), rings: vec![], poison: None };
         let ahead = options.weights != WeightReads::OnTime;
         for device in &plan.devices {
-            let mut making = Making { areas, plan, dir, stages, device: &device.name, ahead, options, reporter };
+            let making = Making { areas, plan, dir, stages, device: &device.name, ahead, options, reporter };
             making.device(device.ring.map(|ring| ring.slots), &mut slots)?;
         }
         let largest = slots.weights.iter().flatten().flat_map(|weights| &weights.sizes).max().copied();
@@ -59,20 +59,30 @@ struct Making<'a, B: Backend> {
 }
 
 impl<B: Backend> Making<'_, B> {
-    fn device(&mut self, planned: Option<u32>, slots: &mut Slots<B>) -> Result<(), EngineError> {
+    fn device(&self, planned: Option<u32>, slots: &mut Slots<B>) -> Result<(), EngineError> {
         let mut pinned = self.options.pinned.unwrap_or(u64::MAX);
-        let mut resident = Vec::new();
-        let mut streamed = Vec::new();
+        let mut memories = Vec::new();
         for (number, stage) in self.stages.iter().enumerate().filter(|(_, stage)| stage.device == self.device) {
             let Some(form) = self.form(stage).filter(|form| !form.weights.is_empty()) else { continue };
-            slots.weights[number] = Some(self.weights(stage, &form, &mut pinned)?);
-            if form.residency == Residency::Streamed { streamed.push(number) } else { resident.push(number) }
+            let weights = self.weights(stage, &form, &mut pinned)?;
+            memories.push(weights.memory);
+            slots.weights[number] = Some(weights);
         }
-        let Some(memory) = slots.weights.iter().zip(self.stages).find_map(|(weights, stage)| {
-            weights.as_ref().filter(|_| stage.device == self.device).map(|weights| weights.memory)
-        }) else {
-            return Ok(());
-        };
+        // One, but where some sessions are on the host because the device's provider does not have them.
+        memories.sort_unstable();
+        memories.dedup();
+        memories.into_iter().try_for_each(|memory| self.memory(memory, planned, slots))
+    }
+
+    /// Slots in one memory: a ring for what is streamed, then one for each stage that stays.
+    fn memory(&self, memory: MemoryId, planned: Option<u32>, slots: &mut Slots<B>) -> Result<(), EngineError> {
+        let (mut resident, mut streamed) = (Vec::new(), Vec::new());
+        for (number, stage) in self.stages.iter().enumerate().filter(|(_, stage)| stage.device == self.device) {
+            if slots.weights[number].as_ref().is_some_and(|weights| weights.memory == memory) {
+                let streams = self.form(stage).is_some_and(|form| form.residency == Residency::Streamed);
+                if streams { streamed.push(number) } else { resident.push(number) }
+            }
+        }
         let sizes = self.plan.slot(self.device);
         let mut ring = match streamed.is_empty() {
             true => None,

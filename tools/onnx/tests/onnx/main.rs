@@ -7,6 +7,7 @@ mod extract;
 mod flatten;
 mod head;
 mod hostile;
+mod lift;
 mod models;
 mod read;
 mod round;

@@ -1,6 +1,6 @@
 //! Options that say what to plan with, and for what.
 
-use super::VramRange;
+use super::{Stream, VramRange};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -30,10 +30,14 @@ pub struct PlanningArgs {
     /// Refuse a plan whose first token is expected later than this.
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub first_token_within: Option<f64>,
-    /// What the runtime may do with weights. It cannot stream to a GPU yet: `all` is for --dry-run, --sweep-vram and --trace.
+    /// What the runtime may do with weights.
     #[arg(long, value_enum, default_value_t = Mechanisms::ResidentCpuDisk)]
     pub mechanisms: Mechanisms,
-    /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster].
+    /// Stream layers to the GPU: `auto` lets the planner decide which blocks and in which phase; a number, or `all`, streams so
+    /// many of the layers that would compute on the host, spread evenly among them so that copies overlap with its work.
+    #[arg(long, value_name = "auto|N|all")]
+    pub stream: Option<Stream>,
+    /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster; 3 by hand].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
 
@@ -85,6 +89,11 @@ pub enum Mechanisms {
 }
 
 impl PlanningArgs {
+    /// Whether the planner may stream weights to a GPU.
+    pub fn plans_streaming(&self) -> bool {
+        self.mechanisms == Mechanisms::All || self.stream == Some(Stream::Auto)
+    }
+
     /// The same as the planner takes it.
     pub fn options(&self) -> hpp_partition::Options {
         hpp_partition::Options {
@@ -98,6 +107,7 @@ impl PlanningArgs {
                 Objective::Mixed => hpp_partition::Objective::Mixed,
             },
             mechanisms: match self.mechanisms {
+                _ if self.plans_streaming() => hpp_partition::Mechanisms::All,
                 Mechanisms::ResidentCpu => hpp_partition::Mechanisms::ResidentCpu,
                 Mechanisms::ResidentCpuDisk => hpp_partition::Mechanisms::ResidentCpuDisk,
                 Mechanisms::All => hpp_partition::Mechanisms::All,

@@ -24,6 +24,26 @@ impl FromStr for GpuLayers {
     }
 }
 
+/// `--stream`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// The planner decides.
+    Auto,
+    /// So many of the layers that would compute on the host.
+    Count(u64),
+}
+
+impl FromStr for Stream {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Stream::Auto),
+            "all" => Ok(Stream::Count(u64::MAX)),
+            _ => text.parse().map(Stream::Count).map_err(|_| "write a number of layers, `all` or `auto`".to_owned()),
+        }
+    }
+}
+
 /// `--kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvPlace {

@@ -3,4 +3,5 @@
 mod costs;
 mod outputs;
 mod refusals;
+mod streaming;
 mod support;

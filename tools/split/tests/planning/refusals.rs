@@ -19,8 +19,7 @@ fn every_setting_that_makes_no_sense_is_named_at_once() {
 #[test]
 fn settings_that_do_not_go_together() {
     for (more, words) in [
-        (&["--mechanisms", "all"][..], &["cannot stream", "--dry-run"][..]),
-        (&["--slots", "3"], &["--slots"]),
+        (&["--slots", "3"][..], &["--slots", "--stream"][..]),
         (&["--refine", "8", "--dry-run"], &["--refine"]),
         (&["--refine", "0"], &["0 tokens"]),
         (&["--refine", "8", "--machine", &machine("mini-pc.yaml")], &["--refine", "--machine"]),
