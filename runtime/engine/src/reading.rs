@@ -63,16 +63,17 @@ impl<B: Backend> Engine<B> {
 
     /// Lets go of what a stage's run has used, and brings on into the room that makes.
     pub(crate) fn weights_leave(&mut self, stage: usize) -> Result<(), EngineError> {
-        let Engine { stages, sessions, reading, .. } = self;
-        if reading.concerns(stage) {
-            let left = sessions[stages[stage].session].release().and_then(|()| {
-                reading.left(stage);
-                read_on(reading, stages, sessions)
-            });
-            return left.map_err(|source| stages[stage].failed("letting go of its weights", source));
-        }
-        let Engine { slots, areas, stages, .. } = self;
-        slots.leave(areas, stage).map_err(|source| stages[stage].failed("letting go of its weights", source))
+        let Engine { stages, sessions, reading, slots, areas, .. } = self;
+        // Also where nothing is read for it: a session may let go of what a run has touched of mapped weights, and while they
+        // are tried it looks at what that was.
+        let left = sessions[stages[stage].session].release().and_then(|()| {
+            if !reading.concerns(stage) {
+                return slots.leave(areas, stage);
+            }
+            reading.left(stage);
+            read_on(reading, stages, sessions)
+        });
+        left.map_err(|source| stages[stage].failed("letting go of its weights", source))
     }
 
     /// A pass begins, behind which comes another of phase `then`.

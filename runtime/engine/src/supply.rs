@@ -24,6 +24,8 @@ pub(crate) struct Chunk {
 pub(crate) struct Supply {
     /// What a pass of each phase needs, in order; chunks of one stage follow each other.
     orders: [Vec<Chunk>; 2],
+    /// By stage, as far as there are any: whether it has chunks.
+    concerned: Vec<bool>,
     /// Whether anything is brought before its stage is about to run.
     ahead: bool,
     room: u64,
@@ -49,12 +51,15 @@ impl Supply {
         let largest = stages.map(|own| own.iter().map(|chunk| chunk.room).sum::<u64>()).max().unwrap_or(0);
         let held = VecDeque::with_capacity(orders.iter().map(Vec::len).sum());
         let (room, next, then) = (room.max(largest), (Phase::Prefill, 0), None);
-        Supply { orders, ahead, room, used: 0, held, next, then }
+        let stages = orders.iter().flatten().map(|chunk| chunk.stage + 1).max().unwrap_or(0);
+        let mut concerned = vec![false; stages];
+        orders.iter().flatten().for_each(|chunk| concerned[chunk.stage] = true);
+        Supply { orders, concerned, ahead, room, used: 0, held, next, then }
     }
 
     /// Whether anything is brought for this stage.
     pub fn concerns(&self, stage: usize) -> bool {
-        self.orders.iter().flatten().any(|chunk| chunk.stage == stage)
+        self.concerned.get(stage).copied().unwrap_or(false)
     }
 
     /// A pass begins, and behind it comes another of this phase.
