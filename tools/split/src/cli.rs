@@ -132,7 +132,14 @@ impl SplitArgs {
     /// Whether weights may be streamed to a GPU: planned so, or by hand.
     pub fn streams(&self) -> bool {
         let assigned = self.assign.as_ref().is_some_and(Assign::streams);
-        self.planning.plans_streaming() || self.planning.stream.is_some() || assigned
+        let planned = self.planning.mechanisms.is_none() && !self.by_hand() && !self.stands_against_streaming();
+        self.planning.asks_for_streaming() || self.planning.stream.is_some() || assigned || planned
+    }
+
+    /// Whether weights are not to be streamed where nobody asks for it: what is refined must run as it was measured, and state
+    /// that lies on the host visits where a block computes.
+    pub fn stands_against_streaming(&self) -> bool {
+        self.planning.refine.is_some() || self.kv == KvPlace::Cpu
     }
 
     /// Whether a person places blocks.

@@ -8,7 +8,8 @@ use crate::request::READ_AHEAD;
 use crate::request::Request;
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
-    Block, Choice, NoFit, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan, stream_layers, usage,
+    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan,
+    stream_layers, usage,
 };
 
 /// Slots of a ring where blocks are streamed by hand and nobody says how many: one computes, one is ready, one is on its way.
@@ -28,11 +29,34 @@ pub struct Placement {
 /// Decides where every block computes.
 pub fn place(request: &Request, args: &SplitArgs) -> Result<Placement, SplitError> {
     let (solution, by_hand) = choose(request, args)?;
-    let placement = Placement::new(request, args.partitions, solution, by_hand);
+    let placement = match by_hand {
+        true => Placement::new(request, args.partitions, solution, true),
+        false => planned(request, args, solution),
+    };
     placement.check(request)?;
     refuse_split_kv(&request.problem.blocks, &placement.solution.choices, args.kv)?;
     refuse_too_many(&placement.pieces, args.max_partitions)?;
     Ok(placement)
+}
+
+/// A planner's solution cut into pieces, or a simpler one that takes less when its pieces are priced.
+pub fn planned(request: &Request, args: &SplitArgs, solution: Solution) -> Placement {
+    let placement = Placement::new(request, args.partitions, solution, false);
+    in_one_place(request, args, &placement).unwrap_or(placement)
+}
+
+/// The best placement in which every block computes in one place and stays there, where that takes less. Blocks that are streamed
+/// or change their place between phases are pieces of their own in both; starting those pieces is priced only here.
+fn in_one_place(request: &Request, args: &SplitArgs, planned: &Placement) -> Option<Placement> {
+    let moves = |choice: &Choice| choice.prefill != choice.decode || matches!(choice.decode, Where::Streamed(_));
+    if !planned.solution.choices.iter().any(moves) {
+        return None;
+    }
+    let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
+    let other = Placement::new(request, args.partitions, plan(&request.problem, &options).ok()?, false);
+    let bound_ms = planned.solution.bound_ms;
+    let solution = Solution { bound_ms, proven: false, ..other.solution.clone() };
+    (other.solution.objective_ms < planned.solution.objective_ms).then_some(Placement { solution, ..other })
 }
 
 fn choose(request: &Request, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {

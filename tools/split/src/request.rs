@@ -13,13 +13,13 @@ const UNLIMITED: u64 = 1 << 50;
 const HOST_SHARE: u64 = 16;
 
 /// Host memory the process takes beside weights, state and activations: the runtime's library, its arena, its tables.
-const PROCESS: u64 = 64 << 20;
+pub const PROCESS: u64 = 64 << 20;
 /// Weights read ahead of the block that is needed next, bytes: what a disk of 4 GB/s reads in 4 ms, longer than a block on the
 /// host computes where reading is the bottleneck.
 pub const READ_AHEAD: u64 = 16 << 20;
 
 /// A planning problem and how it is to be solved.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// What the costs are counted for.
     pub load: Load,
@@ -48,7 +48,8 @@ impl Request {
         let complain = |finding: &hpp_schema::Finding| Complaint::in_file(&costs.label(), finding);
         let problem = problem(analysis, load, costs.source(), budget)
             .map_err(|findings| Complaints(findings.iter().map(complain).collect()))?;
-        Ok(Request { load, problem, options: args.planning.options(), budgets, movable: args.movable })
+        let against = args.stands_against_streaming();
+        Ok(Request { load, problem, options: args.planning.options(against), budgets, movable: args.movable })
     }
 }
 

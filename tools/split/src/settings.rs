@@ -85,7 +85,7 @@ fn refining(args: &SplitArgs, found: &mut Complaints) {
     let hint = "leave --refine out, or --dry-run and --sweep-vram";
     found.require(!only_looks, "--refine writes plans and runs them, which a look does not", hint);
     found.require(
-        !planning.plans_streaming(),
+        !planning.asks_for_streaming(),
         "--refine learns what a partition takes, and one that is streamed waits for its weights as well",
         "leave --refine out, or --stream and --mechanisms all",
     );

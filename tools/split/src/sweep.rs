@@ -2,6 +2,7 @@
 
 use crate::cli::{SplitArgs, VramRange};
 use crate::error::SplitError;
+use crate::place::planned;
 use crate::predict::round;
 use crate::request::{Request, default_margin};
 use crate::stdout;
@@ -69,11 +70,15 @@ pub fn run(request: &Request, args: &SplitArgs, range: VramRange, source: &str) 
 }
 
 fn point(request: &Request, args: &SplitArgs, vram: u64) -> Point {
-    let mut problem = request.problem.clone();
-    problem.budget.margin = args.margin.map_or(default_margin(&[vram]), |size| size.0);
-    let solution = sweep(&problem, &request.options, &[vram]).pop().map(|point| point.solution);
+    let mut request = request.clone();
+    request.problem.budget.margin = args.margin.map_or(default_margin(&[vram]), |size| size.0);
+    let solution = sweep(&request.problem, &request.options, &[vram]).pop().map(|point| point.solution);
+    request.problem.budget.vram.fill(vram);
     match solution {
-        Some(Ok(solution)) => Point { vram, plan: Some(expectation(&solution)), refused: None },
+        Some(Ok(solution)) => {
+            let placement = planned(&request, args, solution);
+            Point { vram, plan: Some(expectation(&placement.solution)), refused: None }
+        }
         Some(Err(no_fit)) => {
             let refused = format!("{} needs {}", no_fit.place, ByteSize(no_fit.smallest()).human());
             Point { vram, plan: None, refused: Some(refused) }

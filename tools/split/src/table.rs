@@ -1,5 +1,6 @@
 //! The plan as a person reads it.
 
+use crate::request::PROCESS;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::{Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, Plan, Residency};
 use std::fmt::Write as _;
@@ -122,9 +123,10 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         .map_or(String::new(), |ring| format!(", {} slots of {} in it", ring.slots, ring.slot_bytes.human()));
     let slots = match device.window {
         Some(window) => format!(
-            ", {} of weights locked and {} for those on their way from disk in it",
+            ", {} of weights locked and {} for those on their way from disk in it; {} are for the process itself",
             ByteSize(weights).human(),
-            window.human()
+            window.human(),
+            ByteSize(PROCESS).human()
         ),
         None => slots,
     };

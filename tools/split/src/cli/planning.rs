@@ -30,9 +30,9 @@ pub struct PlanningArgs {
     /// Refuse a plan whose first token is expected later than this.
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub first_token_within: Option<f64>,
-    /// What the runtime may do with weights.
-    #[arg(long, value_enum, default_value_t = Mechanisms::ResidentCpuDisk)]
-    pub mechanisms: Mechanisms,
+    /// What the runtime may do with weights [default: all; resident,cpu,disk with --refine and with --kv cpu].
+    #[arg(long, value_enum)]
+    pub mechanisms: Option<Mechanisms>,
     /// Stream layers to the GPU: `auto` lets the planner decide which blocks and in which phase; a number, or `all`, streams so
     /// many of the layers that would compute on the host, spread evenly among them so that copies overlap with its work.
     #[arg(long, value_name = "auto|N|all")]
@@ -89,13 +89,13 @@ pub enum Mechanisms {
 }
 
 impl PlanningArgs {
-    /// Whether the planner may stream weights to a GPU.
-    pub fn plans_streaming(&self) -> bool {
-        self.mechanisms == Mechanisms::All || self.stream == Some(Stream::Auto)
+    /// Whether the planner is asked to stream weights to a GPU.
+    pub fn asks_for_streaming(&self) -> bool {
+        self.mechanisms == Some(Mechanisms::All) || self.stream == Some(Stream::Auto)
     }
 
-    /// The same as the planner takes it.
-    pub fn options(&self) -> hpp_partition::Options {
+    /// The same as the planner takes it. Where nobody says, weights may be streamed unless something stands `against` it.
+    pub fn options(&self, against: bool) -> hpp_partition::Options {
         hpp_partition::Options {
             planner: match self.planner {
                 Planner::Exact => hpp_partition::Planner::Exact,
@@ -107,10 +107,11 @@ impl PlanningArgs {
                 Objective::Mixed => hpp_partition::Objective::Mixed,
             },
             mechanisms: match self.mechanisms {
-                _ if self.plans_streaming() => hpp_partition::Mechanisms::All,
-                Mechanisms::ResidentCpu => hpp_partition::Mechanisms::ResidentCpu,
-                Mechanisms::ResidentCpuDisk => hpp_partition::Mechanisms::ResidentCpuDisk,
-                Mechanisms::All => hpp_partition::Mechanisms::All,
+                _ if self.asks_for_streaming() => hpp_partition::Mechanisms::All,
+                Some(Mechanisms::ResidentCpu) => hpp_partition::Mechanisms::ResidentCpu,
+                Some(Mechanisms::ResidentCpuDisk) => hpp_partition::Mechanisms::ResidentCpuDisk,
+                None if against => hpp_partition::Mechanisms::ResidentCpuDisk,
+                None | Some(Mechanisms::All) => hpp_partition::Mechanisms::All,
             },
             slots: self.slots,
         }

@@ -19,7 +19,7 @@ fn every_setting_that_makes_no_sense_is_named_at_once() {
 #[test]
 fn settings_that_do_not_go_together() {
     for (more, words) in [
-        (&["--slots", "3"][..], &["--slots", "--stream"][..]),
+        (&["--slots", "3", "--mechanisms", "resident,cpu,disk"][..], &["--slots", "--stream"][..]),
         (&["--refine", "8", "--dry-run"], &["--refine"]),
         (&["--refine", "0"], &["0 tokens"]),
         (&["--refine", "8", "--machine", &machine("mini-pc.yaml")], &["--refine", "--machine"]),
