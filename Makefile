@@ -6,10 +6,17 @@ DEMO_MODEL ?= fixtures/models/genai/llama3-fp32-cpu
 DEMO_VRAM ?= 6M
 DEMO_PROMPT ?= Once upon a time
 
-.PHONY: help deps demo test schemas bench bench-deps bench-llama-cpp clean-deps
+# 0.9 GB in 4 bits, and a quarter of that; a process may use a little more than the plan, for what the kernel needs of its own.
+DISK := out/demo-disk
+DISK_SHAPE := --layers 32 --hidden 2048 --intermediate 5632 --heads 32 --kv-heads 8 --vocab 512 --context 2048 --dtype int4
+DISK_RAM ?= 216M
+DISK_LIMIT ?= 232M
+
+.PHONY: help deps demo demo-disk test schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
+	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
 	@echo "make test    fetch what the tests need, run them all"
 	@echo "make bench   the measurements of the README, as one table (a few GB of disk, half an hour)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
@@ -22,6 +29,14 @@ demo: deps
 	cargo build --release --locked -p hpp-split -p hpp-exec
 	$(TARGET)/release/hpp-split $(DEMO_MODEL) --vram $(DEMO_VRAM) --out out/demo --force
 	tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec out/demo/plan.yaml --prompt "$(DEMO_PROMPT)" --max-new 32
+
+demo-disk: deps
+	cargo build --release --locked -p hpp-fixtures -p hpp-profile -p hpp-split -p hpp-exec
+	@mkdir -p $(DISK)
+	[ -e $(DISK)/model/tokenizer_config.json ] || $(TARGET)/release/hpp-fixtures llama $(DISK_SHAPE) $(DISK)/model
+	tools/scripts/with-deps.sh $(TARGET)/release/hpp-profile $(DISK)/model --quick --providers cpu --contexts 128 --prefill-tokens 16,128 --out $(DISK)/profile.yaml --force
+	$(TARGET)/release/hpp-split $(DISK)/model --profile $(DISK)/profile.yaml --ram $(DISK_RAM) --context 256 --prompt-tokens 16 --new-tokens 32 --out $(DISK)/plan --force
+	tools/scripts/with-memory.sh $(DISK_LIMIT) tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec $(DISK)/plan --prompt "$(DEMO_PROMPT)" --max-new 32 --ignore-eos
 
 test:
 	@tools/scripts/deps.sh test

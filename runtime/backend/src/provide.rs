@@ -149,13 +149,20 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
 /// A session on the host whose weights are mapped from their file, all of them: where kernels want another layout, from a file
 /// that has it.
 fn from_disk(runtime: &Runtime, spec: &SessionSpec<'_>, control: &OrtControl) -> Result<Made, BackendError> {
-    let prepared = spec.prepared.filter(|_| peek::needs_packing(spec.model));
+    // Tables of which a token reads one row are not packed.
+    let is_table = spec.keep == Keep::Mapped { rows: true };
+    let prepared = spec.prepared.filter(|_| !is_table && peek::needs_packing(spec.model));
     let (file, mapped_from) = match &prepared {
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
             let make = |place: &Path| {
                 let saving = saving(on_host(runtime, spec, true)?, place, spec.partition)?;
-                commit(saving, spec, control).map(drop)
+                let session = commit(saving, spec, control)?;
+                let read = streamed::mapped_under(spec.weights_dir);
+                drop(session);
+                // From now on these are read from another file.
+                streamed::forget(&read);
+                Ok(())
             };
             let place = streamed::find_or_make(prepared, spec.partition, &made_for, make)?;
             (place.join(streamed::MODEL), place)

@@ -1,9 +1,13 @@
 //! What reading weights from disk cost, for programs and for people.
 
+use crate::generate::Generated;
 use crate::report::millis;
 use hpp_engine::Telemetry;
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, Predictions};
 use serde::Serialize;
+
+/// A token that takes so many times as long as predicted deserves a word, where the disk is to blame.
+const SLOW: f64 = 1.5;
 
 /// Weights read from disk while a plan ran.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,6 +41,26 @@ pub fn line(reads: Option<&DiskReads>) -> String {
     )
 }
 
+/// What a person should know where a plan is slower than predicted because the disk is; `None` where it is not, or where
+/// something else is to blame.
+pub fn slower(predicted: &Predictions, generated: &Generated, telemetry: &Telemetry) -> Option<String> {
+    let (reads, predicted) = (DiskReads::new(telemetry)?, predicted.decode_ms);
+    let more = generated.tokens.len().saturating_sub(1);
+    let took = millis(generated.decode) / more.max(1) as f64;
+    let all = millis(generated.prefill) + millis(generated.decode);
+    let waits = reads.stall_ms / all.max(f64::MIN_POSITIVE);
+    // Most of what is more than predicted is waiting.
+    let is_slow = more > 0 && predicted > 0.0 && took > SLOW * predicted && took * waits > (took - predicted) / 2.0;
+    is_slow.then(|| {
+        format!(
+            "slower than planned: {took:.1} ms a token, {predicted:.1} were expected; the disk brings {:.2} GB/s and is waited for \
+             {:.0} % of the time. More --ram reads less from it; with a profile of this machine (hpp-profile) the plan knows it",
+            reads.gb_per_second,
+            100.0 * waits.min(1.0)
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,5 +77,45 @@ mod tests {
         let reads = DiskReads::new(&telemetry).unwrap();
         assert_eq!(reads.gb_per_second, 1.5);
         assert_eq!(line(Some(&reads)), "disk: 2.79 GiB of weights at 1.50 GB/s, waited for 500 of 2000 ms\n");
+    }
+
+    /// Ten tokens in `decode` milliseconds, of which `stalls` were waiting, where 100 ms a token were predicted.
+    fn said(decode: u64, stalls: u64) -> Option<String> {
+        let mut telemetry = Telemetry { read_bytes: 1_000_000_000, ..Telemetry::default() };
+        telemetry.reads.time = Duration::from_millis(decode);
+        telemetry.stalls.time = Duration::from_millis(stalls);
+        let generated = Generated {
+            tokens: vec![7; 11],
+            text: None,
+            finish: crate::generate::FinishReason::Length,
+            reused: 0,
+            first_token: None,
+            prefill: Duration::ZERO,
+            decode: Duration::from_millis(decode),
+        };
+        let predicted = Predictions {
+            source: "static".into(),
+            decode_ms: 100.0,
+            time_to_first_token_ms: 0.0,
+            prompt_tokens: 1,
+            decode_tokens_per_second: 10.0,
+            decode_context: 0,
+            new_tokens: 0,
+            limit: None,
+            objective: None,
+        };
+        slower(&predicted, &generated, &telemetry)
+    }
+
+    #[test]
+    fn a_disk_slower_than_planned_is_named_and_nothing_else_is_blamed_on_it() {
+        let slow = said(4000, 3200).unwrap();
+        assert!(
+            slow.starts_with("slower than planned: 400.0 ms a token, 100.0 were expected; the disk brings 0.25 GB/s"),
+            "{slow}"
+        );
+        assert!(slow.contains("for 80 % of the time"), "{slow}");
+        assert_eq!(said(1400, 1200), None, "as planned, or nearly");
+        assert_eq!(said(4000, 100), None, "the processor is slow");
     }
 }

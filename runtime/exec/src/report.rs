@@ -10,6 +10,9 @@ use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
 
+/// Stages that a person reads one by one.
+const MOST_STAGES: usize = 8;
+
 /// The one JSON object of `--json`.
 #[derive(Debug, Serialize)]
 pub struct RunReport<'a> {
@@ -176,14 +179,21 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
     out
 }
 
-/// Stages as rows.
+/// Stages as rows. Where there are many, those that follow each other on one processor are one row with what they take together:
+/// a program that wants each reads `--json`.
 pub fn stage_table(stages: &[StageTimes]) -> String {
-    let rows = stages.iter().map(|s| {
+    let alike = |a: &StageTimes, b: &StageTimes| {
+        stages.len() > MOST_STAGES && (a.provider, &a.processor) == (b.provider, &b.processor)
+    };
+    let rows = stages.chunk_by(alike).map(|run| {
+        let (first, last) = (&run[0], &run[run.len() - 1]);
+        let name =
+            if run.len() > 1 { format!("{} to {}", first.partition, last.partition) } else { first.partition.clone() };
         vec![
-            s.partition.clone(),
-            format!("{} ({})", s.provider, s.processor),
-            format!("{:.1}", s.prefill_ms),
-            format!("{:.2}", s.decode_ms_per_token),
+            name,
+            format!("{} ({})", first.provider, first.processor),
+            format!("{:.1}", run.iter().map(|stage| stage.prefill_ms).sum::<f64>()),
+            format!("{:.2}", run.iter().map(|stage| stage.decode_ms_per_token).sum::<f64>()),
         ]
     });
     table(&["stage", "runs on", "prefill ms", "decode ms/token"], rows)
@@ -228,6 +238,27 @@ pub fn millis(time: Duration) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn many_stages_on_one_processor_are_one_row() {
+        let stage = |number: usize| StageTimes {
+            partition: format!("cpu_{number}"),
+            device: "cpu".into(),
+            provider: if number == 4 { "WebGPU" } else { "CPU" },
+            processor: "2 threads".into(),
+            load_ms: 0.0,
+            prefill_ms: 2.0,
+            decode_ms_per_token: 0.25,
+        };
+        let few: Vec<StageTimes> = (0..MOST_STAGES).map(stage).collect();
+        assert_eq!(stage_table(&few).lines().count(), 1 + MOST_STAGES);
+        let many: Vec<StageTimes> = (0..MOST_STAGES + 1).map(stage).collect();
+        let text = stage_table(&many);
+        let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(rows[0], ["cpu_0", "to", "cpu_3", "CPU", "(2", "threads)", "8.0", "1.00"]);
+        assert_eq!(rows[1], ["cpu_4", "WebGPU", "(2", "threads)", "2.0", "0.25"]);
+        assert_eq!(rows[2][..3], ["cpu_5", "to", "cpu_8"]);
+    }
 
     #[test]
     fn columns_line_up() {

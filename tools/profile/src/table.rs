@@ -10,12 +10,20 @@ use std::fmt::Write as _;
 /// Columns before the numbers.
 const TEXTS: usize = 3;
 
+/// A fit that is further off than this says nothing of the times between the measured ones.
+const DOUBTFUL: f64 = 0.5;
+/// Blocks that take less than this, milliseconds, are as quick as a clock is exact.
+const TELLING: f64 = 0.05;
+
 /// Costs of each class, the machine, and what the corpus showed.
 pub fn summary(profile: &Profile) -> String {
     let mut text = format!("{}\n\n", costs(profile));
     machine(profile, &mut text);
     if let Some(corpus) = &profile.corpus {
         let _ = writeln!(text, "{}", of_corpus(corpus));
+    }
+    for doubt in doubts(profile) {
+        let _ = writeln!(text, "{doubt}");
     }
     if let Some(verdict) = verdict(profile) {
         let kind = if verdict.flat { "flat" } else { "not flat" };
@@ -74,6 +82,34 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
     let worst = fits.map(|fit| fit.worst_relative_error).reduce(f64::max);
     row.push(worst.map_or("-".to_owned(), |worst| format!("{:.1} %", worst * 100.0)));
     row
+}
+
+/// Blocks whose times contradict each other, which they do where something else was computing meanwhile.
+fn doubts(profile: &Profile) -> Vec<String> {
+    let is_doubtful = |costs: &&ProviderCosts| {
+        let of = |phase: Phase| {
+            (phase.of(costs).fit, phase.of(costs).points.iter().filter_map(|point| point.ms).fold(0.0, f64::max))
+        };
+        let fits = Phase::ALL.map(of);
+        fits.iter()
+            .any(|(fit, longest)| *longest > TELLING && fit.is_some_and(|fit| fit.worst_relative_error > DOUBTFUL))
+    };
+    let mut doubts = Vec::new();
+    for provider in &profile.settings.providers {
+        let of = |class: &&ClassCosts| {
+            class.providers.iter().filter(|costs| costs.provider == *provider).any(|costs| is_doubtful(&costs))
+        };
+        let blocks: Vec<&str> = profile.classes.iter().filter(of).map(|class| class.block.as_str()).collect();
+        if !blocks.is_empty() {
+            doubts.push(format!(
+                "warning: the times of {} on {} contradict each other: was something else computing meanwhile? Measure again on an idle \
+                 machine before planning with them",
+                blocks.join(", "),
+                provider_name(*provider)
+            ));
+        }
+    }
+    doubts
 }
 
 /// Milliseconds with three digits that count.

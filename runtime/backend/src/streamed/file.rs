@@ -16,6 +16,8 @@ pub(super) struct WeightFile {
     file: File,
     /// Whether reads go past the page cache.
     direct: bool,
+    /// Bytes it had when it was opened.
+    bytes: u64,
     was: Identity,
 }
 
@@ -37,7 +39,16 @@ impl WeightFile {
             Err(error) => return Err(error),
         };
         let was = identity(&file)?;
-        Ok(WeightFile { path: path.to_owned(), file, direct, was })
+        Ok(WeightFile { path: path.to_owned(), file, direct, bytes: was.bytes, was })
+    }
+
+    /// A file that says it has so many bytes, whatever is behind it: with nothing there, reads end early; `/proc/self/mem` fails
+    /// where this process has no memory, as a disk does where it has a broken sector.
+    #[cfg(test)]
+    pub fn pretending(path: &Path, bytes: u64) -> Self {
+        let file = File::open(path).unwrap();
+        let was = identity(&file).unwrap();
+        WeightFile { path: path.to_owned(), file, direct: false, bytes, was }
     }
 
     pub fn descriptor(&self) -> RawFd {
@@ -46,7 +57,7 @@ impl WeightFile {
 
     /// Bytes that a read of `length` at `offset` must bring: less than asked for at the end of the file.
     pub fn expected(&self, offset: u64, length: usize) -> usize {
-        usize::try_from(self.was.bytes.saturating_sub(offset)).map_or(length, |left| left.min(length))
+        usize::try_from(self.bytes.saturating_sub(offset)).map_or(length, |left| left.min(length))
     }
 
     /// Reads at an offset; fewer bytes at the end of the file.

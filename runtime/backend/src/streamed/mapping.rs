@@ -1,7 +1,10 @@
 //! The mappings of files in this process, and putting memory of our own in their place.
 
 use super::file::SECTOR;
+use std::collections::BTreeSet;
+use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// A private mapping of a part of a file, page by page.
@@ -58,6 +61,15 @@ fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
         path: mapping.path.clone(),
     };
     [part(start, from), part(to, end)].into_iter().filter(|part| part.length > 0).collect()
+}
+
+/// Lets the system forget what it has cached of the files behind these mappings, as far as no process has it mapped.
+pub(crate) fn forget(mappings: &[Mapping]) {
+    let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| mapping.path.as_path()).collect();
+    for file in paths.into_iter().filter_map(|path| File::open(path).ok()) {
+        // SAFETY: advice on a descriptor that is open; it changes no contents.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+    }
 }
 
 impl Mapping {

@@ -13,9 +13,10 @@ mod reader;
 mod trial;
 mod weights;
 
-pub(crate) use mapping::Mapping;
+pub(crate) use mapping::{Mapping, forget};
 pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
 
+use crate::os;
 use hpp_engine::port::{Keep, Took};
 use hpp_engine::{BackendError, Reporter};
 use reader::Reader;
@@ -88,6 +89,8 @@ impl Readers {
             ));
             return Kept::InMemory;
         }
+        // Making a session leaves about a MiB of freed memory, which the heap would keep, and which weights could have.
+        os::trim_heap();
         let trial = Trial::new(mappings, dir, prepared);
         Kept::Unsettled(Unsettled { trial, readers: self.clone(), partition: partition.to_owned() })
     }

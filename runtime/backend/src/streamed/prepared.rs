@@ -8,9 +8,12 @@
 use super::align::align;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
+use hpp_schema::ByteSize;
+use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 /// The graph.
@@ -25,6 +28,8 @@ const SEAL: &str = "seal";
 const FORMAT: &str = "hpp-prepared-2";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
+/// Bytes that can be written where a disk is not full.
+const MORE: usize = 1 << 20;
 /// Samples of a file that its seal has.
 const SAMPLES: u64 = 64;
 
@@ -61,10 +66,30 @@ pub(crate) fn find_or_make(
         .and_then(|()| seal(&partial).map_err(failed(preparing())))
         .and_then(|()| fs::rename(&partial, &place).map_err(failed(preparing())));
     if let Err(error) = made {
+        let full = no_room(&partial);
         drop(fs::remove_dir_all(&partial));
-        return Err(error);
+        return Err(full.map_or(error, |cause| BackendError::Runtime { doing: preparing(), cause }));
     }
     Ok(place)
+}
+
+/// Why no more can be written there, where that is so: ONNX Runtime says only that it could not.
+fn no_room(partial: &Path) -> Option<String> {
+    let error = fs::write(partial.join("more"), vec![1; MORE]).err()?;
+    let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
+    Some(format!(
+        "{error}{free}. Weights laid out anew take about as much as the model's own files: make room, or put the plan on another \
+         disk (hpp-split --out)"
+    ))
+}
+
+/// Bytes that may still be written on the disk that holds a folder.
+fn free_space(folder: &Path) -> Option<u64> {
+    let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
+    let mut found = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
+    // SAFETY: a path that ends with a zero, and room for the answer, of which all zeros are a valid one.
+    let found = unsafe { (libc::statvfs(path.as_ptr(), found.as_mut_ptr()) == 0).then(|| found.assume_init()) }?;
+    Some(found.f_bavail * found.f_frsize)
 }
 
 /// Removes directories whose names are so.

@@ -175,12 +175,16 @@ fn through_ring(mut ring: IoUring, requests: &Mutex<Receiver<Request>>, board: &
             let result = match usize::try_from(entry.result()) {
                 Err(_) => Err(io::Error::from_raw_os_error(-entry.result())),
                 Ok(bytes) if read.done + bytes >= expected => Ok(()),
-                Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends too early")),
+                Ok(0) => Err(ends_early()),
                 Ok(bytes) => {
                     // Direct reads go on at a sector.
-                    read.done = (read.done + bytes) / SECTOR as usize * SECTOR as usize;
-                    waiting.push_back(read);
-                    continue;
+                    let done = (read.done + bytes) / SECTOR as usize * SECTOR as usize;
+                    if done > read.done {
+                        read.done = done;
+                        waiting.push_back(read);
+                        continue;
+                    }
+                    Err(ends_early())
                 }
             };
             read.request.file.forget(read.request.offset, read.request.length);
@@ -227,7 +231,7 @@ fn read_whole(request: &Request) -> io::Result<()> {
     let mut done = 0;
     while done < expected {
         match request.file.read_at(&mut bytes[done..], request.offset + done as u64) {
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends too early")),
+            Ok(0) => return Err(ends_early()),
             Ok(more) => done += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
@@ -236,10 +240,23 @@ fn read_whole(request: &Request) -> io::Result<()> {
     Ok(())
 }
 
+fn ends_early() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends too early")
+}
+
+#[cfg(test)]
+impl Reader {
+    /// One of each kind.
+    pub(super) fn each() -> [Self; 2] {
+        [Self::start().unwrap(), Self::with_threads().unwrap()]
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::os::Pages;
+    use std::path::Path;
 
     /// Reads a file of odd length in pieces, out of order, and compares.
     fn reads(reader: &Reader) {
@@ -284,7 +301,7 @@ mod tests {
 
     #[test]
     fn a_file_that_was_cut_short_is_an_error() {
-        for reader in [Reader::start().unwrap(), Reader::with_threads().unwrap()] {
+        for reader in Reader::each() {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("weights");
             std::fs::write(&path, vec![1; 3 * SECTOR as usize]).unwrap();
@@ -296,5 +313,63 @@ mod tests {
             let error = reader.wait(ticket).unwrap_err().to_string();
             assert!(error.contains("was changed while it was in use"), "{error}");
         }
+    }
+
+    /// Reads some sectors of a file.
+    fn read(reader: &Reader, file: WeightFile, offset: u64, sectors: usize) -> io::Result<(Duration, Duration)> {
+        let pages = Pages::reserve(sectors * SECTOR as usize).unwrap();
+        // SAFETY: `pages` outlives the wait.
+        let ticket = unsafe { reader.read(&Arc::new(file), offset, pages.address() as usize, pages.len()) };
+        reader.wait(ticket)
+    }
+
+    #[test]
+    fn a_disk_that_fails_is_an_error_and_the_next_read_is_none() {
+        for reader in Reader::each() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("weights");
+            std::fs::write(&path, vec![1; 2 * SECTOR as usize]).unwrap();
+            let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
+            let error = read(&reader, broken, 0, 1).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
+            read(&reader, WeightFile::open(&path).unwrap(), SECTOR, 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_read_that_brings_too_little_is_an_error() {
+        for reader in Reader::each() {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("weights");
+            // At a sector, and in the middle of one.
+            for bytes in [0, SECTOR, 2 * SECTOR + 1808] {
+                std::fs::write(&path, vec![1; bytes as usize]).unwrap();
+                let error = read(&reader, WeightFile::pretending(&path, 3 * SECTOR), 0, 3).unwrap_err();
+                assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{bytes} bytes: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_read_that_takes_long_does_not_hold_up_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        std::fs::write(&path, vec![1; SECTOR as usize]).unwrap();
+        // A pipe brings nothing until somebody writes to it. Calls at an offset know no pipes, so this is for the ring alone.
+        let (from, mut to) = io::pipe().unwrap();
+        let pipe = std::os::fd::AsRawFd::as_raw_fd(&from);
+        let slow = Arc::new(WeightFile::pretending(Path::new(&format!("/proc/self/fd/{pipe}")), SECTOR));
+        let reader = Reader::start().unwrap();
+        if reader.kind() != "io_uring" {
+            return;
+        }
+        let pages = Pages::reserve(SECTOR as usize).unwrap();
+        // SAFETY: `pages` outlives the wait.
+        let ticket = unsafe { reader.read(&slow, 0, pages.address() as usize, pages.len()) };
+        read(&reader, WeightFile::open(&path).unwrap(), 0, 1).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        io::Write::write_all(&mut to, &[7; SECTOR as usize]).unwrap();
+        let (began, ended) = reader.wait(ticket).unwrap();
+        assert!(began - ended >= Duration::from_millis(50), "{began:?} {ended:?}");
     }
 }

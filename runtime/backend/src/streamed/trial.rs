@@ -3,7 +3,7 @@
 //! Kernels that have packed copies do not look at all of the originals, which stay mapped beside them. What no run has touched
 //! is left mapped from its file: then it takes no memory, and should a run want it after all, it comes page by page.
 
-use super::mapping::Mapping;
+use super::mapping::{Mapping, forget};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -39,6 +39,7 @@ impl Trial {
             // SAFETY: as in `look`.
             unsafe { mapping.give_back() };
         }
+        forget(&mappings);
         Trial { used: used.unwrap_or_else(|| vec![false; mappings.len()]), mappings, note, known }
     }
 
@@ -57,6 +58,8 @@ impl Trial {
             // SAFETY: the mappings are the session's, which is alive, and still the file's: what is needed again comes again.
             unsafe { mapping.give_back() };
         }
+        // Nor is it to stay in memory as the system's copy: from now on it is read past that.
+        forget(&self.mappings);
     }
 
     /// The mappings that runs use: all of them where no run was seen to use any.

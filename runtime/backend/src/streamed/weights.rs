@@ -117,7 +117,7 @@ impl Weights {
         let waited = self.reader.wait(ticket);
         chunk.state = if waited.is_ok() { State::Present } else { State::Absent };
         let (began, ended) = waited.map_err(|error| BackendError::Runtime {
-            doing: format!("read weights from {}", chunk.file.path().display()),
+            doing: format!("read weights from {} at offset {}", chunk.file.path().display(), chunk.mapping.offset),
             cause: error.to_string(),
         })?;
         let now = now();
@@ -214,4 +214,54 @@ impl OnDemand {
 
 fn misfit(why: &str) -> BackendError {
     BackendError::Misfit { what: "a chunk of weights".into(), why: why.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::os::Pages;
+    use std::path::Path;
+
+    const BYTES: usize = 4096;
+
+    /// Two chunks: one of a file that is as it should be, one of a disk that fails.
+    fn weights(reader: Reader, dir: &Path) -> (Weights, Pages) {
+        let path = dir.join("weights");
+        std::fs::write(&path, vec![7; BYTES]).unwrap();
+        let pages = Pages::reserve(2 * BYTES).unwrap();
+        let chunk = |file: WeightFile, number: usize| {
+            let start = pages.address() as usize + number * BYTES;
+            let mapping = Mapping { start, length: BYTES, offset: 0, path: file.path().to_owned() };
+            Chunk { mapping, file: Arc::new(file), state: State::Absent }
+        };
+        let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
+        let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
+        let bytes = vec![BYTES as u64; 2];
+        (Weights { reader: Rc::new(reader), bytes, chunks, locked: 0, unlocked: None }, pages)
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_absent_and_no_run_begins() {
+        for reader in Reader::each() {
+            let dir = tempfile::tempdir().unwrap();
+            let (mut weights, pages) = weights(reader, dir.path());
+            for _ in 0..2 {
+                weights.begin(0).unwrap();
+                weights.begin(1).unwrap();
+                weights.finish(0, || Duration::ZERO).unwrap();
+                let error = weights.finish(1, || Duration::ZERO).unwrap_err().to_string();
+                assert!(error.contains("read weights from /proc/self/mem at offset 0"), "{error}");
+                assert!(error.contains("Input/output error"), "{error}");
+                // SAFETY: the first chunk was read, and no read is under way.
+                assert_eq!(unsafe { *pages.address() }, 7);
+                assert!(weights.check().unwrap_err().to_string().contains("it is not there"));
+                // Everything is let go; another pass may try again.
+                weights.release();
+                assert!(weights.check().is_err());
+            }
+            weights.begin(1).unwrap();
+            // What is being read when they are dropped is waited for.
+            drop(weights);
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! `hpp-exec PLAN --prompt ...`: continues one prompt, streaming the text or ending with one JSON object.
 
 use super::{Around, Feeds, context, load_session, needs_language_model};
+use crate::disk;
 use crate::error::ExecError;
 use crate::generate::{FinishReason, Generated, Request, Sink, generate};
 use crate::inputs::{Wanted, fit};
@@ -159,6 +160,9 @@ fn report(
     }
     if generated.finish == FinishReason::Length && session.room() == 0 {
         around.console.warn("the context is full; --context asks for more");
+    }
+    if let Some(slower) = disk::slower(&session.engine().plan().predictions, generated, &telemetry) {
+        around.console.warn(&slower);
     }
     around.console.say(&account(generated, request.prompt.len(), &telemetry, session.state_bytes()));
     Ok(if generated.finish == FinishReason::Cancelled { INTERRUPTED } else { 0 })

@@ -44,6 +44,23 @@ fn costs_machine_and_corpus_are_said() {
 }
 
 #[test]
+fn times_that_contradict_each_other_are_doubted() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu]));
+    sample::time_all(&mut profile, Provider::Cpu, 2.0);
+    derive(&mut profile);
+    assert!(!summary(&profile).contains("contradict"), "{}", summary(&profile));
+    let fit = profile.classes[1].providers[0].decode.fit.as_mut().unwrap();
+    fit.worst_relative_error = 0.99;
+    let block = profile.classes[1].block.clone();
+    let text = summary(&profile);
+    assert!(text.contains(&format!("warning: the times of {block} on cpu contradict each other")), "{text}");
+    // What takes no time cannot be timed.
+    profile.classes[1].providers[0].decode.points.iter_mut().for_each(|point| point.ms = Some(0.001));
+    assert!(!summary(&profile).contains("contradict"));
+}
+
+#[test]
 fn three_digits_count() {
     assert_eq!([0.02345, 0.9996, 1.234, 9.96, 99.7].map(ms), ["0.023 ms", "1.00 ms", "1.23 ms", "10.0 ms", "100 ms"]);
 }
