@@ -11,7 +11,7 @@ use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor};
 use crate::streamed::Readers;
 use crate::upload::{Source, Upload, Uploads};
-use hpp_engine::port::{Backend, Loaded, MemoryId, MemoryUse, SessionSpec, Took, WeightSpec};
+use hpp_engine::port::{Backend, Hold, Loaded, MemoryId, MemoryUse, SessionSpec, Took, WeightSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
 use std::cell::RefCell;
@@ -93,9 +93,12 @@ impl Backend for OrtBackend {
     type Source = Source;
     type Upload = Upload;
 
-    fn source(&self, weights: &[WeightSpec], memory: MemoryId, pinned: &mut u64) -> Result<Source, BackendError> {
-        let place = self.place(memory)?;
-        self.uploads.source(&self.runtime, weights, &place, pinned)
+    fn pin(&self, memory: MemoryId, bytes: u64) -> u64 {
+        self.place(memory).map_or(0, |place| self.uploads.pin(&self.runtime, &place, bytes))
+    }
+
+    fn source(&self, weights: &[WeightSpec], memory: MemoryId, hold: Hold) -> Result<Source, BackendError> {
+        self.uploads.source(weights, memory, hold)
     }
 
     fn upload(&self, source: &Source, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {

@@ -212,6 +212,19 @@ fn physical_cores() -> Option<usize> {
     None
 }
 
+/// Tells the system not to keep in memory what was read of a file there; a length of 0 means to its end. Advice only.
+pub(crate) fn forget(file: &std::fs::File, offset: u64, length: u64) {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::fd::AsRawFd;
+        let (offset, length) = (offset.try_into().unwrap_or(0), length.try_into().unwrap_or(0));
+        // SAFETY: advice on a descriptor that is open; it changes no contents.
+        unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (file, offset, length);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

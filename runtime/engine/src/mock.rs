@@ -19,7 +19,7 @@ pub use upload::{MockSource, MockUpload};
 
 use crate::error::BackendError;
 use crate::port::{
-    Backend, Control, Fallback, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor, Took, WeightSpec,
+    Backend, Control, Fallback, Hold, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor, Took, WeightSpec,
 };
 use crate::reporter::Reporter;
 use crate::tensor::byte_len;
@@ -47,6 +47,9 @@ struct World {
     clock: VirtualClock,
     links: clock::Links,
     uploads: upload::Uploads,
+    pinnable: Cell<u64>,
+    pinned: Cell<u64>,
+    held: RefCell<Vec<Hold>>,
     memory_left: RefCell<BTreeMap<MemoryId, Rc<Cell<u64>>>>,
 }
 
@@ -90,6 +93,16 @@ impl MockBackend {
     /// What copies and reads from one memory to another cost from now on; nothing where this was never said.
     pub fn link(&self, from: MemoryId, to: MemoryId, cost: LinkCost) {
         self.0.links.set(from, to, cost);
+    }
+
+    /// Host memory that can be pinned at once, bytes; none where this was never said.
+    pub fn can_pin(&self, bytes: u64) {
+        self.0.pinnable.set(bytes);
+    }
+
+    /// Bytes pinned so far, and where weights that are copied to devices were to be held.
+    pub fn held(&self) -> (u64, Vec<Hold>) {
+        (self.0.pinned.get(), self.0.held.borrow().clone())
     }
 
     /// A memory has room for so many more bytes from now on.
@@ -144,7 +157,14 @@ impl Backend for MockBackend {
     type Source = MockSource;
     type Upload = MockUpload;
 
-    fn source(&self, weights: &[WeightSpec], _: MemoryId, _: &mut u64) -> Result<MockSource, BackendError> {
+    fn pin(&self, _: MemoryId, bytes: u64) -> u64 {
+        let pinned = bytes.min(self.0.pinnable.get());
+        self.0.pinned.set(self.0.pinned.get() + pinned);
+        pinned
+    }
+
+    fn source(&self, weights: &[WeightSpec], _: MemoryId, hold: Hold) -> Result<MockSource, BackendError> {
+        self.0.held.borrow_mut().push(hold);
         MockSource::read(weights)
     }
 

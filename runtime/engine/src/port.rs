@@ -106,6 +106,18 @@ pub struct WeightSpec {
     pub bytes: u64,
 }
 
+/// Where the host holds weights that are copied to a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hold {
+    /// In their files, of which the system keeps in memory what it likes.
+    #[default]
+    Files,
+    /// In pinned memory, while there is room.
+    Pinned,
+    /// On disk: the system is told to forget what was read.
+    Disk,
+}
+
 /// One input or output of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -153,9 +165,13 @@ pub trait Backend: Clone {
     fn read(&self, tensor: &Self::Tensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError>;
     /// Copies a tensor into another of the same type and shape in any memory.
     fn copy(&self, from: &Self::Tensor, to: &Self::Tensor) -> Result<(), BackendError>;
-    /// Makes weights ready to be copied to a device's memory, for as long as the source lives. What of host memory is pinned
-    /// for that comes out of `pinned`, which is what is left of it in bytes.
-    fn source(&self, weights: &[WeightSpec], memory: MemoryId, pinned: &mut u64) -> Result<Self::Source, BackendError>;
+    /// Pins host memory for copies to a device, in one piece: so many bytes, or as many as can be had; says how many. A provider
+    /// that cannot pin gives none. Sources that are to be pinned lie there, while there is room.
+    fn pin(&self, _memory: MemoryId, _bytes: u64) -> u64 {
+        0
+    }
+    /// Makes weights ready to be copied to a device's memory, for as long as the source lives.
+    fn source(&self, weights: &[WeightSpec], memory: MemoryId, hold: Hold) -> Result<Self::Source, BackendError>;
     /// Begins to copy each weight of a source to the first bytes of the buffer given for it, and returns at once. Runs that were
     /// begun before still find there what was there before.
     fn upload(&self, source: &Self::Source, to: &[&Self::Buffer]) -> Result<Self::Upload, BackendError>;

@@ -136,3 +136,66 @@ impl Supply {
         self.used += chunk.room;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chunks(stages: &[usize]) -> Vec<Chunk> {
+        stages.iter().map(|stage| Chunk { stage: *stage, number: 0, room: 1 }).collect()
+    }
+
+    /// Stages begun ahead until the room is full.
+    fn filled(supply: &mut Supply) -> Vec<usize> {
+        std::iter::from_fn(|| supply.next_in_room()).map(|chunk| chunk.stage).collect()
+    }
+
+    #[test]
+    fn a_pass_is_followed_by_the_one_that_comes() {
+        let mut supply = Supply::new([chunks(&[1, 2, 3]), chunks(&[4, 5])], 2, true);
+        assert_eq!(filled(&mut supply), [1, 2]);
+        supply.passing(Phase::Prefill);
+        for (stage, next) in [(1, 3), (2, 1), (3, 2)] {
+            assert!(supply.is_due(stage));
+            supply.left(stage);
+            assert_eq!(filled(&mut supply), [next]);
+        }
+        supply.passing(Phase::Decode);
+        for (stage, next) in [(1, 3), (2, 4), (3, 5)] {
+            supply.left(stage);
+            assert_eq!(filled(&mut supply), [next]);
+        }
+        supply.passing(Phase::Decode);
+        // The same weights are not held twice.
+        supply.left(4);
+        assert_eq!(filled(&mut supply), [4]);
+    }
+
+    /// Nobody knows before the first pass what comes behind it.
+    #[test]
+    fn before_the_first_pass_nothing_behind_it_is_brought() {
+        let mut supply = Supply::new([chunks(&[1]), chunks(&[2])], 4, true);
+        assert_eq!(filled(&mut supply), [1]);
+        supply.passing(Phase::Decode);
+        assert_eq!(filled(&mut supply), [2]);
+    }
+
+    #[test]
+    fn another_way_than_was_thought_begins_again() {
+        let mut supply = Supply::new([chunks(&[1, 2, 3]), vec![]], 2, true);
+        assert_eq!(filled(&mut supply), [1, 2]);
+        assert!(!supply.is_due(3));
+        assert_eq!(supply.begin_again(Phase::Prefill, 3), [1, 2]);
+        assert_eq!(supply.lacks(Phase::Prefill, 3), 1);
+        assert_eq!(supply.next_now().map(|chunk| chunk.stage), Some(3));
+        assert_eq!(supply.lacks(Phase::Prefill, 3), 0);
+    }
+
+    #[test]
+    fn the_largest_stage_always_has_room() {
+        let chunk = |number, room| Chunk { stage: 0, number, room };
+        let mut supply = Supply::new([vec![chunk(0, 3), chunk(1, 4)], vec![]], 5, true);
+        assert_eq!(std::iter::from_fn(|| supply.next_in_room()).count(), 2);
+        assert_eq!(supply.lacks(Phase::Prefill, 0), 0);
+    }
+}

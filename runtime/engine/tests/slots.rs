@@ -2,7 +2,7 @@
 //! mock advances copies begin when they may, neither sooner nor later.
 
 use hpp_engine::mock::{Chain, ChainForm, ChainInputs, ChainPart, LinkCost, MockBackend};
-use hpp_engine::port::MemoryId;
+use hpp_engine::port::{Hold, MemoryId};
 use hpp_engine::{Engine, EngineError, EngineOptions, Fallback, LogitRows, Reporter, Silent, StepInput, WeightReads};
 use hpp_schema::{Residency, Span, SpanKind};
 use proptest::prelude::*;
@@ -265,4 +265,38 @@ fn what_cannot_be_moved_says_why() {
     assert!(why("p9", Residency::Resident).contains("no such partition"));
     assert!(engine.decode_on("p2", "cpu").unwrap_err().to_string().contains("does not have it on cpu"));
     assert_eq!(engine.devices_of("p0").unwrap(), ["cpu"]);
+}
+
+/// Only what is streamed is worth pinning, and what could not be pinned is said.
+#[test]
+fn what_is_streamed_is_pinned_as_far_as_it_may_be() {
+    let places = [(At::Slot, At::Slot), (At::Ring, At::Ring), (At::Host, At::Ring), (At::Host, At::Host)];
+    let chain = chain(&places, 2, None);
+    for (can, may, got, says) in [
+        (u64::MAX, None, 2 * BYTES, false),
+        (u64::MAX, Some(BYTES), BYTES, false),
+        (BYTES, None, BYTES, true),
+        (0, None, 0, false),
+        (0, Some(BYTES), 0, true),
+    ] {
+        let (backend, said) = (backend(700), Says::default());
+        backend.can_pin(can);
+        let options = EngineOptions { pinned: may, ..Default::default() };
+        load(&chain, &backend, options, &said).unwrap();
+        let (pinned, held) = backend.held();
+        assert_eq!(pinned, got);
+        assert_eq!(held, [Hold::Files, Hold::Pinned, Hold::Pinned]);
+        assert_eq!(said.0.into_inner().unwrap().iter().any(|said| said.contains("could be pinned")), says);
+    }
+}
+
+#[test]
+fn where_the_host_reads_from_disk_it_keeps_nothing_for_devices_either() {
+    let dir = tempfile::tempdir().unwrap();
+    let backend = backend(700);
+    backend.can_pin(u64::MAX);
+    let mut plan = chain(&[(At::Host, At::Ring); 2], 2, None).set_up(dir.path(), &backend).unwrap();
+    plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap().window = Some(hpp_schema::ByteSize(1 << 20));
+    Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    assert_eq!(backend.held(), (0, vec![Hold::Disk, Hold::Disk]));
 }

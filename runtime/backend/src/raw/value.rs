@@ -50,6 +50,35 @@ impl Value {
         })
     }
 
+    /// A view of bytes in the middle of a memory on the host, pinned or not.
+    pub fn part(memory: &Memory, place: &Place, offset: u64, bytes: u64) -> Result<Self, BackendError> {
+        let (address, have) = match memory {
+            Memory::Host(host) => (host.address(), host.len() as u64),
+            Memory::Device(device) => (device.address().cast::<u8>(), device.len()),
+        };
+        let end = offset.checked_add(bytes).filter(|end| *end <= have && place.id == MemoryId::HOST);
+        let misfit = || BackendError::Misfit {
+            what: format!("{bytes} bytes at {offset}"),
+            why: format!("the buffer has {have} bytes, in memory {}", place.id.0),
+        };
+        end.ok_or_else(misfit)?;
+        let (doing, shape) = (|| "view a part of host memory".to_owned(), [bytes as i64]);
+        // SAFETY: the range lies within the memory (checked above), which is the host's, so that addresses in it are addresses;
+        // the value keeps it alive.
+        let ptr = unsafe {
+            create(place.info(), address.add(offset as usize).cast(), bytes as usize, &shape, DType::Uint8, doing)
+        }?;
+        let dims = Dims::from_slice(&[bytes]);
+        Ok(Value {
+            ptr,
+            memory: Some(memory.clone()),
+            dtype: DType::Uint8,
+            dims,
+            place: place.id,
+            turn: place.turn.clone(),
+        })
+    }
+
     /// Takes over a value that ONNX Runtime made.
     ///
     /// # Safety
@@ -93,19 +122,18 @@ impl Value {
         self.memory.as_ref()
     }
 
-    /// Address and length of what it looks at on the host; nothing elsewhere.
+    /// Address and length of what it looks at on the host, pinned or not; nothing elsewhere.
     pub fn host_bytes(&self) -> (*mut u8, usize) {
-        match &self.memory {
-            Some(Memory::Host(host)) => (host.address(), self.size().min(host.len() as u64) as usize),
-            // Pinned: a device's, and the host's own.
-            Some(Memory::Device(pinned)) if self.place == MemoryId::HOST => {
-                (pinned.address().cast(), self.size().min(pinned.len()) as usize)
-            }
-            _ => (ptr::null_mut(), 0),
+        let mut data = ptr::null_mut();
+        if self.place != MemoryId::HOST || self.dtype == DType::String {
+            return (ptr::null_mut(), 0);
         }
+        // SAFETY: a live tensor value of numbers.
+        let found = unsafe { check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data), String::new) };
+        if found.is_ok() { (data.cast(), self.size() as usize) } else { (ptr::null_mut(), 0) }
     }
 
-    /// Lets `with` fill what it looks at on the host, which is all zero before; false where that is elsewhere.
+    /// Lets `with` fill what it looks at on the host, which is all zero before; `None` where that is elsewhere.
     pub fn fill_host<T>(&mut self, with: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         let (address, length) = self.host_bytes();
         if address.is_null() {

@@ -68,9 +68,7 @@ impl WeightFile {
     /// What was read is not kept a second time by the system.
     pub fn forget(&self, offset: u64, length: usize) {
         if !self.direct {
-            let (offset, length) = (offset.try_into().unwrap_or(0), length.try_into().unwrap_or(0));
-            // SAFETY: advice on a descriptor that is open; it changes no contents.
-            unsafe { libc::posix_fadvise(self.descriptor(), offset, length, libc::POSIX_FADV_DONTNEED) };
+            crate::os::forget(&self.file, offset, length as u64);
         }
     }
 

@@ -4,7 +4,6 @@ use super::file::SECTOR;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 /// A private mapping of a part of a file, page by page.
@@ -67,8 +66,7 @@ fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
 pub(crate) fn forget(mappings: &[Mapping]) {
     let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| mapping.path.as_path()).collect();
     for file in paths.into_iter().filter_map(|path| File::open(path).ok()) {
-        // SAFETY: advice on a descriptor that is open; it changes no contents.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        crate::os::forget(&file, 0, 0);
     }
 }
 

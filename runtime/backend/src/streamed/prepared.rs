@@ -12,7 +12,6 @@ use hpp_schema::ByteSize;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -109,8 +108,7 @@ fn seal(place: &Path) -> io::Result<()> {
         let mut file = File::open(place.join(name))?;
         file.sync_all()?;
         let line = describe(&mut file, name)?;
-        // SAFETY: advice on a descriptor that is open; it changes no contents.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) };
+        crate::os::forget(&file, 0, 0);
         Ok(line)
     });
     let lines: Vec<String> = lines.into_iter().collect::<io::Result<_>>()?;

@@ -1,5 +1,6 @@
 //! A weight file that is read by several threads, and that must stay what it was.
 
+use crate::os;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -20,10 +21,14 @@ impl WeightFile {
         Ok(WeightFile { path: path.to_owned(), file, was })
     }
 
-    /// Fills `bytes` from an offset on, and fails where the file is not what it was when it was opened.
-    pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), String> {
+    /// Fills `bytes` from an offset on, and fails where the file is not what it was when it was opened. `forget` tells the system
+    /// not to keep them as well.
+    pub fn read(&self, offset: u64, bytes: &mut [u8], forget: bool) -> Result<(), String> {
         let path = self.path.display();
         read_exact(&self.file, bytes, offset).map_err(|error| format!("cannot read {path} at {offset}: {error}"))?;
+        if forget {
+            os::forget(&self.file, offset, bytes.len() as u64);
+        }
         match identity(&self.file) {
             Ok(now) if now == self.was => Ok(()),
             _ => Err(format!("{path} was changed while it was in use; restore it, or make the plan again")),

@@ -13,7 +13,7 @@ use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::value::Value;
 use file::WeightFile;
 use hpp_engine::BackendError;
-use hpp_engine::port::{MemoryId, Took, WeightSpec};
+use hpp_engine::port::{Hold, MemoryId, Took, WeightSpec};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,6 +30,7 @@ struct Shared {
     /// One for each device's memory.
     copiers: RefCell<BTreeMap<MemoryId, Rc<Copier>>>,
     staging: RefCell<BTreeMap<MemoryId, Staging>>,
+    pinned: RefCell<BTreeMap<MemoryId, Pinned>>,
 }
 
 /// Memory that weights go through, and whether it is pinned. The copier works off one piece after the other, so one is enough.
@@ -49,8 +50,10 @@ struct Weight {
     file: Arc<WeightFile>,
     offset: u64,
     bytes: u64,
-    /// The same in pinned memory.
-    pinned: Option<(Memory, Rc<Place>)>,
+    /// The same in pinned memory, and where there.
+    pinned: Option<(Memory, Rc<Place>, u64)>,
+    /// Whether the system is not to keep what was read.
+    forget: bool,
 }
 
 /// A copy of weights under way.
@@ -70,27 +73,59 @@ impl Upload {
     }
 }
 
+/// Memory pinned for copies to one device, filled from its beginning.
+struct Pinned {
+    memory: Memory,
+    place: Rc<Place>,
+    bytes: u64,
+    used: u64,
+}
+
+/// The least worth pinning.
+const LEAST_PINNED: u64 = 16 << 20;
+
+/// Weights in pinned memory begin at multiples of this.
+const LINE: u64 = 64;
+
 impl Uploads {
-    /// Opens the files of some weights and pins as many of those as the budget holds and the device's provider can.
-    pub fn source(
-        &self,
-        runtime: &Runtime,
-        weights: &[WeightSpec],
-        place: &Rc<Place>,
-        pinned: &mut u64,
-    ) -> Result<Source, BackendError> {
-        let pins = place.pinned(&runtime.environment)?.map(Rc::new);
+    /// Pins memory in one piece, of so many bytes or of the half, the quarter and so on; says how many.
+    pub fn pin(&self, runtime: &Runtime, place: &Place, bytes: u64) -> u64 {
+        let Ok(Some(pins)) = place.pinned(&runtime.environment) else { return 0 };
+        let pins = Rc::new(pins);
+        let halves = std::iter::successors(Some(bytes), |bytes| Some(bytes / 2).filter(|half| *half >= LEAST_PINNED));
+        for bytes in halves {
+            // Room for the gaps between weights, of which there are few thousands.
+            if let Ok(memory) = DeviceMemory::reserve(&pins, bytes + (1 << 20)) {
+                let bytes_there = memory.len();
+                let pinned =
+                    Pinned { memory: Memory::Device(Rc::new(memory)), place: pins, bytes: bytes_there, used: 0 };
+                self.0.pinned.borrow_mut().insert(place.id, pinned);
+                return bytes;
+            }
+        }
+        0
+    }
+
+    /// Opens the files of some weights and puts them where they are to be held.
+    pub fn source(&self, weights: &[WeightSpec], memory: MemoryId, hold: Hold) -> Result<Source, BackendError> {
         let open = |spec: &WeightSpec| {
             let file = self.open(spec)?;
-            let memory = match &pins {
-                Some(pins) if spec.bytes <= *pinned => self.pin(pins, &file, spec),
-                _ => None,
-            };
-            *pinned -= memory.as_ref().map_or(0, |_| spec.bytes);
-            let pinned = memory.zip(pins.clone());
-            Ok(Weight { file, offset: spec.offset, bytes: spec.bytes, pinned })
+            let pinned = if hold == Hold::Pinned { self.put(memory, &file, spec) } else { None };
+            Ok(Weight { file, offset: spec.offset, bytes: spec.bytes, pinned, forget: hold == Hold::Disk })
         };
         Ok(Source { weights: weights.iter().map(open).collect::<Result<_, BackendError>>()? })
+    }
+
+    /// Reads a weight into pinned memory; nothing where there is no room for it.
+    fn put(&self, memory: MemoryId, file: &WeightFile, spec: &WeightSpec) -> Option<(Memory, Rc<Place>, u64)> {
+        let mut all = self.0.pinned.borrow_mut();
+        let pinned = all.get_mut(&memory)?;
+        let offset = pinned.used.next_multiple_of(LINE);
+        let end = offset.checked_add(spec.bytes).filter(|end| *end <= pinned.bytes)?;
+        let mut value = Value::part(&pinned.memory, &pinned.place, offset, spec.bytes).ok()?;
+        let read = value.fill_host(|bytes| file.read(spec.offset, bytes, false).is_ok());
+        pinned.used = end;
+        (read == Some(true)).then(|| (pinned.memory.clone(), Rc::clone(&pinned.place), offset))
     }
 
     fn open(&self, spec: &WeightSpec) -> Result<Arc<WeightFile>, BackendError> {
@@ -107,14 +142,6 @@ impl Uploads {
         Ok(file)
     }
 
-    /// A weight in pinned memory; nothing where that cannot be had, and the weight is read from its file each time.
-    fn pin(&self, pins: &Place, file: &WeightFile, spec: &WeightSpec) -> Option<Memory> {
-        let memory = Memory::Device(Rc::new(DeviceMemory::reserve(pins, spec.bytes).ok()?));
-        let mut value = Value::view(&memory, pins, BYTES, &[spec.bytes]).ok()?;
-        let read = value.fill_host(|bytes| file.read(spec.offset, bytes).is_ok());
-        (read == Some(true)).then_some(memory)
-    }
-
     /// Begins to copy each weight into the buffer that stands in its place.
     pub fn begin(&self, runtime: &Runtime, source: &Source, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {
         let Some(place) = to.first().map(|buffer| &buffer.place).filter(|place| place.id != MemoryId::HOST) else {
@@ -123,14 +150,13 @@ impl Uploads {
         let largest = source.weights.iter().filter(|weight| weight.pinned.is_none()).map(|weight| weight.bytes).max();
         let staging = largest.map(|bytes| self.staging(runtime, place, bytes)).transpose()?;
         let piece = |(weight, buffer): (&Weight, &&OrtBuffer)| {
-            let shape = [weight.bytes];
-            let (memory, from, fetch) = match (&weight.pinned, &staging) {
-                (Some((memory, pins)), _) => (memory, pins, None),
-                (None, Some(staging)) => (&staging.memory, &staging.place, weight.fetch()),
+            let (memory, from, offset, fetch) = match (&weight.pinned, &staging) {
+                (Some((memory, pins, offset)), _) => (memory, pins, *offset, None),
+                (None, Some(staging)) => (&staging.memory, &staging.place, 0, weight.fetch()),
                 (None, None) => unreachable!("what is not pinned has staging memory"),
             };
-            let from = Value::view(memory, from, BYTES, &shape)?;
-            Ok(Piece { from, to: Value::view(&buffer.memory, place, BYTES, &shape)?, fetch })
+            let from = Value::part(memory, from, offset, weight.bytes)?;
+            Ok(Piece { from, to: Value::view(&buffer.memory, place, BYTES, &[weight.bytes])?, fetch })
         };
         let pieces = source.weights.iter().zip(to).map(piece).collect::<Result<_, BackendError>>()?;
         Ok(Upload(State::UnderWay(self.copier(runtime, place.id)?.begin(pieces, place.turn.clone()))))
@@ -171,8 +197,8 @@ impl Uploads {
 
 impl Weight {
     fn fetch(&self) -> Fetch {
-        let (file, offset) = (Arc::clone(&self.file), self.offset);
-        Some(Arc::new(move |bytes: &mut [u8]| file.read(offset, bytes)))
+        let (file, offset, forget) = (Arc::clone(&self.file), self.offset, self.forget);
+        Some(Arc::new(move |bytes: &mut [u8]| file.read(offset, bytes, forget)))
     }
 }
 
@@ -183,7 +209,7 @@ fn on_host(source: &Source, to: &[&OrtBuffer]) -> Result<Took, BackendError> {
     for (weight, buffer) in source.weights.iter().zip(to) {
         let Memory::Host(host) = &buffer.memory else { continue };
         bytes.resize(weight.bytes as usize, 0);
-        let read = weight.file.read(weight.offset, &mut bytes);
+        let read = weight.file.read(weight.offset, &mut bytes, weight.forget);
         read.map_err(|cause| BackendError::Runtime { doing: "read weights".into(), cause })?;
         host.write(0, &bytes)?;
     }

@@ -5,10 +5,10 @@ use super::{Place, Ring, Slots, Weights};
 use crate::area::{Area, Areas};
 use crate::error::{BackendError, EngineError};
 use crate::options::{EngineOptions, WeightReads};
-use crate::port::{Backend, Dims, Fallback, MemoryId, WeightSpec};
+use crate::port::{Backend, Dims, Fallback, Hold, MemoryId, WeightSpec};
 use crate::reporter::Reporter;
 use crate::stage::{Act, From, Stage};
-use hpp_schema::{ByteSize, Form, Plan, Residency, in_slot};
+use hpp_schema::{ByteSize, Form, Plan, Residency, WeightInput, in_slot};
 use std::path::Path;
 
 /// Slots of a ring that the plan did not ask for.
@@ -60,11 +60,11 @@ struct Making<'a, B: Backend> {
 
 impl<B: Backend> Making<'_, B> {
     fn device(&self, planned: Option<u32>, slots: &mut Slots<B>) -> Result<(), EngineError> {
-        let mut pinned = self.options.pinned.unwrap_or(u64::MAX);
         let mut memories = Vec::new();
+        self.pin();
         for (number, stage) in self.stages.iter().enumerate().filter(|(_, stage)| stage.device == self.device) {
             let Some(form) = self.form(stage).filter(|form| !form.weights.is_empty()) else { continue };
-            let weights = self.weights(stage, &form, &mut pinned)?;
+            let weights = self.weights(stage, &form)?;
             memories.push(weights.memory);
             slots.weights[number] = Some(weights);
         }
@@ -72,6 +72,41 @@ impl<B: Backend> Making<'_, B> {
         memories.sort_unstable();
         memories.dedup();
         memories.into_iter().try_for_each(|memory| self.memory(memory, planned, slots))
+    }
+
+    /// Pins memory for all that is streamed, or as much as may be and can be had.
+    fn pin(&self) {
+        let streams = |stage: &&Stage| self.hold(stage) == Hold::Pinned;
+        let streamed: Vec<&Stage> =
+            self.stages.iter().filter(|stage| stage.device == self.device).filter(streams).collect();
+        let Some(memory) = streamed.first().map(|stage| memory_of(stage)).filter(|memory| *memory != MemoryId::HOST)
+        else {
+            return;
+        };
+        let weights = streamed.iter().filter_map(|stage| self.form(stage)).flat_map(|form| form.weights);
+        let bytes = weights.filter_map(WeightInput::bytes).fold(0, u64::saturating_add);
+        let wanted = bytes.min(self.options.pinned.unwrap_or(u64::MAX));
+        let got = self.areas.backend.pin(memory, wanted);
+        // Nothing at all: a provider that cannot pin.
+        if got < wanted && (got > 0 || self.options.pinned.is_some()) {
+            self.reporter.warning(&format!(
+                "{} of host memory could be pinned for {}, of {}: the other weights are read and copied through a small part of it",
+                ByteSize(got).human(),
+                self.device,
+                ByteSize(wanted).human()
+            ));
+        }
+    }
+
+    /// Where the host holds a stage's weights. Those that stay on their device are copied once; where the host's own weights are
+    /// read from disk, there is no memory for these either.
+    fn hold(&self, stage: &Stage) -> Hold {
+        let streams = self.form(stage).is_some_and(|form| form.residency == Residency::Streamed);
+        match self.plan.devices.iter().any(|device| device.window.is_some()) {
+            true => Hold::Disk,
+            false if streams => Hold::Pinned,
+            false => Hold::Files,
+        }
     }
 
     /// Slots in one memory: a ring for what is streamed, then one for each stage that stays.
@@ -121,7 +156,7 @@ impl<B: Backend> Making<'_, B> {
         forms.into_iter().find(|form| form.device == stage.device)
     }
 
-    fn weights(&self, stage: &Stage, form: &Form<'_>, pinned: &mut u64) -> Result<Weights<B>, EngineError> {
+    fn weights(&self, stage: &Stage, form: &Form<'_>) -> Result<Weights<B>, EngineError> {
         let dir = self.dir.join(&self.plan.partitions[stage.partition].weights_dir);
         let bytes = |at: usize| form.weights[at].bytes().unwrap_or(u64::MAX);
         let spec = |at: usize| WeightSpec {
@@ -130,9 +165,8 @@ impl<B: Backend> Making<'_, B> {
             bytes: bytes(at),
         };
         let specs: Vec<WeightSpec> = (0..form.weights.len()).map(spec).collect();
-        let input = stage.inputs.iter().find(|input| matches!(input.from, From::Weight(_)));
-        let memory = input.map_or(MemoryId::HOST, |input| input.port.memory);
-        let source = self.areas.backend.source(&specs, memory, pinned);
+        let memory = memory_of(stage);
+        let source = self.areas.backend.source(&specs, memory, self.hold(stage));
         let source = source.map_err(|source| stage.failed("being given its weights", source))?;
         let order = in_slot(form.weights);
         let area = |at: usize| order.iter().position(|other| *other == at).unwrap_or(0);
@@ -219,6 +253,12 @@ impl<B: Backend> Making<'_, B> {
     fn full(&self, source: BackendError) -> EngineError {
         EngineError::Memory { what: format!("the weights on {}", self.device), source }
     }
+}
+
+/// The memory a stage wants its weights in.
+fn memory_of(stage: &Stage) -> MemoryId {
+    let weight = stage.inputs.iter().find(|input| matches!(input.from, From::Weight(_)));
+    weight.map_or(MemoryId::HOST, |input| input.port.memory)
 }
 
 fn place<B: Backend>(slots: &mut Slots<B>, stage: usize, place: Place<B>) {
