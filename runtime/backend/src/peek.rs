@@ -22,10 +22,16 @@ pub(crate) fn cannot_be_saved(file: &Path) -> Option<&'static str> {
     look(file).ok()?.unsaved
 }
 
+/// Whether a file has a mixture of 4-bit experts. On the host its kernel takes weights that are constants in whatever layout they
+/// come, and weights that are inputs in one: of a model that was made for CUDA it then computes something else, without a word.
+pub(crate) fn has_narrow_experts(file: &Path) -> bool {
+    look(file).is_ok_and(|scan| scan.experts)
+}
+
 fn look(model: &Path) -> io::Result<Scan> {
     let file = File::open(model)?;
     let end = file.metadata()?.len();
-    let mut scan = Scan { file: BufReader::new(file), gains: false, unsaved: None };
+    let mut scan = Scan { file: BufReader::new(file), gains: false, unsaved: None, experts: false };
     scan.message(Kind::Model, end, 0)?;
     Ok(scan)
 }
@@ -93,6 +99,7 @@ struct Scan {
     file: BufReader<File>,
     gains: bool,
     unsaved: Option<&'static str>,
+    experts: bool,
 }
 
 /// Deepest nesting that is followed.
@@ -143,6 +150,7 @@ impl Scan {
         self.file.read_exact(&mut name)?;
         let packed = PACKED.iter().find(|packed| packed.as_bytes() == name);
         self.gains |= packed.is_some();
+        self.experts |= name == b"QMoE";
         self.unsaved = self.unsaved.or(packed.copied().filter(|packed| !SAVED.contains(packed)));
         Ok(())
     }
@@ -199,6 +207,8 @@ mod tests {
         assert_eq!(unsaved("genai/gpt-oss-int4-cpu"), Some("QMoE"));
         assert_eq!(unsaved("genai/llama3-int4-cpu"), None);
         assert_eq!(unsaved("genai/llama3-fp32-cpu"), None);
+        let experts = |name: &str| has_narrow_experts(&models.join(name).join("model.onnx"));
+        assert!(experts("genai/gpt-oss-int4-cpu") && !experts("genai/llama3-int4-cpu"));
     }
 
     #[test]

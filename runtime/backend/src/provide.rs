@@ -105,6 +105,12 @@ fn attempt(
         prepared: false,
     };
     match provider {
+        Provider::Cpu if spec.weights_are_inputs && peek::has_narrow_experts(spec.file) => Err(BackendError::Runtime {
+            doing: format!("run {} on the host", spec.partition),
+            cause: "it is planned for a GPU with its weights as inputs, and on the host QMoE wants constants: run it where \
+                    the GPU is, or plan with --mechanisms resident,cpu,disk"
+                .into(),
+        }),
         Provider::Cpu if can_come_from_disk(spec, reporter) => from_disk(runtime, spec, control),
         Provider::Cpu => {
             let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);

@@ -182,6 +182,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             providers: form.providers,
             fallback: self.options.fallback,
             keep: self.keep.of(self.plan, form),
+            weights_are_inputs: !form.weights.is_empty(),
             prepared: Some(Prepared {
                 dir: &self.dir.join(PREPARED),
                 contents: &crate::files::contents(self.plan, form.file),

@@ -68,6 +68,8 @@ pub struct SessionSpec<'a> {
     pub fallback: Fallback,
     /// Where its weights are while it does not run.
     pub keep: Keep,
+    /// Whether weights are among its inputs.
+    pub weights_are_inputs: bool,
     /// Where weights that are not kept in memory may be laid out anew, as its kernels want them.
     pub prepared: Option<Prepared<'a>>,
 }

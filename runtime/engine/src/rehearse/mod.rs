@@ -129,6 +129,7 @@ impl Spec<'_> {
             providers: &[provider],
             fallback: Fallback::Refuse,
             keep: Keep::InMemory,
+            weights_are_inputs: false,
             prepared: None,
         };
         let (partition, file) = (self.name.to_owned(), self.file.to_owned());
