@@ -5,6 +5,7 @@
 
 mod assumed;
 mod measured;
+mod packing;
 mod passes;
 mod roofline;
 
@@ -84,7 +85,7 @@ pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budg
             cpu_launch_ms: costs.cpu_launch_ms,
             pass_ms: pass_ms(analysis, &source),
             disk_bytes_per_ms: source.disk().map(per_ms),
-            budget,
+            budget: Budget { packing: packing::packing(&analysis.graph), ..budget },
             load: workload,
             cuts: Vec::new(),
         }),

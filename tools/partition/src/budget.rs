@@ -17,6 +17,9 @@ pub struct Budget {
     pub kv: KvHome,
     /// Host memory that the process and reading ahead take where weights are read from disk, bytes.
     pub reading: u64,
+    /// What weights take on the host beyond their bytes in the model, because its kernels want them packed: so many bytes for
+    /// each 1000.
+    pub packing: u64,
 }
 
 /// Where the state of a GPU's blocks lies.

@@ -15,7 +15,7 @@ pub struct Usage {
     pub gpus: Vec<Demand>,
     /// On the host, if all of it lay in memory.
     pub host: Demand,
-    /// Weights the host reads in each pass of a prefill and of decoding, bytes.
+    /// Weights the host reads in each pass of a prefill and of decoding, as its kernels want them, bytes.
     pub host_reads: [u64; 2],
     /// The largest block the host holds, those that read a few rows only apart, bytes.
     pub largest_on_host: u64,
@@ -31,17 +31,18 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
         (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
     };
     let on_host = |i: &usize| choices[*i].on_host() && !problem.reads_rows(*i);
+    let packed = |bytes: u64| problem.packed(bytes);
     Usage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| on_gpu(problem, choices, slots[gpu], gpu)).collect(),
         host: Demand {
-            weights: weights_of(problem, |i| choices[i].on_host()),
+            weights: packed(weights_of(problem, |i| choices[i].on_host())),
             kv: (0..choices.len()).filter(|i| state_on_host(problem, choices[*i])).map(|i| kv(problem, i)).sum(),
             workspace: workspace(problem, choices, |place| place == Where::Cpu),
             ring: 0,
         },
-        host_reads: Phase::BOTH.map(reads),
-        largest_read: Phase::BOTH.map(largest_read),
-        largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().unwrap_or(0),
+        host_reads: Phase::BOTH.map(reads).map(packed),
+        largest_read: Phase::BOTH.map(largest_read).map(packed),
+        largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
 }
 
@@ -104,6 +105,11 @@ fn holds(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), NoFit> {
 }
 
 impl Problem {
+    /// Bytes that weights take on the host, as its kernels want them.
+    fn packed(&self, bytes: u64) -> u64 {
+        bytes.saturating_add(bytes / 1000 * self.budget.packing)
+    }
+
     /// Whether a block reads a few rows of its weights only: those that do not fit stay on disk, and nothing waits for them.
     pub fn reads_rows(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];

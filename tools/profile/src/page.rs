@@ -49,7 +49,7 @@ fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
     let blocks = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let all = hpp_partition::Demand::of(&blocks).total();
     let most = (all + all / 8).min(gpu.memory.0).max(1);
-    let budget = Budget { vram: vec![most], ram: None, margin: 0, kv: KvHome::Device, reading: 0 };
+    let budget = Budget { vram: vec![most], ram: None, margin: 0, kv: KvHome::Device, reading: 0, packing: 0 };
     let mechanisms = Mechanisms::ResidentCpu;
     let options = Options { planner: Planner::Exact, objective: Objective::Mixed, mechanisms, slots: None };
     match problem(analysis, load, Source::Profile(profile), budget) {

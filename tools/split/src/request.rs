@@ -77,6 +77,8 @@ fn budget(args: &SplitArgs, costs: &Costs) -> (Budget, Vec<u64>) {
         margin: args.margin.map_or(default_margin(&shown), |size| size.0),
         kv: if args.kv == KvPlace::Cpu { KvHome::Host } else { KvHome::Device },
         reading: PROCESS + READ_AHEAD,
+        // The model says.
+        packing: 0,
     };
     (budget, shown)
 }

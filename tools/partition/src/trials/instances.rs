@@ -70,6 +70,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             margin: d.below(50),
             kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device },
             reading: if d.one_in(2) { d.below(100) } else { 0 },
+            packing: 0,
         },
         load: Workload { batch: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
