@@ -19,6 +19,7 @@ help:
 	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
 	@echo "make test    fetch what the tests need, run them all"
 	@echo "make bench   the measurements of the README, as one table (a few GB of disk, half an hour)"
+	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
 	@echo "make schemas rewrite the JSON Schemas from the types"
 
@@ -47,10 +48,18 @@ schemas:
 
 bench-deps:
 	@tools/scripts/deps.sh bench
+	@tools/scripts/deps.sh test && tools/scripts/deps.sh vulkan || echo "bench: the streaming rows will say what is missing" >&2
 
 bench: bench-deps
 	cargo build --release --locked -p hpp-split -p hpp-profile -p hpp-exec -p hpp-fixtures
 	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release $(BENCH)
+
+# Python packages are not needed, only the library: the one of ORT_DYLIB_PATH, else that of `make deps`, which knows no CUDA.
+bench-gpu:
+	@[ -n "$$ORT_DYLIB_PATH" ] || tools/scripts/deps.sh ort
+	cargo build --release --locked -p hpp-split -p hpp-profile -p hpp-exec -p hpp-fixtures
+	@if [ -n "$$ORT_DYLIB_PATH" ]; then python3 tools/bench/gpu.py --target $(TARGET)/release $(BENCH); \
+	else tools/scripts/with-deps.sh python3 tools/bench/gpu.py --target $(TARGET)/release $(BENCH); fi
 
 bench-llama-cpp: bench-deps
 	@tools/scripts/deps.sh llama-cpp

@@ -1,18 +1,15 @@
 """`make bench`: the measurements the README quotes, as one table, with the versions used.
 
-    bench.py --target DIR [--threads N] [--rounds N] [--small] [equal|huge|extract|overhead|genai|planning|gain|profiling|predictions|disk|fits|llama-cpp|disk-llama-cpp ...]
+    bench.py --target DIR [--threads N] [--rounds N] [--small] [NAME ...]
 
+NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, fits, streaming, llama-cpp or disk-llama-cpp.
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
 after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
 
 import argparse
-import importlib.metadata
 import os
-import platform
-import subprocess
 import sys
-import time
 
 import disk
 import equal
@@ -20,9 +17,12 @@ import measure
 import planning
 import speed
 import splitting
-from table import Table, processor, row
-from workshop import OUT, ROOT, Workshop
+import streaming
+from host import physical_cores, versions
+from table import Table, row
+from workshop import OUT, Workshop
 
+PACKAGES = ("onnxruntime", "onnxruntime-genai", "onnx", "llama-cpp-python")
 MEASUREMENTS = {
     "equal": equal.measure_all,
     "huge": splitting.huge,
@@ -35,32 +35,10 @@ MEASUREMENTS = {
     "predictions": planning.predictions,
     "disk": disk.larger_than_memory,
     "fits": disk.model_that_fits,
+    "streaming": streaming.on_webgpu,
     "llama-cpp": speed.against_llama_cpp,
     "disk-llama-cpp": disk.beside_llama_cpp,
 }
-
-
-def physical_cores():
-    """Cores without their hyper-threads: what both runtimes take by default."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            lines = [line.split(":")[1].strip() for line in info if line.startswith(("physical id", "core id"))]
-        return len(set(zip(lines[::2], lines[1::2]))) or os.cpu_count()
-    except OSError:
-        return os.cpu_count()
-
-
-def versions(threads):
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    lines = [f"HPP {commit.stdout.strip() or '?'}, {time.strftime('%Y-%m-%d')}",
-             f"{processor()}, {threads} threads, {platform.system()} {platform.release()}"]
-    found = []
-    for package in ("onnxruntime", "onnxruntime-genai", "onnx", "llama-cpp-python"):
-        try:
-            found.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    return "\n".join(lines + [", ".join(found)])
 
 
 def main():
@@ -83,7 +61,7 @@ def main():
             failed = True
             print(failure, file=sys.stderr)
             table.put(name, [row(name, result="failed", met=False)])
-    print(f"\n{versions(asked.threads)}\n\n{table.text(names)}")
+    print(f"\n{versions(asked.threads, PACKAGES)}\n\n{table.text(names)}")
     sys.exit(1 if failed else 0)
 
 

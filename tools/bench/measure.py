@@ -14,15 +14,18 @@ class Failed(Exception):
     """A command did not do its work; the message is what it said."""
 
 
-def run(command, env=None):
-    """Runs `command`; returns its cost, with `stdout` beside it."""
+def run(command, env=None, limit=None):
+    """Runs `command`, for `limit` seconds at most; returns its cost, with `stdout` beside it."""
+    if limit is not None:
+        command = ["timeout", f"{limit:.0f}", *command]
     with tempfile.TemporaryDirectory() as folder:
         result = os.path.join(folder, "cost.json")
         launched = [sys.executable, "-S", "-I", LAUNCH, result] + [str(word) for word in command]
         done = subprocess.run(launched, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
                               env=dict(os.environ, **(env or {})))
         if done.returncode != 0:
-            said = (done.stderr.strip() or done.stdout.strip())[-300:]
+            said = f"stopped after {limit:.0f} s" if limit is not None and done.returncode == 124 else ""
+            said = said or (done.stderr.strip() or done.stdout.strip())[-300:]
             raise Failed(f"{' '.join(map(str, command))}\n  exit code {done.returncode}: {said}")
         with open(result, encoding="utf-8") as cost:
             return dict(json.load(cost), stdout=done.stdout)

@@ -7,17 +7,22 @@ import shutil
 import measure
 
 ROOT = os.path.abspath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-OUT = os.path.join(ROOT, "out", "bench")
+OUT = os.path.abspath(os.environ.get("HPP_BENCH_OUT") or os.path.join(ROOT, "out", "bench"))
 
 
 class Workshop:
-    """Binaries and generated models. A model is made once and kept."""
+    """Binaries and generated models. A model is made once and kept.
 
-    def __init__(self, target, threads, rounds, small):
+    `around` are words before each hpp-exec, such as a script that shows it a device; `limit` is how many seconds any command may take.
+    """
+
+    def __init__(self, target, threads, rounds, small, around=(), limit=None):
         self.target = os.path.join(ROOT, target)
         self.threads = threads
         self.rounds = rounds
         self.small = small
+        self.around = around
+        self.limit = limit
         os.makedirs(OUT, exist_ok=True)
 
     def split(self, model, name, *options):
@@ -25,7 +30,7 @@ class Workshop:
         plan = os.path.join(OUT, "plans", name)
         shutil.rmtree(plan, ignore_errors=True)
         os.makedirs(os.path.dirname(plan), exist_ok=True)
-        cost = measure.run([self.binary("hpp-split"), model, "--out", plan, *options])
+        cost = measure.run([self.binary("hpp-split"), model, "--out", plan, *options], limit=self.limit)
         return plan, cost
 
     def binary(self, name):
@@ -33,7 +38,8 @@ class Workshop:
 
     def exec_json(self, *arguments):
         """What hpp-exec answers to `arguments`, with its cost."""
-        cost = measure.run([self.binary("hpp-exec"), *arguments, "--json", "--threads", self.threads, "--quiet"])
+        command = [*self.around, self.binary("hpp-exec"), *arguments, "--json", "--threads", self.threads, "--quiet"]
+        cost = measure.run(command, limit=self.limit)
         answer = json.loads(cost.pop("stdout").strip().splitlines()[-1])
         return dict(answer, **cost)
 

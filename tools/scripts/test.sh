@@ -37,6 +37,7 @@ else
     echo "test: SKIPPED the tests that open the report in a browser (tools/scripts/deps.sh chromium says why above)" >&2
 fi
 
+python3 -m unittest discover -q -s tools/bench
 cargo build --workspace --locked --bins
 cargo test --workspace --locked --no-run
 export HPP_COMMANDS_ARE_BUILT=1

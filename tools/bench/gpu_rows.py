@@ -1,0 +1,235 @@
+"""A model whose weights do not fit a GPU's budget: decoding and prompts, streamed and not, against bounds and ONNX Runtime."""
+
+import json
+import os
+import statistics
+import sys
+
+import measure
+import timeline
+from streaming import on_device
+from table import ratio_row, row
+from workshop import OUT
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# Of the weights, what the budget for decoding holds, with caches, slots and activations in it.
+INSIDE = 0.4
+# Where layers are placed by hand: the head, which is small and run for one token, stays on the GPU.
+HEAD = ("--assign", "head=gpu")
+SHAPES = {
+    "fp16": ("--layers", 20, "--hidden", 2560, "--intermediate", 6912, "--heads", 20, "--kv-heads", 10, "--vocab", 32000),
+    "fp32": ("--layers", 24, "--hidden", 2048, "--intermediate", 5632, "--heads", 16, "--kv-heads", 8, "--vocab", 32000),
+    "int4": ("--layers", 32, "--hidden", 4096, "--intermediate", 11008, "--heads", 32, "--kv-heads", 8, "--vocab", 32000),
+}
+SMALL = ("--layers", 12, "--hidden", 128, "--intermediate", 352, "--heads", 4, "--kv-heads", 2, "--vocab", 512)
+
+
+class Bench:
+    """One model, its profile and its budget; plans of it, and runs of those."""
+
+    def __init__(self, shop, provider, dtype):
+        self.shop, self.provider, self.dtype = shop, provider, dtype
+        self.prompt, self.new, self.context, self.long = (8, 4, 32, 48) if shop.small else (64, 64, 256, 2048)
+        shape = SMALL if shop.small else SHAPES[dtype]
+        self.layers, self.heads = shape[1], shape[shape.index("--kv-heads") + 1]
+        self.head_size = shape[3] // shape[shape.index("--heads") + 1]
+        name = f"gpu-{dtype}{'-small' if shop.small else ''}"
+        self.model = shop.model(name, *shape, "--context", 512 if shop.small else 4096, "--dtype", dtype)
+        self.size = os.path.getsize(os.path.join(self.model, "model.onnx.data"))
+        self.profile = os.path.join(OUT, f"profile-{name}-{provider}.yaml")
+        self.link = None
+
+    def measure_profile(self, keep):
+        """Profiles the model on this machine, unless `keep` and there is one; then knows the bare link."""
+        command = [self.shop.binary("hpp-profile"), self.model, "--quick", "--providers", f"cpu,{self.provider}", "--contexts",
+                   f"16,{self.context}", "--prefill-tokens", f"16,{self.long}", "--out", self.profile, "--threads", self.shop.threads,
+                   "--json", "--quiet", *(["--resume"] if keep and os.path.exists(self.profile) else ["--force"])]
+        found = json.loads(measure.run([*self.shop.around, *command], limit=self.shop.limit)["stdout"])
+        self.link = bare_link(found, self.provider)
+
+    def plan(self, name, *options, vram=None, prompt=None, new=None):
+        """A plan with the profile, and what the file says. `vram` in bytes instead of the budget."""
+        prompt, new = prompt or self.prompt, new or self.new
+        where, cost = self.shop.split(
+            self.model, f"gpu/{self.dtype}-{name}", "--profile", self.profile, "--vram", f"{vram or int(self.size * INSIDE)}B", "--margin",
+            "0", "--context", max(self.context, prompt + new), "--prompt-tokens", prompt, "--new-tokens", new, "--json", *options)
+        return where, json.loads(cost["stdout"])
+
+    def most_resident(self, name, *options, **more):
+        """The plan that keeps as many layers on the GPU as the budget holds beside what `options` want, with their number."""
+        for count in range(int(self.layers * INSIDE), -1, -1):
+            try:
+                return *self.plan(name, "--gpu-layers", count, *HEAD, *options, **more), count
+            except measure.Failed as failure:
+                last = failure
+        raise last
+
+    def run(self, plan, prompt=None, new=None):
+        """One measured run after one that warms up, with the trace beside the plan."""
+        answer = self.shop.exec_json(
+            "bench", plan, "--prompt-tokens", prompt or self.prompt, "--new-tokens", new or self.new, "--runs", 1, "--providers",
+            f"{self.provider},cpu", "--trace", trace_of(plan))
+        return on_device(answer, self.provider)
+
+    def ort(self, places):
+        """A run of ONNX Runtime alone, with these blocks on the GPU and the others on the host."""
+        sides = {True: [], False: []}
+        for block, device in places.items():
+            sides[device != "cpu"].append(node_names(block))
+        command = [sys.executable, os.path.join(HERE, "run_ort_layers.py"), os.path.join(self.model, "model.onnx"), self.provider,
+                   ",".join(sides[True]), ",".join(sides[False]), self.prompt, self.new, self.context, self.shop.threads, self.heads,
+                   self.head_size]
+        answer = json.loads(measure.run([*self.shop.around, *command], limit=self.shop.limit)["stdout"])
+        wanted = sum(device != "cpu" for block, device in places.items() if block.startswith("layers."))
+        if answer["layers"]["gpu"] != wanted:
+            raise measure.Failed(f"ONNX Runtime put {answer['layers']['gpu']} layers on the GPU, not the {wanted} it was told")
+        return answer
+
+
+def trace_of(plan):
+    return f"{plan}.trace.json"
+
+
+def node_names(block):
+    """What all names of a block's nodes have in common, in models of GenAI's builder."""
+    return {"embedding": "/model/embed_tokens/", "head": "/lm_head/"}.get(block, f"/model/{block}/")
+
+
+def bare_link(profile, provider):
+    """The fastest copy to the device that the profile saw, in 1e9 bytes a second, and whether from pinned memory."""
+    best = {}
+    for curve in profile["machine"]["curves"]:
+        path = curve["path"]
+        if path["kind"] == "link" and path["provider"] == provider and path["to_device"]:
+            best[path["pinned"]] = max(point["gb_per_s"] for point in curve["points"])
+    if not best:
+        raise measure.Failed(f"the profile has no copies to the {provider} device: {'; '.join(profile['machine'].get('failures', []))}")
+    return (best[True], True) if True in best else (best[False], False)
+
+
+def places(plan):
+    """Each block's device when decoding."""
+    return {block: partition["device"] for partition in plan["partitions"] for block in partition["blocks"]}
+
+
+def streams(plan):
+    return any(partition.get("residency") == "streamed" and partition.get("weights") for partition in plan["partitions"])
+
+
+def speed(answers):
+    return statistics.median(answer["decode_tokens_per_second"]["median"] for answer in answers)
+
+
+def first_token(answers):
+    """Milliseconds to the first token: unlike those of the pass, they end when the device has."""
+    return statistics.median(answer["time_to_first_token_ms"]["median"] for answer in answers)
+
+
+def accuracy(name, expected, measured, unit):
+    error = expected / measured - 1
+    return row(f"{name}: predicted", f"{expected:.4g} {unit}", f"{measured:.4g} {unit}", f"{error:+.1%}", "within 15 %",
+               abs(error) <= 0.15)
+
+
+def decode(bench):
+    """Decoding with 60 % of the weights outside the budget: the planner's plan against three others, its bound and the link."""
+    name = f"decode, {1 - INSIDE:.0%} of {bench.size / 1e9:.1f} GB outside the VRAM budget, {bench.dtype}"
+    best, planned = bench.plan("planned", "--mechanisms", "all", "--objective", "decode")
+    host, on_host = bench.plan("host", "--mechanisms", "resident,cpu", "--objective", "decode")
+    ring, streamed, resident = bench.most_resident("streamed", "--stream", "all")
+    sides = {"best": (best, planned), "host": (host, on_host), "ring": (ring, streamed)}
+    runners = {side: lambda plan=plan: bench.run(plan) for side, (plan, _) in sides.items()}
+    failures = []
+
+    def alone():
+        try:
+            return bench.ort(places(on_host))
+        except measure.Failed as failure:
+            failures.append(str(failure).splitlines()[-1].strip())
+            return None
+
+    runs = measure.in_turns(bench.shop.rounds, **runners, ort=alone)
+    tokens = {side: speed(runs[side]) for side in sides}
+    ours = tokens["best"]
+    what = {"host": "the rest on the CPU", "ring": f"the rest streamed ({resident} layers resident)"}
+    rows = [ratio_row(f"{name}: over {what[side]}", ours, tokens[side], ours / tokens[side], 1.0, "tok/s") for side in ("host", "ring")]
+    rows.append(beside_ort(name, ours, runs["ort"], failures, places(on_host)))
+    rows.append(over_bound(name, ours, planned["predictions"]))
+    for side, (_, plan) in sides.items():
+        label = {"best": "as planned", **what}[side]
+        rows.append(accuracy(f"{name}, {label}", plan["predictions"]["decode_tokens_per_second"], tokens[side], "tok/s"))
+    for side in ("best", "ring"):
+        rows += copies(bench, f"decode, {bench.dtype}, {'as planned' if side == 'best' else what[side]}", *sides[side], runs[side])
+    return rows
+
+
+def beside_ort(name, ours, answers, failures, on):
+    """Against ONNX Runtime's own assignment of layers, with the blocks of the plan without streaming on the GPU."""
+    count = sum(device != "cpu" for block, device in on.items() if block.startswith("layers."))
+    name = f"{name}: over ONNX Runtime's name_based_layer_assignment ({count} layers on the GPU)"
+    if failures:
+        return row(name, f"{ours:.4g} tok/s", "", f"not run: {failures[0][:120]}")
+    other = measure.median(answers, "decode")
+    return ratio_row(name, ours, other, ours / other, 1.0, "tok/s")
+
+
+def over_bound(name, ours, predictions):
+    bound = predictions["objective"]["bound_ms"]
+    name = f"{name}: over the planner's bound"
+    if not bound:
+        return row(name, f"{ours:.4g} tok/s", "", "the planner proved no bound")
+    return ratio_row(name, ours, 1000 / bound, ours * bound / 1000, 0.85, "tok/s")
+
+
+def copies(bench, name, plan, said, answers):
+    """The rate of copies while decoding over a bare one, and how much of them lies under computing."""
+    if not streams(said) or not answers[-1].get("streaming"):
+        return [row(f"{name}: host-to-device rate", "", "", "nothing is streamed while decoding")]
+    rate = statistics.median(answer["streaming"]["gb_per_second"] for answer in answers)
+    bare, pinned = bench.link
+    share = timeline.overlap(trace_of(plan))
+    stall = answers[-1]["streaming"]["stall_ms"] / answers[-1]["streaming"]["busy_ms"]
+    return [
+        ratio_row(f"{name}: host-to-device rate over a bare {'pinned ' if pinned else ''}copy", rate, bare, rate / bare, 0.9, "GB/s"),
+        row(f"{name}: copies under computing, in the trace", "" if share is None else f"{share:.1%}", "",
+            f"waited for {stall:.0%} of the copying", "reported"),
+    ]
+
+
+def prompt(bench):
+    """A long prompt with streamed weights, over the same blocks on the CPU and over what copying and computing allow."""
+    name, work = f"prompt of {bench.long} tokens, {bench.dtype}", {"prompt": bench.long, "new": 2}
+    ring, streamed, count = bench.most_resident("prompt-streamed", "--stream", "all", **work)
+    host, on_host = bench.plan("prompt-host", "--gpu-layers", count, *HEAD, **work)
+    sides = {"ring": ring, "host": host}
+    try:
+        sides["whole"], _ = bench.plan("prompt-resident", "--gpu-layers", "all", "--movable", vram=4 * bench.size, **work)
+        runs = turns(bench, sides, work)
+    except measure.Failed as failure:
+        print(f"  all of it on the GPU: {failure}", file=sys.stderr)
+        sides.pop("whole", None)
+        runs = turns(bench, sides, work)
+    times = {side: first_token(runs[side]) for side in sides}
+    ours = times["ring"]
+    rows = [ratio_row(f"{name}: streamed ({count} layers resident) over the same blocks on the CPU", bench.long / ours * 1e3,
+                      bench.long / times["host"] * 1e3, times["host"] / ours, 5, "tok/s")]
+    # Each pass copies the same; a run has one prompt and one token more.
+    copied = runs["ring"][-1]["streaming"]["bytes"] / work["new"]
+    copy = copied / bench.link[0] / 1e6
+    if "whole" in times:
+        bound = max(copy, times["whole"])
+        limit = "copying" if copy >= times["whole"] else "computing"
+        rows.append(row(f"{name}: over max(copying, computing)", f"{ours:.1f} ms", f"{bound:.1f} ms",
+                        f"{bound / ours:.3f}x ({limit}; {copied / 1e9:.2f} GB at {bench.link[0]:.1f} GB/s is {copy:.1f} ms)", ">= 0.9x",
+                        bound / ours >= 0.9))
+    else:
+        rows.append(row(f"{name}: over max(copying, computing)", f"{ours:.1f} ms", f"{copy:.1f} ms to copy",
+                        "computing alone was not measured: not all of the model fits the GPU"))
+    for side, plan in (("streamed", streamed), ("on the CPU", on_host)):
+        expected = bench.long / plan["predictions"]["time_to_first_token_ms"] * 1e3
+        rows.append(accuracy(f"{name}, {side}", expected, bench.long / times["ring" if side == "streamed" else "host"] * 1e3, "tok/s"))
+    return rows + copies(bench, name, ring, streamed, runs["ring"])
+
+
+def turns(bench, plans, work):
+    return measure.in_turns(bench.shop.rounds, **{side: lambda plan=plan: bench.run(plan, **work) for side, plan in plans.items()})

@@ -1,0 +1,50 @@
+"""What a trace of `hpp-exec bench --trace` says about copies of weights: when they ran, and what computed meanwhile."""
+
+import json
+
+
+def spans(path):
+    """Spans of a Chrome trace: dictionaries with lane, name, kind, start and end in microseconds."""
+    with open(path, encoding="utf-8") as file:
+        events = json.load(file)["traceEvents"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
+    return [{"lane": lanes[event["tid"]], "name": event["name"], "kind": event["cat"], "start": event["ts"],
+             "end": event["ts"] + event["dur"]} for event in events if event["ph"] == "X"]
+
+
+def union(intervals):
+    """The same times as intervals that neither touch nor overlap, in order."""
+    joined = []
+    for start, end in sorted(intervals):
+        if joined and start <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([start, end])
+    return joined
+
+
+def covered(intervals, under):
+    """Length of `intervals` that lies under `under`; both as `union` gives them."""
+    total, first = 0.0, 0
+    for start, end in intervals:
+        while first < len(under) and under[first][1] <= start:
+            first += 1
+        at = first
+        while at < len(under) and under[at][0] < end:
+            total += min(end, under[at][1]) - max(start, under[at][0])
+            at += 1
+    return total
+
+
+def overlap(path):
+    """The share of the time in which weights were copied to devices that lies under computing anywhere; None without such copies."""
+    found = spans(path)
+    computing = [span for span in found if span["kind"] == "compute"]
+    partitions = {span["name"] for span in computing}
+    # Boundaries cross on the same lane under their tensor's name; weights go by their partition's.
+    copies = union((span["start"], span["end"]) for span in found
+                   if span["kind"] == "transfer" and span["lane"].startswith("to ") and span["name"] in partitions)
+    length = sum(end - start for start, end in copies)
+    if not length:
+        return None
+    return covered(copies, union((span["start"], span["end"]) for span in computing)) / length
