@@ -17,6 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Fills host memory with the bytes of a weight; `None` where they are there already.
 pub(crate) type Fetch = Option<Arc<dyn Fn(&mut [u8]) -> Result<(), String> + Send + Sync>>;
@@ -70,10 +71,11 @@ impl Copier {
         let (jobs, todo) = channel::<Job>();
         let work = move || {
             for job in todo {
-                let from = hpp_engine::since_start();
-                let copied = job.pieces.iter().try_for_each(|piece| copy(&environment, piece, &job.turn));
+                let mut begun = None;
+                let copied = job.pieces.iter().try_for_each(|piece| copy(&environment, piece, &job.turn, &mut begun));
+                let to = hpp_engine::since_start();
                 // Whoever asked may be gone.
-                let _ = job.done.send(copied.map(|()| Took { from, to: hpp_engine::since_start() }));
+                let _ = job.done.send(copied.map(|()| Took { from: begun.unwrap_or(to), to }));
             }
         };
         let thread = std::thread::Builder::new().name("hpp-copier".into()).spawn(work)?;
@@ -139,7 +141,8 @@ impl Drop for Copier {
     }
 }
 
-fn copy(environment: &Environment, piece: &Addresses, turn: &Turn) -> Result<(), String> {
+/// Copies one weight; says when the first of them began, not counting what filled it and waiting for a turn.
+fn copy(environment: &Environment, piece: &Addresses, turn: &Turn, begun: &mut Option<Duration>) -> Result<(), String> {
     if let Some(fetch) = &piece.fetch {
         let (address, length) = piece.bytes;
         // SAFETY: staging memory of that length, lent to this job (see `Addresses`).
@@ -147,6 +150,7 @@ fn copy(environment: &Environment, piece: &Addresses, turn: &Turn) -> Result<(),
         fetch(bytes)?;
     }
     let _turn = turn.take();
+    begun.get_or_insert_with(hpp_engine::since_start);
     // SAFETY: both values are alive and of equal size (see `Addresses`).
     let status = unsafe { super::device::copy_values(environment, piece.from, piece.to) };
     // SAFETY: fresh from the call above.
