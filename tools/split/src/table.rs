@@ -31,9 +31,7 @@ pub fn plan_summary(plan: &Plan) -> String {
 
 /// Partitions by row: neighbours that are streamed alike share one, for there may be many.
 fn alike(partitions: &[Partition]) -> Vec<&[Partition]> {
-    let together = |a: &Partition, b: &Partition| {
-        a.is_streamed() && (&a.device, a.residency, &a.prefill) == (&b.device, b.residency, &b.prefill)
-    };
+    let together = |a: &Partition, b: &Partition| a.is_streamed() && b.is_streamed() && device(a) == device(b);
     partitions.chunk_by(together).collect()
 }
 
