@@ -58,6 +58,7 @@ impl Plan {
             device: device.name.clone(),
             residency: Residency::Resident,
             weights: vec![],
+            host_file: None,
             prefill: None,
             providers: vec![Provider::Cpu],
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),

@@ -63,7 +63,8 @@ pub(crate) fn provide(
     }
     let mut refused = Vec::new();
     for provider in order {
-        if provider == Provider::Cpu && wants_gpu && spec.fallback == Fallback::Refuse {
+        let is_refused = wants_gpu && spec.fallback == Fallback::Refuse;
+        if provider == Provider::Cpu && (is_refused || spec.has_host_file) {
             break;
         }
         match attempt(runtime, spec, provider, control, reporter) {
@@ -85,8 +86,7 @@ pub(crate) fn provide(
             Err(error) => refused.push((provider, error.to_string())),
         }
     }
-    let reasons = refused.iter().map(|(provider, reason)| format!("{}: {reason}", name(*provider))).collect();
-    Err(BackendError::NoProvider { reasons })
+    Err(BackendError::NoProvider { refused })
 }
 
 fn attempt(
@@ -113,6 +113,13 @@ fn attempt(
         }),
         Provider::Cpu if can_come_from_disk(spec, reporter) => from_disk(runtime, spec, control),
         Provider::Cpu => {
+            if spec.weights_are_inputs && peek::needs_packing(spec.model) {
+                reporter.warning(&format!(
+                    "{} is planned for a GPU with its weights as inputs: on the host its narrow weights cannot be packed, and take \
+                     up to a hundred times as long; plan with --mechanisms resident,cpu,disk for a machine without a GPU",
+                    spec.partition
+                ));
+            }
             let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
             let session = commit(on_host(runtime, spec, packed)?, spec, control)?;
             if packed {

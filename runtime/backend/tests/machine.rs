@@ -54,7 +54,7 @@ fn a_gpu_partition_without_a_gpu_runs_on_the_host_and_says_why() {
     let strict = EngineOptions { fallback: Fallback::Refuse, ..Default::default() };
     let error = Engine::load(&plan, &model.dir, &backend, strict, &Silent).map(|_| ()).unwrap_err();
     let refused =
-        matches!(&error, EngineError::Load { source: BackendError::NoProvider { reasons }, .. } if reasons.len() == 1);
+        matches!(&error, EngineError::Load { source: BackendError::NoProvider { refused }, .. } if refused.len() == 1);
     assert!(refused, "{error:?}");
 }
 

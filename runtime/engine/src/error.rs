@@ -1,6 +1,6 @@
 //! What can go wrong, in sentences that say what was being done, to what, and what to do next.
 
-use hpp_schema::{ByteSize, DType, Finding};
+use hpp_schema::{ByteSize, DType, Finding, Provider};
 use std::path::PathBuf;
 
 /// What a backend could not do.
@@ -28,10 +28,10 @@ pub enum BackendError {
         cause: String,
     },
     /// No provider in the plan's list can run the partition.
-    #[error("no provider can run it: {}", list(.reasons))]
+    #[error("no provider can run it: {}", list(.refused))]
     NoProvider {
-        /// `provider: why not`, in the order tried.
-        reasons: Vec<String>,
+        /// Each with why not, in the order tried.
+        refused: Vec<(Provider, String)>,
     },
     /// Bound or copied tensors do not fit what they are bound or copied to. A mistake in the engine or a plan that lies.
     #[error("{what} does not fit: {why}")]
@@ -218,6 +218,12 @@ fn human(bytes: &u64) -> String {
     ByteSize(*bytes).human()
 }
 
-fn list(reasons: &[String]) -> String {
-    reasons.join("; ")
+fn list(refused: &[(Provider, String)]) -> String {
+    let name = |provider: &Provider| match provider {
+        Provider::Cuda => "CUDA",
+        Provider::Webgpu => "WebGPU",
+        Provider::Cpu => "CPU",
+    };
+    let lines: Vec<String> = refused.iter().map(|(provider, why)| format!("{}: {why}", name(provider))).collect();
+    lines.join("; ")
 }

@@ -9,7 +9,7 @@ use crate::feed::Feed;
 use crate::keeping::Keeping;
 use crate::meter::Meter;
 use crate::options::EngineOptions;
-use crate::port::{Backend, MemoryId, Port, Prepared, Session, SessionSpec};
+use crate::port::{Backend, Fallback, MemoryId, Port, Prepared, Session, SessionSpec};
 use crate::reporter::Reporter;
 use crate::shape::Vocabulary;
 use crate::slots::Slots;
@@ -18,7 +18,7 @@ use crate::state::StateLayout;
 use crate::supply::Supply;
 use crate::telemetry::{Phase, StageTelemetry};
 use crate::visit::Visits;
-use hpp_schema::{DeviceKind, Form, Partition, Plan, Severity};
+use hpp_schema::{DeviceKind, Form, Partition, Plan, Provider, Residency, Severity};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
@@ -118,13 +118,18 @@ struct Loaded<B: Backend> {
     by_phase: [Vec<usize>; 2],
 }
 
-/// What a session was made for: stages whose weights are inputs share it.
+/// What a session was made for: stages whose weights are inputs share it, and so do two forms of a partition with one file.
 struct Shared<'a> {
     file: &'a str,
     device: &'a str,
+    partition: usize,
     session: usize,
+    stage: usize,
     measured: StageTelemetry,
 }
+
+/// Providers of the host.
+const HOST: &[Provider] = &[Provider::Cpu];
 
 impl<'a, B: Backend> Loader<'a, B> {
     fn stages(&self, names: &Names<'_>) -> Result<Loaded<B>, EngineError> {
@@ -135,31 +140,86 @@ impl<'a, B: Backend> Loader<'a, B> {
                 return Err(EngineError::Cancelled);
             }
             self.reporter.loading(&partition.name, index, self.plan.partitions.len());
+            let mut own = Vec::with_capacity(2);
             for form in partition.forms() {
-                let there = |known: &&Shared<'_>| known.file == form.file && known.device == form.device;
-                let known = shared.iter().find(there).filter(|_| !form.weights.is_empty());
-                let (session, measured) = match known {
-                    Some(known) => {
-                        let (partition, load) = (partition.name.clone(), Duration::ZERO);
-                        (known.session, StageTelemetry { partition, load, ..known.measured.clone() })
-                    }
-                    None => {
-                        let (session, measured) = self.session(partition, &form)?;
-                        loaded.sessions.push(session);
-                        (loaded.sessions.len() - 1, measured)
-                    }
-                };
-                let (file, device) = (form.file, form.device);
-                shared.push(Shared { file, device, session, measured: measured.clone() });
-                let stage = resolve(names, partition, (index, session), &form, &loaded.sessions[session])?;
-                loaded.stages.push(stage);
-                loaded.telemetry.push(measured);
+                own.push(self.stage(names, (index, partition), form, &mut loaded, &mut shared)?);
             }
-            let last = loaded.stages.len() - 1;
-            loaded.by_phase[Phase::Prefill as usize].push(last);
-            loaded.by_phase[Phase::Decode as usize].push(last - usize::from(partition.prefill.is_some()));
+            loaded.by_phase[Phase::Decode as usize].push(own[0]);
+            loaded.by_phase[Phase::Prefill as usize].push(own[own.len() - 1]);
         }
         Ok(loaded)
+    }
+
+    /// The stage of a partition in one form: a new one, or one that its other form has already. Where weights are inputs and the
+    /// device is not to be had, the file for the host takes their place.
+    fn stage(
+        &self,
+        names: &Names<'_>,
+        (index, partition): (usize, &'a Partition),
+        form: Form<'a>,
+        loaded: &mut Loaded<B>,
+        shared: &mut Vec<Shared<'a>>,
+    ) -> Result<usize, EngineError> {
+        let is_shared = !form.weights.is_empty();
+        let there = |known: &&Shared<'_>| {
+            let same = known.file == form.file && known.device == form.device;
+            if is_shared { same } else { known.file == form.file && known.partition == index }
+        };
+        let known = shared.iter().find(there).map(|known| (known.session, known.stage, known.measured.clone()));
+        let (session, measured) = match known {
+            Some((_, stage, _)) if !is_shared => return Ok(stage),
+            Some((session, _, measured)) => {
+                (session, StageTelemetry { partition: partition.name.clone(), load: Duration::ZERO, ..measured })
+            }
+            None => match self.session(partition, &form) {
+                Ok((session, measured)) => {
+                    loaded.sessions.push(session);
+                    (loaded.sessions.len() - 1, measured)
+                }
+                Err(EngineError::Load { source: BackendError::NoProvider { refused }, .. })
+                    if self.may_run_on_host(&form) =>
+                {
+                    return self.on_host((index, partition), form, refused, names, loaded, shared);
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let stage = loaded.stages.len();
+        shared.push(Shared {
+            file: form.file,
+            device: form.device,
+            partition: index,
+            session,
+            stage,
+            measured: measured.clone(),
+        });
+        loaded.stages.push(resolve(names, partition, (index, session), &form, &loaded.sessions[session])?);
+        loaded.telemetry.push(measured);
+        Ok(stage)
+    }
+
+    fn may_run_on_host(&self, form: &Form<'_>) -> bool {
+        form.host_file.is_some() && self.options.fallback == Fallback::Report
+    }
+
+    /// A form whose device is not to be had, as constants on the host.
+    fn on_host(
+        &self,
+        (index, partition): (usize, &'a Partition),
+        form: Form<'a>,
+        refused: Vec<(Provider, String)>,
+        names: &Names<'_>,
+        loaded: &mut Loaded<B>,
+        shared: &mut Vec<Shared<'a>>,
+    ) -> Result<usize, EngineError> {
+        for (wanted, reason) in &refused {
+            self.reporter.fallback(&partition.name, *wanted, Provider::Cpu, reason);
+        }
+        let file = form.host_file.unwrap_or(form.file);
+        let own = Form { file, residency: Residency::Resident, providers: HOST, weights: &[], host_file: None, ..form };
+        let stage = self.stage(names, (index, partition), own, loaded, shared)?;
+        loaded.telemetry[stage].refused.extend(refused);
+        Ok(stage)
     }
 
     fn session(&self, partition: &Partition, form: &Form<'_>) -> Result<(B::Session, StageTelemetry), EngineError> {
@@ -183,6 +243,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             fallback: self.options.fallback,
             keep: self.keep.of(self.plan, form),
             weights_are_inputs: !form.weights.is_empty(),
+            has_host_file: form.host_file.is_some() && !self.options.slots_on_host,
             prepared: Some(Prepared {
                 dir: &self.dir.join(PREPARED),
                 contents: &crate::files::contents(self.plan, form.file),

@@ -135,6 +135,9 @@ impl MockBackend {
     fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {
         let mut refused = Vec::new();
         for provider in spec.providers {
+            if *provider == Provider::Cpu && spec.has_host_file {
+                break;
+            }
             if !self.0.absent.borrow().contains(provider) {
                 return Ok((*provider, refused));
             }
@@ -143,9 +146,7 @@ impl MockBackend {
                 break;
             }
         }
-        Err(BackendError::NoProvider {
-            reasons: refused.iter().map(|(provider, why)| format!("{provider:?}: {why}")).collect(),
-        })
+        Err(BackendError::NoProvider { refused })
     }
 }
 

@@ -16,6 +16,8 @@ pub struct EngineOptions {
     pub weights: WeightReads,
     /// Host memory that may be pinned for copies to devices, bytes; as much as they can use where nothing is said.
     pub pinned: Option<u64>,
+    /// For tests: streams to the host where a device is not to be had, instead of running its file for the host.
+    pub slots_on_host: bool,
     /// For tests: overwrites each slot with all ones, which in floating point is no number, before weights are copied there.
     pub poison_slots: bool,
     /// A handle made before loading, so that loading can be stopped too. Without one the engine makes its own.

@@ -70,6 +70,8 @@ pub struct SessionSpec<'a> {
     pub keep: Keep,
     /// Whether weights are among its inputs.
     pub weights_are_inputs: bool,
+    /// Whether there is another file for the host: then this one is not tried there.
+    pub has_host_file: bool,
     /// Where weights that are not kept in memory may be laid out anew, as its kernels want them.
     pub prepared: Option<Prepared<'a>>,
 }

@@ -140,6 +140,9 @@ pub struct RuntimeArgs {
     /// [default: as much as they need].
     #[arg(long, value_name = "SIZE")]
     pub pinned: Option<ByteSize>,
+    /// Stream to the host where a GPU is not to be had, instead of running the partition's file for the host.
+    #[arg(long, hide = true)]
+    pub slots_on_host: bool,
     /// Overwrite slots with ones before each copy of weights, so that reading one too early shows.
     #[arg(long, hide = true)]
     pub poison_slots: bool,

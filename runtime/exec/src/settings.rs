@@ -182,6 +182,7 @@ impl RuntimeArgs {
                 WeightReadsArg::Mapped => WeightReads::ByTheSystem,
             },
             pinned: self.pinned.map(|size| size.0),
+            slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
             cancel: None,
         }

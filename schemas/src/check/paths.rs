@@ -31,6 +31,11 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
             recorded(plan, found, &place, &prefill.file);
         }
         for (form, field) in partition.forms().zip(["", ".prefill"]) {
+            if let Some(file) = form.host_file {
+                let place = format!("partitions[{at}]{field}.host_file");
+                inside(found, &place, file);
+                recorded(plan, found, &place, file);
+            }
             for (number, weight) in form.weights.iter().enumerate() {
                 inside(found, &format!("partitions[{at}]{field}.weights[{number}].file"), &weight.file);
             }

@@ -166,6 +166,7 @@ fn prefill(plan: &Plan, device: &str) -> Option<Placement> {
         file,
         providers: vec![Provider::Cuda],
         weights,
+        host_file: None,
     })
 }
 
@@ -179,6 +180,7 @@ fn placements() {
         streams(p);
         p.partitions[0].weights.clear();
     });
+    refuses("partitions[0].host_file", "missing from files", |p| p.partitions[0].host_file = Some("other.onnx".into()));
     refuses("partitions[1].prefill", "no ring", |p| p.partitions[1].prefill = prefill(p, "gpu0"));
     refuses("partitions[1].prefill", "no device", |p| p.partitions[1].prefill = prefill(p, "gpu7"));
     refuses("partitions[1].prefill", "on the host", |p| p.partitions[1].prefill = prefill(p, "cpu"));

@@ -23,6 +23,10 @@ pub struct Partition {
     /// Weights that are inputs of the file, behind `inputs`, in the file's order; empty where they are constants in it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<WeightInput>,
+    /// Where weights are inputs: the same partition with its weights as constants, relative to the plan, for a machine without
+    /// the device.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_file: Option<String>,
     /// How it computes while the prompt is taken in, where that is elsewhere or otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<Placement>,
@@ -131,6 +135,9 @@ pub struct Placement {
     /// Weights that are inputs of that file, as in the partition itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<WeightInput>,
+    /// The file for a machine without the device, as in the partition itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_file: Option<String>,
 }
 
 /// A weight that is an input of a partition's file, and where its bytes lie.
@@ -171,6 +178,8 @@ pub struct Form<'a> {
     pub providers: &'a [Provider],
     /// Weights that are inputs of the file.
     pub weights: &'a [WeightInput],
+    /// The same with weights as constants.
+    pub host_file: Option<&'a str>,
 }
 
 impl Residency {
@@ -189,6 +198,7 @@ impl Partition {
             file: &self.file,
             providers: &self.providers,
             weights: &self.weights,
+            host_file: self.host_file.as_deref(),
         }
     }
 
@@ -200,6 +210,7 @@ impl Partition {
             file: &placement.file,
             providers: &placement.providers,
             weights: &placement.weights,
+            host_file: placement.host_file.as_deref(),
         })
     }
 

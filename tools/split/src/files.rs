@@ -261,8 +261,10 @@ impl<'a> Writing<'a> {
             records.add(SLOTS_FILE, FileRole::Weights)?;
         }
         let mut seen = HashSet::new();
-        for form in plan.partitions.iter().flat_map(Partition::forms).filter(|form| seen.insert(form.file)) {
-            records.add(form.file, FileRole::Partition)?;
+        let forms = plan.partitions.iter().flat_map(Partition::forms);
+        let files = forms.flat_map(|form| [Some(form.file), form.host_file]).flatten();
+        for file in files.filter(|file| seen.insert(*file)) {
+            records.add(file, FileRole::Partition)?;
         }
         records.add(TAPPED_FILE, FileRole::Tapped)?;
         let texts = plan.generation.iter().flat_map(|g| [&g.tokenizer, &g.tokenizer_config, &g.chat_template]);

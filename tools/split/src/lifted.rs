@@ -38,7 +38,7 @@ pub enum Which {
 }
 
 /// Makes inputs of the weights of pieces that are to be lifted, and writes into the plan what comes of it: the pieces' own files
-/// in `protos`, which come first there, give way to those they share, where no phase needs them. `dir` is what locations are
+/// in `protos`, which come first there, stay for machines without the GPU. `dir` is what locations are
 /// relative to. Gives what [`SLOTS_FILE`] has to hold, if anything, and tells what a person should know.
 pub fn lift(
     plan: &mut Plan,
@@ -51,7 +51,8 @@ pub fn lift(
     let mut classes = lift_pieces(plan, protos, shared, which, dir)?;
     size_rings(plan, &mut classes.notes)?;
     classes.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let used: HashSet<&str> = plan.partitions.iter().flat_map(Partition::forms).map(|form| form.file).collect();
+    let forms = plan.partitions.iter().flat_map(Partition::forms);
+    let used: HashSet<&str> = forms.flat_map(|form| [Some(form.file), form.host_file]).flatten().collect();
     protos.retain(|(name, _)| !own.contains(name) || used.contains(name.as_str()));
     protos.append(&mut classes.files);
     Ok(classes.slots)
@@ -123,12 +124,13 @@ impl Classes {
         sort(&mut partition.inputs, &lifted.inputs, |input| &input.name);
         sort(&mut partition.outputs, &lifted.outputs, |output| &output.name);
         let weights: Vec<WeightInput> = lifted.weights.into_iter().map(|weight| self.input(weight)).collect();
-        let file = self.file(lifted.proto);
+        let (file, own) = (self.file(lifted.proto), partition.file.clone());
         if let Some(placement) = partition.prefill.as_mut().filter(|_| prefill) {
-            (placement.file, placement.weights) = (file.clone(), weights.clone());
+            (placement.file, placement.weights, placement.host_file) =
+                (file.clone(), weights.clone(), Some(own.clone()));
         }
         if decode {
-            (partition.file, partition.weights) = (file, weights);
+            (partition.file, partition.weights, partition.host_file) = (file, weights, Some(own));
         }
     }
 

@@ -155,6 +155,7 @@ impl Recorded {
                 weights_dir: ".".into(),
                 device: "cpu".into(),
                 weights: vec![],
+                host_file: None,
                 residency: Residency::Resident,
                 prefill: None,
                 providers: vec![Provider::Cpu],

@@ -130,6 +130,7 @@ impl Spec<'_> {
             fallback: Fallback::Refuse,
             keep: Keep::InMemory,
             weights_are_inputs: false,
+            has_host_file: false,
             prepared: None,
         };
         let (partition, file) = (self.name.to_owned(), self.file.to_owned());

@@ -150,10 +150,11 @@ impl<B: Backend> Making<'_, B> {
         Ok(())
     }
 
-    /// The form in which a stage computes.
+    /// The form in which a stage computes whose weights are inputs: not of one that runs as constants after all.
     fn form(&self, stage: &Stage) -> Option<Form<'_>> {
+        stage.inputs.iter().find(|input| matches!(input.from, From::Weight(_)))?;
         let forms = self.plan.partitions[stage.partition].forms();
-        forms.into_iter().find(|form| form.device == stage.device)
+        forms.into_iter().find(|form| form.device == stage.device && !form.weights.is_empty())
     }
 
     fn weights(&self, stage: &Stage, form: &Form<'_>) -> Result<Weights<B>, EngineError> {
