@@ -3,7 +3,7 @@
 use crate::greedy::grown;
 use crate::judge::{Candidate, Judge, Wish};
 use crate::refuse::{refuse, too_small};
-use crate::search::{FEW_BLOCKS, Found, SLOTS, search, then_the_other_phase};
+use crate::search::{FEW_BLOCKS, Found, MANY_BLOCKS, SLOTS, search, then_the_other_phase};
 use crate::{Choice, Mechanisms, NoFit, Objective, Options, Phase, Planner, Problem, Solution, Where, simulate, usage};
 
 /// A bound this close to the best, as a part of it, proves it.
@@ -143,6 +143,7 @@ fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
         (Mechanisms::ResidentCpu | Mechanisms::ResidentCpuDisk, _) => vec![each(0)],
         (Mechanisms::All, Some(slots)) => vec![each(slots)],
         (Mechanisms::All, None) if problem.budget.vram.is_empty() => vec![each(0)],
+        (Mechanisms::All, None) if problem.blocks.len() > MANY_BLOCKS => vec![each(SLOTS[0])],
         (Mechanisms::All, None) => SLOTS.map(each).to_vec(),
     }
 }

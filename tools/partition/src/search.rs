@@ -28,6 +28,16 @@ const STARTS: usize = 4;
 /// Placements priced in improving one.
 const MOST_PRICED: usize = 1500;
 
+/// Blocks from which on less is tried, because each try takes longer; and of slots only the smaller number, which costs a few
+/// parts in a thousand at most.
+pub(crate) const MANY_BLOCKS: usize = 90;
+
+/// How much is tried where so much is at most: the square of the blocks beyond many of them is taken off.
+fn share(problem: &Problem, most: usize) -> usize {
+    let blocks = problem.blocks.len().max(MANY_BLOCKS);
+    most * MANY_BLOCKS * MANY_BLOCKS / (blocks * blocks)
+}
+
 /// The best placements found, best first, and milliseconds that none takes less than.
 pub(crate) struct Found {
     pub best: Vec<Candidate>,
@@ -45,7 +55,8 @@ pub(crate) fn search(
     enough: f64,
 ) -> Option<Found> {
     let regions = regions(problem, allowed);
-    let (mut bound, counts) = match solve(problem, &wish, &regions, allowed, MOST_NODES) {
+    let (mut bound, counts) = match solve(problem, &wish, &regions, allowed, share(problem, MOST_NODES as usize) as u64)
+    {
         Outcome::Infeasible => return None,
         Outcome::Unknown => (0.0, None),
         Outcome::Answer(Answer { bound, counts }) => (bound, counts),
@@ -69,7 +80,7 @@ pub(crate) fn search(
     let most: Vec<Candidate> = judge.best().iter().take(STARTS).cloned().collect();
     for start in most {
         if judge.best()[0].price.objective > bound {
-            improve(&mut judge, allowed, start, MOST_PRICED);
+            improve(&mut judge, allowed, start, share(problem, MOST_PRICED));
         }
     }
     if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut judge, allowed, MOST_STEPS) {
@@ -90,7 +101,7 @@ fn usual_counts(judge: &Judge, regions: &[Region], allowed: &[Vec<Choice>]) -> O
     if few == allowed || few.iter().any(Vec::is_empty) {
         return None;
     }
-    match solve(judge.problem, &judge.wish, regions, &few, MOST_NODES / 4) {
+    match solve(judge.problem, &judge.wish, regions, &few, share(judge.problem, MOST_NODES as usize) as u64 / 4) {
         Outcome::Answer(answer) => answer.counts,
         _ => None,
     }
@@ -98,7 +109,7 @@ fn usual_counts(judge: &Judge, regions: &[Region], allowed: &[Vec<Choice>]) -> O
 
 /// Arranges counts in every pattern, and goes on with the neighbouring counts as long as they give something better.
 fn reshape(judge: &mut Judge, regions: &[Region], mut counts: Counts, allowed: &[Vec<Choice>], bound: f64) {
-    let limit = judge.priced + MOST_RESHAPED;
+    let limit = judge.priced + share(judge.problem, MOST_RESHAPED);
     let mut best = arrange(judge, regions, &counts, allowed);
     while judge.best().first().is_some_and(|best| best.price.objective > bound) {
         let mut better = None;
