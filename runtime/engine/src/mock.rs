@@ -111,9 +111,11 @@ impl MockBackend {
     }
 
     fn pass(&self, from: &MockTensor, to: MemoryId, bytes: u64) {
-        let time = self.0.links.time(from.memory(), to, bytes);
-        self.0.uploads.stand_still(to, time, &self.0.clock);
-        self.0.clock.advance(time);
+        for (from, to) in self.0.links.legs(from.memory(), to) {
+            let time = self.0.links.time(from, to, bytes);
+            self.0.uploads.stand_still(to, time, &self.0.clock);
+            self.0.clock.advance(time);
+        }
     }
 
     /// Copies between tensors so far.

@@ -48,6 +48,14 @@ impl Links {
         self.0.borrow_mut().insert((from, to), cost);
     }
 
+    /// The ways a copy goes, one after the other.
+    pub fn legs(&self, from: MemoryId, to: MemoryId) -> impl Iterator<Item = (MemoryId, MemoryId)> + use<> {
+        let host = MemoryId::HOST;
+        let direct = from == to || from == host || to == host || self.0.borrow().contains_key(&(from, to));
+        let legs = if direct { [Some((from, to)), None] } else { [Some((from, host)), Some((host, to))] };
+        legs.into_iter().flatten()
+    }
+
     pub fn time(&self, from: MemoryId, to: MemoryId, bytes: u64) -> Duration {
         let links = self.0.borrow();
         let way = |from, to| links.get(&(from, to)).map_or(Duration::ZERO, |cost| cost.time(bytes));
