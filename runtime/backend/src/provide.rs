@@ -113,13 +113,6 @@ fn attempt(
         }),
         Provider::Cpu if can_come_from_disk(spec, reporter) => from_disk(runtime, spec, control),
         Provider::Cpu => {
-            if spec.weights_are_inputs && peek::needs_packing(spec.model) {
-                reporter.warning(&format!(
-                    "{} is planned for a GPU with its weights as inputs: on the host its narrow weights cannot be packed, and take \
-                     up to a hundred times as long; plan with --mechanisms resident,cpu,disk for a machine without a GPU",
-                    spec.partition
-                ));
-            }
             let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
             let session = commit(on_host(runtime, spec, packed)?, spec, control)?;
             if packed {

@@ -28,8 +28,7 @@ const STARTS: usize = 4;
 /// Placements priced in improving one.
 const MOST_PRICED: usize = 1500;
 
-/// Blocks from which on less is tried, because each try takes longer; and of slots only the smaller number, which costs a few
-/// parts in a thousand at most.
+/// Blocks from which on less is tried, because each try takes longer; and of slots only the smaller number.
 pub(crate) const MANY_BLOCKS: usize = 90;
 
 /// How much is tried where so much is at most: the square of the blocks beyond many of them is taken off.

@@ -18,7 +18,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// What all copies of one backend share. Clones are the same.
 #[derive(Clone, Default)]
@@ -26,7 +26,8 @@ pub(crate) struct Uploads(Rc<Shared>);
 
 #[derive(Default)]
 struct Shared {
-    files: RefCell<BTreeMap<PathBuf, Arc<WeightFile>>>,
+    /// Files that sources read now. Nothing is kept open beyond them: another plan may have put another file there.
+    files: RefCell<BTreeMap<PathBuf, Weak<WeightFile>>>,
     /// One for each device's memory.
     copiers: RefCell<BTreeMap<MemoryId, Rc<Copier>>>,
     staging: RefCell<BTreeMap<MemoryId, Staging>>,
@@ -92,7 +93,8 @@ impl Uploads {
     pub fn pin(&self, runtime: &Runtime, place: &Place, bytes: u64) -> u64 {
         let Ok(Some(pins)) = place.pinned(&runtime.environment) else { return 0 };
         let pins = Rc::new(pins);
-        let halves = std::iter::successors(Some(bytes), |bytes| Some(bytes / 2).filter(|half| *half >= LEAST_PINNED));
+        let whole = Some(bytes).filter(|bytes| *bytes > 0);
+        let halves = std::iter::successors(whole, |bytes| Some(bytes / 2).filter(|half| *half >= LEAST_PINNED));
         for bytes in halves {
             // Room for the gaps between weights, of which there are few thousands.
             if let Ok(memory) = DeviceMemory::reserve(&pins, bytes + (1 << 20)) {
@@ -130,15 +132,15 @@ impl Uploads {
 
     fn open(&self, spec: &WeightSpec) -> Result<Arc<WeightFile>, BackendError> {
         let mut files = self.0.files.borrow_mut();
-        if let Some(file) = files.get(&spec.file) {
-            return Ok(Arc::clone(file));
+        if let Some(file) = files.get(&spec.file).and_then(Weak::upgrade) {
+            return Ok(file);
         }
         let opened = WeightFile::open(&spec.file).map_err(|error| BackendError::Runtime {
             doing: format!("open {}", spec.file.display()),
             cause: error.to_string(),
         })?;
         let file = Arc::new(opened);
-        files.insert(spec.file.clone(), Arc::clone(&file));
+        files.insert(spec.file.clone(), Arc::downgrade(&file));
         Ok(file)
     }
 

@@ -9,7 +9,7 @@ use crate::error::{BackendError, EngineError};
 use crate::port::Backend;
 use crate::stage::Act;
 use crate::telemetry::Phase;
-use hpp_schema::{DeviceKind, Residency};
+use hpp_schema::Residency;
 
 impl<B: Backend> Engine<B> {
     /// Keeps a partition's weights on their device from now on, or streams them there for each run. They must be inputs of its
@@ -40,16 +40,6 @@ impl<B: Backend> Engine<B> {
             }
         }
         self.follow_anew()
-    }
-
-    /// Devices a partition can compute on, the host first where it is one of them.
-    pub fn devices_of(&self, partition: &str) -> Result<Vec<String>, EngineError> {
-        let mut devices: Vec<String> =
-            self.stages_of(partition)?.into_iter().map(|stage| self.stages[stage].device.clone()).collect();
-        let on_host =
-            |name: &str| self.plan.devices.iter().any(|device| device.name == name && device.kind == DeviceKind::Cpu);
-        devices.sort_by_key(|name| !on_host(name));
-        Ok(devices)
     }
 
     fn stages_of(&self, partition: &str) -> Result<Vec<usize>, EngineError> {
