@@ -11,7 +11,7 @@ use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor};
 use crate::streamed::Readers;
 use crate::upload::{Source, Upload, Uploads};
-use hpp_engine::port::{Backend, Hold, Loaded, MemoryId, MemoryUse, SessionSpec, Took, WeightSpec};
+use hpp_engine::port::{Arrived, Backend, Hold, Loaded, MemoryId, MemoryUse, SessionSpec, Ticket, Took, WeightSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
 use std::cell::RefCell;
@@ -73,11 +73,12 @@ impl OrtBackend {
 
     /// Makes every device of a provider a place tensors can lie in.
     fn use_devices(&self, provider: Provider) -> Result<(), BackendError> {
-        for device in devices_of(&self.runtime, provider) {
+        for (number, device) in devices_of(&self.runtime, provider).into_iter().enumerate() {
             let known = self.places.borrow().iter().any(|place| place.is(&device));
             if !known {
                 let id = MemoryId(self.places.borrow().len() as u32);
-                let place = Place::device(id, &self.runtime.environment, &device, self.runtime.turn(provider))?;
+                let (turn, streams) = (self.runtime.turn(provider), self.runtime.streams(provider, number));
+                let place = Place::device(id, &self.runtime.environment, &device, turn, streams)?;
                 self.places.borrow_mut().push(Rc::new(place));
             }
         }
@@ -105,8 +106,20 @@ impl Backend for OrtBackend {
         self.uploads.begin(&self.runtime, source, to)
     }
 
-    fn arrive(&self, upload: Upload) -> Result<Took, BackendError> {
-        upload.wait()
+    fn arrive(&self, upload: Upload) -> Result<Arrived, BackendError> {
+        upload.arrive()
+    }
+
+    fn wait_for(&self, memory: MemoryId) -> Result<(), BackendError> {
+        match &self.place(memory)?.streams {
+            Some(streams) => streams.wait_for_runs(),
+            None => Ok(()),
+        }
+    }
+
+    fn wait_for_all(&self, tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
+        let places = self.places.borrow();
+        places.iter().filter_map(|place| place.streams.as_ref()).try_for_each(|streams| streams.tell(tell))
     }
 
     fn load(
@@ -123,7 +136,14 @@ impl Backend for OrtBackend {
         // SAFETY: an `OrtSession` drops what is kept before its session, and asks it before each run.
         let kept = unsafe { self.readers.keep(provided.keep, spec.partition, mapped, reporter) };
         let turn = self.runtime.turn(provided.provider);
-        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone(), turn)?;
+        let streams = match provided.provider {
+            Provider::Cuda => {
+                let (number, _) = find_device(&self.runtime, Provider::Cuda, &spec.device.name)?;
+                self.runtime.streams(Provider::Cuda, number)
+            }
+            Provider::Webgpu | Provider::Cpu => None,
+        };
+        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone(), turn, streams)?;
         let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
         Ok(Loaded { session, provider, processor, refused })
     }
@@ -160,6 +180,7 @@ impl Backend for OrtBackend {
         if value.place == MemoryId::HOST {
             return value.read_host(offset, bytes);
         }
+        self.wait_for(value.place)?;
         let host = self.reserve(MemoryId::HOST, value.size())?;
         let there = self.view(&host, value.dtype, &value.dims)?;
         copy(&self.runtime.environment, value, &there.0)?;
@@ -170,7 +191,11 @@ impl Backend for OrtBackend {
         // ONNX Runtime copies from and to devices only.
         match (from.0.memory(), to.0.memory()) {
             (Some(Memory::Host(source)), Some(Memory::Host(target))) => source.copy(target, from.0.size()),
-            _ => copy(&self.runtime.environment, &from.0, &to.0),
+            _ => {
+                self.wait_for(from.0.place)?;
+                self.wait_for(to.0.place)?;
+                copy(&self.runtime.environment, &from.0, &to.0)
+            }
         }
     }
 

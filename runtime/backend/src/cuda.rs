@@ -1,4 +1,9 @@
-//! What the NVIDIA driver says of its cards: memory and version. Asks nothing where there is no driver.
+//! The NVIDIA driver: what it says of its cards, and streams on them. Asks nothing where there is no driver.
+
+pub(crate) mod feeder;
+pub(crate) mod streams;
+#[cfg(all(test, unix))]
+mod tests;
 
 use cudarc::driver::{CudaContext, sys};
 

@@ -1,5 +1,6 @@
 //! The one ONNX Runtime of this process: library, environment, thread pool, log and devices.
 
+use crate::cuda::streams::Streams;
 use crate::discover::{self, Found, NotFound, Search};
 use crate::log::Log;
 use crate::plugin::Plugins;
@@ -23,6 +24,8 @@ pub struct OrtOptions {
     pub waiting: Waiting,
     /// The WebGPU plugin; otherwise it is looked for.
     pub webgpu_plugin: Option<PathBuf>,
+    /// Waits for a CUDA device after each run, and lets a thread copy weights, instead of ordering both by events on the device.
+    pub wait_each_run: bool,
 }
 
 /// How idle threads of the pool wait for work.
@@ -67,9 +70,12 @@ pub(crate) struct Runtime {
     pub found: Found,
     pub threads: usize,
     pub plugins: Plugins,
-    /// Whether each device computes in 16-bit floating point, as far as it was asked.
     /// For devices of providers that want one user at a time.
     one_at_a_time: Turn,
+    wait_each_run: bool,
+    /// Streams of CUDA devices by number, or why there are none.
+    streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
+    /// Whether each device computes in 16-bit floating point, as far as it was asked.
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
     pub log: Arc<Log>,
 }
@@ -78,6 +84,24 @@ impl Runtime {
     /// How users of a provider's devices take turns: WebGPU's record what they do in one list.
     pub fn turn(&self, provider: Provider) -> Turn {
         if provider == Provider::Webgpu { self.one_at_a_time.clone() } else { Turn::default() }
+    }
+}
+
+impl Runtime {
+    /// The streams of a provider's device of this number, where it computes while the host goes on.
+    pub fn streams(&self, provider: Provider, number: usize) -> Option<Arc<Streams>> {
+        if provider != Provider::Cuda || self.wait_each_run {
+            return None;
+        }
+        let mut all = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = all.entry(number).or_insert_with(|| {
+            let made = Streams::new(number).map(Arc::new).map_err(|error| error.to_string());
+            if let Err(cause) = &made {
+                self.log.say(&format!("gpu{number} is waited for after each partition: {cause}"));
+            }
+            made
+        });
+        made.as_ref().ok().cloned()
     }
 }
 
@@ -110,7 +134,17 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
     let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
     let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
     let plugins = Plugins::new(&found.path, options.webgpu_plugin.as_deref());
-    Ok(Runtime { environment, found, threads, plugins, one_at_a_time: Turn::needed(), f16: Mutex::default(), log })
+    Ok(Runtime {
+        environment,
+        found,
+        threads,
+        plugins,
+        one_at_a_time: Turn::needed(),
+        wait_each_run: options.wait_each_run,
+        streams: Mutex::default(),
+        f16: Mutex::default(),
+        log,
+    })
 }
 
 /// The loader's words, shortened to what a person needs.

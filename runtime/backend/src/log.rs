@@ -64,9 +64,14 @@ impl Log {
         }
         if said.insert(message.to_owned()) {
             drop(said);
-            let reporter = self.reporter.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            reporter.warning(&format!("ONNX Runtime: {message}"));
+            self.say(&format!("ONNX Runtime: {message}"));
         }
+    }
+
+    /// Says something of our own.
+    pub fn say(&self, message: &str) {
+        let reporter = self.reporter.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        reporter.warning(message);
     }
 }
 

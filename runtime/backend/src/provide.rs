@@ -237,6 +237,11 @@ fn on_device(
             let cuda = ort::ep::CUDA::default()
                 .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
                 .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
+            let cuda = match runtime.streams(provider, number) {
+                // SAFETY: the stream is one of this device and is never destroyed.
+                Some(streams) => unsafe { cuda.with_compute_stream(streams.compute()) },
+                None => cuda,
+            };
             builder.with_execution_providers([cuda.build().error_on_failure()])
         }),
         _ => prepared.and_then(|builder| builder.with_devices([device], None)),

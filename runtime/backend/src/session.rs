@@ -1,16 +1,18 @@
 //! Sessions as the engine's port wants them.
 
+use crate::cuda::streams::Streams;
 use crate::raw::binding::OrtBinding;
 use crate::raw::device::{Place, Turn, memories};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use crate::streamed::Kept;
 use hpp_engine::BackendError;
-use hpp_engine::port::{MemoryId, Port, Session, Tensor, Took};
+use hpp_engine::port::{MemoryId, Port, Session, Tensor, Ticket, Took};
 use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::ffi::CString;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// A partition in ONNX Runtime.
 pub struct OrtSession {
@@ -24,6 +26,8 @@ pub struct OrtSession {
     places: Vec<Rc<Place>>,
     /// For its runs.
     turn: Turn,
+    /// Where they go on while the host does.
+    streams: Option<Arc<Streams>>,
 }
 
 impl OrtSession {
@@ -32,12 +36,13 @@ impl OrtSession {
         kept: Kept,
         places: Vec<Rc<Place>>,
         turn: Turn,
+        streams: Option<Arc<Streams>>,
     ) -> Result<Self, BackendError> {
         let (inputs_in, outputs_in) = memories(&session, &places)?;
         let inputs = ports(session.inputs(), &inputs_in)?;
         let outputs = ports(session.outputs(), &outputs_in)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
-        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn })
+        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn, streams })
     }
 }
 
@@ -129,10 +134,19 @@ impl Session for OrtSession {
         Ok(())
     }
 
-    fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<(), BackendError> {
+    fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<Option<Ticket>, BackendError> {
         self.kept.check()?;
-        let _turn = self.turn.take();
-        binding.run(&mut self.session, control)
+        let Some(streams) = &self.streams else {
+            let _turn = self.turn.take();
+            return binding.run(&mut self.session, control).map(|()| None);
+        };
+        let from = streams.mark()?;
+        binding.begin(&mut self.session, control)?;
+        let ticket = streams.since(from)?;
+        if self.outputs.iter().any(|output| output.memory == MemoryId::HOST) {
+            streams.wait_for_runs()?;
+        }
+        Ok(Some(ticket))
     }
 
     fn take_output(&self, binding: &mut OrtBinding, index: usize) -> Result<OrtTensor, BackendError> {

@@ -5,6 +5,7 @@ use crate::port::{Backend, Dims, MemoryId};
 use crate::tensor::byte_len;
 use hpp_schema::DType;
 use std::cell::Cell;
+use std::time::Duration;
 
 /// A buffer with a number that no other buffer of this engine has or had.
 pub(crate) struct Area<B: Backend> {
@@ -51,6 +52,13 @@ impl<B: Backend> Areas<B> {
             *area = self.reserve(area.memory, bytes.max(area.bytes.saturating_mul(2)))?;
         }
         Ok(())
+    }
+
+    /// Now, when all that is begun on the devices of two memories is over: what is copied between them begins.
+    pub fn now_between(&self, from: MemoryId, to: MemoryId) -> Result<Duration, BackendError> {
+        self.backend.wait_for(from)?;
+        self.backend.wait_for(to)?;
+        Ok(self.backend.now())
     }
 
     /// A view of an area's first bytes.

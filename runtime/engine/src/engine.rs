@@ -167,6 +167,13 @@ impl<B: Backend> Engine<B> {
         self.meter.timeline()
     }
 
+    /// A pass is over when its devices are, and then it is known how long each thing took them.
+    pub(crate) fn wait_for_devices(&mut self) -> Result<(), EngineError> {
+        let Engine { areas, meter, .. } = self;
+        let waited = areas.backend.wait_for_all(&mut |ticket, took| meter.told(ticket, took));
+        waited.map_err(|source| EngineError::Device { source })
+    }
+
     pub(crate) fn check_cancelled(&self) -> Result<(), EngineError> {
         if self.cancel.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
     }

@@ -94,6 +94,12 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
+    /// A device failed at something it was given to do before.
+    #[error("a device failed while it computed")]
+    Device {
+        /// Why.
+        source: BackendError,
+    },
     /// Memory for a sequence or a boundary could not be had or used.
     #[error("cannot prepare {what}")]
     Memory {

@@ -74,6 +74,7 @@ pub(crate) fn load<B: Backend>(
         scratch: Vec::new(),
     };
     engine.settle(keep, reporter)?;
+    engine.wait_for_devices()?;
     engine.bring_ahead()?;
     engine.meter.telemetry.load = backend.now().saturating_sub(started);
     Ok(engine)

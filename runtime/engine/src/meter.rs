@@ -2,10 +2,10 @@
 //! is recorded.
 
 use crate::port::MemoryId;
-pub(crate) use crate::port::Took;
+pub(crate) use crate::port::{Ticket, Time, Took};
 use crate::telemetry::{Phase, StageTelemetry, Telemetry};
 use hpp_schema::{Span, SpanKind, Timeline};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 /// Telemetry, and the timeline while one is recorded.
@@ -14,6 +14,19 @@ pub(crate) struct Meter {
     /// Devices by the memory their stages use.
     devices: BTreeMap<MemoryId, String>,
     recording: Option<Recording>,
+    /// What devices were given to do, oldest first, and where it belongs.
+    begun: VecDeque<(Ticket, Began)>,
+}
+
+/// Something a device does that takes time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Began {
+    /// A stage's run.
+    Run { stage: usize, phase: Phase },
+    /// A copy of a stage's weights to a device.
+    Upload { stage: usize, memory: MemoryId, bytes: u64 },
+    /// A stage's wait for its weights.
+    Stall { stage: usize, awaited: Awaited },
 }
 
 struct Recording {
@@ -48,7 +61,12 @@ pub(crate) enum Awaited {
 impl Meter {
     /// A meter of stages that took `load` to load.
     pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
-        Meter { telemetry: Telemetry { load, stages, ..Telemetry::default() }, devices, recording: None }
+        Meter {
+            telemetry: Telemetry { load, stages, ..Telemetry::default() },
+            devices,
+            recording: None,
+            begun: VecDeque::new(),
+        }
     }
 
     /// Records from now on, and forgets what was recorded; or stops recording.
@@ -88,13 +106,32 @@ impl Meter {
         }
     }
 
+    /// Something was begun that took so long, or will be told to have.
+    pub fn began(&mut self, began: Began, time: Time) {
+        match (time, began) {
+            (Time::Later(ticket), _) => self.begun.push_back((ticket, began)),
+            (Time::Known(took), Began::Run { stage, phase }) => self.ran(stage, phase, took),
+            (Time::Known(took), Began::Upload { stage, memory, bytes }) => self.uploaded(stage, memory, bytes, took),
+            (Time::Known(took), Began::Stall { stage, awaited }) => self.stalled(stage, awaited, took),
+        }
+    }
+
+    /// A device tells how long something took. What is not known here was begun while nobody measured.
+    pub fn told(&mut self, ticket: Ticket, took: Took) {
+        let at = self.begun.iter().position(|(own, _)| *own == ticket);
+        if let Some((_, began)) = at.and_then(|at| self.begun.remove(at)) {
+            self.began(began, Time::Known(took));
+        }
+    }
+
     /// Weights were copied to a device, while something else computed or nothing did.
-    pub fn uploaded(&mut self, partition: &str, memory: MemoryId, bytes: u64, took: Took) {
+    fn uploaded(&mut self, stage: usize, memory: MemoryId, bytes: u64, took: Took) {
         self.telemetry.uploads.add(took.length());
         self.telemetry.uploaded_bytes += bytes;
         if let Some(recording) = &mut self.recording {
             let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
-            recording.span(lane, partition.to_owned(), SpanKind::Transfer, took, Some(bytes));
+            let partition = self.telemetry.stages[stage].partition.clone();
+            recording.span(lane, partition, SpanKind::Transfer, took, Some(bytes));
         }
     }
 
@@ -105,7 +142,7 @@ impl Meter {
     }
 
     /// A stage waited for its weights.
-    pub fn stalled(&mut self, stage: usize, awaited: Awaited, took: Took) {
+    fn stalled(&mut self, stage: usize, awaited: Awaited, took: Took) {
         let device = &self.telemetry.stages[stage].device;
         let (tally, awaited) = match awaited {
             Awaited::Disk => (&mut self.telemetry.stalls, "waits for the disk"),
@@ -118,7 +155,7 @@ impl Meter {
     }
 
     /// A stage has run.
-    pub fn ran(&mut self, stage: usize, phase: Phase, took: Took) {
+    fn ran(&mut self, stage: usize, phase: Phase, took: Took) {
         let stage = &mut self.telemetry.stages[stage];
         stage.phase(phase).add(took.length());
         if let Some(recording) = &mut self.recording {

@@ -6,6 +6,7 @@
 mod chain;
 mod clock;
 mod disk;
+mod queue;
 mod session;
 mod tensor;
 mod upload;
@@ -19,7 +20,8 @@ pub use upload::{MockSource, MockUpload};
 
 use crate::error::BackendError;
 use crate::port::{
-    Backend, Control, Fallback, Hold, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor, Took, WeightSpec,
+    Arrived, Backend, Control, Fallback, Hold, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor, Ticket, Took,
+    WeightSpec,
 };
 use crate::reporter::Reporter;
 use crate::tensor::byte_len;
@@ -47,6 +49,7 @@ struct World {
     clock: VirtualClock,
     links: clock::Links,
     uploads: upload::Uploads,
+    queues: queue::Queues,
     pinnable: Cell<u64>,
     pinned: Cell<u64>,
     held: RefCell<Vec<Hold>>,
@@ -90,6 +93,16 @@ impl MockBackend {
         &self.0.clock
     }
 
+    /// The device of a memory computes while its callers go on, from now on: runs and copies of weights are queued there.
+    pub fn queue(&self, memory: MemoryId) {
+        self.0.queues.add(memory);
+    }
+
+    /// Times somebody waited for a device that [queues](Self::queue) and was not through.
+    pub fn waits(&self) -> u64 {
+        self.0.queues.waits()
+    }
+
     /// What copies and reads from one memory to another cost from now on; nothing where this was never said.
     pub fn link(&self, from: MemoryId, to: MemoryId, cost: LinkCost) {
         self.0.links.set(from, to, cost);
@@ -111,6 +124,8 @@ impl MockBackend {
     }
 
     fn pass(&self, from: &MockTensor, to: MemoryId, bytes: u64) {
+        self.0.queues.wait(from.memory(), &self.0.clock);
+        self.0.queues.wait(to, &self.0.clock);
         for (from, to) in self.0.links.legs(from.memory(), to) {
             let time = self.0.links.time(from, to, bytes);
             self.0.uploads.stand_still(to, time, &self.0.clock);
@@ -174,11 +189,23 @@ impl Backend for MockBackend {
     fn upload(&self, source: &MockSource, to: &[&MockBuffer]) -> Result<MockUpload, BackendError> {
         let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
         let time = self.0.links.time(MemoryId::HOST, memory, source.bytes());
-        self.0.uploads.begin(source, to, time, &self.0.clock)
+        let free = self.0.queues.over(memory).unwrap_or_default().max(self.0.clock.now());
+        self.0.uploads.begin(source, to, (free, time), &self.0.clock)
     }
 
-    fn arrive(&self, upload: MockUpload) -> Result<Took, BackendError> {
-        upload::Uploads::arrive(upload, &self.0.clock)
+    fn arrive(&self, upload: MockUpload) -> Result<Arrived, BackendError> {
+        upload.arrive(&self.0.queues, &self.0.clock)
+    }
+
+    fn wait_for(&self, memory: MemoryId) -> Result<(), BackendError> {
+        self.0.queues.wait(memory, &self.0.clock);
+        Ok(())
+    }
+
+    fn wait_for_all(&self, tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
+        self.0.queues.memories().into_iter().for_each(|memory| self.0.queues.wait(memory, &self.0.clock));
+        self.0.queues.tell(tell);
+        Ok(())
     }
 
     fn load(
@@ -198,7 +225,12 @@ impl Backend for MockBackend {
         })?;
         let (provider, refused) = self.provider(spec)?;
         Ok(Loaded {
-            session: MockSession::new(model, self.0.clock.clone(), self.weights(&name, spec.keep)),
+            session: MockSession::new(
+                model,
+                self.0.clock.clone(),
+                self.0.queues.clone(),
+                self.weights(&name, spec.keep),
+            ),
             provider,
             processor: "mock".into(),
             refused,

@@ -4,7 +4,7 @@
 use crate::area::{Area, about};
 use crate::engine::Engine;
 use crate::error::EngineError;
-use crate::meter::Took;
+use crate::meter::{Began, Time, Took};
 use crate::port::{Backend, Session, Tensor};
 use crate::stage::{Act, Bound, Entrance, Exit, From, To};
 use crate::state::upload;
@@ -40,6 +40,7 @@ impl<B: Backend> Engine<B> {
                 }
             }
         }
+        self.wait_for_devices()?;
         self.meter.passed(Phase::Prefill, 0, Took { from: started, to: self.areas.backend.now() });
         Ok(outputs)
     }
@@ -106,8 +107,10 @@ impl<B: Backend> Engine<B> {
                 .map_err(|source| at.failed("being given outputs", source))?;
         }
         let from = areas.backend.now();
-        session.run(&mut bound.binding, control).map_err(|source| at.failed("running", source))?;
-        self.meter.ran(stage, Phase::Prefill, Took { from, to: self.areas.backend.now() });
+        let ticket = session.run(&mut bound.binding, control).map_err(|source| at.failed("running", source))?;
+        let known = || Time::Known(Took { from, to: self.areas.backend.now() });
+        let run = Began::Run { stage, phase: Phase::Prefill };
+        self.meter.began(run, ticket.map_or_else(known, Time::Later));
         self.weights_leave(stage)?;
         self.collect(stage, bound, outputs)
     }

@@ -7,7 +7,7 @@ use crate::area::Key;
 use crate::engine::{Engine, same};
 use crate::error::EngineError;
 use crate::feed::Content;
-use crate::meter::Took;
+use crate::meter::{Began, Time, Took};
 use crate::port::{Backend, MemoryId, Session};
 use crate::sequence::Sequence;
 use crate::shape::Sizes;
@@ -56,6 +56,7 @@ impl<B: Backend> Engine<B> {
         if pass.last && self.visits.any_own() {
             self.hand_over(phase, sequence, pass)?;
         }
+        self.wait_for_devices()?;
         self.read_taps()?;
         sequence.interrupted = false;
         sequence.stores.iter_mut().for_each(crate::state::Store::commit);
@@ -102,8 +103,9 @@ impl<B: Backend> Engine<B> {
         let Engine { stages, sessions, control, .. } = self;
         let session = &mut sessions[stages[stage].session];
         let ran = session.run(&mut sequence.bound[stage].binding, control);
-        ran.map_err(|source| stages[stage].failed("running", source))?;
-        self.meter.ran(stage, phase, Took { from, to: self.areas.backend.now() });
+        let ticket = ran.map_err(|source| stages[stage].failed("running", source))?;
+        let known = || Time::Known(Took { from, to: self.areas.backend.now() });
+        self.meter.began(Began::Run { stage, phase }, ticket.map_or_else(known, Time::Later));
         self.weights_leave(stage)?;
         self.take_states_home(stage, sequence, pass, Leaves::AfterTheRun)?;
         self.take_outputs(stage, sequence)

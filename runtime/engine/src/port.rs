@@ -179,8 +179,17 @@ pub trait Backend: Clone {
     /// Begins to copy each weight of a source to the first bytes of the buffer given for it, and returns at once. Runs that were
     /// begun before still find there what was there before.
     fn upload(&self, source: &Self::Source, to: &[&Self::Buffer]) -> Result<Self::Upload, BackendError>;
-    /// Sees to it that runs from now on find what was copied; from when to when it was.
-    fn arrive(&self, upload: Self::Upload) -> Result<Took, BackendError>;
+    /// Sees to it that runs from now on find what was copied: waits for it, or lets the device wait.
+    fn arrive(&self, upload: Self::Upload) -> Result<Arrived, BackendError>;
+    /// Waits until all runs begun on the device of a memory are over. Copies and reads wait by themselves.
+    fn wait_for(&self, _memory: MemoryId) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits until all runs begun on any device are over, and tells the times of all tickets given out since the last call, in
+    /// that order. What failed on a device is told here at the latest.
+    fn wait_for_all(&self, _tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// A new means of stopping runs.
     fn control(&self) -> Result<Self::Control, BackendError>;
     /// Time since some moment before; all times of an engine are taken here.
@@ -259,8 +268,9 @@ pub trait Session {
     fn release(&mut self) -> Result<(), BackendError> {
         Ok(())
     }
-    /// Runs, with all chunks there. When it returns, host outputs are complete.
-    fn run(&mut self, binding: &mut Self::Binding, control: &Self::Control) -> Result<(), BackendError>;
+    /// Runs, with all chunks there. When it returns, host outputs are complete; a device may still compute, and what is begun
+    /// there later comes after it. With a ticket, its time will be told; else it took as long as the call.
+    fn run(&mut self, binding: &mut Self::Binding, control: &Self::Control) -> Result<Option<Ticket>, BackendError>;
     /// An output that [`bind_output_unknown`](Self::bind_output_unknown) asked for, after the run.
     fn take_output(&self, binding: &mut Self::Binding, index: usize) -> Result<Self::Tensor, BackendError>;
 }
@@ -279,6 +289,28 @@ impl Took {
     pub fn length(self) -> Duration {
         self.to.saturating_sub(self.from)
     }
+}
+
+/// Stands for a time that is known once a device is through with something ([`Backend::wait_for_all`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ticket(pub u64);
+
+/// From when to when something took.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Time {
+    /// This long.
+    Known(Took),
+    /// It will be told.
+    Later(Ticket),
+}
+
+/// Weights that runs from now on find.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Arrived {
+    /// Their copy.
+    pub copy: Time,
+    /// How long their device waited for them, where the caller did not.
+    pub stall: Option<Ticket>,
 }
 
 /// Stops runs from another thread.

@@ -3,7 +3,7 @@
 
 use crate::engine::Engine;
 use crate::error::{BackendError, EngineError};
-use crate::meter::{Awaited, Meter, Read, Took};
+use crate::meter::{Awaited, Began, Meter, Read, Time, Took};
 use crate::port::{Backend, Session};
 use crate::stage::{Act, Stage};
 use crate::supply::{Chunk, Supply};
@@ -41,23 +41,23 @@ impl<B: Backend> Engine<B> {
             .map_err(|source| stages[stage].failed("having its weights copied", source))
     }
 
-    /// Waits for them.
+    /// Sees to it that the stage's run finds them.
     pub(crate) fn weights_arrive(&mut self, stage: usize) -> Result<(), EngineError> {
         let Engine { stages, sessions, reading, meter, areas, slots, .. } = self;
         let from = areas.backend.now();
         let at = &stages[stage];
-        let awaited = if reading.concerns(stage) {
+        let (awaited, by_device) = if reading.concerns(stage) {
             let arrived = arrive(&mut sessions[at.session], &at.name, meter);
             arrived.map_err(|source| at.failed("having its weights read", source))?;
-            Awaited::Disk
+            (Awaited::Disk, None)
         } else if slots.is_streamed(stage) {
-            let arrived = slots.arrive(areas, (stage, &at.name), meter);
-            arrived.map_err(|source| at.failed("having its weights copied", source))?;
-            Awaited::Slot
+            let arrived = slots.arrive(areas, stage, meter);
+            (Awaited::Slot, arrived.map_err(|source| at.failed("having its weights copied", source))?)
         } else {
             return Ok(());
         };
-        meter.stalled(stage, awaited, Took { from, to: areas.backend.now() });
+        let time = by_device.map_or_else(|| Time::Known(Took { from, to: areas.backend.now() }), Time::Later);
+        meter.began(Began::Stall { stage, awaited }, time);
         Ok(())
     }
 

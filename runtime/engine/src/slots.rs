@@ -10,8 +10,8 @@ mod ring;
 
 use crate::area::{Area, Areas};
 use crate::error::BackendError;
-use crate::meter::Meter;
-use crate::port::{Backend, Dims, MemoryId};
+use crate::meter::{Began, Meter, Ticket};
+use crate::port::{Arrived, Backend, Dims, MemoryId};
 use crate::stage::Act;
 use crate::telemetry::Phase;
 use ring::Ring;
@@ -97,19 +97,19 @@ impl<B: Backend> Slots<B> {
         Ok(())
     }
 
-    /// Waits until a streamed stage's weights are there.
+    /// Sees to it that a streamed stage's run finds its weights; how long its device will have waited, where that was not done
+    /// here.
     pub fn arrive(
         &mut self,
         areas: &Areas<B>,
-        (stage, partition): (usize, &str),
+        stage: usize,
         meter: &mut Meter,
-    ) -> Result<(), BackendError> {
-        let Some(ring) = self.ring_of(stage) else { return Ok(()) };
+    ) -> Result<Option<Ticket>, BackendError> {
+        let Some(ring) = self.ring_of(stage) else { return Ok(None) };
         let bytes = self.weights[stage].as_ref().map_or(0, |weights| weights.bytes);
-        if let Some(took) = self.rings[ring].arrive(areas, stage)? {
-            meter.uploaded(partition, self.rings[ring].memory, bytes, took);
-        }
-        Ok(())
+        let Some(Arrived { copy, stall }) = self.rings[ring].arrive(areas, stage)? else { return Ok(None) };
+        meter.began(Began::Upload { stage, memory: self.rings[ring].memory, bytes }, copy);
+        Ok(stall)
     }
 
     /// A stage has run: its slot is free for the next.

@@ -66,6 +66,15 @@ fn backend(us_per_part: u64) -> MockBackend {
     backend
 }
 
+/// The same, with a device that computes while the engine goes on.
+fn queueing(us_per_part: u64, queues: bool) -> MockBackend {
+    let backend = backend(us_per_part);
+    if queues {
+        backend.queue(MemoryId(1));
+    }
+    backend
+}
+
 fn load(
     chain: &Chain,
     backend: &MockBackend,
@@ -127,11 +136,12 @@ proptest! {
         chunk in prop_oneof![Just(None), Just(Some(2))],
         ahead in any::<bool>(),
         us in 1u64..5000,
+        queues in any::<bool>(),
     ) {
         let chain = chain(&places, slots, chunk);
         let weights = if ahead { WeightReads::Ahead } else { WeightReads::OnTime };
         let options = EngineOptions { weights, poison_slots: true, ..Default::default() };
-        let mut engine = load(&chain, &backend(us), options, &Silent).unwrap();
+        let mut engine = load(&chain, &queueing(us, queues), options, &Silent).unwrap();
         let (prompt, more) = ([3, 1, 4, 1, 5], [9, 2, 6, 5]);
         let found = scores(&mut engine, &prompt, &more, |_| ());
         prop_assert_eq!(found, expected(&chain, &prompt, chunk, &more));
@@ -149,12 +159,13 @@ proptest! {
         places in proptest::collection::vec(prop_oneof![Just(At::Slot), Just(At::Ring)], 2..7),
         moves in proptest::collection::vec((0usize..7, any::<bool>()), 8),
         slots in 1u32..4,
+        queues in any::<bool>(),
     ) {
         let mut places: Vec<(At, At)> = places.into_iter().map(|place| (place, place)).collect();
         places.push((At::Ring, At::Ring));
         let chain = chain(&places, slots, None);
         let options = EngineOptions { poison_slots: true, ..Default::default() };
-        let mut engine = load(&chain, &backend(700), options, &Silent).unwrap();
+        let mut engine = load(&chain, &queueing(700, queues), options, &Silent).unwrap();
         let (prompt, more) = ([3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5]);
         let mut moves = moves.into_iter();
         let found = scores(&mut engine, &prompt, &more, |engine| {
@@ -170,9 +181,10 @@ proptest! {
     fn computing_elsewhere_between_tokens_changes_nothing(
         count in 2usize..6,
         moves in proptest::collection::vec((0usize..6, any::<bool>()), 8),
+        queues in any::<bool>(),
     ) {
         let chain = chain(&vec![(At::Host, At::Ring); count], 2, None);
-        let mut engine = load(&chain, &backend(700), EngineOptions::default(), &Silent).unwrap();
+        let mut engine = load(&chain, &queueing(700, queues), EngineOptions::default(), &Silent).unwrap();
         let (prompt, more) = ([3, 1, 4], [1, 5, 9, 2, 6, 5, 3, 5]);
         let mut moves = moves.into_iter();
         let found = scores(&mut engine, &prompt, &more, |engine| {
@@ -188,10 +200,12 @@ proptest! {
         places in proptest::collection::vec(prop_oneof![Just(At::Ring), Just(At::Constants)], 2..8),
         slots in 1u32..5,
         us in 1u64..3000,
+        queues in any::<bool>(),
     ) {
         let mut places: Vec<(At, At)> = places.into_iter().map(|place| (place, place)).collect();
         places[0] = (At::Ring, At::Ring);
-        let mut engine = load(&chain(&places, slots, None), &backend(us), EngineOptions::default(), &Silent).unwrap();
+        let backend = queueing(us, queues);
+        let mut engine = load(&chain(&places, slots, None), &backend, EngineOptions::default(), &Silent).unwrap();
         engine.record_timeline(true);
         scores(&mut engine, &[3, 1, 4], &[1, 5, 9, 2, 6], |_| ());
         let spans = engine.timeline().spans;
@@ -209,6 +223,27 @@ proptest! {
             let before = number.checked_sub(1).map_or(0.0, |before| end(copies[before]));
             prop_assert!((copy.start_us - free.max(before)).abs() < 1e-6, "copy {number} at {} of {} and {}", copy.start_us, free, before);
         }
+    }
+}
+
+/// A device that computes while the engine goes on is waited for where its scores are wanted, and nowhere before.
+#[test]
+fn a_token_waits_for_its_device_once() {
+    let places = [At::Ring, At::Slot, At::Ring, At::Constants, At::Ring, At::Ring].map(|place| (place, place));
+    for us in [100, 2500] {
+        let backend = queueing(us, true);
+        let chain = chain(&places, 2, None);
+        let mut engine = load(&chain, &backend, EngineOptions::default(), &Silent).unwrap();
+        let before = backend.waits();
+        let found = scores(&mut engine, &[3, 1, 4], &[1, 5, 9], |_| ());
+        assert_eq!(found, expected(&chain, &[3, 1, 4], None, &[1, 5, 9]));
+        assert_eq!(backend.waits() - before, 4);
+        let telemetry = engine.telemetry();
+        let runs: Duration = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum();
+        assert_eq!(runs, Duration::from_micros(4 * 6 * COMPUTE));
+        assert_eq!(telemetry.uploads.count, 4 * 4);
+        // What is not computing is waiting for weights.
+        assert_eq!(telemetry.prefill.time + telemetry.decode.time, runs + telemetry.slot_stalls.time);
     }
 }
 

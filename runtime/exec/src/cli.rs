@@ -166,6 +166,9 @@ pub struct LibraryArgs {
     /// Threads for all partitions together [default: one for each physical core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
+    /// Wait for a CUDA device after each partition, not once a pass, and let a thread copy streamed weights: to compare with.
+    #[arg(long)]
+    pub wait_each_run: bool,
     /// Say more on stderr.
     #[arg(long, short = 'v', action = ArgAction::Count)]
     pub verbose: u8,

@@ -47,7 +47,12 @@ impl Machine {
 
 /// How ONNX Runtime is set up.
 pub fn options(args: &LibraryArgs) -> OrtOptions {
-    OrtOptions { library: args.ort_lib.clone(), threads: args.threads.map(usize::from), ..OrtOptions::default() }
+    OrtOptions {
+        library: args.ort_lib.clone(),
+        threads: args.threads.map(usize::from),
+        wait_each_run: args.wait_each_run,
+        ..OrtOptions::default()
+    }
 }
 
 /// The plan with the providers that were asked for, where it has a choice: on accelerators.

@@ -9,7 +9,7 @@ use hpp_engine::BackendError;
 use hpp_engine::port::MemoryId;
 use ort::AsPointer;
 use ort::session::Session;
-use ort::sys::{OrtIoBinding, OrtValue};
+use ort::sys::{OrtIoBinding, OrtRunOptions, OrtValue};
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 
@@ -89,11 +89,20 @@ impl OrtBinding {
         }
     }
 
+    /// Runs, until it is over.
     pub(crate) fn run(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
+        self.run_with(session, control.options())
+    }
+
+    /// Runs, until all of it is given to the device's stream.
+    pub(crate) fn begin(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
+        self.run_with(session, control.unwaited())
+    }
+
+    fn run_with(&mut self, session: &mut Session, options: *const OrtRunOptions) -> Result<(), BackendError> {
         // SAFETY: session, options and binding are alive, the binding was made for this session, and everything bound is kept by it.
         // `&mut` on both means that no other run of this binding is in progress.
-        let status =
-            unsafe { (ort::api().RunWithBinding)(session.ptr().cast_mut(), control.options(), self.ptr.as_ptr()) };
+        let status = unsafe { (ort::api().RunWithBinding)(session.ptr().cast_mut(), options, self.ptr.as_ptr()) };
         // SAFETY: fresh from the call above.
         unsafe { check(status, || "run".into()) }.map_err(|error| match error {
             BackendError::Runtime { cause, .. } if cause.contains("terminate flag") => BackendError::Stopped,

@@ -3,9 +3,9 @@
 //! Objects of this room belong to one thread; the copier is the one exception. It gets addresses of values that the thread that
 //! asked keeps, in a register here, until the copy is over and that thread has heard of it.
 
-use super::check;
 use super::device::Turn;
 use super::value::Value;
+use super::{Fill, check};
 use hpp_engine::BackendError;
 use hpp_engine::port::Took;
 use hpp_schema::DType;
@@ -14,13 +14,12 @@ use ort::sys::OrtValue;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 /// Fills host memory with the bytes of a weight; `None` where they are there already.
-pub(crate) type Fetch = Option<Arc<dyn Fn(&mut [u8]) -> Result<(), String> + Send + Sync>>;
+type Fetch = Option<Fill>;
 
 /// One weight on its way: bytes on the host, and the tensor of bytes they go to.
 pub(crate) struct Piece {

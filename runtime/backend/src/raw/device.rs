@@ -2,6 +2,7 @@
 
 use super::check;
 use super::value::Value;
+use crate::cuda::streams::Streams;
 use hpp_engine::BackendError;
 use hpp_engine::port::MemoryId;
 use ort::AsPointer;
@@ -42,12 +43,14 @@ pub(crate) struct Place {
     info: MemoryInfo<'static>,
     /// `None` on the host.
     pub allocator: Option<Rc<DeviceAllocator>>,
+    /// Where its device computes while the host goes on.
+    pub streams: Option<Arc<Streams>>,
 }
 
 impl Place {
     /// The host.
     pub fn host() -> Self {
-        Place { id: MemoryId::HOST, turn: Turn::default(), info: MemoryInfo::default(), allocator: None }
+        Place { id: MemoryId::HOST, turn: Turn::default(), info: MemoryInfo::default(), allocator: None, streams: None }
     }
 
     /// The memory of a device.
@@ -56,11 +59,12 @@ impl Place {
         environment: &Environment,
         device: &ort::device::Device<'_>,
         turn: Turn,
+        streams: Option<Arc<Streams>>,
     ) -> Result<Self, BackendError> {
         let info = device.memory_info(false).to_owned();
         let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
-        let allocator = DeviceAllocator::new(environment, device, kind, turn.clone())?;
-        Ok(Place { id, turn, info, allocator: Some(Rc::new(allocator)) })
+        let allocator = DeviceAllocator::new(environment, device, kind, (turn.clone(), streams.clone()))?;
+        Ok(Place { id, turn, info, allocator: Some(Rc::new(allocator)), streams })
     }
 
     /// Host memory that this device reads and writes by itself, where its provider has such memory.
@@ -75,8 +79,9 @@ impl Place {
             return Ok(None);
         }
         let info = device.memory_info(true).to_owned();
-        let allocator = DeviceAllocator::new(environment, &device, kind, self.turn.clone())?;
-        Ok(Some(Place { id: MemoryId::HOST, turn: self.turn.clone(), info, allocator: Some(Rc::new(allocator)) }))
+        let allocator = DeviceAllocator::new(environment, &device, kind, (self.turn.clone(), self.streams.clone()))?;
+        let (turn, allocator) = (self.turn.clone(), Some(Rc::new(allocator)));
+        Ok(Some(Place { id: MemoryId::HOST, turn, info, allocator, streams: None }))
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {
@@ -103,6 +108,7 @@ pub(crate) struct DeviceAllocator {
     kind: sys::OrtDeviceMemoryType,
     allocator: NonNull<OrtAllocator>,
     turn: Turn,
+    streams: Option<Arc<Streams>>,
 }
 
 impl DeviceAllocator {
@@ -110,7 +116,7 @@ impl DeviceAllocator {
         environment: &Environment,
         device: &ort::device::Device<'_>,
         kind: sys::OrtDeviceMemoryType,
-        turn: Turn,
+        (turn, streams): (Turn, Option<Arc<Streams>>),
     ) -> Result<Self, BackendError> {
         let mut allocator = ptr::null_mut();
         // SAFETY: the device comes from this environment, which lives as long as the process; `allocator` is a place for one pointer.
@@ -129,7 +135,7 @@ impl DeviceAllocator {
             doing: "make an allocator for the device".into(),
             cause: "the provider has none".into(),
         })?;
-        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), kind, allocator, turn })
+        Ok(DeviceAllocator { environment: environment.clone(), device: device.ptr(), kind, allocator, turn, streams })
     }
 
     /// One statistic of the allocator, if it keeps any.
@@ -209,6 +215,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
+        // Runs and copies may be going on that use it. If waiting fails, the device has failed, and nothing goes on there.
+        let _ = self.allocator.streams.as_ref().map(|streams| streams.wait());
         let _turn = self.allocator.turn.take();
         // SAFETY: owned by this alone; views of it hold an `Rc` of this and are gone. The allocator outlives it.
         unsafe { (ort::api().ReleaseValue)(self.block.as_ptr()) };

@@ -3,6 +3,7 @@
 use super::device::DeviceMemory;
 use crate::os::Pages;
 use hpp_engine::BackendError;
+use std::ffi::c_void;
 use std::rc::Rc;
 
 /// A piece of memory, kept alive by every buffer, tensor and binding that uses it.
@@ -15,6 +16,24 @@ pub(crate) enum Memory {
     Host(Rc<HostMemory>),
     /// A device's.
     Device(Rc<DeviceMemory>),
+}
+
+impl Memory {
+    /// Where it begins, in the addresses of whoever has it.
+    pub fn address(&self) -> *mut c_void {
+        match self {
+            Memory::Host(host) => host.address().cast(),
+            Memory::Device(device) => device.address(),
+        }
+    }
+
+    /// Its bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Memory::Host(host) => host.len() as u64,
+            Memory::Device(device) => device.len(),
+        }
+    }
 }
 
 /// Pages of the host, zero until written.

@@ -17,6 +17,10 @@ pub(crate) mod value;
 
 use hpp_engine::BackendError;
 use ort::sys::OrtStatusPtr;
+use std::sync::Arc;
+
+/// Fills host memory with the bytes of a weight.
+pub(crate) type Fill = Arc<dyn Fn(&mut [u8]) -> Result<(), String> + Send + Sync>;
 
 /// Turns a status into a result that says what was being done.
 ///

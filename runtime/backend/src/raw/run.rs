@@ -5,6 +5,7 @@ use hpp_engine::BackendError;
 use hpp_engine::port::Control;
 use ort::session::builder::LoadCanceler;
 use ort::sys::OrtRunOptions;
+use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -14,6 +15,8 @@ pub struct OrtControl(Arc<Shared>);
 
 struct Shared {
     options: NonNull<OrtRunOptions>,
+    /// The same, for runs that are not waited for.
+    unwaited: NonNull<OrtRunOptions>,
     /// The load in progress, if any.
     load: Mutex<Option<LoadCanceler>>,
 }
@@ -26,30 +29,27 @@ unsafe impl Sync for Shared {}
 
 impl OrtControl {
     pub(crate) fn new() -> Result<Self, BackendError> {
-        let mut options = ptr::null_mut();
-        // SAFETY: a place for one pointer.
-        unsafe { check((ort::api().CreateRunOptions)(&mut options), || "make run options".into()) }?;
-        let options = NonNull::new(options).ok_or_else(|| BackendError::Runtime {
-            doing: "make run options".into(),
-            cause: "ONNX Runtime returned nothing".into(),
-        })?;
-        Ok(OrtControl(Arc::new(Shared { options, load: Mutex::new(None) })))
+        let shared = Shared { options: make()?, unwaited: make()?, load: Mutex::new(None) };
+        // SAFETY: fresh options, in no run yet.
+        unsafe { configure(shared.unwaited, c"disable_synchronize_execution_providers", c"1") }?;
+        Ok(OrtControl(Arc::new(shared)))
     }
 
     /// Options of a run at whose end the host's arena gives back what nothing uses.
     pub(crate) fn that_shrinks_the_arena() -> Result<Self, BackendError> {
         let control = Self::new()?;
-        let (key, host) = (c"memory.enable_memory_arena_shrinkage", c"cpu:0");
-        // SAFETY: the options are alive and in no run yet; ONNX Runtime copies both texts.
-        unsafe {
-            let status = (ort::api().AddRunConfigEntry)(control.0.options.as_ptr(), key.as_ptr(), host.as_ptr());
-            check(status, || "ask for a smaller arena".into())
-        }?;
+        // SAFETY: fresh options, in no run yet.
+        unsafe { configure(control.0.options, c"memory.enable_memory_arena_shrinkage", c"cpu:0") }?;
         Ok(control)
     }
 
     pub(crate) fn options(&self) -> *const OrtRunOptions {
         self.0.options.as_ptr()
+    }
+
+    /// Options of runs at whose end the device still computes.
+    pub(crate) fn unwaited(&self) -> *const OrtRunOptions {
+        self.0.unwaited.as_ptr()
     }
 
     /// Names the load that [`stop`](Control::stop) should end, or that there is none any more.
@@ -60,22 +60,48 @@ impl OrtControl {
 
 impl Control for OrtControl {
     fn stop(&self) {
-        // SAFETY: the options live as long as `self`. The call can only fail for want of memory, and then there is no more to do.
-        let _ = unsafe { check((ort::api().RunOptionsSetTerminate)(self.0.options.as_ptr()), String::new) };
+        for options in [self.0.options, self.0.unwaited] {
+            // SAFETY: the options live as long as `self`. The call can only fail for want of memory, and then there is no more to do.
+            let _ = unsafe { check((ort::api().RunOptionsSetTerminate)(options.as_ptr()), String::new) };
+        }
         if let Some(load) = self.0.load.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
             let _ = load.cancel();
         }
     }
 
     fn resume(&self) {
-        // SAFETY: as for `stop`.
-        let _ = unsafe { check((ort::api().RunOptionsUnsetTerminate)(self.0.options.as_ptr()), String::new) };
+        for options in [self.0.options, self.0.unwaited] {
+            // SAFETY: as for `stop`.
+            let _ = unsafe { check((ort::api().RunOptionsUnsetTerminate)(options.as_ptr()), String::new) };
+        }
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // SAFETY: the last clone is gone, and with it whoever could run with these options.
-        unsafe { (ort::api().ReleaseRunOptions)(self.options.as_ptr()) };
+        for options in [self.options, self.unwaited] {
+            // SAFETY: the last clone is gone, and with it whoever could run with these options.
+            unsafe { (ort::api().ReleaseRunOptions)(options.as_ptr()) };
+        }
+    }
+}
+
+fn make() -> Result<NonNull<OrtRunOptions>, BackendError> {
+    let (mut options, doing) = (ptr::null_mut(), || "make run options".to_owned());
+    // SAFETY: a place for one pointer.
+    unsafe { check((ort::api().CreateRunOptions)(&mut options), doing) }?;
+    let nothing = || BackendError::Runtime { doing: doing(), cause: "ONNX Runtime returned nothing".into() };
+    NonNull::new(options).ok_or_else(nothing)
+}
+
+/// Adds an entry to options.
+///
+/// # Safety
+/// They must be alive and in no run.
+unsafe fn configure(options: NonNull<OrtRunOptions>, key: &CStr, value: &CStr) -> Result<(), BackendError> {
+    // SAFETY: the caller's promise; ONNX Runtime copies both texts.
+    unsafe {
+        let status = (ort::api().AddRunConfigEntry)(options.as_ptr(), key.as_ptr(), value.as_ptr());
+        check(status, || format!("set {key:?} for runs"))
     }
 }

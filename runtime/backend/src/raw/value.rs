@@ -26,10 +26,7 @@ impl Value {
     /// A view of a memory's first bytes.
     pub fn view(memory: &Memory, place: &Place, dtype: DType, shape: &[u64]) -> Result<Self, BackendError> {
         let doing = || format!("view memory as {dtype} {shape:?}");
-        let (address, have) = match memory {
-            Memory::Host(host) => (host.address().cast(), host.len() as u64),
-            Memory::Device(device) => (device.address(), device.len()),
-        };
+        let (address, have) = (memory.address(), memory.len());
         let need = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
         let need = need.and_then(|elements| dtype.bytes_for(elements)).filter(|need| *need <= have);
         let need = need.ok_or_else(|| BackendError::Misfit {
@@ -52,10 +49,7 @@ impl Value {
 
     /// A view of bytes in the middle of a memory on the host, pinned or not.
     pub fn part(memory: &Memory, place: &Place, offset: u64, bytes: u64) -> Result<Self, BackendError> {
-        let (address, have) = match memory {
-            Memory::Host(host) => (host.address(), host.len() as u64),
-            Memory::Device(device) => (device.address().cast::<u8>(), device.len()),
-        };
+        let (address, have) = (memory.address().cast::<u8>(), memory.len());
         let end = offset.checked_add(bytes).filter(|end| *end <= have && place.id == MemoryId::HOST);
         let misfit = || BackendError::Misfit {
             what: format!("{bytes} bytes at {offset}"),

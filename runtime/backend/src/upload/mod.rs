@@ -2,20 +2,26 @@
 //!
 //! What was pinned is copied from where it lies. The rest is read from its file, through the page cache, into staging
 //! memory and copied from there, so that a file that shrinks is an error and no crash, and nothing stays mapped.
+//!
+//! Where a device has streams, copies are given to one of them; elsewhere a thread makes them.
 
 mod file;
 
 use crate::backend::OrtBuffer;
+use crate::cuda::feeder::{self, Feeder, Feeding};
+use crate::cuda::streams::{Address, Copied, Streams};
 use crate::environment::Runtime;
-use crate::raw::copier::{BYTES, Copier, Copies, Fetch, Piece};
+use crate::raw::Fill;
+use crate::raw::copier::{BYTES, Copier, Copies, Piece};
 use crate::raw::device::{DeviceMemory, Place};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::value::Value;
 use file::WeightFile;
 use hpp_engine::BackendError;
-use hpp_engine::port::{Hold, MemoryId, Took, WeightSpec};
+use hpp_engine::port::{Arrived, Hold, MemoryId, Time, Took, WeightSpec};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
@@ -30,6 +36,8 @@ struct Shared {
     files: RefCell<BTreeMap<PathBuf, Weak<WeightFile>>>,
     /// One for each device's memory.
     copiers: RefCell<BTreeMap<MemoryId, Rc<Copier>>>,
+    /// One for each device with streams, once weights are read for it.
+    feeders: RefCell<BTreeMap<MemoryId, Feeder>>,
     staging: RefCell<BTreeMap<MemoryId, Staging>>,
     pinned: RefCell<BTreeMap<MemoryId, Pinned>>,
 }
@@ -62,14 +70,22 @@ pub struct Upload(State);
 
 enum State {
     Over(Took),
+    /// A thread copies.
     UnderWay(Copies),
+    /// A device's stream has all of it.
+    Queued(Arc<Streams>, Copied),
+    /// A thread gives it to a device's stream.
+    Feeding(Arc<Streams>, Feeding),
 }
 
 impl Upload {
-    pub(crate) fn wait(self) -> Result<Took, BackendError> {
+    pub(crate) fn arrive(self) -> Result<Arrived, BackendError> {
+        let known = |took| Arrived { copy: Time::Known(took), stall: None };
         match self.0 {
-            State::Over(took) => Ok(took),
-            State::UnderWay(copies) => copies.wait(),
+            State::Over(took) => Ok(known(took)),
+            State::UnderWay(copies) => copies.wait().map(known),
+            State::Queued(streams, copied) => streams.arrive(copied),
+            State::Feeding(streams, feeding) => streams.arrive(feeding.wait()?),
         }
     }
 }
@@ -149,12 +165,14 @@ impl Uploads {
         let Some(place) = to.first().map(|buffer| &buffer.place).filter(|place| place.id != MemoryId::HOST) else {
             return on_host(source, to).map(|took| Upload(State::Over(took)));
         };
-        let largest = source.weights.iter().filter(|weight| weight.pinned.is_none()).map(|weight| weight.bytes).max();
-        let staging = largest.map(|bytes| self.staging(runtime, place, bytes)).transpose()?;
+        if let Some(streams) = &place.streams {
+            return self.queue(runtime, source, to, (place, streams)).map(Upload);
+        }
+        let staging = source.largest_read().map(|bytes| self.staging(runtime, place, bytes)).transpose()?;
         let piece = |(weight, buffer): (&Weight, &&OrtBuffer)| {
             let (memory, from, offset, fetch) = match (&weight.pinned, &staging) {
                 (Some((memory, pins, offset)), _) => (memory, pins, *offset, None),
-                (None, Some(staging)) => (&staging.memory, &staging.place, 0, weight.fetch()),
+                (None, Some(staging)) => (&staging.memory, &staging.place, 0, Some(weight.fetch())),
                 (None, None) => unreachable!("what is not pinned has staging memory"),
             };
             let from = Value::part(memory, from, offset, weight.bytes)?;
@@ -164,15 +182,56 @@ impl Uploads {
         Ok(Upload(State::UnderWay(self.copier(runtime, place.id)?.begin(pieces, place.turn.clone()))))
     }
 
+    /// Gives copies to a device's stream, or to the thread that reads weights for it.
+    fn queue(
+        &self,
+        runtime: &Runtime,
+        source: &Source,
+        to: &[&OrtBuffer],
+        (place, streams): (&Rc<Place>, &Arc<Streams>),
+    ) -> Result<State, BackendError> {
+        let mut pairs = source.weights.iter().zip(to);
+        if let Some((weight, buffer)) = pairs.find(|(weight, buffer)| weight.bytes > buffer.memory.len()) {
+            let (what, why) = (format!("a weight of {} bytes", weight.bytes), buffer.memory.len());
+            return Err(BackendError::Misfit { what, why: format!("its buffer has {why}") });
+        }
+        let Some(largest) = source.largest_read() else {
+            let addresses = source.weights.iter().zip(to).filter_map(|(weight, buffer)| weight.address(buffer));
+            // SAFETY: pinned memory and that of devices wait for these streams before they go, and the engine leaves a slot alone
+            // until its weights have arrived.
+            let copied = unsafe { streams.copy(streams.mark()?, addresses) }?;
+            return Ok(State::Queued(Arc::clone(streams), copied));
+        };
+        // Halves begin at whole pages.
+        let half = largest.next_multiple_of(4096);
+        let staging = self.staging(runtime, place, 2 * half)?;
+        let first = staging.memory.address().cast::<u8>();
+        // SAFETY: the memory has room for both halves.
+        let halves = [first, unsafe { first.add(half as usize) }];
+        let weight = |(weight, buffer): (&Weight, &&OrtBuffer)| match weight.address(buffer) {
+            Some(address) => feeder::Weight::There(address),
+            None => {
+                let (fill, to) = (weight.fetch(), buffer.memory.address());
+                feeder::Weight::Filled { fill, to, bytes: weight.bytes as usize }
+            }
+        };
+        let weights = source.weights.iter().zip(to).map(weight).collect();
+        let pinned = source.weights.iter().filter_map(|weight| Some(weight.pinned.as_ref()?.0.clone()));
+        let keep = pinned.chain(to.iter().map(|buffer| buffer.memory.clone())).chain([staging.memory]).collect();
+        let mut feeders = self.0.feeders.borrow_mut();
+        let feeder = match feeders.entry(place.id) {
+            Entry::Occupied(feeder) => feeder.into_mut(),
+            Entry::Vacant(free) => free.insert(Feeder::new(Arc::clone(streams)).map_err(no_thread)?),
+        };
+        Ok(State::Feeding(Arc::clone(streams), feeder.begin(weights, halves, keep)?))
+    }
+
     fn copier(&self, runtime: &Runtime, memory: MemoryId) -> Result<Rc<Copier>, BackendError> {
         let mut copiers = self.0.copiers.borrow_mut();
         if let Some(copier) = copiers.get(&memory) {
             return Ok(Rc::clone(copier));
         }
-        let copier = Copier::new(runtime.environment.clone()).map_err(|error| BackendError::Runtime {
-            doing: "start a thread that copies weights".into(),
-            cause: error.to_string(),
-        })?;
+        let copier = Copier::new(runtime.environment.clone()).map_err(no_thread)?;
         copiers.insert(memory, Rc::clone(&copier));
         Ok(copier)
     }
@@ -197,11 +256,30 @@ impl Uploads {
     }
 }
 
-impl Weight {
-    fn fetch(&self) -> Fetch {
-        let (file, offset, forget) = (Arc::clone(&self.file), self.offset, self.forget);
-        Some(Arc::new(move |bytes: &mut [u8]| file.read(offset, bytes, forget)))
+impl Source {
+    /// Bytes of the largest weight that is read from its file for each copy.
+    fn largest_read(&self) -> Option<u64> {
+        self.weights.iter().filter(|weight| weight.pinned.is_none()).map(|weight| weight.bytes).max()
     }
+}
+
+impl Weight {
+    fn fetch(&self) -> Fill {
+        let (file, offset, forget) = (Arc::clone(&self.file), self.offset, self.forget);
+        Arc::new(move |bytes: &mut [u8]| file.read(offset, bytes, forget))
+    }
+
+    /// Its way from pinned memory to a buffer, if it is pinned and fits there.
+    fn address(&self, to: &OrtBuffer) -> Option<Address> {
+        let (memory, _, offset) = self.pinned.as_ref()?;
+        // SAFETY: the weight lies within that memory, where `put` has left it.
+        let from = unsafe { memory.address().cast::<u8>().add(*offset as usize) };
+        Some(Address { from, to: to.memory.address(), bytes: self.bytes as usize })
+    }
+}
+
+fn no_thread(error: std::io::Error) -> BackendError {
+    BackendError::Runtime { doing: "start a thread that copies weights".into(), cause: error.to_string() }
 }
 
 /// To a session that is on the host after all.

@@ -1,10 +1,11 @@
 //! Sessions that are Rust functions, with every binding checked.
 
 use super::disk::Weights;
+use super::queue::Queues;
 use super::tensor::misfit;
 use super::{MockBuffer, MockControl, MockTensor, VirtualClock};
 use crate::error::BackendError;
-use crate::port::{Port, Session, Tensor, Took};
+use crate::port::{MemoryId, Port, Session, Tensor, Ticket, Took};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -45,6 +46,7 @@ pub type Kernel = Rc<dyn Fn(&mut Frame<'_>) -> Result<(), BackendError>>;
 pub struct MockSession {
     model: MockModel,
     clock: VirtualClock,
+    queues: Queues,
     weights: Weights,
 }
 
@@ -97,15 +99,30 @@ impl Frame<'_> {
 }
 
 impl MockSession {
-    pub(super) fn new(model: MockModel, clock: VirtualClock, weights: Weights) -> Self {
-        MockSession { model, clock, weights }
+    pub(super) fn new(model: MockModel, clock: VirtualClock, queues: Queues, weights: Weights) -> Self {
+        MockSession { model, clock, queues, weights }
     }
 
-    fn take_time(&self, binding: &MockBinding) {
-        let Some(Takes { tokens: (input, axis), time }) = &self.model.takes else { return };
-        let bound = binding.inputs[*input].as_ref();
-        let tokens = bound.and_then(|tensor| tensor.shape().get(*axis).copied()).unwrap_or(0);
-        self.clock.advance(time(tokens));
+    /// Lets the time of a run pass: here, or on the device if that computes while its callers go on. Outputs on the host are waited
+    /// for.
+    fn take_time(&self, binding: &MockBinding) -> Option<Ticket> {
+        let takes = self.model.takes.as_ref();
+        let time = takes.map(|Takes { tokens: (input, axis), time }| {
+            let bound = binding.inputs[*input].as_ref();
+            time(bound.and_then(|tensor| tensor.shape().get(*axis).copied()).unwrap_or(0))
+        });
+        let time = time.unwrap_or_default();
+        let memories = || self.model.inputs.iter().chain(&self.model.outputs).map(|port| port.memory);
+        let device = memories().find(|memory| *memory != MemoryId::HOST);
+        let Some(device) = device.filter(|device| self.queues.over(*device).is_some()) else {
+            self.clock.advance(time);
+            return None;
+        };
+        let ticket = self.queues.push(device, self.clock.now(), time);
+        if self.model.outputs.iter().any(|port| port.memory == MemoryId::HOST) {
+            self.queues.wait(device, &self.clock);
+        }
+        Some(ticket)
     }
 
     /// No run reads what it writes, but for the pairs that must.
@@ -196,7 +213,7 @@ impl Session for MockSession {
         Ok(())
     }
 
-    fn run(&mut self, binding: &mut MockBinding, control: &MockControl) -> Result<(), BackendError> {
+    fn run(&mut self, binding: &mut MockBinding, control: &MockControl) -> Result<Option<Ticket>, BackendError> {
         if control.stopped() {
             return Err(BackendError::Stopped);
         }
@@ -214,8 +231,8 @@ impl Session for MockSession {
         self.weights.check()?;
         let kernel = self.model.kernel.clone();
         kernel(&mut Frame { model: &self.model, binding })?;
-        self.take_time(binding);
-        if control.stopped() { Err(BackendError::Stopped) } else { Ok(()) }
+        let ticket = self.take_time(binding);
+        if control.stopped() { Err(BackendError::Stopped) } else { Ok(ticket) }
     }
 
     fn take_output(&self, binding: &mut MockBinding, index: usize) -> Result<MockTensor, BackendError> {

@@ -4,9 +4,10 @@
 //! for it. A run in between fails.
 
 use super::VirtualClock;
+use super::queue::Queues;
 use super::tensor::{MockBuffer, misfit};
 use crate::error::BackendError;
-use crate::port::{MemoryId, Took, WeightSpec};
+use crate::port::{Arrived, MemoryId, Time, Took, WeightSpec};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -53,12 +54,12 @@ impl MockSource {
 }
 
 impl Uploads {
-    /// Begins a copy that takes `time` on its way, behind those that are on it already.
+    /// Begins a copy that takes `time` on its way, behind those that are on it already and not before its slot is `free`.
     pub fn begin(
         &self,
         source: &MockSource,
         to: &[&MockBuffer],
-        time: Duration,
+        (free, time): (Duration, Duration),
         clock: &VirtualClock,
     ) -> Result<MockUpload, BackendError> {
         let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
@@ -71,7 +72,7 @@ impl Uploads {
         let mut ways = self.0.borrow_mut();
         ways.retain(|(_, took)| took.borrow().to > clock.now());
         let busy = ways.iter().filter(|(other, _)| *other == memory).map(|(_, took)| took.borrow().to).max();
-        let from = busy.map_or(clock.now(), |busy| busy.max(clock.now()));
+        let from = busy.map_or(free, |busy| busy.max(free));
         let took = Rc::new(RefCell::new(Took { from, to: from + time }));
         ways.push((memory, Rc::clone(&took)));
         let to = to.iter().map(|buffer| (*buffer).clone()).collect();
@@ -90,15 +91,21 @@ impl Uploads {
             }
         }
     }
+}
 
-    /// Waits for a copy.
-    pub fn arrive(upload: MockUpload, clock: &VirtualClock) -> Result<Took, BackendError> {
-        let took = *upload.took.borrow();
-        debug_assert!(upload.memory != MemoryId::HOST || upload.to.is_empty());
-        clock.advance(took.to.saturating_sub(clock.now()));
-        for (weight, buffer) in upload.weights.iter().zip(&upload.to) {
+impl MockUpload {
+    /// Waits for the copy, or lets its device wait.
+    pub(super) fn arrive(self, queues: &Queues, clock: &VirtualClock) -> Result<Arrived, BackendError> {
+        let took = *self.took.borrow();
+        debug_assert!(self.memory != MemoryId::HOST || self.to.is_empty());
+        for (weight, buffer) in self.weights.iter().zip(&self.to) {
             buffer.deliver(weight)?;
         }
-        Ok(took)
+        if queues.over(self.memory).is_none() {
+            clock.advance(took.to.saturating_sub(clock.now()));
+            return Ok(Arrived { copy: Time::Known(took), stall: None });
+        }
+        let stall = queues.hold(self.memory, clock.now(), took.to);
+        Ok(Arrived { copy: Time::Later(queues.ticket(took)), stall: Some(stall) })
     }
 }

@@ -70,6 +70,7 @@ impl<B: Backend> Bound<B> {
         }
         let started = backend.now();
         session.run(&mut self.binding, control)?;
+        backend.wait_for_all(&mut |_, _| ())?;
         let returned = backend.now().saturating_sub(started);
         if !self.look(backend, session)? {
             return Ok(returned);

@@ -75,7 +75,8 @@ impl<B: Backend> Evictor<B> {
             self.multiply(number, now).map_err(|source| run_failed("evictor", "running", source))?;
             rows -= now;
         }
-        Ok(())
+        let failed = |source| run_failed("evictor", "running", source);
+        self.backend.wait_for_all(&mut |_, _| ()).map_err(failed)
     }
 
     fn multiply(&mut self, slab: usize, rows: u64) -> Result<(), BackendError> {
@@ -83,6 +84,6 @@ impl<B: Backend> Evictor<B> {
         let matrix = self.backend.view(&self.slabs[slab], DType::Float32, &[rows, COLUMNS])?;
         self.session.bind_input(&mut self.binding, 0, &row)?;
         self.session.bind_input(&mut self.binding, 1, &matrix)?;
-        self.session.run(&mut self.binding, &self.control)
+        self.session.run(&mut self.binding, &self.control).map(drop)
     }
 }

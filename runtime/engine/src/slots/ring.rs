@@ -3,7 +3,7 @@
 use super::Weights;
 use crate::area::{Area, Areas};
 use crate::error::BackendError;
-use crate::port::{Backend, MemoryId, Took};
+use crate::port::{Arrived, Backend, MemoryId};
 use crate::supply::{Chunk, Supply};
 use crate::telemetry::Phase;
 use hpp_schema::DType;
@@ -75,8 +75,8 @@ impl<B: Backend> Ring<B> {
         }
     }
 
-    /// Waits for a stage's weights; from when to when they were copied, if nobody has asked before.
-    pub fn arrive(&mut self, areas: &Areas<B>, stage: usize) -> Result<Option<Took>, BackendError> {
+    /// Sees to it that a stage's run finds its weights, if nobody has before.
+    pub fn arrive(&mut self, areas: &Areas<B>, stage: usize) -> Result<Option<Arrived>, BackendError> {
         let slot = self.slots.iter_mut().find(|slot| slot.stage == Some(stage));
         let upload = slot.and_then(|slot| slot.upload.take());
         upload.map(|upload| areas.backend.arrive(upload)).transpose()
