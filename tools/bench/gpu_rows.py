@@ -64,11 +64,11 @@ class Bench:
                 last = failure
         raise last
 
-    def run(self, plan, prompt=None, new=None):
+    def run(self, plan, *options, prompt=None, new=None):
         """One measured run after one that warms up, with the trace beside the plan."""
         answer = self.shop.exec_json(
             "bench", plan, "--prompt-tokens", prompt or self.prompt, "--new-tokens", new or self.new, "--runs", 1, "--providers",
-            f"{self.provider},cpu", "--trace", trace_of(plan))
+            f"{self.provider},cpu", "--trace", trace_of(plan), *options)
         return on_device(answer, self.provider)
 
     def ort(self, places):
@@ -139,6 +139,10 @@ def decode(bench):
     ring, streamed, resident = bench.most_resident("streamed", "--stream", "all")
     sides = {"best": (best, planned), "host": (host, on_host), "ring": (ring, streamed)}
     runners = {side: lambda plan=plan: bench.run(plan) for side, (plan, _) in sides.items()}
+    if bench.provider == "cuda":
+        # Into a trace of its own.
+        waiting, _, _ = bench.most_resident("waiting", "--stream", "all")
+        runners["waiting"] = lambda: bench.run(waiting, "--wait-each-run")
     failures = []
 
     def alone():
@@ -153,6 +157,10 @@ def decode(bench):
     ours = tokens["best"]
     what = {"host": "the rest on the CPU", "ring": f"the rest streamed ({resident} layers resident)"}
     rows = [ratio_row(f"{name}: over {what[side]}", ours, tokens[side], ours / tokens[side], 1.0, "tok/s") for side in ("host", "ring")]
+    if "waiting" in runs:
+        other = speed(runs["waiting"])
+        rows.append(ratio_row(f"{name}: {what['ring']}, ordered by events over waiting for each run", tokens["ring"], other,
+                              tokens["ring"] / other, 1.0, "tok/s"))
     rows.append(beside_ort(name, ours, runs["ort"], failures, places(on_host)))
     rows.append(over_bound(name, ours, planned["predictions"]))
     for side, (_, plan) in sides.items():
@@ -186,7 +194,9 @@ def copies(bench, name, plan, said, answers):
     if not streams(said) or not answers[-1].get("streaming"):
         return [row(f"{name}: host-to-device rate", "", "", "nothing is streamed while decoding")]
     rate = statistics.median(answer["streaming"]["gb_per_second"] for answer in answers)
-    bare, pinned = bench.link
+    # Measured right behind each run; the profile's is older.
+    alone = [link["bare_gb_per_second"] for answer in answers for link in answer.get("links", []) if link["name"].startswith("to ")]
+    bare, pinned = statistics.median(alone or [bench.link[0]]), bench.link[1]
     share = timeline.overlap(trace_of(plan))
     stall = answers[-1]["streaming"]["stall_ms"] / answers[-1]["streaming"]["busy_ms"]
     return [

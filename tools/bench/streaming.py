@@ -55,11 +55,11 @@ def plan_of(shop, provider, dtype, place):
     return shop.split(model, name, "--vram", "8G", "--context", 64, *PLACES[place])[0]
 
 
-def says(shop, provider, plan):
+def says(shop, provider, plan, *options):
     """Its tokens, the bytes of their scores, and whether weights were streamed. Slots hold ones before each copy."""
     scores = f"{plan}.npy"
     answer = shop.exec_json(plan, "--tokens", ",".join(map(str, PROMPT)), "--max-new", NEW, "--temperature", 0, "--ignore-eos",
-                            "--providers", f"{provider},cpu", "--poison-slots", "--logits", scores)
+                            "--providers", f"{provider},cpu", "--poison-slots", "--logits", scores, *options)
     on_device(answer, provider)
     with open(scores, "rb") as file:
         return answer["tokens"], file.read(), bool(answer["timings"].get("streaming"))
@@ -80,6 +80,11 @@ def exactness(shop, provider):
         same, streamed = told["streamed"][1] == told["resident"][1], told["streamed"][2]
         rows.append(row(f"{provider} {dtype}: scores, streamed against resident", "exact" if same else "they differ", "",
                         "" if streamed else "nothing was streamed", "exact", same and streamed))
+        if provider == "cuda":
+            waited = says(shop, provider, plans["streamed"], "--wait-each-run")[1]
+            same = told["streamed"][1] == waited
+            rows.append(row(f"{provider} {dtype}: scores, ordered by events against waiting for each run", "exact" if same else "they differ", "",
+                            "", "exact", same))
         rows.append(hidden(shop, provider, dtype, plans["one of each"]))
     return rows
 

@@ -43,9 +43,9 @@ impl OrtBackend {
         Ok(OrtBackend { runtime, places, readers: Readers::default(), uploads: Uploads::default() })
     }
 
-    /// The memory of a provider's first device, without a session on it.
-    pub fn device_memory(&self, provider: Provider) -> Result<MemoryId, BackendError> {
-        let (_, device) = find_device(&self.runtime, provider, "gpu0")?;
+    /// The memory of the device of a provider that plans call by this name, without a session on it.
+    pub fn device_memory(&self, provider: Provider, device: &str) -> Result<MemoryId, BackendError> {
+        let (_, device) = find_device(&self.runtime, provider, device)?;
         self.use_devices(provider)?;
         let places = self.places.borrow();
         let place = places.iter().find(|place| place.is(&device));

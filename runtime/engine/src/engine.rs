@@ -14,7 +14,7 @@ use crate::slots::Slots;
 use crate::stage::{Act, Bound, Stage};
 use crate::state::{StateLayout, Store};
 use crate::supply::Supply;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::HostTensor;
 use crate::visit::Visits;
 use hpp_schema::{ModelKind, Plan, Timeline};
@@ -149,6 +149,11 @@ impl<B: Backend> Engine<B> {
     /// Times, counts, bytes and memory so far.
     pub fn telemetry(&self) -> Telemetry {
         Telemetry { memory: self.areas.backend.memory_use(), ..self.meter.telemetry.clone() }
+    }
+
+    /// The last pass, taken apart.
+    pub fn last_pass(&self) -> &PassTelemetry {
+        &self.meter.pass
     }
 
     /// Forgets the times and counts of passes so far, for instance after a warm-up.

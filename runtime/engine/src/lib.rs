@@ -46,5 +46,5 @@ pub use rehearse::{Evictor, Rehearsal, Runs};
 pub use reporter::{Reporter, Silent};
 pub use sequence::Sequence;
 pub use step::{LogitRows, StepInput};
-pub use telemetry::{Phase, StageTelemetry, Tally, Telemetry};
+pub use telemetry::{PassTelemetry, Phase, StageTelemetry, Tally, Telemetry};
 pub use tensor::{HostTensor, Logits};

@@ -3,7 +3,7 @@
 
 use crate::port::MemoryId;
 pub(crate) use crate::port::{Ticket, Time, Took};
-use crate::telemetry::{Phase, StageTelemetry, Telemetry};
+use crate::telemetry::{PassTelemetry, Phase, StageTelemetry, Telemetry};
 use hpp_schema::{Span, SpanKind, Timeline};
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -11,6 +11,8 @@ use std::time::Duration;
 /// Telemetry, and the timeline while one is recorded.
 pub(crate) struct Meter {
     pub telemetry: Telemetry,
+    /// The same of the pass at hand, or of the last.
+    pub pass: PassTelemetry,
     /// Devices by the memory their stages use.
     devices: BTreeMap<MemoryId, String>,
     recording: Option<Recording>,
@@ -61,12 +63,9 @@ pub(crate) enum Awaited {
 impl Meter {
     /// A meter of stages that took `load` to load.
     pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
-        Meter {
-            telemetry: Telemetry { load, stages, ..Telemetry::default() },
-            devices,
-            recording: None,
-            begun: VecDeque::new(),
-        }
+        let pass = PassTelemetry::of(stages.iter().map(|stage| stage.device.as_str()));
+        let telemetry = Telemetry { load, stages, ..Telemetry::default() };
+        Meter { telemetry, pass, devices, recording: None, begun: VecDeque::new() }
     }
 
     /// Records from now on, and forgets what was recorded; or stops recording.
@@ -85,6 +84,8 @@ impl Meter {
     pub fn moved(&mut self, moved: &Moved<'_>, took: Took) {
         self.telemetry.copies.add(took.length());
         self.telemetry.copied_bytes += moved.bytes;
+        self.pass.copies.add(took.length());
+        self.pass.copied_bytes += moved.bytes;
         let Some(recording) = &mut self.recording else { return };
         let device = |memory| self.devices.get(&memory).map_or("?", String::as_str);
         let lane = match (moved.from, moved.to) {
@@ -100,6 +101,8 @@ impl Meter {
     pub fn read(&mut self, read: &Read<'_>, took: Took) {
         self.telemetry.reads.add(took.length());
         self.telemetry.read_bytes += read.bytes;
+        self.pass.reads.add(took.length());
+        self.pass.read_bytes += read.bytes;
         if let Some(recording) = &mut self.recording {
             let (lane, name) = ("disk".to_owned(), read.partition.to_owned());
             recording.span(lane, name, SpanKind::Transfer, took, Some(read.bytes));
@@ -128,6 +131,8 @@ impl Meter {
     fn uploaded(&mut self, stage: usize, memory: MemoryId, bytes: u64, took: Took) {
         self.telemetry.uploads.add(took.length());
         self.telemetry.uploaded_bytes += bytes;
+        self.pass.uploads.add(took.length());
+        self.pass.uploaded_bytes += bytes;
         if let Some(recording) = &mut self.recording {
             let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
             let partition = self.telemetry.stages[stage].partition.clone();
@@ -137,18 +142,23 @@ impl Meter {
 
     /// A stage came for weights that are streamed to it: whether they were there or on their way.
     pub fn came_for_slot(&mut self, hit: bool) {
-        let count = if hit { &mut self.telemetry.slot_hits } else { &mut self.telemetry.slot_misses };
-        *count += 1;
+        let (all, now) = match hit {
+            true => (&mut self.telemetry.slot_hits, &mut self.pass.slot_hits),
+            false => (&mut self.telemetry.slot_misses, &mut self.pass.slot_misses),
+        };
+        *all += 1;
+        *now += 1;
     }
 
     /// A stage waited for its weights.
     fn stalled(&mut self, stage: usize, awaited: Awaited, took: Took) {
         let device = &self.telemetry.stages[stage].device;
-        let (tally, awaited) = match awaited {
-            Awaited::Disk => (&mut self.telemetry.stalls, "waits for the disk"),
-            Awaited::Slot => (&mut self.telemetry.slot_stalls, "waits for its weights"),
+        let (all, now, awaited) = match awaited {
+            Awaited::Disk => (&mut self.telemetry.stalls, &mut self.pass.stalls, "waits for the disk"),
+            Awaited::Slot => (&mut self.telemetry.slot_stalls, &mut self.pass.slot_stalls, "waits for its weights"),
         };
-        tally.add(took.length());
+        all.add(took.length());
+        now.add(took.length());
         if let Some(recording) = self.recording.as_mut().filter(|_| !took.length().is_zero()) {
             recording.span(device.clone(), awaited.to_owned(), SpanKind::Stall, took, None);
         }
@@ -158,6 +168,7 @@ impl Meter {
     fn ran(&mut self, stage: usize, phase: Phase, took: Took) {
         let stage = &mut self.telemetry.stages[stage];
         stage.phase(phase).add(took.length());
+        self.pass.computed(&stage.device, took.length());
         if let Some(recording) = &mut self.recording {
             recording.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, took, None);
         }

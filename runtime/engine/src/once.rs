@@ -20,6 +20,7 @@ impl<B: Backend> Engine<B> {
     /// Runs every partition once and returns the model's outputs, states included.
     pub fn run_once(&mut self, inputs: &Named) -> Result<Named, EngineError> {
         let started = self.areas.backend.now();
+        self.meter.pass.begin();
         self.check_cancelled()?;
         let given = self.accept_named(inputs)?;
         let mut bound = self.bindings()?;

@@ -41,6 +41,7 @@ impl<B: Backend> Engine<B> {
     /// Runs a pass; on success the sequence's states have moved on, on failure the sequence is not to be used again.
     pub(crate) fn pass(&mut self, sequence: &mut Sequence<B>, pass: &Pass<'_>) -> Result<(), EngineError> {
         let from = self.areas.backend.now();
+        self.meter.pass.begin();
         self.check_cancelled()?;
         for feed in &mut self.feeds {
             feed.write(&self.areas, pass.content, pass.rows_from, &pass.sizes, pass.extra, &mut self.meter)?;

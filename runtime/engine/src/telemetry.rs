@@ -69,6 +69,65 @@ impl StageTelemetry {
     }
 }
 
+/// One pass, taken apart: what its devices, copies and waits took. Copies of weights and reads go on beside the rest.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PassTelemetry {
+    /// Computing, by the plan's device.
+    pub compute: Vec<(String, Duration)>,
+    /// Copies of tensors between memories, the scores' way to the host included.
+    pub copies: Tally,
+    /// Bytes in those copies.
+    pub copied_bytes: u64,
+    /// Copies of streamed weights to devices that runs of this pass waited for or found there.
+    pub uploads: Tally,
+    /// Bytes in those copies.
+    pub uploaded_bytes: u64,
+    /// Waits for streamed weights that were not on their device.
+    pub slot_stalls: Tally,
+    /// Times weights were in a slot or on their way there when their run was next.
+    pub slot_hits: u64,
+    /// Times they were not.
+    pub slot_misses: u64,
+    /// Reads of weights from disk. Several go on at once, so their times may add up to more than the time that passed.
+    pub reads: Tally,
+    /// Bytes in those reads.
+    pub read_bytes: u64,
+    /// Waits for weights that were not read yet.
+    pub stalls: Tally,
+}
+
+impl PassTelemetry {
+    /// Zeros for these devices.
+    pub(crate) fn of<'a>(devices: impl Iterator<Item = &'a str>) -> Self {
+        let mut compute: Vec<(String, Duration)> = Vec::new();
+        for device in devices {
+            if !compute.iter().any(|(known, _)| known == device) {
+                compute.push((device.to_owned(), Duration::ZERO));
+            }
+        }
+        PassTelemetry { compute, ..Self::default() }
+    }
+
+    /// Zeros for the same devices.
+    pub(crate) fn begin(&mut self) {
+        let mut compute = std::mem::take(&mut self.compute);
+        compute.iter_mut().for_each(|(_, time)| *time = Duration::ZERO);
+        *self = PassTelemetry { compute, ..Self::default() };
+    }
+
+    pub(crate) fn computed(&mut self, device: &str, time: Duration) {
+        if let Some((_, sum)) = self.compute.iter_mut().find(|(known, _)| known == device) {
+            *sum += time;
+        }
+    }
+
+    /// All that is neither beside something else nor unknown: computing, copies between memories and waits.
+    pub fn accounted(&self) -> Duration {
+        let compute: Duration = self.compute.iter().map(|(_, time)| *time).sum();
+        compute + self.copies.time + self.slot_stalls.time + self.stalls.time
+    }
+}
+
 /// What an engine measured since it was loaded or last reset.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Telemetry {

@@ -242,6 +242,11 @@ fn a_token_waits_for_its_device_once() {
         let runs: Duration = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum();
         assert_eq!(runs, Duration::from_micros(4 * 6 * COMPUTE));
         assert_eq!(telemetry.uploads.count, 4 * 4);
+        // Of the last token the same is told alone.
+        let last = engine.last_pass();
+        assert_eq!(last.compute, [("gpu0".to_owned(), Duration::from_micros(6 * COMPUTE))]);
+        assert_eq!((last.uploads.count, last.uploaded_bytes, last.slot_hits), (4, 4 * BYTES, 4));
+        assert_eq!(last.accounted(), telemetry.decode.time / 3);
         // What is not computing is waiting for weights.
         assert_eq!(telemetry.prefill.time + telemetry.decode.time, runs + telemetry.slot_stalls.time);
     }

@@ -72,7 +72,17 @@ fn a_bench_says_what_each_token_took_and_writes_its_trace() {
     assert_eq!((number(&report["decode_context"]), number(&report["context"])), (19.5, 64.0));
     let token = number(&report["decode_ms_per_token"]["median"]);
     let stage = number(&report["stages"][0]["decode_ms_median"]);
-    assert!(stage > 0.0 && token > stage && number(&report["rest_ms_per_token"]) > 0.0, "{report}");
+    assert!(stage > 0.0 && token > stage, "{report}");
+    let parts = &report["token"];
+    let sum = number(&parts["compute_ms"]["cpu"]) + number(&parts["transfer_ms"]) + number(&parts["rest_ms"]);
+    assert!((sum - number(&parts["ms"])).abs() < 0.2 * number(&parts["ms"]), "medians of parts: {report}");
+    let tokens = report["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), 8);
+    for token in tokens {
+        let sum = number(&token["compute_ms"]["cpu"]) + number(&token["rest_ms"]);
+        assert!((sum - number(&token["ms"])).abs() < 1e-6, "{token}");
+    }
+    assert!(report["links"].is_null(), "nothing is streamed: {report}");
     assert!(number(&report["prefill_ms"]["median"]) > 0.0);
     assert!(number(&report["prefill_ms"]["median"]) < number(&report["time_to_first_token_ms"]["max"]));
 

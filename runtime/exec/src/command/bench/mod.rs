@@ -1,7 +1,9 @@
 //! `hpp-exec bench PLAN`: medians of a few runs on made-up tokens, for the plan or the unsplit model.
 
+mod links;
 mod report;
 mod spread;
+mod tokens;
 
 use super::{Around, Feeds, context, load_session, needs_language_model};
 use crate::atomic_file::{AtomicFile, WriteError};
@@ -9,7 +11,7 @@ use crate::cli::BenchArgs;
 use crate::error::ExecError;
 use crate::inputs::made_up_tokens;
 use crate::interrupt::Interrupt;
-use crate::machine::OrtBackend;
+use crate::machine::{Machine, OrtBackend};
 use crate::plan_file::PlanFile;
 use crate::report::millis;
 use crate::sampling::{SamplingError, greedy};
@@ -17,16 +19,18 @@ use crate::session::Session;
 use crate::stdout::{show, show_json};
 use hpp_engine::Telemetry;
 use hpp_schema::{Timeline, Whole};
+use links::links;
 use report::{Report, report, text};
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
+use tokens::Token;
 
 /// One measured run.
 struct Run {
     first_token_ms: f64,
     /// Each token after the first, from its feeding to its choice.
-    token_ms: Vec<f64>,
+    tokens: Vec<Token>,
     telemetry: Telemetry,
     timeline: Timeline,
 }
@@ -53,7 +57,13 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
     }
-    let report: Report = report(args, &plan, which.partitions.len(), &runs, &mut session);
+    let mut report: Report = report(args, &plan, which.partitions.len(), &runs, &mut session);
+    // What is measured now is to have the machine for itself.
+    drop(session);
+    if let Some(last) = runs.last() {
+        let machine = Machine::open(&args.runtime.library, around.console)?;
+        report.links = links(&machine, &plan, &last.telemetry, &last.tokens, around.console);
+    }
     if args.json {
         show_json(around.out, &report)?
     } else {
@@ -90,15 +100,15 @@ fn measure(session: &mut Session<OrtBackend>, prompt: &[u32], new_tokens: u64) -
     session.begin(prompt, &Interrupt::never())?;
     let mut token = next(session)?;
     let first_token_ms = millis(started.elapsed());
-    let mut token_ms = Vec::new();
+    let mut tokens = Vec::new();
     for _ in 1..new_tokens {
         let started = Instant::now();
         session.feed(&[token])?;
         token = next(session)?;
-        token_ms.push(millis(started.elapsed()));
+        tokens.push(Token::new(millis(started.elapsed()), session.engine().last_pass()));
     }
     let engine = session.engine();
-    Ok(Run { first_token_ms, token_ms, telemetry: engine.telemetry(), timeline: engine.timeline() })
+    Ok(Run { first_token_ms, tokens, telemetry: engine.telemetry(), timeline: engine.timeline() })
 }
 
 fn next(session: &Session<OrtBackend>) -> Result<u32, SamplingError> {

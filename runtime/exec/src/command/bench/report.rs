@@ -1,7 +1,9 @@
 //! What a bench says: one JSON object for programs, two tables for people.
 
 use super::Run;
+use super::links::Link;
 use super::spread::Spread;
+use super::tokens::Token;
 use crate::cli::BenchArgs;
 use crate::disk::{self, DiskReads};
 use crate::machine::OrtBackend;
@@ -10,7 +12,7 @@ use crate::report::{Bytes, StageTimes, memory, millis, rate, table};
 use crate::session::Session;
 use crate::streaming::{self, Streaming};
 use hpp_engine::Telemetry;
-use hpp_schema::{ByteSize, Span, SpanKind};
+use hpp_schema::{ByteSize, SpanKind};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -35,8 +37,10 @@ pub(super) struct Report {
     /// Each run's median over its tokens after the first.
     decode_ms_per_token: Option<Spread>,
     decode_tokens_per_second: Option<Spread>,
-    /// What of a decoded token no partition and no transfer accounts for: the median over all tokens.
-    rest_ms_per_token: Option<f64>,
+    /// Decoded tokens taken apart: each number's median over all of them.
+    token: Option<Token>,
+    /// Those of the last run, one by one.
+    tokens: Vec<Token>,
     transfers_per_run: f64,
     transfer_ms: Spread,
     transferred_bytes_per_run: f64,
@@ -46,6 +50,9 @@ pub(super) struct Report {
     /// Weights streamed to devices in the last run; absent where none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     streaming: Option<Streaming>,
+    /// How fast weights came in the last run's decoded tokens, against each way by itself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub links: Vec<Link>,
     stages: Vec<Stage>,
     bytes: Bytes,
 }
@@ -71,7 +78,7 @@ pub(super) fn report(
     let telemetry = session.engine().telemetry();
     let decoded = args.new_tokens - 1;
     let when_decoding = |spread: &dyn Fn() -> Spread| (decoded > 0).then(spread);
-    let tokens: Vec<Token> = runs.iter().flat_map(tokens).collect();
+    let tokens: Vec<Token> = runs.iter().flat_map(|run| run.tokens.clone()).collect();
     Report {
         model: plan.plan.model.name.clone(),
         unsplit: args.unsplit,
@@ -85,53 +92,42 @@ pub(super) fn report(
         time_to_first_token_ms: of(&|run| run.first_token_ms),
         prefill_ms: of(&|run| run.telemetry.prefill.millis()),
         prefill_tokens_per_second: of(&|run| args.prompt_tokens as f64 / run.first_token_ms * 1e3),
-        decode_ms_per_token: when_decoding(&|| of(&|run| Spread::of(run.token_ms.iter().copied()).median)),
-        decode_tokens_per_second: when_decoding(&|| of(&|run| decoded as f64 / run.token_ms.iter().sum::<f64>() * 1e3)),
-        rest_ms_per_token: (!tokens.is_empty()).then(|| Spread::of(tokens.iter().map(|token| token.rest_ms)).median),
+        decode_ms_per_token: when_decoding(&|| of(&|run| Spread::of(run.tokens.iter().map(|token| token.ms)).median)),
+        decode_tokens_per_second: when_decoding(&|| {
+            of(&|run| decoded as f64 / run.tokens.iter().map(|token| token.ms).sum::<f64>() * 1e3)
+        }),
+        token: Token::median(&tokens),
+        tokens: runs.last().map_or(vec![], |run| run.tokens.clone()),
         transfers_per_run: of(&|run| run.telemetry.copies.count as f64).median,
         transfer_ms: of(&|run| run.telemetry.copies.millis()),
         transferred_bytes_per_run: of(&|run| run.telemetry.copied_bytes as f64).median,
         disk: runs.last().and_then(|run| DiskReads::new(&run.telemetry)),
         streaming: runs.last().and_then(|run| Streaming::new(&run.telemetry)),
-        stages: stages(runs, &tokens),
+        links: vec![],
+        stages: stages(runs),
         bytes: Bytes::new(&telemetry, session.state_bytes()),
     }
 }
 
-/// The lane of what goes on beside everything else; waiting for it has spans of its own.
-const DISK: &str = "disk";
-
-/// A decoded token, taken apart.
-struct Token {
-    /// In the order of stages.
-    stage_ms: Vec<f64>,
-    rest_ms: f64,
-}
-
-/// The tokens a run decoded: its last passes.
-fn tokens(run: &Run) -> Vec<Token> {
-    let mut passes: Vec<Vec<&Span>> = Vec::new();
-    for span in run.timeline.spans.iter().filter(|span| span.kind != SpanKind::Pass) {
-        let pass = span.pass as usize;
-        passes.resize_with(passes.len().max(pass + 1), Vec::new);
-        passes[pass].push(span);
+/// Milliseconds of each stage in each token a run decoded, its last passes.
+fn decoding(run: &Run) -> Vec<Vec<f64>> {
+    let last = run.telemetry.prefill.count + run.telemetry.decode.count;
+    let first = last.saturating_sub(run.tokens.len() as u64);
+    let mut tokens = vec![vec![0.0; run.telemetry.stages.len()]; run.tokens.len()];
+    for span in run.timeline.spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
+        let stage =
+            run.telemetry.stages.iter().position(|stage| stage.partition == span.name && stage.device == span.lane);
+        if let (Some(stage), Some(token)) = (stage, tokens.get_mut((span.pass - first) as usize)) {
+            token[stage] += span.duration_us / 1e3;
+        }
     }
-    let prompt = passes.len().saturating_sub(run.token_ms.len());
-    passes[prompt..].iter().zip(&run.token_ms).map(|(spans, whole)| token(run, spans, *whole)).collect()
-}
-
-fn token(run: &Run, spans: &[&Span], whole: f64) -> Token {
-    let sum = |of: &dyn Fn(&Span) -> bool| {
-        spans.iter().filter(|span| of(span)).map(|span| span.duration_us / 1e3).sum::<f64>()
-    };
-    let ran = |partition: &str| sum(&|span| span.kind == SpanKind::Compute && span.name == partition);
-    let stage_ms = run.telemetry.stages.iter().map(|stage| ran(&stage.partition)).collect();
-    Token { stage_ms, rest_ms: (whole - sum(&|span| span.lane != DISK)).max(0.0) }
+    tokens
 }
 
 /// Each stage's medians.
-fn stages(runs: &[Run], tokens: &[Token]) -> Vec<Stage> {
+fn stages(runs: &[Run]) -> Vec<Stage> {
     let Some(first) = runs.first() else { return vec![] };
+    let tokens: Vec<Vec<f64>> = runs.iter().flat_map(decoding).collect();
     let median = |value: &dyn Fn(&Telemetry) -> f64| Spread::of(runs.iter().map(|run| value(&run.telemetry))).median;
     let stage = |(at, stage): (usize, &hpp_engine::StageTelemetry)| Stage {
         times: StageTimes {
@@ -139,8 +135,7 @@ fn stages(runs: &[Run], tokens: &[Token]) -> Vec<Stage> {
             decode_ms_per_token: median(&|telemetry| telemetry.stages[at].decode.millis_each()),
             ..StageTimes::new(stage)
         },
-        decode_ms_median: (!tokens.is_empty())
-            .then(|| Spread::of(tokens.iter().map(|token| token.stage_ms[at])).median),
+        decode_ms_median: (!tokens.is_empty()).then(|| Spread::of(tokens.iter().map(|token| token[at])).median),
     };
     first.telemetry.stages.iter().enumerate().map(stage).collect()
 }
@@ -177,8 +172,10 @@ pub(super) fn text(report: &Report) -> String {
     );
     let moved = ByteSize(report.transferred_bytes_per_run as u64).human();
     let _ = writeln!(out, "\ntransfers: {:.0} a run, {moved}", report.transfers_per_run);
+    out.push_str(&report.token.as_ref().map(Token::line).unwrap_or_default());
     out.push_str(&disk::line(report.disk.as_ref()));
     out.push_str(&streaming::line(report.streaming.as_ref()));
+    report.links.iter().for_each(|link| out.push_str(&link.line()));
     let _ = writeln!(out, "load {} ms", rate(Some(report.load_ms)));
     let _ = writeln!(out, "memory: {}", memory(&report.bytes));
     out

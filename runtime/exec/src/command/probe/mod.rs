@@ -22,6 +22,7 @@ use crate::stdout::OutputError;
 use hpp_schema::error_line;
 use hpp_schema::probe::{PROBE_VERSION, Reply, Request};
 pub use machine::MeasureError;
+pub(crate) use machine::{bare_copy, bare_reads};
 use std::sync::Arc;
 
 /// Sends one reply to whoever asked; fails when nobody reads any more.

@@ -1,6 +1,6 @@
 //! What computing on the host and copying to a device do to each other: both need the host's memory.
 
-use super::link::Link;
+use super::link::{FIRST, Link};
 use super::ram::Readers;
 use super::{MeasureError, median};
 use crate::machine::OrtBackend;
@@ -24,9 +24,9 @@ pub(super) fn measure(
     if bytes == 0 {
         return Err(MeasureError::NoSize);
     }
-    let link = match Link::new(backend, provider, bytes, true)? {
+    let link = match Link::new(backend, (provider, FIRST), bytes, true)? {
         Some(link) => link,
-        None => Link::new(backend, provider, bytes, false)?.ok_or(MeasureError::NoDevice)?,
+        None => Link::new(backend, (provider, FIRST), bytes, false)?.ok_or(MeasureError::NoDevice)?,
     };
     let copies = || (0..COPIES).map(|_| link.copies(bytes, 1, true)).collect::<Result<Vec<_>, _>>();
     link.copies(bytes, 2, true)?;

@@ -8,6 +8,8 @@ use hpp_engine::port::{Backend, MemoryId};
 use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, DType, Provider};
 use std::time::Instant;
 
+/// What plans call a provider's first device.
+pub(super) const FIRST: &str = "gpu0";
 /// Samples of each size; their median counts.
 const SAMPLES: usize = 7;
 /// Bytes in the copies of one sample, so that a clock's tick and the wait at their end count little.
@@ -27,7 +29,7 @@ pub(super) fn curves(
     let most = sizes.last().copied().unwrap_or(0);
     let mut curves = Vec::new();
     for pinned in [false, true] {
-        let Some(link) = Link::new(backend, provider, most, pinned)? else { continue };
+        let Some(link) = Link::new(backend, (provider, FIRST), most, pinned)? else { continue };
         for to_device in [true, false] {
             let measured = |bytes: &u64| Ok(point(*bytes, link.bandwidth(*bytes, to_device)?));
             let points = sizes.iter().map(measured).collect::<Result<Vec<BandwidthPoint>, MeasureError>>()?;
@@ -35,6 +37,15 @@ pub(super) fn curves(
         }
     }
     Ok(curves)
+}
+
+/// Large copies to a device, from pinned memory where that can be had.
+pub(super) fn bare(backend: &OrtBackend, provider: Provider, device: &str) -> Result<f64, MeasureError> {
+    let link = match Link::new(backend, (provider, device), SAMPLE, true)? {
+        Some(pinned) => pinned,
+        None => Link::new(backend, (provider, device), SAMPLE, false)?.ok_or(MeasureError::NoDevice)?,
+    };
+    link.bandwidth(SAMPLE, true)
 }
 
 /// A buffer on each side.
@@ -52,14 +63,14 @@ impl<'a> Link<'a> {
     /// Reserves both sides; `None` where the host's cannot be pinned.
     pub fn new(
         backend: &'a OrtBackend,
-        provider: Provider,
+        (provider, device): (Provider, &str),
         bytes: u64,
         pinned: bool,
     ) -> Result<Option<Self>, MeasureError> {
         if provider == Provider::Cpu {
             return Err(MeasureError::NoDevice);
         }
-        let memory = backend.device_memory(provider).map_err(failed("find a device"))?;
+        let memory = backend.device_memory(provider, device).map_err(failed("find a device"))?;
         let bytes = bytes.max(GLANCE);
         let host = match pinned {
             false => touched(backend, bytes)?,

@@ -8,10 +8,11 @@ mod ram;
 
 use super::{Answer, ProbeSession};
 use crate::error::ExecError;
+use crate::machine::OrtBackend;
 use hpp_engine::BackendError;
 use hpp_schema::probe::{MachineProbe, Reply};
-use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint};
-use std::path::PathBuf;
+use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, Provider};
+use std::path::{Path, PathBuf};
 
 /// Why something of the machine could not be measured.
 #[derive(Debug, thiserror::Error)]
@@ -62,6 +63,20 @@ pub(super) fn run(
     };
     Ok(reply(answer)?)
 }
+
+/// Copies of weights to a plan's device with nothing beside them, in 1e9 bytes a second.
+pub(crate) fn bare_copy(backend: &OrtBackend, provider: Provider, device: &str) -> Result<f64, MeasureError> {
+    link::bare(backend, provider, device)
+}
+
+/// Direct reads of a file with nothing beside them, several at a time, in 1e9 bytes a second.
+pub(crate) fn bare_reads(file: &Path) -> Result<f64, MeasureError> {
+    let points = disk::points(file, &[READ])?;
+    points.first().map(|point| point.gb_per_s).ok_or(MeasureError::NoSize)
+}
+
+/// Bytes of a read: as weights are read that do not fit in memory.
+const READ: u64 = 2 << 20;
 
 /// A point of a curve.
 fn point(bytes: u64, gb_per_s: f64) -> BandwidthPoint {
