@@ -117,6 +117,10 @@ impl Backend for OrtBackend {
         }
     }
 
+    fn drain(&self, memory: MemoryId) -> Result<(), BackendError> {
+        self.place(memory)?.drain(&self.runtime.environment)
+    }
+
     fn wait_for_all(&self, tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
         let places = self.places.borrow();
         places.iter().filter_map(|place| place.streams.as_ref()).try_for_each(|streams| streams.tell(tell))

@@ -1,7 +1,8 @@
 //! Areas: numbered pieces of one memory, and the key that tells whether a binding still holds what a pass needs.
 
 use crate::error::{BackendError, EngineError};
-use crate::port::{Backend, Dims, MemoryId};
+use crate::meter::Meter;
+use crate::port::{Backend, Dims, MemoryId, Took};
 use crate::tensor::byte_len;
 use hpp_schema::DType;
 use std::cell::Cell;
@@ -55,9 +56,15 @@ impl<B: Backend> Areas<B> {
     }
 
     /// Now, when all that is begun on the devices of two memories is over: what is copied between them begins.
-    pub fn now_between(&self, from: MemoryId, to: MemoryId) -> Result<Duration, BackendError> {
-        self.backend.wait_for(from)?;
-        self.backend.wait_for(to)?;
+    pub fn now_between(&self, from: MemoryId, to: MemoryId, meter: &mut Meter) -> Result<Duration, BackendError> {
+        for memory in [from, to] {
+            self.backend.wait_for(memory)?;
+            if memory != MemoryId::HOST && meter.is_recording() {
+                let from = self.backend.now();
+                self.backend.drain(memory)?;
+                meter.drained(memory, Took { from, to: self.backend.now() });
+            }
+        }
         Ok(self.backend.now())
     }
 

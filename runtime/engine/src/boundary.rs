@@ -103,7 +103,7 @@ impl<B: Backend> Boundary<B> {
             return Ok(());
         }
         let Some(dims) = self.dims.clone() else { return Ok(()) };
-        let from = areas.now_between(self.home, memory).map_err(about(&self.name))?;
+        let from = areas.now_between(self.home, memory, meter).map_err(about(&self.name))?;
         room_in(&mut self.areas, areas, &self.name, self.dtype, memory, &dims)?;
         let to = &self.areas[&memory];
         match &self.taken {

@@ -16,6 +16,8 @@ pub(crate) struct Meter {
     /// Devices by the memory their stages use.
     devices: BTreeMap<MemoryId, String>,
     recording: Option<Recording>,
+    /// The last stage that ran on each device, in the order of the pass's devices.
+    last: Vec<Option<(usize, Phase)>>,
     /// What devices were given to do, oldest first, and where it belongs.
     begun: VecDeque<(Ticket, Began)>,
 }
@@ -65,12 +67,18 @@ impl Meter {
     pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
         let pass = PassTelemetry::of(stages.iter().map(|stage| stage.device.as_str()));
         let telemetry = Telemetry { load, stages, ..Telemetry::default() };
-        Meter { telemetry, pass, devices, recording: None, begun: VecDeque::new() }
+        let last = vec![None; pass.compute.len()];
+        Meter { telemetry, pass, devices, recording: None, last, begun: VecDeque::new() }
     }
 
     /// Records from now on, and forgets what was recorded; or stops recording.
     pub fn record(&mut self, now: Option<Duration>) {
         self.recording = now.map(|since| Recording { since, pass: 0, spans: Vec::new() });
+    }
+
+    /// Whether times are recorded, and so to be told apart.
+    pub fn is_recording(&self) -> bool {
+        self.recording.is_some()
     }
 
     /// What was recorded so far, in the order it started; what lies in something comes after it.
@@ -165,10 +173,24 @@ impl Meter {
     }
 
     /// A stage has run.
-    fn ran(&mut self, stage: usize, phase: Phase, took: Took) {
-        let stage = &mut self.telemetry.stages[stage];
+    fn ran(&mut self, number: usize, phase: Phase, took: Took) {
+        let stage = &mut self.telemetry.stages[number];
         stage.phase(phase).add(took.length());
-        self.pass.computed(&stage.device, took.length());
+        if let Some(device) = self.pass.computed(&stage.device, took.length()) {
+            self.last[device] = Some((number, phase));
+        }
+        if let Some(recording) = &mut self.recording {
+            recording.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, took, None);
+        }
+    }
+
+    /// A device went on with what it had been given after the calls had returned: that is its last stage's.
+    pub fn drained(&mut self, memory: MemoryId, took: Took) {
+        let Some(name) = self.devices.get(&memory).filter(|_| !took.length().is_zero()) else { return };
+        let Some(device) = self.pass.computed(name, took.length()) else { return };
+        let Some((stage, phase)) = self.last[device] else { return };
+        let stage = &mut self.telemetry.stages[stage];
+        stage.phase(phase).time += took.length();
         if let Some(recording) = &mut self.recording {
             recording.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, took, None);
         }

@@ -185,6 +185,11 @@ pub trait Backend: Clone {
     fn wait_for(&self, _memory: MemoryId) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Waits until all runs begun on the device of a memory are over whose time nobody tells, though they went on when their calls
+    /// returned. That may cost something: it is asked for where times are to be told apart.
+    fn drain(&self, _memory: MemoryId) -> Result<(), BackendError> {
+        Ok(())
+    }
     /// Waits until all runs begun on any device are over, and tells the times of all tickets given out since the last call, in
     /// that order. What failed on a device is told here at the latest.
     fn wait_for_all(&self, _tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {

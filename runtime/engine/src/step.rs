@@ -1,5 +1,6 @@
 //! Steps: tokens in, next-token scores out, in as many passes as the plan's chunk allows.
 
+use crate::area::about;
 use crate::engine::Engine;
 use crate::error::EngineError;
 use crate::feed::Content;
@@ -183,10 +184,11 @@ impl<B: Backend> Engine<B> {
         }
         let row = boundary.dtype.bytes_for(vocab).ok_or_else(|| wrong(format!("{dims:?} has no size")))?;
         self.scratch.resize((row * wanted) as usize, 0);
-        let from = self.areas.backend.now();
+        let home = boundary.home_memory();
+        let from = self.areas.now_between(home, MemoryId::HOST, &mut self.meter).map_err(about(&boundary.name))?;
         boundary.read_into(&self.areas, row * (have - wanted), &mut self.scratch)?;
-        if boundary.home_memory() != MemoryId::HOST {
-            let (home, bytes) = (boundary.home_memory(), self.scratch.len() as u64);
+        if home != MemoryId::HOST {
+            let bytes = self.scratch.len() as u64;
             let moved = Moved { name: &boundary.name, from: home, to: MemoryId::HOST, bytes };
             self.meter.moved(&moved, Took { from, to: self.areas.backend.now() });
         }

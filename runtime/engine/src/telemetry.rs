@@ -115,10 +115,11 @@ impl PassTelemetry {
         *self = PassTelemetry { compute, ..Self::default() };
     }
 
-    pub(crate) fn computed(&mut self, device: &str, time: Duration) {
-        if let Some((_, sum)) = self.compute.iter_mut().find(|(known, _)| known == device) {
-            *sum += time;
-        }
+    /// A device has computed; its place in `compute`.
+    pub(crate) fn computed(&mut self, device: &str, time: Duration) -> Option<usize> {
+        let at = self.compute.iter().position(|(known, _)| known == device)?;
+        self.compute[at].1 += time;
+        Some(at)
     }
 
     /// All that is neither beside something else nor unknown: computing, copies between memories and waits.

@@ -157,7 +157,7 @@ fn travel<B: Backend>(
     key: &Key,
     meter: &mut Meter,
 ) -> Result<(), EngineError> {
-    let started = areas.now_between(from.memory, to.memory).map_err(about(&layout.past))?;
+    let started = areas.now_between(from.memory, to.memory, meter).map_err(about(&layout.past))?;
     copy(areas, from, to, layout.dtype, &key.dims).map_err(about(&layout.past))?;
     let bytes = size_of(&layout.past, layout.dtype, &key.dims)?;
     let moved = Moved { name: &layout.past, from: from.memory, to: to.memory, bytes };

@@ -78,6 +78,30 @@ fn every_tensor_is_a_copy_of_its_own() {
     }
 }
 
+/// A device may go on when the call that began a run has returned, and nobody tells how long. While times are recorded, what is
+/// waited for before a copy counts as computing.
+#[test]
+fn what_goes_on_behind_a_call_is_computing_and_no_copy() {
+    let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
+    backend.queue_silently(GPU0);
+    let plan = chain(None).set_up(dir.path(), &backend).unwrap();
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    for recording in [false, true] {
+        engine.record_timeline(recording);
+        engine.step(&mut sequence, StepInput::Tokens(&[1, 2]), LogitRows::Last).unwrap();
+        engine.step(&mut sequence, StepInput::Tokens(&[3]), LogitRows::Last).unwrap();
+        let (pass, copies) = (engine.last_pass(), us(100 + 1000) + us(50 + 500));
+        let gpu = if recording { us(70) } else { us(0) };
+        assert_eq!(pass.compute, [("cpu".to_owned(), us(500 + 300)), ("gpu0".to_owned(), gpu)]);
+        assert_eq!(pass.copies.time, copies + us(70) - gpu);
+    }
+    let spans = engine.timeline().spans;
+    let last = spans.iter().filter(|span| span.lane == "gpu0" && span.kind == SpanKind::Compute && span.pass == 1);
+    assert_eq!(last.map(|span| span.duration_us).sum::<f64>(), 70.0);
+    assert_eq!(engine.telemetry().stages[1].decode.count, 2);
+}
+
 #[test]
 fn chunks_are_passes_of_their_own() {
     let (engine, ..) = run(Some(3), &[1, 2, 3, 0, 1], 0);

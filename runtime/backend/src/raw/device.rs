@@ -1,10 +1,12 @@
 //! Places: the host's memory and each device's, how to allocate there and how to copy between them.
 
 use super::check;
+use super::memory::{HostMemory, Memory};
 use super::value::Value;
 use crate::cuda::streams::Streams;
 use hpp_engine::BackendError;
 use hpp_engine::port::MemoryId;
+use hpp_schema::DType;
 use ort::AsPointer;
 use ort::environment::Environment;
 use ort::memory::MemoryInfo;
@@ -36,6 +38,9 @@ impl Turn {
     }
 }
 
+/// Bytes of a look at a device.
+const GLANCE: u64 = 16;
+
 /// A memory by number, with what ONNX Runtime calls it.
 pub(crate) struct Place {
     pub id: MemoryId,
@@ -43,6 +48,8 @@ pub(crate) struct Place {
     info: MemoryInfo<'static>,
     /// `None` on the host.
     pub allocator: Option<Rc<DeviceAllocator>>,
+    /// Of providers whose runs return early and tell nothing: bytes there to read back, which waits.
+    glance: Option<Rc<DeviceMemory>>,
     /// Where its device computes while the host goes on.
     pub streams: Option<Arc<Streams>>,
 }
@@ -50,7 +57,14 @@ pub(crate) struct Place {
 impl Place {
     /// The host.
     pub fn host() -> Self {
-        Place { id: MemoryId::HOST, turn: Turn::default(), info: MemoryInfo::default(), allocator: None, streams: None }
+        Place {
+            id: MemoryId::HOST,
+            turn: Turn::default(),
+            info: MemoryInfo::default(),
+            allocator: None,
+            glance: None,
+            streams: None,
+        }
     }
 
     /// The memory of a device.
@@ -64,7 +78,11 @@ impl Place {
         let info = device.memory_info(false).to_owned();
         let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
         let allocator = DeviceAllocator::new(environment, device, kind, (turn.clone(), streams.clone()))?;
-        Ok(Place { id, turn, info, allocator: Some(Rc::new(allocator)), streams })
+        let mut place = Place { id, turn, info, allocator: Some(Rc::new(allocator)), glance: None, streams };
+        if place.streams.is_none() {
+            place.glance = Some(Rc::new(DeviceMemory::reserve(&place, GLANCE)?));
+        }
+        Ok(place)
     }
 
     /// Host memory that this device reads and writes by itself, where its provider has such memory.
@@ -81,7 +99,15 @@ impl Place {
         let info = device.memory_info(true).to_owned();
         let allocator = DeviceAllocator::new(environment, &device, kind, (self.turn.clone(), self.streams.clone()))?;
         let (turn, allocator) = (self.turn.clone(), Some(Rc::new(allocator)));
-        Ok(Some(Place { id: MemoryId::HOST, turn, info, allocator, streams: None }))
+        Ok(Some(Place { id: MemoryId::HOST, turn, info, allocator, glance: None, streams: None }))
+    }
+
+    /// Waits until the device is through with runs whose calls have returned and whose time nobody tells.
+    pub fn drain(&self, environment: &Environment) -> Result<(), BackendError> {
+        let Some(glance) = &self.glance else { return Ok(()) };
+        let there = Value::view(&Memory::Device(Rc::clone(glance)), self, DType::Uint8, &[GLANCE])?;
+        let host = Memory::Host(Rc::new(HostMemory::reserve(GLANCE)?));
+        copy(environment, &there, &Value::view(&host, &Place::host(), DType::Uint8, &[GLANCE])?)
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {

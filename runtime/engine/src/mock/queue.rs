@@ -4,7 +4,7 @@
 use super::VirtualClock;
 use crate::port::{MemoryId, Ticket, Took};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,11 +20,23 @@ struct State {
     times: Vec<(Ticket, Took)>,
     tickets: u64,
     waits: u64,
+    /// Devices that tell no times.
+    silent: BTreeSet<MemoryId>,
 }
 
 impl Queues {
     pub fn add(&self, memory: MemoryId) {
         self.0.borrow_mut().over.insert(memory, Duration::ZERO);
+    }
+
+    /// The same, but nobody is told how long anything took.
+    pub fn add_silent(&self, memory: MemoryId) {
+        self.add(memory);
+        self.0.borrow_mut().silent.insert(memory);
+    }
+
+    pub fn is_silent(&self, memory: MemoryId) -> bool {
+        self.0.borrow().silent.contains(&memory)
     }
 
     pub fn memories(&self) -> Vec<MemoryId> {

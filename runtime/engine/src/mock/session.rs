@@ -122,7 +122,7 @@ impl MockSession {
         if self.model.outputs.iter().any(|port| port.memory == MemoryId::HOST) {
             self.queues.wait(device, &self.clock);
         }
-        Some(ticket)
+        (!self.queues.is_silent(device)).then_some(ticket)
     }
 
     /// No run reads what it writes, but for the pairs that must.
