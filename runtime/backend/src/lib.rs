@@ -27,3 +27,4 @@ pub use environment::{OpenError, OrtOptions, Waiting};
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
 pub use session::{OrtSession, OrtTensor};
+pub use streamed::read_rate;

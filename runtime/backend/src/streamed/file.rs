@@ -51,6 +51,11 @@ impl WeightFile {
         WeightFile { path: path.to_owned(), file, direct: false, bytes, was }
     }
 
+    /// Whether reads go past the page cache.
+    pub fn is_direct(&self) -> bool {
+        self.direct
+    }
+
     pub fn descriptor(&self) -> RawFd {
         self.file.as_raw_fd()
     }

@@ -9,12 +9,14 @@ mod align;
 mod file;
 mod mapping;
 mod prepared;
+mod rate;
 mod reader;
 mod trial;
 mod weights;
 
 pub(crate) use mapping::{Mapping, forget};
 pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
+pub use rate::read_rate;
 
 use crate::os;
 use hpp_engine::port::{Keep, Took};

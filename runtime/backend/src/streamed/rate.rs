@@ -1,0 +1,100 @@
+//! What a disk brings when it is read as weights are: direct reads, several under way, into huge pages that come and go.
+
+use super::file::{SECTOR, WeightFile};
+use super::mapping::Mapping;
+use super::reader::{Reader, Ticket};
+use crate::os::Pages;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes of memory that is filled and given back at once, of which there are two: as one stage's weights are let go while
+/// another's are read.
+const STAGE: u64 = 16 << 20;
+/// What one reading brings at least, bytes.
+const TOTAL: u64 = 64 << 20;
+
+/// Memory of a stage that does not compute.
+struct Stage {
+    /// The same memory as a mapping, which knows how to give pages back.
+    mapping: Mapping,
+    reads: Vec<Ticket>,
+    _pages: Pages,
+}
+
+/// 1e9 bytes a second of reads of `bytes` each, rounded up to whole sectors, front to back through a file and round again. Fails
+/// where the file's system has no direct reads, and where the file has not one such read.
+pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
+    let file = WeightFile::open(path)?;
+    if !file.is_direct() {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "its file system has no direct reads"));
+    }
+    let bytes = bytes.next_multiple_of(SECTOR);
+    let blocks = file.expected(0, usize::MAX) as u64 / bytes;
+    if blocks == 0 {
+        return Err(io::Error::other(format!("it is shorter than a read of {bytes} bytes")));
+    }
+    let (file, reader) = (Arc::new(file), Reader::start()?);
+    let each = (STAGE / bytes).max(1);
+    let mut stages = [Stage::new(path, each * bytes)?, Stage::new(path, each * bytes)?];
+    let (mut next, mut done) = (0, 0);
+    let mut begin = |stage: &mut Stage| {
+        for number in 0..each {
+            let (offset, at) = (next % blocks * bytes, stage.mapping.start + (number * bytes) as usize);
+            // SAFETY: the memory is the stage's, which waits for all reads before it gives pages back or goes.
+            stage.reads.push(unsafe { reader.read(&file, offset, at, bytes as usize) });
+            next += 1;
+        }
+    };
+    let started = Instant::now();
+    stages.iter_mut().for_each(&mut begin);
+    let mut failed = Ok(());
+    for turn in 0.. {
+        let stage = &mut stages[turn % 2];
+        if stage.reads.is_empty() {
+            break;
+        }
+        for read in stage.reads.drain(..) {
+            failed = failed.and(reader.wait(read).map(drop));
+        }
+        // SAFETY: the pages are the stage's own, and nobody reads or fills them now.
+        unsafe { stage.mapping.give_back() };
+        done += each * bytes;
+        if failed.is_ok() && done + each * bytes < TOTAL {
+            begin(stage);
+        }
+    }
+    failed?;
+    Ok(done as f64 / started.elapsed().as_secs_f64() / 1e9)
+}
+
+impl Stage {
+    fn new(path: &Path, bytes: u64) -> io::Result<Self> {
+        let length = usize::try_from(bytes).map_err(io::Error::other)?;
+        let pages = Pages::reserve(length)?;
+        let mapping = Mapping { start: pages.address() as usize, length, offset: 0, path: path.to_owned() };
+        // SAFETY: the range is that of the pages just reserved, which nobody has used.
+        unsafe { mapping.replace() }?;
+        Ok(Stage { mapping, reads: Vec::new(), _pages: pages })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_what_it_took() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let path = dir.path().join("weights");
+        std::fs::write(&path, vec![7; 5 << 20]).unwrap();
+        match read_rate(&path, 1 << 20) {
+            Ok(rate) => assert!(rate > 0.0 && rate < 1e4, "{rate}"),
+            Err(error) => assert!(error.to_string().contains("no direct reads"), "{error}"),
+        }
+        let error = read_rate(&path, 8 << 20).unwrap_err().to_string();
+        assert!(error.contains("shorter than a read") || error.contains("no direct reads"), "{error}");
+        assert!(read_rate(&dir.path().join("absent"), 4096).is_err());
+    }
+}
