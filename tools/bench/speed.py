@@ -89,7 +89,7 @@ def against_llama_cpp(shop):
         plan = plan_of(shop, dtype, 1)
         gguf = os.path.join(OUT, "models", f"llama-{layers}-{kind}.gguf")
         if not os.path.exists(gguf):
-            measure.run([sys.executable, os.path.join(HERE, "write_gguf.py"), gguf, layers, kind])
+            measure.run([sys.executable, os.path.join(HERE, "write_gguf.py"), gguf, kind, layers])
 
         def theirs(gguf=gguf):
             cost = measure.run([sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads])

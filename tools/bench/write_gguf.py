@@ -1,40 +1,52 @@
-"""Writes a random-weight Llama of the benchmark's shape for llama.cpp: write_gguf.py FILE LAYERS f32|q4_0."""
+"""Writes a random-weight Llama for llama.cpp: write_gguf.py FILE f32|q4_0 LAYERS [HIDDEN INTERMEDIATE HEADS KV_HEADS].
+
+Without a shape it has the benchmark's."""
 
 import sys
+import typing
 
 import gguf
 import numpy as np
 
-HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, VOCAB, CONTEXT = 1024, 2816, 16, 8, 32000, 4096
+VOCAB, CONTEXT = 32000, 4096
 
 
-def tensors(layers):
+class Shape(typing.NamedTuple):
+    layers: int
+    hidden: int = 1024
+    intermediate: int = 2816
+    heads: int = 16
+    kv_heads: int = 8
+
+
+def tensors(shape):
     """Names and shapes, [outputs, inputs]."""
-    kv = HIDDEN // HEADS * KV_HEADS
-    yield "token_embd.weight", (VOCAB, HIDDEN)
-    for index in range(layers):
+    hidden, intermediate = shape.hidden, shape.intermediate
+    kv = hidden // shape.heads * shape.kv_heads
+    yield "token_embd.weight", (VOCAB, hidden)
+    for index in range(shape.layers):
         block = f"blk.{index}"
-        yield f"{block}.attn_norm.weight", (HIDDEN,)
-        yield f"{block}.attn_q.weight", (HIDDEN, HIDDEN)
-        yield f"{block}.attn_k.weight", (kv, HIDDEN)
-        yield f"{block}.attn_v.weight", (kv, HIDDEN)
-        yield f"{block}.attn_output.weight", (HIDDEN, HIDDEN)
-        yield f"{block}.ffn_norm.weight", (HIDDEN,)
-        yield f"{block}.ffn_gate.weight", (INTERMEDIATE, HIDDEN)
-        yield f"{block}.ffn_up.weight", (INTERMEDIATE, HIDDEN)
-        yield f"{block}.ffn_down.weight", (HIDDEN, INTERMEDIATE)
-    yield "output_norm.weight", (HIDDEN,)
-    yield "output.weight", (VOCAB, HIDDEN)
+        yield f"{block}.attn_norm.weight", (hidden,)
+        yield f"{block}.attn_q.weight", (hidden, hidden)
+        yield f"{block}.attn_k.weight", (kv, hidden)
+        yield f"{block}.attn_v.weight", (kv, hidden)
+        yield f"{block}.attn_output.weight", (hidden, hidden)
+        yield f"{block}.ffn_norm.weight", (hidden,)
+        yield f"{block}.ffn_gate.weight", (intermediate, hidden)
+        yield f"{block}.ffn_up.weight", (intermediate, hidden)
+        yield f"{block}.ffn_down.weight", (hidden, intermediate)
+    yield "output_norm.weight", (hidden,)
+    yield "output.weight", (VOCAB, hidden)
 
 
-def describe(writer, layers, kind):
+def describe(writer, shape, kind):
     writer.add_context_length(CONTEXT)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(INTERMEDIATE)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KV_HEADS)
-    writer.add_rope_dimension_count(HIDDEN // HEADS)
+    writer.add_embedding_length(shape.hidden)
+    writer.add_block_count(shape.layers)
+    writer.add_feed_forward_length(shape.intermediate)
+    writer.add_head_count(shape.heads)
+    writer.add_head_count_kv(shape.kv_heads)
+    writer.add_rope_dimension_count(shape.hidden // shape.heads)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(VOCAB)
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q4_0 if kind == "q4_0" else gguf.LlamaFileType.ALL_F32)
@@ -47,15 +59,15 @@ def describe(writer, layers, kind):
 
 
 def main():
-    path, layers, kind = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    path, kind, shape = sys.argv[1], sys.argv[2], Shape(*map(int, sys.argv[3:]))
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
-    describe(writer, layers, kind)
-    for name, shape in tensors(layers):
-        if len(shape) == 1:
-            writer.add_tensor(name, np.ones(shape, np.float32))
+    describe(writer, shape, kind)
+    for name, sizes in tensors(shape):
+        if len(sizes) == 1:
+            writer.add_tensor(name, np.ones(sizes, np.float32))
             continue
-        data = random.standard_normal(shape, np.float32) / np.sqrt(np.float32(shape[1]))
+        data = random.standard_normal(sizes, np.float32) / np.sqrt(np.float32(sizes[1]))
         # The embedding stays in float32, as in the ONNX model.
         if kind == "q4_0" and name != "token_embd.weight":
             quantised = gguf.GGMLQuantizationType.Q4_0

@@ -10,6 +10,7 @@ use cudarc::driver::CudaEvent;
 use hpp_engine::BackendError;
 use std::ffi::c_void;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -17,8 +18,8 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 pub(crate) enum Weight {
     /// It lies in pinned memory.
     There(Address),
-    /// It is read from its file.
-    Filled { fill: Fill, to: *mut c_void, bytes: usize },
+    /// It is read from its file, `within` so many bytes.
+    Filled { fill: Fill, room: usize, within: Range<usize>, to: *mut c_void },
 }
 
 /// The thread of one device. It ends when this is dropped, after what it was given.
@@ -61,7 +62,7 @@ impl Feeder {
         Ok(Feeder { jobs, streams })
     }
 
-    /// Begins to copy weights behind what computes now. `halves` are two pieces of staging memory, each as large as the largest
+    /// Begins to copy weights behind what computes now. `halves` are two pieces of staging memory, each with room for the largest
     /// weight that is read; `memory` keeps them and where the weights go.
     pub fn begin(
         &self,
@@ -84,11 +85,7 @@ impl Feeding {
     }
 
     fn receive(&self) -> Result<Copied, BackendError> {
-        let gone = || BackendError::Runtime {
-            doing: "copy weights to a device".into(),
-            cause: "the thread that reads them is gone".into(),
-        };
-        self.begun.recv().unwrap_or_else(|_| Err(gone()))
+        self.begun.recv().unwrap_or_else(|_| Err(failed("the thread that reads them is gone".into())))
     }
 }
 
@@ -120,30 +117,30 @@ impl Staging {
             match weight {
                 // SAFETY: see `Job`.
                 Weight::There(address) => unsafe { streams.copy_one(address) }?,
-                Weight::Filled { fill, to, bytes } => self.fill(streams, &fill, (halves, to, bytes))?,
+                Weight::Filled { fill, room, within, to } => {
+                    let half = self.half(streams, halves)?;
+                    // SAFETY: each half has room for the largest weight (see `begin`), and what was copied from it last is over.
+                    fill(unsafe { std::slice::from_raw_parts_mut(half, room) }).map_err(failed)?;
+                    // SAFETY: see `Job`; the weight lies within what was filled.
+                    unsafe { streams.copy_one(Address { from: half.add(within.start), to, bytes: within.len() }) }?;
+                    self.copied[self.next] = Some(streams.mark_copies()?);
+                    self.next = 1 - self.next;
+                }
             }
         }
         streams.end_copies(from)
     }
 
-    fn fill(
-        &mut self,
-        streams: &Streams,
-        fill: &Fill,
-        (halves, to, bytes): ([*mut u8; 2], *mut c_void, usize),
-    ) -> Result<(), BackendError> {
-        let failed = |cause: String| BackendError::Runtime { doing: "copy weights to a device".into(), cause };
+    /// The next half, once nothing is copied from it any more.
+    fn half(&mut self, streams: &Streams, halves: [*mut u8; 2]) -> Result<*mut u8, BackendError> {
         if let Some(copied) = self.copied[self.next].take() {
             copied.synchronize().map_err(|error| failed(error.to_string()))?;
             streams.give_back(copied);
         }
-        let half = halves[self.next];
-        // SAFETY: each half has room for the largest weight (see `begin`), and what was copied from it last is over.
-        fill(unsafe { std::slice::from_raw_parts_mut(half, bytes) }).map_err(failed)?;
-        // SAFETY: see `Job`.
-        unsafe { streams.copy_one(Address { from: half, to, bytes }) }?;
-        self.copied[self.next] = Some(streams.mark_copies()?);
-        self.next = 1 - self.next;
-        Ok(())
+        Ok(halves[self.next])
     }
+}
+
+fn failed(cause: String) -> BackendError {
+    BackendError::Runtime { doing: "copy weights to a device".into(), cause }
 }

@@ -77,6 +77,7 @@ enum Coming {
 
 /// Weights of stage `n` are `SIZE` bytes of that number.
 const SIZE: usize = 3000;
+const HEAD: usize = 7;
 const STAGES: usize = 5;
 const SLOTS: usize = 2;
 const PASSES: usize = 4;
@@ -103,11 +104,18 @@ fn runs_find_their_weights_and_copies_overwrite_nothing_that_is_read() {
                 // SAFETY: both sides live until all is over.
                 return Coming::Queued(unsafe { streams.copy(streams.mark().unwrap(), [there(0), there(1)]) }.unwrap());
             }
+            // As direct reads do: what is wanted lies within what is read.
             let fill: Fill = Arc::new(move |bytes: &mut [u8]| {
-                bytes.fill(stage as u8);
+                bytes.fill(u8::MAX);
+                bytes[HEAD..HEAD + half].fill(stage as u8);
                 Ok(())
             });
-            let read = |at: usize| Weight::Filled { fill: Arc::clone(&fill), to: ends[at], bytes: half };
+            let read = |at: usize| Weight::Filled {
+                fill: Arc::clone(&fill),
+                room: HEAD + half + 5,
+                within: HEAD..HEAD + half,
+                to: ends[at],
+            };
             let weights = if stage == 1 { vec![read(0), read(1)] } else { vec![Weight::There(there(0)), read(1)] };
             Coming::Feeding(feeder.begin(weights, halves, vec![]).unwrap())
         };
@@ -150,7 +158,8 @@ fn what_cannot_be_read_is_an_error_when_it_is_waited_for() {
         let (mut staging, mut slot) = (vec![0u8; 2 * SIZE], vec![0u8; SIZE]);
         let halves = [staging.as_mut_ptr(), staging[SIZE..].as_mut_ptr()];
         let to = slot.as_mut_ptr().cast();
-        let begin = |fill: Fill| feeder.begin(vec![Weight::Filled { fill, to, bytes: SIZE }], halves, vec![]).unwrap();
+        let weight = |fill: Fill| Weight::Filled { fill, room: SIZE, within: 0..SIZE, to };
+        let begin = |fill: Fill| feeder.begin(vec![weight(fill)], halves, vec![]).unwrap();
         let error = begin(Arc::new(|_| Err("it was changed".into()))).wait().err().unwrap();
         assert!(error.to_string().contains("it was changed"), "{error}");
         drop(begin(Arc::new(|_| Err("nobody waits".into()))));

@@ -18,15 +18,20 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Fills host memory with the bytes of a weight; `None` where they are there already.
-type Fetch = Option<Fill>;
-
 /// One weight on its way: bytes on the host, and the tensor of bytes they go to.
 pub(crate) struct Piece {
     pub from: Value,
     pub to: Value,
-    /// What fills `from` before it is copied.
-    pub fetch: Fetch,
+    /// What fills host memory before it is copied, `from` within it; nothing where the bytes are there.
+    pub fetch: Option<Fetch>,
+}
+
+/// A reading of a weight.
+#[derive(Clone)]
+pub(crate) struct Fetch {
+    pub fill: Fill,
+    /// Staging memory of so many bytes.
+    pub room: (*mut u8, usize),
 }
 
 /// The thread, and what it works on.
@@ -56,8 +61,7 @@ struct Job {
 struct Addresses {
     from: *mut OrtValue,
     to: *mut OrtValue,
-    bytes: (*mut u8, usize),
-    fetch: Fetch,
+    fetch: Option<Fetch>,
 }
 
 // SAFETY: the values and the memory behind them are kept by the register until the job is over and waited for, and nobody else
@@ -89,12 +93,8 @@ impl Copier {
     /// Begins to copy, piece by piece, each in its turn with runs on devices that want them one at a time.
     pub fn begin(self: &Rc<Self>, pieces: Vec<Piece>, turn: Turn) -> Copies {
         let (done, over) = channel();
-        let addresses = |piece: &Piece| Addresses {
-            from: piece.from.as_ptr(),
-            to: piece.to.as_ptr(),
-            bytes: piece.from.host_bytes(),
-            fetch: piece.fetch.clone(),
-        };
+        let addresses =
+            |piece: &Piece| Addresses { from: piece.from.as_ptr(), to: piece.to.as_ptr(), fetch: piece.fetch.clone() };
         let job = Job { pieces: pieces.iter().map(addresses).collect(), turn, done };
         let number = self.next.get();
         self.next.set(number + 1);
@@ -142,11 +142,9 @@ impl Drop for Copier {
 
 /// Copies one weight; says when the first of them began, not counting what filled it and waiting for a turn.
 fn copy(environment: &Environment, piece: &Addresses, turn: &Turn, begun: &mut Option<Duration>) -> Result<(), String> {
-    if let Some(fetch) = &piece.fetch {
-        let (address, length) = piece.bytes;
+    if let Some(Fetch { fill, room: (address, length) }) = &piece.fetch {
         // SAFETY: staging memory of that length, lent to this job (see `Addresses`).
-        let bytes = unsafe { std::slice::from_raw_parts_mut(address, length) };
-        fetch(bytes)?;
+        fill(unsafe { std::slice::from_raw_parts_mut(*address, *length) })?;
     }
     let _turn = turn.take();
     begun.get_or_insert_with(hpp_engine::since_start);

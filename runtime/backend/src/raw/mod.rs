@@ -19,7 +19,7 @@ use hpp_engine::BackendError;
 use ort::sys::OrtStatusPtr;
 use std::sync::Arc;
 
-/// Fills host memory with the bytes of a weight.
+/// Fills host memory so that the bytes of a weight are in it, where whoever made this knows.
 pub(crate) type Fill = Arc<dyn Fn(&mut [u8]) -> Result<(), String> + Send + Sync>;
 
 /// Turns a status into a result that says what was being done.

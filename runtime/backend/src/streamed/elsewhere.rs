@@ -13,6 +13,33 @@ pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights.
 pub(crate) const UNALIGNED: &str = "model.onnx.data";
 
+/// Offsets and addresses of direct reads would be multiples of this.
+pub(crate) const SECTOR: u64 = 4096;
+
+/// Nothing that reads directly.
+#[derive(Default)]
+pub(crate) struct DirectReads;
+
+/// There is none.
+pub(crate) enum DirectFile {}
+
+impl DirectFile {
+    /// There are no direct reads here.
+    pub fn open(_: &Path, _: &std::sync::Arc<DirectReads>) -> std::io::Result<Option<Self>> {
+        Ok(None)
+    }
+
+    /// Never.
+    pub fn reads_to(_: u64, _: *const u8) -> bool {
+        false
+    }
+
+    /// Nobody has one.
+    pub fn read(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        match *self {}
+    }
+}
+
 /// Not known here.
 pub fn read_rate(_: &Path, _: u64) -> std::io::Result<f64> {
     Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "that is only possible on Linux so far"))

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Offsets, lengths and addresses of direct reads are multiples of this.
-pub(super) const SECTOR: u64 = 4096;
+pub(crate) const SECTOR: u64 = 4096;
 
 /// A file open for reading.
 #[derive(Debug)]

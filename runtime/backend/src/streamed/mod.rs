@@ -6,6 +6,7 @@
 //! made from a file that already has it ([`prepared`]), because what ONNX Runtime lays out itself is not mapped from anything.
 
 mod align;
+mod direct;
 mod file;
 mod mapping;
 mod prepared;
@@ -14,6 +15,8 @@ mod reader;
 mod trial;
 mod weights;
 
+pub(crate) use direct::{DirectFile, DirectReads};
+pub(crate) use file::SECTOR;
 pub(crate) use mapping::{Mapping, forget};
 pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
 pub use rate::read_rate;

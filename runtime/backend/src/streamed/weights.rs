@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// Most bytes of one read. Larger ones are no faster, and finer ones let the next stage's begin sooner.
-const CHUNK: u64 = 2 << 20;
+pub(super) const CHUNK: u64 = 2 << 20;
 
 /// Weights of a session that are read before each run. Must be dropped before the session.
 pub(crate) struct Weights {

@@ -25,7 +25,7 @@ impl WeightFile {
     /// not to keep them as well.
     pub fn read(&self, offset: u64, bytes: &mut [u8], forget: bool) -> Result<(), String> {
         let path = self.path.display();
-        read_exact(&self.file, bytes, offset).map_err(|error| format!("cannot read {path} at {offset}: {error}"))?;
+        read_exact(&self.file, bytes, offset).map_err(|error| self.cannot_read(offset, &error))?;
         if forget {
             os::forget(&self.file, offset, bytes.len() as u64);
         }
@@ -33,6 +33,11 @@ impl WeightFile {
             Ok(now) if now == self.was => Ok(()),
             _ => Err(format!("{path} was changed while it was in use; restore it, or make the plan again")),
         }
+    }
+
+    /// Why nothing could be read at an offset.
+    pub fn cannot_read(&self, offset: u64, error: &io::Error) -> String {
+        format!("cannot read {} at {offset}: {error}", self.path.display())
     }
 }
 

@@ -1,7 +1,8 @@
 //! Weights on their way from host memory or from their files to a device.
 //!
-//! What was pinned is copied from where it lies. The rest is read from its file, through the page cache, into staging
-//! memory and copied from there, so that a file that shrinks is an error and no crash, and nothing stays mapped.
+//! What was pinned is copied from where it lies. The rest is read from its file into staging memory and copied from there, so that
+//! a file that shrinks is an error and no crash, and nothing stays mapped: through the page cache, or past it where the host has
+//! no memory for weights.
 //!
 //! Where a device has streams, copies are given to one of them; elsewhere a thread makes them.
 
@@ -12,10 +13,11 @@ use crate::cuda::feeder::{self, Feeder, Feeding};
 use crate::cuda::streams::{Address, Copied, Streams};
 use crate::environment::Runtime;
 use crate::raw::Fill;
-use crate::raw::copier::{BYTES, Copier, Copies, Piece};
+use crate::raw::copier::{BYTES, Copier, Copies, Fetch, Piece};
 use crate::raw::device::{DeviceMemory, Place};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::value::Value;
+use crate::streamed::{DirectFile, DirectReads, SECTOR};
 use file::WeightFile;
 use hpp_engine::BackendError;
 use hpp_engine::port::{Arrived, Hold, MemoryId, Time, Took, WeightSpec};
@@ -34,6 +36,8 @@ pub(crate) struct Uploads(Rc<Shared>);
 struct Shared {
     /// Files that sources read now. Nothing is kept open beyond them: another plan may have put another file there.
     files: RefCell<BTreeMap<PathBuf, Weak<WeightFile>>>,
+    /// What reads past the page cache.
+    direct: Arc<DirectReads>,
     /// One for each device's memory.
     copiers: RefCell<BTreeMap<MemoryId, Rc<Copier>>>,
     /// One for each device with streams, once weights are read for it.
@@ -63,6 +67,8 @@ struct Weight {
     pinned: Option<(Memory, Rc<Place>, u64)>,
     /// Whether the system is not to keep what was read.
     forget: bool,
+    /// The same file, to be read past the page cache where that is so.
+    direct: Option<Arc<DirectFile>>,
 }
 
 /// A copy of weights under way.
@@ -129,7 +135,11 @@ impl Uploads {
         let open = |spec: &WeightSpec| {
             let file = self.open(spec)?;
             let pinned = if hold == Hold::Pinned { self.put(memory, &file, spec) } else { None };
-            Ok(Weight { file, offset: spec.offset, bytes: spec.bytes, pinned, forget: hold == Hold::Disk })
+            let forget = hold == Hold::Disk;
+            let direct =
+                if forget { DirectFile::open(&spec.file, &self.0.direct).map_err(cannot_open(spec))? } else { None };
+            let (offset, bytes, direct) = (spec.offset, spec.bytes, direct.map(Arc::new));
+            Ok(Weight { file, offset, bytes, pinned, forget, direct })
         };
         Ok(Source { weights: weights.iter().map(open).collect::<Result<_, BackendError>>()? })
     }
@@ -151,11 +161,7 @@ impl Uploads {
         if let Some(file) = files.get(&spec.file).and_then(Weak::upgrade) {
             return Ok(file);
         }
-        let opened = WeightFile::open(&spec.file).map_err(|error| BackendError::Runtime {
-            doing: format!("open {}", spec.file.display()),
-            cause: error.to_string(),
-        })?;
-        let file = Arc::new(opened);
+        let file = Arc::new(WeightFile::open(&spec.file).map_err(cannot_open(spec))?);
         files.insert(spec.file.clone(), Arc::downgrade(&file));
         Ok(file)
     }
@@ -172,7 +178,10 @@ impl Uploads {
         let piece = |(weight, buffer): (&Weight, &&OrtBuffer)| {
             let (memory, from, offset, fetch) = match (&weight.pinned, &staging) {
                 (Some((memory, pins, offset)), _) => (memory, pins, *offset, None),
-                (None, Some(staging)) => (&staging.memory, &staging.place, 0, Some(weight.fetch())),
+                (None, Some(staging)) => {
+                    let room = (staging.memory.address().cast(), weight.room() as usize);
+                    (&staging.memory, &staging.place, weight.head(), Some(Fetch { fill: weight.fill(), room }))
+                }
                 (None, None) => unreachable!("what is not pinned has staging memory"),
             };
             let from = Value::part(memory, from, offset, weight.bytes)?;
@@ -211,8 +220,9 @@ impl Uploads {
         let weight = |(weight, buffer): (&Weight, &&OrtBuffer)| match weight.address(buffer) {
             Some(address) => feeder::Weight::There(address),
             None => {
-                let (fill, to) = (weight.fetch(), buffer.memory.address());
-                feeder::Weight::Filled { fill, to, bytes: weight.bytes as usize }
+                let (head, bytes) = (weight.head() as usize, weight.bytes as usize);
+                let (fill, to, room) = (weight.fill(), buffer.memory.address(), weight.room() as usize);
+                feeder::Weight::Filled { fill, room, to, within: head..head + bytes }
             }
         };
         let weights = source.weights.iter().zip(to).map(weight).collect();
@@ -257,16 +267,33 @@ impl Uploads {
 }
 
 impl Source {
-    /// Bytes of the largest weight that is read from its file for each copy.
+    /// Bytes of staging memory for the largest weight that is read from its file for each copy.
     fn largest_read(&self) -> Option<u64> {
-        self.weights.iter().filter(|weight| weight.pinned.is_none()).map(|weight| weight.bytes).max()
+        self.weights.iter().filter(|weight| weight.pinned.is_none()).map(Weight::room).max()
     }
 }
 
 impl Weight {
-    fn fetch(&self) -> Fill {
-        let (file, offset, forget) = (Arc::clone(&self.file), self.offset, self.forget);
-        Arc::new(move |bytes: &mut [u8]| file.read(offset, bytes, forget))
+    /// What reads it, with its first byte at [`head`](Self::head) of [`room`](Self::room) bytes.
+    fn fill(&self) -> Fill {
+        let (file, direct, forget) = (Arc::clone(&self.file), self.direct.clone(), self.forget);
+        let (offset, head, end) = (self.offset, self.head() as usize, (self.head() + self.bytes) as usize);
+        Arc::new(move |room: &mut [u8]| match &direct {
+            Some(direct) if DirectFile::reads_to(offset - head as u64, room.as_ptr()) => {
+                direct.read(offset - head as u64, room).map_err(|error| file.cannot_read(offset, &error))
+            }
+            _ => file.read(offset, &mut room[head..end], forget),
+        })
+    }
+
+    /// Bytes in front of it that are read with it: direct reads begin at sectors.
+    fn head(&self) -> u64 {
+        if self.direct.is_some() { self.offset % SECTOR } else { 0 }
+    }
+
+    /// Bytes that are read for it.
+    fn room(&self) -> u64 {
+        if self.direct.is_some() { (self.head() + self.bytes).next_multiple_of(SECTOR) } else { self.bytes }
     }
 
     /// Its way from pinned memory to a buffer, if it is pinned and fits there.
@@ -276,6 +303,10 @@ impl Weight {
         let from = unsafe { memory.address().cast::<u8>().add(*offset as usize) };
         Some(Address { from, to: to.memory.address(), bytes: self.bytes as usize })
     }
+}
+
+fn cannot_open(spec: &WeightSpec) -> impl Fn(std::io::Error) -> BackendError + '_ {
+    move |error| BackendError::Runtime { doing: format!("open {}", spec.file.display()), cause: error.to_string() }
 }
 
 fn no_thread(error: std::io::Error) -> BackendError {
