@@ -143,8 +143,8 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
         None => true,
         Some(operator) => {
             reporter.warning(&format!(
-                "the weights of {} stay in memory, whatever the plan says: {operator} packs them in a form that cannot be \
-                 read back from disk",
+                "the weights of {} stay in memory, whatever the plan says: {operator} packs them in a form that is not known to \
+                 come back from disk as it was",
                 spec.partition
             ));
             false

@@ -143,17 +143,16 @@ impl Moved {
         pairs.iter().map(changed).collect()
     }
 
-    /// `key|offset;length;checksum`, the last three for each buffer.
+    /// `key|offset;length;checksum|offset;length;checksum...`, one group for each buffer a kernel made of one weight.
     fn packed(&mut self, value: &str) -> io::Result<String> {
-        let (key, buffers) = value.rsplit_once('|').ok_or_else(broken)?;
-        let mut fields: Vec<String> = buffers.split(';').map(str::to_owned).collect();
-        if !fields.len().is_multiple_of(3) {
-            return Err(broken());
-        }
-        for buffer in fields.chunks_mut(3) {
-            buffer[0] = self.to(number(&buffer[0])?, number(&buffer[1])?).to_string();
-        }
-        Ok(format!("{key}|{}", fields.join(";")))
+        let (key, buffers) = value.split_once('|').ok_or_else(broken)?;
+        let buffers: Vec<String> = buffers.split('|').map(|buffer| self.buffer(buffer)).collect::<io::Result<_>>()?;
+        Ok(format!("{key}|{}", buffers.join("|")))
+    }
+
+    fn buffer(&mut self, text: &str) -> io::Result<String> {
+        let [offset, length, checksum] = text.split(';').collect::<Vec<_>>().try_into().map_err(|_| broken())?;
+        Ok(format!("{};{length};{checksum}", self.to(number(offset)?, number(length)?)))
     }
 }
 
@@ -257,7 +256,7 @@ pub(super) mod tests {
         let location = ("location", "old");
         let elsewhere = tensor("c", &[("location", "other"), ("offset", "3"), ("length", "5")]);
         let written = model(&[
-            tensor("a", &[location, ("offset", "7"), ("length", "100"), ("prepacked_0", "Op+1|107;5000;0;5107;63;0")]),
+            tensor("a", &[location, ("offset", "7"), ("length", "100"), ("prepacked_0", "Op+1|107;5000;0|5107;63;0")]),
             tensor("b", &[location, ("offset", "6000"), ("length", "9000")]),
             elsewhere.clone(),
         ]);
@@ -265,7 +264,7 @@ pub(super) mod tests {
         align(&path("model"), &path("old"), &path("new")).unwrap();
         let location = ("location", "new");
         let expected = model(&[
-            tensor("a", &[location, ("offset", "0"), ("length", "100"), ("prepacked_0", "Op+1|4096;5000;0;9152;63;0")]),
+            tensor("a", &[location, ("offset", "0"), ("length", "100"), ("prepacked_0", "Op+1|4096;5000;0|9152;63;0")]),
             tensor("b", &[location, ("offset", "12288"), ("length", "9000")]),
             elsewhere,
         ]);
@@ -285,6 +284,7 @@ pub(super) mod tests {
         let location = ("location", "old");
         for strange in [
             model(&[tensor("a", &[location, ("offset", "0"), ("length", "9"), ("prepacked_0", "Op|1;2")])]),
+            model(&[tensor("a", &[location, ("offset", "0"), ("length", "9"), ("prepacked_0", "Op|1;2;0;3;4;0")])]),
             model(&[tensor("a", &[location, ("offset", "x"), ("length", "9")])]),
             vec![0x0f],
             vec![0x3a, 0x7f],

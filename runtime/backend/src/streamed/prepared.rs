@@ -24,7 +24,7 @@ const WEIGHTS: &str = "model.onnx.data";
 /// What both must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
-const FORMAT: &str = "hpp-prepared-2";
+const FORMAT: &str = "hpp-prepared-3";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
 /// Bytes that can be written where a disk is not full.
