@@ -8,7 +8,7 @@ use crate::error::{BackendError, EngineError};
 use crate::feed::Feed;
 use crate::keeping::Keeping;
 use crate::meter::Meter;
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, Verify};
 use crate::port::{Backend, Fallback, MemoryId, Port, Prepared, Session, SessionSpec};
 use crate::reporter::Reporter;
 use crate::shape::Vocabulary;
@@ -248,6 +248,7 @@ impl<'a, B: Backend> Loader<'a, B> {
             prepared: Some(Prepared {
                 dir: &self.dir.join(PREPARED),
                 contents: &crate::files::contents(self.plan, form.file),
+                verify: self.options.verify == Verify::Full,
             }),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;

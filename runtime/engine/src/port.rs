@@ -84,6 +84,8 @@ pub struct Prepared<'a> {
     /// What the plan says of the contents of the partition's file and of all weights: what was prepared from others is of
     /// no use.
     pub contents: &'a str,
+    /// Whether every byte is compared with what was written, not samples.
+    pub verify: bool,
 }
 
 /// A session, and where it really is.

@@ -146,7 +146,7 @@ pub struct RuntimeArgs {
     /// Overwrite slots with ones before each copy of weights, so that reading one too early shows.
     #[arg(long, hide = true)]
     pub poison_slots: bool,
-    /// Compare every byte of the plan's files with their hashes, not samples.
+    /// Compare every byte of the plan's files, and of weights laid out anew beside it, with their hashes, not samples.
     #[arg(long)]
     pub verify_weights: bool,
     /// Providers to try for partitions on a GPU, best first, instead of the plan's list.

@@ -24,7 +24,7 @@ const WEIGHTS: &str = "model.onnx.data";
 /// What both must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
-const FORMAT: &str = "hpp-prepared-3";
+const FORMAT: &str = "hpp-prepared-4";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
 /// Bytes that can be written where a disk is not full.
@@ -42,7 +42,7 @@ pub(crate) fn find_or_make(
 ) -> Result<PathBuf, BackendError> {
     let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
     let place = prepared.dir.join(format!("{partition}-{}", &key[..16]));
-    if is_whole(&place) {
+    if is_whole(&place, prepared.verify) {
         return Ok(place);
     }
     let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: error.to_string() };
@@ -50,7 +50,7 @@ pub(crate) fn find_or_make(
     fs::create_dir_all(prepared.dir).map_err(failed(preparing()))?;
     let lock = File::create(prepared.dir.join("lock")).map_err(failed(preparing()))?;
     lock.lock().map_err(failed(preparing()))?;
-    if is_whole(&place) {
+    if is_whole(&place, prepared.verify) {
         return Ok(place);
     }
     // With the lock held, whatever is not whole was left by a process that is gone.
@@ -107,7 +107,7 @@ fn seal(place: &Path) -> io::Result<()> {
     let lines = [MODEL, WEIGHTS].map(|name| {
         let mut file = File::open(place.join(name))?;
         file.sync_all()?;
-        let line = describe(&mut file, name)?;
+        let line = format!("{}{}", describe(&mut file, name)?, whole(&mut file)?);
         crate::os::forget(&file, 0, 0);
         Ok(line)
     });
@@ -115,14 +115,38 @@ fn seal(place: &Path) -> io::Result<()> {
     fs::write(place.join(SEAL), lines.concat())
 }
 
-/// Whether what lies there is what was sealed.
-fn is_whole(place: &Path) -> bool {
+/// Whether what lies there is what was sealed: its samples, or every byte of it.
+fn is_whole(place: &Path, every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
         let sealed = fs::read_to_string(place.join(SEAL))?;
-        let lines = [MODEL, WEIGHTS].map(|name| describe(&mut File::open(place.join(name))?, name));
-        Ok(lines.into_iter().collect::<io::Result<Vec<String>>>()?.concat() == sealed)
+        let mut sealed = sealed.lines();
+        for name in [MODEL, WEIGHTS] {
+            let mut file = File::open(place.join(name))?;
+            let same = sealed.next() == Some(describe(&mut file, name)?.trim_end());
+            let hash = sealed.next();
+            if !same || every_byte && hash != Some(whole(&mut file)?.trim_end()) {
+                return Ok(false);
+            }
+            if every_byte {
+                crate::os::forget(&file, 0, 0);
+            }
+        }
+        Ok(true)
     };
     found().unwrap_or(false)
+}
+
+/// A hash of all of a file.
+fn whole(file: &mut File) -> io::Result<String> {
+    file.seek(SeekFrom::Start(0))?;
+    let mut hasher = blake3::Hasher::new();
+    let mut buffer = vec![0; MORE];
+    loop {
+        match file.read(&mut buffer)? {
+            0 => return Ok(format!("{}\n", hasher.finalize().to_hex())),
+            size => hasher.update(&buffer[..size]),
+        };
+    }
 }
 
 /// A file's name, length and a hash of evenly spaced samples.
@@ -165,7 +189,7 @@ mod tests {
                 made.set(made.get() + 1);
                 write(place, &[7; 100_000])
             };
-            find_or_make(&Prepared { dir: &dir, contents }, "cpu_0", made_for, make).unwrap()
+            find_or_make(&Prepared { dir: &dir, contents, verify: false }, "cpu_0", made_for, make).unwrap()
         };
         let place = find("a", "x");
         assert_eq!(find("a", "x"), place);
@@ -187,12 +211,31 @@ mod tests {
         fs::write(place.join(WEIGHTS), bytes).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 5);
+        // Between two samples: only comparing every byte shows it.
+        let place = find("b", "y");
+        let mut bytes = vec![7; 1 << 20];
+        find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", |place| write(place, &bytes))
+            .unwrap();
+        assert!(!place.exists());
+        let again = |verify| {
+            let mut made = false;
+            let make = |place: &Path| {
+                made = true;
+                write(place, &[7; 1 << 20])
+            };
+            let place = find_or_make(&Prepared { dir: &dir, contents: "c", verify }, "cpu_0", "y", make).unwrap();
+            (made, place)
+        };
+        let place = again(true).1;
+        bytes[5000] = 8;
+        fs::write(place.join(WEIGHTS), &bytes).unwrap();
+        assert_eq!([again(false).0, again(true).0, again(true).0], [false, true, false]);
     }
 
     #[test]
     fn what_fails_leaves_nothing_and_what_was_killed_is_swept_up() {
         let dir = tempfile::tempdir().unwrap();
-        let prepared = Prepared { dir: dir.path(), contents: "a" };
+        let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
         find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
         let names = || -> Vec<String> {
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
@@ -216,7 +259,7 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let prepared = Prepared { dir: dir.path(), contents: "a" };
+                    let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
                     find_or_make(&prepared, "cpu_0", "x", |place| {
                         made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         std::thread::sleep(std::time::Duration::from_millis(50));
