@@ -326,3 +326,39 @@ fn on_host(source: &Source, to: &[&OrtBuffer]) -> Result<Took, BackendError> {
     }
     Ok(Took { from, to: hpp_engine::since_start() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A weight in the middle of a file, as a copy finds it.
+    fn read(source: &Source) -> Result<Vec<u8>, String> {
+        let weight = &source.weights[0];
+        let pages = HostMemory::reserve(weight.room()).unwrap();
+        // SAFETY: the pages live and nobody else looks at them.
+        let room = unsafe { std::slice::from_raw_parts_mut(pages.address(), weight.room() as usize) };
+        weight.fill()(room)?;
+        let head = weight.head() as usize;
+        Ok(room[head..head + weight.bytes as usize].to_vec())
+    }
+
+    #[test]
+    fn a_file_that_was_replaced_is_read_anew_and_one_in_use_must_not_be() {
+        for hold in [Hold::Files, Hold::Disk] {
+            let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+            let file = dir.path().join("weights");
+            let contents = |first: u32| -> Vec<u8> { (first..first + 20_000).map(|at| (at % 251) as u8).collect() };
+            let specs = [WeightSpec { file: file.clone(), offset: 5003, bytes: 9001 }];
+            let uploads = Uploads::default();
+            let source = || uploads.source(&specs, MemoryId(1), hold).unwrap();
+            std::fs::write(&file, contents(0)).unwrap();
+            let first = source();
+            assert_eq!(read(&first).unwrap(), contents(0)[5003..14_004]);
+            std::fs::write(&file, &contents(7)[..16_000]).unwrap();
+            let error = read(&first).unwrap_err();
+            assert!(error.contains("was changed while it was in use"), "{error}");
+            drop(first);
+            assert_eq!(read(&source()).unwrap(), contents(7)[5003..14_004]);
+        }
+    }
+}
