@@ -1,6 +1,6 @@
 """`make bench-gpu`: models that do not fit a GPU, as one table. Needs python3, built commands and ONNX Runtime, nothing else.
 
-    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4] [--rounds N] [--minutes N] [--small] [exact|decode|prompt ...]
+    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|decode|prompt ...]
 
 ONNX Runtime is the one of ORT_DYLIB_PATH. Results are kept in results-gpu.json of out/bench, or of HPP_BENCH_OUT, after each
 measurement, and another call adds to them: `--keep-profile` then takes the profile and models that are there. Without a GPU it
@@ -30,7 +30,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", default="target/release", help="where the binaries are")
     parser.add_argument("--provider", choices=("cuda", "webgpu"), default="cuda")
-    parser.add_argument("--dtype", choices=("fp16", "fp32", "int4"), help="of the large model [default: fp16 on cuda, fp32 on webgpu]")
+    parser.add_argument("--dtype", choices=("fp16", "fp32", "int4-fp16"), help="of the large model [default: fp16 on cuda, fp32 on webgpu]")
     parser.add_argument("--threads", type=int, default=physical_cores())
     parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured, in turns")
     parser.add_argument("--minutes", type=float, help="begin nothing after so many minutes; what was not begun is said")
@@ -39,8 +39,8 @@ def arguments():
     parser.add_argument("names", nargs="*", choices=[*NAMES, []])
     asked = parser.parse_args()
     asked.dtype = asked.dtype or ("fp16" if asked.provider == "cuda" else "fp32")
-    if asked.provider == "cuda" and asked.dtype != "fp16":
-        parser.error("CUDA's GroupQueryAttention takes half precision only: --dtype fp16")
+    if asked.provider == "cuda" and asked.dtype == "fp32":
+        parser.error("CUDA's GroupQueryAttention takes half precision only: --dtype fp16 or int4-fp16")
     return asked
 
 

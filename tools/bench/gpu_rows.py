@@ -19,7 +19,7 @@ HEAD = ("--assign", "head=gpu")
 SHAPES = {
     "fp16": ("--layers", 20, "--hidden", 2560, "--intermediate", 6912, "--heads", 20, "--kv-heads", 10, "--vocab", 32000),
     "fp32": ("--layers", 24, "--hidden", 2048, "--intermediate", 5632, "--heads", 16, "--kv-heads", 8, "--vocab", 32000),
-    "int4": ("--layers", 32, "--hidden", 4096, "--intermediate", 11008, "--heads", 32, "--kv-heads", 8, "--vocab", 32000),
+    "int4-fp16": ("--layers", 32, "--hidden", 4096, "--intermediate", 11008, "--heads", 32, "--kv-heads", 8, "--vocab", 32000),
 }
 SMALL = ("--layers", 12, "--hidden", 128, "--intermediate", 352, "--heads", 4, "--kv-heads", 2, "--vocab", 512)
 

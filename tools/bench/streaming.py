@@ -14,7 +14,7 @@ PROMPT = [5, 17, 101, 33, 2, 250, 77, 9]
 NEW = 16
 # How the small decoder was exported, as hpp-fixtures is told. CUDA's GroupQueryAttention takes half precision only, so that float32
 # has to go without that operator there, as Optimum writes it.
-EXPORTS = {"cuda": {"fp32": ("--style", "optimum"), "fp16": ("--dtype", "fp16")}, "webgpu": {"fp32": ()}}
+EXPORTS = {"cuda": {"fp32": ("--style", "optimum"), "fp16": ("--dtype", "fp16"), "int4-fp16": ("--dtype", "int4-fp16")}, "webgpu": {"fp32": ()}}
 # Where the layers' weights are, as hpp-split is told; `one of each` has all four at once.
 PLACES = {
     "cpu": ("--assign", "all=cpu"),
