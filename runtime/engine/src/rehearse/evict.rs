@@ -76,7 +76,8 @@ impl<B: Backend> Evictor<B> {
             rows -= now;
         }
         let failed = |source| run_failed("evictor", "running", source);
-        self.backend.wait_for_all(&mut |_, _| ()).map_err(failed)
+        // Or what is timed next would wait for it.
+        self.backend.wait_for_all(&mut |_, _| ()).and_then(|()| self.backend.drain(self.memory)).map_err(failed)
     }
 
     fn multiply(&mut self, slab: usize, rows: u64) -> Result<(), BackendError> {
