@@ -5,7 +5,7 @@ use crate::disk::{self, DiskReads};
 use crate::generate::{FinishReason, Generated};
 use crate::streaming::{self, Streaming};
 use hpp_engine::{StageTelemetry, Telemetry};
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, Provider};
 use serde::Serialize;
 use std::fmt::Write;
 use std::time::Duration;
@@ -171,7 +171,10 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
     out.push_str(&stage_table(&timings.stages));
     if timings.transfers > 0 {
         let moved = ByteSize(telemetry.copied_bytes).human();
-        let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms", timings.transfers, timings.transfer_ms);
+        // Its runs return early, and the first copy waits for them.
+        let waits = timings.stages.iter().any(|stage| stage.provider == provider_name(Provider::Webgpu));
+        let waits = if waits { ", waiting for the device in it" } else { "" };
+        let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms{waits}", timings.transfers, timings.transfer_ms);
     }
     out.push_str(&disk::line(timings.disk.as_ref()));
     out.push_str(&streaming::line(timings.streaming.as_ref()));
