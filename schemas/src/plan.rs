@@ -16,6 +16,7 @@ pub use state::*;
 use crate::{ByteSize, DType, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The plan version this build writes and the newest it reads.
 pub const PLAN_VERSION: u32 = 1;
@@ -202,6 +203,24 @@ impl Plan {
             }
         }
         slot
+    }
+}
+
+impl Plan {
+    /// Bytes of weights that lie on an accelerator for good: all of those that are constants of their partition's file, those in
+    /// slots of their own, and what files whose weights are inputs keep as constants, each file once. `None` beyond 64 bits.
+    pub fn weights_on(&self, device: &str) -> Option<u64> {
+        let mut files: BTreeMap<&str, u64> = BTreeMap::new();
+        let mut slots = 0u64;
+        for partition in &self.partitions {
+            for form in partition.forms().filter(|form| form.device == device) {
+                let inputs = form.weights.iter().try_fold(0u64, |sum, weight| sum.checked_add(weight.bytes()?))?;
+                let constants = files.entry(form.file).or_default();
+                *constants = partition.bytes.weights.0.saturating_sub(inputs).max(*constants);
+                slots = slots.checked_add(if form.residency.is_resident() { inputs } else { 0 })?;
+            }
+        }
+        files.into_values().try_fold(slots, u64::checked_add)
     }
 }
 

@@ -38,8 +38,8 @@ fn totals(plan: &Plan, found: &mut Findings) {
     }
 }
 
-/// Bytes a device has to have: all weights that stay there, its ring of streamed ones, states that lie there, the most that any one partition's states from elsewhere
-/// and its workspace take, and the margin. `None` beyond 64 bits.
+/// Bytes a device has to have: all weights that stay there, its ring of streamed ones, states that lie there, the most that any
+/// one partition's states from elsewhere and its workspace take, and the margin. `None` beyond 64 bits.
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
     let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
     let here = || plan.partitions.iter().filter(computes);
@@ -48,18 +48,14 @@ fn needed(plan: &Plan, device: &str) -> Option<u64> {
         let at_home = |state: &&crate::State| partition.forms().any(|form| form.device == state.device);
         plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))
     };
-    let weights = here().filter(|partition| stays(partition, device)).map(|partition| partition.bytes.weights);
+    let weights = plan.weights_on(device)?;
     let at_home = here().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
     let visiting = here().filter(|partition| visits(partition)).map(|partition| partition.bytes.kv).max();
     let workspace = here().map(|partition| partition.bytes.workspace).max();
     let ring = plan.devices.iter().find(|other| other.name == device).and_then(|device| device.ring);
     let ring = ring.map_or(Some(0), |ring| ring.slot_bytes.0.checked_mul(u64::from(ring.slots)))?;
-    sum(weights.chain(at_home).chain(visiting).chain(workspace).chain([plan.budgets.margin, ByteSize(ring)]))
-}
-
-/// Whether a partition's weights lie on this device for good.
-fn stays(partition: &Partition, device: &str) -> bool {
-    partition.forms().any(|form| form.device == device && form.residency.is_resident())
+    let fixed = [ByteSize(weights), ByteSize(ring), plan.budgets.margin];
+    sum(at_home.chain(visiting).chain(workspace).chain(fixed))
 }
 
 fn numbers(plan: &Plan, found: &mut Findings) {

@@ -155,6 +155,7 @@ fn inputs() -> Vec<WeightInput> {
 fn streams(plan: &mut Plan) {
     plan.partitions[0].residency = Residency::Streamed;
     plan.partitions[0].weights = inputs();
+    plan.partitions[0].bytes.weights = ByteSize(8);
     plan.devices[0].ring = RING;
 }
 
@@ -223,6 +224,24 @@ fn placements() {
         let objective = Achieved { kind: ObjectiveKind::Mixed, ms: f64::NAN, bound_ms: 0.0, proven: false };
         p.predictions.objective = Some(objective);
     });
+}
+
+/// Files whose weights are inputs hold their constants once; slots of their own and constants of other files are each partition's.
+#[test]
+fn weights_that_lie_on_a_device_for_good() {
+    let mut plan = good();
+    streams(&mut plan);
+    plan.partitions[0].bytes.weights = ByteSize(8 + 100);
+    assert_eq!(plan.weights_on("gpu0"), Some(100));
+    plan.partitions.push(plan.partitions[0].clone());
+    assert_eq!(plan.weights_on("gpu0"), Some(100));
+    plan.partitions[0].residency = Residency::Resident;
+    assert_eq!(plan.weights_on("gpu0"), Some(100 + 8));
+    plan.partitions[0].file = "other.onnx".into();
+    plan.partitions[0].weights.clear();
+    assert_eq!(plan.weights_on("gpu0"), Some(100 + 108));
+    plan.partitions[0].bytes.weights = ByteSize(u64::MAX);
+    assert_eq!(plan.weights_on("gpu0"), None);
 }
 
 /// A partition that computes elsewhere while the prompt is taken in needs its inputs there, and nowhere else.

@@ -140,13 +140,12 @@ fn devices(decision: &Decision) -> Vec<Device> {
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
-/// Slots as large as the largest block streamed through them; what they really take is known when the weights are.
+/// Slots that hold any block streamed through them; what they really take is known when the weights are.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
     let streamed = |piece: &&Piece| Phase::BOTH.iter().any(|phase| piece.choice.of(*phase) == Where::Streamed(gpu));
-    let blocks = decision.pieces.iter().filter(streamed).flat_map(|piece| piece.blocks.clone());
-    let bytes = blocks.map(|block| decision.blocks[block].weights.iter().map(|(_, bytes)| bytes).sum()).max()?;
-    Some(Ring { slots, slot_bytes: ByteSize(bytes) })
+    let blocks = decision.pieces.iter().filter(streamed).flat_map(|piece| &decision.blocks[piece.blocks.clone()]);
+    Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }
 
 fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {

@@ -29,7 +29,7 @@ impl Load {
     }
 }
 
-/// The planner's view of every block.
+/// The planner's view of every block. Of streaming it knows only how many bytes there are.
 pub fn blocks(
     graph: &Graph,
     segmentation: &Segmentation,
@@ -49,14 +49,17 @@ pub fn blocks(
     let block = |index: usize| {
         let block = &segmentation.blocks[index];
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
+        let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
         let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
         let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_at_home(*id));
         plan::Block {
             label: block.label.clone(),
             kind: kind(block.kind),
-            weights: block.weights.iter().map(weight).collect(),
+            streamed: plan::Streamed::whole(weights.iter().map(|(_, bytes)| bytes).sum()),
+            weights,
             kv_bytes: counter.state_bytes(index, u64::MAX),
             kv_tensors: counter.states_of(index).count() as u64,
+            kv_grows: counter.grows(index),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
@@ -127,6 +130,14 @@ impl<'a> Counter<'a> {
         };
         let held = self.states_of(index).map(|planned| bytes(planned).saturating_mul(self.batch));
         held.fold(0, u64::saturating_add)
+    }
+
+    /// What there is of a block's states, unless they are updated in place.
+    fn grows(&self, index: usize) -> Option<plan::Grows> {
+        let in_place = |planned: &PlannedState| matches!(planned.state.update, StateUpdate::InPlace { .. });
+        let [none, one] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
+        let grows = plan::Grows { fixed: none, token: one.saturating_sub(none) };
+        (!self.states_of(index).all(in_place)).then_some(grows)
     }
 
     /// A block's states.

@@ -13,6 +13,7 @@ mod host;
 mod problem;
 mod roles;
 mod states;
+mod streams;
 mod symbols;
 
 pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, Logits, analyse};
@@ -24,4 +25,5 @@ pub use hash::model_hash;
 pub use host::ThisHost;
 pub use problem::{Source, problem};
 pub use states::PlannedState;
+pub use streams::shared_weights;
 pub use symbols::{Pass, symbols};

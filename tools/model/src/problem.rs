@@ -9,7 +9,7 @@ mod packing;
 mod passes;
 mod roofline;
 
-use crate::{Analysis, Load};
+use crate::{Analysis, Load, streams};
 use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
 use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile, Severity};
 use passes::passes;
@@ -64,7 +64,10 @@ impl Source<'_> {
 /// beyond the machine's memory, accelerators there are none of, blocks that a profile does not know.
 pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budget) -> Result<Problem, Vec<Finding>> {
     let mut findings = beyond_the_machine(&source, &budget);
-    let blocks = crate::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
+    let mut blocks = crate::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
+    if !budget.vram.is_empty() {
+        streams::fill(analysis, &mut blocks);
+    }
     let workload = Workload {
         batch: load.batch,
         prompt_tokens: load.prompt,

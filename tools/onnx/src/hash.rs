@@ -1,5 +1,6 @@
 //! Hashes of files: BLAKE3 over everything, and over the samples that `hpp_schema::sample_ranges` names.
 
+use crate::store::Contents;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
@@ -24,6 +25,10 @@ pub fn full(path: &Path) -> Result<String, HashError> {
         let bytes = file.metadata()?.len();
         range_of(&mut file, 0..bytes)
     });
+    said(path, hash)
+}
+
+fn said(path: &Path, hash: io::Result<blake3::Hash>) -> Result<String, HashError> {
     hash.map(|hash| hash.to_hex().to_string()).map_err(|source| HashError { path: path.to_owned(), source })
 }
 
@@ -31,24 +36,38 @@ pub fn full(path: &Path) -> Result<String, HashError> {
 pub fn sampled(path: &Path) -> Result<String, HashError> {
     let hash = File::open(path).and_then(|mut file| {
         let bytes = file.metadata()?.len();
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&bytes.to_le_bytes());
-        for (offset, length) in hpp_schema::sample_ranges(bytes) {
-            feed(&mut hasher, &mut file, offset..offset + length)?;
-        }
-        Ok(hasher.finalize())
+        samples_of(&mut file, bytes)
     });
-    hash.map(|hash| hash.to_hex().to_string()).map_err(|source| HashError { path: path.to_owned(), source })
+    said(path, hash)
+}
+
+/// What [`full`] says of a file called `path` that holds this.
+pub fn full_of(contents: &Contents, path: &Path) -> Result<String, HashError> {
+    said(path, range_of(&mut contents.reader(), 0..contents.bytes()))
+}
+
+/// What [`sampled`] says of it.
+pub fn sampled_of(contents: &Contents, path: &Path) -> Result<String, HashError> {
+    said(path, samples_of(&mut contents.reader(), contents.bytes()))
+}
+
+fn samples_of(file: &mut (impl Read + Seek), bytes: u64) -> io::Result<blake3::Hash> {
+    let mut hasher = blake3::Hasher::new();
+    hasher.update(&bytes.to_le_bytes());
+    for (offset, length) in hpp_schema::sample_ranges(bytes) {
+        feed(&mut hasher, file, offset..offset + length)?;
+    }
+    Ok(hasher.finalize())
 }
 
 /// BLAKE3 of one range of an open file.
-pub fn range_of(file: &mut File, range: Range<u64>) -> io::Result<blake3::Hash> {
+pub fn range_of(file: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     feed(&mut hasher, file, range)?;
     Ok(hasher.finalize())
 }
 
-fn feed(hasher: &mut blake3::Hasher, file: &mut File, range: Range<u64>) -> io::Result<()> {
+fn feed(hasher: &mut blake3::Hasher, file: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<()> {
     file.seek(SeekFrom::Start(range.start))?;
     let mut left = range.end - range.start;
     let mut buffer = vec![0; CHUNK.min(left.try_into().unwrap_or(CHUNK))];

@@ -25,9 +25,9 @@ pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use store::{
-    ExternaliseError, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding, SourceError,
-    embed_structure, externalise, needs_externalising, pack, place, round,
+    Contents, ExternaliseError, Made, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding,
+    SourceError, embed_structure, externalise, externalised, needs_externalising, pack, packed, place, place_of, round,
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
-pub use write::{WriteError, write_bytes, write_model, write_whole};
+pub use write::{WriteError, encode, write_bytes, write_model, write_whole};

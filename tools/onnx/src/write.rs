@@ -35,12 +35,18 @@ impl WriteError {
 
 /// Writes a model, whole or not at all.
 pub fn write_model(path: &Path, model: &ModelProto) -> Result<u64, WriteError> {
+    let bytes = encode(path, model)?;
+    write_bytes(path, &bytes)?;
+    Ok(bytes.len() as u64)
+}
+
+/// The bytes of a model's file.
+pub fn encode(path: &Path, model: &ModelProto) -> Result<Vec<u8>, WriteError> {
     let bytes = model.encoded_len() as u64;
-    if bytes > MAX_PROTO {
-        return Err(WriteError::TooLarge { path: path.to_owned(), bytes });
+    match bytes > MAX_PROTO {
+        true => Err(WriteError::TooLarge { path: path.to_owned(), bytes }),
+        false => Ok(model.encode_to_vec()),
     }
-    write_bytes(path, &model.encode_to_vec())?;
-    Ok(bytes)
 }
 
 /// Writes bytes, whole or not at all.

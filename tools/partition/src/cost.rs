@@ -9,10 +9,14 @@ pub struct Block {
     pub kind: BlockKind,
     /// Weights it reads: a key that is equal for a shared weight, and bytes. Shared weights count once per device.
     pub weights: Vec<(u32, u64)>,
+    /// The same where they are streamed to a GPU.
+    pub streamed: Streamed,
     /// State at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Tensors that state consists of: each is copied by itself where state moves.
     pub kv_tensors: u64,
+    /// What there is of it, where it is another buffer after each pass; `None` where all of it is updated in place.
+    pub kv_grows: Option<Grows>,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
@@ -24,6 +28,62 @@ pub struct Block {
     pub decode: Work,
     /// Work for one prefill pass of the planned prompt.
     pub prefill: Work,
+}
+
+/// Bytes of state that grows from pass to pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Grows {
+    /// With no tokens.
+    pub fixed: u64,
+    /// More with each token.
+    pub token: u64,
+}
+
+/// What a block takes where its weights are streamed to a GPU: some are copied each time, others stay there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Streamed {
+    /// Bytes of each weight that is copied, largest first.
+    pieces: Vec<u64>,
+    /// Of all of them.
+    bytes: u64,
+    /// Bytes of constants, and a number that is the same for blocks that share all of theirs.
+    constants: Option<(u32, u64)>,
+}
+
+impl Streamed {
+    /// Weights of these sizes are copied, and `constants` stay: blocks with the same number hold them together.
+    pub fn new(mut pieces: Vec<u64>, constants: Option<(u32, u64)>) -> Self {
+        pieces.sort_unstable_by(|a, b| b.cmp(a));
+        Streamed { bytes: pieces.iter().fold(0, |sum, piece| sum.saturating_add(*piece)), pieces, constants }
+    }
+
+    /// Everything is copied as one.
+    pub fn whole(bytes: u64) -> Self {
+        Streamed::new(vec![bytes], None)
+    }
+
+    /// Bytes that are copied each time.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Constants that stay on the GPU, as [`Block::weights`] has weights.
+    pub(crate) fn constants(&self) -> &[(u32, u64)] {
+        self.constants.as_slice()
+    }
+}
+
+/// Bytes of a slot that holds any of these blocks: each of its pieces is as large as the largest that comes to lie in it.
+pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
+    let mut slot: Vec<u64> = Vec::new();
+    for pieces in blocks.into_iter().map(|block| &block.streamed.pieces) {
+        // Most blocks are alike.
+        if *pieces != slot {
+            slot.resize(slot.len().max(pieces.len()), 0);
+            slot.iter_mut().zip(pieces).for_each(|(room, piece)| *room = *piece.max(room));
+        }
+    }
+    slot.iter().fold(0, |sum, piece| sum.saturating_add(*piece))
 }
 
 /// What a block is.
@@ -59,8 +119,10 @@ pub(crate) mod tests {
             label,
             kind,
             weights: vec![(key, weights)],
+            streamed: Streamed::whole(weights),
             kv_bytes: kv,
             kv_tensors: 2,
+            kv_grows: None,
             workspace_bytes: scale / 10,
             boundary_bytes: 8,
             boundary_tensors: 1,

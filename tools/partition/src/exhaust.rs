@@ -7,7 +7,7 @@ use crate::bound::Work;
 use crate::judge::{Judge, SAME};
 use crate::memory::{may_read_disk, state_on_host};
 use crate::schedule::merges;
-use crate::{Choice, KvHome, Phase, Problem, Where};
+use crate::{Block, Choice, KvHome, Phase, Problem, Where};
 
 /// Tries everything that could beat the judge's best. True when nothing was left untried within `most` steps.
 pub(crate) fn exhaust(judge: &mut Judge, allowed: &[Vec<Choice>], most: usize) -> bool {
@@ -60,6 +60,8 @@ struct Partial {
 struct Held {
     weights: u64,
     kv: [u64; 2],
+    /// State with room of its own beside that.
+    own_kv: u64,
     workspace: u64,
     largest_streamed: u64,
 }
@@ -139,7 +141,7 @@ impl Partial {
     fn add(&mut self, problem: &Problem, before: &[Choice], choice: Choice, weights: &[f64; 2]) {
         for phase in Phase::BOTH.into_iter().filter(|phase| weights[*phase as usize] > 0.0) {
             let previous = before.last().map(|choice| choice.of(phase));
-            add_work(&mut self.work[phase as usize], problem, before.len(), previous, choice.of(phase), phase);
+            add_work(&mut self.work[phase as usize], problem, before.len(), previous, choice, phase);
         }
         let block = before.len();
         self.handover += problem.handover_ms(block, choice);
@@ -149,22 +151,27 @@ impl Partial {
     fn hold(&mut self, problem: &Problem, before: &[Choice], choice: Choice) {
         let (number, block) = (before.len(), &problem.blocks[before.len()]);
         for gpu in choice.resident() {
-            self.gpus[gpu].weights += new_bytes(problem, before, |c| c.resident().any(|there| there == gpu));
+            self.gpus[gpu].weights +=
+                new_bytes(problem, before, |b| &b.weights, |c| c.resident().any(|there| there == gpu));
         }
         for phase in Phase::BOTH {
             let Some(gpu) = choice.of(phase).gpu() else { continue };
             let held = &mut self.gpus[gpu];
             match problem.budget.kv {
                 KvHome::Device => held.kv[phase as usize] += block.kv_bytes,
+                // A desk of its own, or one that blocks take turns at.
+                KvHome::Host if problem.stays(number, choice, phase) => held.own_kv += block.kv_bytes,
                 KvHome::Host => held.kv[phase as usize] = held.kv[phase as usize].max(block.kv_bytes),
             }
             held.workspace = held.workspace.max(block.workspace_bytes);
-            if choice.of(phase) == Where::Streamed(gpu) {
-                held.largest_streamed = held.largest_streamed.max(problem.weight_bytes(number));
-            }
+        }
+        for gpu in (0..self.gpus.len()).filter(|gpu| choice.is_streamed_to(*gpu)) {
+            let held = &mut self.gpus[gpu];
+            held.largest_streamed = held.largest_streamed.max(problem.streamed_bytes(number));
+            held.weights += new_bytes(problem, before, |b| b.streamed.constants(), |c| c.is_streamed_to(gpu));
         }
         if choice.on_host() {
-            self.host_weights += new_bytes(problem, before, Choice::on_host);
+            self.host_weights += new_bytes(problem, before, |b| &b.weights, Choice::on_host);
             let read = if problem.reads_rows(number) { 0 } else { problem.weight_bytes(number) };
             self.host_largest = self.host_largest.max(read);
         }
@@ -180,7 +187,7 @@ impl Partial {
         let (budget, slots) = (&judge.problem.budget, &judge.wish.slots);
         let on_gpu = |(gpu, held): (usize, &Held)| {
             let ring = held.largest_streamed.saturating_mul(slots[gpu].into());
-            let total = held.weights + held.kv[0].max(held.kv[1]) + held.workspace + ring;
+            let total = held.weights + held.kv[0].max(held.kv[1]) + held.own_kv + held.workspace + ring;
             total == 0 || total.saturating_add(budget.margin) <= budget.vram[gpu]
         };
         let weights = match may_read_disk(judge.problem, judge.wish.mechanisms) {
@@ -192,33 +199,37 @@ impl Partial {
     }
 }
 
-/// Weight bytes of the next block that no earlier block of this kind brought along.
-fn new_bytes(problem: &Problem, before: &[Choice], is_so: impl Fn(Choice) -> bool) -> u64 {
+/// Bytes of what the next block holds that no earlier block of this kind brought along.
+fn new_bytes(
+    problem: &Problem,
+    before: &[Choice],
+    of: fn(&Block) -> &[(u32, u64)],
+    is_so: impl Fn(Choice) -> bool,
+) -> u64 {
     let known = |key: u32| {
         let earlier = problem.blocks.iter().zip(before).filter(|(_, choice)| is_so(**choice));
-        earlier.flat_map(|(block, _)| &block.weights).any(|(other, _)| *other == key)
+        earlier.flat_map(|(block, _)| of(block)).any(|(other, _)| *other == key)
     };
-    let weights = &problem.blocks[before.len()].weights;
+    let weights = of(&problem.blocks[before.len()]);
     let first = |at: usize| !weights[..at].iter().any(|(key, _)| *key == weights[at].0);
     (0..weights.len()).filter(|at| first(*at) && !known(weights[*at].0)).map(|at| weights[at].1).sum()
 }
 
 /// The work a block adds to a phase, behind the block at `previous`.
-fn add_work(work: &mut Work, problem: &Problem, block: usize, previous: Option<Where>, place: Where, phase: Phase) {
-    let passes = problem.passes(phase);
+fn add_work(work: &mut Work, problem: &Problem, block: usize, previous: Option<Where>, choice: Choice, phase: Phase) {
+    let (place, passes) = (choice.of(phase), problem.passes(phase));
     let mut ms = problem.block_ms_in_all(block, place, phase);
     if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
         ms += passes as f64 * problem.launch_ms(place);
     }
     work.chain += ms;
-    match place.gpu() {
-        None => work.host += ms,
-        Some(gpu) => {
-            if let Some(state) = problem.visiting(block) {
-                let to = passes as f64 * problem.upload_ms(gpu, state);
-                work.links[gpu] += to;
-                work.chain += to + passes as f64 * problem.download_ms(gpu, state);
-            }
+    if place == Where::Cpu {
+        work.host += ms;
+    }
+    for way in problem.visits(block, choice, phase) {
+        work.chain += problem.way_ms(way);
+        if let Some(gpu) = way.to {
+            work.links[gpu] += problem.upload_ms(gpu, way.tensors);
         }
     }
     if let Where::Streamed(gpu) = place {

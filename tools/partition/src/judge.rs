@@ -1,7 +1,8 @@
 //! The judge: prices placements by simulation, refuses what does not fit, and remembers the best it has seen.
 
 use crate::memory::usage;
-use crate::schedule::{crossings, handover};
+use crate::moving::Visit;
+use crate::schedule::{crossings, handover, places};
 use crate::simulate::{chain_ms, disk_ms};
 use crate::{Choice, Mechanisms, Phase, Problem, Where};
 use std::cmp::Ordering;
@@ -72,8 +73,8 @@ impl Wish {
 pub(crate) struct Judge<'a> {
     pub problem: &'a Problem,
     pub wish: Wish,
-    /// Simulated milliseconds of each phase by the codes of its places.
-    seen: [HashMap<Vec<u16>, f64>; 2],
+    /// Simulated milliseconds of each phase by the codes of its places and visits.
+    seen: [HashMap<Vec<u32>, f64>; 2],
     /// Best first; no two of one shape.
     best: Vec<Candidate>,
     keep: usize,
@@ -94,9 +95,8 @@ impl<'a> Judge<'a> {
         usage.check(self.problem, self.wish.mechanisms).ok()?;
         let mut price = Price { objective: 0.0, crossings: 0 };
         for phase in self.wish.phases() {
-            let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
-            price.crossings += crossings(&places);
-            let mut ms = self.chain(places, phase);
+            price.crossings += crossings(&places(choices, phase));
+            let mut ms = self.chain(choices, phase);
             let disk = disk_ms(self.problem, usage.missing(self.problem, phase));
             ms = ms.max(disk * self.problem.passes(phase) as f64);
             if phase == Phase::Prefill {
@@ -116,10 +116,14 @@ impl<'a> Judge<'a> {
         &self.best
     }
 
-    fn chain(&mut self, places: Vec<Where>, phase: Phase) -> f64 {
+    fn chain(&mut self, choices: &[Choice], phase: Phase) -> f64 {
         let (problem, slots) = (self.problem, &self.wish.slots);
-        let codes = places.iter().map(|place| place.code()).collect();
-        *self.seen[phase as usize].entry(codes).or_insert_with(|| chain_ms(problem, &places, slots, phase))
+        let code = |(i, choice): (usize, &Choice)| {
+            let visit = problem.visit(i, *choice, phase).map_or(0, Visit::code);
+            u32::from(choice.of(phase).code()) | visit << 16
+        };
+        let codes = choices.iter().enumerate().map(code).collect();
+        *self.seen[phase as usize].entry(codes).or_insert_with(|| chain_ms(problem, choices, slots, phase))
     }
 
     /// Slots of the GPUs something is streamed to.

@@ -1,12 +1,15 @@
 //! What a placement holds in each memory, phase by phase, and whether it fits.
 //!
-//! A GPU holds, at once: weights resident in either phase, the state of the blocks that compute there (prefill or decode,
-//! whichever is more: what leaves after the prompt leaves before anything else comes), the largest block's activations,
-//! and a ring of slots for the largest streamed block. The host holds the weights it computes with or that are copied
+//! A GPU holds, at once: weights resident in either phase, once for each partition that reads them, what streamed blocks keep there as constants, the state of the
+//! blocks that compute there (prefill or decode, whichever is more: what leaves after the prompt leaves before anything else
+//! comes), the largest block's activations, and a ring of slots for any streamed block. Where state lies on the host, blocks take
+//! turns at room for that of one, but for those that compute on the host in one phase: theirs has room of its own. The host holds the weights it computes with or that are copied
 //! from it, and the state of every block that does not stay on one GPU. Where not all of that fits and there is a disk, an equal
 //! share of each block stays and the rest is read in each pass; the largest block must still fit.
 
-use crate::{BlockKind, Choice, Demand, KvHome, Mechanisms, NoFit, Phase, Place, Problem, Where};
+use crate::cost::slot;
+use crate::schedule::merges;
+use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, NoFit, Phase, Place, Problem, Where};
 
 /// What a placement holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -133,28 +136,58 @@ fn kv(problem: &Problem, block: usize) -> u64 {
 
 fn on_gpu(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Demand {
     let there = |phase: Phase| (0..choices.len()).filter(move |i| choices[*i].of(phase).gpu() == Some(gpu));
+    let stays = |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.stays(*i, choices[*i], phase);
     let state = |phase| match problem.budget.kv {
         KvHome::Device => there(phase).map(|i| kv(problem, i)).sum::<u64>(),
-        KvHome::Host => there(phase).map(|i| kv(problem, i)).max().unwrap_or(0),
+        KvHome::Host => there(phase).filter(|i| !stays(i, phase)).map(|i| kv(problem, i)).max().unwrap_or(0),
     };
-    let streamed = |phase| there(phase).filter(move |i| choices[*i].of(phase) == Where::Streamed(gpu));
-    let largest = Phase::BOTH.into_iter().flat_map(streamed).map(|i| problem.weight_bytes(i)).max().unwrap_or(0);
+    let own = |phase| there(phase).filter(move |i| stays(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
+    let streamed = |i: usize| choices[i].is_streamed_to(gpu);
+    let slot = slot((0..choices.len()).filter(|i| streamed(*i)).map(|i| &problem.blocks[i]));
+    let resident = |i: usize| choices[i].resident().any(|there| there == gpu);
+    let resident = distinct(problem, |block| &block.weights, resident, |i| !is_joined(problem, choices, i));
     Demand {
-        weights: weights_of(problem, |i| choices[i].resident().any(|there| there == gpu)),
-        kv: Phase::BOTH.map(state).into_iter().max().unwrap_or(0),
+        weights: resident + distinct(problem, |block| block.streamed.constants(), streamed, |_| false),
+        kv: Phase::BOTH.map(state).into_iter().max().unwrap_or(0) + Phase::BOTH.map(own).iter().sum::<u64>(),
         workspace: workspace(problem, choices, |place| place.gpu() == Some(gpu)),
-        ring: largest.saturating_mul(slots.into()),
+        ring: slot.saturating_mul(slots.into()),
     }
 }
 
 /// Weights of the blocks for which this is so, each weight once.
 fn weights_of(problem: &Problem, is_so: impl Fn(usize) -> bool) -> u64 {
-    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| is_so(*i)).map(|(_, block)| block);
+    distinct(problem, |block| &block.weights, is_so, |_| false)
+}
+
+/// Whether a block is in one partition with the block before it.
+fn is_joined(problem: &Problem, choices: &[Choice], block: usize) -> bool {
+    let same = |before: usize| choices[before] == choices[block];
+    let merges = |phase: Phase| merges(problem, block, choices[block].of(phase), choices[block].of(phase));
+    block.checked_sub(1).is_some_and(same) && Phase::BOTH.into_iter().all(merges)
+}
+
+/// What the blocks hold for which this is so, each thing once from where it begins to where it begins anew.
+fn distinct(
+    problem: &Problem,
+    of: fn(&Block) -> &[(u32, u64)],
+    is_so: impl Fn(usize) -> bool,
+    begins: impl Fn(usize) -> bool,
+) -> u64 {
+    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| is_so(*i));
     // Planners ask this for every placement: a table of keys, which are small, is several times faster than a set.
-    let keys = blocks().flat_map(|block| &block.weights).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
-    let mut seen = vec![false; keys];
-    let mut first = |key: u32| !std::mem::replace(&mut seen[key as usize], true);
-    blocks().flat_map(|block| &block.weights).filter(|(key, _)| first(*key)).map(|(_, bytes)| bytes).sum()
+    let keys = blocks().flat_map(|(_, block)| of(block)).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
+    // The beginning, counted from 1, since which a key is held.
+    let mut held = vec![0u32; keys];
+    let (mut beginning, mut sum) = (1, 0);
+    for (i, block) in blocks() {
+        beginning += u32::from(begins(i));
+        for (key, bytes) in of(block) {
+            if std::mem::replace(&mut held[*key as usize], beginning) != beginning {
+                sum += bytes;
+            }
+        }
+    }
+    sum
 }
 
 /// The largest activations of a block that computes at such a place in either phase.
@@ -164,45 +197,4 @@ fn workspace(problem: &Problem, choices: &[Choice], is_so: impl Fn(Where) -> boo
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Budget;
-    use crate::cost::tests::{dense, problem};
-
-    /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
-    fn placed(text: &str) -> Vec<Choice> {
-        let place = |c: char| if c == '0' { Where::Resident(0) } else { Where::Cpu };
-        text.chars().map(|c| Choice::both(place(c))).collect()
-    }
-
-    #[test]
-    fn the_error_names_the_smallest_budget_that_would_do() {
-        let mut problem = problem(dense(2, 1000), Budget { vram: vec![2000], margin: 50, ..Budget::default() });
-        let check = |problem: &Problem| fits(problem, &placed(".00."), &[0], Mechanisms::ResidentCpu);
-        let error = check(&problem).unwrap_err();
-        assert_eq!(error.place, Place::Gpu(0));
-        assert_eq!(check_gpu(&problem, &placed(".00."), 0), Err(error.clone()));
-        problem.budget.vram[0] = error.smallest() - 1;
-        assert!(check(&problem).is_err());
-        problem.budget.vram[0] += 1;
-        assert_eq!(check(&problem), Ok(()));
-    }
-
-    #[test]
-    fn state_on_the_host_leaves_one_blocks_share_on_the_device() {
-        let kv = |kv: KvHome| {
-            let budget = Budget { vram: vec![1 << 20], kv, ..Budget::default() };
-            let usage = usage(&problem(dense(4, 1000), budget), &placed(".000.."), &[0]);
-            (usage.gpus[0].kv, usage.host.kv)
-        };
-        assert_eq!(kv(KvHome::Device), (750, 250));
-        assert_eq!(kv(KvHome::Host), (250, 1000));
-    }
-
-    #[test]
-    fn host_memory_is_a_budget_too() {
-        let problem = problem(dense(2, 1000), Budget { ram: Some(3000), ..Budget::default() });
-        let error = fits(&problem, &placed("...."), &[], Mechanisms::ResidentCpu).unwrap_err();
-        assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
-    }
-}
+mod tests;

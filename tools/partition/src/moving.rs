@@ -1,6 +1,6 @@
 //! What computing and moving cost, read off a problem: one block in one phase, a boundary, a streamed block, its state.
 
-use crate::{Choice, Cost, KvHome, Mechanisms, Phase, Problem, Where};
+use crate::{Choice, Cost, Grows, KvHome, Mechanisms, Phase, Problem, Where};
 
 /// Tensors that are copied one after the other, each with a latency of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,10 +10,39 @@ pub(crate) struct Tensors {
     pub bytes: u64,
 }
 
+/// State that is computed on where it does not lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Visit {
+    home: Option<usize>,
+    away: Option<usize>,
+    /// Whether it stays away for all passes of a prompt, or to the end of a token's; else it goes home after each run.
+    pub stays: bool,
+}
+
+/// A way between memories; `None` is the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Way {
+    pub from: Option<usize>,
+    pub to: Option<usize>,
+    pub tensors: Tensors,
+}
+
+impl Visit {
+    /// A number that is the same for visits that take the same, of blocks that are the same.
+    pub fn code(self) -> u32 {
+        1 + u32::from(self.stays) + 2 * self.home.map_or(0, |gpu| gpu as u32 + 1)
+    }
+}
+
 impl Problem {
-    /// Weights one block reads, bytes. A streamed block is copied whole, weights it shares with others too.
+    /// Weights one block reads, bytes.
     pub fn weight_bytes(&self, block: usize) -> u64 {
         self.blocks[block].weights.iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// Weights of one block that are copied each time it is streamed to a GPU, bytes.
+    pub fn streamed_bytes(&self, block: usize) -> u64 {
+        self.blocks[block].streamed.bytes()
     }
 
     /// Passes over all blocks that a phase takes: those of the prompt, or one for a decoded token.
@@ -58,7 +87,7 @@ impl Problem {
 
     /// Copying the weights of a streamed block, milliseconds, while the host does not compute: all of them as one.
     pub(crate) fn stream_ms(&self, block: usize, gpu: usize) -> f64 {
-        self.upload_ms(gpu, Tensors { number: 1, bytes: self.weight_bytes(block) })
+        self.upload_ms(gpu, Tensors { number: 1, bytes: self.streamed_bytes(block) })
     }
 
     /// What enters a block in one pass.
@@ -77,23 +106,66 @@ impl Problem {
         (block.kv_bytes > 0).then_some(Tensors { number: block.kv_tensors, bytes: block.kv_bytes })
     }
 
-    /// State that visits a GPU around a block in each pass: all of it where state lies on the host, else none.
-    pub(crate) fn visiting(&self, block: usize) -> Option<Tensors> {
-        self.state(block).filter(|_| self.budget.kv == KvHome::Host)
+    /// The GPU that a block's state lies on; `None` is the host.
+    fn home(&self, choice: Choice) -> Option<usize> {
+        choice.decode.gpu().filter(|_| self.budget.kv == KvHome::Device)
     }
 
-    /// State of a block that moves once the prompt is in, where decoding computes elsewhere and state lies where it is
-    /// computed on.
-    pub(crate) fn moving(&self, block: usize, choice: Choice) -> Option<Tensors> {
-        let moves = self.budget.kv == KvHome::Device && choice.prefill.gpu() != choice.decode.gpu();
-        self.state(block).filter(|_| moves)
+    /// How a block's state comes to where a phase computes on it, if it does not lie there.
+    pub(crate) fn visit(&self, block: usize, choice: Choice, phase: Phase) -> Option<Visit> {
+        self.state(block)?;
+        let home = self.home(choice);
+        let away = choice.of(phase).gpu();
+        // A desk of its own is kept for state that is at home in the other phase.
+        let stays = self.blocks[block].kv_grows.is_none() && choice.of(phase.other()).gpu() == home;
+        (away != home).then_some(Visit { home, away, stays })
     }
 
-    /// Moving the state of a block once the prompt is in, milliseconds.
+    /// Whether a block's state has room of its own where a phase computes on it and it does not lie.
+    pub(crate) fn stays(&self, block: usize, choice: Choice, phase: Phase) -> bool {
+        self.visit(block, choice, phase).is_some_and(|visit| visit.stays)
+    }
+
+    /// The way home of state that stays with a prompt until all of it is in.
+    pub(crate) fn handover(&self, block: usize, choice: Choice) -> Option<Way> {
+        let visit = self.visit(block, choice, Phase::Prefill).filter(|visit| visit.stays)?;
+        Some(Way { from: visit.away, to: visit.home, tensors: self.state(block)? })
+    }
+
+    /// The same, milliseconds.
     pub(crate) fn handover_ms(&self, block: usize, choice: Choice) -> f64 {
-        let Some(state) = self.moving(block, choice) else { return 0.0 };
-        let from = choice.prefill.gpu().map_or(0.0, |gpu| self.download_ms(gpu, state));
-        from + choice.decode.gpu().map_or(0.0, |gpu| self.upload_ms(gpu, state))
+        self.handover(block, choice).map_or(0.0, |way| self.way_ms(way))
+    }
+
+    /// Ways that a block's state goes in all passes of a phase.
+    pub(crate) fn visits(&self, block: usize, choice: Choice, phase: Phase) -> impl Iterator<Item = Way> {
+        let visit = self.visit(block, choice, phase).filter(|visit| !visit.stays || phase == Phase::Decode);
+        let ways = move |visit| (0..self.passes(phase)).flat_map(move |pass| self.ways(block, visit, phase, pass));
+        visit.into_iter().flat_map(ways)
+    }
+
+    /// The way there and the way back in one pass.
+    pub(crate) fn ways(&self, block: usize, visit: Visit, phase: Phase, pass: usize) -> [Way; 2] {
+        let [before, after] = match phase {
+            Phase::Prefill => [pass, pass + 1].map(|passes| self.load.passes[..passes].iter().sum()),
+            Phase::Decode => [0, 1].map(|more| self.load.prompt_tokens + self.load.new_tokens / 2 + more),
+        };
+        let state = &self.blocks[block];
+        let tensors = |tokens: u64| Tensors {
+            number: state.kv_tensors,
+            bytes: match state.kv_grows {
+                None => state.kv_bytes,
+                Some(Grows { fixed, token }) => fixed.saturating_add(token.saturating_mul(tokens)).min(state.kv_bytes),
+            },
+        };
+        let Visit { home, away, .. } = visit;
+        [Way { from: home, to: away, tensors: tensors(before) }, Way { from: away, to: home, tensors: tensors(after) }]
+    }
+
+    /// Copying from one memory to another, from GPU to GPU through the host, milliseconds.
+    pub(crate) fn way_ms(&self, way: Way) -> f64 {
+        let from = way.from.map_or(0.0, |gpu| self.download_ms(gpu, way.tensors));
+        from + way.to.map_or(0.0, |gpu| self.upload_ms(gpu, way.tensors))
     }
 
     /// The choices a block has: every pair of places where it has a finite cost. A block that is resident on a GPU in one
@@ -134,6 +206,11 @@ impl Choice {
         let gpu = |place| if let Where::Resident(gpu) = place { Some(gpu) } else { None };
         let decode = gpu(self.decode).filter(|_| self.decode != self.prefill);
         gpu(self.prefill).into_iter().chain(decode)
+    }
+
+    /// Whether its weights are streamed to this GPU in either phase.
+    pub(crate) fn is_streamed_to(self, gpu: usize) -> bool {
+        [self.prefill, self.decode].contains(&Where::Streamed(gpu))
     }
 
     /// Whether the host must hold the block's weights: it computes with them or they are copied from it.

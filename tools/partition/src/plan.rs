@@ -105,7 +105,7 @@ fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Ch
     }
     let weights = [0.0, 1.0];
     let slots = slots(problem, options).remove(0);
-    let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|block| problem.weight_bytes(block)).collect();
+    let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|block| problem.streamed_bytes(block)).collect();
     sizes.sort_unstable();
     let ring = u64::from(slots.iter().copied().max().unwrap_or(0)) * sizes[sizes.len() / 2];
     let with = |kept: u64| {
@@ -121,12 +121,18 @@ fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Ch
 }
 
 /// The choices of each block that matter for these weights: where one phase alone counts, the other is wherever that one
-/// is, because no choice needs less memory.
+/// is, because no choice needs less memory; or on the host, where state that lies there visits otherwise then.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<Choice>> {
     let both_count = weights.iter().all(|weight| *weight > 0.0);
     let one = |block: usize| {
         let all = problem.choices(block, options.mechanisms);
-        let same: Vec<Choice> = all.iter().copied().filter(|choice| choice.prefill == choice.decode).collect();
+        let counts = Phase::BOTH[usize::from(weights[0] == 0.0)];
+        let visits = |choice: &Choice| {
+            let same = problem.visit(block, Choice::both(choice.of(counts)), counts);
+            choice.of(counts.other()) == Where::Cpu && problem.visit(block, *choice, counts) != same && same.is_some()
+        };
+        let matters = |choice: &Choice| choice.prefill == choice.decode || visits(choice);
+        let same: Vec<Choice> = all.iter().copied().filter(matters).collect();
         match (both_count, all.is_empty()) {
             (_, true) => vec![Choice::both(Where::Cpu)],
             (true, false) => all,

@@ -49,7 +49,7 @@ fn irregular<'a>(problem: &Problem, runs: impl Iterator<Item = &'a Range<usize>>
     let (usual, block) = sizes[sizes.len() / 2];
     let is_irregular = |run: &&Range<usize>| {
         let bytes = problem.weight_bytes(run.start);
-        let shares_others = large_shared(problem, run.start) != large_shared(problem, block);
+        let shares_others = large_shared(problem, WEIGHTS, run.start) != large_shared(problem, WEIGHTS, block);
         bytes > usual + usual / 4 || bytes < usual - usual / 4 || shares_others
     };
     runs.take(4).take_while(is_irregular).count()
@@ -69,8 +69,8 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
 /// Whether two blocks may trade places without a difference.
 fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
-        let Block { kv_bytes, kv_tensors, workspace_bytes, .. } = problem.blocks[i];
-        (problem.weight_bytes(i), kv_bytes, kv_tensors, workspace_bytes)
+        let Block { kv_bytes, kv_tensors, kv_grows, workspace_bytes, .. } = problem.blocks[i];
+        (problem.weight_bytes(i), problem.streamed_bytes(i), kv_bytes, kv_tensors, kv_grows, workspace_bytes)
     };
     // What enters the first block of a model is not a boundary.
     let boundary = |i: usize| {
@@ -80,23 +80,30 @@ fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool
     let same_boundary = a == 0 || boundary(a) == boundary(b);
     let gpus = || problem.gpus.iter().all(|gpu| gpu.blocks[a] == gpu.blocks[b]);
     let same_costs = || problem.cpu[a] == problem.cpu[b] && gpus();
-    let same_shared = || shared(problem, a) == shared(problem, b);
+    let same_constants = || large_shared(problem, CONSTANTS, a) == large_shared(problem, CONSTANTS, b);
+    let same_shared = || shared(problem, WEIGHTS, a) == shared(problem, WEIGHTS, b) && same_constants();
     sizes(a) == sizes(b) && same_boundary && allowed[a] == allowed[b] && same_costs() && same_shared()
 }
 
-/// Weights of a block that another block reads too, and their bytes.
-pub(crate) fn shared(problem: &Problem, block: usize) -> BTreeMap<u32, u64> {
+/// What a block holds of one kind: keys and bytes.
+pub(crate) type Held = fn(&Block) -> &[(u32, u64)];
+
+const WEIGHTS: Held = |block| &block.weights;
+const CONSTANTS: Held = |block| block.streamed.constants();
+
+/// What a block holds and another block too, and its bytes.
+pub(crate) fn shared(problem: &Problem, of: Held, block: usize) -> BTreeMap<u32, u64> {
     let others = |key: u32| {
         let mut others = problem.blocks.iter().enumerate().filter(|(other, _)| *other != block);
-        others.any(|(_, other)| other.weights.iter().any(|(its, _)| *its == key))
+        others.any(|(_, other)| of(other).iter().any(|(its, _)| *its == key))
     };
-    problem.blocks[block].weights.iter().copied().filter(|(key, _)| others(*key)).collect()
+    of(&problem.blocks[block]).iter().copied().filter(|(key, _)| others(*key)).collect()
 }
 
 /// Those of a size that matters.
-pub(crate) fn large_shared(problem: &Problem, block: usize) -> BTreeMap<u32, u64> {
+pub(crate) fn large_shared(problem: &Problem, of: Held, block: usize) -> BTreeMap<u32, u64> {
     let least = SMALL * problem.weight_bytes(block) as f64;
-    shared(problem, block).into_iter().filter(|(_, bytes)| *bytes as f64 >= least).collect()
+    shared(problem, of, block).into_iter().filter(|(_, bytes)| *bytes as f64 >= least).collect()
 }
 
 fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> Vec<Vec<usize>> {
@@ -131,7 +138,7 @@ fn closest(problem: &Problem, allowed: &[Vec<Choice>], classes: &[Vec<usize>]) -
     let pairs = (0..classes.len()).flat_map(|a| (a + 1..classes.len()).map(move |b| (a, b)));
     let first = |class: usize| classes[class][0];
     let may = pairs.filter(|(a, b)| {
-        let same_shared = large_shared(problem, first(*a)) == large_shared(problem, first(*b));
+        let same_shared = large_shared(problem, WEIGHTS, first(*a)) == large_shared(problem, WEIGHTS, first(*b));
         same_shared && allowed[first(*a)] == allowed[first(*b)]
     });
     let by = |(a, b): &(usize, usize)| distance(first(*a), first(*b));

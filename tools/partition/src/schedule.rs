@@ -4,9 +4,10 @@
 //! Neighbours on one device whose weights are there for good merge into one partition. A streamed block is a partition of
 //! its own, and so is every GPU block while state lies on the host; a problem may ask for more cuts. Where neighbours
 //! compute on different devices, the boundary is copied, each of its tensors by itself; from one GPU to another it goes
-//! through the host. State is copied so too.
+//! through the host. State is copied so too: around each run where both phases compute on it away from home, or where each
+//! pass makes another buffer of it; else a prompt's stays until all passes are over, a token's until its pass is.
 
-use crate::moving::Tensors;
+use crate::moving::{Tensors, Visit, Way};
 use crate::{Choice, KvHome, Phase, Place, Problem, Where};
 use std::ops::Range;
 
@@ -75,19 +76,27 @@ pub(crate) fn may_merge(problem: &Problem, place: Where) -> bool {
 }
 
 /// The chain of one pass.
-pub(crate) fn steps(problem: &Problem, places: &[Where], phase: Phase, pass: usize) -> Vec<Step> {
+pub(crate) fn steps(problem: &Problem, choices: &[Choice], phase: Phase, pass: usize) -> Vec<Step> {
+    let places = places(choices, phase);
     let mut steps = Vec::new();
-    for blocks in partitions(problem, places) {
+    let mut last = Vec::new();
+    for blocks in partitions(problem, &places) {
         let (first, place) = (blocks.start, places[blocks.start]);
         if first > 0 {
             cross(problem, places[first - 1], place, first, problem.boundary(first, phase, pass), &mut steps);
         }
-        let visit = place.gpu().zip(problem.visiting(first));
-        steps.extend(visit.map(|(gpu, state)| upload(problem, gpu, state, blocks.clone())));
+        let visits = || blocks.clone().filter_map(|i| Some((i, problem.visit(i, choices[i], phase)?)));
+        let ways = |i: usize, visit: Visit| problem.ways(i, visit, phase, pass);
+        for (i, visit) in visits().filter(|(_, visit)| !visit.stays || phase == Phase::Decode) {
+            go(problem, ways(i, visit)[0], i, &mut steps);
+        }
         let ms = blocks.clone().map(|i| problem.block_ms(i, place, phase, pass)).sum::<f64>();
         steps.push(Step { what: compute(place), ms: problem.launch_ms(place) + ms, blocks: blocks.clone() });
-        steps.extend(visit.map(|(gpu, state)| download(problem, gpu, state, blocks.clone())));
+        for (i, visit) in visits().filter(|(_, visit)| !visit.stays || phase == Phase::Decode) {
+            go(problem, ways(i, visit)[1], i, if visit.stays { &mut last } else { &mut steps });
+        }
     }
+    steps.append(&mut last);
     steps.push(Step { what: What::Pass, ms: problem.pass_ms, blocks: 0..places.len() });
     steps
 }
@@ -110,9 +119,19 @@ fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize
 
 fn cross(problem: &Problem, from: Where, to: Where, block: usize, tensors: Tensors, steps: &mut Vec<Step>) {
     if from.gpu() != to.gpu() {
-        steps.extend(from.gpu().map(|gpu| download(problem, gpu, tensors, block..block + 1)));
-        steps.extend(to.gpu().map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
+        go(problem, Way { from: from.gpu(), to: to.gpu(), tensors }, block, steps);
     }
+}
+
+/// Copies something that a block needs or leaves.
+fn go(problem: &Problem, way: Way, block: usize, steps: &mut Vec<Step>) {
+    steps.extend(way.from.map(|gpu| download(problem, gpu, way.tensors, block..block + 1)));
+    steps.extend(way.to.map(|gpu| upload(problem, gpu, way.tensors, block..block + 1)));
+}
+
+/// Where each block computes in a phase.
+pub(crate) fn places(choices: &[Choice], phase: Phase) -> Vec<Where> {
+    choices.iter().map(|choice| choice.of(phase)).collect()
 }
 
 /// The copies of weights to each GPU in one pass.
@@ -124,12 +143,13 @@ pub(crate) fn copies(problem: &Problem, places: &[Where]) -> Vec<Copies> {
     (0..problem.gpus.len()).map(to).collect()
 }
 
-/// State that moves once the prompt is in, to where decoding computes: what comes from GPUs first, then what goes to them.
-/// It lies where the prompt is taken in until then, and is copied whole, because a cache is not contiguous in tokens.
+/// State that goes home once the prompt is in, to where decoding computes or to the host: what comes from GPUs first, then what
+/// goes to them. It lies where the prompt is taken in until then, and is copied whole, because a cache is not contiguous in
+/// tokens.
 pub(crate) fn handover(problem: &Problem, choices: &[Choice]) -> Vec<Step> {
-    let moved = || (0..choices.len()).filter_map(|i| Some((i, problem.moving(i, choices[i])?)));
-    let from = moved().filter_map(|(i, state)| Some(download(problem, choices[i].prefill.gpu()?, state, i..i + 1)));
-    let to = moved().filter_map(|(i, state)| Some(upload(problem, choices[i].decode.gpu()?, state, i..i + 1)));
+    let moved = || (0..choices.len()).filter_map(|i| Some((i, problem.handover(i, choices[i])?)));
+    let from = moved().filter_map(|(i, way)| Some(download(problem, way.from?, way.tensors, i..i + 1)));
+    let to = moved().filter_map(|(i, way)| Some(upload(problem, way.to?, way.tensors, i..i + 1)));
     from.chain(to).collect()
 }
 

@@ -176,7 +176,7 @@ pub(crate) fn then_the_other_phase(
     let others = |block: usize| {
         let now = candidate.choices[block];
         // Moving state costs time before the first token, so where that is what counts state stays.
-        let stays = |choice: &Choice| settled == Phase::Decode || choice.decode.gpu() == now.prefill.gpu();
+        let stays = |choice: &Choice| problem.visit(block, *choice, settled) == problem.visit(block, now, settled);
         let keeps = |choice: &Choice| choice.of(settled) == now.of(settled);
         problem.choices(block, options.mechanisms).into_iter().filter(|choice| keeps(choice) && stays(choice)).collect()
     };

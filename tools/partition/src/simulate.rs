@@ -9,7 +9,7 @@ mod engine;
 mod record;
 
 use crate::memory::usage;
-use crate::schedule::{Step, copies, handover, steps};
+use crate::schedule::{Step, copies, handover, places, steps};
 use crate::{Choice, Phase, Place, Problem, Where};
 use engine::Engine;
 use hpp_schema::{Span, SpanKind, Timeline};
@@ -43,10 +43,10 @@ pub struct Simulation {
 
 /// Simulates one phase of a placement. `choices` has one entry for each block, `slots` one for each GPU.
 pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> Simulation {
-    let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
+    let places = places(choices, phase);
     let per_pass = copies(problem, &places).iter().map(|copies| copies.len() as u64).collect();
     let mut spans = Spans { problem, copies: per_pass, pass: 0, spans: Vec::new() };
-    let mut window = run(problem, &places, slots, phase, &mut spans);
+    let mut window = run(problem, choices, slots, phase, &mut spans);
     if !window.end.is_finite() {
         return Simulation { ms: f64::INFINITY, ..Simulation::default() };
     }
@@ -75,15 +75,15 @@ pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Pha
 /// Boundaries, visits, weights and, for a prompt, state handed over.
 fn bytes_moved(problem: &Problem, choices: &[Choice], places: &[Where], phase: Phase) -> u64 {
     let on_links = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
-    let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.weight_bytes(*block)).sum();
-    let in_pass = |pass| on_links(steps(problem, places, phase, pass)) + weights;
+    let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.streamed_bytes(*block)).sum();
+    let in_pass = |pass| on_links(steps(problem, choices, phase, pass)) + weights;
     let handed_over = if phase == Phase::Prefill { on_links(handover(problem, choices)) } else { 0 };
     (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handed_over
 }
 
-/// Milliseconds of a phase for these places, the disk and the handover of state apart: what a planner compares most often.
-pub(crate) fn chain_ms(problem: &Problem, places: &[Where], slots: &[u32], phase: Phase) -> f64 {
-    run(problem, places, slots, phase, &mut Nothing).per_unit(phase)
+/// Milliseconds of a phase for these choices, the disk and the handover of state apart: what a planner compares most often.
+pub(crate) fn chain_ms(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> f64 {
+    run(problem, choices, slots, phase, &mut Nothing).per_unit(phase)
 }
 
 /// Reading this many bytes from disk in one pass, milliseconds.
@@ -115,17 +115,17 @@ impl Window {
     }
 }
 
-fn run<R: Record>(problem: &Problem, places: &[Where], slots: &[u32], phase: Phase, record: &mut R) -> Window {
-    let copies = copies(problem, places);
+fn run<R: Record>(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase, record: &mut R) -> Window {
+    let copies = copies(problem, &places(choices, phase));
     match phase {
         Phase::Prefill => {
             let passes = problem.passes(phase);
             let mut engine = Engine::new(problem, copies, slots, Some(passes as u64), record);
-            let ends = (0..passes).all(|pass| engine.take(&steps(problem, places, phase, pass), pass as u64));
+            let ends = (0..passes).all(|pass| engine.take(&steps(problem, choices, phase, pass), pass as u64));
             if ends { Window { start: 0.0, end: engine.now(), passes: passes as u64 } } else { Window::NEVER }
         }
         Phase::Decode => {
-            let steps = steps(problem, places, phase, 0);
+            let steps = steps(problem, choices, phase, 0);
             decode(Engine::new(problem, copies, slots, None, record), &steps)
         }
     }

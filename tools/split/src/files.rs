@@ -1,17 +1,16 @@
 //! Writing a plan and everything it names: weights made reachable, partitions, taps, records, the plan last.
 
+use crate::destination::Destination;
 use crate::error::SplitError;
-use crate::lifted::{SLOTS_FILE, Which, lift, shared};
+use crate::lifted::{SLOTS_FILE, Which, lift};
 use crate::output::{Output, PLAN_FILE};
-use crate::progress;
 use crate::records::Records;
 use hpp_graph::{Part, ValueId};
-use hpp_model::Analysis;
+use hpp_model::{Analysis, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, Placed, externalise, needs_externalising, pack, place, write_model};
+use hpp_onnx::{Extractor, Model, needs_externalising};
 use hpp_schema::{FileRole, OutputUse, Partition, Plan};
 use std::collections::HashSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Weights that were inside the model file, or that `--pack` gathered.
@@ -40,65 +39,74 @@ pub struct How {
 pub struct Writing<'a> {
     how: How,
     analysis: &'a Analysis,
-    output: Output,
-    /// Where relative paths in the plan begin, symlinks resolved.
-    base: PathBuf,
+    to: Destination,
 }
 
 impl<'a> Writing<'a> {
     /// Prepares the directory.
     pub fn begin(how: How, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
         let output = Output::begin(target, how.force, how.pack)?;
-        let parent = output.target().parent().unwrap_or(output.target());
-        let parent = fs::canonicalize(parent).unwrap_or_else(|_| parent.to_owned());
-        let base = output.target().file_name().map_or(parent.clone(), |name| parent.join(name));
-        Ok(Writing { how, analysis, output, base })
+        let target = output.target().to_owned();
+        Ok(Writing { how, analysis, to: Destination::new(&target, Some(output))? })
+    }
+
+    /// The plan as it would be written.
+    pub fn imagine(
+        how: How,
+        analysis: &'a Analysis,
+        target: &Path,
+        parts: &[Part],
+        plan: Plan,
+    ) -> Result<Plan, SplitError> {
+        Writing { how, analysis, to: Destination::new(target, None)? }.write(parts, plan)
     }
 
     /// Writes everything and moves it into place, or leaves nothing; gives the plan as written.
-    pub fn finish(self, parts: &[Part], plan: Plan) -> Result<Plan, SplitError> {
-        match self.write(parts, plan) {
+    pub fn finish(mut self, parts: &[Part], plan: Plan) -> Result<Plan, SplitError> {
+        let (written, keep) = (self.write(parts, plan), self.how.pack);
+        let Some(output) = self.to.output() else { return written };
+        match written {
             Ok(plan) => {
-                self.output.commit()?;
+                output.commit()?;
                 Ok(plan)
             }
             Err(error) => {
                 // A packed directory keeps what a later run can use.
-                self.output.abandon(self.how.pack);
+                output.abandon(keep);
                 Err(error)
             }
         }
     }
 
     /// Writes everything but the move into place; gives the plan as written.
-    fn write(&self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
+    fn write(&mut self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
         let weights_dir = if self.how.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
-        let slots = self.lift(&model, parts, &mut plan, &mut protos, &weights_dir)?;
+        let slots = self.lift(&model, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {
             let made = |source| SplitError::Extract { name: name.clone(), source };
-            write_model(&self.output.staging().join(name), proto).map_err(|e| made(Box::new(e)))?;
+            self.to.write_model(name, proto).map_err(|e| made(Box::new(e)))?;
         }
         self.name_files(&mut plan, &weights_dir);
         self.name_texts(&mut plan)?;
         plan.files = self.records(&model, &plan, &weights_dir, slots)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
-        self.output.write(PLAN_FILE, yaml.as_bytes())?;
+        self.to.write(PLAN_FILE, yaml.into_bytes())?;
         Ok(plan)
     }
 
     /// The model with no large weights inside its file.
-    fn externalise(&self, model: &Model) -> Result<Model, SplitError> {
+    fn externalise(&mut self, model: &Model) -> Result<Model, SplitError> {
         if !needs_externalising(model) {
             return Ok(model.clone());
         }
         let location = if self.how.pack { EMBEDDED_FILE } else { WEIGHTS_FILE };
-        externalise(model, self.output.staging(), location).map_err(|e| SplitError::Weights(Box::new(e)))
+        self.to.externalise(model, location)
     }
 
     /// Every ONNX file of the directory, by name.
-    fn protos(&self, model: &Model, parts: &[Part], plan: &Plan) -> Result<Vec<(String, ModelProto)>, SplitError> {
+    fn protos(&mut self, model: &Model, parts: &[Part], plan: &Plan) -> Result<Vec<(String, ModelProto)>, SplitError> {
         let extractor = Extractor::new(model, &self.analysis.graph);
         let mut protos = Vec::new();
         for (part, partition) in parts.iter().zip(&plan.partitions) {
@@ -114,7 +122,7 @@ impl<'a> Writing<'a> {
     }
 
     /// The model as it was before its head was rewritten: what a packed plan is verified against.
-    fn whole(&self, extractor: &Extractor) -> Result<ModelProto, SplitError> {
+    fn whole(&mut self, extractor: &Extractor) -> Result<ModelProto, SplitError> {
         match &self.analysis.before {
             Some((model, graph)) => Ok(Extractor::new(&self.externalise(model)?, graph).tapped(&[])),
             None => Ok(extractor.tapped(&[])),
@@ -132,35 +140,26 @@ impl<'a> Writing<'a> {
     }
 
     /// Copies the bytes the files need into one file beside them.
-    fn pack(&self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
-        let bar = progress::bytes("packing weights");
+    fn pack(&mut self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
         let mut plain: Vec<ModelProto> = protos.iter().map(|(_, proto)| proto.clone()).collect();
-        let dir = self.output.staging();
-        let mut report = |p: hpp_onnx::PackProgress| {
-            bar.set_length(p.total);
-            bar.set_position(p.done);
-        };
-        pack(&mut plain, model.weights(), dir, WEIGHTS_FILE, &mut report)
-            .map_err(|e| SplitError::Weights(Box::new(e)))?;
-        bar.finish_and_clear();
+        self.to.pack(&mut plain, model.weights(), WEIGHTS_FILE)?;
         protos.iter_mut().zip(plain).for_each(|((_, proto), packed)| *proto = packed);
-        let _ = fs::remove_file(dir.join(EMBEDDED_FILE));
+        self.to.remove(EMBEDDED_FILE);
         Ok(".".to_owned())
     }
 
     /// Makes inputs of the weights of pieces that are streamed or can move. Says whether some of the weights are in a file of
     /// their own now.
     fn lift(
-        &self,
+        &mut self,
         model: &Model,
-        parts: &[Part],
         plan: &mut Plan,
         protos: &mut Vec<(String, ModelProto)>,
         weights_dir: &str,
     ) -> Result<bool, SplitError> {
-        let shared = shared(&self.analysis.segmentation, parts, protos);
-        let dir = self.output.staging().join(weights_dir);
-        let slots = lift(plan, protos, &shared, self.how.lifted, &dir)?;
+        let shared = shared_weights(self.analysis);
+        let dir = self.to.weights_dir(weights_dir, model);
+        let slots = lift(plan, protos, &shared, self.how.lifted, (&dir, self.to.made()))?;
         if slots.is_empty() {
             return Ok(false);
         }
@@ -174,20 +173,13 @@ impl<'a> Writing<'a> {
                 format!("the model has weights in a file called {SLOTS_FILE}, which a plan that streams needs itself");
             return Err(SplitError::setting(why, "use --pack"));
         }
-        self.output.write(SLOTS_FILE, &slots)?;
+        self.to.write(SLOTS_FILE, slots)?;
         Ok(true)
     }
 
     /// Makes every weight file visible beside the partitions; where that cannot be, names the model's own directory.
-    fn place(&self, model: &Model) -> Result<String, SplitError> {
-        let mut refused = None;
-        for file in &model.weights().files {
-            match place(file, self.output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))? {
-                Placed::NotLinkable { why } => refused = Some((file.location.clone(), why)),
-                Placed::AlreadyThere | Placed::HardLink | Placed::Clone => {}
-            }
-        }
-        let Some((location, why)) = refused else { return Ok(".".to_owned()) };
+    fn place(&mut self, model: &Model) -> Result<String, SplitError> {
+        let Some((location, why)) = self.to.place(model)? else { return Ok(".".to_owned()) };
         if needs_externalising(&self.analysis.model) {
             return Err(SplitError::setting(
                 format!(
@@ -200,7 +192,7 @@ impl<'a> Writing<'a> {
             "note: {location} cannot be linked into the output directory ({why}); hpp-exec reads it where it is, but stock \
              ONNX Runtime will not open the partitions: choose --out on the model's file system, or use --pack"
         );
-        Ok(self.relative(self.analysis.model.dir()))
+        Ok(self.to.relative(self.analysis.model.dir()))
     }
 
     fn name_files(&self, plan: &mut Plan, weights_dir: &str) {
@@ -210,7 +202,7 @@ impl<'a> Writing<'a> {
         plan.model.tapped = Some(TAPPED_FILE.to_owned());
         (plan.model.source, plan.model.weights_dir) = match self.how.pack {
             true => (WHOLE_FILE.to_owned(), ".".to_owned()),
-            false => (self.relative(self.analysis.model.path()), self.relative(self.analysis.model.dir())),
+            false => (self.to.relative(self.analysis.model.path()), self.to.relative(self.analysis.model.dir())),
         };
         if self.how.pack {
             // The packed whole is the flattened model: its branch is chosen already.
@@ -219,23 +211,22 @@ impl<'a> Writing<'a> {
     }
 
     /// Tokenizer and chat template: named where they are, copied into a packed directory.
-    fn name_texts(&self, plan: &mut Plan) -> Result<(), SplitError> {
+    fn name_texts(&mut self, plan: &mut Plan) -> Result<(), SplitError> {
         let Some(generation) = &mut plan.generation else { return Ok(()) };
         let config = &self.analysis.config;
-        let name = |path: &Option<PathBuf>| path.as_deref().map(|path| self.text(path)).transpose();
+        let mut name = |path: &Option<PathBuf>| path.as_deref().map(|path| self.text(path)).transpose();
         generation.tokenizer = name(&config.tokenizer)?;
         generation.tokenizer_config = name(&config.tokenizer_config)?;
         generation.chat_template = name(&config.chat_template)?;
         Ok(())
     }
 
-    fn text(&self, path: &Path) -> Result<String, SplitError> {
+    fn text(&mut self, path: &Path) -> Result<String, SplitError> {
         let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if !self.how.pack {
-            return Ok(self.relative(path));
+            return Ok(self.to.relative(path));
         }
-        let io = |source| SplitError::Io { action: "copy", path: path.to_owned(), source };
-        fs::copy(path, self.output.staging().join(&file)).map_err(io)?;
+        self.to.copy(&file, path)?;
         Ok(file)
     }
 
@@ -246,7 +237,7 @@ impl<'a> Writing<'a> {
         weights_dir: &str,
         slots: bool,
     ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
-        let mut records = Records::new(self.output.staging(), self.how.hash_weights || self.how.pack);
+        let mut records = Records::new(&self.to, self.how.hash_weights || self.how.pack);
         records.add(&plan.model.source, FileRole::Source)?;
         if self.how.pack {
             records.add(WEIGHTS_FILE, FileRole::Weights)?;
@@ -272,13 +263,5 @@ impl<'a> Writing<'a> {
             records.add(text, FileRole::Text)?;
         }
         Ok(records.done())
-    }
-
-    /// A path as the plan writes it: relative to the plan, with forward slashes.
-    fn relative(&self, path: &Path) -> String {
-        let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-        let relative = pathdiff::diff_paths(&real, &self.base).unwrap_or(real);
-        let parts: Vec<_> = relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
-        if parts.is_empty() { ".".to_owned() } else { parts.join("/") }
     }
 }

@@ -2,9 +2,8 @@
 //! lie.
 
 use crate::error::SplitError;
-use hpp_graph::{BlockKind, Part, Segmentation};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Lifted, LiftedWeight, WeightBytes, WeightError, embed_structure};
+use hpp_onnx::{Lifted, LiftedWeight, Made, WeightBytes, WeightError, embed_structure};
 use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency, WeightInput};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -38,17 +37,17 @@ pub enum Which {
 }
 
 /// Makes inputs of the weights of pieces that are to be lifted, and writes into the plan what comes of it: the pieces' own files
-/// in `protos`, which come first there, stay for machines without the GPU. `dir` is what locations are
-/// relative to. Gives what [`SLOTS_FILE`] has to hold, if anything, and tells what a person should know.
+/// in `protos`, which come first there, stay for machines without the GPU. `weights` are
+/// what locations are relative to, and files that are not written. Gives what [`SLOTS_FILE`] has to hold, if anything, and tells what a person should know.
 pub fn lift(
     plan: &mut Plan,
     protos: &mut Vec<(String, ModelProto)>,
     shared: &HashSet<String>,
     which: Which,
-    dir: &Path,
+    weights: (&Path, &Made),
 ) -> Result<Vec<u8>, SplitError> {
     let own: HashSet<String> = plan.partitions.iter().map(|partition| partition.file.clone()).collect();
-    let mut classes = lift_pieces(plan, protos, shared, which, dir)?;
+    let mut classes = lift_pieces(plan, protos, shared, which, weights)?;
     size_rings(plan, &mut classes.notes)?;
     classes.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let forms = plan.partitions.iter().flat_map(Partition::forms);
@@ -63,7 +62,7 @@ fn lift_pieces(
     protos: &[(String, ModelProto)],
     shared: &HashSet<String>,
     which: Which,
-    dir: &Path,
+    weights: (&Path, &Made),
 ) -> Result<Classes, SplitError> {
     let gpus: BTreeSet<String> = gpus(plan);
     let mut classes = Classes::default();
@@ -76,7 +75,7 @@ fn lift_pieces(
         }
         let failed = |source: WeightError| SplitError::Extract { name: name.clone(), source: Box::new(source) };
         let mut proto = proto.clone();
-        embed_structure(&mut proto, dir).map_err(failed)?;
+        embed_structure(&mut proto, weights.0, weights.1).map_err(failed)?;
         let lifted = hpp_onnx::lift(&proto, |name| shared.contains(name)).map_err(failed)?;
         classes.note(partition, &lifted);
         match lifted.weights.is_empty() {
@@ -170,22 +169,8 @@ fn sort<T>(items: &mut [T], order: &[String], name: impl Fn(&T) -> &String) {
     items.sort_by_key(|item| order.iter().position(|other| other == name(item)));
 }
 
-/// Weights that more than one piece with layers reads: a session that serves several pieces holds these once. A table that
-/// only the embedding and the head read is not among them: each of the two is a session of its own, and streams it.
-pub fn shared(segmentation: &Segmentation, parts: &[Part], protos: &[(String, ModelProto)]) -> HashSet<String> {
-    let is_layer = |kind| matches!(kind, BlockKind::Layer(_) | BlockKind::Body(_));
-    let has_layers = |part: &Part| segmentation.blocks[part.blocks.clone()].iter().any(|block| is_layer(block.kind));
-    let mut readers: HashMap<&str, usize> = HashMap::new();
-    for (_, (_, proto)) in parts.iter().zip(protos).filter(|(part, _)| has_layers(part)) {
-        for tensor in proto.graph.iter().flat_map(|graph| &graph.initializer) {
-            *readers.entry(tensor.name()).or_default() += 1;
-        }
-    }
-    readers.into_iter().filter(|(_, readers)| *readers > 1).map(|(name, _)| name.to_owned()).collect()
-}
-
-/// Sets the rings to what the weights streamed through them take. Where that is more than was planned, because weights of unlike
-/// blocks share a slot piece by piece, and does not fit, there are fewer slots; a note says so.
+/// Sets the rings to what the weights streamed through them take. Where that is more than was planned, because blocks that
+/// cannot be parted are one partition, or movable ones have to fit too, and does not fit, there are fewer slots; a note says so.
 fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError> {
     for at in 0..plan.devices.len() {
         let name = plan.devices[at].name.clone();
@@ -205,14 +190,14 @@ fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError
                     bytes.human(),
                     planned.slot_bytes.human()
                 );
-                return Err(SplitError::setting(message, "give more --vram, or stream blocks that are alike"));
+                return Err(SplitError::setting(message, "give more --vram, or stream fewer blocks"));
             };
             ring.slots -= 1;
         }
         let slots = plan.devices[at].ring.map_or(0, |ring| ring.slots);
         if slots < planned.slots {
             notes.push(format!(
-                "{name} has {slots} slots of {} instead of {} of {}: blocks that are not alike share them",
+                "{name} has {slots} slots of {} instead of {} of {}: more goes into one than was planned",
                 bytes.human(),
                 planned.slots,
                 planned.slot_bytes.human()

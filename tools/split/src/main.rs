@@ -3,6 +3,7 @@
 mod cli;
 mod complaint;
 mod costs;
+mod destination;
 mod error;
 mod explain;
 mod files;

@@ -33,10 +33,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &placement, path)?;
     }
-    let plan = match args.dry_run {
-        true => plan,
-        false => write(args, &analysis, &parts, plan, &target)?,
-    };
+    let plan = write(args, &analysis, &parts, plan, &target)?;
     let explained = match args.planning.explain {
         true => Some(explained(&request, &placement, args, &analysis, &costs)?),
         false => None,
@@ -134,7 +131,11 @@ fn default_out(analysis: &Analysis) -> PathBuf {
     PathBuf::from(format!("{}.hpp", analysis.name))
 }
 
+/// The plan as written, or as it would be.
 fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, target: &Path) -> Result<Plan, SplitError> {
     let how = How { force: args.force, pack: args.pack, hash_weights: args.hash_weights, lifted: args.lifted() };
-    Writing::begin(how, analysis, target)?.finish(parts, plan)
+    match args.dry_run {
+        true => Writing::imagine(how, analysis, target, parts, plan),
+        false => Writing::begin(how, analysis, target)?.finish(parts, plan),
+    }
 }

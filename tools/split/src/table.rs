@@ -2,7 +2,7 @@
 
 use crate::request::PROCESS;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use hpp_schema::{Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, Plan, Residency};
+use hpp_schema::{Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, Residency};
 use std::fmt::Write as _;
 
 /// A table with a header; columns in `right` are aligned right.
@@ -103,14 +103,20 @@ fn proof(objective: &Achieved, new_tokens: u64) -> String {
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let name = &device.name;
     let on = || plan.partitions.iter().filter(|p| p.device == *name);
-    let weights: u64 = plan.partitions.iter().filter(|p| lies_on(p, device)).map(|p| held(p, device)).sum();
+    let weights = match device.kind {
+        DeviceKind::Gpu => plan.weights_on(name).unwrap_or(u64::MAX),
+        DeviceKind::Cpu => {
+            plan.partitions.iter().filter(|p| lies_on_host(p, name)).map(|p| held_on_host(p, name)).sum()
+        }
+    };
     let window = device.window.map_or(0, |window| window.0);
     let ring = device.ring.map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
     let lies_here: u64 = plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
     let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
     let kv = lies_here + visits.map(|p| p.bytes.kv.0).max().unwrap_or(0);
     let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
-    let used = ByteSize(weights + window + ring + kv + workspace).human();
+    let used = [weights, window, ring, kv, workspace].into_iter().fold(0, u64::saturating_add);
+    let used = ByteSize(used).human();
     let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
     let limit = match device.kind {
         DeviceKind::Gpu => plan.budgets.vram.get(gpus_before).copied(),
@@ -136,24 +142,17 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// Whether a device holds a partition's weights for good: to compute there in a phase, or to stream them from there.
-fn lies_on(partition: &Partition, device: &Device) -> bool {
-    let decode = (partition.device.as_str(), partition.residency);
-    let prefill = partition.prefill.as_ref().map(|prefill| (prefill.device.as_str(), prefill.residency));
-    let phases = [Some(decode), prefill].into_iter().flatten();
-    let streams = |residency| residency == Residency::Streamed && device.kind == DeviceKind::Cpu;
-    phases
-        .into_iter()
-        .any(|(on, residency)| (on == device.name && residency == Residency::Resident) || streams(residency))
+/// Whether the host holds a partition's weights for good: to compute there in a phase, or to stream them from there.
+fn lies_on_host(partition: &Partition, host: &str) -> bool {
+    let computes = |form: &Form| form.device == host && form.residency == Residency::Resident;
+    partition.forms().any(|form| computes(&form) || form.residency == Residency::Streamed)
 }
 
 /// Bytes of a partition's weights that lie there: what is locked of those that are read from disk.
-fn held(partition: &Partition, device: &Device) -> u64 {
+fn held_on_host(partition: &Partition, host: &str) -> u64 {
     match partition.residency {
         Residency::Resident => partition.bytes.weights.0,
-        Residency::Streamed if device.kind == DeviceKind::Cpu && partition.device == device.name => {
-            partition.bytes.locked.map_or(0, |locked| locked.0)
-        }
+        Residency::Streamed if partition.device == host => partition.bytes.locked.map_or(0, |locked| locked.0),
         Residency::Streamed => partition.bytes.weights.0,
         Residency::Mapped => 0,
     }

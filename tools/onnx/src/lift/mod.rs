@@ -13,9 +13,11 @@ use crate::proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use crate::tensor::{self, TensorError, TensorShape};
 use crate::typed;
 use crate::weights::{WeightError, parse_place};
+use bytes::Bytes;
 use constants::Constants;
 use hpp_schema::{DType, Dim};
 use names::{Kind, Namer};
+use std::borrow::Cow;
 use std::collections::HashMap;
 
 /// A partition whose weights are inputs.
@@ -29,6 +31,8 @@ pub struct Lifted {
     pub outputs: Vec<String>,
     /// Its weights, in the file's order.
     pub weights: Vec<LiftedWeight>,
+    /// Bytes of its constants.
+    pub constants: u64,
     /// Bytes of weights that are neither shared nor part of the structure, and stay constants all the same: a kernel or a body
     /// wants them so.
     pub kept: u64,
@@ -60,14 +64,14 @@ pub enum WeightBytes {
         length: u64,
     },
     /// They were in the partition's own file.
-    Embedded(Vec<u8>),
+    Embedded(Bytes),
 }
 
 /// Makes inputs of a partition's weights. What stays a constant: tensors that are structure (small integers, single
 /// numbers), weights that are `shared` with other partitions, and those that kernels or bodies can only take so; see
 /// `constants.rs`.
 ///
-/// What says nothing about what is computed is dropped: names, docs, metadata, recorded types and shapes of values inside and
+/// Copies no weight that lies in a file as it is. What says nothing about what is computed is dropped: names, docs, metadata, recorded types and shapes of values inside and
 /// shapes of outputs, annotations, initializers nobody reads.
 pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted, WeightError> {
     let mut proto = words::without(model);
@@ -95,14 +99,16 @@ pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted,
         weight_inputs.push(weight_input(&namer.name(name), shape));
         lifted.push(weight(tensor, shape)?);
     }
-    graph.initializer = namer.met(Kind::Constant).iter().filter_map(|name| constant(&namer, name, &tensors)).collect();
+    let constants = namer.met(Kind::Constant);
+    graph.initializer = constants.iter().filter_map(|name| constant(&namer, name, &tensors)).collect();
+    let constants = constants.iter().filter_map(|name| tensors.get(name)?.1.bytes).sum();
     graph.sparse_initializer.sort_by_key(|sparse| namer.position(crate::names::sparse_name(sparse)));
     arrange(&mut graph.input, &inputs, &namer);
     let outputs = outputs(graph, &namer);
     arrange(&mut graph.output, &outputs, &namer);
     namer.dims(graph);
     graph.input.append(&mut weight_inputs);
-    Ok(Lifted { proto, inputs, outputs, weights: lifted, kept })
+    Ok(Lifted { proto, inputs, outputs, weights: lifted, constants, kept })
 }
 
 /// Outputs that nodes make in the order they do, then inputs and constants that are returned as they are.
@@ -148,6 +154,11 @@ fn weight(tensor: &TensorProto, shape: &TensorShape) -> Result<LiftedWeight, Wei
     Ok(LiftedWeight { name: tensor.name().to_owned(), dtype: shape.dtype, shape: shape.dims.clone(), bytes })
 }
 
-fn embedded(tensor: &TensorProto, shape: &TensorShape) -> Result<Vec<u8>, TensorError> {
-    Ok(tensor::embedded_bytes(tensor, shape)?.map(|bytes| bytes.into_owned()).unwrap_or_default())
+fn embedded(tensor: &TensorProto, shape: &TensorShape) -> Result<Bytes, TensorError> {
+    let bytes = match tensor::embedded_bytes(tensor, shape)? {
+        Some(Cow::Borrowed(_)) => tensor.raw_data.clone(),
+        Some(Cow::Owned(bytes)) => Some(bytes.into()),
+        None => None,
+    };
+    Ok(bytes.unwrap_or_default())
 }

@@ -1,5 +1,6 @@
 //! Puts into a model's file what is structure and lies in weight files: sizes, axes, single numbers.
 
+use super::contents::Made;
 use crate::lift::is_structure;
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor;
@@ -9,8 +10,8 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// Embeds external initializers that are structure; the same numbers are then the same bytes, wherever they lay. `dir` is what
-/// locations are relative to.
-pub fn embed_structure(model: &mut ModelProto, dir: &Path) -> Result<(), WeightError> {
+/// locations are relative to, but for those of files that are `made` and not written.
+pub fn embed_structure(model: &mut ModelProto, dir: &Path, made: &Made) -> Result<(), WeightError> {
     for tensor in model.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
         let shape = tensor::shape_of(tensor)?;
         if !is_structure(&shape) || !tensor::is_external(tensor)? {
@@ -18,7 +19,11 @@ pub fn embed_structure(model: &mut ModelProto, dir: &Path) -> Result<(), WeightE
         }
         let place = parse_place(tensor)?;
         let path = dir.join(place.location);
-        let bytes = read(&path, place.offset, shape.bytes.unwrap_or_default());
+        let length = shape.bytes.unwrap_or_default();
+        let bytes = match made.get(place.location) {
+            Some(contents) => read(contents.reader(), place.offset, length),
+            None => File::open(&path).and_then(|file| read(file, place.offset, length)),
+        };
         let failed = |source| WeightError::Io { name: tensor.name().to_owned(), path: path.clone(), source };
         let bytes = bytes.map_err(failed)?;
         *tensor = TensorProto {
@@ -32,8 +37,7 @@ pub fn embed_structure(model: &mut ModelProto, dir: &Path) -> Result<(), WeightE
     Ok(())
 }
 
-fn read(path: &Path, offset: u64, length: u64) -> io::Result<Vec<u8>> {
-    let mut file = File::open(path)?;
+fn read(mut file: impl Read + Seek, offset: u64, length: u64) -> io::Result<Vec<u8>> {
     file.seek(SeekFrom::Start(offset))?;
     let mut bytes = vec![0; usize::try_from(length).map_err(io::Error::other)?];
     file.read_exact(&mut bytes)?;

@@ -1,11 +1,13 @@
 //! Moves weights embedded in a model file into one weight file, range by range: nothing is loaded whole.
 
+use super::contents::Contents;
 use super::layout::{Layout, refer};
 use crate::model::Model;
 use crate::read::position_in;
 use crate::tensor::{self, TensorError, TensorShape};
 use crate::weights::{Span, Storage, WeightFile};
 use crate::write::{WriteError, partial_of};
+use std::borrow::Cow;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -36,9 +38,7 @@ pub fn needs_externalising(model: &Model) -> bool {
 ///
 /// The file appears under its name when it is complete. Weights that are external already stay where they are.
 pub fn externalise(model: &Model, dir: &Path, location: &str) -> Result<Model, ExternaliseError> {
-    if model.weights.files.iter().any(|file| file.location == location) {
-        return Err(ExternaliseError::NameTaken { location: location.to_owned() });
-    }
+    refuse_taken(model, location)?;
     let path = dir.join(location);
     let spans = match write(model, &path) {
         Ok(spans) => spans,
@@ -48,6 +48,27 @@ pub fn externalise(model: &Model, dir: &Path, location: &str) -> Result<Model, E
         }
     };
     Ok(relink(model, location, path, &spans))
+}
+
+/// The same without writing: the model, and what the file holds.
+pub fn externalised(model: &Model, dir: &Path, location: &str) -> Result<(Model, Contents), ExternaliseError> {
+    refuse_taken(model, location)?;
+    let mut contents = Contents::default();
+    let (spans, _) = lay_out(model, |offset, raw| {
+        match position_in(&model.file, &raw) {
+            Some(position) => contents.put_file(offset, &model.path, position, raw.len() as u64),
+            None => contents.put_bytes(offset, raw.into_owned().into()),
+        }
+        Ok(())
+    })?;
+    Ok((relink(model, location, dir.join(location), &spans), contents))
+}
+
+fn refuse_taken(model: &Model, location: &str) -> Result<(), ExternaliseError> {
+    match model.weights.files.iter().any(|file| file.location == location) {
+        true => Err(ExternaliseError::NameTaken { location: location.to_owned() }),
+        false => Ok(()),
+    }
 }
 
 /// For each initializer its shape, if it moves.
@@ -60,30 +81,39 @@ fn moves(model: &Model) -> impl Iterator<Item = Option<TensorShape>> + '_ {
 }
 
 /// Writes the file; offset and length for each initializer that moved.
-fn write(model: &Model, path: &Path) -> Result<Vec<Option<(u64, u64)>>, ExternaliseError> {
+fn write(model: &Model, path: &Path) -> Result<Spans, ExternaliseError> {
     let failed = |source| ExternaliseError::Write(WriteError::new(path, source));
     let partial = partial_of(path);
     let mut source = Source::open(model)?;
     let mut file = File::create(&partial).map_err(failed)?;
+    let (spans, end) = lay_out(model, |offset, raw| {
+        file.seek(SeekFrom::Start(offset)).map_err(failed)?;
+        source.copy(&raw, &mut file).map_err(failed)
+    })?;
+    file.set_len(end).and_then(|()| file.sync_all()).map_err(failed)?;
+    fs::rename(&partial, path).map_err(failed)?;
+    Ok(spans)
+}
+
+/// Offset and length for each initializer that moves.
+type Spans = Vec<Option<(u64, u64)>>;
+
+/// Gives each initializer that moves its place, and its bytes to `put` there; the length of the file.
+fn lay_out<'a>(
+    model: &'a Model,
+    mut put: impl FnMut(u64, Cow<'a, [u8]>) -> Result<(), ExternaliseError>,
+) -> Result<(Spans, u64), ExternaliseError> {
     let mut layout = Layout::default();
     let mut spans = vec![];
     for (shape, tensor) in moves(model).zip(&model.graph_proto().initializer) {
-        let Some(shape) = shape else {
-            spans.push(None);
-            continue;
-        };
-        let Some(raw) = tensor::embedded_bytes(tensor, &shape)? else {
-            spans.push(None);
-            continue;
-        };
-        let (length, offset) = (raw.len() as u64, layout.place(raw.len() as u64));
-        file.seek(SeekFrom::Start(offset)).map_err(failed)?;
-        source.copy(&raw, &mut file).map_err(failed)?;
-        spans.push(Some((offset, length)));
+        let raw = shape.map(|shape| tensor::embedded_bytes(tensor, &shape)).transpose()?.flatten();
+        let span = raw.as_ref().map(|raw| (layout.place(raw.len() as u64), raw.len() as u64));
+        if let (Some(raw), Some((offset, _))) = (raw, span) {
+            put(offset, raw)?;
+        }
+        spans.push(span);
     }
-    file.set_len(layout.end()).and_then(|()| file.sync_all()).map_err(failed)?;
-    fs::rename(&partial, path).map_err(failed)?;
-    Ok(spans)
+    Ok((spans, layout.end()))
 }
 
 /// The model file, to copy ranges of it without touching its mapped pages.

@@ -3,6 +3,7 @@
 //! The layout depends on the models alone, so a killed pack resumes: ranges of the `.partial` file that already hash like
 //! their source are kept. The file gets its name when every range is right.
 
+use super::contents::{Contents, Made};
 use super::layout::{Layout, refer};
 use super::source::{Files, SourceError, files};
 use crate::hash;
@@ -73,6 +74,27 @@ pub fn pack(
     let packed = write(&moves, &weights.files, &path, layout.end(), progress)?;
     relink(models, &files, location, &moves)?;
     Ok(packed)
+}
+
+/// The same without writing: what the file holds. `made` are source files that are not written either.
+pub fn packed(
+    models: &mut [ModelProto],
+    weights: &Weights,
+    made: &Made,
+    location: &str,
+) -> Result<Contents, PackError> {
+    let files = files(weights);
+    let moves = plan(models, &files, &mut Layout::default())?;
+    let mut contents = Contents::default();
+    for Move { from: Span { file, offset, length }, to } in &moves {
+        let file = &weights.files[*file];
+        match made.get(&file.location) {
+            Some(source) => contents.put_part(*to, source, *offset, *length),
+            None => contents.put_file(*to, &file.path, *offset, *length),
+        }
+    }
+    relink(models, &files, location, &moves)?;
+    Ok(contents)
 }
 
 /// Each range once, in the order the models name them.

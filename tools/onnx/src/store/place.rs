@@ -51,6 +51,33 @@ pub fn place(file: &WeightFile, dir: &Path) -> Result<Placed, PlaceError> {
     Ok(Placed::NotLinkable { why: format!("no hard link ({no_link}) and no clone ({no_clone})") })
 }
 
+/// What placing `file` in a directory that is yet to be made comes to: it can be linked from a directory of the same file system.
+/// File systems that link nothing are only found by trying.
+pub fn place_of(file: &WeightFile, dir: &Path) -> Placed {
+    let above = dir.ancestors().find(|above| above.exists()).unwrap_or(dir);
+    match same_system(&file.path, above) {
+        true => Placed::HardLink,
+        false => Placed::NotLinkable { why: "it lies on another file system".to_owned() },
+    }
+}
+
+/// Whether two paths lie on one file system.
+fn same_system(a: &Path, b: &Path) -> bool {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+        let system = |path: &Path| fs::metadata(path).map(|m| m.dev()).ok();
+        system(a).is_some_and(|id| system(b) == Some(id))
+    }
+    #[cfg(not(unix))]
+    {
+        let root = |path: &Path| {
+            path.canonicalize().ok().and_then(|path| path.components().next().map(|c| c.as_os_str().to_owned()))
+        };
+        root(a).is_some_and(|id| root(b) == Some(id))
+    }
+}
+
 /// Whether two paths lead to one file.
 fn same_file(a: &Path, b: &Path) -> bool {
     #[cfg(unix)]

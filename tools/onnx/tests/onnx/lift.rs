@@ -4,7 +4,7 @@ use crate::build::{attribute, body, external, int, model, node, tensor, untyped,
 use crate::models;
 use hpp_graph::{Graph, cut, infer, segment};
 use hpp_onnx::proto::attribute_proto::AttributeType;
-use hpp_onnx::{Extractor, Lifted, Model, WeightBytes, embed_structure, lift, proto::*};
+use hpp_onnx::{Extractor, Lifted, Made, Model, WeightBytes, embed_structure, lift, proto::*};
 use hpp_schema::DType;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,7 +21,7 @@ fn partitions(path: &Path) -> Vec<ModelProto> {
     let parts = cut(&graph, &segmentation, &groups).unwrap();
     let named = |(i, part): (usize, _)| {
         let mut proto = extractor.part(&format!("part_{i}"), part).unwrap();
-        embed_structure(&mut proto, model.dir()).unwrap();
+        embed_structure(&mut proto, model.dir(), &Made::new()).unwrap();
         proto
     };
     parts.iter().enumerate().map(named).collect()
@@ -123,7 +123,7 @@ fn put_back(lifted: &Lifted) -> ModelProto {
                 external(input.name(), weight.dtype, &dims, &entries)
             }
             WeightBytes::Embedded(bytes) => {
-                TensorProto { raw_data: Some(bytes.clone().into()), ..tensor_header(input.name(), weight.dtype, &dims) }
+                TensorProto { raw_data: Some(bytes.clone()), ..tensor_header(input.name(), weight.dtype, &dims) }
             }
         });
     }
@@ -431,7 +431,7 @@ fn structure_in_weight_files_is_embedded_and_weights_are_not() {
         ],
     );
     let weight = source.graph.as_ref().unwrap().initializer[2].clone();
-    embed_structure(&mut source, dir.path()).unwrap();
+    embed_structure(&mut source, dir.path(), &Made::new()).unwrap();
     let after = &source.graph.as_ref().unwrap().initializer;
     let raw = |at: usize| after[at].raw_data().to_vec();
     assert_eq!((raw(0), raw(1)), ((4..12).collect(), (12..16).collect()));
@@ -439,6 +439,6 @@ fn structure_in_weight_files_is_embedded_and_weights_are_not() {
     assert_eq!(after[2], weight);
     let mut missing =
         of(vec![node("Odd", &["x", "axes"], &["y"])], vec![external("axes", DType::Int32, &[2], &place("60"))]);
-    let error = embed_structure(&mut missing, dir.path()).unwrap_err();
+    let error = embed_structure(&mut missing, dir.path(), &Made::new()).unwrap_err();
     assert!(error.to_string().contains("axes"), "{error}");
 }

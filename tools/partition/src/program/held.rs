@@ -3,8 +3,8 @@
 use super::Program;
 use super::line::Line;
 use crate::memory::{may_read_disk, state_on_host};
-use crate::regions::{large_shared, shared};
-use crate::{Choice, KvHome, Phase, Where};
+use crate::regions::{Held, large_shared, shared};
+use crate::{Choice, KvHome, Phase};
 use std::collections::BTreeMap;
 
 /// Adds the limits of every memory to the program.
@@ -18,17 +18,26 @@ pub(super) fn hold(program: &mut Program) {
 /// Adds the limit of one GPU.
 pub(super) fn on_gpu(program: &mut Program, gpu: usize) {
     let problem = program.problem;
-    let mut fixed = program.distinct(|choice| choice.resident().any(|there| there == gpu));
+    let mut fixed = program.weights(|choice| choice.resident().any(|there| there == gpu));
     let there = move |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu() == Some(gpu));
     let workspace = program.largest(there, |i| problem.blocks[i].workspace_bytes);
     fixed.add(&workspace, 1.0);
-    let streamed = move |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Streamed(gpu));
-    let slot = program.largest(streamed, |i| problem.weight_bytes(i));
+    let streamed = move |choice: Choice| choice.is_streamed_to(gpu);
+    let constants = program.distinct(|block| block.streamed.constants(), |_| true, streamed);
+    fixed.add(&constants, 1.0);
+    let slot = program.largest(streamed, |i| problem.streamed_bytes(i));
     fixed.add(&slot, program.wish.slots[gpu].into());
     let limit = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
     if problem.budget.kv == KvHome::Host {
-        let state = program.largest(there, |i| problem.blocks[i].kv_bytes);
-        program.limit(&fixed.plus(&state, 1.0), limit);
+        let on_host = |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu().is_none());
+        let own = move |choice: Choice| there(choice) && on_host(choice);
+        let turns = |i: usize| problem.blocks[i].kv_grows.is_some();
+        let kv = |i: usize| problem.blocks[i].kv_bytes;
+        let shared = program.largest(move |choice| there(choice) && !on_host(choice), kv);
+        fixed.add(&program.state_of(|i| !turns(i), own), 1.0);
+        let turning = program.largest(own, |i| if turns(i) { kv(i) } else { 0 });
+        program.limit(&fixed.clone().plus(&shared, 1.0), limit);
+        program.limit(&fixed.plus(&turning, 1.0), limit);
         return;
     }
     for phase in Phase::BOTH {
@@ -49,7 +58,7 @@ pub(super) fn host(program: &mut Program) -> Line {
     let problem = program.problem;
     let weights = match may_read_disk(problem, program.wish.mechanisms) {
         true => program.largest(Choice::on_host, |i| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) }),
-        false => program.distinct(Choice::on_host),
+        false => program.weights(Choice::on_host),
     };
     weights.plus(&state_and_workspace(program), 1.0)
 }
@@ -71,21 +80,27 @@ impl Program<'_> {
 
     /// State of the blocks whose choice is so.
     fn state(&self, is_so: impl Fn(Choice) -> bool) -> Line {
+        self.state_of(|_| true, is_so)
+    }
+
+    /// The same of those `among` them.
+    fn state_of(&self, among: impl Fn(usize) -> bool, is_so: impl Fn(Choice) -> bool) -> Line {
         let mut state = Line::default();
         for (region, class) in self.classes() {
-            let bytes = self.least(region, class, |i| self.problem.blocks[i].kv_bytes as f64);
+            let kv = |i: usize| if among(i) { self.problem.blocks[i].kv_bytes as f64 } else { 0.0 };
+            let bytes = self.least(region, class, kv);
             state.add(&self.count(region, class, &is_so), bytes / self.bytes);
         }
         state
     }
 
     /// Weights of the blocks whose choice is so, each weight once.
-    fn distinct(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
-        self.distinct_of(|_| true, is_so)
+    fn weights(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
+        self.distinct(|block| &block.weights, |_| true, is_so)
     }
 
-    /// The same of the classes of which all blocks are `among`.
-    pub(super) fn distinct_of(&mut self, among: impl Fn(usize) -> bool, is_so: impl Fn(Choice) -> bool) -> Line {
+    /// What the blocks hold whose choice is so, each thing once, of the classes of which all blocks are `among`.
+    pub(super) fn distinct(&mut self, of: Held, among: impl Fn(usize) -> bool, is_so: impl Fn(Choice) -> bool) -> Line {
         let problem = self.problem;
         let mut all = Line::default();
         let mut held: BTreeMap<u32, (u64, Line)> = BTreeMap::new();
@@ -98,12 +113,13 @@ impl Program<'_> {
             if !members.iter().all(|i| among(*i)) {
                 continue;
             }
-            let own = |i: usize| problem.weight_bytes(i) - shared(problem, i).values().sum::<u64>();
+            let all_of = |i: usize| of(&problem.blocks[i]).iter().map(|(_, bytes)| bytes).sum::<u64>();
+            let own = |i: usize| all_of(i) - shared(problem, of, i).values().sum::<u64>();
             all.add(&count, self.least(region, class, |i| own(i) as f64) / self.bytes);
             // What every block of the class shares is held as soon as one of them is there.
-            let mut by_all = shared(problem, members[0]);
-            members[1..].iter().for_each(|i| by_all.retain(|key, _| shared(problem, *i).contains_key(key)));
-            let large = large_shared(problem, members[0]);
+            let mut by_all = shared(problem, of, members[0]);
+            members[1..].iter().for_each(|i| by_all.retain(|key, _| shared(problem, of, *i).contains_key(key)));
+            let large = large_shared(problem, of, members[0]);
             for (key, bytes) in by_all {
                 let used = self.used(&count, members.len(), large.contains_key(&key));
                 let (_, held) = held.entry(key).or_insert_with(|| (bytes, self.lines.real(0.0)));

@@ -11,8 +11,8 @@ use super::held::state_and_workspace;
 use super::line::Line;
 use super::order::Order;
 use crate::memory::may_read_disk;
-use crate::moving::Tensors;
-use crate::{Choice, KvHome, Phase, Where};
+use crate::moving::{Tensors, Way};
+use crate::{Choice, Phase, Where};
 
 /// Adds the time of a phase in this order to the program, in milliseconds; `cost` is what the objective pays for one.
 pub(super) fn time(program: &mut Program, order: &Order, phase: Phase, cost: f64) {
@@ -29,11 +29,8 @@ pub(super) fn time(program: &mut Program, order: &Order, phase: Phase, cost: f64
             Where::Resident(_) => {}
             Where::Streamed(gpu) => streamed[gpu].add(&compute, 1.0),
         }
-        let (around, to) = visits(program, phase, place);
+        let around = visits(program, phase, place, &mut links);
         chain.add(&around, 1.0);
-        if let Some(gpu) = place.gpu() {
-            links[gpu].add(&to, 1.0);
-        }
         if let Where::Streamed(gpu) = place {
             streamed[gpu].add(&around, 1.0);
         }
@@ -72,21 +69,25 @@ fn compute(program: &Program, order: &Order, phase: Phase, at: usize) -> Line {
     compute
 }
 
-/// State that visits a GPU around each block: both ways, and the way there alone.
-fn visits(program: &Program, phase: Phase, place: Where) -> (Line, Line) {
+/// State that visits where blocks compute at a place, both ways in all passes; the ways to GPUs are added to `links`.
+fn visits(program: &Program, phase: Phase, place: Where, links: &mut [Line]) -> Line {
     let problem = program.problem;
-    let (mut around, mut there_alone) = (Line::default(), Line::default());
-    let Some(gpu) = place.gpu().filter(|_| problem.budget.kv == KvHome::Host) else { return (around, there_alone) };
-    let passes = problem.passes(phase) as f64;
+    let mut around = Line::default();
     for (region, class) in program.classes() {
-        let there = program.count(region, class, |choice| choice.of(phase) == place);
-        let visiting =
-            |ms: &dyn Fn(Tensors) -> f64| program.least(region, class, |i| problem.visiting(i).map_or(0.0, ms));
-        let to = passes * visiting(&|state| problem.upload_ms(gpu, state));
-        around.add(&there, to + passes * visiting(&|state| problem.download_ms(gpu, state)));
-        there_alone.add(&there, to);
+        let there = program.counts[region][class].iter().filter(|(choice, _)| choice.of(phase) == place);
+        for (choice, variable) in there {
+            let there = Line::sum([*variable]);
+            let least = |ms: &dyn Fn(Way) -> f64| {
+                program.least(region, class, |i| problem.visits(i, *choice, phase).map(ms).sum::<f64>())
+            };
+            around.add(&there, least(&|way| problem.way_ms(way)));
+            for (gpu, link) in links.iter_mut().enumerate() {
+                let to = |way: Way| if way.to == Some(gpu) { problem.upload_ms(gpu, way.tensors) } else { 0.0 };
+                link.add(&there, least(&to));
+            }
+        }
     }
-    (around, there_alone)
+    around
 }
 
 /// Boundaries that change device.
@@ -240,7 +241,7 @@ fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
     let passes = problem.passes(phase) as f64;
     let per_unit = passes * program.bytes / rate;
     let is_read = |choice: Choice| !matches!(choice.of(phase), Where::Resident(_));
-    let reads = program.distinct_of(|i| !problem.reads_rows(i), is_read);
+    let reads = program.distinct(|block| &block.weights, |i| !problem.reads_rows(i), is_read);
     let beside = state_and_workspace(program);
     let missing = reads.plus(&beside, 1.0).plus(&Line::constant(ram as f64 / program.bytes), -1.0);
     program.lines.at_least(ms, &handover.clone().plus(&missing, per_unit));

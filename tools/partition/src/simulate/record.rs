@@ -84,7 +84,7 @@ impl Record for Spans<'_> {
     fn copy(&mut self, copied: Copied, start: f64, end: f64) {
         let (pass, name) = (self.pass, format!("weights of {}", self.label(copied.block)));
         self.pass = copied.number / self.copies[copied.gpu].max(1);
-        let bytes = copied.whole.then(|| self.problem.weight_bytes(copied.block));
+        let bytes = copied.whole.then(|| self.problem.streamed_bytes(copied.block));
         self.push(to(copied.gpu), name, SpanKind::Transfer, (start, end), bytes);
         self.pass = pass;
     }

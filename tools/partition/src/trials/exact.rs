@@ -2,7 +2,7 @@
 
 use super::instances::{brute_force, instance};
 use super::tables::try_all;
-use crate::{Mechanisms, Objective, Options, Place, Planner, Problem, fits, judge, plan};
+use crate::{KvHome, Mechanisms, Objective, Options, Place, Planner, Problem, fits, judge, plan};
 use proptest::prelude::*;
 
 fn options(mechanisms: Mechanisms, objective: Objective, slots: Option<u32>) -> Options {
@@ -91,7 +91,12 @@ proptest! {
 }
 
 fn compare_with_tables(seed: u64, blocks: usize, objective: Objective, slots: u32) -> Result<(), TestCaseError> {
-    let problem = instance(seed, blocks, 1);
+    let mut problem = instance(seed, blocks, 1);
+    if blocks > 7 {
+        // State that visits makes too many different phases.
+        problem.budget.kv = KvHome::Device;
+        problem.blocks.iter_mut().for_each(|block| block.kv_grows = None);
+    }
     let planned = plan(&problem, &options(Mechanisms::All, objective, Some(slots)));
     match (planned, try_all(&problem, objective, slots)) {
         (Ok(solution), Some(best)) => {

@@ -1,10 +1,11 @@
 //! Random small problems, and the best placement found by trying all of them with nothing but the simulator.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, GpuCosts, KvHome, Mechanisms, Objective, Phase, Problem, Where, Work,
-    Workload, simulate,
+    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Grows, KvHome, Mechanisms, Objective, Phase, Problem, Streamed,
+    Where, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
+use std::ops::Range;
 
 /// Numbers that depend on a seed alone.
 pub struct Dice(pub u64);
@@ -51,6 +52,12 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         let shared = made[0].weights[0];
         made[blocks - 1].weights.push(shared);
     }
+    let (table, kinds) = (if d.one_in(2) { 70 + d.below(30) } else { 0 }, 1 + d.below(2));
+    for block in &mut made {
+        let all: u64 = block.weights.iter().map(|(_, bytes)| bytes).sum();
+        let constants = (table > 0).then(|| (d.below(kinds) as u32, table));
+        block.streamed = Streamed::new(vec![all - table], constants);
+    }
     let slow = d.between(1.0, 8.0);
     let cpu: Vec<Cost> = made.iter().map(|block| cost(d, block, slow, passes.len(), alike)).collect();
     let gpus: Vec<GpuCosts> = (0..gpus).map(|_| gpu(d, &made, passes.len(), alike)).collect();
@@ -84,8 +91,10 @@ fn block(d: &mut Dice, i: usize) -> Block {
         label: String::new(),
         kind: if table { BlockKind::Embedding } else { BlockKind::Layer(i as u32) },
         weights: vec![(0, weights)],
+        streamed: Streamed::whole(weights),
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
         kv_tensors: 1 + d.below(3),
+        kv_grows: d.one_in(4).then(|| Grows { fixed: d.below(100), token: d.below(3) }),
         workspace_bytes: d.below(60),
         boundary_bytes: 1 + d.below(20),
         boundary_tensors: 1 + d.below(3),
@@ -149,18 +158,23 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
             let slots = vec![*slots; problem.gpus.len()];
             if let Some(missing) = room(problem, &choices, slots[..].first().copied().unwrap_or(0), mechanisms) {
                 let ms = Phase::BOTH.map(|phase| {
-                    let places: Vec<Where> = choices.iter().map(|c| c.of(phase)).collect();
-                    let mut key = places.clone();
+                    let mut key: Vec<Where> = choices.iter().map(|c| c.of(phase)).collect();
                     key.push(Where::Streamed(slots.first().map_or(0, |s| *s as usize)));
-                    let same: Vec<Choice> = places.iter().map(|place| Choice::both(*place)).collect();
+                    // How state visits depends on where it lies, and on whether it is at home in the other phase.
+                    let other = |c: &Choice| match (problem.budget.kv, phase) {
+                        (KvHome::Device, Phase::Decode) => Where::Cpu,
+                        _ => c.of(phase.other()).gpu().map_or(Where::Cpu, Where::Resident),
+                    };
+                    key.extend(choices.iter().map(other));
+                    let over = if phase == Phase::Prefill { handover(problem, &choices) } else { 0.0 };
                     let core = times[phase as usize].entry(key);
-                    let core = *core.or_insert_with(|| simulate(&free, &same, &slots, phase).ms);
+                    let core = *core.or_insert_with(|| simulate(&free, &choices, &slots, phase).ms - over);
                     let passes = if phase == Phase::Prefill { problem.load.passes.len() as f64 } else { 1.0 };
                     let disk = match missing[phase as usize] {
                         0 => 0.0,
                         bytes => passes * bytes as f64 / problem.disk_bytes_per_ms.unwrap(),
                     };
-                    core.max(disk) + if phase == Phase::Prefill { handover(problem, &choices) } else { 0.0 }
+                    core.max(disk) + over
                 });
                 let value = match objective {
                     Objective::Prefill => ms[0],
@@ -178,15 +192,20 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
 
 fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
     let moved = problem.blocks.iter().zip(choices).filter(|(_, c)| c.prefill.gpu() != c.decode.gpu());
-    let moved = moved.filter(|(block, _)| block.kv_bytes > 0 && problem.budget.kv == KvHome::Device);
+    let moved = moved.filter(|(block, c)| block.kv_bytes > 0 && stays(problem, block, c));
     let ms = moved.map(|(block, choice)| {
         let from = choice.prefill.gpu().map(|g| &problem.gpus[g]);
-        let to = choice.decode.gpu().map(|g| &problem.gpus[g]);
+        let to = choice.decode.gpu().filter(|_| problem.budget.kv == KvHome::Device).map(|g| &problem.gpus[g]);
         let (number, bytes) = (block.kv_tensors as f64, block.kv_bytes as f64);
         from.map_or(0.0, |g| number * g.latency_ms + bytes / g.from_device)
             + to.map_or(0.0, |g| number * g.latency_ms + bytes / g.to_device)
     });
     ms.sum()
+}
+
+/// Whether state that is away from home for a prompt stays there until all of it is in.
+fn stays(problem: &Problem, block: &Block, choice: &Choice) -> bool {
+    block.kv_grows.is_none() && (problem.budget.kv == KvHome::Device || choice.decode == Where::Cpu)
 }
 
 /// Bytes that come from disk in each phase where this fits, counted anew.
@@ -195,6 +214,13 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
     let sum = |is_so: &dyn Fn(Choice) -> bool| -> u64 {
         let of = (0..blocks.len()).filter(|i| is_so(choices[*i])).flat_map(|i| blocks[i].weights.iter().copied());
         of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum()
+    };
+    let held_by = |of: Range<usize>| -> u64 {
+        of.flat_map(|i| blocks[i].weights.clone())
+            .collect::<BTreeSet<(u32, u64)>>()
+            .iter()
+            .map(|(_, bytes)| bytes)
+            .sum()
     };
     // Of a table a few rows are read, and nothing waits for the rest of it.
     let is_table = |i: usize| blocks[i].kind == BlockKind::Embedding;
@@ -205,18 +231,29 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
     let either = |c: Choice, place: Where| c.prefill == place || c.decode == place;
     for gpu in 0..problem.gpus.len() {
         let here = |w: Where| w.gpu() == Some(gpu);
-        let weights = sum(&|c| either(c, Where::Resident(gpu)));
+        let weights: u64 = resident_partitions(problem, choices, gpu).into_iter().map(held_by).sum();
         let kv = |i: usize| blocks[i].kv_bytes;
+        // State that is on the host and on this GPU in turn has room of its own here.
+        let own = |i: usize| either(choices[i], Where::Cpu) && blocks[i].kv_grows.is_none();
         let state = Phase::BOTH.map(|phase| {
-            let there = |c: Choice| here(c.of(phase));
+            let there = || (0..blocks.len()).filter(|i| here(choices[*i].of(phase)));
             match problem.budget.kv {
-                KvHome::Device => (0..blocks.len()).filter(|i| there(choices[*i])).map(kv).sum::<u64>(),
-                KvHome::Host => max(&there, &kv),
+                KvHome::Device => there().map(kv).sum::<u64>(),
+                KvHome::Host => there().filter(|i| !own(*i)).map(kv).max().unwrap_or(0),
             }
         });
+        let at_all = |i: &usize| here(choices[*i].prefill) || here(choices[*i].decode);
+        let own_state = match problem.budget.kv {
+            KvHome::Device => 0,
+            KvHome::Host => (0..blocks.len()).filter(at_all).filter(|i| own(*i)).map(kv).sum::<u64>(),
+        };
         let workspace = max(&|c| here(c.prefill) || here(c.decode), &|i| blocks[i].workspace_bytes);
-        let ring = u64::from(slots) * max(&|c| either(c, Where::Streamed(gpu)), &whole);
-        let total = weights + state[0].max(state[1]) + workspace + ring;
+        let is_streamed = |c| either(c, Where::Streamed(gpu));
+        let ring = u64::from(slots) * max(&is_streamed, &|i| blocks[i].streamed.bytes());
+        let constants = (0..blocks.len()).filter(|i| is_streamed(choices[*i]));
+        let constants: BTreeSet<(u32, u64)> = constants.flat_map(|i| blocks[i].streamed.constants().to_vec()).collect();
+        let constants: u64 = constants.iter().map(|(_, bytes)| bytes).sum();
+        let total = weights + constants + state[0].max(state[1]) + own_state + workspace + ring;
         if total > 0 && total + problem.budget.margin > problem.budget.vram[gpu] {
             return None;
         }
@@ -252,6 +289,26 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
         }
     };
     Some(Phase::BOTH.map(missing))
+}
+
+/// Runs of blocks on a GPU for good that are one partition each.
+fn resident_partitions(problem: &Problem, choices: &[Choice], gpu: usize) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for at in 0..choices.len() {
+        let choice = choices[at];
+        let alone = problem.budget.kv == KvHome::Host || problem.cuts.contains(&at);
+        match runs.last_mut() {
+            _ if ![choice.prefill, choice.decode].contains(&Where::Resident(gpu)) => {}
+            Some(run) if run.end == at && choices[at - 1] == choice && !alone => run.end = at + 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
+}
+
+/// Whether a weight is read by more than one block.
+pub fn shares_weights(problem: &Problem) -> bool {
+    problem.blocks.last().is_some_and(|block| block.weights.len() > 1)
 }
 
 /// Any legal placement.

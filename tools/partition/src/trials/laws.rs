@@ -2,8 +2,8 @@
 
 use super::instances::{instance, random_choices};
 use crate::bound::Work;
-use crate::schedule::{What, copies, handover, steps};
-use crate::{Phase, Problem, Simulation, Where, simulate};
+use crate::schedule::{What, copies, handover, places, steps};
+use crate::{Choice, Phase, Problem, Simulation, Where, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
 
@@ -27,11 +27,11 @@ fn apart(mut spans: Vec<&Span>) -> Result<(), TestCaseError> {
 }
 
 /// The work of a phase, added up from its steps.
-fn work(problem: &Problem, places: &[Where], phase: Phase) -> Work {
+fn work(problem: &Problem, choices: &[Choice], phase: Phase) -> Work {
     let mut work = Work { links: vec![0.0; problem.gpus.len()], ..Work::default() };
-    let copies = copies(problem, places);
+    let copies = copies(problem, &places(choices, phase));
     for pass in 0..problem.passes(phase) {
-        for step in steps(problem, places, phase, pass) {
+        for step in steps(problem, choices, phase, pass) {
             work.chain += step.ms;
             match step.what {
                 What::Compute(crate::Place::Cpu) => work.host += step.ms,
@@ -94,8 +94,7 @@ proptest! {
         let problem = instance(seed, blocks, gpus);
         let choices = random_choices(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
-            let mut least = work(&problem, &places, phase).least(&problem.gpus);
+            let mut least = work(&problem, &choices, phase).least(&problem.gpus);
             if phase == Phase::Prefill {
                 least += handover(&problem, &choices).iter().map(|step| step.ms).sum::<f64>();
             }
@@ -110,9 +109,8 @@ proptest! {
         problem.budget.ram = None;
         let choices = random_choices(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let places: Vec<Where> = choices.iter().map(|choice| choice.of(phase)).collect();
             let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
-            let work = work(&problem, &places, phase);
+            let work = work(&problem, &choices, phase);
             // A prompt is seen whole; of decoding one sees a period, which copies may only begin or end in.
             if phase == Phase::Prefill {
                 let seen: u64 = simulation.timeline.spans.iter().filter_map(|span| span.bytes).sum();

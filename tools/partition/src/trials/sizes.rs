@@ -2,7 +2,7 @@
 
 use crate::{
     Block, BlockKind, Budget, Change, Choice, Cost, GpuCosts, Limit, Mechanisms, NoFit, Objective, Options, Place,
-    Planner, Problem, Solution, Where, Work, Workload, best, explain, fits, judge, plan, sweep,
+    Planner, Problem, Solution, Streamed, Where, Work, Workload, best, explain, fits, judge, plan, sweep,
 };
 use proptest::prelude::*;
 
@@ -47,8 +47,10 @@ fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u
         label: format!("block {number}"),
         kind,
         weights: vec![(number, bytes(parameters))],
+        streamed: Streamed::whole(bytes(parameters)),
         kv_bytes,
         kv_tensors: 2,
+        kv_grows: None,
         workspace_bytes: 256 << 20,
         boundary_bytes: 16 << 10,
         boundary_tensors: 2,

@@ -1,8 +1,10 @@
 //! Trying everything on one GPU up to nine blocks: seven choices for each block, forty million placements. Times come from
-//! the simulator, once for each placement of one phase; memory from tables over sets of blocks.
+//! the simulator, once for each placement of one phase and what it knows of the other; memory from tables over sets of blocks.
 
 use super::instances::legal;
-use crate::{BlockKind, Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
+use crate::{Block, BlockKind, Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
+use std::cell::RefCell;
+use std::collections::HashMap;
 
 /// Sets of blocks as bits.
 type Set = usize;
@@ -10,7 +12,6 @@ type Set = usize;
 /// What a placement does with each block, as sets.
 #[derive(Clone, Copy, Default)]
 struct Sets {
-    resident: Set,
     streamed: Set,
     on_host: Set,
     on_cpu: Set,
@@ -18,8 +19,12 @@ struct Sets {
     reads: [Set; 2],
     state_on_host: Set,
     moved: Set,
-    /// Places of each phase as a number to the base of three.
+    /// Places of each phase, and whether state visits otherwise than if both were the same, as a number to the base of six.
     code: [usize; 2],
+    /// The choice of the block before, and the resident partition it is in.
+    before: Option<(Choice, Set)>,
+    /// Bytes of all resident partitions.
+    resident_bytes: u64,
 }
 
 struct Tables<'a> {
@@ -30,7 +35,13 @@ struct Tables<'a> {
     most_state: Vec<u64>,
     workspace: Vec<u64>,
     largest: Vec<u64>,
-    ms: [Vec<f64>; 2],
+    largest_streamed: Vec<u64>,
+    constants: Vec<u64>,
+    own_state: Vec<u64>,
+    most_shared_state: Vec<u64>,
+    free: Problem,
+    slots: u32,
+    ms: [RefCell<HashMap<usize, f64>>; 2],
 }
 
 /// The least objective of all placements, `None` when nothing fits.
@@ -58,7 +69,7 @@ fn descend(
         return;
     }
     for choice in legal {
-        descend(tables, legal, objective, slots, block + 1, sets.with(block, *choice, tables.problem), best);
+        descend(tables, legal, objective, slots, block + 1, sets.with(block, *choice, tables), best);
     }
 }
 
@@ -71,21 +82,32 @@ fn digit(place: Where) -> usize {
 }
 
 impl Sets {
-    fn with(mut self, block: usize, choice: Choice, problem: &Problem) -> Sets {
-        let bit = 1 << block;
+    fn with(mut self, block: usize, choice: Choice, tables: &Tables) -> Sets {
+        let (problem, bit) = (tables.problem, 1 << block);
         let phases = [choice.prefill, choice.decode];
+        let alone = problem.budget.kv == KvHome::Host || problem.cuts.contains(&block);
+        let mut partition = self.before.filter(|(before, _)| *before == choice && !alone).map_or(0, |(_, set)| set);
+        if phases.contains(&Where::Resident(0)) {
+            self.resident_bytes += tables.weights[partition | bit] - tables.weights[partition];
+            partition |= bit;
+        }
+        self.before = Some((choice, partition));
         let differ = choice.prefill.gpu() != choice.decode.gpu();
         let put = |set: &mut Set, is_so: bool| *set |= if is_so { bit } else { 0 };
-        put(&mut self.resident, phases.contains(&Where::Resident(0)));
         put(&mut self.streamed, phases.contains(&Where::Streamed(0)));
         put(&mut self.on_host, phases.iter().any(|place| *place != Where::Resident(0)));
         put(&mut self.on_cpu, phases.contains(&Where::Cpu));
         put(&mut self.state_on_host, problem.budget.kv == KvHome::Host || phases.contains(&Where::Cpu));
-        put(&mut self.moved, differ && problem.budget.kv == KvHome::Device && problem.blocks[block].kv_bytes > 0);
+        let goes_home = problem.budget.kv == KvHome::Device || choice.decode == Where::Cpu;
+        let has_state = problem.blocks[block].kv_bytes > 0 && problem.blocks[block].kv_grows.is_none();
+        put(&mut self.moved, differ && goes_home && has_state);
         for (phase, place) in phases.into_iter().enumerate() {
             put(&mut self.on_gpu[phase], place != Where::Cpu);
             put(&mut self.reads[phase], place != Where::Resident(0));
-            self.code[phase] += digit(place) * 3usize.pow(block as u32);
+            let differs = Phase::BOTH[phase];
+            let otherwise =
+                !problem.visits(block, choice, differs).eq(problem.visits(block, Choice::both(place), differs));
+            self.code[phase] += (digit(place) + if otherwise { 3 } else { 0 }) * 6usize.pow(block as u32);
         }
         self
     }
@@ -97,42 +119,72 @@ impl<'a> Tables<'a> {
         let sets = || 0..1usize << blocks;
         let members = |set: Set| (0..blocks).filter(move |i| set >> i & 1 == 1);
         let max = |of: &dyn Fn(usize) -> u64| sets().map(|set| members(set).map(of).max().unwrap_or(0)).collect();
-        let distinct = |set: Set| {
-            let mut all: Vec<(u32, u64)> = members(set).flat_map(|i| problem.blocks[i].weights.clone()).collect();
+        let distinct = |of: fn(&Block) -> &[(u32, u64)], set: Set| {
+            let mut all: Vec<(u32, u64)> = members(set).flat_map(|i| of(&problem.blocks[i]).to_vec()).collect();
             all.sort_unstable();
             all.dedup();
             all.iter().map(|(_, bytes)| bytes).sum()
         };
         let mut free = problem.clone();
         (free.budget.ram, free.disk_bytes_per_ms) = (None, None);
-        let ms = Phase::BOTH.map(|phase| {
-            let one = |code: usize| {
-                let place = |i: u32| [Where::Cpu, Where::Resident(0), Where::Streamed(0)][code / 3usize.pow(i) % 3];
-                let choices: Vec<Choice> = (0..blocks as u32).map(|i| Choice::both(place(i))).collect();
-                simulate(&free, &choices, &[slots], phase).ms
-            };
-            (0..3usize.pow(blocks as u32)).map(one).collect()
-        });
         let kv = |i: usize| problem.blocks[i].kv_bytes;
+        let in_place = |i: &usize| problem.blocks[*i].kv_grows.is_none();
         Tables {
             problem,
-            weights: sets().map(distinct).collect(),
+            weights: sets().map(|set| distinct(|block| &block.weights, set)).collect(),
+            constants: sets().map(|set| distinct(|block| block.streamed.constants(), set)).collect(),
             state: sets().map(|set| members(set).map(kv).sum()).collect(),
             state_tensors: sets().map(|set| members(set).map(|i| problem.blocks[i].kv_tensors).sum()).collect(),
             most_state: max(&kv),
             workspace: max(&|i| problem.blocks[i].workspace_bytes),
             largest: max(&|i| problem.blocks[i].weights.iter().map(|(_, bytes)| bytes).sum()),
-            ms,
+            largest_streamed: max(&|i| problem.blocks[i].streamed.bytes()),
+            own_state: sets().map(|set| members(set).filter(in_place).map(kv).sum()).collect(),
+            most_shared_state: max(&|i| if in_place(&i) { 0 } else { kv(i) }),
+            free,
+            slots,
+            ms: Default::default(),
         }
+    }
+
+    /// A phase without what is handed over behind it.
+    fn ms(&self, phase: Phase, code: usize) -> f64 {
+        let simulated = || {
+            let one = |i: usize| {
+                let digit = code / 6usize.pow(i as u32) % 6;
+                let place = [Where::Cpu, Where::Resident(0), Where::Streamed(0)][digit % 3];
+                let other = match (digit < 3, place) {
+                    (true, _) => place,
+                    (false, Where::Cpu) => Where::Resident(0),
+                    (false, _) => Where::Cpu,
+                };
+                if phase == Phase::Prefill {
+                    Choice { prefill: place, decode: other }
+                } else {
+                    Choice { prefill: other, decode: place }
+                }
+            };
+            let choices: Vec<Choice> = (0..self.problem.blocks.len()).map(one).collect();
+            let over = |i: usize| self.problem.handover_ms(i, choices[i]);
+            let over: f64 = if phase == Phase::Prefill { (0..choices.len()).map(over).sum() } else { 0.0 };
+            simulate(&self.free, &choices, &[self.slots], phase).ms - over
+        };
+        *self.ms[phase as usize].borrow_mut().entry(code).or_insert_with(simulated)
     }
 
     fn price(&self, sets: &Sets, objective: Objective, slots: u32) -> Option<f64> {
         let budget = &self.problem.budget;
-        let state = |set: Set| if budget.kv == KvHome::Host { self.most_state[set] } else { self.state[set] };
-        let on_gpu = self.weights[sets.resident]
-            + state(sets.on_gpu[0]).max(state(sets.on_gpu[1]))
+        // Blocks that are on the host in one phase have room of their own for state that lies there.
+        let (both, one) = (sets.on_gpu[0] & sets.on_gpu[1], sets.on_gpu[0] ^ sets.on_gpu[1]);
+        let state = match budget.kv {
+            KvHome::Host => self.most_state[both].max(self.most_shared_state[one]) + self.own_state[one],
+            KvHome::Device => self.state[sets.on_gpu[0]].max(self.state[sets.on_gpu[1]]),
+        };
+        let on_gpu = sets.resident_bytes
+            + state
             + self.workspace[sets.on_gpu[0] | sets.on_gpu[1]]
-            + u64::from(slots) * self.largest[sets.streamed];
+            + self.constants[sets.streamed]
+            + u64::from(slots) * self.largest_streamed[sets.streamed];
         if on_gpu > 0 && on_gpu + budget.margin > budget.vram[0] {
             return None;
         }
@@ -163,7 +215,7 @@ impl<'a> Tables<'a> {
                 disk[phase] = passes[phase] * missing / rate;
             }
         }
-        let ms = |phase: usize| self.ms[phase][sets.code[phase]].max(disk[phase]);
+        let ms = |phase: usize| self.ms(Phase::BOTH[phase], sets.code[phase]).max(disk[phase]);
         let prefill = ms(0) + self.handover(sets);
         Some(match objective {
             Objective::Prefill => prefill,

@@ -1,7 +1,8 @@
 //! Instances worked out by hand.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Phase, Problem, Simulation, Where, Work, Workload, simulate,
+    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Grows, Phase, Problem, Simulation, Streamed, Where, Work,
+    Workload, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
@@ -10,8 +11,10 @@ pub fn four_layers() -> Problem {
         label: format!("layers.{i}"),
         kind: BlockKind::Layer(i),
         weights: vec![(i, 100)],
+        streamed: Streamed::whole(100),
         kv_bytes: 0,
         kv_tensors: 2,
+        kv_grows: None,
         workspace_bytes: 0,
         boundary_bytes: 0,
         boundary_tensors: 1,
@@ -170,6 +173,15 @@ fn each_tensor_of_a_boundary_or_a_state_is_a_copy_with_its_own_latency() {
 }
 
 #[test]
+fn constants_of_a_streamed_block_are_not_copied() {
+    let mut problem = four_layers();
+    problem.blocks.iter_mut().for_each(|block| block.streamed = Streamed::new(vec![10, 65], Some((0, 25))));
+    let simulation = run(&problem, [C, C, S, C], 2, Phase::Decode);
+    near(simulation.transfer_ms[0], 15.0);
+    assert_eq!(simulation.bytes_moved, 75);
+}
+
+#[test]
 fn state_moves_once_when_the_phases_differ() {
     let mut problem = four_layers();
     problem.blocks[1].kv_bytes = 50;
@@ -185,6 +197,36 @@ fn state_on_the_host_visits_both_ways() {
     problem.budget.kv = crate::KvHome::Host;
     problem.blocks[2].kv_bytes = 50;
     near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.0 + 20.0);
+}
+
+/// State on the host stays where a prompt is taken in until all of it is, if tokens are computed on the host; where they are
+/// computed elsewhere, it comes for each of them.
+#[test]
+fn state_on_the_host_stays_for_one_phase() {
+    let mut problem = four_layers();
+    problem.budget.kv = crate::KvHome::Host;
+    problem.blocks[2].kv_bytes = 50;
+    problem.load.passes = vec![1, 1];
+    let costs = problem.cpu.iter_mut().chain(&mut problem.gpus[0].blocks);
+    costs.for_each(|cost| cost.prefill_ms = vec![cost.decode_ms; 2]);
+    let ms = |problem: &Problem, prefill, decode, phase| {
+        let mut choices = [C, C, C, C].map(Choice::both);
+        choices[2] = Choice { prefill, decode };
+        simulate(problem, &choices, &[0], phase).ms
+    };
+    near(ms(&problem, R, C, Phase::Prefill), 2.0 * 31.0 + 10.0);
+    near(ms(&problem, R, C, Phase::Decode), 40.0);
+    near(ms(&problem, C, R, Phase::Prefill), 80.0);
+    near(ms(&problem, C, R, Phase::Decode), 31.0 + 20.0);
+    near(ms(&problem, R, R, Phase::Prefill), 2.0 * (31.0 + 20.0));
+    // What is another buffer after each pass has no room to stay in.
+    problem.blocks[2].kv_grows = Some(Grows { fixed: 50, token: 0 });
+    near(ms(&problem, R, C, Phase::Prefill), 2.0 * (31.0 + 20.0));
+    problem.budget.kv = crate::KvHome::Device;
+    near(ms(&problem, C, R, Phase::Prefill), 2.0 * (40.0 + 20.0));
+    // What has grown goes: 10, 15 and 20 bytes, of which the second pass takes over those of the first.
+    problem.blocks[2].kv_grows = Some(Grows { fixed: 10, token: 5 });
+    near(ms(&problem, C, R, Phase::Prefill), 2.0 * 40.0 + 2.0 + 3.0 + 3.0 + 4.0);
 }
 
 #[test]

@@ -152,7 +152,7 @@ fn scale(costs: &mut [Cost], block: usize, phase: Phase, factor: f64) {
 mod tests {
     use super::*;
     use hpp_partition::{
-        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Workload, judge,
+        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload, judge,
     };
 
     /// Six blocks, a millisecond each on the host times `cpu`, a tenth of that on the GPU times `gpu`.
@@ -161,8 +161,10 @@ mod tests {
             label: format!("layers.{at}"),
             kind: BlockKind::Layer(at),
             weights: vec![(at, 1000)],
+            streamed: Streamed::whole(1000),
             kv_bytes: 10,
             kv_tensors: 2,
+            kv_grows: None,
             workspace_bytes: 10,
             boundary_bytes: 1000,
             boundary_tensors: 2,

@@ -1,7 +1,7 @@
 //! What planning can print and write besides a plan.
 
 use crate::support::{LLAMA, fixture, machine, planned, split};
-use hpp_schema::{Plan, Residency};
+use hpp_schema::{Plan, Residency, WeightInput};
 use serde_json::Value;
 use std::fs;
 
@@ -109,8 +109,10 @@ fn streaming_is_planned_and_shown() {
     assert!(!streamed.is_empty(), "{plan:#?}");
     assert!(streamed.iter().all(|partition| partition.blocks.len() == 1), "a slot holds one block");
     let ring = plan.devices[1].ring.unwrap();
-    let largest = streamed.iter().map(|partition| partition.bytes.weights).max().unwrap();
-    assert!(ring.slots >= 1 && ring.slot_bytes >= largest, "{ring:?} {largest}");
+    let inputs = |form: hpp_schema::Form<'_>| form.weights.iter().filter_map(WeightInput::bytes).sum::<u64>();
+    let forms = streamed.iter().flat_map(|partition| partition.forms());
+    let largest = forms.filter(|form| form.device == "gpu0").map(inputs).max().unwrap();
+    assert!(ring.slots >= 1 && ring.slot_bytes.0 >= largest && largest > 0, "{ring:?} {largest}");
     let text = run(&[&["--dry-run"], &more[..]].concat()).success().stdout;
     assert!(text.contains("streamed") && text.contains("slots of"), "{text}");
     let slots = |n: &str| planned(&[&more[..], &["--slots", n]].concat()).devices[1].ring.map(|ring| ring.slots);

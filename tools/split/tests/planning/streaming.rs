@@ -271,7 +271,7 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
 
 /// A slot has pieces: a block with one large weight and one with many small ones take more together than either.
 #[test]
-fn blocks_that_are_not_alike_get_fewer_slots_where_there_is_no_room() {
+fn blocks_that_are_not_alike_share_slots_piece_by_piece() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture(LLAMA);
     let more = ["--assign", "layers.0-3=stream,head=stream", "--margin", "1", "--slots", "3"];
@@ -279,19 +279,32 @@ fn blocks_that_are_not_alike_get_fewer_slots_where_there_is_no_room() {
     let slot = ring(&roomy, "gpu0").unwrap().slot_bytes.0;
     let largest = streamed(&roomy).iter().map(|p| p.weights.iter().filter_map(WeightInput::bytes).sum::<u64>()).max();
     assert!(largest.unwrap() < slot, "{largest:?} {slot}");
+    let vram = smallest(&model, &more);
+    let tight = written(&model, &dir.path().join("tight"), &[&["--vram", &vram], &more[..]].concat());
+    assert_eq!((tight.check(), ring(&tight, "gpu0")), (vec![], ring(&roomy, "gpu0")));
+}
+
+/// The smallest budget that a refusal names, bytes.
+fn smallest(model: &Path, more: &[&str]) -> String {
+    let tiny = split(&[&[model.to_str().unwrap(), "--vram", "64K", "--dry-run"], more].concat()).refusal(&[]);
+    tiny.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned()
+}
+
+/// That two blocks are one partition because a state would be torn apart is known when they are planned.
+#[test]
+fn blocks_that_cannot_be_parted_get_fewer_slots_where_there_is_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture("optimum-legacy/gpt2-merged");
     let out = dir.path().join("tight");
-    let smallest = |more: &[&str]| {
-        let tiny = split(&[&[model.to_str().unwrap(), "--vram", "64K", "--dry-run"], more].concat()).refusal(&[]);
-        tiny.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned()
-    };
-    let vram = smallest(&more);
+    let more = ["--assign", "all=stream", "--margin", "1", "--slots", "3"];
+    let vram = smallest(&model, &more);
     let arguments = [&[model.to_str().unwrap(), "--vram", &vram, "--out", out.to_str().unwrap()], &more[..]].concat();
     let done = split(&arguments).success();
-    assert!(done.stderr.contains("2 slots of") && done.stderr.contains("not alike"), "{}", done.stderr);
+    assert!(done.stderr.contains("2 slots of") && done.stderr.contains("than was planned"), "{}", done.stderr);
     let plan = Plan::from_yaml(&fs::read_to_string(out.join("plan.yaml")).unwrap()).unwrap();
     assert_eq!((plan.check(), ring(&plan, "gpu0").unwrap().slots), (vec![], 2));
     let one = [&more[..4], &["--slots", "1"]].concat();
-    let vram = smallest(&one);
+    let vram = smallest(&model, &one);
     let arguments = [&[model.to_str().unwrap(), "--vram", &vram, "--out", "never-written"], &one[..]].concat();
     split(&arguments).refusal(&["no room for a slot", "planned"]);
 }
@@ -330,7 +343,11 @@ fn a_plan_on_another_file_system() {
     }
     let elsewhere = tempfile::tempdir_in(shm).unwrap();
     let out = elsewhere.path().join("plan");
-    let plan = written(&copied(LLAMA, here.path()), &out, &["--stream", "all"]);
+    let model = copied(LLAMA, here.path());
+    let dry = ["--stream", "all", "--dry-run", "--json"];
+    let imagined = split(&[&[model.to_str().unwrap(), "--out", out.to_str().unwrap()], &dry[..]].concat()).success();
+    let plan = written(&model, &out, &["--stream", "all"]);
+    assert_eq!(serde_json::from_str::<Plan>(&imagined.stdout).unwrap(), plan);
     let partition = streamed(&plan)[0];
     assert!(partition.weights_dir.starts_with(".."), "{}", partition.weights_dir);
     let weights = of_model(&fixture(LLAMA));
