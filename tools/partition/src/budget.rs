@@ -11,15 +11,24 @@ pub struct Budget {
     pub vram: Vec<u64>,
     /// Host memory, bytes, where a limit was asked for.
     pub ram: Option<u64>,
+    /// Part of it that the process takes for itself, bytes.
+    pub process: u64,
     /// Device memory left unused on each GPU, bytes.
     pub margin: u64,
     /// Where state lies.
     pub kv: KvHome,
-    /// Host memory that the process and reading ahead take where weights are read from disk, bytes.
+    /// Host memory that reading ahead takes where weights are read from disk, bytes.
     pub reading: u64,
     /// What weights take on the host beyond their bytes in the model, because its kernels want them packed: so many bytes for
     /// each 1000.
     pub packing: u64,
+}
+
+impl Budget {
+    /// Host memory for blocks, bytes, where there is a limit.
+    pub fn host(&self) -> Option<u64> {
+        self.ram.map(|ram| ram.saturating_sub(self.process))
+    }
 }
 
 /// Where the state of a GPU's blocks lies.
@@ -67,9 +76,9 @@ impl Demand {
 /// A placement does not fit, with the numbers a person needs to mend it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{place} needs {} but may use {}: weights {}, KV {}, workspace {}, {}margin {}",
+    "{place} needs {} but may use {}: weights {}, KV {}, workspace {}, {}{} {}",
     ByteSize(demand.total().saturating_add(*margin)).human(), ByteSize(*budget).human(), ByteSize(demand.weights).human(),
-    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), ring(demand), ByteSize(*margin).human()
+    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), ring(demand), unused(*place), ByteSize(*margin).human()
 )]
 pub struct NoFit {
     /// The device that is too small.
@@ -78,8 +87,15 @@ pub struct NoFit {
     pub demand: Demand,
     /// What may be used.
     pub budget: u64,
-    /// Part of the budget that must stay unused.
+    /// Part of the budget that blocks may not use: the margin of a GPU, the process itself on the host.
     pub margin: u64,
+}
+
+fn unused(place: Place) -> &'static str {
+    match place {
+        Place::Cpu => "the process itself",
+        Place::Gpu(_) => "margin",
+    }
 }
 
 /// The slots of a ring, where there is one.

@@ -195,7 +195,7 @@ impl Partial {
             false => self.host_weights,
         };
         let host = weights + self.host_kv + self.host_workspace;
-        self.gpus.iter().enumerate().all(on_gpu) && budget.ram.is_none_or(|ram| host <= ram)
+        self.gpus.iter().enumerate().all(on_gpu) && budget.host().is_none_or(|ram| host <= ram)
     }
 }
 

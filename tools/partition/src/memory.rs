@@ -61,14 +61,14 @@ impl Usage {
             holds(problem, gpu, *demand)?;
         }
         match problem.budget.ram {
-            Some(ram) => NoFit::unless(Place::Cpu, self.host_least(problem, mechanisms), ram, 0),
+            Some(ram) => NoFit::unless(Place::Cpu, self.host_least(problem, mechanisms), ram, problem.budget.process),
             None => Ok(()),
         }
     }
 
     /// What host memory must hold: with a disk to read from, one block's weights at a time.
     pub(crate) fn host_least(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
-        let fits = problem.budget.ram.is_none_or(|ram| self.host.total() <= ram);
+        let fits = problem.budget.host().is_none_or(|ram| self.host.total() <= ram);
         match may_read_disk(problem, mechanisms) && !fits {
             true => Demand { weights: self.largest_on_host.saturating_add(problem.budget.reading), ..self.host },
             false => self.host,
@@ -87,7 +87,7 @@ impl Usage {
     /// The part of each block's weights that stays in host memory, 0 to 1; see [`missing`](Self::missing).
     pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
         let beside = self.host.kv.saturating_add(self.host.workspace);
-        let Some(ram) = problem.budget.ram.filter(|ram| self.host.total() > *ram) else { return 1.0 };
+        let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
         let room = ram.saturating_sub(beside).saturating_sub(problem.budget.reading) as f64;
         let (reads, largest) = (self.host_reads[phase as usize] as f64, self.largest_read[phase as usize] as f64);
         if reads <= room { 1.0 } else { ((room - largest) / (reads - largest)).clamp(0.0, 1.0) }

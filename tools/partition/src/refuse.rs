@@ -50,7 +50,11 @@ pub(crate) fn refuse(problem: &Problem, options: &Options) -> NoFit {
     let choices = least_host(problem, &wish, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
     let usage = usage(problem, &choices, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
-    let host =
-        NoFit { place: Place::Cpu, demand: usage.host_least(problem, options.mechanisms), budget: ram, margin: 0 };
+    let host = NoFit {
+        place: Place::Cpu,
+        demand: usage.host_least(problem, options.mechanisms),
+        budget: ram,
+        margin: problem.budget.process,
+    };
     usage.check(problem, options.mechanisms).err().unwrap_or(host)
 }

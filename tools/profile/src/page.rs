@@ -6,7 +6,7 @@ use crate::estimate::{Roofline, blocks_at};
 use crate::report::{BlockWork, ReportInput, Sweep, render};
 use crate::store;
 use hpp_model::{Analysis, DEFAULT_CHUNK, Load, Source, problem};
-use hpp_partition::{Budget, KvHome, Mechanisms, Objective, Options, Planner, sweep};
+use hpp_partition::{Budget, Mechanisms, Objective, Options, Planner, sweep};
 use hpp_schema::{Finding, Profile};
 use std::path::Path;
 
@@ -49,7 +49,7 @@ fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
     let blocks = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let all = hpp_partition::Demand::of(&blocks).total();
     let most = (all + all / 8).min(gpu.memory.0).max(1);
-    let budget = Budget { vram: vec![most], ram: None, margin: 0, kv: KvHome::Device, reading: 0, packing: 0 };
+    let budget = Budget { vram: vec![most], ..Budget::default() };
     let mechanisms = Mechanisms::ResidentCpu;
     let options = Options { planner: Planner::Exact, objective: Objective::Mixed, mechanisms, slots: None };
     match problem(analysis, load, Source::Profile(profile), budget) {

@@ -76,7 +76,8 @@ fn budget(args: &SplitArgs, costs: &Costs) -> (Budget, Vec<u64>) {
         ram: args.ram.map(|size| size.0).or(host),
         margin: args.margin.map_or(default_margin(&shown), |size| size.0),
         kv: if args.kv == KvPlace::Cpu { KvHome::Host } else { KvHome::Device },
-        reading: PROCESS + READ_AHEAD,
+        process: PROCESS,
+        reading: READ_AHEAD,
         // The model says.
         packing: 0,
     };

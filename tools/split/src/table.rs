@@ -127,16 +127,20 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         .map_or(String::new(), |ring| format!(", {} slots of {} in it", ring.slots, ring.slot_bytes.human()));
     let slots = match device.window {
         Some(window) => format!(
-            ", {} of weights locked and {} for those on their way from disk in it; {} are for the process itself",
+            ", {} of weights locked and {} for those on their way from disk in it",
             ByteSize(weights).human(),
             window.human(),
-            ByteSize(PROCESS).human()
         ),
         None => slots,
     };
+    let process = match device.kind {
+        DeviceKind::Cpu => format!("; {} are for the process itself", ByteSize(PROCESS).human()),
+        DeviceKind::Gpu => String::new(),
+    };
     match limit {
         Some(limit) => {
-            format!("{name}: {used} of {} at {} tokens of context{slots}", limit.human(), plan.budgets.context)
+            let context = plan.budgets.context;
+            format!("{name}: {used} of {} at {context} tokens of context{slots}{process}", limit.human())
         }
         None => format!("{name}: {used} at {} tokens of context{slots}", plan.budgets.context),
     }

@@ -47,7 +47,7 @@ pub(super) fn on_gpu(program: &mut Program, gpu: usize) {
 }
 
 fn on_host(program: &mut Program) {
-    if let Some(ram) = program.problem.budget.ram {
+    if let Some(ram) = program.problem.budget.host() {
         let host = host(program);
         program.limit(&host, ram);
     }

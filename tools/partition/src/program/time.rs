@@ -234,7 +234,7 @@ impl Program<'_> {
 /// Weights that host memory cannot keep come from disk in every pass.
 fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
     let problem = program.problem;
-    let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.ram) else { return };
+    let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return };
     if !may_read_disk(problem, program.wish.mechanisms) {
         return;
     }

@@ -76,6 +76,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             ram,
             margin: d.below(50),
             kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device },
+            process: if d.one_in(3) { d.below(100) } else { 0 },
             reading: if d.one_in(2) { d.below(100) } else { 0 },
             packing: 0,
         },
@@ -258,7 +259,7 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
             return None;
         }
     }
-    let Some(ram) = problem.budget.ram else { return Some([0, 0]) };
+    let Some(ram) = problem.budget.host() else { return Some([0, 0]) };
     let resident = |w: Where| matches!(w, Where::Resident(_));
     let on_host = |c: Choice| !(resident(c.prefill) && resident(c.decode));
     let homeless = |c: Choice| c.prefill.gpu().is_none() || c.prefill.gpu() != c.decode.gpu();

@@ -190,7 +190,7 @@ impl<'a> Tables<'a> {
         }
         let beside = self.state[sets.state_on_host] + self.workspace[sets.on_cpu];
         let mut disk = [0.0; 2];
-        if let Some(ram) = budget.ram {
+        if let Some(ram) = budget.host() {
             let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockKind::Embedding;
             let tables: Set = (0..self.problem.blocks.len()).filter(is_table).map(|i| 1 << i).sum();
             let fits = self.weights[sets.on_host] + beside <= ram;
