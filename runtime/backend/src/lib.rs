@@ -24,6 +24,8 @@ mod upload;
 pub use backend::{OrtBackend, OrtBuffer};
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};
 pub use environment::{OpenError, OrtOptions, Waiting};
+pub use os::memory_limit;
+pub use peek::needs_packing;
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
 pub use session::{OrtSession, OrtTensor};

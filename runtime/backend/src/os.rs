@@ -122,7 +122,7 @@ pub(crate) fn machine_memory() -> (Option<u64>, Option<u64>) {
 }
 
 /// Most memory this process may use: the machine's, or less where a control group says so; `None` where nobody tells.
-pub(crate) fn memory_limit() -> Option<u64> {
+pub fn memory_limit() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let files = limit_files(&groups);
     let limit = |path: &String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();

@@ -11,7 +11,7 @@ use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// Whether a model has weights that must be packed ahead, whatever that takes. Files that cannot be read are left to the loader to complain of.
-pub(crate) fn needs_packing(model: &Path) -> bool {
+pub fn needs_packing(model: &Path) -> bool {
     look(model).map_or(true, |scan| scan.gains)
 }
 

@@ -167,7 +167,8 @@ impl<B: Backend> Engine<B> {
         self.meter.record(on.then(|| self.areas.backend.now()));
     }
 
-    /// What happened since recording began: a lane for each device, for each way between memories and for whole passes.
+    /// What happened since recording began: a lane for each device (`gpu0`, or `gpu0 on the CPU` for its
+    /// stages that run there), for each way between memories and for whole passes.
     pub fn timeline(&self) -> Timeline {
         self.meter.timeline()
     }

@@ -43,7 +43,7 @@ pub use once::Named;
 pub use options::{EngineOptions, Verify, WeightReads};
 pub use port::{Backend, Fallback};
 pub use rehearse::{Evictor, Rehearsal, Runs};
-pub use reporter::{Reporter, Silent};
+pub use reporter::{Reporter, Silent, listed};
 pub use sequence::Sequence;
 pub use step::{LogitRows, StepInput};
 pub use telemetry::{PassTelemetry, Phase, StageTelemetry, Tally, Telemetry};

@@ -51,7 +51,8 @@ pub(crate) fn load<B: Backend>(
     let steps = [&plan.schedule.prefill, &plan.schedule.decode];
     let acts = |phase: Phase| stage::acts(plan, &names, &stages, &by_phase[phase as usize], steps[phase as usize]);
     let acts = [acts(Phase::Prefill), acts(Phase::Decode)];
-    let slots = Slots::new(&areas, plan, dir, &stages, [&acts[0], &acts[1]], &options, reporter)?;
+    let may_hold = keep.for_devices(plan, backend.memory_use().resident);
+    let slots = Slots::new(&areas, plan, dir, &stages, [&acts[0], &acts[1]], (&options, may_hold), reporter)?;
     let mut engine = Engine {
         feeds: feeds(plan, &areas, &stages, context)?,
         boundaries: boundaries(plan, &names, &vocabulary),

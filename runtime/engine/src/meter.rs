@@ -15,8 +15,10 @@ pub(crate) struct Meter {
     pub pass: PassTelemetry,
     /// Devices by the memory their stages use.
     devices: BTreeMap<MemoryId, String>,
+    /// Where the time of each stage belongs.
+    lanes: Vec<String>,
     recording: Option<Recording>,
-    /// The last stage that ran on each device, in the order of the pass's devices.
+    /// The last stage that ran on each lane, in the order of the pass's lanes.
     last: Vec<Option<(usize, Phase)>>,
     /// What devices were given to do, oldest first, and where it belongs.
     begun: VecDeque<(Ticket, Began)>,
@@ -65,10 +67,11 @@ pub(crate) enum Awaited {
 impl Meter {
     /// A meter of stages that took `load` to load.
     pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
-        let pass = PassTelemetry::of(stages.iter().map(|stage| stage.device.as_str()));
+        let lanes: Vec<String> = stages.iter().map(StageTelemetry::lane).collect();
+        let pass = PassTelemetry::of(&lanes);
         let telemetry = Telemetry { load, stages, ..Telemetry::default() };
         let last = vec![None; pass.compute.len()];
-        Meter { telemetry, pass, devices, recording: None, last, begun: VecDeque::new() }
+        Meter { telemetry, pass, devices, lanes, recording: None, last, begun: VecDeque::new() }
     }
 
     /// Records from now on, and forgets what was recorded; or stops recording.
@@ -160,7 +163,6 @@ impl Meter {
 
     /// A stage waited for its weights.
     fn stalled(&mut self, stage: usize, awaited: Awaited, took: Took) {
-        let device = &self.telemetry.stages[stage].device;
         let (all, now, awaited) = match awaited {
             Awaited::Disk => (&mut self.telemetry.stalls, &mut self.pass.stalls, "waits for the disk"),
             Awaited::Slot => (&mut self.telemetry.slot_stalls, &mut self.pass.slot_stalls, "waits for its weights"),
@@ -168,19 +170,19 @@ impl Meter {
         all.add(took.length());
         now.add(took.length());
         if let Some(recording) = self.recording.as_mut().filter(|_| !took.length().is_zero()) {
-            recording.span(device.clone(), awaited.to_owned(), SpanKind::Stall, took, None);
+            recording.span(self.lanes[stage].clone(), awaited.to_owned(), SpanKind::Stall, took, None);
         }
     }
 
     /// A stage has run.
     fn ran(&mut self, number: usize, phase: Phase, took: Took) {
-        let stage = &mut self.telemetry.stages[number];
+        let (stage, lane) = (&mut self.telemetry.stages[number], &self.lanes[number]);
         stage.phase(phase).add(took.length());
-        if let Some(device) = self.pass.computed(&stage.device, took.length()) {
-            self.last[device] = Some((number, phase));
+        if let Some(at) = self.pass.computed(lane, took.length()) {
+            self.last[at] = Some((number, phase));
         }
         if let Some(recording) = &mut self.recording {
-            recording.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, took, None);
+            recording.span(lane.clone(), stage.partition.clone(), SpanKind::Compute, took, None);
         }
     }
 

@@ -112,16 +112,13 @@ pub struct WeightSpec {
     pub bytes: u64,
 }
 
-/// Where the host holds weights that are copied to a device.
+/// Where the host holds weights that are copied to a device: in pinned memory, the rest in their files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Hold {
-    /// In their files, of which the system keeps in memory what it likes.
-    #[default]
-    Files,
-    /// In pinned memory, while there is room.
-    Pinned,
-    /// On disk: the system is told to forget what was read.
-    Disk,
+pub struct Hold {
+    /// Most bytes of them in pinned memory, as far as there is room.
+    pub pinned: u64,
+    /// Whether the system is not to keep in memory what is read from files.
+    pub forget: bool,
 }
 
 /// One input or output of a session.

@@ -21,3 +21,35 @@ pub trait Reporter: Send + Sync {
 pub struct Silent;
 
 impl Reporter for Silent {}
+
+/// Names for people, apart by commas. Three or more that count on, as `gpu_0`, `gpu_1`, `gpu_2`, are their first and last.
+pub fn listed<S: AsRef<str>>(names: &[S]) -> String {
+    let counts_on = |a: &S, b: &S| {
+        let (Some((own, a)), Some((same, b))) = (numbered(a.as_ref()), numbered(b.as_ref())) else { return false };
+        own == same && a.checked_add(1) == Some(b)
+    };
+    let runs = names.chunk_by(counts_on).flat_map(|run| match run {
+        [first, _, .., last] => vec![format!("{} to {}", first.as_ref(), last.as_ref())],
+        few => few.iter().map(|name| name.as_ref().to_owned()).collect(),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+/// A name and the number it ends with.
+fn numbered(name: &str) -> Option<(&str, u64)> {
+    let text = name.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    Some((text, name[text.len()..].parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_count_on_are_their_first_and_last() {
+        assert_eq!(listed(&["gpu_9", "gpu_10", "gpu_11", "cpu_12"]), "gpu_9 to gpu_11, cpu_12");
+        assert_eq!(listed(&["gpu_0", "gpu_1", "gpu_3", "head"]), "gpu_0, gpu_1, gpu_3, head");
+        assert_eq!(listed(&["2", "3", "4", "4"]), "2 to 4, 4");
+        assert_eq!(listed::<&str>(&[]), "");
+    }
+}

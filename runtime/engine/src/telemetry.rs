@@ -4,6 +4,9 @@ use crate::port::MemoryUse;
 use hpp_schema::Provider;
 use std::time::Duration;
 
+/// What plans call the host.
+const HOST: &str = "cpu";
+
 /// Which schedule a pass followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
@@ -61,6 +64,14 @@ pub struct StageTelemetry {
 }
 
 impl StageTelemetry {
+    /// Where its time belongs: the plan's device, said to be on the CPU where that is a GPU and its provider is not to be had.
+    pub fn lane(&self) -> String {
+        match (self.provider, self.device.as_str()) {
+            (Provider::Cpu, device) if device != HOST => format!("{device} on the CPU"),
+            (_, device) => device.to_owned(),
+        }
+    }
+
     pub(crate) fn phase(&mut self, phase: Phase) -> &mut Tally {
         match phase {
             Phase::Prefill => &mut self.prefill,
@@ -72,7 +83,7 @@ impl StageTelemetry {
 /// One pass, taken apart: what its devices, copies and waits took. Copies of weights and reads go on beside the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PassTelemetry {
-    /// Computing, by the plan's device.
+    /// Computing, by the stages' [lanes](StageTelemetry::lane).
     pub compute: Vec<(String, Duration)>,
     /// Copies of tensors between memories, the scores' way to the host included.
     pub copies: Tally,
@@ -97,27 +108,27 @@ pub struct PassTelemetry {
 }
 
 impl PassTelemetry {
-    /// Zeros for these devices.
-    pub(crate) fn of<'a>(devices: impl Iterator<Item = &'a str>) -> Self {
+    /// Zeros for these lanes.
+    pub(crate) fn of(lanes: &[String]) -> Self {
         let mut compute: Vec<(String, Duration)> = Vec::new();
-        for device in devices {
-            if !compute.iter().any(|(known, _)| known == device) {
-                compute.push((device.to_owned(), Duration::ZERO));
+        for lane in lanes {
+            if !compute.iter().any(|(known, _)| known == lane) {
+                compute.push((lane.clone(), Duration::ZERO));
             }
         }
         PassTelemetry { compute, ..Self::default() }
     }
 
-    /// Zeros for the same devices.
+    /// Zeros for the same lanes.
     pub(crate) fn begin(&mut self) {
         let mut compute = std::mem::take(&mut self.compute);
         compute.iter_mut().for_each(|(_, time)| *time = Duration::ZERO);
         *self = PassTelemetry { compute, ..Self::default() };
     }
 
-    /// A device has computed; its place in `compute`.
-    pub(crate) fn computed(&mut self, device: &str, time: Duration) -> Option<usize> {
-        let at = self.compute.iter().position(|(known, _)| known == device)?;
+    /// Something was computed on a lane; its place in `compute`.
+    pub(crate) fn computed(&mut self, lane: &str, time: Duration) -> Option<usize> {
+        let at = self.compute.iter().position(|(known, _)| known == lane)?;
         self.compute[at].1 += time;
         Some(at)
     }

@@ -36,6 +36,22 @@ fn files_that_changed_or_are_gone_are_all_named() {
     assert!(words.contains("cpu_0.onnx: cannot be read"), "{words}");
 }
 
+/// Nothing here reads it.
+#[test]
+fn a_tokenizer_that_is_gone_is_no_matter_and_one_that_changed_is() {
+    let mut toy = Toy::new();
+    let path = toy.dir.path().join("tokenizer.json");
+    let mut record = toy.plan.files[0].clone();
+    std::fs::copy(toy.dir.path().join(&record.path), &path).unwrap();
+    (record.path, record.role) = ("tokenizer.json".into(), hpp_schema::FileRole::Text);
+    toy.plan.files.push(record);
+    toy.load().unwrap();
+    std::fs::write(&path, "other").unwrap();
+    assert!(refused(&toy).contains("tokenizer.json"));
+    std::fs::remove_file(&path).unwrap();
+    toy.load().unwrap();
+}
+
 #[test]
 fn a_change_between_samples_is_found_when_every_byte_is_asked_for() {
     let mut toy = Toy::new();
@@ -102,6 +118,8 @@ fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
     let telemetry = engine.telemetry();
     assert_eq!(telemetry.stages[0].provider, Provider::Cpu);
     assert_eq!(telemetry.copies.count, 0, "nothing crosses when all is on the host");
+    let lanes: Vec<&str> = engine.last_pass().compute.iter().map(|(lane, _)| lane.as_str()).collect();
+    assert_eq!(lanes, ["gpu0 on the CPU", "cpu"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! mock advances copies begin when they may, neither sooner nor later.
 
 use hpp_engine::mock::{Chain, ChainForm, ChainInputs, ChainPart, LinkCost, MockBackend};
-use hpp_engine::port::{Hold, MemoryId};
+use hpp_engine::port::MemoryId;
 use hpp_engine::{Engine, EngineError, EngineOptions, Fallback, LogitRows, Reporter, Silent, StepInput, WeightReads};
 use hpp_schema::{Residency, Span, SpanKind};
 use proptest::prelude::*;
@@ -324,18 +324,37 @@ fn what_is_streamed_is_pinned_as_far_as_it_may_be() {
         load(&chain, &backend, options, &said).unwrap();
         let (pinned, held) = backend.held();
         assert_eq!(pinned, got);
-        assert_eq!(held, [Hold::Files, Hold::Pinned, Hold::Pinned]);
+        let share = may.map_or(BYTES, |may| may / 2);
+        assert_eq!(held.iter().map(|hold| hold.pinned).collect::<Vec<_>>(), [0, share, share]);
+        assert!(held.iter().all(|hold| !hold.forget));
         assert_eq!(said.0.into_inner().unwrap().iter().any(|said| said.contains("could be pinned")), says);
     }
 }
 
+/// Of what is streamed the host holds an equal share of each part's, as much as the plan's memory has room for; the rest is read
+/// each time and not kept.
 #[test]
-fn where_the_host_reads_from_disk_it_keeps_nothing_for_devices_either() {
-    let dir = tempfile::tempdir().unwrap();
-    let backend = backend(700);
-    backend.can_pin(u64::MAX);
-    let mut plan = chain(&[(At::Host, At::Ring); 2], 2, None).set_up(dir.path(), &backend).unwrap();
-    plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap().window = Some(hpp_schema::ByteSize(1 << 20));
-    Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
-    assert_eq!(backend.held(), (0, vec![Hold::Disk, Hold::Disk]));
+fn the_host_holds_no_more_than_it_may() {
+    let held = |ram: Option<u64>| {
+        let dir = tempfile::tempdir().unwrap();
+        let backend = backend(700);
+        backend.can_pin(u64::MAX);
+        let mut plan = chain(&[(At::Host, At::Ring); 4], 2, None).set_up(dir.path(), &backend).unwrap();
+        plan.budgets.ram = ram.map(hpp_schema::ByteSize);
+        Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+        let (pinned, held) = backend.held();
+        assert!(held.windows(2).all(|two| two[0] == two[1]), "{held:?}");
+        (pinned, held[0].forget)
+    };
+    assert_eq!(held(None), (4 * BYTES, false));
+    assert_eq!(held(Some(1 << 30)), (4 * BYTES, false));
+    assert_eq!(held(Some(0)), (0, true));
+    // States and activations come first.
+    let (mut less, mut enough) = (0, 1 << 30);
+    while enough - less > 1 {
+        let middle = u64::midpoint(less, enough);
+        *if held(Some(middle)).1 { &mut less } else { &mut enough } = middle;
+    }
+    assert_eq!(held(Some(enough - 2 * BYTES)), (2 * BYTES, true));
+    assert_eq!(held(Some(enough - 4 * BYTES)), (0, true));
 }

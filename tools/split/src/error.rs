@@ -38,6 +38,8 @@ pub enum SplitError {
     NoFit {
         /// What was tried.
         what: String,
+        /// The smallest budget that would do, bytes.
+        smallest: u64,
         /// The numbers.
         source: NoFit,
     },
@@ -90,8 +92,8 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::NoFit { source, .. } => {
-                let smallest = ByteSize(source.smallest());
+            SplitError::NoFit { source, smallest, .. } => {
+                let smallest = ByteSize(*smallest);
                 let flag = if source.place == hpp_partition::Place::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 format!(

@@ -4,8 +4,8 @@ use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
 use crate::error::SplitError;
 use crate::pieces::Apart;
 use crate::predict::Expected;
-use crate::request::READ_AHEAD;
 use crate::request::Request;
+use crate::request::{READ_AHEAD, with_default_margin};
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
     Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan,
@@ -78,7 +78,7 @@ fn choose(request: &Request, args: &SplitArgs) -> Result<(Solution, bool), Split
             (Ok(solution), _) => (solution, false),
             // Placing by hand starts from the host when the budget alone leads nowhere.
             (Err(_), Some(_)) => (on_host(), true),
-            (Err(source), None) => return Err(no_fit(source)),
+            (Err(source), None) => return Err(no_fit(request)(source)),
         },
     };
     match &args.assign {
@@ -168,7 +168,7 @@ impl Placement {
     /// Refuses a placement that needs more memory than there is.
     pub fn check(&self, request: &Request) -> Result<(), SplitError> {
         let Solution { choices, slots, .. } = &self.solution;
-        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit)
+        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit(request))
     }
 
     /// Makes a piece part of the one after it, on that one's device.
@@ -194,12 +194,18 @@ fn from_disk(request: &Request, solution: &Solution) -> Option<FromDisk> {
 }
 
 /// As the command says it.
-pub fn no_fit(source: NoFit) -> SplitError {
-    let what = match source.place {
-        Place::Cpu => "host memory is too small for what the GPUs do not hold".to_owned(),
-        Place::Gpu(index) => format!("the budget of gpu{index} is too small"),
-    };
-    SplitError::NoFit { what, source }
+pub fn no_fit(request: &Request) -> impl Fn(NoFit) -> SplitError + '_ {
+    |source| {
+        let what = match source.place {
+            Place::Cpu => "host memory is too small for what the GPUs do not hold".to_owned(),
+            Place::Gpu(index) => format!("the budget of gpu{index} is too small"),
+        };
+        let smallest = match source.place {
+            Place::Gpu(_) if request.margin_unsaid => with_default_margin(source.demand.total()),
+            _ => source.smallest(),
+        };
+        SplitError::NoFit { what, smallest, source }
+    }
 }
 
 /// A block may only go to a GPU that there is.

@@ -15,7 +15,8 @@ pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
         let disk = placement.disk(request);
         return placement.pieces.iter().map(|piece| without_gpus(piece, disk.as_ref())).collect();
     }
-    let runs = explain_runs(&request.problem, &request.options, &placement.solution);
+    // With what starting each piece costs, as in the time they are compared with.
+    let runs = explain_runs(&placement.problem(request), &request.options, &placement.solution);
     let of = |piece: &Piece| runs.iter().find(|run| run.blocks.contains(&piece.blocks.start));
     placement
         .pieces

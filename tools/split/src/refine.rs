@@ -83,12 +83,12 @@ pub fn refine(
     let bench = Bench::new(request, tokens, target)?;
     let mut runs = Runs { args, analysis, bench, done: Vec::new() };
     let mut feedback = Feedback::default();
-    let mut waiting = best(&request.problem, &request.options, FIRST).map_err(no_fit)?;
+    let mut waiting = best(&request.problem, &request.options, FIRST).map_err(no_fit(request))?;
     waiting.reverse();
     while runs.done.len() < MOST {
         let next = match waiting.pop() {
             Some(solution) => solution,
-            None => plan(&request.problem, &request.options).map_err(no_fit)?,
+            None => plan(&request.problem, &request.options).map_err(no_fit(request))?,
         };
         if runs.knows(&next.choices) {
             if waiting.is_empty() {

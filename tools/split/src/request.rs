@@ -31,6 +31,8 @@ pub struct Request {
     pub budgets: Budgets,
     /// Whether blocks on a GPU are to be movable.
     pub movable: bool,
+    /// Whether nobody said what to leave unused on GPUs.
+    pub margin_unsaid: bool,
 }
 
 impl Request {
@@ -49,13 +51,25 @@ impl Request {
         let problem = problem(analysis, load, costs.source(), budget)
             .map_err(|findings| Complaints(findings.iter().map(complain).collect()))?;
         let against = args.stands_against_streaming();
-        Ok(Request { load, problem, options: args.planning.options(against), budgets, movable: args.movable })
+        let (options, movable) = (args.planning.options(against), args.movable);
+        Ok(Request { load, problem, options, budgets, movable, margin_unsaid: args.margin.is_none() })
     }
 }
 
+/// Device memory left unused where nobody says: this part of the smallest, and no more than so many bytes.
+const MARGIN_SHARE: u64 = 16;
+const MOST_MARGIN: u64 = 1 << 30;
+
 /// Device memory left unused where nobody says.
 pub fn default_margin(vram: &[u64]) -> u64 {
-    vram.iter().min().map_or(0, |smallest| (smallest / 16).min(1 << 30))
+    vram.iter().min().map_or(0, |smallest| (smallest / MARGIN_SHARE).min(MOST_MARGIN))
+}
+
+/// The smallest device memory that holds a demand beside the margin left where nobody says.
+pub fn with_default_margin(demand: u64) -> u64 {
+    let shared = u128::from(demand) * u128::from(MARGIN_SHARE);
+    let shared = u64::try_from(shared.div_ceil(u128::from(MARGIN_SHARE - 1))).unwrap_or(u64::MAX);
+    shared.min(demand.saturating_add(MOST_MARGIN))
 }
 
 /// The limits to keep, and device memory as a plan says it.

@@ -2,7 +2,9 @@
 
 use crate::request::PROCESS;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
-use hpp_schema::{Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, Residency};
+use hpp_schema::{
+    Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, Residency, Ring,
+};
 use std::fmt::Write as _;
 
 /// A table with a header; columns in `right` are aligned right.
@@ -73,8 +75,12 @@ fn expectation(plan: &Plan) -> String {
         return format!("expected ({what}): {:.2} ms a run", p.time_to_first_token_ms);
     }
     let mut text = format!(
-        "expected ({what}): {:.1} tokens/s, {:.2} ms a token at {} of context; first token of a {}-token prompt after {:.0} ms",
-        p.decode_tokens_per_second, p.decode_ms, p.decode_context, p.prompt_tokens, p.time_to_first_token_ms
+        "expected ({what}): {} tokens/s, {:.2} ms a token at {} of context; first token of a {}-token prompt after {:.0} ms",
+        rate(p.decode_tokens_per_second),
+        p.decode_ms,
+        p.decode_context,
+        p.prompt_tokens,
+        p.time_to_first_token_ms
     );
     if let Some(limit) = &p.limit {
         let _ = write!(text, "\nlimited by {limit}");
@@ -94,72 +100,90 @@ fn proof(objective: &Achieved, new_tokens: u64) -> String {
     };
     let sure = match (objective.proven, objective.bound_ms) {
         (true, _) => "no plan is better".to_owned(),
-        (false, bound) if bound > 0.0 => format!("none can take less than {bound:.2} ms"),
+        (false, bound) if bound > 0.0 => format!("none can take less than {}", time(bound)),
         (false, _) => "nothing is proven of other plans".to_owned(),
     };
-    format!("{what} {:.2} ms; {sure}", objective.ms)
+    format!("{what} {}; {sure}", time(objective.ms))
+}
+
+/// Tokens a second: slow models say more digits.
+fn rate(per_second: f64) -> String {
+    if per_second < 1.0 { format!("{per_second:.3}") } else { format!("{per_second:.1}") }
+}
+
+/// Milliseconds, or seconds where there are many.
+fn time(ms: f64) -> String {
+    match ms {
+        ms if ms >= 1e4 => format!("{:.1} s", ms / 1e3),
+        ms => format!("{ms:.2} ms"),
+    }
 }
 
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
-    let name = &device.name;
+    let (name, context) = (&device.name, plan.budgets.context);
     let on = || plan.partitions.iter().filter(|p| p.device == *name);
-    let weights = match device.kind {
-        DeviceKind::Gpu => plan.weights_on(name).unwrap_or(u64::MAX),
-        DeviceKind::Cpu => {
-            plan.partitions.iter().filter(|p| lies_on_host(p, name)).map(|p| held_on_host(p, name)).sum()
-        }
-    };
-    let window = device.window.map_or(0, |window| window.0);
-    let ring = device.ring.map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
     let lies_here: u64 = plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
     let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
     let kv = lies_here + visits.map(|p| p.bytes.kv.0).max().unwrap_or(0);
     let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
-    let used = [weights, window, ring, kv, workspace].into_iter().fold(0, u64::saturating_add);
-    let used = ByteSize(used).human();
-    let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
-    let limit = match device.kind {
-        DeviceKind::Gpu => plan.budgets.vram.get(gpus_before).copied(),
-        DeviceKind::Cpu => plan.budgets.ram,
-    };
-    let slots = device
-        .ring
-        .map_or(String::new(), |ring| format!(", {} slots of {} in it", ring.slots, ring.slot_bytes.human()));
-    let slots = match device.window {
-        Some(window) => format!(
-            ", {} of weights locked and {} for those on their way from disk in it",
-            ByteSize(weights).human(),
-            window.human(),
-        ),
-        None => slots,
-    };
-    let process = match device.kind {
-        DeviceKind::Cpu => format!("; {} are for the process itself", ByteSize(PROCESS).human()),
-        DeviceKind::Gpu => String::new(),
-    };
-    match limit {
-        Some(limit) => {
-            let context = plan.budgets.context;
-            format!("{name}: {used} of {} at {context} tokens of context{slots}{process}", limit.human())
+    let (used, limit, parts) = match device.kind {
+        DeviceKind::Gpu => {
+            let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
+            let ring = device.ring.map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
+            let used = [plan.weights_on(name).unwrap_or(u64::MAX), ring, kv, workspace];
+            let slots = |ring: Ring| {
+                let plural = if ring.slots == 1 { "" } else { "s" };
+                format!(", {} slot{plural} of {} in it", ring.slots, ring.slot_bytes.human())
+            };
+            let used = used.into_iter().fold(0, u64::saturating_add);
+            (used, plan.budgets.vram.get(gpus_before).copied(), device.ring.map_or(String::new(), slots))
         }
-        None => format!("{name}: {used} at {} tokens of context{slots}", plan.budgets.context),
+        DeviceKind::Cpu => {
+            let limit = plan.budgets.ram;
+            let (used, parts) = on_host(plan, device, kv.saturating_add(workspace), limit.map(|limit| limit.0));
+            (used, limit, parts)
+        }
+    };
+    let used = ByteSize(used).human();
+    match limit {
+        Some(limit) => format!("{name}: {used} of {} at {context} tokens of context{parts}", limit.human()),
+        None => format!("{name}: {used} at {context} tokens of context{parts}"),
     }
 }
 
-/// Whether the host holds a partition's weights for good: to compute there in a phase, or to stream them from there.
-fn lies_on_host(partition: &Partition, host: &str) -> bool {
-    let computes = |form: &Form| form.device == host && form.residency == Residency::Resident;
-    partition.forms().any(|form| computes(&form) || form.residency == Residency::Streamed)
-}
-
-/// Bytes of a partition's weights that lie there: what is locked of those that are read from disk.
-fn held_on_host(partition: &Partition, host: &str) -> u64 {
-    match partition.residency {
-        Residency::Resident => partition.bytes.weights.0,
-        Residency::Streamed if partition.device == host => partition.bytes.locked.map_or(0, |locked| locked.0),
-        Residency::Streamed => partition.bytes.weights.0,
-        Residency::Mapped => 0,
+/// Bytes of host memory beside state and activations, and what they are for: weights that compute there, what of others is locked,
+/// and as much as there is room for of those that are streamed to GPUs.
+fn on_host(plan: &Plan, host: &Device, beside: u64, limit: Option<u64>) -> (u64, String) {
+    let human = |bytes: u64| ByteSize(bytes).human();
+    let computes = |partition: &Partition| partition.forms().any(|form| form.device == host.name);
+    let held = |partition: &Partition| {
+        let here = partition.forms().find(|form| form.device == host.name).map(|form| form.residency);
+        match here {
+            Some(Residency::Resident) => partition.bytes.weights.0,
+            Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
+            Some(Residency::Mapped) | None => 0,
+        }
+    };
+    let streams = |form: &Form| form.device != host.name && form.residency == Residency::Streamed;
+    let sum = |of: &dyn Fn(&Partition) -> u64| plan.partitions.iter().map(of).fold(0, u64::saturating_add);
+    // What computes here in another phase is counted once.
+    let streamed = sum(&|p| if p.forms().any(|form| streams(&form)) && !computes(p) { p.bytes.weights.0 } else { 0 });
+    let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
+    let process = limit.map_or(0, |_| PROCESS);
+    let first = [held, window, beside, process].into_iter().fold(0, u64::saturating_add);
+    let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(first)));
+    let mut parts = String::new();
+    if limit.is_some() {
+        parts += &format!(", {} of it for the process itself", human(PROCESS));
     }
+    if window > 0 {
+        parts += &format!(", {} of weights locked and {} for those on their way from disk", human(held), human(window));
+    }
+    if kept < streamed {
+        let (kept, streamed) = (human(kept), human(streamed));
+        parts += &format!(", {kept} of the {streamed} streamed to GPUs kept and the rest read from disk each time");
+    }
+    (first.saturating_add(kept), parts)
 }
 
 /// `embedding, layers.0-11, head`: consecutive layers shortened to a range.

@@ -132,26 +132,41 @@ impl Uploads {
 
     /// Opens the files of some weights and puts them where they are to be held.
     pub fn source(&self, weights: &[WeightSpec], memory: MemoryId, hold: Hold) -> Result<Source, BackendError> {
-        let open = |spec: &WeightSpec| {
+        let mut by_size: Vec<usize> = (0..weights.len()).collect();
+        by_size.sort_by_key(|at| weights[*at].bytes);
+        let mut left = hold.pinned;
+        let mut stays = vec![false; weights.len()];
+        // Small ones first: reading each costs as much as reading much.
+        for at in by_size {
+            stays[at] = weights[at].bytes <= left;
+            left = if stays[at] { left - weights[at].bytes } else { 0 };
+        }
+        let open = |(spec, stays): (&WeightSpec, &bool)| {
             let file = self.open(spec)?;
-            let pinned = if hold == Hold::Pinned { self.put(memory, &file, spec) } else { None };
-            let forget = hold == Hold::Disk;
+            let forget = hold.forget;
+            let pinned = if *stays { self.put(memory, &file, spec, forget) } else { None };
             let direct =
                 if forget { DirectFile::open(&spec.file, &self.0.direct).map_err(cannot_open(spec))? } else { None };
             let (offset, bytes, direct) = (spec.offset, spec.bytes, direct.map(Arc::new));
             Ok(Weight { file, offset, bytes, pinned, forget, direct })
         };
-        Ok(Source { weights: weights.iter().map(open).collect::<Result<_, BackendError>>()? })
+        Ok(Source { weights: weights.iter().zip(&stays).map(open).collect::<Result<_, BackendError>>()? })
     }
 
     /// Reads a weight into pinned memory; nothing where there is no room for it.
-    fn put(&self, memory: MemoryId, file: &WeightFile, spec: &WeightSpec) -> Option<(Memory, Rc<Place>, u64)> {
+    fn put(
+        &self,
+        memory: MemoryId,
+        file: &WeightFile,
+        spec: &WeightSpec,
+        forget: bool,
+    ) -> Option<(Memory, Rc<Place>, u64)> {
         let mut all = self.0.pinned.borrow_mut();
         let pinned = all.get_mut(&memory)?;
         let offset = pinned.used.next_multiple_of(LINE);
         let end = offset.checked_add(spec.bytes).filter(|end| *end <= pinned.bytes)?;
         let mut value = Value::part(&pinned.memory, &pinned.place, offset, spec.bytes).ok()?;
-        let read = value.fill_host(|bytes| file.read(spec.offset, bytes, false).is_ok());
+        let read = value.fill_host(|bytes| file.read(spec.offset, bytes, forget).is_ok());
         pinned.used = end;
         (read == Some(true)).then(|| (pinned.memory.clone(), Rc::clone(&pinned.place), offset))
     }
@@ -344,7 +359,8 @@ mod tests {
 
     #[test]
     fn a_file_that_was_replaced_is_read_anew_and_one_in_use_must_not_be() {
-        for hold in [Hold::Files, Hold::Disk] {
+        for forget in [false, true] {
+            let hold = Hold { pinned: 0, forget };
             let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let file = dir.path().join("weights");
             let contents = |first: u32| -> Vec<u8> { (first..first + 20_000).map(|at| (at % 251) as u8).collect() };

@@ -22,13 +22,14 @@ impl<B: Backend> Slots<B> {
         dir: &Path,
         stages: &[Stage],
         acts: [&[Act]; 2],
-        options: &EngineOptions,
+        (options, may_hold): (&EngineOptions, Option<u64>),
         reporter: &dyn Reporter,
     ) -> Result<Self, EngineError> {
         let mut slots = Slots { weights: stages.iter().map(|_| None).collect(), rings: vec![], poison: None };
         let ahead = options.weights != WeightReads::OnTime;
+        let host = Host::new(plan, stages, options, may_hold);
         for device in &plan.devices {
-            let making = Making { areas, plan, dir, stages, device: &device.name, ahead, options, reporter };
+            let making = Making { areas, plan, dir, stages, device: &device.name, ahead, host, options, reporter };
             making.device(device.ring.map(|ring| ring.slots), &mut slots)?;
         }
         let largest = slots.weights.iter().flatten().flat_map(|weights| &weights.sizes).max().copied();
@@ -54,8 +55,40 @@ struct Making<'a, B: Backend> {
     stages: &'a [Stage],
     device: &'a str,
     ahead: bool,
+    host: Host,
     options: &'a EngineOptions,
     reporter: &'a dyn Reporter,
+}
+
+/// What the host may hold of weights that are streamed to devices.
+#[derive(Clone, Copy)]
+struct Host {
+    /// Of each stage's, 0 to 1.
+    share: f64,
+    /// Whether that is less than all because there is no memory for more: then the system is not to keep them either.
+    short: bool,
+}
+
+impl Host {
+    fn new(plan: &Plan, stages: &[Stage], options: &EngineOptions, may_hold: Option<u64>) -> Self {
+        let streamed = stages.iter().filter_map(|stage| form(plan, stage)).filter(|form| streams(form));
+        let all = streamed.flat_map(|form| form.weights).filter_map(WeightInput::bytes).fold(0, u64::saturating_add);
+        let holds = all.min(may_hold.unwrap_or(u64::MAX));
+        let pinned = holds.min(options.pinned.unwrap_or(u64::MAX));
+        let share = if all > 0 { pinned as f64 / all as f64 } else { 0.0 };
+        Host { share, short: holds < all || plan.devices.iter().any(|device| device.window.is_some()) }
+    }
+}
+
+fn streams(form: &Form<'_>) -> bool {
+    form.residency == Residency::Streamed
+}
+
+/// The form in which a stage computes whose weights are inputs: not of one that runs as constants after all.
+fn form<'a>(plan: &'a Plan, stage: &Stage) -> Option<Form<'a>> {
+    stage.inputs.iter().find(|input| matches!(input.from, From::Weight(_)))?;
+    let forms = plan.partitions[stage.partition].forms();
+    forms.into_iter().find(|form| form.device == stage.device && !form.weights.is_empty())
 }
 
 impl<B: Backend> Making<'_, B> {
@@ -76,16 +109,14 @@ impl<B: Backend> Making<'_, B> {
 
     /// Pins memory for all that is streamed, or as much as may be and can be had.
     fn pin(&self) {
-        let streams = |stage: &&Stage| self.hold(stage) == Hold::Pinned;
+        let pinned = |stage: &&Stage| self.hold(stage).pinned > 0;
         let streamed: Vec<&Stage> =
-            self.stages.iter().filter(|stage| stage.device == self.device).filter(streams).collect();
+            self.stages.iter().filter(|stage| stage.device == self.device).filter(pinned).collect();
         let Some(memory) = streamed.first().map(|stage| memory_of(stage)).filter(|memory| *memory != MemoryId::HOST)
         else {
             return;
         };
-        let weights = streamed.iter().filter_map(|stage| self.form(stage)).flat_map(|form| form.weights);
-        let bytes = weights.filter_map(WeightInput::bytes).fold(0, u64::saturating_add);
-        let wanted = bytes.min(self.options.pinned.unwrap_or(u64::MAX));
+        let wanted = streamed.iter().map(|stage| self.hold(stage).pinned).fold(0, u64::saturating_add);
         let got = self.areas.backend.pin(memory, wanted);
         // Nothing at all: a provider that cannot pin.
         if got < wanted && (got > 0 || self.options.pinned.is_some()) {
@@ -98,15 +129,13 @@ impl<B: Backend> Making<'_, B> {
         }
     }
 
-    /// Where the host holds a stage's weights. Those that stay on their device are copied once; where the host's own weights are
-    /// read from disk, there is no memory for these either.
+    /// Where the host holds a stage's weights: those that stay on their device are copied once, of the others an equal share of
+    /// each stage's is pinned.
     fn hold(&self, stage: &Stage) -> Hold {
-        let streams = self.form(stage).is_some_and(|form| form.residency == Residency::Streamed);
-        match self.plan.devices.iter().any(|device| device.window.is_some()) {
-            true => Hold::Disk,
-            false if streams => Hold::Pinned,
-            false => Hold::Files,
-        }
+        let streamed = self.form(stage).filter(streams);
+        let bytes = streamed.iter().flat_map(|form| form.weights).filter_map(WeightInput::bytes);
+        let bytes = bytes.fold(0, u64::saturating_add);
+        Hold { pinned: (self.host.share * bytes as f64) as u64, forget: self.host.short }
     }
 
     /// Slots in one memory: a ring for what is streamed, then one for each stage that stays.
@@ -114,8 +143,8 @@ impl<B: Backend> Making<'_, B> {
         let (mut resident, mut streamed) = (Vec::new(), Vec::new());
         for (number, stage) in self.stages.iter().enumerate().filter(|(_, stage)| stage.device == self.device) {
             if slots.weights[number].as_ref().is_some_and(|weights| weights.memory == memory) {
-                let streams = self.form(stage).is_some_and(|form| form.residency == Residency::Streamed);
-                if streams { streamed.push(number) } else { resident.push(number) }
+                let is_streamed = self.form(stage).is_some_and(|form| streams(&form));
+                if is_streamed { streamed.push(number) } else { resident.push(number) }
             }
         }
         let sizes = self.plan.slot(self.device);
@@ -150,11 +179,8 @@ impl<B: Backend> Making<'_, B> {
         Ok(())
     }
 
-    /// The form in which a stage computes whose weights are inputs: not of one that runs as constants after all.
     fn form(&self, stage: &Stage) -> Option<Form<'_>> {
-        stage.inputs.iter().find(|input| matches!(input.from, From::Weight(_)))?;
-        let forms = self.plan.partitions[stage.partition].forms();
-        forms.into_iter().find(|form| form.device == stage.device && !form.weights.is_empty())
+        form(self.plan, stage)
     }
 
     fn weights(&self, stage: &Stage, form: &Form<'_>) -> Result<Weights<B>, EngineError> {
@@ -246,7 +272,7 @@ impl<B: Backend> Making<'_, B> {
             "{} has less memory than planned: {} of {of} resident partitions are streamed instead ({})",
             self.device,
             moved.len(),
-            names.join(", ")
+            crate::reporter::listed(&names)
         ));
         Ok(())
     }
