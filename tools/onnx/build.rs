@@ -4,11 +4,11 @@
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::{env, fs};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let schemas = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../schemas");
+    let schemas = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../schemas");
     let proto = schemas.join("onnx.proto");
     println!("cargo:rerun-if-changed={}", proto.display());
     println!("cargo:rerun-if-changed=build.rs");

@@ -155,7 +155,6 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
 /// and as much as there is room for of those that are streamed to GPUs.
 fn on_host(plan: &Plan, host: &Device, beside: u64, limit: Option<u64>) -> (u64, String) {
     let human = |bytes: u64| ByteSize(bytes).human();
-    let computes = |partition: &Partition| partition.forms().any(|form| form.device == host.name);
     let held = |partition: &Partition| {
         let here = partition.forms().find(|form| form.device == host.name).map(|form| form.residency);
         match here {
@@ -166,8 +165,8 @@ fn on_host(plan: &Plan, host: &Device, beside: u64, limit: Option<u64>) -> (u64,
     };
     let streams = |form: &Form| form.device != host.name && form.residency == Residency::Streamed;
     let sum = |of: &dyn Fn(&Partition) -> u64| plan.partitions.iter().map(of).fold(0, u64::saturating_add);
-    // What computes here in another phase is counted once.
-    let streamed = sum(&|p| if p.forms().any(|form| streams(&form)) && !computes(p) { p.bytes.weights.0 } else { 0 });
+    // Also of what computes here in another phase: kernels have packed that otherwise.
+    let streamed = sum(&|p| if p.forms().any(|form| streams(&form)) { p.bytes.weights.0 } else { 0 });
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
     let process = limit.map_or(0, |_| PROCESS);
     let first = [held, window, beside, process].into_iter().fold(0, u64::saturating_add);
