@@ -136,6 +136,9 @@ pub struct RuntimeArgs {
     /// --weights on-time, to compare with.
     #[arg(long, conflicts_with = "weights")]
     pub no_prefetch: bool,
+    /// Wait for a CUDA device after each partition, not once a pass, and let a thread copy streamed weights: to compare with.
+    #[arg(long)]
+    pub wait_each_run: bool,
     /// Host memory that may be pinned for weights streamed to GPUs; the others are read and copied through a small part of it
     /// [default: as much as they need].
     #[arg(long, value_name = "SIZE")]
@@ -166,9 +169,6 @@ pub struct LibraryArgs {
     /// Threads for all partitions together [default: one for each physical core].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Wait for a CUDA device after each partition, not once a pass, and let a thread copy streamed weights: to compare with.
-    #[arg(long)]
-    pub wait_each_run: bool,
     /// Say more on stderr.
     #[arg(long, short = 'v', action = ArgAction::Count)]
     pub verbose: u8,
@@ -213,6 +213,9 @@ pub struct DevicesArgs {
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
+#[command(mut_arg("prompt", |prompt| prompt.help("Text both models read; without any prompt, tokens made up from --seed")))]
+#[command(mut_arg("prompt_file", |file| file.help("File with the text both models read; `-` is stdin")))]
+#[command(mut_arg("tokens", |tokens| tokens.help("Token ids both models read")))]
 pub struct VerifyArgs {
     /// The plan: a plan.yaml, or the directory that holds one.
     pub plan: PathBuf,
@@ -345,10 +348,21 @@ mod tests {
             ("p -q -v", "cannot be used with"),
             ("verify", "<PLAN>"),
             ("verify p --steps 0", "1.."),
+            ("devices --wait-each-run", "--wait-each-run"),
         ] {
             let error = parse(line).expect_err(line);
             assert!(error.contains(says), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn help_of_a_prompt_says_what_comes_without_one() {
+        let help = |line: &str| parse(line).unwrap_err();
+        assert!(help("--help").contains("a chat in a terminal"), "{}", help("--help"));
+        let verify = help("verify --help");
+        assert!(verify.contains("tokens made up from --seed") && !verify.contains("terminal"), "{verify}");
+        assert!(help("bench --help").contains("--wait-each-run"));
+        assert!(!help("devices --help").contains("--wait-each-run"));
     }
 
     #[test]

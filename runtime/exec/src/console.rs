@@ -1,6 +1,6 @@
 //! Standard error: progress, warnings and the final account, for people. Bars only where a person watches.
 
-use hpp_engine::Reporter;
+use hpp_engine::{Reporter, listed};
 use hpp_schema::Provider;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::{BTreeMap, HashSet};
@@ -62,7 +62,7 @@ impl Console {
         }
         let elsewhere = std::mem::take(&mut *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner));
         for (what, partitions) in elsewhere {
-            self.warn(&format!("{} on {what}", partitions.join(", ")));
+            self.warn(&format!("{} on {what}", listed(&partitions)));
         }
     }
 

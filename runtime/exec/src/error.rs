@@ -10,6 +10,7 @@ use crate::stdout::OutputError;
 use crate::tensors::{NpyError, NpzError};
 use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::EngineError;
+use hpp_schema::ByteSize;
 
 /// What ended a command.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +47,12 @@ pub enum ExecError {
     /// The words on the command line do not fit together or do not fit the model.
     #[error("{message}")]
     Usage { message: String, hint: String },
+    /// The unsplit model does not fit where its plan does.
+    #[error(
+        "the unsplit model takes at least {} of memory for its weights, and this process may use {}",
+        ByteSize(*held).human(), ByteSize(*limit).human()
+    )]
+    UnsplitTooLarge { held: u64, limit: u64 },
     /// The terminal does not work.
     #[error("cannot read from the terminal")]
     Terminal(#[source] rustyline::error::ReadlineError),
@@ -82,6 +89,9 @@ impl ExecError {
             ExecError::Prompt(e) => e.hint().map(str::to_owned),
             ExecError::Inputs(e) => e.hint(),
             ExecError::Usage { hint, .. } => Some(hint.clone()),
+            ExecError::UnsplitTooLarge { .. } => {
+                Some("raise the limit, or run this on a machine with more memory".to_owned())
+            }
             ExecError::Sampling(_) => Some("compare the plan with the unsplit model: hpp-exec verify PLAN".to_owned()),
             ExecError::Template(TemplateError::Template { .. }) => {
                 Some("leave --chat out to send the prompt as it is".to_owned())

@@ -14,6 +14,7 @@ pub mod generate;
 pub mod inputs;
 pub mod interrupt;
 pub mod machine;
+pub mod numbers;
 pub mod plan_file;
 pub mod prompt;
 pub mod report;

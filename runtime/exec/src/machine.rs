@@ -8,8 +8,8 @@ use hpp_schema::{DeviceKind, Plan};
 use std::path::Path;
 use std::sync::Arc;
 
-pub use hpp_backend::OrtBackend;
 use hpp_backend::OrtOptions;
+pub use hpp_backend::{OrtBackend, memory_limit, needs_packing};
 
 /// ONNX Runtime, found and started.
 pub struct Machine {
@@ -20,6 +20,12 @@ impl Machine {
     /// Finds and starts ONNX Runtime.
     pub fn open(args: &LibraryArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
         Ok(Self { backend: OrtBackend::open(&options(args), Arc::clone(console) as _)? })
+    }
+
+    /// The same, to run a plan.
+    pub fn open_to_run(args: &RuntimeArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
+        let options = OrtOptions { wait_each_run: args.wait_each_run, ..options(&args.library) };
+        Ok(Self { backend: OrtBackend::open(&options, Arc::clone(console) as _)? })
     }
 
     /// What runs partitions here.
@@ -47,12 +53,7 @@ impl Machine {
 
 /// How ONNX Runtime is set up.
 pub fn options(args: &LibraryArgs) -> OrtOptions {
-    OrtOptions {
-        library: args.ort_lib.clone(),
-        threads: args.threads.map(usize::from),
-        wait_each_run: args.wait_each_run,
-        ..OrtOptions::default()
-    }
+    OrtOptions { library: args.ort_lib.clone(), threads: args.threads.map(usize::from), ..OrtOptions::default() }
 }
 
 /// The plan with the providers that were asked for, where it has a choice: on accelerators.

@@ -1,9 +1,11 @@
 //! What the model reads: from a source of text or tokens to the tokens of the prompt.
 
+use crate::console::Console;
 use crate::error::ExecError;
 use crate::plan_file::PlanFile;
 use crate::settings::PromptSource;
 use crate::text::{Around, ChatTemplate, Message, Role, TextTokenizer};
+use hpp_schema::error_line;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
@@ -78,6 +80,17 @@ impl TextFiles {
         let (file, config) = (path(&generation.chat_template), path(&generation.tokenizer_config));
         let template = if template { ChatTemplate::open(file.as_deref(), config.as_deref())? } else { None };
         Ok(Self { tokenizer, template })
+    }
+
+    /// The same for a prompt of tokens, which needs no tokenizer: one that cannot be read is told, and no text is shown.
+    pub fn open_for_tokens(plan: &PlanFile, console: &Console) -> Self {
+        let file = plan.plan.generation.as_ref().and_then(|generation| generation.tokenizer.as_ref());
+        let tokenizer = file.map(|file| TextTokenizer::open(&plan.resolve(file))).transpose();
+        let tokenizer = tokenizer.unwrap_or_else(|error| {
+            console.warn(&format!("{}: tokens go in and out, and no text", error_line(&error)));
+            None
+        });
+        Self { tokenizer, template: None }
     }
 
     /// The tokenizer, or why there is none.

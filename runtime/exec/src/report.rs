@@ -3,6 +3,7 @@
 use crate::console::provider_name;
 use crate::disk::{self, DiskReads};
 use crate::generate::{FinishReason, Generated};
+use crate::numbers::{counted, rate};
 use crate::streaming::{self, Streaming};
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_schema::{ByteSize, Provider};
@@ -159,7 +160,7 @@ impl Bytes {
 pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetry, state: u64) -> String {
     let timings = Timings::new(generated, telemetry);
     let mut out = String::from("\n");
-    let _ = writeln!(out, "{} tokens from a prompt of {prompt_tokens}", generated.tokens.len());
+    let _ = writeln!(out, "{} from a prompt of {prompt_tokens}", counted(generated.tokens.len() as u64, "token"));
     let first = timings.time_to_first_token_ms.map_or("-".to_owned(), |ms| format!("{ms:.0} ms"));
     let _ = writeln!(
         out,
@@ -226,11 +227,6 @@ pub fn table(header: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> St
         let _ = writeln!(out, "{}", cells.collect::<Vec<_>>().join("  ").trim_end());
     }
     out
-}
-
-/// A rate for people.
-pub fn rate(per_second: Option<f64>) -> String {
-    per_second.map_or("-".to_owned(), |r| format!("{r:.1}"))
 }
 
 /// Milliseconds.

@@ -39,8 +39,8 @@ pub fn line(streaming: Option<&Streaming>) -> String {
     let bytes = ByteSize(streaming.bytes).human();
     let Streaming { gb_per_second, stall_ms, busy_ms, slot_hits, slot_misses, .. } = streaming;
     format!(
-        "streamed: {bytes} of weights at {gb_per_second:.2} GB/s, waited for {stall_ms:.0} of {busy_ms:.0} ms, {slot_hits} of {} \
-         ahead\n",
+        "streamed: {bytes} of weights at {gb_per_second:.2} GB/s in {busy_ms:.0} ms, {slot_hits} of {} ahead; partitions waited \
+         {stall_ms:.0} ms for them\n",
         slot_hits + slot_misses
     )
 }
@@ -60,6 +60,8 @@ mod tests {
         telemetry.slot_stalls.time = Duration::from_millis(500);
         (telemetry.slot_hits, telemetry.slot_misses) = (9, 1);
         let said = line(Streaming::new(&telemetry).as_ref());
-        assert_eq!(said, "streamed: 2.79 GiB of weights at 1.50 GB/s, waited for 500 of 2000 ms, 9 of 10 ahead\n");
+        let want =
+            "streamed: 2.79 GiB of weights at 1.50 GB/s in 2000 ms, 9 of 10 ahead; partitions waited 500 ms for them\n";
+        assert_eq!(said, want);
     }
 }

@@ -2,7 +2,7 @@
 
 mod support;
 
-use hpp_schema::{Device, DeviceKind, FileRole, Provider};
+use hpp_schema::{FileRole, Provider};
 use support::{PlanDir, Ran, command, record};
 
 const LLAMA: &str = "genai/llama3-fp32-cpu";
@@ -166,21 +166,9 @@ fn libraries_that_are_not_there_or_not_for_here() {
     Ran::of(by_variable.output().unwrap()).fails(1, &["ORT_DYLIB_PATH", "hint:"]);
 }
 
-/// The same model, but planned for a GPU that is not here.
-fn for_gpu(providers: Vec<Provider>) -> PlanDir {
-    let mut plan = PlanDir::new(LLAMA, 32);
-    plan.plan.devices.push(Device::new("gpu0", DeviceKind::Gpu));
-    plan.plan.budgets.vram = vec![hpp_schema::ByteSize(1 << 30)];
-    plan.plan.partitions[0].device = "gpu0".into();
-    plan.plan.partitions[0].providers = providers;
-    plan.plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
-    plan.save();
-    plan
-}
-
 #[test]
 fn a_provider_that_is_not_here_is_replaced_with_a_warning_or_refused() {
-    let plan = for_gpu(vec![Provider::Cuda, Provider::Cpu]);
+    let plan = PlanDir::new(LLAMA, 32).for_gpu(vec![Provider::Cuda, Provider::Cpu]);
     let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos", "--json"]).ok();
     assert_eq!(support::tokens(&ran.json()), plan.model.tokens());
     assert!(ran.stderr.contains("warning:") && ran.stderr.contains("CUDA"), "{}", ran.stderr);

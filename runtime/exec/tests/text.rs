@@ -171,6 +171,20 @@ fn without_a_tokenizer_tokens_go_in_and_out() {
     plan.run(&["--tokens", "1", "--stop", "x"]).fails(2, &["--stop needs a tokenizer"]);
 }
 
+/// Text needs it; tokens do not.
+#[test]
+fn a_tokenizer_that_is_gone_is_a_warning_where_tokens_go_in() {
+    let plan = PlanDir::new(LLAMA, 64);
+    std::fs::remove_file(plan.file("tokenizer.json")).unwrap();
+    let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos"]).ok();
+    let said: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
+    assert_eq!(said, plan.model.tokens());
+    assert!(ran.stderr.contains("warning: cannot read the tokenizer"), "{}", ran.stderr);
+    plan.command("verify", &["--tokens", "1,2,3", "--steps", "2"]).ok();
+    plan.run(&["--prompt", "hi"]).fails(1, &["error: cannot read the tokenizer"]);
+    plan.run(&["--tokens", "1", "--stop", "x"]).fails(1, &["error: cannot read the tokenizer"]);
+}
+
 #[test]
 fn chat_goes_through_the_template() {
     let plan = PlanDir::new(LLAMA, 64);

@@ -2,6 +2,7 @@
 
 mod support;
 
+use hpp_schema::Provider;
 use serde_json::json;
 use support::PlanDir;
 
@@ -59,7 +60,30 @@ fn a_bench_measures_what_it_says() {
         assert!(report[field]["median"].as_f64().unwrap() > 0.0, "{field}: {report}");
     }
     let whole = plan.command("bench", &[&args[..], &["--unsplit"]].concat()).ok();
-    assert!(whole.stdout.contains("unsplit") && whole.stdout.contains("decode, tokens/s"), "{}", whole.stdout);
+    assert!(whole.stdout.contains("unsplit") && whole.stdout.contains("decode, tokens/s (mean)"), "{}", whole.stdout);
+    let once = plan.command("bench", &["--prompt-tokens", "16", "--new-tokens", "1", "--runs", "1"]).ok().stdout;
+    assert!(once.contains("(1 partition): 16 prompt tokens, 1 new token, median of 1 run\n"), "{once}");
+}
+
+#[test]
+fn a_bench_says_where_partitions_of_a_gpu_that_is_not_here_ran() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64).for_gpu(vec![Provider::Cuda]);
+    let trace = plan.file("trace.json");
+    let args = ["--prompt-tokens", "8", "--new-tokens", "4", "--runs", "1", "--json", "--trace"];
+    let report = plan.command("bench", &[&args[..], &[trace.to_str().unwrap()]].concat()).ok().json();
+    let computed = &report["token"]["compute_ms"];
+    assert!(computed["gpu0 on the CPU"].as_f64().unwrap() > 0.0 && computed["gpu0"].is_null(), "{report}");
+    assert!(report["stages"][0]["decode_ms_median"].as_f64().unwrap() > 0.0, "{report}");
+    assert!(std::fs::read_to_string(trace).unwrap().contains("gpu0 on the CPU"));
+}
+
+#[test]
+fn a_verification_that_fills_the_context_says_so() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 16);
+    let ran = plan.command("verify", &["--tokens", "1,2,3", "--steps", "600"]).ok();
+    assert_eq!(ran.stderr, "warning: the context of 16 is full after 14 steps of 600\n");
+    let ran = plan.command("verify", &["--tokens", "1,2,3", "--steps", "14"]).ok();
+    assert_eq!(ran.stderr, "");
 }
 
 #[test]

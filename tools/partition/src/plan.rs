@@ -117,7 +117,12 @@ fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Ch
         let best = found.best.into_iter().next()?;
         Some(then_the_other_phase(problem, &options, weights, best).choices)
     };
-    [0, ring].into_iter().filter_map(with).collect()
+    // One beside the other: they know nothing of each other.
+    std::thread::scope(|scope| {
+        let kept_free = scope.spawn(|| with(ring));
+        let all = with(0);
+        all.into_iter().chain(kept_free.join().ok().flatten()).collect()
+    })
 }
 
 /// The choices of each block that matter for these weights: where one phase alone counts, the other is wherever that one

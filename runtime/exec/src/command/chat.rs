@@ -5,9 +5,10 @@ use super::{Around, Feeds, context, load_session, needs_language_model};
 use crate::error::ExecError;
 use crate::generate::{FinishReason, Generated, Request, Sink, generate};
 use crate::machine::OrtBackend;
+use crate::numbers::{counted, rate};
 use crate::plan_file::PlanFile;
 use crate::prompt::{TextFiles, check};
-use crate::report::{Timings, rate};
+use crate::report::Timings;
 use crate::session::Session;
 use crate::settings::GenerateSettings;
 use crate::stdout::show;
@@ -164,12 +165,8 @@ fn remark(generated: &Generated, session: &mut Session<OrtBackend>) -> String {
         FinishReason::Length => ", as long as --max-new allows",
         FinishReason::Stop | FinishReason::Eos => "",
     };
-    let new = generated.tokens.len();
-    format!(
-        "[{new} tokens, {speed} tok/s, {} kept from before, room for {} more{end}]",
-        generated.reused,
-        session.room()
-    )
+    let new = counted(generated.tokens.len() as u64, "token");
+    format!("[{new}, {speed} tok/s, {} kept from before, room for {} more{end}]", generated.reused, session.room())
 }
 
 struct Screen<'o> {

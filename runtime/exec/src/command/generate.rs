@@ -12,7 +12,7 @@ use crate::prompt::{self, Chat, TextFiles};
 use crate::report::{Bytes, RunReport, Timings, account};
 use crate::sampling::{Choice, Sampling};
 use crate::session::Session;
-use crate::settings::GenerateSettings;
+use crate::settings::{GenerateSettings, PromptSource};
 use crate::stdout::{show, show_json};
 use crate::tensors::{ScoreFile, read_npz};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -22,7 +22,11 @@ use std::io::{self, IsTerminal, Write};
 pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&settings.plan)?;
     needs_language_model(&plan.plan)?;
-    let files = TextFiles::open(&plan, settings.run.chat)?;
+    // To stop at a text takes a tokenizer, whatever the prompt is.
+    let files = match &settings.prompt {
+        PromptSource::Tokens(_) if settings.run.stop.is_empty() => TextFiles::open_for_tokens(&plan, around.console),
+        _ => TextFiles::open(&plan, settings.run.chat)?,
+    };
     let chat = settings.run.chat.then(|| Chat { system: settings.run.system.clone() });
     let prompt = prompt::tokens(&settings.prompt, &files, chat.as_ref())?;
     prompt::check(&prompt, context(&plan.plan, &settings.run.runtime))?;

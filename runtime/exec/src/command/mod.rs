@@ -6,6 +6,7 @@ mod devices;
 mod generate;
 mod probe;
 mod run_once;
+mod unsplit;
 mod verify;
 
 pub use probe::MeasureError;
@@ -57,7 +58,7 @@ fn load_session(
     feeds: Feeds,
     console: &Arc<Console>,
 ) -> Result<Session<OrtBackend>, ExecError> {
-    let machine = Machine::open(&args.library, console)?;
+    let machine = Machine::open_to_run(args, console)?;
     let engine = machine.load(plan, dir, args, console)?;
     console.loading_done();
     if engine.recomputes() {

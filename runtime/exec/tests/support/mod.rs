@@ -5,7 +5,7 @@
 #[path = "../../../backend/tests/support/mod.rs"]
 mod recorded;
 
-use hpp_schema::{ByteSize, FileRecord, FileRole, Generation, Plan, sample_ranges};
+use hpp_schema::{ByteSize, Device, DeviceKind, FileRecord, FileRole, Generation, Plan, Provider, sample_ranges};
 pub use recorded::{Recorded, recorded};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -43,6 +43,17 @@ impl PlanDir {
         let this = Self { dir, model, plan };
         this.save();
         this
+    }
+
+    /// The same model, but planned for a GPU that is not here.
+    pub fn for_gpu(mut self, providers: Vec<Provider>) -> Self {
+        self.plan.devices.push(Device::new("gpu0", DeviceKind::Gpu));
+        self.plan.budgets.vram = vec![ByteSize(1 << 30)];
+        self.plan.partitions[0].device = "gpu0".into();
+        self.plan.partitions[0].providers = providers;
+        self.plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
+        self.save();
+        self
     }
 
     /// Writes the plan as it is now.

@@ -5,6 +5,7 @@ mod report;
 mod spread;
 mod tokens;
 
+use super::unsplit::unsplit;
 use super::{Around, Feeds, context, load_session, needs_language_model};
 use crate::atomic_file::{AtomicFile, WriteError};
 use crate::cli::BenchArgs;
@@ -12,6 +13,7 @@ use crate::error::ExecError;
 use crate::inputs::made_up_tokens;
 use crate::interrupt::Interrupt;
 use crate::machine::{Machine, OrtBackend};
+use crate::numbers::counted;
 use crate::plan_file::PlanFile;
 use crate::report::millis;
 use crate::sampling::{SamplingError, greedy};
@@ -42,7 +44,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     check_room(args, context(&plan.plan, &args.runtime))?;
     // Begun before anything is measured, so that a place that cannot be written is known at once.
     let trace = args.trace.as_deref().map(AtomicFile::create).transpose()?;
-    let which = if args.unsplit { plan.plan.unsplit(Whole::Source) } else { None }.unwrap_or_else(|| plan.plan.clone());
+    let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
     let feeds = Feeds::open(&plan, args.embeddings.as_deref())?;
     let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console)?;
     let prompt = made_up_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
@@ -61,7 +63,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     // What is measured now is to have the machine for itself.
     drop(session);
     if let Some(last) = runs.last() {
-        let machine = Machine::open(&args.runtime.library, around.console)?;
+        let machine = Machine::open_to_run(&args.runtime, around.console)?;
         report.links = links(&machine, &plan, &last.telemetry, &last.tokens, around.console);
     }
     if args.json {
@@ -85,8 +87,9 @@ fn check_room(args: &BenchArgs, context: u64) -> Result<(), ExecError> {
     }
     Err(ExecError::Usage {
         message: format!(
-            "{} prompt and {} new tokens do not fit a context of {context}",
-            args.prompt_tokens, args.new_tokens
+            "{} and {} do not fit a context of {context}",
+            counted(args.prompt_tokens, "prompt token"),
+            counted(args.new_tokens, "new token")
         ),
         hint: "ask for fewer with --prompt-tokens and --new-tokens, or for more with --context".to_owned(),
     })

@@ -7,8 +7,9 @@ use super::tokens::Token;
 use crate::cli::BenchArgs;
 use crate::disk::{self, DiskReads};
 use crate::machine::OrtBackend;
+use crate::numbers::{counted, figures};
 use crate::plan_file::PlanFile;
-use crate::report::{Bytes, StageTimes, memory, millis, rate, table};
+use crate::report::{Bytes, StageTimes, memory, millis, table};
 use crate::session::Session;
 use crate::streaming::{self, Streaming};
 use hpp_engine::Telemetry;
@@ -116,7 +117,7 @@ fn decoding(run: &Run) -> Vec<Vec<f64>> {
     let mut tokens = vec![vec![0.0; run.telemetry.stages.len()]; run.tokens.len()];
     for span in run.timeline.spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
         let stage =
-            run.telemetry.stages.iter().position(|stage| stage.partition == span.name && stage.device == span.lane);
+            run.telemetry.stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
         if let (Some(stage), Some(token)) = (stage, tokens.get_mut((span.pass - first) as usize)) {
             token[stage] += span.duration_us / 1e3;
         }
@@ -142,28 +143,31 @@ fn stages(runs: &[Run]) -> Vec<Stage> {
 
 /// The report for people.
 pub(super) fn text(report: &Report) -> String {
-    let what = if report.unsplit { "unsplit".to_owned() } else { format!("{} partitions", report.partitions) };
+    let what = if report.unsplit { "unsplit".to_owned() } else { counted(report.partitions as u64, "partition") };
     let mut out = format!(
-        "{} ({what}): {} prompt tokens, {} new tokens, median of {} runs\n\n",
-        report.model, report.prompt_tokens, report.new_tokens, report.runs
+        "{} ({what}): {}, {}, median of {}\n\n",
+        report.model,
+        counted(report.prompt_tokens, "prompt token"),
+        counted(report.new_tokens, "new token"),
+        counted(report.runs.into(), "run")
     );
     let row = |name: &str, spread: &Spread| {
-        let cells = [spread.median, spread.min, spread.max].map(|v| format!("{v:.1}"));
+        let cells = [spread.median, spread.min, spread.max].map(figures);
         [vec![name.to_owned(), String::new()], cells.to_vec()].concat()
     };
     let mut rows = vec![
         row("time to first token, ms", &report.time_to_first_token_ms),
         row("prefill, tokens/s", &report.prefill_tokens_per_second),
     ];
-    rows.extend(report.decode_ms_per_token.as_ref().map(|spread| row("decode, ms/token", spread)));
-    rows.extend(report.decode_tokens_per_second.as_ref().map(|spread| row("decode, tokens/s", spread)));
+    rows.extend(report.decode_ms_per_token.as_ref().map(|spread| row("decode, ms/token (median)", spread)));
+    rows.extend(report.decode_tokens_per_second.as_ref().map(|spread| row("decode, tokens/s (mean)", spread)));
     rows.push(row("transfers, ms", &report.transfer_ms));
     out.push_str(&table(&["", "", "median", "least", "most"], rows));
     let stage = |stage: &Stage| {
         let times = &stage.times;
-        let decode = stage.decode_ms_median.map_or("-".to_owned(), |ms| format!("{ms:.2}"));
+        let decode = stage.decode_ms_median.map_or("-".to_owned(), figures);
         let on = format!("{} ({})", times.provider, times.processor);
-        vec![times.partition.clone(), on, format!("{:.1}", times.prefill_ms), decode]
+        vec![times.partition.clone(), on, figures(times.prefill_ms), decode]
     };
     let _ = write!(
         out,
@@ -176,7 +180,7 @@ pub(super) fn text(report: &Report) -> String {
     out.push_str(&disk::line(report.disk.as_ref()));
     out.push_str(&streaming::line(report.streaming.as_ref()));
     report.links.iter().for_each(|link| out.push_str(&link.line()));
-    let _ = writeln!(out, "load {} ms", rate(Some(report.load_ms)));
+    let _ = writeln!(out, "load {} ms", figures(report.load_ms));
     let _ = writeln!(out, "memory: {}", memory(&report.bytes));
     out
 }

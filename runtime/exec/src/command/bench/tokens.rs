@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub(super) struct Token {
     /// From its feeding to the choice of the next.
     pub ms: f64,
-    /// Computing on each device of the plan, milliseconds.
+    /// Computing on each device of the plan, milliseconds; what a GPU's partitions take that run on the CPU is `gpu0 on the CPU`.
     pub compute_ms: BTreeMap<String, f64>,
     /// Moving boundaries, state and scores between memories, milliseconds.
     pub transfer_ms: f64,

@@ -4,15 +4,18 @@ use super::difference::Difference;
 use super::report::{FirstDifference, StepResult, TensorResult, Verdict};
 use super::{Around, Compared, boundaries, tolerance};
 use crate::cli::VerifyArgs;
+use crate::command::unsplit::unsplit;
 use crate::command::{Feeds, context, load_session};
 use crate::console::{Console, Level, provider_name};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_tokens};
 use crate::machine::OrtBackend;
+use crate::numbers::counted;
 use crate::plan_file::PlanFile;
 use crate::prompt::{self, TextFiles};
 use crate::sampling::{SamplingError, greedy};
 use crate::session::{Fed, Session};
+use crate::settings::PromptSource;
 use crate::tensors::read_npz;
 use hpp_engine::{EngineError, Named};
 use hpp_schema::{Plan, Whole};
@@ -24,12 +27,17 @@ const MADE_UP: u64 = 12;
 /// Loads and runs one after the other, then looks for where a difference begins.
 pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compared {
     let prompt = prompt_tokens(plan, args)?;
-    let Some(source) = plan.plan.unsplit(Whole::Source) else { return Err(no_source()) };
+    let source = unsplit(plan, Whole::Source)?.ok_or_else(no_source)?;
     around.console.detail("running the unsplit model");
     let reference = {
         let mut session = open(&source, plan, args, around.console)?;
         Reference::run(&mut session, prompt, args.steps, around)?
     };
+    let (done, asked) = (reference.tokens.len() as u64, args.steps);
+    if done < asked {
+        let context = context(&plan.plan, &args.runtime);
+        around.console.warn(&format!("the context of {context} is full after {} of {asked}", counted(done, "step")));
+    }
     around.console.detail("running the plan");
     let mut session = open(&plan.plan, plan, args, around.console)?;
     let telemetry = session.engine().telemetry();
@@ -52,6 +60,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
 fn prompt_tokens(plan: &PlanFile, args: &VerifyArgs) -> Result<Vec<u32>, ExecError> {
     let context = context(&plan.plan, &args.runtime);
     let prompt = match args.prompt.source() {
+        Some(PromptSource::Tokens(tokens)) => tokens,
         Some(source) => prompt::tokens(&source, &TextFiles::open(plan, false)?, None)?,
         None => made_up_tokens(MADE_UP.min(context), plan.plan.model.vocab_size, args.seed),
     };
@@ -187,7 +196,7 @@ fn locate(
 ) -> Result<FirstDifference, ExecError> {
     let names = boundaries(&plan.plan);
     let last = plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
-    let Some(tapped) = plan.plan.unsplit(Whole::Tapped).filter(|_| !names.is_empty()) else {
+    let Some(tapped) = unsplit(plan, Whole::Tapped)?.filter(|_| !names.is_empty()) else {
         return Ok(FirstDifference {
             step: Some(step),
             boundary: None,

@@ -5,6 +5,7 @@ use super::report::{FirstDifference, TensorResult, Verdict};
 use super::sequences::first_of;
 use super::{Around, Compared, boundaries, tolerance};
 use crate::cli::VerifyArgs;
+use crate::command::unsplit::unsplit;
 use crate::console::{Console, Level, provider_name};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_inputs};
@@ -21,10 +22,10 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
         Some(path) => fit(read_npz(path)?, &plan.plan.model, Wanted::All, path.clone())?,
         None => made_up_inputs(&plan.plan.model, args.seed)?,
     };
-    let machine = Machine::open(&args.runtime.library, around.console)?;
+    let machine = Machine::open_to_run(&args.runtime, around.console)?;
     let mut side = Side { machine, plan, args, inputs };
     let names = boundaries(&plan.plan);
-    let source = plan.plan.unsplit(Whole::Source).unwrap_or_else(|| plan.plan.clone());
+    let source = unsplit(plan, Whole::Source)?.unwrap_or_else(|| plan.plan.clone());
     let (theirs, _, _) = side.run(around.console, &source, &[])?;
     let (ours, our_taps, telemetry) = side.run(around.console, &plan.plan, &names)?;
 
@@ -77,7 +78,7 @@ impl Side<'_> {
 
     fn locate(&mut self, names: &[(String, String)], ours: &Named) -> Result<FirstDifference, ExecError> {
         let last = self.plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
-        let theirs = match self.plan.plan.unsplit(Whole::Tapped) {
+        let theirs = match unsplit(self.plan, Whole::Tapped)? {
             Some(tapped) if !names.is_empty() => self.run(&Console::new(Level::Quiet), &tapped, names)?.1,
             _ => Named::new(),
         };
