@@ -149,7 +149,8 @@ def model_that_fits(shop):
 
 
 def beside_llama_cpp(shop):
-    """The same shape and bytes per weight in GGUF under the same limits: llama.cpp maps its file."""
+    """The same shape and bytes per weight in GGUF under the same limits: llama.cpp maps its file, and is told not to pack weights anew,
+    because with 4-bit ones it is killed."""
     layers = 4 if shop.small else 24
     rows = beside(shop, "fp32 and f32", shop.decoder("fp32"), gguf_of(f"llama-{layers}-f32", "f32", layers))
     if not shop.small:
@@ -181,7 +182,7 @@ def beside(shop, what, model, gguf):
 
         def theirs(limit=limit):
             forget(os.path.dirname(gguf))
-            command = [sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads]
+            command = [sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads, "mapped"]
             with Limit(limit) as group:
                 return json.loads(measure.run(group.command(command))["stdout"].strip().splitlines()[-1])
 

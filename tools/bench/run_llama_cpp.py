@@ -1,9 +1,12 @@
-"""One measured generation in llama.cpp, after one that warms it up: run_llama_cpp.py GGUF PROMPT NEW CONTEXT THREADS."""
+"""One measured generation in llama.cpp, after one that warms it up: run_llama_cpp.py GGUF PROMPT NEW CONTEXT THREADS [mapped].
+
+`mapped` leaves weights as they are in their file: llama.cpp would else pack 4-bit ones anew, in memory, all of them."""
 
 import json
 import sys
 import time
 
+import llama_cpp.llama_cpp
 from llama_cpp import Llama
 
 
@@ -19,7 +22,20 @@ def generate(llama, prompt, new):
     return {"ttft": first - start, "decode": (new - 1) / (time.monotonic() - first)}
 
 
+def leave_mapped():
+    default = llama_cpp.llama_cpp.llama_model_default_params
+
+    def params():
+        found = default()
+        found.use_extra_bufts = False
+        return found
+
+    llama_cpp.llama_cpp.llama_model_default_params = params
+
+
 def main():
+    if sys.argv[6:] == ["mapped"]:
+        leave_mapped()
     prompt, new, context, threads = map(int, sys.argv[2:6])
     llama = Llama(sys.argv[1], n_ctx=context, n_threads=threads, n_threads_batch=threads, n_batch=prompt, verbose=False)
     tokens = [(index * 7 + 11) % 500 + 3 for index in range(prompt)]
