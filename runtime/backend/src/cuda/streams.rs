@@ -161,15 +161,17 @@ impl Streams {
     /// Waits until all runs are over and tells how long they and the copies they needed took.
     pub fn tell(&self, tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
         self.wait_for_runs()?;
-        let begun = std::mem::take(&mut self.state().begun);
+        // Taken and put back empty, so that the next pass finds its room.
+        let mut begun = std::mem::take(&mut self.state().begun);
         let mut told = Ok(());
-        for (ticket, between) in begun {
+        for (ticket, between) in begun.drain(..) {
             told = told.and_then(|()| self.took(&between).map(|took| tell(ticket, took)));
             self.give_back(between.from);
             self.give_back(between.to);
         }
+        self.state().begun = begun;
         told?;
-        self.anchor().map(drop)
+        self.anchor()
     }
 
     /// From when to when something was that is over.
