@@ -271,6 +271,17 @@ pub enum Provider {
     Cpu,
 }
 
+impl Provider {
+    /// As people call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Provider::Cuda => "CUDA",
+            Provider::Webgpu => "WebGPU",
+            Provider::Cpu => "CPU",
+        }
+    }
+}
+
 /// What happens, in order, in each phase.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

@@ -3,7 +3,7 @@
 use crate::environment::{OpenError, OrtOptions, Runtime, open};
 use crate::os;
 use crate::probe;
-use crate::provide::{devices_of, find_device, name, provide};
+use crate::provide::{devices_of, find_device, provide};
 use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
@@ -50,7 +50,7 @@ impl OrtBackend {
         let places = self.places.borrow();
         let place = places.iter().find(|place| place.is(&device));
         place.map(|place| place.id).ok_or_else(|| BackendError::Runtime {
-            doing: format!("use {}", name(provider)),
+            doing: format!("use {}", provider.name()),
             cause: "its device has no memory of its own".into(),
         })
     }

@@ -4,7 +4,7 @@ use crate::backend::OrtBackend;
 use crate::cuda;
 use crate::discover::Tried;
 use crate::os;
-use crate::provide::{devices_of, long_name, name};
+use crate::provide::{devices_of, long_name};
 use crate::raw::library;
 use hpp_schema::Provider;
 use std::path::PathBuf;
@@ -119,7 +119,7 @@ impl OrtBackend {
         let problem = plugin.and_then(|plugin| plugin.problem.clone());
         let none = || devices.is_empty().then(|| "it finds no device on this machine".to_owned());
         let problem = problem.or_else(none);
-        ProviderReport { provider, name: name(provider), source, version, devices, problem }
+        ProviderReport { provider, name: provider.name(), source, version, devices, problem }
     }
 
     fn host(&self) -> DeviceReport {

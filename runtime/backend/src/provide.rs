@@ -256,9 +256,7 @@ fn ask_for_f16(runtime: &Runtime, provider: Provider, name: &str) -> Result<(), 
     let ask = || probe::computes_in_f16(runtime, device).err().map(|error| error.to_string());
     match answers.entry((provider, number)).or_insert_with(ask) {
         None => Ok(()),
-        Some(cause) => {
-            Err(BackendError::Runtime { doing: format!("use {}", self::name(provider)), cause: cause.clone() })
-        }
+        Some(cause) => Err(BackendError::Runtime { doing: format!("use {}", provider.name()), cause: cause.clone() }),
     }
 }
 
@@ -287,7 +285,7 @@ pub(crate) fn find_device<'r>(
     provider: Provider,
     name: &str,
 ) -> Result<(usize, Device<'r>), BackendError> {
-    let absent = |cause: String| BackendError::Runtime { doing: format!("use {}", self::name(provider)), cause };
+    let absent = |cause: String| BackendError::Runtime { doing: format!("use {}", provider.name()), cause };
     let plugin = runtime.plugins.get(&runtime.environment, provider);
     if let Some(problem) = plugin.and_then(|plugin| plugin.problem.clone()) {
         return Err(absent(problem));
@@ -329,7 +327,7 @@ fn prove(
     operators.dedup();
     let message = format!(
         "{} leaves {} nodes of {} to {} ({}; first {:?})",
-        name(provider),
+        provider.name(),
         nodes.len(),
         spec.partition,
         first.provider,
@@ -376,15 +374,6 @@ fn is_bookkeeping(operator: &str) -> bool {
         "Where",
     ];
     OPERATORS.contains(&operator)
-}
-
-/// A provider as people call it.
-pub(crate) fn name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cuda => "CUDA",
-        Provider::Webgpu => "WebGPU",
-        Provider::Cpu => "CPU",
-    }
 }
 
 /// A provider as ONNX Runtime calls it.

@@ -225,11 +225,6 @@ fn human(bytes: &u64) -> String {
 }
 
 fn list(refused: &[(Provider, String)]) -> String {
-    let name = |provider: &Provider| match provider {
-        Provider::Cuda => "CUDA",
-        Provider::Webgpu => "WebGPU",
-        Provider::Cpu => "CPU",
-    };
-    let lines: Vec<String> = refused.iter().map(|(provider, why)| format!("{}: {why}", name(provider))).collect();
+    let lines: Vec<String> = refused.iter().map(|(provider, why)| format!("{}: {why}", provider.name())).collect();
     lines.join("; ")
 }

@@ -104,11 +104,11 @@ impl Reporter for Console {
     }
 
     fn loaded(&self, partition: &str, provider: Provider, processor: &str, millis: f64) {
-        self.detail(&format!("{partition}: {} on {processor}, loaded in {millis:.0} ms", provider_name(provider)));
+        self.detail(&format!("{partition}: {} on {processor}, loaded in {millis:.0} ms", provider.name()));
     }
 
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
-        let (wanted, got) = (provider_name(wanted), provider_name(got));
+        let (wanted, got) = (wanted.name(), got.name());
         let what = format!("the {got} provider instead of {wanted}: {reason}");
         let mut elsewhere = self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
         elsewhere.entry(what).or_default().push(partition.to_owned());
@@ -116,14 +116,5 @@ impl Reporter for Console {
 
     fn warning(&self, message: &str) {
         self.warn(message);
-    }
-}
-
-/// A provider as its owner writes it.
-pub fn provider_name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cuda => "CUDA",
-        Provider::Webgpu => "WebGPU",
-        Provider::Cpu => "CPU",
     }
 }

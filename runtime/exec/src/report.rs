@@ -1,6 +1,5 @@
 //! What a run cost, as JSON for programs and as a table for people.
 
-use crate::console::provider_name;
 use crate::disk::{self, DiskReads};
 use crate::generate::{FinishReason, Generated};
 use crate::numbers::{counted, rate};
@@ -134,7 +133,7 @@ impl StageTimes {
         Self {
             partition: stage.partition.clone(),
             device: stage.device.clone(),
-            provider: provider_name(stage.provider),
+            provider: stage.provider.name(),
             processor: stage.processor.clone(),
             load_ms: millis(stage.load),
             prefill_ms: stage.prefill.millis(),
@@ -173,7 +172,7 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
     if timings.transfers > 0 {
         let moved = ByteSize(telemetry.copied_bytes).human();
         // Its runs return early, and the first copy waits for them.
-        let waits = timings.stages.iter().any(|stage| stage.provider == provider_name(Provider::Webgpu));
+        let waits = timings.stages.iter().any(|stage| stage.provider == Provider::Webgpu.name());
         let waits = if waits { ", waiting for the device in it" } else { "" };
         let _ = writeln!(out, "transfers: {} of {moved} in {:.1} ms{waits}", timings.transfers, timings.transfer_ms);
     }

@@ -50,11 +50,7 @@ pub struct Bounds {
 
 /// The name of a provider.
 pub fn provider_name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cpu => "CPU",
-        Provider::Webgpu => "WebGPU",
-        Provider::Cuda => "CUDA",
-    }
+    provider.name()
 }
 
 /// A phase at the beginning of a line.

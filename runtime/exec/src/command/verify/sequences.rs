@@ -6,7 +6,7 @@ use super::{Around, Compared, boundaries, tolerance};
 use crate::cli::VerifyArgs;
 use crate::command::unsplit::unsplit;
 use crate::command::{Feeds, context, load_session};
-use crate::console::{Console, Level, provider_name};
+use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_tokens};
 use crate::machine::OrtBackend;
@@ -50,7 +50,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
         within_tolerance: steps.iter().all(|step| step.within_tolerance),
         bit_identical: differs.is_none(),
         tolerance,
-        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), provider_name(s.provider))).collect(),
+        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name())).collect(),
         steps,
         outputs: vec![],
         first_difference,

@@ -6,7 +6,7 @@ use super::sequences::first_of;
 use super::{Around, Compared, boundaries, tolerance};
 use crate::cli::VerifyArgs;
 use crate::command::unsplit::unsplit;
-use crate::console::{Console, Level, provider_name};
+use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_inputs};
 use crate::machine::Machine;
@@ -38,7 +38,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
         within_tolerance: outputs.iter().all(|t| t.difference.is_within(tolerance)),
         bit_identical,
         tolerance,
-        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), provider_name(s.provider))).collect(),
+        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name())).collect(),
         steps: vec![],
         outputs,
         first_difference,
