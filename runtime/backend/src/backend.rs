@@ -138,7 +138,7 @@ impl Backend for OrtBackend {
         }
         let mapped = (provided.mapped_before.as_slice(), provided.mapped_from.as_path(), provided.prepared);
         // SAFETY: an `OrtSession` drops what is kept before its session, and asks it before each run.
-        let kept = unsafe { self.readers.keep(provided.keep, spec.partition, mapped, reporter) };
+        let kept = unsafe { self.readers.keep(provided.keep, spec.partition, mapped, reporter) }?;
         let turn = self.runtime.turn(provided.provider);
         let streams = match provided.provider {
             Provider::Cuda => {

@@ -39,6 +39,10 @@ impl Pages {
 }
 
 #[cfg(unix)]
+// SAFETY: a mapping belongs to no thread; whoever reads or writes through its address answers for that.
+unsafe impl Send for Pages {}
+
+#[cfg(unix)]
 impl Drop for Pages {
     fn drop(&mut self) {
         // SAFETY: the mapping made by `reserve`, which nothing uses any more: whoever hands out its address keeps this alive.

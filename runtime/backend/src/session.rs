@@ -7,7 +7,7 @@ use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use crate::streamed::Kept;
 use hpp_engine::BackendError;
-use hpp_engine::port::{MemoryId, Port, Session, Tensor, Ticket, Took};
+use hpp_engine::port::{ChunkBytes, MemoryId, Port, Session, Tensor, Ticket, Took};
 use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::ffi::CString;
@@ -117,7 +117,7 @@ impl Session for OrtSession {
         self.kept.settle(locked)
     }
 
-    fn chunks(&self) -> &[u64] {
+    fn chunks(&self) -> &[ChunkBytes] {
         self.kept.chunks()
     }
 

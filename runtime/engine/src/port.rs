@@ -121,6 +121,15 @@ pub struct Hold {
     pub forget: bool,
 }
 
+/// Weights that are read as one before a run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChunkBytes {
+    /// What they take in memory.
+    pub held: u64,
+    /// What is read of them: less where they are stored densely.
+    pub read: u64,
+}
+
 /// One input or output of a session.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
@@ -257,7 +266,7 @@ pub trait Session {
         Ok(None)
     }
     /// Bytes of each chunk of weights that must be read before each run; nothing where all weights stay in memory.
-    fn chunks(&self) -> &[u64] {
+    fn chunks(&self) -> &[ChunkBytes] {
         &[]
     }
     /// Begins to read a chunk, which takes memory from now on. Returns at once.

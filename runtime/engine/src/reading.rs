@@ -15,7 +15,7 @@ pub(crate) fn supply<S: Session>(stages: &[Stage], sessions: &[S], schedules: [&
     let chunks = |act: &Act| -> Vec<Chunk> {
         let Act::Run(stage) = *act else { return vec![] };
         let bytes = sessions[stages[stage].session].chunks().iter().enumerate();
-        bytes.map(|(number, room)| Chunk { stage, number, room: *room }).collect()
+        bytes.map(|(number, bytes)| Chunk { stage, number, room: bytes.held }).collect()
     };
     Supply::new(schedules.map(|acts| acts.iter().flat_map(chunks).collect()), window, window > 0)
 }
@@ -106,7 +106,7 @@ fn come<S: Session>(
 
 fn arrive<S: Session>(session: &mut S, partition: &str, meter: &mut Meter) -> Result<(), BackendError> {
     for chunk in 0..session.chunks().len() {
-        let bytes = session.chunks()[chunk];
+        let bytes = session.chunks()[chunk].read;
         let took = session.finish(chunk)?;
         meter.read(&Read { partition, bytes }, took);
     }

@@ -20,6 +20,8 @@ struct Case {
     /// Room for weights on their way.
     window: u64,
     bytes_per_ms: u64,
+    /// Bytes that each byte read fills.
+    density: u64,
     tokens: usize,
 }
 
@@ -27,6 +29,7 @@ impl Case {
     fn backend(&self) -> MockBackend {
         let backend = MockBackend::new();
         backend.disk().reads_at(self.bytes_per_ms as f64);
+        backend.disk().stores(self.density);
         for (part, chunks) in self.chunks.iter().enumerate() {
             backend.streams(&format!("p{part}.onnx"), chunks.clone());
         }
@@ -76,7 +79,7 @@ impl Case {
         let mut done: Vec<f64> = Vec::new();
         let mut begin = |now: f64, begun: &mut usize, held: &mut u64, done: &mut Vec<f64>| {
             let (_, bytes) = order[*begun % order.len()];
-            disk = disk.max(now) + bytes as f64 * 1e3 / self.bytes_per_ms as f64;
+            disk = disk.max(now) + (bytes / self.density) as f64 * 1e3 / self.bytes_per_ms as f64;
             done.push(disk);
             *held += bytes;
             *begun += 1;
@@ -103,10 +106,10 @@ impl Case {
 
 fn cases() -> impl Strategy<Value = Case> {
     let part = (1u64..500, proptest::collection::vec(1u64..400, 0..5));
-    (proptest::collection::vec(part, 1..7), 0u64..2500, 50u64..5000, 1usize..8).prop_map(
-        |(parts, window, bytes_per_ms, tokens)| {
+    (proptest::collection::vec(part, 1..7), 0u64..2500, 50u64..5000, 1u64..5, 1usize..8).prop_map(
+        |(parts, window, bytes_per_ms, density, tokens)| {
             let (us, chunks) = parts.into_iter().unzip();
-            Case { us, chunks, window: window.max(1), bytes_per_ms, tokens }
+            Case { us, chunks, window: window.max(1), bytes_per_ms, density, tokens }
         },
     )
 }
@@ -131,7 +134,7 @@ proptest! {
         prop_assert!((us - expected).abs() <= 0.01 * expected, "{us} us, and {expected} by another account");
         prop_assert!(backend.disk().most_held() <= case.window.max(case.largest()));
         let telemetry = engine.telemetry();
-        let bytes: u64 = case.chunks.iter().flatten().sum();
+        let bytes: u64 = case.chunks.iter().flatten().map(|held| held / case.density).sum();
         prop_assert_eq!(telemetry.read_bytes, bytes * case.tokens as u64);
         let computed: u64 = case.us.iter().sum::<u64>() * case.tokens as u64;
         let stalled = telemetry.stalls.time.as_secs_f64() * 1e6;
@@ -142,7 +145,14 @@ proptest! {
 #[test]
 fn reading_hides_behind_computing() {
     // 3 parts of 1 ms and 100 bytes each: at 200 bytes a millisecond reading takes half as long as computing.
-    let case = Case { us: vec![1000; 3], chunks: vec![vec![50, 50]; 3], window: 200, bytes_per_ms: 200, tokens: 4 };
+    let case = Case {
+        us: vec![1000; 3],
+        chunks: vec![vec![50, 50]; 3],
+        window: 200,
+        bytes_per_ms: 200,
+        density: 1,
+        tokens: 4,
+    };
     let backend = case.backend();
     let mut engine = case.engine(&backend);
     engine.record_timeline(true);
@@ -164,8 +174,14 @@ fn reading_hides_behind_computing() {
 
 #[test]
 fn a_stopped_pass_begins_again() {
-    let case =
-        Case { us: vec![10; 3], chunks: vec![vec![60], vec![60], vec![60]], window: 130, bytes_per_ms: 10, tokens: 1 };
+    let case = Case {
+        us: vec![10; 3],
+        chunks: vec![vec![60], vec![60], vec![60]],
+        window: 130,
+        bytes_per_ms: 10,
+        density: 1,
+        tokens: 1,
+    };
     let backend = case.backend();
     let mut engine = case.engine(&backend);
     let mut sequence = engine.new_sequence().unwrap();
@@ -188,7 +204,8 @@ impl Reporter for Heard {
 
 #[test]
 fn less_is_locked_where_less_memory_may_be_used() {
-    let case = Case { us: vec![10; 2], chunks: vec![vec![1000]; 2], window: 1000, bytes_per_ms: 100, tokens: 1 };
+    let case =
+        Case { us: vec![10; 2], chunks: vec![vec![1000]; 2], window: 1000, bytes_per_ms: 100, density: 1, tokens: 1 };
     let held = |limit: u64| {
         let (dir, backend, heard) = (tempfile::tempdir().unwrap(), case.backend(), Heard::default());
         let mut plan = case.plan(dir.path(), &backend);
@@ -212,7 +229,14 @@ fn less_is_locked_where_less_memory_may_be_used() {
 
 #[test]
 fn without_reading_ahead_each_part_waits_for_its_own() {
-    let case = Case { us: vec![1000; 3], chunks: vec![vec![50, 50]; 3], window: 200, bytes_per_ms: 200, tokens: 4 };
+    let case = Case {
+        us: vec![1000; 3],
+        chunks: vec![vec![50, 50]; 3],
+        window: 200,
+        bytes_per_ms: 200,
+        density: 1,
+        tokens: 4,
+    };
     let (dir, backend) = (tempfile::tempdir().unwrap(), case.backend());
     let plan = case.plan(dir.path(), &backend);
     let options = EngineOptions { weights: WeightReads::OnTime, ..EngineOptions::default() };

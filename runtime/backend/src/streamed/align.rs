@@ -19,8 +19,8 @@ const PAGE: u64 = 4096;
 const COPY: usize = 1 << 20;
 
 /// Writes the weights that `model` refers to anew, from `weights` to `aligned`, and `model` so that it refers to them there.
-/// Weights elsewhere stay where they are.
-pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<()> {
+/// Weights elsewhere stay where they are. Returns the offset and length of each piece there.
+pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<Vec<(u64, u64)>> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (old, new) = (name(weights), name(aligned));
     let mut moved = Moved { old, new, pieces: BTreeMap::new(), end: 0 };
@@ -29,7 +29,7 @@ pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<
     let mut pieces: Vec<((u64, u64), u64)> = moved.pieces.into_iter().collect();
     pieces.sort_by_key(|(_, to)| *to);
     let (mut at, mut buffer) = (0, vec![0; COPY]);
-    for ((from, length), to) in pieces {
+    for &((from, length), to) in &pieces {
         io::copy(&mut io::Read::take(io::repeat(0), to - at), &mut target)?;
         let mut done = 0;
         while done < length {
@@ -41,7 +41,8 @@ pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<
         at = to + length;
     }
     target.flush()?;
-    std::fs::write(model, rewritten)
+    std::fs::write(model, rewritten)?;
+    Ok(pieces.into_iter().map(|((_, length), to)| (to, length)).collect())
 }
 
 /// Messages of the ONNX IR that lead to weights.
@@ -261,7 +262,8 @@ pub(super) mod tests {
             elsewhere.clone(),
         ]);
         std::fs::write(path("model"), written).unwrap();
-        align(&path("model"), &path("old"), &path("new")).unwrap();
+        let pieces = align(&path("model"), &path("old"), &path("new")).unwrap();
+        assert_eq!(pieces, [(0, 100), (4096, 5000), (9152, 63), (12_288, 9000)]);
         let location = ("location", "new");
         let expected = model(&[
             tensor("a", &[location, ("offset", "0"), ("length", "100"), ("prepacked_0", "Op+1|4096;5000;0|9152;63;0")]),

@@ -1,7 +1,7 @@
 //! Direct reads for whoever waits for them at once: several under way, past the page cache.
 
 use super::file::{SECTOR, WeightFile};
-use super::reader::Reader;
+use super::reader::{Reader, To};
 use super::weights::CHUNK;
 use std::io;
 use std::path::Path;
@@ -39,7 +39,7 @@ impl DirectFile {
         let begin = |(number, piece): (usize, &mut [u8])| {
             let at = offset + number as u64 * CHUNK;
             // SAFETY: `bytes` is borrowed alone until all reads have been waited for, below.
-            unsafe { reader.read(&self.file, at, piece.as_mut_ptr() as usize, piece.len()) }
+            unsafe { reader.read(&self.file, at, piece.len(), To::Memory(piece.as_mut_ptr() as usize)) }
         };
         let tickets: Vec<_> = bytes.chunks_mut(CHUNK as usize).enumerate().map(begin).collect();
         // Each is waited for, whatever became of the others.

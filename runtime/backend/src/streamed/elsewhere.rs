@@ -1,7 +1,7 @@
 //! Where the system is not Linux, weights stay where ONNX Runtime put them: mapped from their file, so that the system may drop
 //! and read them again as it sees fit.
 
-use hpp_engine::port::{Keep, Prepared, Took};
+use hpp_engine::port::{ChunkBytes, Keep, Prepared, Took};
 use hpp_engine::{BackendError, Reporter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -85,13 +85,13 @@ impl Readers {
         partition: &str,
         _: (&[Mapping], &Path, bool),
         reporter: &dyn Reporter,
-    ) -> Kept {
+    ) -> Result<Kept, BackendError> {
         if keep == Keep::Streamed {
             let what =
                 "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }
-        Kept
+        Ok(Kept)
     }
 }
 
@@ -107,7 +107,7 @@ impl Kept {
     }
 
     /// No chunks.
-    pub fn chunks(&self) -> &[u64] {
+    pub fn chunks(&self) -> &[ChunkBytes] {
         &[]
     }
 

@@ -3,15 +3,18 @@
 //! ONNX Runtime maps external weights from their file and never writes to them, so what lies behind those addresses is ours to
 //! choose once a session is made ([`mapping`]): memory that is empty at first, filled by direct reads ([`reader`]) before a run
 //! and given back after it. A part of each session stays filled and locked. Where kernels want another layout, the session is
-//! made from a file that already has it ([`prepared`]), because what ONNX Runtime lays out itself is not mapped from anything.
+//! made from a file that already has it ([`prepared`]), because what ONNX Runtime lays out itself is not mapped from anything. What
+//! of such a file can be told in fewer bytes is read so and expanded when it arrives ([`dense`]).
 
 mod align;
+mod dense;
 mod direct;
 mod file;
 mod mapping;
 mod prepared;
 mod rate;
 mod reader;
+mod stages;
 mod trial;
 mod weights;
 
@@ -22,7 +25,8 @@ pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
 pub use rate::read_rate;
 
 use crate::os;
-use hpp_engine::port::{Keep, Took};
+use dense::Span;
+use hpp_engine::port::{ChunkBytes, Keep, Took};
 use hpp_engine::{BackendError, Reporter};
 use reader::Reader;
 use std::cell::OnceCell;
@@ -59,6 +63,8 @@ pub(crate) enum Kept {
 /// Weights that will be streamed.
 pub(crate) struct Unsettled {
     trial: Trial,
+    /// What of them is stored densely.
+    spans: Vec<Span>,
     readers: Readers,
     partition: String,
 }
@@ -80,24 +86,34 @@ impl Readers {
         partition: &str,
         (before, dir, prepared): (&[Mapping], &Path, bool),
         reporter: &dyn Reporter,
-    ) -> Kept {
+    ) -> Result<Kept, BackendError> {
         let mappings = match keep {
-            Keep::InMemory | Keep::Mapped { rows: false } => return Kept::InMemory,
+            Keep::InMemory | Keep::Mapped { rows: false } => return Ok(Kept::InMemory),
             Keep::Mapped { rows: true } | Keep::Streamed => mapping::new_since(before, &mapped_under(dir)),
         };
         if keep != Keep::Streamed {
-            return Kept::OnDemand(OnDemand::new(mappings));
+            return Ok(Kept::OnDemand(OnDemand::new(mappings)));
         }
         if mappings.is_empty() {
             reporter.warning(&format!(
                 "the weights of {partition} stay in memory: they are inside its file, so there is nothing to read them from"
             ));
-            return Kept::InMemory;
+            return Ok(Kept::InMemory);
         }
         // Making a session leaves about a MiB of freed memory, which the heap would keep, and which weights could have.
         os::trim_heap();
         let trial = Trial::new(mappings, dir, prepared);
-        Kept::Unsettled(Unsettled { trial, readers: self.clone(), partition: partition.to_owned() })
+        let spans = if prepared { self.spans(dir) } else { Ok(Vec::new()) };
+        let spans = spans.map_err(reading(partition))?;
+        Ok(Kept::Unsettled(Unsettled { trial, spans, readers: self.clone(), partition: partition.to_owned() }))
+    }
+
+    fn spans(&self, dir: &Path) -> io::Result<Vec<Span>> {
+        let spans = dense::spans(dir)?;
+        if !spans.is_empty() {
+            self.reader()?.prepare_to_expand()?;
+        }
+        Ok(spans)
     }
 
     fn reader(&self) -> io::Result<Rc<Reader>> {
@@ -111,15 +127,12 @@ impl Readers {
 
 impl Unsettled {
     fn settle(self, locked: u64) -> Result<(Weights, Option<String>), BackendError> {
-        let Unsettled { trial, readers, partition } = self;
-        let failed = |error: io::Error| BackendError::Runtime {
-            doing: format!("read the weights of {partition}"),
-            cause: error.to_string(),
-        };
-        let reader = readers.reader().map_err(failed)?;
+        let Unsettled { trial, spans, readers, partition } = self;
+        let failed = reading(&partition);
+        let reader = readers.reader().map_err(&failed)?;
         // SAFETY: the promises made to `Readers::keep`; ONNX Runtime keeps external weights in private mappings that it only
         // reads, and nothing runs meanwhile.
-        let mut weights = unsafe { Weights::take_over(reader, trial.used(), locked) }.map_err(failed)?;
+        let mut weights = unsafe { Weights::take_over(reader, trial.used(), &spans, locked) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(
@@ -153,7 +166,7 @@ impl Kept {
     }
 
     /// Bytes of each chunk that is read before a run.
-    pub fn chunks(&self) -> &[u64] {
+    pub fn chunks(&self) -> &[ChunkBytes] {
         match self {
             Kept::Streamed(weights) => weights.bytes(),
             Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => &[],
@@ -193,4 +206,8 @@ impl Kept {
             Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(()),
         }
     }
+}
+
+fn reading(partition: &str) -> impl Fn(io::Error) -> BackendError {
+    move |error| BackendError::Runtime { doing: format!("read the weights of {partition}"), cause: error.to_string() }
 }

@@ -1,11 +1,12 @@
 //! Partitions with their weights laid out as kernels want them, on disk beside the plan.
 //!
 //! ONNX Runtime writes such a file itself (`session.save_external_prepacked_constant_initializers`) and maps it back without
-//! copying. Making one takes seconds and as much disk as the partition's weights twice, so each is made once, aside, and moved
+//! copying. Beside it is what of it is stored densely. Making one takes seconds and as much disk as the partition's weights twice, so each is made once, aside, and moved
 //! into place when it is whole: a directory that has its seal is complete, whatever happened meanwhile. One process makes them
 //! at a time; others wait and then find them made.
 
 use super::align::align;
+use super::dense;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use hpp_schema::ByteSize;
@@ -21,10 +22,12 @@ pub(crate) const MODEL: &str = "model.onnx";
 pub(crate) const UNALIGNED: &str = "unaligned";
 /// Its weights, each at an address its kernel expects.
 const WEIGHTS: &str = "model.onnx.data";
-/// What both must be: written last.
+/// What is made from others' weights.
+const FILES: [&str; 4] = [MODEL, WEIGHTS, dense::DENSE, dense::SPANS];
+/// What they must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
-const FORMAT: &str = "hpp-prepared-4";
+const FORMAT: &str = "hpp-prepared-5";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
 /// Bytes that can be written where a disk is not full.
@@ -58,12 +61,14 @@ pub(crate) fn find_or_make(
         .map_err(failed(preparing()))?;
     let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
     fs::create_dir(&partial).map_err(failed(preparing()))?;
-    let align = || align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS));
-    let made = make(&partial)
-        .and_then(|()| align().map_err(failed(preparing())))
-        .and_then(|()| fs::remove_file(partial.join(UNALIGNED)).map_err(failed(preparing())))
-        .and_then(|()| seal(&partial).map_err(failed(preparing())))
-        .and_then(|()| fs::rename(&partial, &place).map_err(failed(preparing())));
+    let finish = || {
+        let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS))?;
+        fs::remove_file(partial.join(UNALIGNED))?;
+        dense::make(&partial.join(WEIGHTS), &pieces, &partial)?;
+        seal(&partial)?;
+        fs::rename(&partial, &place)
+    };
+    let made = make(&partial).and_then(|()| finish().map_err(failed(preparing())));
     if let Err(error) = made {
         let full = no_room(&partial);
         drop(fs::remove_dir_all(&partial));
@@ -104,7 +109,7 @@ fn sweep(dir: &Path, is_so: impl Fn(&str) -> bool) -> io::Result<()> {
 
 /// Writes everything to the disk, then the seal, and does not keep in memory what was written.
 fn seal(place: &Path) -> io::Result<()> {
-    let lines = [MODEL, WEIGHTS].map(|name| {
+    let lines = FILES.map(|name| {
         let mut file = File::open(place.join(name))?;
         file.sync_all()?;
         let line = format!("{}{}", describe(&mut file, name)?, whole(&mut file)?);
@@ -120,7 +125,7 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
         let sealed = fs::read_to_string(place.join(SEAL))?;
         let mut sealed = sealed.lines();
-        for name in [MODEL, WEIGHTS] {
+        for name in FILES {
             let mut file = File::open(place.join(name))?;
             let same = sealed.next() == Some(describe(&mut file, name)?.trim_end());
             let hash = sealed.next();

@@ -2,7 +2,7 @@
 
 use super::file::{SECTOR, WeightFile};
 use super::mapping::Mapping;
-use super::reader::{Reader, Ticket};
+use super::reader::{Reader, Ticket, To};
 use crate::os::Pages;
 use std::io;
 use std::path::Path;
@@ -43,7 +43,7 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
         for number in 0..each {
             let (offset, at) = (next % blocks * bytes, stage.mapping.start + (number * bytes) as usize);
             // SAFETY: the memory is the stage's, which waits for all reads before it gives pages back or goes.
-            stage.reads.push(unsafe { reader.read(&file, offset, at, bytes as usize) });
+            stage.reads.push(unsafe { reader.read(&file, offset, bytes as usize, To::Memory(at)) });
             next += 1;
         }
     };

@@ -1,13 +1,14 @@
 //! The weights of one session: which part is locked in memory, and the chunks of the rest that come and go.
 
-use super::file::WeightFile;
+use super::dense::{DENSE, PART, Part, Span};
+use super::file::{SECTOR, WeightFile};
 use super::mapping::Mapping;
-use super::reader::{Reader, Ticket};
+use super::reader::{Reader, Ticket, To};
 use hpp_engine::BackendError;
-use hpp_engine::port::Took;
+use hpp_engine::port::{ChunkBytes, Took};
 use std::collections::BTreeMap;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,17 +20,19 @@ pub(super) const CHUNK: u64 = 2 << 20;
 pub(crate) struct Weights {
     reader: Rc<Reader>,
     /// Bytes of each chunk.
-    bytes: Vec<u64>,
+    bytes: Vec<ChunkBytes>,
     chunks: Vec<Chunk>,
-    /// Bytes that stay in memory.
-    locked: u64,
+    /// The memory that chunks fill.
+    filled: Vec<Mapping>,
     /// Why the system did not lock them, where it did not.
     unlocked: Option<io::Error>,
 }
 
 struct Chunk {
-    mapping: Mapping,
     file: Arc<WeightFile>,
+    offset: u64,
+    length: usize,
+    to: To,
     state: State,
 }
 
@@ -44,53 +47,72 @@ enum State {
 }
 
 impl Weights {
-    /// Takes over what ONNX Runtime has mapped while it made a session. The small ones first, `locked` bytes are read and
-    /// stay; the rest is absent.
+    /// Takes over what ONNX Runtime has mapped while it made a session. `locked` bytes are read and stay, those first that spare
+    /// most reading, and of these the small ones; the rest is absent. `spans` of the weights are stored densely in their directory.
     ///
     /// # Safety
     /// The session must live longer than this, must not run while a chunk is absent, and ONNX Runtime must neither write to its
     /// external weights nor have kept anything of them outside of the mappings that it needs them for again.
-    pub unsafe fn take_over(reader: Rc<Reader>, mut mappings: Vec<Mapping>, locked: u64) -> io::Result<Self> {
-        mappings.sort_by_key(|mapping| (mapping.length, mapping.offset));
-        let mut files: BTreeMap<PathBuf, Arc<WeightFile>> = BTreeMap::new();
+    pub unsafe fn take_over(
+        reader: Rc<Reader>,
+        mappings: Vec<Mapping>,
+        spans: &[Span],
+        locked: u64,
+    ) -> io::Result<Self> {
+        let mut files = Files::default();
+        let mut weights = Weights { reader, bytes: vec![], chunks: vec![], filled: vec![], unlocked: None };
         for mapping in &mappings {
-            if !files.contains_key(&mapping.path) {
-                files.insert(mapping.path.clone(), Arc::new(WeightFile::open(&mapping.path)?));
-            }
-        }
-        let mut room = locked;
-        let mut weights = Weights { reader, bytes: vec![], chunks: vec![], locked: 0, unlocked: None };
-        for mapping in mappings {
             // SAFETY: nothing runs yet, and nothing runs before its chunks are present.
             unsafe { mapping.replace() }?;
-            let (stays, goes) = mapping.split(room);
-            let file = &files[&mapping.path];
-            room = room.saturating_sub(stays.as_ref().map_or(0, |part| part.length as u64));
-            let chunks = |part: Option<Mapping>| part.into_iter().flat_map(chunks);
-            for mapping in chunks(stays) {
-                weights.stay(Chunk { mapping, file: Arc::clone(file), state: State::Absent })?;
-            }
-            for mapping in chunks(goes) {
-                weights.bytes.push(mapping.length as u64);
-                weights.chunks.push(Chunk { mapping, file: Arc::clone(file), state: State::Absent });
-            }
         }
+        let (mut room, mut going) = (locked, Vec::new());
+        for (mapping, span) in by_what_they_spare(mappings, spans) {
+            let held = mapping.length as u64;
+            let (stays, goes) = match span {
+                Some(span) if held <= room => (Some((mapping, Some(span))), None),
+                // As it is, a part of it can stay: worth it where less is left to read then.
+                Some(span) if held - room >= span.stored_bytes() => (None, Some((mapping, Some(span)))),
+                _ => {
+                    let (stays, goes) = mapping.split(room);
+                    (stays.map(|part| (part, None)), goes.map(|part| (part, None)))
+                }
+            };
+            if let Some((mapping, span)) = stays {
+                room = room.saturating_sub(mapping.length as u64);
+                weights.stay(chunks(&mapping, span, &mut files)?, &mapping)?;
+            }
+            going.extend(goes);
+        }
+        // In the order of the file, so that what is to be expanded comes between what is not.
+        going.sort_by_key(|(mapping, _)| mapping.start);
+        for (mapping, span) in going {
+            for (chunk, bytes) in chunks(&mapping, span, &mut files)? {
+                weights.chunks.push(chunk);
+                weights.bytes.push(bytes);
+            }
+            weights.filled.push(mapping);
+        }
+        weights.filled = joined(std::mem::take(&mut weights.filled));
+        // Where the system does not lock memory, huge pages of what stays have reached further.
+        weights.give_back();
         Ok(weights)
     }
 
     /// Reads a part that stays.
-    fn stay(&mut self, mut chunk: Chunk) -> io::Result<()> {
-        self.locked += chunk.mapping.length as u64;
-        let ticket = begin(&self.reader, &mut chunk);
-        self.reader.wait(ticket)?;
-        if let Err(error) = chunk.mapping.lock() {
+    fn stay(&mut self, chunks: Vec<(Chunk, ChunkBytes)>, mapping: &Mapping) -> io::Result<()> {
+        // Locked at first, so that no huge page begins here and reaches into what is to be absent.
+        if let Err(error) = mapping.lock() {
             self.unlocked = Some(error);
+        }
+        for (mut chunk, _) in chunks {
+            let ticket = begin(&self.reader, &mut chunk);
+            self.reader.wait(ticket)?;
         }
         Ok(())
     }
 
     /// Bytes of each chunk.
-    pub fn bytes(&self) -> &[u64] {
+    pub fn bytes(&self) -> &[ChunkBytes] {
         &self.bytes
     }
 
@@ -117,7 +139,7 @@ impl Weights {
         let waited = self.reader.wait(ticket);
         chunk.state = if waited.is_ok() { State::Present } else { State::Absent };
         let (began, ended) = waited.map_err(|error| BackendError::Runtime {
-            doing: format!("read weights from {} at offset {}", chunk.file.path().display(), chunk.mapping.offset),
+            doing: format!("read weights from {} at offset {}", chunk.file.path().display(), chunk.offset),
             cause: error.to_string(),
         })?;
         let now = now();
@@ -127,12 +149,18 @@ impl Weights {
     /// Gives the memory of all chunks back.
     pub fn release(&mut self) {
         self.wait_for_all();
-        for part in runs(&self.chunks) {
+        if self.chunks.iter().any(|chunk| chunk.state != State::Absent) {
+            self.give_back();
+        }
+        self.chunks.iter_mut().for_each(|chunk| chunk.state = State::Absent);
+    }
+
+    fn give_back(&self) {
+        for part in &self.filled {
             // SAFETY: no chunk is being read any more; the session, which keeps the addresses mapped, outlives this, and it does
             // not run while a chunk is absent, which all are from here on.
             unsafe { part.give_back() };
         }
-        self.chunks.iter_mut().for_each(|chunk| chunk.state = State::Absent);
     }
 
     /// Refuses a run while a chunk is absent.
@@ -161,16 +189,117 @@ impl Drop for Weights {
 }
 
 fn begin(reader: &Reader, chunk: &mut Chunk) -> Ticket {
-    let Mapping { start, length, offset, .. } = chunk.mapping;
     // SAFETY: the session keeps the addresses mapped and outlives this chunk's owner, which waits for all reads before it goes;
     // nothing runs, gives back or reads these pages before the read was waited for.
-    let ticket = unsafe { reader.read(&chunk.file, offset, start, length) };
+    let ticket = unsafe { reader.read(&chunk.file, chunk.offset, chunk.length, chunk.to.clone()) };
     chunk.state = State::Reading(ticket);
     ticket
 }
 
+/// Open files, each once.
+#[derive(Default)]
+struct Files(BTreeMap<PathBuf, Arc<WeightFile>>);
+
+impl Files {
+    fn open(&mut self, path: &Path) -> io::Result<Arc<WeightFile>> {
+        if !self.0.contains_key(path) {
+            self.0.insert(path.to_owned(), Arc::new(WeightFile::open(path)?));
+        }
+        Ok(Arc::clone(&self.0[path]))
+    }
+}
+
+/// What is stored densely apart from what is not, in the order in which it is best to lock it: a byte locked spares a byte of reading
+/// where weights are stored as they are, and less where they are not.
+fn by_what_they_spare(mappings: Vec<Mapping>, spans: &[Span]) -> Vec<(Mapping, Option<&Span>)> {
+    let mut parts = Vec::new();
+    for mapping in mappings {
+        let mut rest = Some(mapping);
+        for span in spans {
+            let Some(whole) = rest.take() else { break };
+            let end = whole.offset + whole.length as u64;
+            if span.offset < whole.offset || span.offset + span.length as u64 > end {
+                rest = Some(whole);
+                continue;
+            }
+            let (before, behind) = whole.split(span.offset - whole.offset);
+            let (dense, behind) = behind.map_or((None, None), |behind| behind.split(span.length as u64));
+            parts.extend(before.map(|part| (part, None)));
+            parts.extend(dense.map(|part| (part, Some(span))));
+            rest = behind;
+        }
+        parts.extend(rest.map(|part| (part, None)));
+    }
+    parts.sort_by_cached_key(|(mapping, span)| {
+        // Of 1000 bytes, those that are not read.
+        let spared =
+            span.map_or(0, |span| 1000 - span.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
+        (spared, mapping.length, mapping.offset)
+    });
+    parts
+}
+
+/// Neighbours, which follow each other here, as one: a huge page that is given back in two parts is taken apart, and the next there are small ones.
+fn joined(parts: Vec<Mapping>) -> Vec<Mapping> {
+    let mut joined: Vec<Mapping> = Vec::new();
+    for part in parts {
+        match joined.last_mut() {
+            Some(last) if last.start + last.length == part.start => last.length += part.length,
+            _ => joined.push(part),
+        }
+    }
+    joined
+}
+
+/// What is read at once of a mapping, and the bytes of each.
+fn chunks(mapping: &Mapping, span: Option<&Span>, files: &mut Files) -> io::Result<Vec<(Chunk, ChunkBytes)>> {
+    let Some(span) = span else {
+        let file = files.open(&mapping.path)?;
+        let chunk = |Mapping { start, length, offset, .. }: Mapping| {
+            let bytes = ChunkBytes { held: length as u64, read: length as u64 };
+            (Chunk { file: Arc::clone(&file), offset, length, to: To::Memory(start), state: State::Absent }, bytes)
+        };
+        return Ok(pieces(mapping.clone()).into_iter().map(chunk).collect());
+    };
+    let file = files.open(&mapping.path.with_file_name(DENSE))?;
+    let (parts, span) = (span.parts(), Arc::new(span.clone()));
+    let start = mapping.start;
+    let chunk = |parts: &[Part]| {
+        let (first, last) = (&parts[0], &parts[parts.len() - 1]);
+        let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
+        let held = parts.iter().flat_map(|part| &part.fills).map(|fill| fill.len() as u64).sum();
+        let (file, offset, parts, span) = (Arc::clone(&file), first.at, parts.to_vec(), Arc::clone(&span));
+        let expand = move |stored: &[u8]| {
+            for part in &parts {
+                let fills = part.fills.clone().map(|fill| {
+                    // SAFETY: the range lies within the mapping, which is as long as the span, and is this part's alone; whoever
+                    // asked for the read sees to it that the mapping stays and nobody looks at it (`Reader::read`).
+                    unsafe { std::slice::from_raw_parts_mut((start + fill.start) as *mut u8, fill.len()) }
+                });
+                span.expand(part, &stored[(part.at - offset) as usize..], fills);
+            }
+        };
+        let bytes = ChunkBytes { held, read: length as u64 };
+        (Chunk { file, offset, length, to: To::Through(Arc::new(expand)), state: State::Absent }, bytes)
+    };
+    Ok(together(&parts).into_iter().map(chunk).collect())
+}
+
+/// Parts that lie side by side, as many as may be read at once.
+fn together(parts: &[Part]) -> Vec<&[Part]> {
+    let mut groups = Vec::new();
+    let mut rest = parts;
+    while let Some(first) = rest.first() {
+        let fits = |part: &&Part| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
+        let (group, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+        groups.push(group);
+        rest = behind;
+    }
+    groups
+}
+
 /// Parts of at most [`CHUNK`] bytes.
-fn chunks(mapping: Mapping) -> Vec<Mapping> {
+fn pieces(mapping: Mapping) -> Vec<Mapping> {
     let mut parts = Vec::new();
     let mut rest = Some(mapping);
     while let Some(mapping) = rest {
@@ -179,18 +308,6 @@ fn chunks(mapping: Mapping) -> Vec<Mapping> {
         rest = more;
     }
     parts
-}
-
-/// Chunks that are there, neighbours as one.
-fn runs(chunks: &[Chunk]) -> Vec<Mapping> {
-    let mut runs: Vec<Mapping> = Vec::new();
-    for Chunk { mapping, .. } in chunks.iter().filter(|chunk| chunk.state == State::Present) {
-        match runs.last_mut() {
-            Some(run) if run.start + run.length == mapping.start => run.length += mapping.length,
-            _ => runs.push(mapping.clone()),
-        }
-    }
-    runs
 }
 
 /// Weights of a session that stay mapped from their file; what a run touches comes page by page, and goes after it.
@@ -220,7 +337,6 @@ fn misfit(why: &str) -> BackendError {
 mod tests {
     use super::*;
     use crate::os::Pages;
-    use std::path::Path;
 
     const BYTES: usize = 4096;
 
@@ -230,14 +346,14 @@ mod tests {
         std::fs::write(&path, vec![7; BYTES]).unwrap();
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
-            let start = pages.address() as usize + number * BYTES;
-            let mapping = Mapping { start, length: BYTES, offset: 0, path: file.path().to_owned() };
-            Chunk { mapping, file: Arc::new(file), state: State::Absent }
+            let to = To::Memory(pages.address() as usize + number * BYTES);
+            Chunk { file: Arc::new(file), offset: 0, length: BYTES, to, state: State::Absent }
         };
         let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
-        let bytes = vec![BYTES as u64; 2];
-        (Weights { reader: Rc::new(reader), bytes, chunks, locked: 0, unlocked: None }, pages)
+        let bytes = vec![ChunkBytes { held: BYTES as u64, read: BYTES as u64 }; 2];
+        let filled = vec![Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
+        (Weights { reader: Rc::new(reader), bytes, chunks, filled, unlocked: None }, pages)
     }
 
     #[test]
@@ -262,6 +378,56 @@ mod tests {
             weights.begin(1).unwrap();
             // What is being read when they are dropped is waited for.
             drop(weights);
+        }
+    }
+
+    /// Weights in a file, in part stored densely beside it, and their mapping, as ONNX Runtime makes one.
+    fn mapped(dir: &Path) -> (Vec<u8>, memmap2::MmapMut, Vec<Mapping>) {
+        let mut bytes = super::super::dense::make::tests::write(dir);
+        bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
+        let file = std::fs::File::open(dir.join("weights")).unwrap();
+        // SAFETY: nobody else writes to this test's own file.
+        let map = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
+        let mappings = super::super::mapped_under(dir);
+        assert_eq!(mappings.iter().map(|mapping| mapping.length).sum::<usize>(), bytes.len());
+        (bytes, map, mappings)
+    }
+
+    #[test]
+    fn what_is_stored_densely_arrives_as_it_was() {
+        for reader in Reader::each() {
+            let (reader, dir) = (Rc::new(reader), tempfile::tempdir().unwrap());
+            let spans = |dir: &Path| super::super::dense::spans(dir).unwrap();
+            let mut read = Vec::new();
+            for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
+                let (bytes, map, mappings) = mapped(dir.path());
+                let start = mappings[0].start as *const u8;
+                let all = mappings.clone();
+                // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
+                let mut weights =
+                    unsafe { Weights::take_over(Rc::clone(&reader), mappings, &spans(dir.path()), locked) }.unwrap();
+                for _ in 0..2 {
+                    (0..weights.bytes().len()).for_each(|chunk| weights.begin(chunk).unwrap());
+                    (0..weights.bytes().len())
+                        .for_each(|chunk| assert!(weights.finish(chunk, || Duration::ZERO).is_ok()));
+                    weights.check().unwrap();
+                    // SAFETY: as many bytes are mapped there, and nobody writes to them now.
+                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
+                    weights.release();
+                }
+                let held: u64 = weights.bytes().iter().map(|chunk| chunk.held).sum();
+                let filled: u64 = weights.filled.iter().map(|mapping| mapping.length as u64).sum();
+                assert_eq!(held, filled);
+                assert!(bytes.len() as u64 - held <= locked + SECTOR && all.len() == 1);
+                read.push(weights.bytes().iter().map(|chunk| chunk.read).sum::<u64>());
+                drop((weights, map));
+            }
+            // 167,936 bytes as they are; 16,384 for sums and scales, half of the rest for numbers. What
+            // is as it is goes first, and the last is all locked.
+            let half = 3 << 19;
+            assert_eq!(read[..2], [167_936 + 16_384 + half, 167_936 - 53_248 + 16_384 + half]);
+            assert_eq!(read[5], 0);
+            assert!(read.is_sorted_by(|more, less| less < more), "{read:?}");
         }
     }
 }

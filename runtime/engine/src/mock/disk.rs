@@ -3,7 +3,7 @@
 use super::VirtualClock;
 use super::tensor::misfit;
 use crate::error::BackendError;
-use crate::port::Took;
+use crate::port::{ChunkBytes, Took};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,6 +15,8 @@ pub struct MockDisk(Rc<Drive>);
 #[derive(Debug, Default)]
 struct Drive {
     bytes_per_ms: Cell<f64>,
+    /// Bytes of memory that each byte read fills; as many where it is 0.
+    density: Cell<u64>,
     /// When the last read that was begun ends.
     busy_until: Cell<Duration>,
     held: Cell<u64>,
@@ -29,9 +31,18 @@ impl MockDisk {
         self.0.bytes_per_ms.set(bytes_per_ms);
     }
 
+    /// Stores weights so densely that each byte read fills so many.
+    pub fn stores(&self, density: u64) {
+        self.0.density.set(density);
+    }
+
     /// Makes the next read fail.
     pub fn breaks(&self, why: &str) {
         *self.0.breaks.borrow_mut() = Some(why.to_owned());
+    }
+
+    fn chunk(&self, held: u64) -> ChunkBytes {
+        ChunkBytes { held, read: held / self.0.density.get().max(1) }
     }
 
     /// Most bytes of weights that were being read or present at once.
@@ -39,13 +50,13 @@ impl MockDisk {
         self.0.most_held.get()
     }
 
-    fn read(&self, bytes: u64, clock: &VirtualClock) -> Took {
+    fn read(&self, ChunkBytes { held, read: bytes }: ChunkBytes, clock: &VirtualClock) -> Took {
         let drive = &self.0;
         let from = drive.busy_until.get().max(clock.now());
         let seconds = if drive.bytes_per_ms.get() > 0.0 { bytes as f64 / drive.bytes_per_ms.get() / 1e3 } else { 0.0 };
         let to = from + Duration::from_secs_f64(seconds);
         drive.busy_until.set(to);
-        drive.held.set(drive.held.get() + bytes);
+        drive.held.set(drive.held.get() + held);
         drive.most_held.set(drive.most_held.get().max(drive.held.get()));
         Took { from, to }
     }
@@ -54,7 +65,7 @@ impl MockDisk {
 /// The chunks of one session's weights, and which are there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Weights {
-    bytes: Vec<u64>,
+    bytes: Vec<ChunkBytes>,
     reads: Vec<Chunk>,
     disk: MockDisk,
 }
@@ -68,21 +79,22 @@ enum Chunk {
 
 impl Weights {
     pub fn new(bytes: Vec<u64>, disk: MockDisk) -> Self {
+        let bytes: Vec<_> = bytes.into_iter().map(|held| disk.chunk(held)).collect();
         Weights { reads: vec![Chunk::Absent; bytes.len()], bytes, disk }
     }
 
     /// The first `locked` bytes stay in memory from now on.
     pub fn settle(&mut self, mut locked: u64) {
-        let rest = |bytes: &u64| {
-            let stays = locked.min(*bytes);
+        let rest = |bytes: &ChunkBytes| {
+            let stays = locked.min(bytes.held);
             locked -= stays;
-            bytes - stays
+            self.disk.chunk(bytes.held - stays)
         };
-        self.bytes = self.bytes.iter().map(rest).filter(|bytes| *bytes > 0).collect();
+        self.bytes = self.bytes.iter().map(rest).filter(|bytes| bytes.held > 0).collect();
         self.reads = vec![Chunk::Absent; self.bytes.len()];
     }
 
-    pub fn bytes(&self) -> &[u64] {
+    pub fn bytes(&self) -> &[ChunkBytes] {
         &self.bytes
     }
 
@@ -110,7 +122,7 @@ impl Weights {
 
     pub fn release(&mut self) {
         for (state, bytes) in self.reads.iter_mut().zip(&self.bytes).filter(|(state, _)| **state != Chunk::Absent) {
-            self.disk.0.held.set(self.disk.0.held.get() - bytes);
+            self.disk.0.held.set(self.disk.0.held.get() - bytes.held);
             *state = Chunk::Absent;
         }
     }

@@ -5,7 +5,7 @@ use super::queue::Queues;
 use super::tensor::misfit;
 use super::{MockBuffer, MockControl, MockTensor, VirtualClock};
 use crate::error::BackendError;
-use crate::port::{MemoryId, Port, Session, Tensor, Ticket, Took};
+use crate::port::{ChunkBytes, MemoryId, Port, Session, Tensor, Ticket, Took};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -196,7 +196,7 @@ impl Session for MockSession {
         Ok(None)
     }
 
-    fn chunks(&self) -> &[u64] {
+    fn chunks(&self) -> &[ChunkBytes] {
         self.weights.bytes()
     }
 

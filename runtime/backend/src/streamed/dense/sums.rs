@@ -1,0 +1,230 @@
+//! Integers with scales as ONNX Runtime's kernels pack them: behind the integers a sum for each scale, which is the scale times
+//! the zero point that all share, so that it need not be stored.
+//!
+//! The layout, which is never relied on but always compared with what is there (`PackedQuantBDataStruct` and
+//! `ComputePackBlkSum` in ONNX Runtime's `mlas/lib`): of N columns of K blocks each, N K times the bytes of a block's integers;
+//! from the next multiple of 64 bytes on the sums, column n and block k at `(n/16 K + k) 16 + n mod 16`; then the scales, four
+//! columns together, within which a run of r blocks of one column is followed by those of the next; then up to 126 bytes
+//! that nobody uses. r depends on the processor, and blocks that make no whole run lie one by one.
+
+use super::words::Word;
+use std::ops::Range;
+
+/// Columns whose sums lie together, and the numbers of one block of them.
+pub(super) const TILE: usize = 16;
+/// Columns whose scales lie together.
+const FOUR: usize = 4;
+/// Bytes of the integers of one block: 16 to 256 of 4 bits, or of 8.
+const INTEGERS: [usize; 6] = [8, 16, 32, 64, 128, 256];
+/// Bytes at the end that the layout may leave unused.
+const SLACK: usize = 126;
+const LINE: usize = 64;
+
+/// A float32, as it lies in memory.
+type Wide = [u8; 4];
+
+/// How sums and scales lie.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Layout {
+    /// Columns over 16.
+    pub tiles: usize,
+    /// Blocks of a column.
+    pub blocks: usize,
+    /// Blocks of a column whose scales lie side by side.
+    pub run: usize,
+    /// A sum over its scale.
+    pub factor: f32,
+}
+
+/// Where they may be in a packed weight of so many bytes: where its sums begin, and how many there are.
+pub(super) fn candidates(length: usize) -> impl Iterator<Item = (usize, usize)> {
+    INTEGERS.into_iter().filter_map(move |integers| {
+        let (each, used) = (integers + 2 * size_of::<Wide>(), length.checked_sub(SLACK)?);
+        let count = used / each;
+        (used.is_multiple_of(each) && count > 0 && count.is_multiple_of(TILE))
+            .then(|| ((count * integers).next_multiple_of(LINE), count))
+    })
+}
+
+impl Layout {
+    /// The layout of so many scales with these sums, as far as the first tile shows it. Both begin there and may end anywhere
+    /// behind it.
+    pub fn find(count: usize, sums: &[Wide], scales: &[Wide]) -> Option<Layout> {
+        let number = |words: &[Wide]| words.first().map(|word| f32::from_le_bytes(*word));
+        let factor = (number(sums)? / number(scales)?).round();
+        let tiles_and_blocks = count / TILE;
+        let may_be =
+            |blocks: &usize| tiles_and_blocks.is_multiple_of(*blocks) && sums.len().min(scales.len()) >= blocks * TILE;
+        let runs = |blocks: usize| [1, 2, 4, 8, blocks].map(|run| (blocks, run.min(blocks)));
+        (1..=tiles_and_blocks).filter(may_be).flat_map(runs).find_map(|(blocks, run)| {
+            let layout = Layout { tiles: tiles_and_blocks / blocks, blocks, run, factor };
+            let sum_of = |at: usize, column, block| sums[block * TILE + column] == layout.sum(scales[at]);
+            layout.scales().zip(0..).all(|((column, block), at)| sum_of(at, column, block)).then_some(layout)
+        })
+    }
+
+    /// Numbers of one tile.
+    pub fn tile(&self) -> usize {
+        TILE * self.blocks
+    }
+
+    fn sum(&self, scale: Wide) -> Wide {
+        (self.factor * f32::from_le_bytes(scale)).to_le_bytes()
+    }
+
+    /// Column and block of each scale of a tile, in their order.
+    fn scales(&self) -> impl Iterator<Item = (usize, usize)> {
+        let Layout { blocks, run, .. } = *self;
+        let whole = blocks / run * run;
+        (0..TILE / FOUR).flat_map(move |four| {
+            let column = move |one: usize| four * FOUR + one;
+            let runs = (0..whole).step_by(run);
+            let in_runs = runs
+                .flat_map(move |from| (0..FOUR).flat_map(move |one| (from..from + run).map(move |k| (column(one), k))));
+            let one_by_one = (whole..blocks).flat_map(move |k| (0..FOUR).map(move |one| (column(one), k)));
+            in_runs.chain(one_by_one)
+        })
+    }
+
+    /// Stores the scales of whole tiles in the order of their sums.
+    pub fn store(&self, word: Word, scales: &[Wide], out: &mut Vec<u8>) {
+        let mut ordered = vec![[0; 4]; self.tile()];
+        for tile in scales.chunks_exact(self.tile()) {
+            for ((column, block), scale) in self.scales().zip(tile) {
+                ordered[block * TILE + column] = *scale;
+            }
+            ordered.iter().for_each(|scale| word.put(*scale, out));
+        }
+    }
+
+    /// Makes the sums and the scales of whole tiles from what is stored of them.
+    pub fn make(&self, word: Word, stored: &[u8], sums: &mut [Wide], scales: &mut [Wide]) {
+        let tile = self.tile();
+        let tiles = stored.chunks_exact(tile * word.bytes()).zip(sums.chunks_exact_mut(tile));
+        for ((stored, sums), scales) in tiles.zip(scales.chunks_exact_mut(tile)) {
+            word.widen(stored, sums);
+            self.order(sums, scales);
+            sums.iter_mut().for_each(|scale| *scale = self.sum(*scale));
+        }
+    }
+
+    /// Puts a tile's numbers in the order of scales.
+    fn order(&self, ordered: &[Wide], scales: &mut [Wide]) {
+        let Layout { blocks, run, .. } = *self;
+        let whole = blocks / run * run;
+        let (rows, _) = ordered.as_chunks::<TILE>();
+        let in_runs = match run {
+            1 => in_runs::<1>,
+            2 => in_runs::<2>,
+            4 => in_runs::<4>,
+            8 => in_runs::<8>,
+            _ => in_long_runs,
+        };
+        for (four, scales) in scales.chunks_exact_mut(FOUR * blocks).enumerate() {
+            let (whole_runs, one_by_one) = scales.split_at_mut(whole * FOUR);
+            in_runs(run, four * FOUR, &rows[..whole], whole_runs);
+            self::in_runs::<1>(1, four * FOUR, &rows[whole..], one_by_one);
+        }
+    }
+
+    /// Where these tiles' numbers are, in bytes.
+    pub fn bytes(&self, tiles: &Range<usize>) -> Range<usize> {
+        let tile = self.tile() * size_of::<Wide>();
+        tiles.start * tile..tiles.end * tile
+    }
+}
+
+/// The scales of four columns from `first` on, in runs of a length the compiler knows.
+fn in_runs<const RUN: usize>(_: usize, first: usize, rows: &[[Wide; TILE]], scales: &mut [Wide]) {
+    let (rows, _) = rows.as_chunks::<RUN>();
+    for (scales, rows) in scales.chunks_exact_mut(FOUR * RUN).zip(rows) {
+        for one in 0..FOUR {
+            for (block, row) in rows.iter().enumerate() {
+                scales[one * RUN + block] = row[first + one];
+            }
+        }
+    }
+}
+
+/// The same, in runs of any length.
+fn in_long_runs(run: usize, first: usize, rows: &[[Wide; TILE]], scales: &mut [Wide]) {
+    for (scales, rows) in scales.chunks_exact_mut(FOUR * run).zip(rows.chunks_exact(run)) {
+        for (one, scales) in scales.chunks_exact_mut(run).enumerate() {
+            scales.iter_mut().zip(rows).for_each(|(scale, row)| *scale = row[first + one]);
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// Sums and scales as ONNX Runtime's source has them, from the scale of each column and block.
+    pub fn packed(
+        columns: usize,
+        blocks: usize,
+        run: usize,
+        factor: f32,
+        scale: impl Fn(usize, usize) -> f32,
+    ) -> [Vec<Wide>; 2] {
+        let (mut sums, mut scales) = (vec![[0; 4]; columns * blocks], vec![[0; 4]; columns * blocks]);
+        for n in 0..columns {
+            for k in 0..blocks {
+                let value = scale(n, k);
+                sums[((n / 16) * blocks + k) * 16 + n % 16] = (factor * value).to_le_bytes();
+                let (sub, inside) = (k / run, k % run);
+                let at = match sub == blocks / run {
+                    true => sub * run * 4 + inside * 4 + n % 4,
+                    false => sub * run * 4 + (n % 4) * run + inside,
+                };
+                scales[(n / 4) * 4 * blocks + at] = value.to_le_bytes();
+            }
+        }
+        [sums, scales]
+    }
+
+    fn scale(n: usize, k: usize) -> f32 {
+        0.01 + (n * 131 + k * 17) as f32 / 1e4
+    }
+
+    #[test]
+    fn layouts_are_found_and_made_again() {
+        for (columns, blocks, run, factor) in [
+            (64, 64, 2, -8.0),
+            (32, 7, 4, -8.0),
+            (16, 3, 1, -128.0),
+            (48, 64, 1, -8.0),
+            (32, 24, 24, -2.0),
+            (16, 1, 1, -8.0),
+        ] {
+            let [sums, scales] = packed(columns, blocks, run, factor, scale);
+            let layout = Layout::find(columns * blocks, &sums, &scales).unwrap();
+            assert_eq!((layout.blocks, layout.factor), (blocks, factor), "{columns} columns");
+            for word in [Word::Full] {
+                let mut stored = Vec::new();
+                layout.store(word, &scales, &mut stored);
+                assert_eq!(stored.len(), columns * blocks * word.bytes());
+                let mut made = [vec![[1; 4]; sums.len()], vec![[1; 4]; sums.len()]];
+                let [of_sums, of_scales] = &mut made;
+                layout.make(word, &stored, of_sums, of_scales);
+                assert!(made == [sums.clone(), scales.clone()], "{columns} columns of {blocks} blocks, runs of {run}");
+            }
+        }
+    }
+
+    #[test]
+    fn sums_with_zero_points_of_their_own_have_no_layout() {
+        let [mut sums, scales] = packed(32, 16, 2, -8.0, scale);
+        sums[7] = (-5.0 * scale(7, 0)).to_le_bytes();
+        assert_eq!(Layout::find(32 * 16, &sums, &scales), None);
+        assert_eq!(Layout::find(0, &[], &[]), None);
+    }
+
+    #[test]
+    fn what_a_packed_weight_may_hold() {
+        // 2048 columns of 64 blocks of 32 4-bit integers.
+        let count = 2048 * 64;
+        assert!(candidates(count * 24 + 126).any(|found| found == (count * 16, count)));
+        assert_eq!(candidates(100).count(), 0);
+    }
+}
