@@ -7,6 +7,7 @@ mod dim;
 mod document;
 mod dtype;
 mod machine;
+pub mod memory;
 mod plan;
 pub mod probe;
 mod profile;

@@ -6,6 +6,7 @@ use crate::options::WeightReads;
 use crate::port::{Backend, Keep, Session};
 use crate::reporter::Reporter;
 use crate::step::{LogitRows, StepInput};
+use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{ByteSize, DeviceKind, Form, InputRole, ModelKind, Partition, Plan, Provider, Residency};
 
 /// Tokens of the pass that shows which weights are used: enough for kernels that treat many rows unlike one.
@@ -107,11 +108,6 @@ impl Keeping {
         Some(used.into_iter().fold(ram, u64::saturating_sub))
     }
 }
-
-/// What is read ahead where the plan does not say, bytes.
-const READ_AHEAD: u64 = 16 << 20;
-/// What a process takes on the host beside weights, state and activations, bytes.
-const PROCESS: u64 = 64 << 20;
 
 /// State and activations of the devices that count, bytes.
 fn beside(plan: &Plan, counts: impl Fn(&str) -> bool) -> u64 {

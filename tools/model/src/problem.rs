@@ -88,7 +88,7 @@ pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budg
             cpu_launch_ms: costs.cpu_launch_ms,
             pass_ms: pass_ms(analysis, &source),
             disk_bytes_per_ms: source.disk().map(per_ms),
-            budget: Budget { packing: packing::packing(&analysis.graph), ..budget },
+            budget: Budget { packing: packing::packing(&analysis.model, &analysis.graph), ..budget },
             load: workload,
             cuts: Vec::new(),
         }),

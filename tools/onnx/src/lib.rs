@@ -11,6 +11,7 @@ mod model;
 mod names;
 pub mod proto;
 mod read;
+mod samples;
 mod store;
 mod tensor;
 mod typed;
@@ -24,6 +25,7 @@ pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::{Model, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
+pub use samples::looks_widened;
 pub use store::{
     Contents, ExternaliseError, Made, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding,
     SourceError, embed_structure, externalise, externalised, needs_externalising, pack, packed, place, place_of, round,

@@ -19,9 +19,45 @@ pub struct Budget {
     pub kv: KvHome,
     /// Host memory that reading ahead takes where weights are read from disk, bytes.
     pub reading: u64,
-    /// What weights take on the host beyond their bytes in the model, because its kernels want them packed: so many bytes for
-    /// each 1000.
-    pub packing: u64,
+    /// What weights take on the host once its kernels have packed them, and how much of that is read from disk.
+    pub packing: Packing,
+}
+
+/// How weights lie in host memory as its kernels want them, and on disk, where they may lie more densely: some
+/// numbers are made when the others arrive (sums from scales), some are widened (16-bit numbers that memory wants in
+/// 32). Nothing of it by default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Packing {
+    /// What weights take beyond their bytes in the model: so many bytes for each 1000.
+    pub more: u64,
+    /// Of 1000 bytes as packed, those made when weights arrive from disk.
+    pub made: u64,
+    /// Read from disk for each 1000 bytes that are made.
+    pub stored: u64,
+}
+
+impl Packing {
+    /// What these bytes of the model take when packed. Rounded up, so that sums of bytes fit as packed where they fit
+    /// in numbers without rounding.
+    pub fn packed(self, bytes: u64) -> u64 {
+        let more = (u128::from(bytes) * u128::from(self.more)).div_ceil(1000);
+        bytes.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+    }
+
+    /// Packed bytes for each byte of the model.
+    pub(crate) fn growth(self) -> f64 {
+        1.0 + self.more as f64 / 1000.0
+    }
+
+    /// The part of packed weights that is made.
+    pub(crate) fn made_share(self) -> f64 {
+        self.made.min(1000) as f64 / 1000.0
+    }
+
+    /// The part of what is made that is not read.
+    pub(crate) fn unread_share(self) -> f64 {
+        1.0 - self.stored.min(1000) as f64 / 1000.0
+    }
 }
 
 impl Budget {
@@ -122,6 +158,14 @@ impl NoFit {
 mod tests {
     use super::*;
     use crate::cost::tests::dense;
+
+    #[test]
+    fn packed_bytes_round_up() {
+        let packing = Packing { more: 125, ..Packing::default() };
+        assert_eq!([0, 1, 8, 1000].map(|bytes| packing.packed(bytes)), [0, 2, 9, 1125]);
+        assert_eq!([1, u64::MAX].map(|bytes| Packing::default().packed(bytes)), [1, u64::MAX]);
+        assert_eq!(packing.packed(u64::MAX), u64::MAX);
+    }
 
     #[test]
     fn shared_weights_count_once_per_device() {

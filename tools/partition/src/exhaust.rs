@@ -194,7 +194,7 @@ impl Partial {
             true => self.host_largest,
             false => self.host_weights,
         };
-        let host = weights + self.host_kv + self.host_workspace;
+        let host = budget.packing.packed(weights) + self.host_kv + self.host_workspace;
         self.gpus.iter().enumerate().all(on_gpu) && budget.host().is_none_or(|ram| host <= ram)
     }
 }

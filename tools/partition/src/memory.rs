@@ -1,11 +1,14 @@
 //! What a placement holds in each memory, phase by phase, and whether it fits.
 //!
-//! A GPU holds, at once: weights resident in either phase, once for each partition that reads them, what streamed blocks keep there as constants, the state of the
-//! blocks that compute there (prefill or decode, whichever is more: what leaves after the prompt leaves before anything else
-//! comes), the largest block's activations, and a ring of slots for any streamed block. Where state lies on the host, blocks take
-//! turns at room for that of one, but for those that compute on the host in one phase: theirs has room of its own. The host holds the weights it computes with or that are copied
-//! from it, and the state of every block that does not stay on one GPU. Where not all of that fits and there is a disk, an equal
-//! share of each block stays and the rest is read in each pass; the largest block must still fit.
+//! A GPU holds, at once: weights resident in either phase, once for each partition that reads them, what streamed
+//! blocks keep there as constants, the state of the blocks that compute there (prefill or decode, whichever is more:
+//! what leaves after the prompt leaves before anything else comes), the largest block's activations, and a ring of
+//! slots for any streamed block. Where state lies on the host, blocks take turns at room for that of one, but for
+//! those that compute on the host in one phase: theirs has room of its own. The host holds the weights it computes
+//! with or that are copied from it, and the state of every block that does not stay on one GPU. Where not all of that
+//! fits and there is a disk, an equal share of each block stays and the rest is read in each pass; the largest block
+//! must still fit. What the host computes with may lie on disk more densely than in memory ([`crate::Packing`]): then
+//! less is read than comes to lie there.
 
 use crate::cost::slot;
 use crate::schedule::merges;
@@ -18,23 +21,44 @@ pub struct Usage {
     pub gpus: Vec<Demand>,
     /// On the host, if all of it lay in memory.
     pub host: Demand,
-    /// Weights the host reads in each pass of a prefill and of decoding, as its kernels want them, bytes.
-    pub host_reads: [u64; 2],
+    /// Weights the host reads in each pass of a prefill and of decoding.
+    pub host_reads: [Reads; 2],
     /// The largest block the host holds, those that read a few rows only apart, bytes.
     pub largest_on_host: u64,
     /// The largest block the host reads in each phase, bytes.
     pub largest_read: [u64; 2],
 }
 
+/// Weights the host reads in each pass of a phase, as its kernels want them, bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reads {
+    /// What the host computes with and nothing else reads.
+    pub computed: u64,
+    /// What is copied on to GPUs.
+    pub copied: u64,
+}
+
+impl Reads {
+    /// All of it.
+    pub fn all(self) -> u64 {
+        self.computed + self.copied
+    }
+}
+
 /// What a placement holds in each memory.
 pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
+    let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let is_read = |i: usize, phase| !matches!(choices[i].of(phase), Where::Resident(_)) && !problem.reads_rows(i);
-    let reads = |phase: Phase| weights_of(problem, |i| is_read(i, phase));
+    let is_copied = |i: usize, phase| is_read(i, phase) && choices[i].of(phase) != Where::Cpu;
+    let reads = |phase: Phase| {
+        let all = packed(weights_of(problem, |i| is_read(i, phase)));
+        let copied = packed(weights_of(problem, |i| is_copied(i, phase)));
+        Reads { computed: all - copied, copied }
+    };
     let largest_read = |phase: Phase| {
         (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
     };
     let on_host = |i: &usize| choices[*i].on_host() && !problem.reads_rows(*i);
-    let packed = |bytes: u64| problem.packed(bytes);
     Usage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| on_gpu(problem, choices, slots[gpu], gpu)).collect(),
         host: Demand {
@@ -43,7 +67,7 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
             workspace: workspace(problem, choices, |place| place == Where::Cpu),
             ring: 0,
         },
-        host_reads: Phase::BOTH.map(reads).map(packed),
+        host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
         largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
@@ -79,9 +103,25 @@ impl Usage {
     ///
     /// Where it does not, an equal share of each block stays: of R bytes of room, W of weights and l of the largest block, the
     /// share f for which `f W + (1 - f) l = R`, because beside the shares one block's rest lies in memory.
+    ///
+    /// Of the weights C that the host computes with, the part c is made when weights arrive, from d of its bytes
+    /// ([`crate::Packing`]). What is not made stays first, because that spares most reading: `(1 - f) C` bytes are
+    /// brought in each pass, of which as many as there are, `min(c C, (1 - f) C)`, are made. Of the weights G that
+    /// are copied on to GPUs nothing is made. Read are
+    ///
+    /// `(1 - f) (C + G) - (1 - d) min(c C, (1 - f) C) = (1 - f) G + max((1 - f) C - c C (1 - d), d (1 - f) C)`,
+    ///
+    /// in whole bytes, and at least one where f is less than 1: 0 says that nothing is brought.
     pub fn missing(&self, problem: &Problem, phase: Phase) -> u64 {
-        let reads = self.host_reads[phase as usize];
-        reads - (self.locked_share(problem, phase) * reads as f64) as u64
+        let (reads, share) = (self.host_reads[phase as usize], self.locked_share(problem, phase));
+        if share >= 1.0 {
+            return 0;
+        }
+        let (packing, computed) = (problem.budget.packing, reads.computed as f64);
+        let made = (packing.made_share() * computed).min((1.0 - share) * computed);
+        // Rounded once, so that more room never means more reading.
+        let spared = share * reads.all() as f64 + packing.unread_share() * made;
+        reads.all().saturating_sub(spared as u64).max(1)
     }
 
     /// The part of each block's weights that stays in host memory, 0 to 1; see [`missing`](Self::missing).
@@ -89,7 +129,7 @@ impl Usage {
         let beside = self.host.kv.saturating_add(self.host.workspace);
         let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
         let room = ram.saturating_sub(beside).saturating_sub(problem.budget.reading) as f64;
-        let (reads, largest) = (self.host_reads[phase as usize] as f64, self.largest_read[phase as usize] as f64);
+        let (reads, largest) = (self.host_reads[phase as usize].all() as f64, self.largest_read[phase as usize] as f64);
         if reads <= room { 1.0 } else { ((room - largest) / (reads - largest)).clamp(0.0, 1.0) }
     }
 }
@@ -108,11 +148,6 @@ fn holds(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), NoFit> {
 }
 
 impl Problem {
-    /// Bytes that weights take on the host, as its kernels want them.
-    fn packed(&self, bytes: u64) -> u64 {
-        bytes.saturating_add(bytes / 1000 * self.budget.packing)
-    }
-
     /// Whether a block reads a few rows of its weights only: those that do not fit stay on disk, and nothing waits for them.
     pub fn reads_rows(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];

@@ -4,13 +4,13 @@ use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
 use crate::error::SplitError;
 use crate::pieces::Apart;
 use crate::predict::Expected;
-use crate::request::Request;
-use crate::request::{READ_AHEAD, with_default_margin};
+use crate::request::{Request, with_default_margin};
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
     Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan,
     stream_layers, usage,
 };
+use hpp_schema::memory::READ_AHEAD;
 
 /// Slots of a ring where blocks are streamed by hand and nobody says how many: one computes, one is ready, one is on its way.
 const SLOTS: u32 = 3;
@@ -184,10 +184,10 @@ impl Placement {
 fn from_disk(request: &Request, solution: &Solution) -> Option<FromDisk> {
     let (problem, phase) = (&request.problem, Phase::Decode);
     let usage = usage(problem, &solution.choices, &solution.slots);
-    if usage.missing(problem, phase) == 0 {
+    let locked = usage.locked_share(problem, phase);
+    if locked >= 1.0 {
         return None;
     }
-    let locked = usage.locked_share(problem, phase);
     let largest = usage.largest_read[phase as usize] as f64;
     let rows = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
     Some(FromDisk { locked, window: ((1.0 - locked) * largest) as u64 + READ_AHEAD, rows })

@@ -4,19 +4,14 @@ use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
 use crate::complaint::{Complaint, Complaints};
 use crate::costs::Costs;
 use hpp_model::{Analysis, DEFAULT_CHUNK, Load, problem};
-use hpp_partition::{Budget, KvHome, Options, Problem};
+use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
+use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
 
 /// Device memory where none is said and blocks are placed by hand: as much as they like.
 const UNLIMITED: u64 = 1 << 50;
 /// Part of a machine's host memory that is left to others.
 const HOST_SHARE: u64 = 16;
-
-/// Host memory the process takes beside weights, state and activations: the runtime's library, its arena, its tables.
-pub const PROCESS: u64 = 64 << 20;
-/// Weights read ahead of the block that is needed next, bytes: what a disk of 4 GB/s reads in 4 ms, longer than a block on the
-/// host computes where reading is the bottleneck.
-pub const READ_AHEAD: u64 = 16 << 20;
 
 /// A planning problem and how it is to be solved.
 #[derive(Clone, Debug)]
@@ -93,7 +88,7 @@ fn budget(args: &SplitArgs, costs: &Costs) -> (Budget, Vec<u64>) {
         process: PROCESS,
         reading: READ_AHEAD,
         // The model says.
-        packing: 0,
+        packing: Packing::default(),
     };
     (budget, shown)
 }

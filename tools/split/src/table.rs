@@ -1,7 +1,7 @@
 //! The plan as a person reads it.
 
-use crate::request::PROCESS;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hpp_schema::memory::PROCESS;
 use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, Residency, Ring,
 };

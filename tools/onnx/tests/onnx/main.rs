@@ -11,6 +11,7 @@ mod lift;
 mod models;
 mod read;
 mod round;
+mod samples;
 mod store;
 mod structure;
 mod tensors;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::tests::{dense, problem};
-use crate::{Budget, Grows, Streamed};
+use crate::{Budget, Grows, Packing, Streamed};
 
 /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
 fn placed(text: &str) -> Vec<Choice> {
@@ -84,4 +84,76 @@ fn host_memory_is_a_budget_too() {
     let problem = problem(dense(2, 1000), Budget { ram: Some(3000), ..Budget::default() });
     let error = fits(&problem, &placed("...."), &[], Mechanisms::ResidentCpu).unwrap_err();
     assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
+}
+
+/// Blocks of 1000 bytes that memory wants as 1200, of which 400 are made from 200 on disk: embedding and head are two
+/// of them each.
+fn dense_on_disk(ram: u64, packing: Packing) -> Problem {
+    let mut problem = problem(dense(4, 1000), Budget { ram: Some(ram), packing, ..Budget::default() });
+    problem.disk_bytes_per_ms = Some(1.0);
+    for block in &mut problem.blocks {
+        (block.kv_bytes, block.workspace_bytes) = (0, 0);
+    }
+    problem.blocks.remove(0);
+    problem
+}
+
+const DENSE: Packing = Packing { more: 200, made: 333, stored: 500 };
+
+/// Places by letters: on the host, streamed to the GPU, or on it for good.
+fn missing(problem: &Problem, text: &str) -> (f64, u64) {
+    let place = |c: char| match c {
+        's' => Where::Streamed(0),
+        '0' => Where::Resident(0),
+        _ => Where::Cpu,
+    };
+    let choices: Vec<Choice> = text.chars().map(|c| Choice::both(place(c))).collect();
+    let mut problem = problem.clone();
+    problem.budget.vram = vec![1 << 20];
+    let usage = usage(&problem, &choices, &[3]);
+    (usage.locked_share(&problem, Phase::Decode), usage.missing(&problem, Phase::Decode))
+}
+
+/// 4 layers and a head: 6000 bytes, 7200 as packed, of which 2397.6 are made and 1198.8 of those read. The largest
+/// block has 2400.
+#[test]
+fn what_is_not_made_stays_first() {
+    // A share of half needs half of all and half of the largest. Half is brought: all that is made, of which 1198.8
+    // are not read.
+    assert_eq!(missing(&dense_on_disk(4800, DENSE), "....."), (0.5, 3600 - 1198));
+    // Nothing stays: all is read, as it lies on disk.
+    assert_eq!(missing(&dense_on_disk(2400, DENSE), "....."), (0.0, 7200 - 1198));
+    // Three quarters stay: 1800 are brought, all of them made from half.
+    assert_eq!(missing(&dense_on_disk(6000, DENSE), "....."), (0.75, 900));
+    // As much stays as is not made: both ways of counting agree.
+    let even = Packing { made: 250, ..DENSE };
+    assert_eq!(missing(&dense_on_disk(6000, even), "....."), (0.75, 900));
+    assert_eq!(missing(&dense_on_disk(7199, DENSE), ".....").1, 1);
+    assert_eq!(missing(&dense_on_disk(7200, DENSE), "....."), (1.0, 0));
+}
+
+#[test]
+fn where_nothing_is_made_all_that_does_not_stay_is_read() {
+    let packed = Packing { more: 200, ..Packing::default() };
+    assert_eq!(missing(&dense_on_disk(4800, packed), "....."), (0.5, 3600));
+    assert_eq!(missing(&dense_on_disk(4000, Packing::default()), "....."), (0.5, 3000));
+}
+
+/// Something is brought wherever something does not stay, even if nothing is stored of it.
+#[test]
+fn nothing_is_missing_only_where_all_stays() {
+    let all_made = Packing { more: 200, made: 1000, stored: 0 };
+    let (share, missing) = missing(&dense_on_disk(4800, all_made), ".....");
+    assert_eq!((share, missing), (0.5, 1));
+}
+
+/// What is copied on to a GPU is read as it is, and what is there for good is not read.
+#[test]
+fn nothing_is_made_of_what_goes_to_a_gpu() {
+    // Two layers are copied, 2400 bytes; 4800 are computed with, of which 1598.4 are made.
+    assert_eq!(missing(&dense_on_disk(4800, DENSE), "ss..."), (0.5, 1200 + (2400 - 799)));
+    assert_eq!(missing(&dense_on_disk(6000, DENSE), "ss..."), (0.75, 600 + 600));
+    assert_eq!(missing(&dense_on_disk(4800, DENSE), "sssss"), (0.5, 3600));
+    // One layer on the GPU: 6000 bytes, of which 3600 do not stay.
+    assert_eq!(missing(&dense_on_disk(3840, DENSE), "0...."), (0.4, 3600 - 999));
 }

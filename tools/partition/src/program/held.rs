@@ -60,7 +60,7 @@ pub(super) fn host(program: &mut Program) -> Line {
         true => program.largest(Choice::on_host, |i| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) }),
         false => program.weights(Choice::on_host),
     };
-    weights.plus(&state_and_workspace(program), 1.0)
+    state_and_workspace(program).plus(&weights, problem.budget.packing.growth())
 }
 
 /// What the host's memory holds beside weights.

@@ -231,7 +231,20 @@ impl Program<'_> {
     }
 }
 
-/// Weights that host memory cannot keep come from disk in every pass.
+/// Weights that host memory cannot keep come from disk in every pass: never more than [`crate::Usage::missing`] says.
+///
+/// Let W be the weights that the judge counts in a phase and G the part of them that is copied on to GPUs, as packed,
+/// B what memory holds beside weights, M the memory, f the share that stays, c the part that is made and d what is
+/// read of that. The program has w and g bytes of the model, neither more than the judge's; packed they take p times
+/// as much, which the judge rounds up: `W >= w p` and `G >= g p`.
+///
+/// - Where all of W stays, nothing is read and `W + B <= M`: both lines below are at most `W + B - M`, not above 0.
+/// - Else `f W <= M - B`, because the largest block's rest and reading ahead only take of that room (or f is 0 and a
+///   placement that fits has `B <= M`). The judge reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
+///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
+///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
+///
+/// Of what it reads the judge rounds up, too.
 fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
     let problem = program.problem;
     let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return };
@@ -242,7 +255,17 @@ fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
     let per_unit = passes * program.bytes / rate;
     let is_read = |choice: Choice| !matches!(choice.of(phase), Where::Resident(_));
     let reads = program.distinct(|block| &block.weights, |i| !problem.reads_rows(i), is_read);
-    let beside = state_and_workspace(program);
-    let missing = reads.plus(&beside, 1.0).plus(&Line::constant(ram as f64 / program.bytes), -1.0);
+    let beside = state_and_workspace(program).plus(&Line::constant(ram as f64 / program.bytes), -1.0);
+    let packing = problem.budget.packing;
+    let (growth, unread) = (packing.growth(), packing.unread_share() * packing.made_share());
+    let mut missing = beside.clone().plus(&reads, growth * (1.0 - unread));
+    if unread > 0.0 {
+        let is_copied = |choice: Choice| matches!(choice.of(phase), Where::Streamed(_));
+        let copied = program.distinct(|block| &block.weights, |i| !problem.reads_rows(i), is_copied);
+        missing.add(&copied, growth * unread);
+        let made = beside.plus(&reads, growth);
+        let per_unit = per_unit * (1.0 - packing.unread_share());
+        program.lines.at_least(ms, &handover.clone().plus(&made, per_unit));
+    }
     program.lines.at_least(ms, &handover.clone().plus(&missing, per_unit));
 }

@@ -1,6 +1,6 @@
 //! The exact planner against trying everything: equal cost, always.
 
-use super::instances::{brute_force, instance};
+use super::instances::{brute_force, instance, starved};
 use super::tables::try_all;
 use crate::{KvHome, Mechanisms, Objective, Options, Place, Planner, Problem, fits, judge, plan};
 use proptest::prelude::*;
@@ -52,6 +52,11 @@ proptest! {
     }
 
     #[test]
+    fn where_the_disk_decides(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
+        compare(&starved(seed, blocks, 1), &options(Mechanisms::All, objective, Some(slots)))?;
+    }
+
+    #[test]
     fn resident_and_host(seed: u64, blocks in 1usize..=9, gpus in 0usize..=1, objective in objectives()) {
         compare(&instance(seed, blocks, gpus), &options(Mechanisms::ResidentCpu, objective, None))?;
     }
@@ -72,11 +77,12 @@ proptest! {
 
     #[test]
     fn both_ways_of_trying_everything_agree(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
-        let problem = instance(seed, blocks, 1);
-        let same = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.max(b);
-        match (try_all(&problem, objective, slots), brute_force(&problem, Mechanisms::All, objective, &[slots])) {
-            (Some(a), Some(b)) => prop_assert!(same(a, b), "{a} and {b}"),
-            (a, b) => prop_assert_eq!(a, b),
+        for problem in [instance(seed, blocks, 1), starved(seed, blocks, 1)] {
+            let same = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.max(b);
+            match (try_all(&problem, objective, slots), brute_force(&problem, Mechanisms::All, objective, &[slots])) {
+                (Some(a), Some(b)) => prop_assert!(same(a, b), "{a} and {b}"),
+                (a, b) => prop_assert_eq!(a, b),
+            }
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Random small problems, and the best placement found by trying all of them with nothing but the simulator.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Grows, KvHome, Mechanisms, Objective, Phase, Problem, Streamed,
-    Where, Work, Workload, simulate,
+    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Grows, KvHome, Mechanisms, Objective, Packing, Phase, Problem,
+    Streamed, Where, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -78,11 +78,36 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device },
             process: if d.one_in(3) { d.below(100) } else { 0 },
             reading: if d.one_in(2) { d.below(100) } else { 0 },
-            packing: 0,
+            packing: packing(d),
         },
         load: Workload { batch: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }
+}
+
+/// The same where the disk decides: a slow one, memory for the largest block and some of the rest, and weights that are
+/// made from less.
+pub fn starved(seed: u64, blocks: usize, gpus: usize) -> Problem {
+    let mut problem = instance(seed, blocks, gpus);
+    let d = &mut Dice(!seed);
+    problem.budget.packing = Packing { more: d.below(600), made: d.below(1001), stored: d.below(1001) };
+    let packed = |bytes: u64| problem.budget.packing.packed(bytes);
+    let weights = |block: &Block| block.weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let largest = packed(problem.blocks.iter().map(weights).max().unwrap_or(0));
+    let all = packed(problem.blocks.iter().map(weights).sum());
+    let state: u64 = problem.blocks.iter().map(|block| block.kv_bytes).sum();
+    let beside = state + problem.blocks.iter().map(|block| block.workspace_bytes).max().unwrap_or(0);
+    let room = largest + (d.between(0.0, 1.0) * (all - largest) as f64) as u64;
+    problem.budget.ram = Some(problem.budget.process + problem.budget.reading + beside + room);
+    problem.disk_bytes_per_ms = Some(d.between(2.0, 20.0));
+    problem
+}
+
+/// Nothing packed, nothing made of what is, or any part of it from any part of its bytes.
+fn packing(d: &mut Dice) -> Packing {
+    let more = if d.one_in(3) { 0 } else { d.below(1200) };
+    let (made, stored) = if d.one_in(2) { (d.below(1001), d.below(1001)) } else { (0, 0) };
+    Packing { more, made, stored }
 }
 
 fn block(d: &mut Dice, i: usize) -> Block {
@@ -269,27 +294,45 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
         .sum();
     let workspace = max(&|c| either(c, Where::Cpu), &|i| blocks[i].workspace_bytes);
     let disk = mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some();
-    if sum(&on_host) + state + workspace <= ram {
+    let packed = |bytes: u64| bytes + (bytes * problem.budget.packing.more).div_ceil(1000);
+    if packed(sum(&on_host)) + state + workspace <= ram {
         return Some([0; 2]);
     }
     let reading = problem.budget.reading;
     let read_whole = |i: usize| if is_table(i) { 0 } else { whole(i) };
-    if !disk || max(&on_host, &read_whole) + reading + state + workspace > ram {
+    if !disk || packed(max(&on_host, &read_whole)) + reading + state + workspace > ram {
         return None;
     }
     let room = ram - state - workspace - reading;
     let missing = |phase: Phase| {
         let read = |c: Choice| !resident(c.of(phase));
-        let of =
-            (0..blocks.len()).filter(|i| read(choices[*i]) && !is_table(*i)).flat_map(|i| blocks[i].weights.clone());
-        let all: u64 = of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum();
-        let largest = max(&read, &read_whole);
+        let all_of = |is_so: &dyn Fn(Choice) -> bool| {
+            let of = (0..blocks.len()).filter(|i| is_so(choices[*i]) && !is_table(*i));
+            held_by_any(blocks, of)
+        };
+        let (all, copied) = (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.of(phase) != Where::Cpu)));
+        let largest = packed(max(&read, &read_whole));
         match all <= room {
             true => 0,
-            false => all - (all as f64 * ((room - largest) as f64 / (all - largest) as f64)) as u64,
+            false => from_disk(problem, [all, copied], (room - largest) as f64 / (all - largest) as f64),
         }
     };
     Some(Phase::BOTH.map(missing))
+}
+
+fn held_by_any(blocks: &[Block], which: impl Iterator<Item = usize>) -> u64 {
+    let weights: BTreeSet<(u32, u64)> = which.flat_map(|i| blocks[i].weights.clone()).collect();
+    weights.iter().map(|(_, bytes)| bytes).sum()
+}
+
+/// Bytes read of these, all and those for GPUs, where such a part of them stays: in place of a byte that is made on
+/// the host, which are those that do not stay as long as there are some, its stored part.
+pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], stays: f64) -> u64 {
+    let Packing { made, stored, .. } = problem.budget.packing;
+    let computed = (all - copied) as f64;
+    let comes_and_is_made = (made as f64 / 1000.0 * computed).min((1.0 - stays) * computed);
+    let not_read = stays * all as f64 + (1.0 - stored as f64 / 1000.0) * comes_and_is_made;
+    (all - not_read as u64).max(1)
 }
 
 /// Runs of blocks on a GPU for good that are one partition each.

@@ -1,6 +1,6 @@
 //! The mixed-integer program never promises more than there is, and it sees models of real size as they are.
 
-use super::instances::{brute_force, instance, random_choices, shares_weights};
+use super::instances::{brute_force, instance, random_choices, shares_weights, starved};
 use crate::judge::{Judge, Wish};
 use crate::program::{Answer, MOST_NODES, Outcome, solve};
 use crate::regions::regions;
@@ -51,6 +51,26 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
+
+    /// The same where weights come from disk and some of them are made: reads are bounded by two lines, and what goes to
+    /// a GPU counts by itself.
+    #[test]
+    fn no_reading_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 0usize..=2, slots in 1u32..=3) {
+        let mut problem = starved(seed, blocks, gpus);
+        problem.budget.vram.fill(1 << 30);
+        let choices = random_choices(&problem, seed ^ 1);
+        let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
+        let regions = regions(&problem, &allowed);
+        for weights in [[1.0, 0.0], [0.0, 1.0]] {
+            let wish = Wish { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
+            let price = Judge::new(&problem, wish.clone(), 1).price(&choices).map(|c| c.price.objective);
+            let outcome = solve(&problem, &wish, &regions, &allowed, MOST_NODES);
+            let (Outcome::Answer(Answer { bound, .. }), Some(ms)) = (outcome, price) else {
+                return Err(TestCaseError::fail(format!("the program and the judge differ: {price:?}")));
+            };
+            prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
+        }
+    }
 
     /// The program for one placement alone bounds what the simulator makes of it, slots and disk and all.
     #[test]

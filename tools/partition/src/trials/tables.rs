@@ -1,7 +1,7 @@
 //! Trying everything on one GPU up to nine blocks: seven choices for each block, forty million placements. Times come from
 //! the simulator, once for each placement of one phase and what it knows of the other; memory from tables over sets of blocks.
 
-use super::instances::legal;
+use super::instances::{from_disk, legal};
 use crate::{Block, BlockKind, Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,6 +17,7 @@ struct Sets {
     on_cpu: Set,
     on_gpu: [Set; 2],
     reads: [Set; 2],
+    copies: [Set; 2],
     state_on_host: Set,
     moved: Set,
     /// Places of each phase, and whether state visits otherwise than if both were the same, as a number to the base of six.
@@ -104,6 +105,7 @@ impl Sets {
         for (phase, place) in phases.into_iter().enumerate() {
             put(&mut self.on_gpu[phase], place != Where::Cpu);
             put(&mut self.reads[phase], place != Where::Resident(0));
+            put(&mut self.copies[phase], place == Where::Streamed(0));
             let differs = Phase::BOTH[phase];
             let otherwise =
                 !problem.visits(block, choice, differs).eq(problem.visits(block, Choice::both(place), differs));
@@ -193,10 +195,11 @@ impl<'a> Tables<'a> {
         if let Some(ram) = budget.host() {
             let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockKind::Embedding;
             let tables: Set = (0..self.problem.blocks.len()).filter(is_table).map(|i| 1 << i).sum();
-            let fits = self.weights[sets.on_host] + beside <= ram;
+            let packed = |bytes: u64| (bytes * (1000 + budget.packing.more)).div_ceil(1000);
+            let fits = packed(self.weights[sets.on_host]) + beside <= ram;
             let least = match self.problem.disk_bytes_per_ms {
-                Some(_) => self.largest[sets.on_host & !tables] + budget.reading,
-                None => self.weights[sets.on_host],
+                Some(_) => packed(self.largest[sets.on_host & !tables]) + budget.reading,
+                None => packed(self.weights[sets.on_host]),
             };
             if !fits && least + beside > ram {
                 return None;
@@ -205,14 +208,16 @@ impl<'a> Tables<'a> {
             let passes = [self.problem.load.passes.len() as f64, 1.0];
             for phase in 0..2 {
                 let read = sets.reads[phase] & !tables;
-                let (reads, largest) = (self.weights[read], self.largest[read]);
-                // f W + (1 - f) l = R; the rest is read.
-                let share = || {
-                    let room = (ram - beside - budget.reading) as f64;
-                    if reads as f64 <= room { 1.0 } else { (room - largest as f64) / (reads as f64 - largest as f64) }
+                let (reads, largest) = (packed(self.weights[read]), packed(self.largest[read]));
+                let copied = packed(self.weights[sets.copies[phase] & !tables]);
+                // f W + (1 - f) l = R; the rest is brought.
+                let missing = || {
+                    let room = ram - beside - budget.reading;
+                    let share = (room as f64 - largest as f64) / (reads as f64 - largest as f64);
+                    if reads <= room { 0 } else { from_disk(self.problem, [reads, copied], share) }
                 };
-                let missing = if fits { 0 } else { reads - (reads as f64 * share()) as u64 } as f64;
-                disk[phase] = passes[phase] * missing / rate;
+                let missing = if fits { 0 } else { missing() };
+                disk[phase] = passes[phase] * missing as f64 / rate;
             }
         }
         let ms = |phase: usize| self.ms(Phase::BOTH[phase], sets.code[phase]).max(disk[phase]);

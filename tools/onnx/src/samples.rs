@@ -1,0 +1,90 @@
+//! Weights looked at here and there: enough to tell what their numbers are like, without reading all of them.
+
+use crate::model::Model;
+use crate::proto::TensorProto;
+use crate::tensor;
+use crate::weights::span_of;
+use half::f16;
+use hpp_schema::DType;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+
+/// Bytes looked at together.
+const PIECE: u64 = 4096;
+/// Most pieces of one weight.
+const PIECES: u64 = 16;
+
+/// Whether a float32 weight looks like 16-bit numbers that were widened: all numbers looked at are exactly bfloat16,
+/// or all exactly float16, and not all of them are 0. Zeros say nothing, because a file with holes has no others.
+/// What cannot be read does not look like it either.
+pub fn looks_widened(model: &Model, name: &str) -> bool {
+    let tensor = model.graph_proto().initializer.iter().find(|tensor| tensor.name() == name);
+    let looked_at = tensor.filter(|tensor| tensor.data_type() == DType::Float32.to_onnx());
+    looked_at.and_then(|tensor| samples(model, tensor)).is_some_and(|bytes| are_widened(&bytes))
+}
+
+fn are_widened(bytes: &[u8]) -> bool {
+    let numbers = || bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let is_bfloat16 = |bits: u32| bits & 0xffff == 0;
+    let is_float16 = |bits: u32| f16::from_f32(f32::from_bits(bits)).to_f32().to_bits() == bits;
+    numbers().any(|bits| bits != 0) && (numbers().all(is_bfloat16) || numbers().all(is_float16))
+}
+
+/// Pieces of a tensor of numbers of 4 bytes, from its first to its last; `None` where they cannot be read.
+fn samples(model: &Model, tensor: &TensorProto) -> Option<Vec<u8>> {
+    let mut samples = Vec::new();
+    if !tensor::is_external(tensor).ok()? {
+        let bytes = tensor::embedded_bytes(tensor, &tensor::shape_of(tensor).ok()?).ok()??;
+        for (at, length) in pieces(bytes.len() as u64) {
+            samples.extend_from_slice(bytes.get(at as usize..(at + length) as usize)?);
+        }
+        return Some(samples);
+    }
+    let weights = model.weights();
+    let files = weights.files.iter().enumerate().map(|(index, file)| (file.location.as_str(), index)).collect();
+    let span = span_of(tensor, &files).ok()?;
+    let mut file = File::open(&weights.files[span.file].path).ok()?;
+    for (at, length) in pieces(span.length) {
+        file.seek(SeekFrom::Start(span.offset.checked_add(at)?)).ok()?;
+        let start = samples.len();
+        samples.resize(start + length as usize, 0);
+        file.read_exact(&mut samples[start..]).ok()?;
+    }
+    Some(samples)
+}
+
+/// Where to look at so many bytes: `(offset, length)`, evenly spread; everywhere where that is no more.
+fn pieces(bytes: u64) -> Vec<(u64, u64)> {
+    if bytes <= PIECE * PIECES {
+        return vec![(0, bytes)];
+    }
+    let last = u128::from(bytes - PIECE);
+    let at = |piece: u64| (u128::from(piece) * last / u128::from(PIECES - 1)) as u64;
+    (0..PIECES).map(|piece| (at(piece) / 4 * 4, PIECE)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_reach_from_the_first_to_the_last_byte() {
+        assert_eq!(pieces(0), [(0, 0)]);
+        assert_eq!(pieces(65536), [(0, 65536)]);
+        let many = pieces(1 << 40);
+        assert_eq!((many.len(), many[0], many[15]), (16, (0, 4096), ((1 << 40) - 4096, 4096)));
+        assert!(many.iter().all(|(at, _)| at % 4 == 0));
+        assert!(pieces(65540).windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+    }
+
+    #[test]
+    fn numbers_are_of_one_narrow_type_and_not_all_zero() {
+        let looks = |numbers: &[f32]| are_widened(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
+        // The first is bfloat16 and not float16, the second float16 and not bfloat16.
+        let (wide, fine) = (1e30f32.to_bits() & 0xffff_0000, 1.0 + 1.0 / 1024.0);
+        assert!(looks(&[f32::from_bits(wide), 1.0, 0.0]) && looks(&[fine, -1.0, 0.0]));
+        assert!(!looks(&[f32::from_bits(wide), fine]));
+        assert!(!looks(&[1.0, 0.1]));
+        assert!(!looks(&[0.0, 0.0]) && !looks(&[]));
+    }
+}
