@@ -216,6 +216,11 @@ mod tests {
         fs::write(place.join(WEIGHTS), bytes).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 5);
+        // Somebody writes to what is stored densely.
+        let place = find("b", "y");
+        fs::write(place.join(dense::DENSE), "x").unwrap();
+        find("b", "y");
+        assert_eq!(made.get(), 6);
         // Between two samples: only comparing every byte shows it.
         let place = find("b", "y");
         let mut bytes = vec![7; 1 << 20];
