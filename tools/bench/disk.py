@@ -1,5 +1,6 @@
 """Models larger than memory: decoding under a memory limit, against what the disk allows and against plain mmap."""
 
+import ctypes
 import json
 import mmap
 import os
@@ -37,8 +38,11 @@ def direct_rate(path, seconds=1.5):
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
 
     def read(first):
-        block, at, done = mmap.mmap(-1, BLOCK), first * BLOCK, 0
-        block.madvise(mmap.MADV_HUGEPAGE)
+        # Shared memory, which is what mmap gives unless told otherwise, has no huge pages, and the disk fills those twice as fast.
+        memory, at, done = mmap.mmap(-1, 2 * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), first * BLOCK, 0
+        memory.madvise(mmap.MADV_HUGEPAGE)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        block = memoryview(memory)[-address % BLOCK:][:BLOCK]
         while time.monotonic() < stop:
             done += os.preadv(file, [block], at)
             at = at + AT_ONCE * BLOCK if at + (AT_ONCE + 1) * BLOCK < size else first * BLOCK

@@ -1,8 +1,8 @@
 //! Direct reads for whoever waits for them at once: several under way, past the page cache.
 
+use super::chunks::CHUNK;
 use super::file::{SECTOR, WeightFile};
 use super::reader::{Reader, To};
-use super::weights::CHUNK;
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -4,7 +4,11 @@ use super::file::SECTOR;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
+
+/// Bytes of a huge page.
+pub(super) const HUGE: usize = 2 << 20;
 
 /// A private mapping of a part of a file, page by page.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +118,12 @@ impl Mapping {
         self.start as *mut libc::c_void
     }
 
+    /// The addresses in it that huge pages may fill.
+    pub(super) fn huge_pages(&self) -> Range<usize> {
+        let (start, end) = (self.start.next_multiple_of(HUGE), (self.start + self.length) / HUGE * HUGE);
+        start..end.max(start)
+    }
+
     /// The first `bytes` of it, rounded up to whole pages, and the rest.
     pub(super) fn split(&self, bytes: u64) -> (Option<Mapping>, Option<Mapping>) {
         let at = (bytes.next_multiple_of(SECTOR) as usize).min(self.length);
@@ -160,6 +170,13 @@ mod tests {
         let new = new_since(std::slice::from_ref(&old), &now);
         assert_eq!(new, [mapping(0x1000, 0x1000, 0xf000), mapping(0x3000, 0x2000, 0x11000), now[1].clone()]);
         assert_eq!(new_since(&now, &[old]), []);
+    }
+
+    #[test]
+    fn huge_pages_lie_at_multiples_of_their_size() {
+        assert_eq!(mapping(0x1000, 0x60_0000, 0).huge_pages(), 0x20_0000..0x60_0000);
+        assert_eq!(mapping(0x20_0000, 0x20_0000, 0).huge_pages(), 0x20_0000..0x40_0000);
+        assert!(mapping(0x1000, 0x20_0000, 0).huge_pages().is_empty());
     }
 
     #[test]

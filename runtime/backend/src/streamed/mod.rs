@@ -7,6 +7,7 @@
 //! of such a file can be told in fewer bytes is read so and expanded when it arrives ([`dense`]).
 
 mod align;
+mod chunks;
 mod dense;
 mod direct;
 mod file;
@@ -103,17 +104,10 @@ impl Readers {
         // Making a session leaves about a MiB of freed memory, which the heap would keep, and which weights could have.
         os::trim_heap();
         let trial = Trial::new(mappings, dir, prepared);
-        let spans = if prepared { self.spans(dir) } else { Ok(Vec::new()) };
+        let spans = if prepared { dense::spans(dir) } else { Ok(Vec::new()) };
         let spans = spans.map_err(reading(partition))?;
+        self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
         Ok(Kept::Unsettled(Unsettled { trial, spans, readers: self.clone(), partition: partition.to_owned() }))
-    }
-
-    fn spans(&self, dir: &Path) -> io::Result<Vec<Span>> {
-        let spans = dense::spans(dir)?;
-        if !spans.is_empty() {
-            self.reader()?.prepare_to_expand()?;
-        }
-        Ok(spans)
     }
 
     fn reader(&self) -> io::Result<Rc<Reader>> {

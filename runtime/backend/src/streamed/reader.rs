@@ -68,8 +68,8 @@ impl Reader {
         Ok(Reader { requests: Some(sender), shared, threads, next: Default::default(), kind })
     }
 
-    /// Takes the memory that expanding will need at most, so that it counts among what is in use from now on.
-    pub(super) fn prepare_to_expand(&self) -> io::Result<()> {
+    /// Takes the memory that reads need which do not go where they belong at once, so that it counts among what is in use from now on.
+    pub(super) fn prepare(&self) -> io::Result<()> {
         self.shared.stages.fill()
     }
 

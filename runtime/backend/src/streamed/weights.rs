@@ -1,20 +1,14 @@
 //! The weights of one session: which part is locked in memory, and the chunks of the rest that come and go.
 
-use super::dense::{DENSE, PART, Part, Span};
-use super::file::{SECTOR, WeightFile};
+use super::chunks::{ChunkRead, Files, by_what_they_spare, joined, reads};
+use super::dense::Span;
 use super::mapping::Mapping;
-use super::reader::{Reader, Ticket, To};
+use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkBytes, Took};
-use std::collections::BTreeMap;
 use std::io;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
-
-/// Most bytes of one read. Larger ones are no faster, and finer ones let the next stage's begin sooner.
-pub(super) const CHUNK: u64 = 2 << 20;
 
 /// Weights of a session that are read before each run. Must be dropped before the session.
 pub(crate) struct Weights {
@@ -29,10 +23,7 @@ pub(crate) struct Weights {
 }
 
 struct Chunk {
-    file: Arc<WeightFile>,
-    offset: u64,
-    length: usize,
-    to: To,
+    read: ChunkRead,
     state: State,
 }
 
@@ -79,33 +70,33 @@ impl Weights {
             };
             if let Some((mapping, span)) = stays {
                 room = room.saturating_sub(mapping.length as u64);
-                weights.stay(chunks(&mapping, span, &mut files)?, &mapping)?;
+                weights.stay(reads(&mapping, span, 0..usize::MAX, &mut files)?, &mapping)?;
             }
             going.extend(goes);
         }
         // In the order of the file, so that what is to be expanded comes between what is not.
         going.sort_by_key(|(mapping, _)| mapping.start);
-        for (mapping, span) in going {
-            for (chunk, bytes) in chunks(&mapping, span, &mut files)? {
-                weights.chunks.push(chunk);
-                weights.bytes.push(bytes);
-            }
-            weights.filled.push(mapping);
+        weights.filled = joined(going.iter().map(|(mapping, _)| mapping));
+        for (mapping, span) in &going {
+            let own = weights.filled.iter().find(|run| run.start + run.length > mapping.start);
+            let in_place = own.map_or(0..0, Mapping::huge_pages);
+            let reads = reads(mapping, *span, in_place, &mut files)?;
+            weights.bytes.extend(reads.iter().map(|read| read.bytes));
+            weights.chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
         }
-        weights.filled = joined(std::mem::take(&mut weights.filled));
         // Where the system does not lock memory, huge pages of what stays have reached further.
         weights.give_back();
         Ok(weights)
     }
 
     /// Reads a part that stays.
-    fn stay(&mut self, chunks: Vec<(Chunk, ChunkBytes)>, mapping: &Mapping) -> io::Result<()> {
+    fn stay(&mut self, reads: Vec<ChunkRead>, mapping: &Mapping) -> io::Result<()> {
         // Locked at first, so that no huge page begins here and reaches into what is to be absent.
         if let Err(error) = mapping.lock() {
             self.unlocked = Some(error);
         }
-        for (mut chunk, _) in chunks {
-            let ticket = begin(&self.reader, &mut chunk);
+        for read in reads {
+            let ticket = begin(&self.reader, &mut Chunk { read, state: State::Absent });
             self.reader.wait(ticket)?;
         }
         Ok(())
@@ -139,7 +130,7 @@ impl Weights {
         let waited = self.reader.wait(ticket);
         chunk.state = if waited.is_ok() { State::Present } else { State::Absent };
         let (began, ended) = waited.map_err(|error| BackendError::Runtime {
-            doing: format!("read weights from {} at offset {}", chunk.file.path().display(), chunk.offset),
+            doing: format!("read weights from {} at offset {}", chunk.read.file.path().display(), chunk.read.offset),
             cause: error.to_string(),
         })?;
         let now = now();
@@ -189,125 +180,12 @@ impl Drop for Weights {
 }
 
 fn begin(reader: &Reader, chunk: &mut Chunk) -> Ticket {
+    let ChunkRead { file, offset, length, to, .. } = &chunk.read;
     // SAFETY: the session keeps the addresses mapped and outlives this chunk's owner, which waits for all reads before it goes;
     // nothing runs, gives back or reads these pages before the read was waited for.
-    let ticket = unsafe { reader.read(&chunk.file, chunk.offset, chunk.length, chunk.to.clone()) };
+    let ticket = unsafe { reader.read(file, *offset, *length, to.clone()) };
     chunk.state = State::Reading(ticket);
     ticket
-}
-
-/// Open files, each once.
-#[derive(Default)]
-struct Files(BTreeMap<PathBuf, Arc<WeightFile>>);
-
-impl Files {
-    fn open(&mut self, path: &Path) -> io::Result<Arc<WeightFile>> {
-        if !self.0.contains_key(path) {
-            self.0.insert(path.to_owned(), Arc::new(WeightFile::open(path)?));
-        }
-        Ok(Arc::clone(&self.0[path]))
-    }
-}
-
-/// What is stored densely apart from what is not, in the order in which it is best to lock it: a byte locked spares a byte of reading
-/// where weights are stored as they are, and less where they are not.
-fn by_what_they_spare(mappings: Vec<Mapping>, spans: &[Span]) -> Vec<(Mapping, Option<&Span>)> {
-    let mut parts = Vec::new();
-    for mapping in mappings {
-        let mut rest = Some(mapping);
-        for span in spans {
-            let Some(whole) = rest.take() else { break };
-            let end = whole.offset + whole.length as u64;
-            if span.offset < whole.offset || span.offset + span.length as u64 > end {
-                rest = Some(whole);
-                continue;
-            }
-            let (before, behind) = whole.split(span.offset - whole.offset);
-            let (dense, behind) = behind.map_or((None, None), |behind| behind.split(span.length as u64));
-            parts.extend(before.map(|part| (part, None)));
-            parts.extend(dense.map(|part| (part, Some(span))));
-            rest = behind;
-        }
-        parts.extend(rest.map(|part| (part, None)));
-    }
-    parts.sort_by_cached_key(|(mapping, span)| {
-        // Of 1000 bytes, those that are not read.
-        let spared =
-            span.map_or(0, |span| 1000 - span.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
-        (spared, mapping.length, mapping.offset)
-    });
-    parts
-}
-
-/// Neighbours, which follow each other here, as one: a huge page that is given back in two parts is taken apart, and the next there are small ones.
-fn joined(parts: Vec<Mapping>) -> Vec<Mapping> {
-    let mut joined: Vec<Mapping> = Vec::new();
-    for part in parts {
-        match joined.last_mut() {
-            Some(last) if last.start + last.length == part.start => last.length += part.length,
-            _ => joined.push(part),
-        }
-    }
-    joined
-}
-
-/// What is read at once of a mapping, and the bytes of each.
-fn chunks(mapping: &Mapping, span: Option<&Span>, files: &mut Files) -> io::Result<Vec<(Chunk, ChunkBytes)>> {
-    let Some(span) = span else {
-        let file = files.open(&mapping.path)?;
-        let chunk = |Mapping { start, length, offset, .. }: Mapping| {
-            let bytes = ChunkBytes { held: length as u64, read: length as u64 };
-            (Chunk { file: Arc::clone(&file), offset, length, to: To::Memory(start), state: State::Absent }, bytes)
-        };
-        return Ok(pieces(mapping.clone()).into_iter().map(chunk).collect());
-    };
-    let file = files.open(&mapping.path.with_file_name(DENSE))?;
-    let (parts, span) = (span.parts(), Arc::new(span.clone()));
-    let start = mapping.start;
-    let chunk = |parts: &[Part]| {
-        let (first, last) = (&parts[0], &parts[parts.len() - 1]);
-        let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
-        let held = parts.iter().flat_map(|part| &part.fills).map(|fill| fill.len() as u64).sum();
-        let (file, offset, parts, span) = (Arc::clone(&file), first.at, parts.to_vec(), Arc::clone(&span));
-        let expand = move |stored: &[u8]| {
-            for part in &parts {
-                let fills = part.fills.clone().map(|fill| {
-                    // SAFETY: the range lies within the mapping, which is as long as the span, and is this part's alone; whoever
-                    // asked for the read sees to it that the mapping stays and nobody looks at it (`Reader::read`).
-                    unsafe { std::slice::from_raw_parts_mut((start + fill.start) as *mut u8, fill.len()) }
-                });
-                span.expand(part, &stored[(part.at - offset) as usize..], fills);
-            }
-        };
-        let bytes = ChunkBytes { held, read: length as u64 };
-        (Chunk { file, offset, length, to: To::Through(Arc::new(expand)), state: State::Absent }, bytes)
-    };
-    Ok(together(&parts).into_iter().map(chunk).collect())
-}
-
-/// Parts that lie side by side, as many as may be read at once.
-fn together(parts: &[Part]) -> Vec<&[Part]> {
-    let mut groups = Vec::new();
-    let mut rest = parts;
-    while let Some(first) = rest.first() {
-        let fits = |part: &&Part| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
-        let (group, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
-        groups.push(group);
-        rest = behind;
-    }
-    groups
-}
-
-/// Parts of at most [`CHUNK`] bytes.
-fn pieces(mapping: Mapping) -> Vec<Mapping> {
-    let mut parts = Vec::new();
-    let mut rest = Some(mapping);
-    while let Some(mapping) = rest {
-        let (first, more) = mapping.split(CHUNK);
-        parts.extend(first);
-        rest = more;
-    }
-    parts
 }
 
 /// Weights of a session that stay mapped from their file; what a run touches comes page by page, and goes after it.
@@ -335,8 +213,12 @@ fn misfit(why: &str) -> BackendError {
 
 #[cfg(test)]
 mod tests {
+    use super::super::file::{SECTOR, WeightFile};
+    use super::super::reader::To;
     use super::*;
     use crate::os::Pages;
+    use std::path::Path;
+    use std::sync::Arc;
 
     const BYTES: usize = 4096;
 
@@ -347,7 +229,9 @@ mod tests {
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
             let to = To::Memory(pages.address() as usize + number * BYTES);
-            Chunk { file: Arc::new(file), offset: 0, length: BYTES, to, state: State::Absent }
+            let bytes = ChunkBytes { held: BYTES as u64, read: BYTES as u64 };
+            let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, bytes };
+            Chunk { read, state: State::Absent }
         };
         let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];

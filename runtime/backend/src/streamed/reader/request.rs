@@ -1,8 +1,7 @@
 //! One read: what was asked for, the memory it reads into, and what becomes of its bytes.
 
 use super::super::file::WeightFile;
-use super::super::stages::Stages;
-use crate::os::Pages;
+use super::super::stages::{Stage, Stages};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -42,7 +41,7 @@ impl Request {
 /// A request and the memory it reads into.
 pub(super) struct Read {
     pub request: Request,
-    stage: Option<Pages>,
+    stage: Option<Stage>,
 }
 
 impl Read {
@@ -62,7 +61,7 @@ impl Read {
     pub fn at(&self) -> *mut u8 {
         match (&self.request.to, &self.stage) {
             (To::Memory(at), _) => *at as *mut u8,
-            (To::Through(_), stage) => stage.as_ref().map_or(std::ptr::null_mut(), Pages::address),
+            (To::Through(_), stage) => stage.as_ref().map_or(std::ptr::null_mut(), Stage::address),
         }
     }
 
