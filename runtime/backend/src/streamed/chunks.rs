@@ -4,7 +4,7 @@ use super::dense::{DENSE, PART, Part, Span};
 use super::file::{SECTOR, WeightFile};
 use super::mapping::Mapping;
 use super::reader::To;
-use super::stages::STAGE;
+use super::staging::BUFFER;
 use hpp_engine::port::ChunkBytes;
 use std::collections::BTreeMap;
 use std::io;
@@ -94,7 +94,7 @@ pub(super) fn reads(
         let there = |rest: Mapping| rest.split(in_place.end.saturating_sub(rest.start) as u64);
         let (inside, behind) = rest.map_or((None, None), there);
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
-        let beside = pieces(before, STAGE as u64).chain(pieces(behind, STAGE as u64));
+        let beside = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
         let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
         let read = |(to, Mapping { length, offset, .. }): (To, Mapping)| {
             let bytes = ChunkBytes { held: length as u64, read: length as u64 };

@@ -15,7 +15,7 @@ mod mapping;
 mod prepared;
 mod rate;
 mod reader;
-mod stages;
+mod staging;
 mod trial;
 mod weights;
 

@@ -21,7 +21,7 @@ use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 /// Reads under way at once.
-const DEPTH: usize = 8;
+pub(super) const DEPTH: usize = 8;
 /// Threads that read where there is no io_uring.
 const THREADS: usize = 4;
 
@@ -70,7 +70,7 @@ impl Reader {
 
     /// Takes the memory that reads need which do not go where they belong at once, so that it counts among what is in use from now on.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        self.shared.stages.fill()
+        self.shared.staging.fill()
     }
 
     /// How it reads: `io_uring` or `threads`.

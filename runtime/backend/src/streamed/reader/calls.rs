@@ -12,7 +12,7 @@ pub(super) fn through_calls(requests: &Mutex<Receiver<Request>>, shared: &Shared
     loop {
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(request) = next else { return };
-        match Read::new(request, &shared.stages) {
+        match Read::new(request, &shared.staging) {
             Ok(read) => {
                 let from = Instant::now();
                 let result = read_whole(&read);
@@ -25,7 +25,7 @@ pub(super) fn through_calls(requests: &Mutex<Receiver<Request>>, shared: &Shared
 
 fn read_whole(read: &Read) -> io::Result<()> {
     let request = &read.request;
-    // SAFETY: a stage belongs to the read and holds as much as may be read at once; other memory nothing else uses until the
+    // SAFETY: a staging buffer belongs to the read and holds as much as may be read at once; other memory nothing else uses until the
     // read was waited for, by the promise of `Reader::read`.
     let bytes = unsafe { std::slice::from_raw_parts_mut(read.at(), request.length) };
     let mut done = 0;

@@ -1,7 +1,7 @@
 //! One read: what was asked for, the memory it reads into, and what becomes of its bytes.
 
 use super::super::file::WeightFile;
-use super::super::stages::{Stage, Stages};
+use super::super::staging::{Staging, StagingBuffer};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -15,7 +15,7 @@ pub(in super::super) struct Ticket(pub(super) u64);
 pub(in super::super) enum To {
     /// To the memory at this address.
     Memory(usize),
-    /// To what makes weights of it and puts them where they belong: at most [`STAGE`](super::super::stages::STAGE) bytes.
+    /// To what makes weights of it and puts them where they belong: at most [`BUFFER`](super::super::staging::BUFFER) bytes.
     Through(Arc<Expand>),
 }
 
@@ -41,45 +41,45 @@ impl Request {
 /// A request and the memory it reads into.
 pub(super) struct Read {
     pub request: Request,
-    stage: Option<Stage>,
+    buffer: Option<StagingBuffer>,
 }
 
 impl Read {
     /// A read that may begin, where its file is what it was; else why it may not. Waits for memory to read into where others have it.
-    pub fn new(request: Request, stages: &Stages) -> Result<Read, (Ticket, io::Error)> {
+    pub fn new(request: Request, staging: &Staging) -> Result<Read, (Ticket, io::Error)> {
         let ticket = request.ticket;
         let failed = |error| (ticket, error);
         request.file.check().map_err(failed)?;
-        let stage = match request.to {
+        let buffer = match request.to {
             To::Memory(_) => None,
-            To::Through(_) => Some(stages.take().map_err(failed)?),
+            To::Through(_) => Some(staging.take().map_err(failed)?),
         };
-        Ok(Read { request, stage })
+        Ok(Read { request, buffer })
     }
 
     /// Where its bytes go first.
     pub fn at(&self) -> *mut u8 {
-        match (&self.request.to, &self.stage) {
+        match (&self.request.to, &self.buffer) {
             (To::Memory(at), _) => *at as *mut u8,
-            (To::Through(_), stage) => stage.as_ref().map_or(std::ptr::null_mut(), Stage::address),
+            (To::Through(_), buffer) => buffer.as_ref().map_or(std::ptr::null_mut(), StagingBuffer::address),
         }
     }
 
     /// Makes weights of what was read and gives the memory it was read into back.
-    pub fn expand(self, stages: &Stages) -> io::Result<()> {
-        let (Some(stage), To::Through(expand)) = (self.stage, &self.request.to) else { return Ok(()) };
-        // SAFETY: the stage holds as many bytes as may be read at once, all of which were read, and nobody else has it.
-        let bytes = unsafe { std::slice::from_raw_parts(stage.address(), self.request.expected()) };
+    pub fn expand(self, staging: &Staging) -> io::Result<()> {
+        let (Some(buffer), To::Through(expand)) = (self.buffer, &self.request.to) else { return Ok(()) };
+        // SAFETY: the buffer holds as many bytes as may be read at once, all of which were read, and nobody else has it.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.address(), self.request.expected()) };
         // Whoever waits for these weights would wait for ever.
         let expanded = catch_unwind(AssertUnwindSafe(|| expand(bytes)));
-        stages.put(stage);
+        staging.put(buffer);
         expanded.map_err(|_| io::Error::other("what is stored of these weights does not make any"))
     }
 
     /// Gives the memory it was to be read into back.
-    pub fn give_up(self, stages: &Stages) {
-        if let Some(stage) = self.stage {
-            stages.put(stage);
+    pub fn give_up(self, staging: &Staging) {
+        if let Some(buffer) = self.buffer {
+            staging.put(buffer);
         }
     }
 }

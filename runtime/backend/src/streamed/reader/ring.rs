@@ -36,7 +36,7 @@ pub(super) fn through_ring(
                 true => requests.recv().map_err(|_| TryRecvError::Disconnected),
                 false => requests.try_recv(),
             };
-            match next.map(|request| Read::new(request, &shared.stages)) {
+            match next.map(|request| Read::new(request, &shared.staging)) {
                 Ok(Ok(read)) => waiting.push_back(InFlight { read, done: 0, from: Instant::now() }),
                 Ok(Err(refused)) => shared.refuse(refused),
                 Err(TryRecvError::Empty) => break,
@@ -96,7 +96,7 @@ fn push(ring: &mut IoUring, InFlight { read, done, .. }: &InFlight) {
         .offset(request.offset + *done as u64)
         .build()
         .user_data(request.ticket.0);
-    // SAFETY: the descriptor is open as long as the request, which is kept until the read is over; so is the memory: a stage
+    // SAFETY: the descriptor is open as long as the request, which is kept until the read is over; so is the memory: a staging buffer
     // belongs to the read, and other memory stays by the promise of `Reader::read`. There is room: no more reads fly than the ring
     // has entries.
     let pushed = unsafe { ring.submission().push(&entry) };

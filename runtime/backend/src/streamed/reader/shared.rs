@@ -1,6 +1,6 @@
 //! What the threads of a reader share: how reads ended, and who expands what they brought.
 
-use super::super::stages::Stages;
+use super::super::staging::Staging;
 use super::request::{Read, Ticket, To};
 use std::collections::HashMap;
 use std::io;
@@ -19,7 +19,7 @@ pub(super) type ToExpand = (Read, Times);
 pub(super) struct Shared {
     done: Mutex<HashMap<Ticket, (io::Result<()>, Times)>>,
     rang: Condvar,
-    pub stages: Stages,
+    pub staging: Staging,
 }
 
 impl Shared {
@@ -43,12 +43,12 @@ impl Shared {
         match (&result, &read.request.to) {
             (Ok(()), To::Through(_)) => {
                 if let Err(unsent) = expander.send((read, times)) {
-                    unsent.0.0.give_up(&self.stages);
+                    unsent.0.0.give_up(&self.staging);
                     self.refuse((ticket, io::Error::other("the thread that expands weights has ended")));
                 }
             }
             _ => {
-                read.give_up(&self.stages);
+                read.give_up(&self.staging);
                 self.post(ticket, result, times);
             }
         }
@@ -58,7 +58,7 @@ impl Shared {
     pub fn expand(&self, reads: &Receiver<ToExpand>) {
         for (read, times) in reads {
             let ticket = read.request.ticket;
-            let result = read.expand(&self.stages);
+            let result = read.expand(&self.staging);
             self.post(ticket, result, times);
         }
     }

@@ -2,21 +2,22 @@
 
 use super::dense::PART;
 use super::mapping::{HUGE, Mapping};
+use super::reader::DEPTH;
 use crate::os::Pages;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of one.
-pub(super) const STAGE: usize = PART;
-/// How many there are.
-const COUNT: usize = 8;
+pub(super) const BUFFER: usize = PART;
+/// How many there are: no fewer than reads under way, or the thread that reads would wait for buffers of reads that only it can end.
+const COUNT: usize = DEPTH;
 /// Bytes of the smallest page.
 const PAGE: usize = 4096;
 
-/// A few stages that reads take in turn.
+/// A few buffers that reads take in turn.
 #[derive(Default)]
-pub(super) struct Stages {
+pub(super) struct Staging {
     state: Mutex<State>,
     returned: Condvar,
 }
@@ -26,34 +27,34 @@ struct State {
     /// The memory of all of them, once one was asked for.
     memory: Option<Pages>,
     /// Those that nobody uses now.
-    free: Vec<Stage>,
+    free: Vec<StagingBuffer>,
 }
 
-/// One of them: [`STAGE`] bytes that are its owner's alone, for as long as the stages live.
-pub(super) struct Stage(usize);
+/// One of them: [`BUFFER`] bytes that are its owner's alone, for as long as all of them live.
+pub(super) struct StagingBuffer(usize);
 
-impl Stage {
+impl StagingBuffer {
     pub fn address(&self) -> *mut u8 {
         self.0 as *mut u8
     }
 }
 
-impl Stages {
+impl Staging {
     /// Takes one; where all are in use, waits for one.
-    pub fn take(&self) -> io::Result<Stage> {
+    pub fn take(&self) -> io::Result<StagingBuffer> {
         self.fill()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
-            if let Some(stage) = state.free.pop() {
-                return Ok(stage);
+            if let Some(buffer) = state.free.pop() {
+                return Ok(buffer);
             }
             state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
     /// Gives one back.
-    pub fn put(&self, stage: Stage) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).free.push(stage);
+    pub fn put(&self, buffer: StagingBuffer) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).free.push(buffer);
         self.returned.notify_one();
     }
 
@@ -63,16 +64,16 @@ impl Stages {
         if state.memory.is_some() {
             return Ok(());
         }
-        let pages = Pages::reserve(COUNT * STAGE + HUGE)?;
+        let pages = Pages::reserve(COUNT * BUFFER + HUGE)?;
         let start = (pages.address() as usize).next_multiple_of(HUGE);
-        let mapping = Mapping { start, length: COUNT * STAGE, offset: 0, path: PathBuf::new() };
+        let mapping = Mapping { start, length: COUNT * BUFFER, offset: 0, path: PathBuf::new() };
         // SAFETY: the range lies within the pages just reserved, which nobody uses yet.
         unsafe { mapping.replace() }?;
-        for at in (0..COUNT * STAGE).step_by(PAGE) {
+        for at in (0..COUNT * BUFFER).step_by(PAGE) {
             // SAFETY: each address is within those pages.
             unsafe { ((start + at) as *mut u8).write_volatile(0) };
         }
-        state.free = (0..COUNT).map(|number| Stage(start + number * STAGE)).collect();
+        state.free = (0..COUNT).map(|number| StagingBuffer(start + number * BUFFER)).collect();
         state.memory = Some(pages);
         Ok(())
     }
@@ -84,19 +85,19 @@ mod tests {
 
     #[test]
     fn each_is_one_takers_alone_and_who_finds_none_waits() {
-        let stages = Stages::default();
-        let taken: Vec<Stage> = (0..COUNT).map(|_| stages.take().unwrap()).collect();
-        let mut at: Vec<usize> = taken.iter().map(|stage| stage.address() as usize).collect();
+        let staging = Staging::default();
+        let taken: Vec<StagingBuffer> = (0..COUNT).map(|_| staging.take().unwrap()).collect();
+        let mut at: Vec<usize> = taken.iter().map(|buffer| buffer.address() as usize).collect();
         at.sort_unstable();
-        assert!(at.windows(2).all(|pair| pair[1] - pair[0] == STAGE) && at[0].is_multiple_of(HUGE));
+        assert!(at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER) && at[0].is_multiple_of(HUGE));
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
-            let stages = &stages;
-            scope.spawn(move || sender.send(stages.take().unwrap().address() as usize).unwrap());
+            let staging = &staging;
+            scope.spawn(move || sender.send(staging.take().unwrap().address() as usize).unwrap());
             assert!(receiver.recv_timeout(std::time::Duration::from_millis(50)).is_err());
             let first = taken.into_iter().next().unwrap();
             let address = first.address() as usize;
-            stages.put(first);
+            staging.put(first);
             assert_eq!(receiver.recv().unwrap(), address);
         });
     }
