@@ -142,17 +142,15 @@ proptest! {
     }
 }
 
+/// 3 parts of 1 ms and 100 bytes each: at 200 bytes a millisecond reading takes half as long as computing.
+fn half_as_long() -> Case {
+    let chunks = vec![vec![50, 50]; 3];
+    Case { us: vec![1000; 3], chunks, window: 200, bytes_per_ms: 200, density: 1, tokens: 4 }
+}
+
 #[test]
 fn reading_hides_behind_computing() {
-    // 3 parts of 1 ms and 100 bytes each: at 200 bytes a millisecond reading takes half as long as computing.
-    let case = Case {
-        us: vec![1000; 3],
-        chunks: vec![vec![50, 50]; 3],
-        window: 200,
-        bytes_per_ms: 200,
-        density: 1,
-        tokens: 4,
-    };
+    let case = half_as_long();
     let backend = case.backend();
     let mut engine = case.engine(&backend);
     engine.record_timeline(true);
@@ -229,14 +227,7 @@ fn less_is_locked_where_less_memory_may_be_used() {
 
 #[test]
 fn without_reading_ahead_each_part_waits_for_its_own() {
-    let case = Case {
-        us: vec![1000; 3],
-        chunks: vec![vec![50, 50]; 3],
-        window: 200,
-        bytes_per_ms: 200,
-        density: 1,
-        tokens: 4,
-    };
+    let case = half_as_long();
     let (dir, backend) = (tempfile::tempdir().unwrap(), case.backend());
     let plan = case.plan(dir.path(), &backend);
     let options = EngineOptions { weights: WeightReads::OnTime, ..EngineOptions::default() };
