@@ -21,6 +21,8 @@ pub(super) struct ChunkRead {
     pub offset: u64,
     pub length: usize,
     pub to: To,
+    /// The addresses it fills.
+    pub fills: Vec<Range<usize>>,
     pub bytes: ChunkBytes,
 }
 
@@ -96,9 +98,9 @@ pub(super) fn reads(
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
         let beside = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
         let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
-        let read = |(to, Mapping { length, offset, .. }): (To, Mapping)| {
+        let read = |(to, Mapping { start, length, offset, .. }): (To, Mapping)| {
             let bytes = ChunkBytes { held: length as u64, read: length as u64 };
-            ChunkRead { file: Arc::clone(&file), offset, length, to, bytes }
+            ChunkRead { file: Arc::clone(&file), offset, length, to, fills: vec![start..start + length], bytes }
         };
         return Ok(inside.chain(beside.map(|piece| (copied(&piece), piece))).map(read).collect());
     };
@@ -108,7 +110,9 @@ pub(super) fn reads(
     let read = |parts: &[Part]| {
         let (first, last) = (&parts[0], &parts[parts.len() - 1]);
         let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
-        let held = parts.iter().flat_map(|part| &part.fills).map(|fill| fill.len() as u64).sum();
+        let fills: Vec<_> = parts.iter().flat_map(|part| part.fills.clone()).collect();
+        let held = fills.iter().map(|fill| fill.len() as u64).sum();
+        let fills = fills.into_iter().map(|fill| start + fill.start..start + fill.end).collect();
         let (file, offset, parts, span) = (Arc::clone(&file), first.at, parts.to_vec(), Arc::clone(&span));
         let expand = move |stored: &[u8]| {
             for part in &parts {
@@ -121,7 +125,7 @@ pub(super) fn reads(
             }
         };
         let bytes = ChunkBytes { held, read: length as u64 };
-        ChunkRead { file, offset, length, to: To::Through(Arc::new(expand)), bytes }
+        ChunkRead { file, offset, length, to: To::Through(Arc::new(expand)), fills, bytes }
     };
     Ok(together(&parts).into_iter().map(read).collect())
 }

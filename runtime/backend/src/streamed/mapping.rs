@@ -74,6 +74,26 @@ pub(crate) fn forget(mappings: &[Mapping]) {
     }
 }
 
+/// Gives the pages at these addresses back; the addresses stay.
+///
+/// # Safety
+/// They must be mapped, and nothing may need what they hold.
+pub(super) unsafe fn give_back(addresses: Range<usize>) {
+    // SAFETY: the caller's promise; pages that are gone are the purpose.
+    unsafe { libc::madvise(addresses.start as *mut libc::c_void, addresses.len(), libc::MADV_DONTNEED) };
+}
+
+/// Moves the huge page at one address to another, in place of what is there, and leaves nothing behind; whether the system can.
+///
+/// # Safety
+/// Both must be multiples of [`HUGE`] in memory that [`Mapping::replace`] made, and nothing may need what either holds.
+pub(super) unsafe fn move_page(from: usize, to: usize) -> bool {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let [from, to] = [from, to].map(|at| at as *mut libc::c_void);
+    // SAFETY: both ranges are mapped (the caller's promise), and stay so: this leaves `from` mapped and empty.
+    unsafe { libc::mremap(from, HUGE, HUGE, flags, to) != libc::MAP_FAILED }
+}
+
 impl Mapping {
     /// Puts empty memory in the place of the file's pages. Reads of it see zeros until it is filled.
     ///
@@ -98,8 +118,8 @@ impl Mapping {
     /// # Safety
     /// It must still be mapped, and nothing may need what it holds.
     pub(super) unsafe fn give_back(&self) {
-        // SAFETY: the caller's promise; pages that are gone are the purpose.
-        unsafe { libc::madvise(self.address(), self.length, libc::MADV_DONTNEED) };
+        // SAFETY: the caller's promise.
+        unsafe { give_back(self.start..self.start + self.length) };
     }
 
     /// Tells the system that pages are read here and there.

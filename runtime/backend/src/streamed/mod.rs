@@ -11,7 +11,9 @@ mod chunks;
 mod dense;
 mod direct;
 mod file;
+mod frames;
 mod mapping;
+mod memory;
 mod prepared;
 mod rate;
 mod reader;
@@ -27,6 +29,7 @@ pub use rate::read_rate;
 
 use crate::os;
 use dense::Span;
+use frames::Frames;
 use hpp_engine::port::{ChunkBytes, Keep, Took};
 use hpp_engine::{BackendError, Reporter};
 use reader::Reader;
@@ -45,6 +48,7 @@ pub(crate) const POSSIBLE: bool = true;
 #[derive(Clone, Default)]
 pub(crate) struct Readers {
     reader: Rc<OnceCell<Rc<Reader>>>,
+    frames: Rc<Frames>,
     /// Why the system does not lock memory, where it does not; said once.
     unlocked: Rc<OnceCell<()>>,
 }
@@ -126,7 +130,7 @@ impl Unsettled {
         let reader = readers.reader().map_err(&failed)?;
         // SAFETY: the promises made to `Readers::keep`; ONNX Runtime keeps external weights in private mappings that it only
         // reads, and nothing runs meanwhile.
-        let mut weights = unsafe { Weights::take_over(reader, trial.used(), &spans, locked) }.map_err(&failed)?;
+        let mut weights = unsafe { Weights::take_over((reader, Rc::clone(&readers.frames)), trial.used(), &spans, locked) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(

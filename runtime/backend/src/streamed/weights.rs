@@ -2,7 +2,9 @@
 
 use super::chunks::{ChunkRead, Files, by_what_they_spare, joined, reads};
 use super::dense::Span;
+use super::frames::Frames;
 use super::mapping::Mapping;
+use super::memory::Memory;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkBytes, Took};
@@ -17,7 +19,7 @@ pub(crate) struct Weights {
     bytes: Vec<ChunkBytes>,
     chunks: Vec<Chunk>,
     /// The memory that chunks fill.
-    filled: Vec<Mapping>,
+    memory: Memory,
     /// Why the system did not lock them, where it did not.
     unlocked: Option<io::Error>,
 }
@@ -45,13 +47,13 @@ impl Weights {
     /// The session must live longer than this, must not run while a chunk is absent, and ONNX Runtime must neither write to its
     /// external weights nor have kept anything of them outside of the mappings that it needs them for again.
     pub unsafe fn take_over(
-        reader: Rc<Reader>,
+        (reader, frames): (Rc<Reader>, Rc<Frames>),
         mappings: Vec<Mapping>,
         spans: &[Span],
         locked: u64,
     ) -> io::Result<Self> {
         let mut files = Files::default();
-        let mut weights = Weights { reader, bytes: vec![], chunks: vec![], filled: vec![], unlocked: None };
+        let mut unlocked = None;
         for mapping in &mappings {
             // SAFETY: nothing runs yet, and nothing runs before its chunks are present.
             unsafe { mapping.replace() }?;
@@ -70,36 +72,27 @@ impl Weights {
             };
             if let Some((mapping, span)) = stays {
                 room = room.saturating_sub(mapping.length as u64);
-                weights.stay(reads(&mapping, span, 0..usize::MAX, &mut files)?, &mapping)?;
+                // Locked at first, so that no huge page begins here and reaches into what is to be absent.
+                unlocked = mapping.lock().err().or(unlocked);
+                stay(&reader, reads(&mapping, span, 0..usize::MAX, &mut files)?)?;
             }
             going.extend(goes);
         }
         // In the order of the file, so that what is to be expanded comes between what is not.
         going.sort_by_key(|(mapping, _)| mapping.start);
-        weights.filled = joined(going.iter().map(|(mapping, _)| mapping));
+        let runs = joined(going.iter().map(|(mapping, _)| mapping));
+        let (mut bytes, mut chunks) = (Vec::new(), Vec::new());
         for (mapping, span) in &going {
-            let own = weights.filled.iter().find(|run| run.start + run.length > mapping.start);
+            let own = runs.iter().find(|run| run.start + run.length > mapping.start);
             let in_place = own.map_or(0..0, Mapping::huge_pages);
             let reads = reads(mapping, *span, in_place, &mut files)?;
-            weights.bytes.extend(reads.iter().map(|read| read.bytes));
-            weights.chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
+            bytes.extend(reads.iter().map(|read| read.bytes));
+            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
         }
-        // Where the system does not lock memory, huge pages of what stays have reached further.
-        weights.give_back();
-        Ok(weights)
-    }
-
-    /// Reads a part that stays.
-    fn stay(&mut self, reads: Vec<ChunkRead>, mapping: &Mapping) -> io::Result<()> {
-        // Locked at first, so that no huge page begins here and reaches into what is to be absent.
-        if let Err(error) = mapping.lock() {
-            self.unlocked = Some(error);
-        }
-        for read in reads {
-            let ticket = begin(&self.reader, &mut Chunk { read, state: State::Absent });
-            self.reader.wait(ticket)?;
-        }
-        Ok(())
+        // Where the system does not lock memory, huge pages of what stays have reached further; they are given back.
+        // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
+        let memory = unsafe { Memory::new(frames, &runs) };
+        Ok(Weights { reader, bytes, chunks, memory, unlocked })
     }
 
     /// Bytes of each chunk.
@@ -116,7 +109,10 @@ impl Weights {
     pub fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
         match self.chunks[chunk].state {
             State::Absent => {
-                begin(&self.reader, &mut self.chunks[chunk]);
+                let chunk = &mut self.chunks[chunk];
+                // SAFETY: nothing is filled before it has room, and nothing runs before it is filled.
+                unsafe { self.memory.make_room(&chunk.read.fills) };
+                chunk.state = State::Reading(begin(&self.reader, &chunk.read));
                 Ok(())
             }
             State::Reading(_) | State::Present => Err(misfit("it is there already")),
@@ -141,17 +137,10 @@ impl Weights {
     pub fn release(&mut self) {
         self.wait_for_all();
         if self.chunks.iter().any(|chunk| chunk.state != State::Absent) {
-            self.give_back();
+            // SAFETY: no chunk is being read any more, and the session does not run while one is absent, which all are now.
+            unsafe { self.memory.give_back() };
         }
         self.chunks.iter_mut().for_each(|chunk| chunk.state = State::Absent);
-    }
-
-    fn give_back(&self) {
-        for part in &self.filled {
-            // SAFETY: no chunk is being read any more; the session, which keeps the addresses mapped, outlives this, and it does
-            // not run while a chunk is absent, which all are from here on.
-            unsafe { part.give_back() };
-        }
     }
 
     /// Refuses a run while a chunk is absent.
@@ -179,13 +168,15 @@ impl Drop for Weights {
     }
 }
 
-fn begin(reader: &Reader, chunk: &mut Chunk) -> Ticket {
-    let ChunkRead { file, offset, length, to, .. } = &chunk.read;
+/// Reads what stays.
+fn stay(reader: &Reader, reads: Vec<ChunkRead>) -> io::Result<()> {
+    reads.iter().try_for_each(|read| reader.wait(begin(reader, read)).map(drop))
+}
+
+fn begin(reader: &Reader, ChunkRead { file, offset, length, to, .. }: &ChunkRead) -> Ticket {
     // SAFETY: the session keeps the addresses mapped and outlives this chunk's owner, which waits for all reads before it goes;
     // nothing runs, gives back or reads these pages before the read was waited for.
-    let ticket = unsafe { reader.read(file, *offset, *length, to.clone()) };
-    chunk.state = State::Reading(ticket);
-    ticket
+    unsafe { reader.read(file, *offset, *length, to.clone()) }
 }
 
 /// Weights of a session that stay mapped from their file; what a run touches comes page by page, and goes after it.
@@ -228,16 +219,19 @@ mod tests {
         std::fs::write(&path, vec![7; BYTES]).unwrap();
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
-            let to = To::Memory(pages.address() as usize + number * BYTES);
+            let at = pages.address() as usize + number * BYTES;
+            let (to, fills) = (To::Memory(at), vec![at..at + BYTES]);
             let bytes = ChunkBytes { held: BYTES as u64, read: BYTES as u64 };
-            let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, bytes };
+            let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, fills, bytes };
             Chunk { read, state: State::Absent }
         };
         let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
         let bytes = vec![ChunkBytes { held: BYTES as u64, read: BYTES as u64 }; 2];
-        let filled = vec![Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
-        (Weights { reader: Rc::new(reader), bytes, chunks, filled, unlocked: None }, pages)
+        let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
+        // SAFETY: pages of this test, which outlive the weights.
+        let memory = unsafe { Memory::new(Rc::default(), &filled) };
+        (Weights { reader: Rc::new(reader), bytes, chunks, memory, unlocked: None }, pages)
     }
 
     #[test]
@@ -280,7 +274,7 @@ mod tests {
     #[test]
     fn what_is_stored_densely_arrives_as_it_was() {
         for reader in Reader::each() {
-            let (reader, dir) = (Rc::new(reader), tempfile::tempdir().unwrap());
+            let (reader, frames, dir) = (Rc::new(reader), Rc::default(), tempfile::tempdir().unwrap());
             let spans = |dir: &Path| super::super::dense::spans(dir).unwrap();
             let mut read = Vec::new();
             for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
@@ -288,8 +282,9 @@ mod tests {
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
                 // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
+                let shared = (Rc::clone(&reader), Rc::clone(&frames));
                 let mut weights =
-                    unsafe { Weights::take_over(Rc::clone(&reader), mappings, &spans(dir.path()), locked) }.unwrap();
+                    unsafe { Weights::take_over(shared, mappings, &spans(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.begin(chunk).unwrap());
                     (0..weights.bytes().len())
@@ -300,8 +295,6 @@ mod tests {
                     weights.release();
                 }
                 let held: u64 = weights.bytes().iter().map(|chunk| chunk.held).sum();
-                let filled: u64 = weights.filled.iter().map(|mapping| mapping.length as u64).sum();
-                assert_eq!(held, filled);
                 assert!(bytes.len() as u64 - held <= locked + SECTOR && all.len() == 1);
                 read.push(weights.bytes().iter().map(|chunk| chunk.read).sum::<u64>());
                 drop((weights, map));
