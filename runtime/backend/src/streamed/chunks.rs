@@ -100,7 +100,8 @@ pub(super) fn reads(
         let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
         let read = |(to, Mapping { start, length, offset, .. }): (To, Mapping)| {
             let bytes = ChunkBytes { held: length as u64, read: length as u64 };
-            ChunkRead { file: Arc::clone(&file), offset, length, to, fills: vec![start..start + length], bytes }
+            let fills = std::iter::once(start..start + length).collect();
+            ChunkRead { file: Arc::clone(&file), offset, length, to, fills, bytes }
         };
         return Ok(inside.chain(beside.map(|piece| (copied(&piece), piece))).map(read).collect());
     };

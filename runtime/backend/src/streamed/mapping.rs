@@ -83,15 +83,34 @@ pub(super) unsafe fn give_back(addresses: Range<usize>) {
     unsafe { libc::madvise(addresses.start as *mut libc::c_void, addresses.len(), libc::MADV_DONTNEED) };
 }
 
-/// Moves the huge page at one address to another, in place of what is there, and leaves nothing behind; whether the system can.
+/// Moves the pages of one place to another of as many bytes, in place of what is there, and leaves nothing behind; whether the
+/// system can.
 ///
 /// # Safety
-/// Both must be multiples of [`HUGE`] in memory that [`Mapping::replace`] made, and nothing may need what either holds.
-pub(super) unsafe fn move_page(from: usize, to: usize) -> bool {
+/// Both must be whole pages of memory that [`replace`] made, a huge page if `to` is one, and nothing may need what either holds.
+pub(super) unsafe fn move_pages(from: usize, to: &Range<usize>) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    let [from, to] = [from, to].map(|at| at as *mut libc::c_void);
+    let (from, at) = (from as *mut libc::c_void, to.start as *mut libc::c_void);
     // SAFETY: both ranges are mapped (the caller's promise), and stay so: this leaves `from` mapped and empty.
-    unsafe { libc::mremap(from, HUGE, HUGE, flags, to) != libc::MAP_FAILED }
+    unsafe { libc::mremap(from, to.len(), to.len(), flags, at) != libc::MAP_FAILED }
+}
+
+/// Puts empty memory of our own in the place of what is at these addresses. Reads of it see zeros until it is filled.
+///
+/// # Safety
+/// They must be mapped whole pages, whose contents nothing needs.
+pub(super) unsafe fn replace(addresses: &Range<usize>) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let (start, rights) = (addresses.start as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
+    // SAFETY: the range is mapped (the caller's promise), so nothing else lies there.
+    let at = unsafe { libc::mmap(start, addresses.len(), rights, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // Pages are filled by the disk soon after they are made: fewer and larger ones are made, and found again, faster.
+    // SAFETY: advice on how to make pages of the mapping just made.
+    unsafe { libc::madvise(start, addresses.len(), libc::MADV_HUGEPAGE) };
+    Ok(())
 }
 
 impl Mapping {
@@ -101,16 +120,8 @@ impl Mapping {
     /// The mapping must be one that nothing reads before it has been filled and nothing writes to, and must stay mapped at least
     /// as long as this memory is used.
     pub(super) unsafe fn replace(&self) -> io::Result<()> {
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        // SAFETY: the range is exactly one that is mapped (the caller's promise), so nothing else lies there.
-        let at = unsafe { libc::mmap(self.address(), self.length, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0) };
-        if at == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        // Pages are filled by the disk soon after they are made: fewer and larger ones are made, and found again, faster.
-        // SAFETY: advice on how to make pages of the mapping just made.
-        unsafe { libc::madvise(self.address(), self.length, libc::MADV_HUGEPAGE) };
-        Ok(())
+        // SAFETY: the caller's promise.
+        unsafe { replace(&(self.start..self.start + self.length)) }
     }
 
     /// Gives its pages back; the addresses stay, and reads see the file again, or zeros where it was replaced.

@@ -138,7 +138,7 @@ impl Weights {
         self.wait_for_all();
         if self.chunks.iter().any(|chunk| chunk.state != State::Absent) {
             // SAFETY: no chunk is being read any more, and the session does not run while one is absent, which all are now.
-            unsafe { self.memory.give_back() };
+            unsafe { self.memory.leave() };
         }
         self.chunks.iter_mut().for_each(|chunk| chunk.state = State::Absent);
     }
@@ -220,7 +220,7 @@ mod tests {
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
             let at = pages.address() as usize + number * BYTES;
-            let (to, fills) = (To::Memory(at), vec![at..at + BYTES]);
+            let (to, fills) = (To::Memory(at), std::iter::once(at..at + BYTES).collect());
             let bytes = ChunkBytes { held: BYTES as u64, read: BYTES as u64 };
             let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, fills, bytes };
             Chunk { read, state: State::Absent }
