@@ -10,8 +10,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of one.
 pub(super) const BUFFER: usize = PART;
-/// How many there are: no fewer than reads under way, or the thread that reads would wait for buffers of reads that only it can end.
-const COUNT: usize = DEPTH;
+/// How many there are: while what one round of reads has brought is expanded, the next are under way.
+const COUNT: usize = 2 * DEPTH;
 /// Bytes of the smallest page.
 const PAGE: usize = 4096;
 
@@ -40,16 +40,14 @@ impl StagingBuffer {
 }
 
 impl Staging {
-    /// Takes one; where all are in use, waits for one.
-    pub fn take(&self) -> io::Result<StagingBuffer> {
+    /// Takes one; where all are in use, waits for one if it `may_wait`, else takes none.
+    pub fn take(&self, may_wait: bool) -> io::Result<Option<StagingBuffer>> {
         self.fill()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            if let Some(buffer) = state.free.pop() {
-                return Ok(buffer);
-            }
+        while state.free.is_empty() && may_wait {
             state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        Ok(state.free.pop())
     }
 
     /// Gives one back.
@@ -86,14 +84,15 @@ mod tests {
     #[test]
     fn each_is_one_takers_alone_and_who_finds_none_waits() {
         let staging = Staging::default();
-        let taken: Vec<StagingBuffer> = (0..COUNT).map(|_| staging.take().unwrap()).collect();
+        let taken: Vec<StagingBuffer> = (0..COUNT).map(|_| staging.take(false).unwrap().unwrap()).collect();
+        assert!(staging.take(false).unwrap().is_none());
         let mut at: Vec<usize> = taken.iter().map(|buffer| buffer.address() as usize).collect();
         at.sort_unstable();
         assert!(at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER) && at[0].is_multiple_of(HUGE));
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let staging = &staging;
-            scope.spawn(move || sender.send(staging.take().unwrap().address() as usize).unwrap());
+            scope.spawn(move || sender.send(staging.take(true).unwrap().unwrap().address() as usize).unwrap());
             assert!(receiver.recv_timeout(std::time::Duration::from_millis(50)).is_err());
             let first = taken.into_iter().next().unwrap();
             let address = first.address() as usize;

@@ -1,6 +1,6 @@
 //! Reading through calls that return when they are through, where there is no io_uring: several threads, one read each.
 
-use super::request::{Read, Request};
+use super::request::{NotNow, Read, Request};
 use super::shared::{Shared, ToExpand, ends_early};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender};
@@ -12,13 +12,14 @@ pub(super) fn through_calls(requests: &Mutex<Receiver<Request>>, shared: &Shared
     loop {
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(request) = next else { return };
-        match Read::new(request, &shared.staging) {
+        match Read::new(request, &shared.staging, true) {
             Ok(read) => {
                 let from = Instant::now();
                 let result = read_whole(&read);
                 shared.end(read, result, (from, Instant::now()), expander);
             }
-            Err(refused) => shared.refuse(refused),
+            Err(NotNow::Refused(ticket, error)) => shared.refuse((ticket, error)),
+            Err(NotNow::Later(_)) => unreachable!("it may wait"),
         }
     }
 }

@@ -44,17 +44,27 @@ pub(super) struct Read {
     buffer: Option<StagingBuffer>,
 }
 
+/// Why a read does not begin.
+pub(super) enum NotNow {
+    /// Others have all memory that it could read into.
+    Later(Request),
+    /// Its file is not what it was, or there is no memory.
+    Refused(Ticket, io::Error),
+}
+
 impl Read {
-    /// A read that may begin, where its file is what it was; else why it may not. Waits for memory to read into where others have it.
-    pub fn new(request: Request, staging: &Staging) -> Result<Read, (Ticket, io::Error)> {
+    /// A read that may begin. Where others have all memory to read into, it waits for some if it `may_wait`.
+    pub fn new(request: Request, staging: &Staging, may_wait: bool) -> Result<Read, NotNow> {
         let ticket = request.ticket;
-        let failed = |error| (ticket, error);
-        request.file.check().map_err(failed)?;
-        let buffer = match request.to {
-            To::Memory(_) => None,
-            To::Through(_) => Some(staging.take().map_err(failed)?),
-        };
-        Ok(Read { request, buffer })
+        let refused = |error| NotNow::Refused(ticket, error);
+        request.file.check().map_err(refused)?;
+        match request.to {
+            To::Memory(_) => Ok(Read { request, buffer: None }),
+            To::Through(_) => match staging.take(may_wait).map_err(refused)? {
+                None => Err(NotNow::Later(request)),
+                buffer => Ok(Read { request, buffer }),
+            },
+        }
     }
 
     /// Where its bytes go first.

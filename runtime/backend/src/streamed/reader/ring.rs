@@ -2,8 +2,8 @@
 
 use super::super::file::SECTOR;
 use super::DEPTH;
-use super::request::{Read, Request};
-use super::shared::{Shared, ToExpand, ends_early};
+use super::request::{NotNow, Read, Request};
+use super::shared::{Shared, Times, ToExpand, ends_early};
 use io_uring::{IoUring, opcode, types};
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -27,20 +27,28 @@ pub(super) fn through_ring(
     expander: &Sender<ToExpand>,
 ) {
     let requests = requests.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut next: Option<Request> = None;
     let mut flying: HashMap<u64, InFlight> = HashMap::new();
     let mut waiting: VecDeque<InFlight> = VecDeque::new();
+    let mut over: Vec<(Read, io::Result<()>, Times)> = Vec::new();
     let mut last = Instant::now();
     loop {
         while flying.len() + waiting.len() < DEPTH {
-            let next = match flying.is_empty() && waiting.is_empty() {
-                true => requests.recv().map_err(|_| TryRecvError::Disconnected),
-                false => requests.try_recv(),
+            let idle = flying.is_empty() && waiting.is_empty() && over.is_empty();
+            let request = match next.take() {
+                Some(request) => Ok(request),
+                None if idle => requests.recv().map_err(|_| TryRecvError::Disconnected),
+                None => requests.try_recv(),
             };
-            match next.map(|request| Read::new(request, &shared.staging)) {
+            match request.map(|request| Read::new(request, &shared.staging, idle)) {
                 Ok(Ok(read)) => waiting.push_back(InFlight { read, done: 0, from: Instant::now() }),
-                Ok(Err(refused)) => shared.refuse(refused),
+                Ok(Err(NotNow::Refused(ticket, error))) => shared.refuse((ticket, error)),
+                Ok(Err(NotNow::Later(request))) => {
+                    next = Some(request);
+                    break;
+                }
                 Err(TryRecvError::Empty) => break,
-                Err(TryRecvError::Disconnected) if flying.is_empty() && waiting.is_empty() => return,
+                Err(TryRecvError::Disconnected) if idle => return,
                 Err(TryRecvError::Disconnected) => break,
             }
         }
@@ -49,10 +57,13 @@ pub(super) fn through_ring(
             push(&mut ring, &flight);
             flying.insert(flight.read.request.ticket.0, flight);
         }
+        // The disk is at work again before anybody is told what it brought, who might want this thread's processor.
+        let begun = if over.is_empty() { Ok(0) } else { ring.submit() };
+        over.drain(..).for_each(|(read, result, times)| shared.end(read, result, times, expander));
         if flying.is_empty() {
             continue;
         }
-        match ring.submit_and_wait(1) {
+        match begun.and_then(|_| ring.submit_and_wait(1)) {
             Ok(_) => {}
             Err(error) if is_passing(&error) => continue,
             // Nothing may be told to be over while the system may still write to its memory, and nobody can say any more
@@ -79,7 +90,7 @@ pub(super) fn through_ring(
             };
             let times = (flight.from.max(last), Instant::now());
             last = times.1;
-            shared.end(flight.read, result, times, expander);
+            over.push((flight.read, result, times));
         }
     }
 }
