@@ -128,7 +128,8 @@ impl State {
     /// Takes the stretch of small pages out of which so many bytes are cut best.
     fn best(&mut self, bytes: usize) -> Option<Range<usize>> {
         let enough = self.small.iter().filter(|(_, has)| **has >= bytes).min_by_key(|(_, has)| **has);
-        let (at, has) = enough.or_else(|| self.small.iter().max_by_key(|(_, has)| **has)).map(|(at, has)| (*at, *has))?;
+        let (at, has) =
+            enough.or_else(|| self.small.iter().max_by_key(|(_, has)| **has)).map(|(at, has)| (*at, *has))?;
         self.small.remove(&at);
         Some(at..at + has)
     }

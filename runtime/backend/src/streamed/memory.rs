@@ -73,3 +73,97 @@ fn around_huge_pages(mapping: &Mapping) -> Vec<Range<usize>> {
     bounds.dedup();
     bounds.windows(2).map(|pair| pair[0]..pair[1]).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::mapping::replace;
+    use super::*;
+    use crate::os::Pages;
+    use std::path::PathBuf;
+
+    const PAGE: usize = 4096;
+
+    /// Memory at odd addresses of sessions, of so many pages each, and what it lies in.
+    fn sessions(frames: &Rc<Frames>, pages: &[usize]) -> (Pages, Vec<(Memory, Range<usize>)>) {
+        let all = Pages::reserve(pages.iter().map(|pages| (pages + 1) * PAGE).sum()).unwrap();
+        let mut at = all.address() as usize;
+        let sessions = pages.iter().map(|pages| {
+            let mapping = Mapping { start: at + PAGE, length: pages * PAGE, offset: 0, path: PathBuf::new() };
+            at += (pages + 1) * PAGE;
+            let addresses = mapping.start..at;
+            // SAFETY: pages just reserved, which the caller keeps longer.
+            let memory = unsafe {
+                replace(&addresses).unwrap();
+                Memory::new(Rc::clone(frames), &[mapping])
+            };
+            (memory, addresses)
+        });
+        let sessions = sessions.collect();
+        (all, sessions)
+    }
+
+    /// The first number of each page.
+    fn marks(addresses: &Range<usize>) -> impl Iterator<Item = &'static mut usize> {
+        // SAFETY: whole pages of these tests, which outlive what they hand out.
+        addresses.clone().step_by(PAGE).map(|at| unsafe { &mut *(at as *mut usize) })
+    }
+
+    /// Pages that are in memory.
+    fn present(all: &Pages) -> usize {
+        let mut there = vec![0_u8; all.len().div_ceil(PAGE)];
+        // SAFETY: the range is that of the pages, and there is a byte for each.
+        assert_eq!(unsafe { libc::mincore(all.address().cast(), all.len(), there.as_mut_ptr().cast()) }, 0);
+        there.iter().filter(|there| **there & 1 == 1).count()
+    }
+
+    #[test]
+    fn whoever_has_pages_has_them_alone_and_never_more_are_there_than_were_taken_at_once() {
+        let frames = Rc::default();
+        let (all, mut sessions) = sessions(&frames, &[3000, 700, 1300, 2100, 90, 1700]);
+        let mut taken = vec![Vec::new(); sessions.len()];
+        let (mut most, mut random, mut moved) = (0, 1_u64, 0);
+        for round in 1..400_usize {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let number = (random >> 33) as usize % sessions.len();
+            let (memory, addresses) = &mut sessions[number];
+            match &mut taken[number] {
+                marked if marked.is_empty() => {
+                    // The front, the back or all of it, as chunks fill it.
+                    let middle = addresses.start + addresses.len() / PAGE / 2 * PAGE;
+                    let [front, back] = [addresses.start..middle, middle..addresses.end];
+                    let fills = match random >> 60 {
+                        0..4 => vec![front],
+                        4..8 => vec![back],
+                        _ => vec![back, front],
+                    };
+                    // SAFETY: nobody needs anything of it.
+                    unsafe { memory.make_room(&fills) };
+                    moved += fills.iter().flat_map(marks).filter(|mark| **mark != 0).count();
+                    fills.iter().flat_map(marks).for_each(|mark| *mark = round);
+                    *marked = fills.into_iter().map(|fill| (fill, round)).collect();
+                }
+                marked => {
+                    marked.clear();
+                    // SAFETY: nobody looks at it any more.
+                    unsafe { memory.leave() };
+                }
+            }
+            let in_use = |(memory, _): &(Memory, _)| {
+                let parts = memory.parts.iter().filter(|part| !part.stretches.is_empty());
+                parts.map(|part| part.addresses.len() / PAGE).sum::<usize>()
+            };
+            most = most.max(sessions.iter().map(in_use).sum());
+            assert!(present(&all) <= most, "{} pages, {most} were taken at once", present(&all));
+            for (fill, round) in taken.iter().flatten() {
+                assert!(marks(fill).all(|mark| *mark == *round), "{number} in round {round}");
+            }
+        }
+        assert!(moved > 50_000, "{moved} pages came with what they held");
+        drop(sessions);
+        let (_all, mut sessions) = self::sessions(&frames, &[2000]);
+        let (memory, addresses) = &mut sessions[0];
+        // SAFETY: nobody needs anything of it.
+        unsafe { memory.make_room(std::slice::from_ref(addresses)) };
+        assert!(marks(addresses).all(|mark| *mark == 0), "pages of memory that is gone are forgotten");
+    }
+}

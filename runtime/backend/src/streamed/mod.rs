@@ -130,7 +130,9 @@ impl Unsettled {
         let reader = readers.reader().map_err(&failed)?;
         // SAFETY: the promises made to `Readers::keep`; ONNX Runtime keeps external weights in private mappings that it only
         // reads, and nothing runs meanwhile.
-        let mut weights = unsafe { Weights::take_over((reader, Rc::clone(&readers.frames)), trial.used(), &spans, locked) }.map_err(&failed)?;
+        let mut weights =
+            unsafe { Weights::take_over((reader, Rc::clone(&readers.frames)), trial.used(), &spans, locked) }
+                .map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(

@@ -281,10 +281,9 @@ mod tests {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
-                // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
                 let shared = (Rc::clone(&reader), Rc::clone(&frames));
-                let mut weights =
-                    unsafe { Weights::take_over(shared, mappings, &spans(dir.path()), locked) }.unwrap();
+                // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
+                let mut weights = unsafe { Weights::take_over(shared, mappings, &spans(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.begin(chunk).unwrap());
                     (0..weights.bytes().len())
