@@ -70,6 +70,15 @@ impl Frames {
     }
 }
 
+#[cfg(test)]
+impl Frames {
+    /// Whether the system moves pages, bytes that nobody needs, and all that are held.
+    pub fn account(&self) -> (bool, usize, usize) {
+        let state = self.0.borrow();
+        (state.movable, state.huge.len() * HUGE + state.small.values().sum::<usize>(), state.held)
+    }
+}
+
 /// Whether these are the addresses of a huge page.
 fn is_huge(addresses: &Range<usize>) -> bool {
     addresses.start.is_multiple_of(HUGE) && addresses.len() == HUGE
@@ -108,8 +117,8 @@ impl State {
             }
             if !gap.is_empty() {
                 self.grow(gap.len());
-                // Pages that came here before, and left, came to several mappings; of one only can they leave together. Where there
-                // is no more room for mappings, they will not be moved.
+                // Pages that came here before, and left, came to several mappings; only of one can they leave together before
+                // Linux 6.17. Where there is no more room for mappings, they will not be moved.
                 // SAFETY: the caller's promise.
                 let _ = unsafe { replace(&gap) };
                 stretches.push(gap);

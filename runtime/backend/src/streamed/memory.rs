@@ -118,7 +118,7 @@ mod tests {
 
     #[test]
     fn whoever_has_pages_has_them_alone_and_never_more_are_there_than_were_taken_at_once() {
-        let frames = Rc::default();
+        let frames: Rc<Frames> = Rc::default();
         let (all, mut sessions) = sessions(&frames, &[3000, 700, 1300, 2100, 90, 1700]);
         let mut taken = vec![Vec::new(); sessions.len()];
         let (mut most, mut random, mut moved) = (0, 1_u64, 0);
@@ -152,7 +152,10 @@ mod tests {
                 let parts = memory.parts.iter().filter(|part| !part.stretches.is_empty());
                 parts.map(|part| part.addresses.len() / PAGE).sum::<usize>()
             };
-            most = most.max(sessions.iter().map(in_use).sum());
+            let now: usize = sessions.iter().map(in_use).sum();
+            let (movable, free, held) = frames.account();
+            assert!(movable && held == now * PAGE + free, "{held} bytes, {free} of them free, and {now} pages");
+            most = most.max(now);
             assert!(present(&all) <= most, "{} pages, {most} were taken at once", present(&all));
             for (fill, round) in taken.iter().flatten() {
                 assert!(marks(fill).all(|mark| *mark == *round), "{number} in round {round}");
