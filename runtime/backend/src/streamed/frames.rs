@@ -72,6 +72,11 @@ impl Frames {
 
 #[cfg(test)]
 impl Frames {
+    /// As where the system refuses to move pages from now on.
+    pub fn refuse_to_move(&self) {
+        self.0.borrow_mut().movable = false;
+    }
+
     /// Whether the system moves pages, bytes that nobody needs, and all that are held.
     pub fn account(&self) -> (bool, usize, usize) {
         let state = self.0.borrow();

@@ -122,7 +122,11 @@ mod tests {
         let (all, mut sessions) = sessions(&frames, &[3000, 700, 1300, 2100, 90, 1700]);
         let mut taken = vec![Vec::new(); sessions.len()];
         let (mut most, mut random, mut moved) = (0, 1_u64, 0);
+        let refused = 350;
         for round in 1..400_usize {
+            if round == refused {
+                frames.refuse_to_move();
+            }
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let number = (random >> 33) as usize % sessions.len();
             let (memory, addresses) = &mut sessions[number];
@@ -154,7 +158,10 @@ mod tests {
             };
             let now: usize = sessions.iter().map(in_use).sum();
             let (movable, free, held) = frames.account();
-            assert!(movable && held == now * PAGE + free, "{held} bytes, {free} of them free, and {now} pages");
+            assert!(
+                movable == (round < refused) && held == now * PAGE + free,
+                "{held} bytes, {free} free, {now} pages"
+            );
             most = most.max(now);
             assert!(present(&all) <= most, "{} pages, {most} were taken at once", present(&all));
             for (fill, round) in taken.iter().flatten() {
@@ -162,6 +169,7 @@ mod tests {
             }
         }
         assert!(moved > 50_000, "{moved} pages came with what they held");
+        assert!(most > 4000 && frames.account().1 == 0, "pages that cannot move are given back");
         drop(sessions);
         let (_all, mut sessions) = self::sessions(&frames, &[2000]);
         let (memory, addresses) = &mut sessions[0];

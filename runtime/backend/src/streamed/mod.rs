@@ -12,6 +12,7 @@ mod dense;
 mod direct;
 mod file;
 mod frames;
+mod huge;
 mod mapping;
 mod memory;
 mod prepared;

@@ -1,26 +1,22 @@
-//! What a disk brings when it is read as weights are: direct reads, several under way, into huge pages that come and go.
+//! What a disk brings when it is read as weights are: direct reads, several under way, into huge pages that are there already.
 
 use super::file::{SECTOR, WeightFile};
-use super::mapping::Mapping;
+use super::huge::HugePages;
 use super::reader::{Reader, Ticket, To};
-use crate::os::Pages;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Bytes of memory that is filled and given back at once, of which there are two: as one stage's weights are let go while
-/// another's are read.
+/// Bytes of memory that is filled at once, of which there are two: as one stage's weights are let go while another's are read.
 const STAGE: u64 = 16 << 20;
 /// What one reading brings at least, bytes.
-const TOTAL: u64 = 64 << 20;
+const TOTAL: u64 = 256 << 20;
 
 /// Memory of a stage that does not compute.
 struct Stage {
-    /// The same memory as a mapping, which knows how to give pages back.
-    mapping: Mapping,
+    memory: HugePages,
     reads: Vec<Ticket>,
-    _pages: Pages,
 }
 
 /// 1e9 bytes a second of reads of `bytes` each, rounded up to whole sectors, front to back through a file and round again. Fails
@@ -37,12 +33,12 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
     }
     let (file, reader) = (Arc::new(file), Reader::start()?);
     let each = (STAGE / bytes).max(1);
-    let mut stages = [Stage::new(path, each * bytes)?, Stage::new(path, each * bytes)?];
+    let mut stages = [Stage::new(each * bytes)?, Stage::new(each * bytes)?];
     let (mut next, mut done) = (0, 0);
     let mut begin = |stage: &mut Stage| {
         for number in 0..each {
-            let (offset, at) = (next % blocks * bytes, stage.mapping.start + (number * bytes) as usize);
-            // SAFETY: the memory is the stage's, which waits for all reads before it gives pages back or goes.
+            let (offset, at) = (next % blocks * bytes, stage.memory.start() + (number * bytes) as usize);
+            // SAFETY: the memory is the stage's, all of whose reads are waited for before it goes.
             stage.reads.push(unsafe { reader.read(&file, offset, bytes as usize, To::Memory(at)) });
             next += 1;
         }
@@ -58,8 +54,6 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
         for read in stage.reads.drain(..) {
             failed = failed.and(reader.wait(read).map(drop));
         }
-        // SAFETY: the pages are the stage's own, and nobody reads or fills them now.
-        unsafe { stage.mapping.give_back() };
         done += each * bytes;
         if failed.is_ok() && done + each * bytes < TOTAL {
             begin(stage);
@@ -70,13 +64,9 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
 }
 
 impl Stage {
-    fn new(path: &Path, bytes: u64) -> io::Result<Self> {
+    fn new(bytes: u64) -> io::Result<Self> {
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
-        let pages = Pages::reserve(length)?;
-        let mapping = Mapping { start: pages.address() as usize, length, offset: 0, path: path.to_owned() };
-        // SAFETY: the range is that of the pages just reserved, which nobody has used.
-        unsafe { mapping.replace() }?;
-        Ok(Stage { mapping, reads: Vec::new(), _pages: pages })
+        Ok(Stage { memory: HugePages::new(length)?, reads: Vec::new() })
     }
 }
 

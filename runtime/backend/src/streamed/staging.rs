@@ -1,19 +1,15 @@
 //! Memory that is read into before weights are made of what was read: in huge pages, which a disk fills twice as fast as small ones.
 
 use super::dense::PART;
-use super::mapping::{HUGE, Mapping};
+use super::huge::HugePages;
 use super::reader::DEPTH;
-use crate::os::Pages;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of one.
 pub(super) const BUFFER: usize = PART;
 /// How many there are: while what one round of reads has brought is expanded, the next are under way.
 const COUNT: usize = 2 * DEPTH;
-/// Bytes of the smallest page.
-const PAGE: usize = 4096;
 
 /// A few buffers that reads take in turn.
 #[derive(Default)]
@@ -25,7 +21,7 @@ pub(super) struct Staging {
 #[derive(Default)]
 struct State {
     /// The memory of all of them, once one was asked for.
-    memory: Option<Pages>,
+    memory: Option<HugePages>,
     /// Those that nobody uses now.
     free: Vec<StagingBuffer>,
 }
@@ -62,17 +58,10 @@ impl Staging {
         if state.memory.is_some() {
             return Ok(());
         }
-        let pages = Pages::reserve(COUNT * BUFFER + HUGE)?;
-        let start = (pages.address() as usize).next_multiple_of(HUGE);
-        let mapping = Mapping { start, length: COUNT * BUFFER, offset: 0, path: PathBuf::new() };
-        // SAFETY: the range lies within the pages just reserved, which nobody uses yet.
-        unsafe { mapping.replace() }?;
-        for at in (0..COUNT * BUFFER).step_by(PAGE) {
-            // SAFETY: each address is within those pages.
-            unsafe { ((start + at) as *mut u8).write_volatile(0) };
-        }
+        let memory = HugePages::new(COUNT * BUFFER)?;
+        let start = memory.start();
         state.free = (0..COUNT).map(|number| StagingBuffer(start + number * BUFFER)).collect();
-        state.memory = Some(pages);
+        state.memory = Some(memory);
         Ok(())
     }
 }
@@ -88,7 +77,9 @@ mod tests {
         assert!(staging.take(false).unwrap().is_none());
         let mut at: Vec<usize> = taken.iter().map(|buffer| buffer.address() as usize).collect();
         at.sort_unstable();
-        assert!(at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER) && at[0].is_multiple_of(HUGE));
+        assert!(
+            at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER) && at[0].is_multiple_of(super::super::mapping::HUGE)
+        );
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let staging = &staging;
