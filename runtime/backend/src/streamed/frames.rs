@@ -8,6 +8,10 @@ use std::ops::Range;
 
 /// Fewer bytes of small pages are not worth a call to the system.
 const LEAST: usize = 64 << 10;
+/// Most mappings a process may have where the system does not say.
+const MAPPINGS: usize = 65_530;
+/// Of these, one in so many may be a place that pages move to and from: each is a mapping or a few, and others need some.
+const SHARE: usize = 4;
 
 /// Pages that are there and that nobody needs, of all sessions whose weights come and go in turn.
 ///
@@ -16,6 +20,8 @@ const LEAST: usize = 64 << 10;
 pub(crate) struct Frames(RefCell<State>);
 
 struct State {
+    /// How many more places there may be.
+    places: usize,
     /// Where huge pages lie.
     huge: BTreeSet<usize>,
     /// Where small pages lie: where each stretch of them begins, and its bytes.
@@ -30,12 +36,46 @@ struct State {
 
 impl Default for Frames {
     fn default() -> Self {
-        let state = State { huge: BTreeSet::new(), small: BTreeMap::new(), movable: true, held: 0, most: 0 };
-        Frames(RefCell::new(state))
+        let allowed =
+            std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
+        Frames::with_places(allowed.unwrap_or(MAPPINGS) / SHARE)
     }
 }
 
 impl Frames {
+    /// With room for so many places.
+    pub fn with_places(places: usize) -> Self {
+        let (huge, small) = (BTreeSet::new(), BTreeMap::new());
+        Frames(RefCell::new(State { places, huge, small, movable: true, held: 0, most: 0 }))
+    }
+
+    /// Whether pages may move to and from so many places more: a process has room for so many mappings.
+    pub fn reserve(&self, places: usize) -> bool {
+        let state = &mut *self.0.borrow_mut();
+        let left = state.places.checked_sub(places);
+        state.places = left.unwrap_or(state.places);
+        left.is_some()
+    }
+
+    /// So many places are no more.
+    pub fn release(&self, places: usize) {
+        self.0.borrow_mut().places += places;
+    }
+
+    /// The system makes pages here when they are touched: of those that nobody needs as many go.
+    pub fn make(&self, addresses: Range<usize>) -> Range<usize> {
+        self.0.borrow_mut().grow(addresses.len());
+        addresses
+    }
+
+    /// Gives such pages back.
+    ///
+    /// # Safety
+    /// They must be mapped, and nobody needs what they hold.
+    pub unsafe fn unmake(&self, addresses: Range<usize>) {
+        self.0.borrow_mut().let_go(addresses);
+    }
+
     /// Moves pages that nobody needs to where they are needed: to a huge page's place, or to less than one. Where there are too few,
     /// the system makes them when they are touched. The stretches that were put together so, for [`put`](Self::put).
     ///
@@ -192,7 +232,7 @@ impl State {
 
     fn let_go(&mut self, stretch: Range<usize>) {
         self.held -= stretch.len();
-        // SAFETY: whoever put them here promised that they are mapped, until `forget`, and that nobody needs what they hold.
+        // SAFETY: the promise made at `unmake`, or at `put`: they are mapped, until `forget`, and nobody needs what they hold.
         unsafe { give_back(stretch) };
     }
 }

@@ -8,6 +8,8 @@ use std::rc::Rc;
 /// Memory that comes and goes.
 pub(super) struct Memory {
     frames: Rc<Frames>,
+    /// Whether its pages come from others and go to others.
+    moves: bool,
     /// Huge pages and what lies between them, in order.
     parts: Vec<Part>,
 }
@@ -27,7 +29,8 @@ impl Memory {
         // SAFETY: the caller's promise.
         mappings.iter().for_each(|mapping| unsafe { mapping.give_back() });
         let part = |addresses: Range<usize>| Part { addresses, stretches: Vec::new() };
-        Memory { frames, parts: mappings.iter().flat_map(around_huge_pages).map(part).collect() }
+        let parts: Vec<Part> = mappings.iter().flat_map(around_huge_pages).map(part).collect();
+        Memory { moves: frames.reserve(parts.len()), frames, parts }
     }
 
     /// Makes room at addresses that are about to be filled.
@@ -39,8 +42,12 @@ impl Memory {
             let first = self.parts.partition_point(|part| part.addresses.end <= fill.start);
             let touched = self.parts[first..].iter_mut().take_while(|part| part.addresses.start < fill.end);
             for part in touched.filter(|part| part.stretches.is_empty()) {
-                // SAFETY: the promises made here and at `new`; `drop` tells when the memory goes.
-                part.stretches = unsafe { self.frames.take(part.addresses.clone()) };
+                let addresses = part.addresses.clone();
+                part.stretches = match self.moves {
+                    // SAFETY: the promises made here and at `new`; `drop` tells when the memory goes.
+                    true => unsafe { self.frames.take(addresses) },
+                    false => vec![self.frames.make(addresses)],
+                };
             }
         }
     }
@@ -52,7 +59,7 @@ impl Memory {
     pub unsafe fn leave(&mut self) {
         for stretch in self.parts.iter_mut().flat_map(|part| part.stretches.drain(..)) {
             // SAFETY: the promises made here and at `new`; `drop` tells when the memory goes.
-            unsafe { self.frames.put(stretch) };
+            unsafe { if self.moves { self.frames.put(stretch) } else { self.frames.unmake(stretch) } };
         }
     }
 }
@@ -61,7 +68,10 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: whoever let others fill it has waited for them, as it must before it unmaps it.
         unsafe { self.leave() };
-        self.parts.iter().for_each(|part| self.frames.forget(part.addresses.clone()));
+        if self.moves {
+            self.parts.iter().for_each(|part| self.frames.forget(part.addresses.clone()));
+            self.frames.release(self.parts.len());
+        }
     }
 }
 
@@ -118,7 +128,8 @@ mod tests {
 
     #[test]
     fn whoever_has_pages_has_them_alone_and_never_more_are_there_than_were_taken_at_once() {
-        let frames: Rc<Frames> = Rc::default();
+        // The six have more places than that together.
+        let frames = Rc::new(Frames::with_places(19));
         let (all, mut sessions) = sessions(&frames, &[3000, 700, 1300, 2100, 90, 1700]);
         let mut taken = vec![Vec::new(); sessions.len()];
         let (mut most, mut random, mut moved) = (0, 1_u64, 0);
@@ -158,6 +169,7 @@ mod tests {
             };
             let now: usize = sessions.iter().map(in_use).sum();
             let (movable, free, held) = frames.account();
+            assert!((3..6).contains(&sessions.iter().filter(|(memory, _)| memory.moves).count()));
             assert!(
                 movable == (round < refused) && held == now * PAGE + free,
                 "{held} bytes, {free} free, {now} pages"
