@@ -33,6 +33,21 @@ impl Memory {
         Memory { moves: frames.reserve(parts.len()), frames, parts }
     }
 
+    /// Bytes that each chunk takes, given what they fill, where they are filled in this order: a part comes as a whole, with the
+    /// first chunk that fills any of it.
+    pub fn taken_by<'a>(&self, chunks: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<u64> {
+        let mut taken = vec![false; self.parts.len()];
+        let mut takes = |fill: &Range<usize>| {
+            let first = self.parts.partition_point(|part| part.addresses.end <= fill.start);
+            let touched =
+                self.parts.iter().zip(&mut taken).skip(first).take_while(|(part, _)| part.addresses.start < fill.end);
+            let new =
+                touched.filter_map(|(part, taken)| (!std::mem::replace(taken, true)).then_some(part.addresses.len()));
+            new.sum::<usize>() as u64
+        };
+        chunks.map(|fills| fills.iter().map(&mut takes).sum()).collect()
+    }
+
     /// Makes room at addresses that are about to be filled.
     ///
     /// # Safety

@@ -8,8 +8,8 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of one.
 pub(super) const BUFFER: usize = PART;
-/// How many there are: while what one round of reads has brought is expanded, the next are under way.
-const COUNT: usize = 2 * DEPTH;
+/// How many there are: while what one round of reads has brought is expanded, the next are under way, some of which need none.
+const COUNT: usize = DEPTH + DEPTH / 2;
 
 /// A few buffers that reads take in turn.
 #[derive(Default)]

@@ -81,17 +81,18 @@ impl Weights {
         // In the order of the file, so that what is to be expanded comes between what is not.
         going.sort_by_key(|(mapping, _)| mapping.start);
         let runs = joined(going.iter().map(|(mapping, _)| mapping));
-        let (mut bytes, mut chunks) = (Vec::new(), Vec::new());
+        let mut chunks = Vec::new();
         for (mapping, span) in &going {
             let own = runs.iter().find(|run| run.start + run.length > mapping.start);
             let in_place = own.map_or(0..0, Mapping::huge_pages);
             let reads = reads(mapping, *span, in_place, &mut files)?;
-            bytes.extend(reads.iter().map(|read| read.bytes));
             chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
         }
         // Where the system does not lock memory, huge pages of what stays have reached further; they are given back.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { Memory::new(frames, &runs) };
+        let taken = memory.taken_by(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
+        let bytes = chunks.iter().zip(taken).map(|(chunk, held)| ChunkBytes { held, ..chunk.read.bytes }).collect();
         Ok(Weights { reader, bytes, chunks, memory, unlocked })
     }
 
