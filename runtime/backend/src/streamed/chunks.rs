@@ -5,7 +5,6 @@ use super::file::{SECTOR, WeightFile};
 use super::mapping::Mapping;
 use super::reader::To;
 use super::staging::BUFFER;
-use hpp_engine::port::ChunkBytes;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -23,7 +22,6 @@ pub(super) struct ChunkRead {
     pub to: To,
     /// The addresses it fills.
     pub fills: Vec<Range<usize>>,
-    pub bytes: ChunkBytes,
 }
 
 /// Open files, each once.
@@ -99,9 +97,8 @@ pub(super) fn reads(
         let beside = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
         let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
         let read = |(to, Mapping { start, length, offset, .. }): (To, Mapping)| {
-            let bytes = ChunkBytes { held: length as u64, read: length as u64 };
             let fills = std::iter::once(start..start + length).collect();
-            ChunkRead { file: Arc::clone(&file), offset, length, to, fills, bytes }
+            ChunkRead { file: Arc::clone(&file), offset, length, to, fills }
         };
         return Ok(inside.chain(beside.map(|piece| (copied(&piece), piece))).map(read).collect());
     };
@@ -111,9 +108,8 @@ pub(super) fn reads(
     let read = |parts: &[Part]| {
         let (first, last) = (&parts[0], &parts[parts.len() - 1]);
         let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
-        let fills: Vec<_> = parts.iter().flat_map(|part| part.fills.clone()).collect();
-        let held = fills.iter().map(|fill| fill.len() as u64).sum();
-        let fills = fills.into_iter().map(|fill| start + fill.start..start + fill.end).collect();
+        let fills = parts.iter().flat_map(|part| part.fills.clone());
+        let fills = fills.map(|fill| start + fill.start..start + fill.end).collect();
         let (file, offset, parts, span) = (Arc::clone(&file), first.at, parts.to_vec(), Arc::clone(&span));
         let expand = move |stored: &[u8]| {
             for part in &parts {
@@ -125,8 +121,7 @@ pub(super) fn reads(
                 span.expand(part, &stored[(part.at - offset) as usize..], fills);
             }
         };
-        let bytes = ChunkBytes { held, read: length as u64 };
-        ChunkRead { file, offset, length, to: To::Through(Arc::new(expand)), fills, bytes }
+        ChunkRead { file, offset, length, to: To::Through(Arc::new(expand)), fills }
     };
     Ok(together(&parts).into_iter().map(read).collect())
 }

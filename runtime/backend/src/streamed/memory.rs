@@ -166,8 +166,11 @@ mod tests {
                         4..8 => vec![back],
                         _ => vec![back, front],
                     };
+                    let takes: u64 = memory.taken_by(fills.chunks(1)).iter().sum();
                     // SAFETY: nobody needs anything of it.
                     unsafe { memory.make_room(&fills) };
+                    let took = memory.parts.iter().filter(|part| !part.stretches.is_empty());
+                    assert_eq!(takes, took.map(|part| part.addresses.len() as u64).sum::<u64>());
                     moved += fills.iter().flat_map(marks).filter(|mark| **mark != 0).count();
                     fills.iter().flat_map(marks).for_each(|mark| *mark = round);
                     *marked = fills.into_iter().map(|fill| (fill, round)).collect();

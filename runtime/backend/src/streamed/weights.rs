@@ -92,7 +92,8 @@ impl Weights {
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { Memory::new(frames, &runs) };
         let taken = memory.taken_by(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
-        let bytes = chunks.iter().zip(taken).map(|(chunk, held)| ChunkBytes { held, ..chunk.read.bytes }).collect();
+        let bytes_of = |(chunk, held): (&Chunk, u64)| ChunkBytes { held, read: chunk.read.length as u64 };
+        let bytes = chunks.iter().zip(taken).map(bytes_of).collect();
         Ok(Weights { reader, bytes, chunks, memory, unlocked })
     }
 
@@ -222,8 +223,7 @@ mod tests {
         let chunk = |file: WeightFile, number: usize| {
             let at = pages.address() as usize + number * BYTES;
             let (to, fills) = (To::Memory(at), std::iter::once(at..at + BYTES).collect());
-            let bytes = ChunkBytes { held: BYTES as u64, read: BYTES as u64 };
-            let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, fills, bytes };
+            let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, fills };
             Chunk { read, state: State::Absent }
         };
         let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
