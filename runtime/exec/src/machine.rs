@@ -1,15 +1,15 @@
 //! The one place that names the backend: from settings to a loaded engine over ONNX Runtime.
 
-use crate::cli::{LibraryArgs, RuntimeArgs};
+use crate::cli::{LibraryArgs, RuntimeArgs, WeightReadsArg};
 use crate::console::Console;
 use crate::error::ExecError;
 use hpp_engine::Engine;
-use hpp_schema::{DeviceKind, Plan};
+use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
 
-use hpp_backend::OrtOptions;
 pub use hpp_backend::{OrtBackend, memory_limit, needs_packing};
+use hpp_backend::{OrtOptions, Waiting};
 
 /// ONNX Runtime, found and started.
 pub struct Machine {
@@ -23,8 +23,9 @@ impl Machine {
     }
 
     /// The same, to run a plan.
-    pub fn open_to_run(args: &RuntimeArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
-        let options = OrtOptions { wait_each_run: args.wait_each_run, ..options(&args.library) };
+    pub fn open_to_run(plan: &Plan, args: &RuntimeArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
+        let waiting = waiting(plan, args.weights);
+        let options = OrtOptions { wait_each_run: args.wait_each_run, waiting, ..options(&args.library) };
         Ok(Self { backend: OrtBackend::open(&options, Arc::clone(console) as _)? })
     }
 
@@ -56,6 +57,30 @@ pub fn options(args: &LibraryArgs) -> OrtOptions {
     OrtOptions { library: args.ort_lib.clone(), threads: args.threads.map(usize::from), ..OrtOptions::default() }
 }
 
+/// How idle threads wait while a plan runs.
+fn waiting(plan: &Plan, reads: WeightReadsArg) -> Waiting {
+    let on_host = |name: &str| plan.devices.iter().any(|device| device.name == name && device.kind == DeviceKind::Cpu);
+    let computes = |partition: &&Partition| on_host(&partition.device) && partition.residency != Residency::Mapped;
+    match reads {
+        WeightReadsArg::Ahead | WeightReadsArg::OnTime => {
+            waiting_beside(plan.partitions.iter().filter(computes).map(|partition| &partition.bytes))
+        }
+        WeightReadsArg::Mapped => Waiting::Spin,
+    }
+}
+
+/// The same for what the host computes with. Where the disk is what limits it they sleep, because those who read weights and lay them
+/// out need a processor at once, and the disk waits while another spins on it. That is so where more than a tenth of the weights is
+/// read each time: memory brings them more than ten times as fast as a disk.
+fn waiting_beside<'a>(partitions: impl Iterator<Item = &'a PartitionBytes>) -> Waiting {
+    let (mut all, mut read) = (0_u64, 0_u64);
+    for PartitionBytes { weights, locked, .. } in partitions {
+        all = all.saturating_add(weights.0);
+        read = locked.map_or(0, |locked| weights.0.saturating_sub(locked.0)).saturating_add(read);
+    }
+    if read > all / 10 { Waiting::Sleep } else { Waiting::Spin }
+}
+
 /// The plan with the providers that were asked for, where it has a choice: on accelerators.
 fn with_providers(plan: &Plan, args: &RuntimeArgs) -> Plan {
     let mut plan = plan.clone();
@@ -68,4 +93,24 @@ fn with_providers(plan: &Plan, args: &RuntimeArgs) -> Plan {
         }
     }
     plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_schema::ByteSize;
+
+    #[test]
+    fn idle_threads_sleep_where_more_than_a_tenth_of_the_weights_comes_from_disk() {
+        let bytes = |weights, locked: Option<u64>| {
+            let locked = locked.map(ByteSize);
+            PartitionBytes { weights: ByteSize(weights), locked, ..PartitionBytes::default() }
+        };
+        let waiting = |partitions: &[PartitionBytes]| waiting_beside(partitions.iter());
+        assert_eq!(waiting(&[bytes(100, None), bytes(50, None)]), Waiting::Spin);
+        assert_eq!(waiting(&[bytes(100, Some(90)), bytes(50, Some(45))]), Waiting::Spin);
+        assert_eq!(waiting(&[bytes(100, Some(90)), bytes(50, Some(44))]), Waiting::Sleep);
+        assert_eq!(waiting(&[bytes(900, None), bytes(110, Some(0))]), Waiting::Sleep);
+        assert_eq!(waiting(&[]), Waiting::Spin);
+    }
 }

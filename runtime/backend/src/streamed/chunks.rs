@@ -38,7 +38,8 @@ impl Files {
 }
 
 /// What is stored densely apart from what is not, in the order in which it is best to lock it: a byte locked spares a byte of reading
-/// where weights are stored as they are, and less where they are not.
+/// where weights are stored as they are, and less where they are not. Of those that spare as much, the ones that fill no huge page
+/// go first: a disk reads into huge pages, and what comes and goes beside them is copied there, and moves in many small pieces.
 pub(super) fn by_what_they_spare(mappings: Vec<Mapping>, spans: &[Span]) -> Vec<(Mapping, Option<&Span>)> {
     let mut parts = Vec::new();
     for mapping in mappings {
@@ -58,13 +59,38 @@ pub(super) fn by_what_they_spare(mappings: Vec<Mapping>, spans: &[Span]) -> Vec<
         }
         parts.extend(rest.map(|part| (part, None)));
     }
-    parts.sort_by_cached_key(|(mapping, span)| {
+    parts.sort_by_key(|(mapping, _)| mapping.start);
+    let runs = joined(parts.iter().map(|(mapping, _)| mapping));
+    let apart = |(mapping, span)| match span {
+        Some(_) => vec![(mapping, span, false)],
+        None => {
+            let [before, inside, behind] = within(&mapping, in_huge_pages(&runs, &mapping));
+            let beside = before.into_iter().chain(behind).map(|part| (part, None, false));
+            beside.chain(inside.map(|part| (part, None, true))).collect()
+        }
+    };
+    let mut parts: Vec<_> = parts.into_iter().flat_map(apart).collect();
+    parts.sort_by_cached_key(|(mapping, span, huge)| {
         // Of 1000 bytes, those that are not read.
         let spared =
             span.map_or(0, |span| 1000 - span.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
-        (spared, mapping.length, mapping.offset)
+        (spared, *huge, mapping.length, mapping.offset)
     });
-    parts
+    parts.into_iter().map(|(mapping, span, _)| (mapping, span)).collect()
+}
+
+/// The addresses that huge pages may fill in the neighbourhood of a mapping, which is a part of one of `runs`.
+pub(super) fn in_huge_pages(runs: &[Mapping], mapping: &Mapping) -> Range<usize> {
+    let own = runs.iter().find(|run| run.start + run.length > mapping.start);
+    own.map_or(0..0, Mapping::huge_pages)
+}
+
+/// What of a mapping lies before, at and behind these addresses.
+fn within(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
+    let (before, rest) = mapping.split(addresses.start.saturating_sub(mapping.start) as u64);
+    let at = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
+    let (inside, behind) = rest.map_or((None, None), at);
+    [before, inside, behind]
 }
 
 /// Neighbours, which follow each other here, as one: a huge page that is given back in two parts is taken apart, and the next
@@ -90,9 +116,7 @@ pub(super) fn reads(
 ) -> io::Result<Vec<ChunkRead>> {
     let Some(span) = span else {
         let file = files.open(&mapping.path)?;
-        let (before, rest) = mapping.split(in_place.start.saturating_sub(mapping.start) as u64);
-        let there = |rest: Mapping| rest.split(in_place.end.saturating_sub(rest.start) as u64);
-        let (inside, behind) = rest.map_or((None, None), there);
+        let [before, inside, behind] = within(mapping, in_place);
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
         let beside = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
         let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
@@ -160,4 +184,24 @@ fn pieces(mapping: Mapping, bytes: u64) -> Vec<Mapping> {
         rest = more;
     }
     parts
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::mapping::HUGE;
+    use super::*;
+
+    #[test]
+    fn of_what_spares_as_much_the_ends_beside_huge_pages_stay_first() {
+        let mapping =
+            |start: usize, length: usize| Mapping { start, length, offset: start as u64, path: PathBuf::new() };
+        // Two neighbours that share a huge page, one with none, and one that is smaller than the ends of others.
+        let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
+        let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
+        let all = vec![alone.clone(), second, small.clone(), first];
+        let order: Vec<Mapping> = by_what_they_spare(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
+        let [front, end] = [mapping(HUGE - 8192, 8192), mapping(3 * HUGE, HUGE - 8192)];
+        let [shared, inside] = [mapping(3 * HUGE - 8192, 8192), mapping(HUGE, 2 * HUGE - 8192)];
+        assert_eq!(order, [small, front, end, shared, inside, alone]);
+    }
 }

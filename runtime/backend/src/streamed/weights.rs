@@ -1,6 +1,6 @@
 //! The weights of one session: which part is locked in memory, and the chunks of the rest that come and go.
 
-use super::chunks::{ChunkRead, Files, by_what_they_spare, joined, reads};
+use super::chunks::{ChunkRead, Files, by_what_they_spare, in_huge_pages, joined, reads};
 use super::dense::Span;
 use super::frames::Frames;
 use super::mapping::Mapping;
@@ -83,9 +83,7 @@ impl Weights {
         let runs = joined(going.iter().map(|(mapping, _)| mapping));
         let mut chunks = Vec::new();
         for (mapping, span) in &going {
-            let own = runs.iter().find(|run| run.start + run.length > mapping.start);
-            let in_place = own.map_or(0..0, Mapping::huge_pages);
-            let reads = reads(mapping, *span, in_place, &mut files)?;
+            let reads = reads(mapping, *span, in_huge_pages(&runs, mapping), &mut files)?;
             chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
         }
         // Where the system does not lock memory, huge pages of what stays have reached further; they are given back.

@@ -58,7 +58,7 @@ fn load_session(
     feeds: Feeds,
     console: &Arc<Console>,
 ) -> Result<Session<OrtBackend>, ExecError> {
-    let machine = Machine::open_to_run(args, console)?;
+    let machine = Machine::open_to_run(plan, args, console)?;
     let engine = machine.load(plan, dir, args, console)?;
     console.loading_done();
     if engine.recomputes() {

@@ -38,7 +38,7 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
         return Err(InputsError::NotRunOnce.into());
     }
     let inputs = fit(read_npz(&settings.inputs)?, &plan.plan.model, Wanted::All, settings.inputs.clone())?;
-    let machine = Machine::open_to_run(&settings.runtime, around.console)?;
+    let machine = Machine::open_to_run(&plan.plan, &settings.runtime, around.console)?;
     let mut engine = machine.load(&plan.plan, &plan.dir, &settings.runtime, around.console)?;
     around.console.loading_done();
 

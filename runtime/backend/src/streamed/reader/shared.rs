@@ -68,7 +68,8 @@ impl Shared {
         let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some((result, (from, to))) = done.remove(&ticket) {
-                return result.map(|()| (from.elapsed(), to.elapsed()));
+                let now = Instant::now();
+                return result.map(|()| (now - from, now - to));
             }
             done = self.rang.wait(done).unwrap_or_else(PoisonError::into_inner);
         }

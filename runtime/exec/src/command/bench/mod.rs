@@ -63,7 +63,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     // What is measured now is to have the machine for itself.
     drop(session);
     if let Some(last) = runs.last() {
-        let machine = Machine::open_to_run(&args.runtime, around.console)?;
+        let machine = Machine::open_to_run(&plan.plan, &args.runtime, around.console)?;
         report.links = links(&machine, &plan, &last.telemetry, &last.tokens, around.console);
     }
     if args.json {

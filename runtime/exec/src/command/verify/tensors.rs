@@ -22,7 +22,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
         Some(path) => fit(read_npz(path)?, &plan.plan.model, Wanted::All, path.clone())?,
         None => made_up_inputs(&plan.plan.model, args.seed)?,
     };
-    let machine = Machine::open_to_run(&args.runtime, around.console)?;
+    let machine = Machine::open_to_run(&plan.plan, &args.runtime, around.console)?;
     let mut side = Side { machine, plan, args, inputs };
     let names = boundaries(&plan.plan);
     let source = unsplit(plan, Whole::Source)?.unwrap_or_else(|| plan.plan.clone());
