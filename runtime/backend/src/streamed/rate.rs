@@ -6,12 +6,14 @@ use super::reader::{Reader, Ticket, To};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes of memory that is filled at once, of which there are two: as one stage's weights are let go while another's are read.
 const STAGE: u64 = 16 << 20;
 /// What one reading brings at least, bytes.
 const TOTAL: u64 = 256 << 20;
+/// How long it takes at least: for a tenth of a second, and for the same bytes again, a disk may bring a third more than for minutes.
+const LEAST: Duration = Duration::from_millis(500);
 
 /// Memory of a stage that does not compute.
 struct Stage {
@@ -55,7 +57,7 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
             failed = failed.and(reader.wait(read).map(drop));
         }
         done += each * bytes;
-        if failed.is_ok() && done + each * bytes < TOTAL {
+        if failed.is_ok() && (done + each * bytes < TOTAL || started.elapsed() < LEAST) {
             begin(stage);
         }
     }

@@ -6,7 +6,7 @@ use hpp_schema::BandwidthPoint;
 use std::path::Path;
 
 /// Samples of each size; their median counts.
-const SAMPLES: usize = 5;
+const SAMPLES: usize = 3;
 /// What direct reads must be aligned to, on every disk in use.
 const ALIGNMENT: u64 = 4096;
 
