@@ -60,7 +60,7 @@ def main():
         except measure.Failed as failure:
             failed = True
             print(failure, file=sys.stderr)
-            table.put(name, [row(name, result="failed", met=False)])
+            table.put(name, [row(name, result="failed", verdict=False)])
     print(f"\n{versions(asked.threads, PACKAGES)}\n\n{table.text(names)}")
     sys.exit(1 if failed else 0)
 

@@ -98,7 +98,7 @@ def main():
             failed = True
             said = str(failure) if isinstance(failure, measure.Failed) else traceback.format_exc().strip()
             print(said, file=sys.stderr, flush=True)
-            table.put(keys[name], [row(keys[name], result=f"failed: {said.splitlines()[-1].strip()[:160]}", met=False)])
+            table.put(keys[name], [row(keys[name], result=f"failed: {said.splitlines()[-1].strip()[:160]}", verdict=False)])
     print("\n".join(["", versions(asked.threads, ()), *about, "", table.text(keys.values())]))
     sys.exit(1 if failed else 0)
 

@@ -32,19 +32,22 @@ def run(command, env=None, limit=None):
 
 
 def in_turns(rounds, **runners):
-    """Runs each of `runners` once a round, A B A B, so that a slow minute of the machine hits all; lists by name."""
+    """Runs each of `runners` once a round; returns lists by name, in the order of the rounds.
+
+    A slow minute of the machine then hits all of them. Every second round goes backwards (A B, B A, ...), so that none of them always
+    runs first.
+    """
     results = {name: [] for name in runners}
-    for _ in range(rounds):
-        for name, runner in runners.items():
-            results[name].append(runner())
+    for turn in range(rounds):
+        order = list(runners) if turn % 2 == 0 else list(reversed(runners))
+        for name in order:
+            results[name].append(runners[name]())
     return results
 
 
+def values(results, key):
+    return [result[key] for result in results]
+
+
 def median(results, key):
-    return statistics.median(result[key] for result in results)
-
-
-def spread(results, key):
-    """The range of a value, relative to its median: how much a ratio below says."""
-    values = [result[key] for result in results]
-    return (max(values) - min(values)) / statistics.median(values)
+    return statistics.median(values(results, key))

@@ -6,7 +6,8 @@ import shutil
 import sys
 
 import measure
-from table import ratio_row, row
+from rounds import ratios
+from table import compared, mib, row
 from workshop import OUT
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -33,10 +34,10 @@ def split_overhead(shop):
     for dtype in ("int4", "fp32"):
         plans = {count: plan_of(shop, dtype, count) for count in (1, 4, 8)}
         runs = measure.in_turns(shop.rounds, **{f"in{count}": lambda plan=plan: ours(shop, plan) for count, plan in plans.items()})
-        one = measure.median(runs["in1"], "decode")
+        one = measure.values(runs["in1"], "decode")
         for count in (4, 8):
-            many = measure.median(runs[f"in{count}"], "decode")
-            rows.append(ratio_row(f"decode in {count} partitions over 1, {dtype}", many, one, many / one, 0.98, "tok/s"))
+            many = measure.values(runs[f"in{count}"], "decode")
+            rows.append(compared(f"decode in {count} partitions over 1, {dtype}", many, one, 0.98, "tok/s"))
     return rows
 
 
@@ -68,15 +69,13 @@ def against_genai(shop):
             return dict(answer, peak_rss=cost["peak_rss"] - answer["bare_rss"])
 
         runs = measure.in_turns(shop.rounds, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
-        mine, other = runs["ours"], runs["theirs"]
-        decode = measure.median(mine, "decode"), measure.median(other, "decode")
-        ttft = measure.median(mine, "ttft"), measure.median(other, "ttft")
-        peak = measure.median(mine, "peak_rss"), measure.median(other, "peak_rss")
+        decode, first, peak = ([measure.values(runs[side], key) for side in ("ours", "theirs")] for key in ("decode", "ttft", "peak_rss"))
+        memory = ratios(*peak)
         rows += [
-            ratio_row(f"decode over GenAI, {dtype}", *decode, decode[0] / decode[1], 1.0, "tok/s"),
-            ratio_row(f"time to first token ({PROMPT}) over GenAI, {dtype}", *ttft, ttft[1] / ttft[0], 1.0, "s"),
-            row(f"peak RSS over GenAI, {dtype}", f"{peak[0] / 2**20:.0f} MiB", f"{peak[1] / 2**20:.0f} MiB",
-                f"{peak[0] / peak[1]:.3f}x", "<= 1.0x", peak[0] <= peak[1]),
+            compared(f"decode over GenAI, {dtype}", *decode, 1.0, "tok/s"),
+            compared(f"time to first token ({PROMPT}) over GenAI, {dtype}", *first, 1.0, "s", smaller_is_better=True),
+            row(f"peak RSS over GenAI, {dtype}", *(mib(measure.median(runs[side], "peak_rss")) for side in ("ours", "theirs")),
+                memory.text(unit="x"), "<= 1.0x", memory.verdict(at_most=1.0)),
         ]
     return rows
 
@@ -96,9 +95,8 @@ def against_llama_cpp(shop):
             return json.loads(cost["stdout"].strip().splitlines()[-1])
 
         runs = measure.in_turns(shop.rounds, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
-        decode = [measure.median(runs[side], "decode") for side in ("ours", "theirs")]
-        prefill = [PROMPT / measure.median(runs[side], "ttft") for side in ("ours", "theirs")]
-        for what, (mine, other) in (("decode", decode), ("prefill", prefill)):
-            rows.append(row(f"{what} beside llama.cpp, {dtype} and {kind}", f"{mine:.4g} tok/s", f"{other:.4g} tok/s",
-                            f"{mine / other:.3f}x", "reported"))
+        decode = [measure.values(runs[side], "decode") for side in ("ours", "theirs")]
+        prefill = [[PROMPT / seconds for seconds in measure.values(runs[side], "ttft")] for side in ("ours", "theirs")]
+        for what, sides in (("decode", decode), ("prefill", prefill)):
+            rows.append(compared(f"{what} beside llama.cpp, {dtype} and {kind}", *sides, None, "tok/s"))
     return rows

@@ -5,7 +5,7 @@ import os
 import sys
 
 import measure
-from table import mib, ratio_row, row
+from table import compared, limited, mib
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -16,11 +16,10 @@ def huge(shop):
                        "--kv-heads", 8, "--dtype", "int4", "--sparse")
     size = os.path.getsize(os.path.join(model, "model.onnx.data"))
     costs = [shop.split(model, "huge", "--vram", "24G")[1] for _ in range(5)]
-    seconds, peak = measure.median(costs, "seconds"), max(cost["peak_rss"] for cost in costs)
     name = f"split of a {size / 1e9:.0f} GB model"
     return [
-        row(f"{name}: wall time", f"{seconds:.3f} s", "", "", "<= 1 s", seconds <= 1),
-        row(f"{name}: peak RSS", mib(peak), "", "", "<= 150 MiB", peak <= 150 * 2**20),
+        limited(f"{name}: wall time", measure.values(costs, "seconds"), 1, lambda seconds: f"{seconds:.3f} s"),
+        limited(f"{name}: peak RSS", measure.values(costs, "peak_rss"), 150 * 2**20, mib),
     ]
 
 
@@ -42,9 +41,9 @@ def against_extract_model(shop):
     costs = measure.in_turns(3, ours=ours, theirs=theirs)
     mine, other = costs["ours"], costs["theirs"]
     name = f"onnx.utils.extract_model, {size / 1e9:.1f} GB in two"
-    seconds = measure.median(mine, "seconds"), measure.median(other, "extract_seconds")
-    peak = measure.median(mine, "peak_rss"), measure.median(other, "peak_rss")
+    seconds = measure.values(mine, "seconds"), measure.values(other, "extract_seconds")
+    peak = [[cost["peak_rss"] / 2**20 for cost in side] for side in (mine, other)]
     return [
-        ratio_row(f"{name}: time", *seconds, seconds[1] / seconds[0], 100, "s"),
-        ratio_row(f"{name}: peak RSS", peak[0] / 2**20, peak[1] / 2**20, peak[1] / peak[0], 20, "MiB"),
+        compared(f"{name}: time", *seconds, 100, "s", smaller_is_better=True),
+        compared(f"{name}: peak RSS", *peak, 20, "MiB", smaller_is_better=True),
     ]

@@ -3,8 +3,11 @@
 import json
 import os
 import platform
+import statistics
 
-HEADER = ["measure", "ours", "theirs", "result", "target", ""]
+from rounds import HELD, MISSED, Rounds, ratios
+
+COLUMNS = ("measure", "ours", "theirs", "result", "target", "verdict")
 
 
 class Table:
@@ -25,22 +28,34 @@ class Table:
 
     def text(self, keys):
         rows = [row for key in keys for row in self.rows.get(key, [])]
-        lines = [HEADER] + [[row[column] for column in ("measure", "ours", "theirs", "result", "target", "met")] for row in rows]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(HEADER))]
+        lines = [COLUMNS] + [[row.get(column, "") for column in COLUMNS] for row in rows]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(COLUMNS))]
         padded = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths)) + " |" for line in lines]
         padded.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
         return "\n".join(padded)
 
 
-def row(measure, ours="", theirs="", result="", target="", met=None):
-    """One line. `met` is whether the target is, None where there is none."""
-    mark = {True: "yes", False: "NO", None: ""}[met]
-    return {"measure": measure, "ours": ours, "theirs": theirs, "result": result, "target": target, "met": mark}
+def row(measure, ours="", theirs="", result="", target="", verdict=None):
+    """One line. `verdict` is a verdict of `rounds.py`, or whether the target is met where there is nothing to vary; None without a target."""
+    if isinstance(verdict, bool):
+        verdict = HELD if verdict else MISSED
+    return {"measure": measure, "ours": ours, "theirs": theirs, "result": result, "target": target, "verdict": verdict or ""}
 
 
-def ratio_row(measure, ours, theirs, ratio, at_least, unit):
-    """A comparison where more is better."""
-    return row(measure, f"{ours:.4g} {unit}", f"{theirs:.4g} {unit}", f"{ratio:.3f}x", f">= {at_least}x", ratio >= at_least)
+def compared(measure, ours, theirs, at_least, unit, smaller_is_better=False):
+    """Two sides measured in the same rounds, as the median of the per-round ratios; without `at_least` it is only reported."""
+    ratio = ratios(theirs, ours) if smaller_is_better else ratios(ours, theirs)
+    target, verdict = ("reported", None) if at_least is None else (f">= {at_least}x", ratio.verdict(at_least=at_least))
+    middle = [f"{statistics.median(side):.4g} {unit}" for side in (ours, theirs)]
+    return row(measure, *middle, ratio.text(unit="x"), target, verdict)
+
+
+def limited(measure, values, at_most, shown):
+    """A quantity measured in several rounds that must not exceed `at_most`; `shown` formats one value."""
+    rounds = Rounds(values)
+    low, high = map(shown, rounds.spread)
+    text = shown(rounds.median) + ("" if low == high else f" ({low} to {high})")
+    return row(measure, text, "", "", f"<= {shown(at_most)}", rounds.verdict(at_most=at_most))
 
 
 def mib(count):

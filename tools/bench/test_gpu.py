@@ -38,7 +38,7 @@ class WithoutAGpu(unittest.TestCase):
         self.assertIn("there is no driver", done.stdout)
 
     def test_what_was_measured_before_stays(self):
-        kept = {"gpu-exact": [{"measure": "tokens", "ours": "4 of 4", "theirs": "", "result": "", "target": "", "met": "yes"}]}
+        kept = {"gpu-exact": [{"measure": "tokens", "ours": "4 of 4", "theirs": "", "result": "", "target": "", "verdict": "held"}]}
         with Folder() as folder:
             with open(os.path.join(folder.path, "results-gpu.json"), "w", encoding="utf-8") as results:
                 json.dump(kept, results)

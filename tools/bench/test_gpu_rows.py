@@ -22,8 +22,8 @@ class Rows(unittest.TestCase):
             gpu_rows.bare_link(profile(*curves[:2]), "webgpu")
 
     def test_predictions_are_right_within_fifteen_percent_either_way(self):
-        met = [gpu_rows.accuracy("", expected, 100, "tok/s")["met"] for expected in (84, 86, 114, 116)]
-        self.assertEqual(met, ["NO", "yes", "yes", "NO"])
+        verdicts = [gpu_rows.accuracy("", expected, [100, 100, 101], "tok/s")["verdict"] for expected in (84, 86, 114, 115.5, 117)]
+        self.assertEqual(verdicts, ["missed", "held", "held", "cannot be told", "missed"])
 
     def test_resident_partitions_whose_weights_are_inputs_are_not_streamed(self):
         weights = [{"name": "w"}]
