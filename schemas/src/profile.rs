@@ -16,6 +16,9 @@ use serde::{Deserialize, Serialize};
 /// The profile version this build writes and reads.
 pub const PROFILE_VERSION: u32 = 1;
 
+/// From this share of CPU time taken by other programs on, measured times are doubtful.
+pub const BUSY_CPU_SHARE: f64 = 0.10;
+
 /// Everything measured of one model on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -46,6 +49,11 @@ pub struct Profile {
     /// Gain of each block on a device for each byte it takes there; absent without a device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hotness: Vec<BlockHotness>,
+    /// Largest share of the machine's CPU time that other programs took during the measurements of one start of hpp-profile, 0 to 1;
+    /// absent where the system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1))]
+    pub others_cpu_share: Option<f64>,
     /// What else a person should know: what was left out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
@@ -290,6 +298,16 @@ pub struct HotnessTerms {
 const FORMAT: Format = Format { what: "profile", header: "hpp_profile", version: PROFILE_VERSION };
 
 impl Profile {
+    /// A warning for people where other programs kept the machine busy during the measurements.
+    pub fn busy_machine(&self) -> Option<String> {
+        let share = self.others_cpu_share.filter(|share| *share >= BUSY_CPU_SHARE)?;
+        Some(format!(
+            "other programs took {:.0} % of the CPU time during the measurements: times are too long and vary; profile again on an idle \
+             machine before relying on them",
+            share * 100.0
+        ))
+    }
+
     /// Reads a profile and checks it; everything wrong with it is in the one error.
     pub fn from_yaml(text: &str) -> Result<Profile, DocumentError> {
         document::read(text, FORMAT, check::beyond_the_schema)

@@ -37,6 +37,7 @@ pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, t
         corpus: None,
         sensitivity: vec![],
         hotness: vec![],
+        others_cpu_share: None,
         notes: settled.notes,
     };
     make_room(&mut profile, targets);

@@ -154,6 +154,11 @@ impl Prober {
         self.child = None;
     }
 
+    /// The process id of the child, while there is one.
+    pub fn child_id(&self) -> Option<u32> {
+        self.child.as_ref().map(Process::id)
+    }
+
     fn lost(&mut self) -> Trouble {
         let how = self.child.take().map(Process::how_it_ended);
         Trouble::Lost(how.unwrap_or_default())

@@ -1,6 +1,7 @@
 //! What a block gains from a device for each byte it takes there, and whether that tells blocks apart.
 
 use crate::derive::{Phase, median};
+use crate::doubt::doubtful_blocks;
 use crate::estimate::{Roofline, blocks_at};
 use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider, ProviderCosts};
 
@@ -47,13 +48,24 @@ pub fn costs_of<'p>(profile: &'p Profile, label: &str, class: u32, provider: Pro
     entry.providers.iter().find(|costs| costs.provider == provider)
 }
 
+/// Whether every layer gains the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Evenness {
+    /// They do.
+    Flat,
+    /// They do not.
+    Uneven,
+    /// They differ, and so do the times of one layer from run to run, or something else kept the machine busy.
+    Unknown,
+}
+
 /// Whether layers differ in what they gain, and what decides a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// The device's provider; `None` where no device was measured, and time on the host per byte is compared.
     pub provider: Option<Provider>,
     /// Whether layers gain the same.
-    pub flat: bool,
+    pub evenness: Evenness,
     /// Distance from the coldest layer to the hottest, as a part of the middle one.
     pub spread: f64,
     /// For people.
@@ -73,10 +85,25 @@ pub fn verdict(profile: &Profile) -> Option<Verdict> {
     let middle = median(layers.clone()).filter(|_| layers.len() > 1)?;
     let (least, most) = layers.iter().fold((f64::MAX, f64::MIN), |(a, b), x| (a.min(*x), b.max(*x)));
     let spread = (most - least) / middle.abs().max(f64::MIN_POSITIVE);
-    let flat = spread <= FLAT;
-    let lines =
-        if flat { decides(profile) } else { vec![format!("layers differ: {least:.1} to {most:.1} ms per GiB")] };
-    Some(Verdict { provider, flat, spread, lines })
+    let evenness = match spread <= FLAT {
+        true => Evenness::Flat,
+        false if is_disturbed(profile) => Evenness::Unknown,
+        false => Evenness::Uneven,
+    };
+    let lines = match evenness {
+        Evenness::Flat => decides(profile),
+        Evenness::Uneven => vec![format!("layers differ: {least:.1} to {most:.1} ms per GiB")],
+        Evenness::Unknown => vec![format!(
+            "layers seem to differ, {least:.1} to {most:.1} ms per GiB, but the measurements were disturbed: profile again on an idle machine"
+        )],
+    };
+    Some(Verdict { provider, evenness, spread, lines })
+}
+
+/// Whether differences between layers may come from what else the machine did.
+fn is_disturbed(profile: &Profile) -> bool {
+    let doubtful = |provider: &Provider| doubtful_blocks(profile, *provider).into_iter().any(is_layer);
+    profile.busy_machine().is_some() || profile.settings.providers.iter().any(doubtful)
 }
 
 /// Milliseconds on the host for each GiB of weights, layer by layer.

@@ -8,6 +8,7 @@ mod pass;
 mod sensitivity;
 
 use crate::child::{Prober, Trouble};
+use crate::cpu_share::CpuShare;
 use crate::derive::derive;
 use crate::effort::Effort;
 use crate::error::ProfileError;
@@ -35,6 +36,10 @@ pub struct Measure<'a> {
     pub prober: Prober,
     /// Who is told.
     pub progress: Progress,
+    /// What other programs take of the processor meanwhile.
+    pub cpu_share: CpuShare,
+    /// The share they took before this start, where a profile is continued.
+    pub share_before: Option<f64>,
     /// How hard to measure.
     pub effort: Effort,
     /// How long things take.
@@ -51,6 +56,8 @@ impl Measure<'_> {
         derive(&mut self.profile);
         self.profile.hotness = hotness(&self.profile, &self.estimate);
         self.profile.machine.rates = rates(&self.profile, &self.estimate);
+        let others = self.cpu_share.others(self.prober.child_id());
+        self.profile.others_cpu_share = others.into_iter().chain(self.share_before).reduce(f64::max);
         Ok(self.store.save(&self.profile)?)
     }
 

@@ -1,26 +1,38 @@
-//! What people see while it measures: a bar on stderr with the time that is left. Nothing where nobody watches.
+//! Progress on stderr: a bar with the time that is left on a terminal, elsewhere a line every few seconds.
 
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use std::fmt::Write;
+use std::io::IsTerminal;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// Time between two lines where stderr is no terminal.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
 /// Tells people how far measuring is.
 pub struct Progress {
     bar: ProgressBar,
     remaining: Arc<Mutex<Remaining>>,
     quiet: bool,
+    lines: Mutex<Option<Lines>>,
+}
+
+/// The thread that writes lines where there is no terminal. Dropping the sender ends it.
+struct Lines {
+    end: Sender<()>,
+    thread: JoinHandle<()>,
 }
 
 impl Progress {
-    /// For work of so many expected seconds.
+    /// Draws nothing before [`expect`](Self::expect).
     pub fn new(quiet: bool) -> Self {
-        let remaining = Arc::new(Mutex::new(Remaining::default()));
         let bar = if quiet { ProgressBar::hidden() } else { ProgressBar::new(1000) };
-        Progress { bar, remaining, quiet }
+        Progress { bar, remaining: Arc::default(), quiet, lines: Mutex::new(None) }
     }
 
-    /// Begins to count down work of so many expected seconds.
+    /// Starts the countdown for work that is expected to take this many seconds.
     pub fn expect(&self, seconds: f64) {
         self.remaining().expect(seconds);
         let shared = Arc::clone(&self.remaining);
@@ -32,14 +44,18 @@ impl Progress {
             self.bar.set_style(style.with_key("left", left));
         }
         self.bar.enable_steady_tick(Duration::from_millis(500));
+        if !self.quiet && !std::io::stderr().is_terminal() {
+            *lock(&self.lines) = Some(Lines::start(Arc::clone(&self.remaining)));
+        }
     }
 
-    /// Says what is being measured.
+    /// Names the measurement that starts now.
     pub fn begin(&self, what: &str) {
+        what.clone_into(&mut self.remaining().what);
         self.bar.set_message(what.to_owned());
     }
 
-    /// Something that was expected to take so many seconds is done.
+    /// Counts a measurement that was expected to take this many seconds as done.
     pub fn end(&self, seconds: f64) {
         let mut remaining = self.remaining();
         remaining.done(seconds, Instant::now());
@@ -48,16 +64,19 @@ impl Progress {
         self.bar.set_position((part * 1000.0) as u64);
     }
 
-    /// A line that stays.
+    /// Writes a line that stays.
     pub fn warn(&self, text: &str) {
         if !self.quiet {
             self.bar.suspend(|| eprintln!("warning: {text}"));
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar, and stops writing lines.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
+        if let Some(lines) = lock(&self.lines).take() {
+            lines.stop();
+        }
     }
 
     fn remaining(&self) -> MutexGuard<'_, Remaining> {
@@ -65,18 +84,39 @@ impl Progress {
     }
 }
 
-fn lock(remaining: &Mutex<Remaining>) -> MutexGuard<'_, Remaining> {
-    remaining.lock().unwrap_or_else(PoisonError::into_inner)
+impl Lines {
+    fn start(remaining: Arc<Mutex<Remaining>>) -> Self {
+        let (end, ended) = channel::<()>();
+        let thread = std::thread::spawn(move || {
+            while ended.recv_timeout(BETWEEN_LINES) == Err(RecvTimeoutError::Timeout) {
+                let line = lock(&remaining).line(Instant::now());
+                eprintln!("{line}");
+            }
+        });
+        Lines { end, thread }
+    }
+
+    fn stop(self) {
+        drop(self.end);
+        // A panic there was reported already, and costs a line.
+        let _ = self.thread.join();
+    }
 }
 
-/// Time that is left: what is expected of it, times how the expectations came true so far.
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Estimates the time that is left: the expected seconds of what is not done, scaled by how long the rest took against what was expected.
 #[derive(Debug, Default)]
 pub struct Remaining {
     expected: f64,
     done: f64,
     taken: f64,
-    /// When what is going on began.
+    /// When the current measurement began.
     since: Option<Instant>,
+    /// The current measurement.
+    what: String,
 }
 
 impl Remaining {
@@ -91,6 +131,12 @@ impl Remaining {
         if let Some(since) = self.since.replace(now) {
             self.taken += now.saturating_duration_since(since).as_secs_f64();
         }
+    }
+
+    /// `profiling: 34 %, 2 min 10 s left: layers.1 on cpu`.
+    fn line(&self, now: Instant) -> String {
+        let left = self.left(now).map_or(String::new(), |left| format!(", {} left", spoken(left)));
+        format!("profiling: {:.0} %{left}: {}", self.part() * 100.0, self.what)
     }
 
     /// Part of the work that is done, 0 to 1.
@@ -142,6 +188,20 @@ mod tests {
         assert!((remaining.part() - 0.2).abs() < 1e-9);
         remaining.done(200.0, at(21));
         assert_eq!((remaining.part(), remaining.left(at(21)).unwrap().as_secs()), (1.0, 0));
+    }
+
+    #[test]
+    fn a_line_names_part_time_left_and_measurement() {
+        let mut remaining = Remaining::default();
+        remaining.expect(100.0);
+        remaining.what = "layers.1 on cpu".into();
+        let begun = remaining.since.unwrap();
+        assert_eq!(remaining.line(begun), "profiling: 0 %: layers.1 on cpu");
+        remaining.done(25.0, begun + Duration::from_secs(25));
+        assert_eq!(
+            remaining.line(begun + Duration::from_secs(25)),
+            "profiling: 25 %, 1 min 15 s left: layers.1 on cpu"
+        );
     }
 
     #[test]

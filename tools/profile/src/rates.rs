@@ -5,8 +5,8 @@ use crate::derive::{Phase, median};
 use crate::estimate::Roofline;
 use crate::fit::{Sample, Shape, fit};
 use hpp_schema::{
-    BandwidthCurve, BandwidthPath, Contention, CpuRates, DiskRates, GpuRates, HostDevice, Link, MACHINE_VERSION,
-    Machine, Profile, Provider,
+    BandwidthCurve, BandwidthPath, BandwidthPoint, Contention, CpuRates, DiskRates, GpuRates, HostDevice, Link,
+    MACHINE_VERSION, Machine, Profile, Provider,
 };
 
 /// The rates; `None` until memory, arithmetic and launches of the host are measured.
@@ -14,11 +14,11 @@ pub fn rates(profile: &Profile, roofline: &Roofline) -> Option<Machine> {
     let of_host = curve(profile, |path| *path == BandwidthPath::RamRead)?;
     let cpu = CpuRates {
         memory: profile.host.memory,
-        memory_gb_per_s: at_largest(of_host)?,
+        memory_gb_per_s: planning_point(of_host)?.gb_per_s,
         tflops: profile.machine.tflops?,
         launch_us: launch_us(profile, Provider::Cpu)?,
     };
-    let disk = curve(profile, |path| *path == BandwidthPath::DiskRead).and_then(fastest);
+    let disk = curve(profile, |path| *path == BandwidthPath::DiskRead).and_then(rate);
     let providers = profile.settings.providers.iter().filter(|provider| **provider != Provider::Cpu);
     let gpus: Vec<GpuRates> = providers.filter_map(|provider| gpu(profile, roofline, *provider)).collect();
     let mut sources = vec!["host: reading memory and matrix products with the threads used, measured".to_owned()];
@@ -95,8 +95,8 @@ fn link(profile: &Profile, provider: Provider) -> Option<Link> {
     };
     let (to, from) = (of(true)?, of(false)?);
     Some(Link {
-        to_device_gb_per_s: fastest(to)?,
-        from_device_gb_per_s: fastest(from)?,
+        to_device_gb_per_s: rate(to)?,
+        from_device_gb_per_s: rate(from)?,
         latency_us: f64::midpoint(latency_us(to)?, latency_us(from)?),
     })
 }
@@ -114,12 +114,17 @@ fn curve(profile: &Profile, is: impl Fn(&BandwidthPath) -> bool) -> Option<&Band
     profile.machine.curves.iter().find(|curve| is(&curve.path) && !curve.points.is_empty())
 }
 
-fn at_largest(curve: &BandwidthCurve) -> Option<f64> {
-    curve.points.last().map(|point| point.gb_per_s)
+fn rate(curve: &BandwidthCurve) -> Option<f64> {
+    planning_point(curve).map(|point| point.gb_per_s)
 }
 
-fn fastest(curve: &BandwidthCurve) -> Option<f64> {
-    curve.points.iter().map(|point| point.gb_per_s).reduce(f64::max)
+/// The point of a curve whose rate planning uses and people are shown: the largest piece of memory, because weights are read in
+/// order and larger than any cache; elsewhere the fastest, because whoever copies or reads from disk may choose the size of a piece.
+pub fn planning_point(curve: &BandwidthCurve) -> Option<&BandwidthPoint> {
+    match curve.path {
+        BandwidthPath::RamRead => curve.points.last(),
+        _ => curve.points.iter().max_by(|a, b| a.gb_per_s.total_cmp(&b.gb_per_s)),
+    }
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use crate::begin::{begin, forget_failures, make_room, profiled_model};
 use crate::child::{Launcher, Prober, Trouble};
 use crate::cli::Cli;
 use crate::corpus::Corpus;
+use crate::cpu_share::CpuShare;
 use crate::effort::{Effort, last_level_cache};
 use crate::error::ProfileError;
 use crate::estimate::Roofline;
@@ -49,6 +50,8 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     let estimate = Roofline::new(&analysis, effort, profile.model.weight_bytes.0);
     let mut measure = Measure {
         analysis: &analysis,
+        cpu_share: CpuShare::start(prober.child_id()),
+        share_before: profile.others_cpu_share,
         profile,
         store: &store,
         prober,

@@ -2,18 +2,15 @@
 
 use crate::cli::provider_name;
 use crate::derive::Phase;
-use crate::hotness::verdict;
+use crate::doubt::doubtful_blocks;
+use crate::hotness::{Evenness, verdict};
+use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, Profile, ProviderCosts};
 use std::fmt::Write as _;
 
 /// Columns before the numbers.
 const TEXTS: usize = 3;
-
-/// A fit that is further off than this says nothing of the times between the measured ones.
-const DOUBTFUL: f64 = 0.5;
-/// Blocks that take less than this, milliseconds, are as quick as a clock is exact.
-const TELLING: f64 = 0.05;
 
 /// Costs of each class, the machine, and what the corpus showed.
 pub fn summary(profile: &Profile) -> String {
@@ -26,8 +23,13 @@ pub fn summary(profile: &Profile) -> String {
         let _ = writeln!(text, "{doubt}");
     }
     if let Some(verdict) = verdict(profile) {
-        let kind = if verdict.flat { "flat" } else { "not flat" };
-        let _ = writeln!(text, "hotness of the layers is {kind} ({:.0} % apart)", verdict.spread * 100.0);
+        let kind = match verdict.evenness {
+            Evenness::Flat => "flat",
+            Evenness::Uneven => "not flat",
+            Evenness::Unknown => "unknown",
+        };
+        let apart = verdict.spread * 100.0;
+        let _ = writeln!(text, "hotness of the layers: {kind} ({apart:.0} % between the coldest and the hottest)");
         verdict.lines.iter().for_each(|line| {
             let _ = writeln!(text, "  {line}");
         });
@@ -37,7 +39,7 @@ pub fn summary(profile: &Profile) -> String {
 
 fn costs(profile: &Profile) -> Table {
     let settings = &profile.settings;
-    let mut header: Vec<String> = ["block", "like it", "provider"].map(str::to_owned).into();
+    let mut header: Vec<String> = ["block", "count", "provider"].map(str::to_owned).into();
     header.extend(settings.contexts.iter().map(|tokens| format!("decode at {tokens}")));
     header.extend(settings.prefill_tokens.iter().map(|tokens| format!("prefill {tokens}")));
     header.extend(["launch", "fit error"].map(str::to_owned));
@@ -84,26 +86,15 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
     row
 }
 
-/// Blocks whose times contradict each other, which they do where something else was computing meanwhile.
+/// Warnings about times that should not be planned with.
 fn doubts(profile: &Profile) -> Vec<String> {
-    let is_doubtful = |costs: &&ProviderCosts| {
-        let of = |phase: Phase| {
-            (phase.of(costs).fit, phase.of(costs).points.iter().filter_map(|point| point.ms).fold(0.0, f64::max))
-        };
-        let fits = Phase::ALL.map(of);
-        fits.iter()
-            .any(|(fit, longest)| *longest > TELLING && fit.is_some_and(|fit| fit.worst_relative_error > DOUBTFUL))
-    };
-    let mut doubts = Vec::new();
+    let mut doubts: Vec<String> = profile.busy_machine().into_iter().map(|busy| format!("warning: {busy}")).collect();
     for provider in &profile.settings.providers {
-        let of = |class: &&ClassCosts| {
-            class.providers.iter().filter(|costs| costs.provider == *provider).any(|costs| is_doubtful(&costs))
-        };
-        let blocks: Vec<&str> = profile.classes.iter().filter(of).map(|class| class.block.as_str()).collect();
+        let blocks = doubtful_blocks(profile, *provider);
         if !blocks.is_empty() {
             doubts.push(format!(
-                "warning: the times of {} on {} contradict each other: was something else computing meanwhile? Measure again on an idle \
-                 machine before planning with them",
+                "warning: the times of {} on {} vary from run to run or contradict each other; was the machine busy? Profile again on an \
+                 idle machine before planning with them",
                 blocks.join(", "),
                 provider_name(*provider)
             ));
@@ -125,7 +116,7 @@ fn ms(ms: f64) -> String {
 fn machine(profile: &Profile, text: &mut String) {
     let machine = &profile.machine;
     for curve in &machine.curves {
-        let Some(point) = curve.points.last() else { continue };
+        let Some(point) = planning_point(curve) else { continue };
         let path = match curve.path {
             BandwidthPath::RamRead => format!("memory read with {} threads", profile.host.threads),
             BandwidthPath::DiskRead => "disk read past the page cache".to_owned(),
@@ -142,7 +133,7 @@ fn machine(profile: &Profile, text: &mut String) {
         let _ = writeln!(text, "arithmetic of the host: {tflops:.3} TFLOP/s");
     }
     if let Some(timing) = profile.pass.as_ref().and_then(|pass| pass.timing) {
-        let _ = writeln!(text, "a token beside its partitions: {}", ms(timing.median_ms));
+        let _ = writeln!(text, "overhead of a token outside its partitions: {}", ms(timing.median_ms));
     }
     for contention in &machine.contention {
         let _ = writeln!(
@@ -162,7 +153,7 @@ fn of_corpus(corpus: &CorpusStatistics) -> String {
         s.prompts, s.prompt_tokens, s.generated_tokens
     );
     if corpus.skipped_in_all > 0 {
-        let _ = write!(text, "; {} lines left out", corpus.skipped_in_all);
+        let _ = write!(text, "; lines left out: {}", corpus.skipped_in_all);
     }
     text
 }

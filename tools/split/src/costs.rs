@@ -78,7 +78,7 @@ impl Costs {
     /// What a person should know of predictions from here.
     pub fn notes(&self, load: Load) -> Vec<String> {
         let Costs::Profile(profile, file) = self else { return vec![] };
-        let mut notes = Vec::new();
+        let mut notes: Vec<String> = profile.busy_machine().map(|busy| format!("{file}: {busy}")).into_iter().collect();
         let mut beyond = |what: &str, asked: u64, measured: &[u64]| {
             if let Some(most) = measured.iter().max().filter(|most| asked > **most) {
                 notes.push(format!("{file} measured {what} up to {most} tokens; {asked} lie beyond it"));

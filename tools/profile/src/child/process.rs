@@ -63,7 +63,6 @@ impl Process {
     }
 
     /// The process id.
-    #[cfg(test)]
     pub fn id(&self) -> u32 {
         self.child.id()
     }

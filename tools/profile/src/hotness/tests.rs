@@ -45,7 +45,7 @@ fn a_dense_model_is_flat_and_told_what_decides() {
     (profile.machine.tflops, profile.machine.curves) = (Some(0.2), vec![curve(20.0)]);
     profile.machine.rates = rates(&profile, &Roofline::new(&analysis, Effort::Quick, 0));
     let flat = verdict(&profile).unwrap();
-    assert!(flat.flat && flat.provider.is_none() && flat.spread < 1e-6, "{flat:?}");
+    assert!(flat.evenness == Evenness::Flat && flat.provider.is_none() && flat.spread < 1e-6, "{flat:?}");
     let text = flat.lines.join("\n");
     assert!(text.contains("6 MiB of weights") && text.contains("20.0 GB/s"), "{text}");
     // One layer three times as slow per byte.
@@ -53,5 +53,29 @@ fn a_dense_model_is_flat_and_told_what_decides() {
         entry.providers[0].decode.fit.as_mut().unwrap().constant_ms = 6.0;
     }
     let uneven = verdict(&profile).unwrap();
-    assert!(!uneven.flat && uneven.spread > 1.0 && uneven.lines[0].contains("differ"), "{uneven:?}");
+    assert!(
+        uneven.evenness == Evenness::Uneven && uneven.spread > 1.0 && uneven.lines[0].contains("differ"),
+        "{uneven:?}"
+    );
+}
+
+#[test]
+fn disturbed_measurements_do_not_decide_whether_layers_differ() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Cpu]));
+    sample::time_all(&mut profile, Cpu, 2.0);
+    derive(&mut profile);
+    let slow = profile.classes.iter().position(|entry| entry.block == "layers.0").unwrap();
+    profile.classes[slow].providers[0].decode.fit.as_mut().unwrap().constant_ms = 6.0;
+    assert_eq!(verdict(&profile).unwrap().evenness, Evenness::Uneven);
+
+    let mut busy = profile.clone();
+    busy.others_cpu_share = Some(0.4);
+    assert_eq!(verdict(&busy).unwrap().evenness, Evenness::Unknown);
+
+    let mut varying = profile.clone();
+    let single = varying.classes[slow].providers[0].decode.points[0].single.as_mut().unwrap();
+    single.p90_ms = 64.0 * single.median_ms;
+    let verdict = verdict(&varying).unwrap();
+    assert!(verdict.evenness == Evenness::Unknown && verdict.lines[0].contains("disturbed"), "{verdict:?}");
 }

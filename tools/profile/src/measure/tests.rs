@@ -5,6 +5,7 @@
 use super::*;
 use crate::child::Launcher;
 use crate::corpus::Corpus;
+use crate::cpu_share::CpuShare;
 use crate::derive::Phase;
 use crate::interrupt::Interrupt;
 use crate::sample;
@@ -41,6 +42,8 @@ impl Bench {
         };
         let profile = sample::profile(&self.analysis, sample::settings(providers));
         Measure {
+            cpu_share: CpuShare::start(None),
+            share_before: None,
             analysis: &self.analysis,
             profile,
             store: &self.store,

@@ -125,6 +125,24 @@ impl Table {
 }
 
 impl Section {
+    /// Whether there is more in it than reasons why something is not there.
+    pub fn shows_something(&self) -> bool {
+        self.parts.iter().any(|part| match part {
+            Part::Absent(_) => false,
+            Part::List(texts) => !texts.is_empty(),
+            _ => true,
+        })
+    }
+
+    /// Why things are not there.
+    pub fn reasons(&self) -> Vec<&str> {
+        let reason = |part| match part {
+            &Part::Absent(ref why) => Some(why.as_str()),
+            _ => None,
+        };
+        self.parts.iter().filter_map(reason).collect()
+    }
+
     /// The section as HTML.
     pub fn html(&self) -> Result<Markup, ReportError> {
         let parts = self.parts.iter().map(Part::html).collect::<Result<Vec<_>, _>>()?;

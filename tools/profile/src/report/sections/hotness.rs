@@ -1,7 +1,7 @@
 //! What each block gains from a device for each byte it takes there; and what decides where all gain the same.
 
 use super::depth;
-use crate::hotness::verdict;
+use crate::hotness::{Evenness, verdict};
 use crate::report::figure::{Figure, Part, Section, Table};
 use crate::report::number::{bytes, label, percent, plain, time};
 use crate::report::palette::{AMBER, PURPLE};
@@ -87,11 +87,12 @@ fn findings(view: &View<'_>, provider: Provider, entries: &[(usize, &BlockHotnes
     let Some(verdict) = verdict(view.profile).filter(|verdict| verdict.provider == Some(provider)) else {
         return Vec::new();
     };
-    let mut findings = match verdict.flat {
-        true => vec![format!("Decode hotness is flat: the layers differ by {}.", percent(verdict.spread))],
-        false => hottest(entries).into_iter().collect(),
+    let mut findings = match verdict.evenness {
+        Evenness::Flat => vec![format!("Decode hotness is flat: the layers differ by {}.", percent(verdict.spread))],
+        Evenness::Uneven => hottest(entries).into_iter().collect(),
+        Evenness::Unknown => vec![],
     };
-    if let Some((_, entry)) = entries.get(entries.len() / 2).filter(|_| verdict.flat) {
+    if let Some((_, entry)) = entries.get(entries.len() / 2).filter(|_| verdict.evenness == Evenness::Flat) {
         let (terms, block) = (entry.decode, label(&entry.block, NAME));
         let (room, saved) = (terms.weight_bytes.saturating_add(terms.kv_bytes), terms.cpu_ms - terms.gpu_ms);
         findings.push(format!("{block} takes {} there and saves {} per token.", bytes(room), time(saved)));

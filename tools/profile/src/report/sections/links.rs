@@ -1,5 +1,6 @@
 //! How fast bytes move: out of memory, off the disk, to a device and back; and what that does to computing.
 
+use crate::rates::planning_point;
 use crate::report::axis::Axis;
 use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
 use crate::report::number::{bytes, plain};
@@ -99,9 +100,10 @@ fn legend(curves: &[&BandwidthCurve]) -> Vec<Key> {
 fn host_figure(curves: &[&BandwidthCurve]) -> Figure {
     let finding = |curve: &&BandwidthCurve| {
         let what = if curve.path == BandwidthPath::RamRead { "Memory" } else { "The disk" };
-        format!("{what} reaches {} GB/s.", plain(best(curve)))
+        let point = planning_point(curve).filter(|point| point.gb_per_s.is_finite())?;
+        Some(format!("{what} is read at {} GB/s in pieces of {}.", plain(point.gb_per_s), bytes(point.bytes)))
     };
-    let mut findings: Vec<String> = curves.iter().map(finding).collect();
+    let mut findings: Vec<String> = curves.iter().filter_map(finding).collect();
     findings.push("Weights that every token reads cannot be read faster than that.".to_owned());
     Figure {
         id: "fig-host",

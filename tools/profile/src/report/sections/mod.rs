@@ -18,7 +18,7 @@ mod summary;
 mod sweep;
 
 use super::ReportInput;
-use super::figure::Section;
+use super::figure::{Part, Section};
 use super::view::View;
 use maud::Markup;
 
@@ -27,8 +27,22 @@ pub fn opening(view: &View<'_>) -> Markup {
     head::html(view)
 }
 
-/// All sections with figures.
+/// All sections that have something to show, and one that names the others with the reason.
 pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
+    let (mut sections, empty): (Vec<Section>, Vec<Section>) =
+        each(view, input).into_iter().partition(Section::shows_something);
+    if !empty.is_empty() {
+        let reasons = empty.iter().map(|section| format!("{}: {}", section.title, section.reasons().join(" ")));
+        sections.push(Section {
+            id: "not-measured",
+            title: "Not in this profile",
+            parts: vec![Part::List(reasons.collect())],
+        });
+    }
+    sections
+}
+
+fn each(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
     vec![
         blocks::section(view),
         roofline::section(view),

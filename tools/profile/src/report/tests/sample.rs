@@ -162,6 +162,7 @@ impl Sample {
             corpus: self.corpus.then(|| corpus::statistics(self)),
             sensitivity: if self.sensitivity { corpus::sensitivity(self) } else { Vec::new() },
             hotness: if self.device { self.hotness() } else { Vec::new() },
+            others_cpu_share: None,
             notes: Vec::new(),
         }
     }
