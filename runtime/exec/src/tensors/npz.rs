@@ -1,8 +1,8 @@
 //! Named arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
 
 use super::npy;
-use crate::atomic_file::{AtomicFile, WriteError};
 use hpp_engine::HostTensor;
+use hpp_io::{OutputFile, WriteError};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
 
 /// Writes arrays in this order, uncompressed; the file appears when it is complete.
 pub fn write_npz(path: &Path, arrays: &[(String, HostTensor)]) -> Result<(), NpzError> {
-    let mut file = AtomicFile::create(path)?;
+    let mut file = OutputFile::create(path)?;
     let mut archive = ZipWriter::new(BufWriter::new(file.file()));
     for (name, tensor) in arrays {
         let error = |source| NpzError::WriteArray { path: path.to_owned(), name: name.clone(), source };
