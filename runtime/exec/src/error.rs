@@ -96,9 +96,8 @@ impl ExecError {
                 Some("free space, or write the file on another disk".to_owned())
             }
             ExecError::Sampling(_) => Some("compare the plan with the unsplit model: hpp-exec verify PLAN".to_owned()),
-            ExecError::Template(TemplateError::Template { .. }) => {
-                Some("leave --chat out to send the prompt as it is".to_owned())
-            }
+            ExecError::Template(e) => e.hint().map(str::to_owned),
+            ExecError::Tokenizer(e) => Some(e.hint().to_owned()),
             _ => None,
         }
     }

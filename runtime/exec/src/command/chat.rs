@@ -11,7 +11,7 @@ use crate::prompt::{TextFiles, check};
 use crate::report::Timings;
 use crate::session::Session;
 use crate::settings::GenerateSettings;
-use crate::text::{Around as Specials, Message, Role};
+use crate::text::{Around as Specials, Message, Role, TemplateError};
 use hpp_io::show;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
@@ -134,7 +134,7 @@ impl Talk<'_> {
         });
         match prompt {
             Ok(prompt) => self.request.prompt = prompt,
-            Err(error @ (ExecError::Prompt(_) | ExecError::Template(_))) => {
+            Err(error @ (ExecError::Prompt(_) | ExecError::Template(TemplateError::Template { .. }))) => {
                 self.talked = before;
                 around.console.say(&error.report());
                 around.console.say("hint: /reset starts a new conversation");
