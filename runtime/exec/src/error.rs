@@ -8,7 +8,8 @@ use crate::sampling::SamplingError;
 use crate::tensors::{NpyError, NpzError};
 use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::EngineError;
-use hpp_io::{StdoutError, WriteError};
+use hpp_io::StdoutError;
+use hpp_io::WriteError;
 use hpp_schema::ByteSize;
 
 /// What ended a command.
@@ -43,7 +44,7 @@ pub enum ExecError {
     Write(#[from] WriteError),
     #[error(transparent)]
     Output(#[from] StdoutError),
-    /// The words on the command line do not fit together or do not fit the model.
+    /// The options do not fit together or do not fit the model.
     #[error("{message}")]
     Usage { message: String, hint: String },
     /// The unsplit model does not fit where its plan does.
@@ -64,10 +65,10 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// What the process answers.
+    /// What the process answers. 2 is clap's, for a command line it does not understand; whatever is found out later is 1, as in
+    /// the other commands.
     pub fn code(&self) -> u8 {
         match self {
-            ExecError::Usage { .. } => 2,
             ExecError::Output(StdoutError::Closed) => 0,
             ExecError::Engine(EngineError::Cancelled) => crate::interrupt::INTERRUPTED,
             _ => 1,

@@ -17,7 +17,7 @@ use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
 use std::io::{self, IsTerminal, Write};
 
-const HELP: &str = "/reset  forget the conversation\n/help   show this\n/exit   leave (Ctrl-D does too)\n\
+const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";
 
 /// Opens everything, then talks until the person leaves.
@@ -103,13 +103,16 @@ impl Talk<'_> {
         loop {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
-                Err(ReadlineError::Interrupted) => continue,
+                Err(ReadlineError::Interrupted) => {
+                    around.console.say("to leave, press Ctrl-D or type /bye");
+                    continue;
+                }
                 Err(ReadlineError::Eof) => return Ok(0),
                 Err(error) => return Err(ExecError::Terminal(error)),
             };
             match line.trim() {
                 "" => {}
-                "/exit" | "/quit" => return Ok(0),
+                "/bye" | "/exit" | "/quit" => return Ok(0),
                 "/help" => around.console.say(HELP),
                 "/reset" => {
                     self.talked.forget();
