@@ -9,8 +9,10 @@ use std::path::PathBuf;
 /// Text goes to stdout and nothing else does; progress, speed and warnings go to stderr.
 #[derive(Debug, Parser)]
 #[command(name = "hpp-exec", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
-#[command(after_help = "Exit codes: 0 done, 1 the input or the machine is at fault and the message says what to do, \
-                        2 usage, 130 interrupted.")]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
+                        understood, 130 interrupted."
+)]
 pub struct Cli {
     /// What to do instead of running the plan.
     #[command(subcommand)]
@@ -85,7 +87,8 @@ pub struct RunArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = false)]
 pub struct PromptArgs {
-    /// Text to continue; without any prompt, a chat in a terminal, else the text on stdin.
+    /// Text to continue, after text piped to stdin if there is any; without any prompt, a chat in a terminal, else the text on
+    /// stdin.
     #[arg(long, short = 'p', value_name = "TEXT")]
     pub prompt: Option<String>,
     /// File with the text to continue; `-` is stdin.

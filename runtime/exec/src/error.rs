@@ -1,15 +1,15 @@
 //! Everything that can end a command, each with the exit code it deserves and, where there is one, the next step.
 
-use crate::atomic_file::WriteError;
 use crate::embeddings::EmbeddingsError;
 use crate::inputs::InputsError;
 use crate::plan_file::PlanFileError;
 use crate::prompt::PromptError;
 use crate::sampling::SamplingError;
-use crate::stdout::OutputError;
 use crate::tensors::{NpyError, NpzError};
 use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::EngineError;
+use hpp_io::StdoutError;
+use hpp_io::WriteError;
 use hpp_schema::ByteSize;
 
 /// What ended a command.
@@ -43,8 +43,8 @@ pub enum ExecError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
-    Output(#[from] OutputError),
-    /// The words on the command line do not fit together or do not fit the model.
+    Output(#[from] StdoutError),
+    /// The options do not fit together or do not fit the model.
     #[error("{message}")]
     Usage { message: String, hint: String },
     /// The unsplit model does not fit where its plan does.
@@ -65,11 +65,11 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// What the process answers.
+    /// What the process answers. 2 is clap's, for a command line it does not understand; whatever is found out later is 1, as in
+    /// the other commands.
     pub fn code(&self) -> u8 {
         match self {
-            ExecError::Usage { .. } => 2,
-            ExecError::Output(OutputError::Closed) => 0,
+            ExecError::Output(StdoutError::Closed) => 0,
             ExecError::Engine(EngineError::Cancelled) => crate::interrupt::INTERRUPTED,
             _ => 1,
         }
@@ -77,7 +77,7 @@ impl ExecError {
 
     /// Whether there is anything to tell: a reader that went away and a Ctrl-C are no news to whoever did it.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, ExecError::Output(OutputError::Closed) | ExecError::Engine(EngineError::Cancelled))
+        matches!(self, ExecError::Output(StdoutError::Closed) | ExecError::Engine(EngineError::Cancelled))
     }
 
     /// The next step for a person.
@@ -92,10 +92,13 @@ impl ExecError {
             ExecError::UnsplitTooLarge { .. } => {
                 Some("raise the limit, or run this on a machine with more memory".to_owned())
             }
-            ExecError::Sampling(_) => Some("compare the plan with the unsplit model: hpp-exec verify PLAN".to_owned()),
-            ExecError::Template(TemplateError::Template { .. }) => {
-                Some("leave --chat out to send the prompt as it is".to_owned())
+            ExecError::Output(_) => Some("free space where stdout goes, or send it elsewhere".to_owned()),
+            ExecError::Write(e) if e.source.kind() == std::io::ErrorKind::StorageFull => {
+                Some("free space, or write the file on another disk".to_owned())
             }
+            ExecError::Sampling(_) => Some("compare the plan with the unsplit model: hpp-exec verify PLAN".to_owned()),
+            ExecError::Template(e) => e.hint().map(str::to_owned),
+            ExecError::Tokenizer(e) => Some(e.hint().to_owned()),
             _ => None,
         }
     }

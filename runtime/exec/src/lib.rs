@@ -3,7 +3,6 @@
 //! This crate knows the terminal, tokenizers, chat templates and sampling. It knows no graph and no session of ONNX
 //! Runtime: it drives `hpp-engine` over `hpp-backend` and makes no choice that belongs in a plan.
 
-pub mod atomic_file;
 pub mod cli;
 pub mod command;
 pub mod console;
@@ -21,7 +20,6 @@ pub mod report;
 pub mod sampling;
 pub mod session;
 pub mod settings;
-pub mod stdout;
 mod streaming;
 pub mod tensors;
 pub mod text;

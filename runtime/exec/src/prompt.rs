@@ -6,8 +6,11 @@ use crate::plan_file::PlanFile;
 use crate::settings::PromptSource;
 use crate::text::{Around, ChatTemplate, Message, Role, TextTokenizer};
 use hpp_schema::error_line;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
+
+/// Longest prompt read: some ten million tokens.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Why there is nothing to read.
 #[derive(Debug, thiserror::Error)]
@@ -50,6 +53,11 @@ impl PromptError {
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
+            PromptError::File { source, .. } | PromptError::Stdin(source)
+                if source.kind() == io::ErrorKind::FileTooLarge =>
+            {
+                "give a file of text that is shorter; no model's context holds as much"
+            }
             PromptError::File { .. } | PromptError::Stdin(_) => return None,
             PromptError::NoTokenizer => {
                 "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
@@ -116,6 +124,7 @@ pub fn tokens(source: &PromptSource, files: &TextFiles, chat: Option<&Chat>) -> 
         PromptSource::Text(text) => text.clone(),
         PromptSource::File(path) => read_file(path)?,
         PromptSource::Stdin => read_stdin()?,
+        PromptSource::StdinAnd(text) => joined(read_stdin()?, text),
         PromptSource::Tokens(_) | PromptSource::Terminal => return Err(PromptError::Empty.into()),
     };
     match chat {
@@ -148,18 +157,47 @@ pub fn check(prompt: &[u32], context: u64) -> Result<(), PromptError> {
 }
 
 fn read_file(path: &Path) -> Result<String, PromptError> {
-    std::fs::read_to_string(path).map_err(|source| PromptError::File { path: path.to_owned(), source })
+    hpp_io::read_text(path, MOST_BYTES).map_err(|source| PromptError::File { path: path.to_owned(), source })
 }
 
 fn read_stdin() -> Result<String, PromptError> {
-    let mut text = String::new();
-    io::stdin().lock().read_to_string(&mut text).map_err(PromptError::Stdin)?;
-    Ok(text)
+    hpp_io::read_text_from(io::stdin().lock(), MOST_BYTES).map_err(PromptError::Stdin)
+}
+
+/// Whether text may wait on stdin: a pipe or a file, as `command | hpp-exec` and `hpp-exec < FILE` make it. Terminals, sockets
+/// and devices may stay open without a word, and are not waited for.
+#[cfg(unix)]
+pub fn stdin_is_piped() -> bool {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileTypeExt;
+    let stdin = io::stdin().as_fd().try_clone_to_owned().map(std::fs::File::from);
+    let kind = stdin.and_then(|file| file.metadata()).map(|about| about.file_type());
+    kind.is_ok_and(|kind| kind.is_fifo() || kind.is_file())
+}
+
+#[cfg(not(unix))]
+pub fn stdin_is_piped() -> bool {
+    use std::io::IsTerminal;
+    !io::stdin().is_terminal()
+}
+
+/// Piped text and then the prompt, as `ollama run` has it: the question follows what it is about.
+fn joined(piped: String, prompt: &str) -> String {
+    let between = if piped.is_empty() || piped.ends_with('\n') { "" } else { "\n" };
+    piped + between + prompt
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn piped_text_goes_before_the_prompt_on_lines_of_its_own() {
+        let cases = [("", "p"), ("notes", "notes\np"), ("notes\n", "notes\np")];
+        for (piped, whole) in cases {
+            assert_eq!(joined(piped.to_owned(), "p"), whole);
+        }
+    }
 
     #[test]
     fn a_prompt_must_be_there_and_fit() {

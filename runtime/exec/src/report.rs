@@ -185,6 +185,21 @@ pub fn account(generated: &Generated, prompt_tokens: usize, telemetry: &Telemetr
 /// Stages as rows. Where there are many, those that follow each other on one processor are one row with what they take together:
 /// a program that wants each reads `--json`.
 pub fn stage_table(stages: &[StageTimes]) -> String {
+    let sum = |run: &[StageTimes], of: fn(&StageTimes) -> f64| run.iter().map(of).sum::<f64>();
+    stage_rows(stages, &["prefill ms", "decode ms/token"], |run| {
+        let decode = sum(run, |stage| stage.decode_ms_per_token);
+        // Where no token was decoded there is no time for one.
+        let decode = if decode > 0.0 { format!("{decode:.2}") } else { "-".to_owned() };
+        vec![format!("{:.1}", sum(run, |stage| stage.prefill_ms)), decode]
+    })
+}
+
+/// The same for a model that runs once and generates no tokens.
+pub fn run_table(stages: &[StageTimes]) -> String {
+    stage_rows(stages, &["ms"], |run| vec![format!("{:.1}", run.iter().map(|stage| stage.prefill_ms).sum::<f64>())])
+}
+
+fn stage_rows(stages: &[StageTimes], times: &[&str], of: impl Fn(&[StageTimes]) -> Vec<String>) -> String {
     let alike = |a: &StageTimes, b: &StageTimes| {
         stages.len() > MOST_STAGES && (a.provider, &a.processor) == (b.provider, &b.processor)
     };
@@ -192,14 +207,9 @@ pub fn stage_table(stages: &[StageTimes]) -> String {
         let (first, last) = (&run[0], &run[run.len() - 1]);
         let name =
             if run.len() > 1 { format!("{} to {}", first.partition, last.partition) } else { first.partition.clone() };
-        vec![
-            name,
-            format!("{} ({})", first.provider, first.processor),
-            format!("{:.1}", run.iter().map(|stage| stage.prefill_ms).sum::<f64>()),
-            format!("{:.2}", run.iter().map(|stage| stage.decode_ms_per_token).sum::<f64>()),
-        ]
+        [vec![name, format!("{} ({})", first.provider, first.processor)], of(run)].concat()
     });
-    table(&["stage", "runs on", "prefill ms", "decode ms/token"], rows)
+    table(&[&["stage", "runs on"][..], times].concat(), rows)
 }
 
 /// One line on memory.
@@ -256,6 +266,10 @@ mod tests {
         assert_eq!(rows[0], ["cpu_0", "to", "cpu_3", "CPU", "(2", "threads)", "8.0", "1.00"]);
         assert_eq!(rows[1], ["cpu_4", "WebGPU", "(2", "threads)", "2.0", "0.25"]);
         assert_eq!(rows[2][..3], ["cpu_5", "to", "cpu_8"]);
+        let once = StageTimes { decode_ms_per_token: 0.0, ..stage(0) };
+        assert!(stage_table(std::slice::from_ref(&once)).ends_with("2.0                -\n"));
+        let text = run_table(&[once]);
+        assert!(text.contains(" ms\n") && text.ends_with("2.0\n") && !text.contains("token"), "{text}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use crate::cli::{BenchArgs, Cli, Command, DevicesArgs, LibraryArgs, PromptArgs, 
 use crate::cli::{SamplingArgs, VerifyArgs, WeightReadsArg};
 use crate::console::Level;
 use crate::error::ExecError;
+use crate::prompt::stdin_is_piped;
 use crate::sampling::{Choice, RandomChoice, Sampling};
 use hpp_engine::{EngineOptions, Fallback, Verify, WeightReads};
 use hpp_schema::{Provider, SamplingDefaults};
@@ -38,6 +39,8 @@ pub enum PromptSource {
     File(PathBuf),
     /// Standard input.
     Stdin,
+    /// Text piped to standard input, then this from the command line.
+    StdinAnd(String),
     /// Token ids, from the command line.
     Tokens(Vec<u32>),
     /// A conversation in the terminal.
@@ -96,6 +99,7 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     }
     let talks = !run.json && run.logits.is_none() && run.inputs.is_none();
     let prompt = match source {
+        Some(PromptSource::Text(text)) if stdin_is_piped() => PromptSource::StdinAnd(text),
         Some(source) => source,
         None if !std::io::stdin().is_terminal() => PromptSource::Stdin,
         None if talks => PromptSource::Terminal,
@@ -214,10 +218,10 @@ mod tests {
     }
 
     #[test]
-    fn words_that_do_not_fit_together_are_usage_errors() {
+    fn options_that_do_not_fit_together_are_errors_with_a_hint() {
         for line in ["p --prompt x --inputs i --outputs o", "p --prompt x --system s", "p --tokens 1 --chat"] {
             let error = task(line).expect_err(line);
-            assert_eq!(error.code(), 2, "{line}");
+            assert_eq!(error.code(), 1, "{line}");
             assert!(error.hint().is_some(), "{line}");
         }
     }

@@ -47,7 +47,7 @@ fn turns_build_on_each_other_until_the_person_leaves() {
     session.exp_string("there is no command /nonsense").unwrap();
     say(&mut session, "/help");
     session.exp_string("Ctrl-C").unwrap();
-    say(&mut session, "/exit");
+    say(&mut session, "/bye");
     assert_eq!(left(session), Some(0));
 }
 
@@ -59,6 +59,9 @@ fn ctrl_d_leaves_and_ctrl_c_stops_only_the_answer() {
     std::thread::sleep(std::time::Duration::from_millis(500));
     session.send_control('c').unwrap();
     session.exp_string("stopped]").unwrap();
+    session.exp_string("> ").unwrap();
+    session.send_control('c').unwrap();
+    session.exp_string("to leave, press Ctrl-D or type /bye").unwrap();
     session.exp_string("> ").unwrap();
     session.send_control('d').unwrap();
     assert_eq!(left(session), Some(0));

@@ -47,7 +47,7 @@ fn embeddings_are_looked_up_for_models_that_take_them() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu-noembed", 64);
     let (prompt, table) = (plan.prompt(), plan.file("embed_tokens.npy"));
     let table = ["--embeddings", table.to_str().unwrap()];
-    plan.run(&["--tokens", &prompt]).fails(2, &["takes embeddings", "--embeddings"]);
+    plan.run(&["--tokens", &prompt]).fails(1, &["takes embeddings", "--embeddings"]);
     let ran =
         plan.run(&[&["--tokens", &prompt, "--max-new", "16", "--ignore-eos", "--json"][..], &table].concat()).ok();
     assert_eq!(tokens(&ran.json()), plan.model.tokens());
@@ -140,15 +140,32 @@ fn prompts_come_from_files_and_stdin_too() {
     std::fs::write(&file, "hello").unwrap();
     assert_eq!(plan.run(&[&["--prompt-file", file.to_str().unwrap()][..], &rest].concat()).ok().stdout, direct);
 
+    assert_eq!(piped(&plan, &rest, "hello").ok().stdout, direct);
+}
+
+/// Runs the plan with this text on stdin.
+fn piped(plan: &PlanDir, args: &[&str], text: &str) -> Ran {
     let path = plan.path();
-    let mut child = command([path.to_str().unwrap()].into_iter().chain(rest))
+    let mut child = command([path.to_str().unwrap()].into_iter().chain(args.iter().copied()))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(b"hello").unwrap();
-    assert_eq!(Ran::of(child.wait_with_output().unwrap()).ok().stdout, direct);
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    Ran::of(child.wait_with_output().unwrap())
+}
+
+#[test]
+fn piped_text_goes_before_the_prompt() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let rest = ["--max-new", "8", "--ignore-eos", "--json"];
+    let ids = |ran: Ran| ran.ok().json()["prompt_token_ids"].clone();
+    let direct = ids(plan.run(&[&["--prompt", "some notes\nwhat of them?"][..], &rest].concat()));
+    let prompt = ["--prompt", "what of them?"];
+    assert_eq!(ids(piped(&plan, &[&prompt[..], &rest].concat(), "some notes")), direct);
+    let alone = ids(plan.run(&[&prompt[..], &rest].concat()));
+    assert_eq!(ids(piped(&plan, &[&prompt[..], &rest].concat(), "")), alone, "an empty pipe adds nothing");
 }
 
 #[test]
@@ -168,7 +185,7 @@ fn without_a_tokenizer_tokens_go_in_and_out() {
     let said: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
     assert_eq!(said, plan.model.tokens());
     plan.run(&["--prompt", "hi"]).fails(1, &["no tokenizer", "--tokens"]);
-    plan.run(&["--tokens", "1", "--stop", "x"]).fails(2, &["--stop needs a tokenizer"]);
+    plan.run(&["--tokens", "1", "--stop", "x"]).fails(1, &["--stop needs a tokenizer"]);
 }
 
 /// Text needs it; tokens do not.

@@ -5,8 +5,10 @@
 
 use hpp_schema::SamplingDefaults;
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Longest configuration read; real ones have a few kilobytes, a megabyte with class labels.
+const MOST_BYTES: u64 = 16 << 20;
 
 /// What the model directory says about the model.
 #[derive(Clone, Debug, Default)]
@@ -125,13 +127,14 @@ fn existing(dir: &Path, name: &str) -> Option<PathBuf> {
 fn json(dir: &Path, name: &str) -> Result<Option<Value>, ConfigError> {
     let Some(path) = existing(dir, name) else { return Ok(None) };
     let error = |source| ConfigError { path: path.clone(), source };
-    let bytes = fs::read(&path).map_err(|e| error(Box::new(e)))?;
+    let bytes = hpp_io::read(&path, MOST_BYTES).map_err(|e| error(Box::new(e)))?;
     serde_json::from_slice(&bytes).map(Some).map_err(|e| error(Box::new(e)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     fn dir(files: &[(&str, &str)]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();

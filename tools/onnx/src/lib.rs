@@ -32,4 +32,4 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
-pub use write::{WriteError, encode, write_bytes, write_model, write_whole};
+pub use write::{WriteError, encode, write_bytes, write_model};

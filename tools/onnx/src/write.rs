@@ -54,9 +54,9 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write_whole(path, bytes).map_err(|source| WriteError::new(path, source))
 }
 
-/// Writes bytes, whole or not at all, for callers with words of their own for what goes wrong. What was there stays until the new
-/// file is whole.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+/// What was there stays until the new file is whole. For directories this program made itself: a path a user names goes
+/// through `hpp-io`, which follows links and knows devices.
+fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = partial_of(path);
     let written = File::create(&partial).and_then(|mut file| {
         file.write_all(bytes)?;

@@ -8,6 +8,10 @@ use std::path::PathBuf;
 /// links give, and what a corpus of prompts shows. Writes a profile that hpp-split --profile plans with.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "hpp-profile", version, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
+                        understood, 130 interrupted."
+)]
 pub struct Cli {
     /// An ONNX file, or the directory an exporter left.
     pub model: PathBuf,

@@ -78,6 +78,9 @@ impl CorpusError {
             CorpusError::Format { .. } => Some("name it .jsonl for a JSON object a line, .txt for a prompt a line"),
             CorpusError::Empty { .. } => Some("write at least one prompt into it, or leave --prompts out"),
             CorpusError::Bad { .. } => Some("correct these lines, or leave them out with --skip-bad"),
+            CorpusError::Read { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
+                Some("save the prompts in a file: a corpus is read more than once")
+            }
             CorpusError::Read { .. } => None,
         }
     }
@@ -140,6 +143,10 @@ impl Corpus {
     fn lines(&self) -> Result<Lines, CorpusError> {
         let failed = |source| CorpusError::Read { path: self.path.clone(), source };
         let file = File::open(&self.path).map_err(failed)?;
+        // It is read to its end, and more than once: a pipe cannot be, and a device may have none.
+        if !file.metadata().map_err(failed)?.is_file() {
+            return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
+        }
         Ok(Lines { path: self.path.clone(), format: self.format, file: BufReader::new(file), number: 0 })
     }
 }

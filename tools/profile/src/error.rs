@@ -4,6 +4,7 @@ use crate::child::ChildError;
 use crate::corpus::CorpusError;
 use crate::pieces::PieceError;
 use crate::store::StoreError;
+use hpp_io::StdoutError;
 use hpp_model::ModelError;
 use std::process::ExitCode;
 
@@ -51,6 +52,9 @@ pub enum ProfileError {
         /// What to do.
         hint: String,
     },
+    /// A result cannot be shown.
+    #[error(transparent)]
+    Stdout(#[from] StdoutError),
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
@@ -74,8 +78,10 @@ impl ProfileError {
 
     /// Prints the error, its causes and what to do, and gives the exit status.
     pub fn report(&self) -> ExitCode {
-        if matches!(self, ProfileError::Interrupted) {
-            return ExitCode::from(INTERRUPTED);
+        match self {
+            ProfileError::Interrupted => return ExitCode::from(INTERRUPTED),
+            ProfileError::Stdout(error) if error.is_closed() => return ExitCode::SUCCESS,
+            _ => {}
         }
         eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
         ExitCode::from(1)
@@ -91,6 +97,7 @@ impl ProfileError {
             ProfileError::Tap(error) => error.hint().map(str::to_owned),
             ProfileError::Sensitivity(error) => error.hint().map(str::to_owned),
             ProfileError::Setting { hint, .. } => Some(hint.clone()),
+            ProfileError::Stdout(_) => Some("free space where stdout goes, or send it elsewhere".to_owned()),
             _ => None,
         }
     }

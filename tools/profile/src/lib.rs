@@ -26,7 +26,6 @@ mod sample;
 pub mod sensitivity;
 mod settings;
 mod skeleton;
-mod stdout;
 mod store;
 mod table;
 pub mod taps;

@@ -64,7 +64,7 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     let measured = all(cli, &mut measure, corpus.as_ref());
     measure.progress.finish();
     if matches!(measured, Err(ProfileError::Interrupted)) {
-        eprintln!("interrupted; what is measured is in {}: go on with --resume", store.path().display());
+        eprintln!("{}", store.after_an_interrupt());
     }
     measured?;
     finish(cli, &measure)
@@ -96,17 +96,19 @@ fn finish(cli: &Cli, measure: &Measure) -> Result<(), ProfileError> {
     if let Some(path) = &cli.report {
         page::write(path, measure.analysis, &measure.profile, &measure.estimate)?;
     }
-    match cli.json {
-        true => crate::stdout::line(&serde_json::to_string_pretty(&measure.profile).unwrap_or_default()),
-        false => crate::stdout::line(&summary(&measure.profile)),
-    }
+    measure.store.finish(&measure.profile)?;
+    // Where the profile is does not depend on stdout: it is said even where the table cannot be shown.
+    let shown = hpp_io::print_line(&match cli.json {
+        true => serde_json::to_string_pretty(&measure.profile).unwrap_or_default(),
+        false => summary(&measure.profile),
+    });
     if !cli.quiet {
         eprintln!("wrote {}", measure.store.path().display());
         if let Some(path) = &cli.report {
             eprintln!("wrote {}", path.display());
         }
     }
-    Ok(())
+    Ok(shown?)
 }
 
 /// The profile to continue, if there is one; refuses to overwrite what nobody said may be.
@@ -238,9 +240,11 @@ fn run_bytes(host: &Host) -> RunBytes {
     RunBytes { most, enough: last_level_cache().saturating_mul(4) }
 }
 
-/// A directory beside the profile, on a disk that has room for results; it goes when this is dropped.
+/// A directory beside the profile, on a disk that has room for results; it goes when this is dropped. Beside a device there is
+/// no room.
 fn work_dir(out: &Path) -> Result<tempfile::TempDir, ProfileError> {
-    let place = parent(out);
+    let temporary = std::env::temp_dir();
+    let place = if hpp_io::is_stream(out) { &temporary } else { parent(out) };
     let made = tempfile::Builder::new().prefix(".hpp-profile-").tempdir_in(place);
     made.map_err(|source| ProfileError::Io { action: "make a directory in", path: place.to_owned(), source })
 }

@@ -1,9 +1,13 @@
 //! The profile's file: read to be continued, written whole or not at all after each measurement.
 
+use hpp_io::is_stream;
 use hpp_schema::{DocumentError, Finding, Profile};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+/// Longest profile read, the same as `hpp-schema` parses.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Why the profile cannot be read, continued or written.
 #[derive(Debug, thiserror::Error)]
@@ -96,38 +100,81 @@ impl Store {
         &self.path
     }
 
-    /// Refuses where a file would be overwritten that nobody said may be.
+    /// Refuses where a file would be overwritten that nobody said may be. Writing to a device or a pipe overwrites nothing.
     pub fn refuse_to_overwrite(&self) -> Result<(), StoreError> {
         match fs::symlink_metadata(&self.path) {
-            Ok(_) => Err(StoreError::Exists { path: self.path.clone() }),
-            Err(_) => Ok(()),
+            Ok(_) if !is_stream(&self.path) => Err(StoreError::Exists { path: self.path.clone() }),
+            _ => Ok(()),
         }
     }
 
     /// Reads the profile that is there.
     pub fn read(&self) -> Result<Profile, StoreError> {
         let path = || self.path.clone();
-        let text = fs::read_to_string(&self.path).map_err(|source| match source.kind() {
+        let text = hpp_io::read_text(&self.path, MOST_BYTES).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => StoreError::Missing { path: path() },
             _ => StoreError::Io { action: "read", path: path(), source },
         })?;
         Profile::from_yaml(&text).map_err(|source| StoreError::Read { path: path(), source })
     }
 
-    /// Replaces the file by this profile, in one step.
+    /// Replaces the file by this profile, in one step. A stream takes one profile, not one after each measurement: it gets
+    /// it from [`finish`](Self::finish).
     pub fn save(&self, profile: &Profile) -> Result<(), StoreError> {
+        if is_stream(&self.path) { Ok(()) } else { self.write(profile) }
+    }
+
+    /// Writes the whole profile where [`save`](Self::save) could not.
+    pub fn finish(&self, profile: &Profile) -> Result<(), StoreError> {
+        if is_stream(&self.path) { self.write(profile) } else { Ok(()) }
+    }
+
+    /// What is left after Ctrl-C, and what to do next.
+    pub fn after_an_interrupt(&self) -> String {
+        let path = self.path.display();
+        match is_stream(&self.path) {
+            true => format!("interrupted; nothing was sent to {path}: a profile that can be continued needs a file"),
+            false => format!("interrupted; what is measured is in {path}: go on with --resume"),
+        }
+    }
+
+    fn write(&self, profile: &Profile) -> Result<(), StoreError> {
         let text = profile.to_yaml().map_err(StoreError::Write)?;
         write(&self.path, text.as_bytes())
     }
 }
 
-/// Writes a file, whole or not at all.
+/// Writes a file, whole or not at all, or sends the bytes down a stream.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    let failed = |source| StoreError::Io { action: "write", path: path.to_owned(), source };
-    hpp_onnx::write_whole(path, bytes).map_err(failed)
+    hpp_io::write_file(path, bytes).map_err(|e| StoreError::Io { action: "write", path: e.path, source: e.source })
 }
 
 /// The directory a file lies in.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    /// A stream takes the profile once, at the end, and a link stays.
+    #[test]
+    fn streams_get_one_profile_and_links_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (link, fifo) = (dir.path().join("link"), dir.path().join("fifo"));
+        std::os::unix::fs::symlink("profile.yaml", &link).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+        let analysis = crate::sample::analysis("genai/llama3-fp32-cpu");
+        let profile = crate::sample::profile(&analysis, crate::sample::settings(&[hpp_schema::Provider::Cpu]));
+        let (file, stream) = (Store::new(&link), Store::new(&fifo));
+        stream.refuse_to_overwrite().unwrap();
+        stream.save(&profile).unwrap();
+        file.save(&profile).unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert!(file.refuse_to_overwrite().is_err());
+        let reader = std::thread::spawn(move || fs::read_to_string(fifo).unwrap());
+        stream.finish(&profile).unwrap();
+        assert_eq!(reader.join().unwrap(), fs::read_to_string(link).unwrap());
+    }
 }

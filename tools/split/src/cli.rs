@@ -15,6 +15,10 @@ use std::path::PathBuf;
 /// Plan where each part of an ONNX model computes, and write the partitions and plan.yaml that hpp-exec runs.
 #[derive(Debug, Parser)]
 #[command(name = "hpp-split", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
+#[command(
+    after_help = "Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
+                        understood, 130 interrupted."
+)]
 pub struct Cli {
     /// Look instead of splitting.
     #[command(subcommand)]

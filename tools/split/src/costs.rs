@@ -4,8 +4,10 @@ use crate::cli::PlanningArgs;
 use crate::complaint::{Complaint, Complaints};
 use hpp_model::{Analysis, Load, Source, ThisHost, model_hash};
 use hpp_schema::{DocumentError, Machine, Profile};
-use std::fs;
 use std::path::Path;
+
+/// Longest profile or machine file read, the same as `hpp-schema` parses.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// Costs to plan with.
 #[derive(Debug)]
@@ -91,8 +93,7 @@ impl Costs {
 }
 
 fn text(path: &Path) -> Result<String, Vec<Complaint>> {
-    let bytes = fs::read(path).map_err(|error| error.to_string());
-    let text = bytes.and_then(|bytes| String::from_utf8(bytes).map_err(|_| "it is not UTF-8 text".to_owned()));
+    let text = hpp_io::read_text(path, MOST_BYTES);
     text.map_err(|why| vec![Complaint { message: format!("cannot read {}: {why}", path.display()), hint: None }])
 }
 

@@ -3,6 +3,7 @@
 use crate::complaint::Complaints;
 use crate::output::OutputError;
 use crate::refine::RefineError;
+use hpp_io::{StdoutError, WriteError};
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, NoFit};
 use hpp_schema::ByteSize;
@@ -63,6 +64,12 @@ pub enum SplitError {
     /// The output directory refuses.
     #[error(transparent)]
     Output(#[from] OutputError),
+    /// A result cannot be shown.
+    #[error(transparent)]
+    Stdout(#[from] StdoutError),
+    /// A file named on the command line cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
@@ -83,8 +90,10 @@ impl SplitError {
 
     /// Prints the error, its causes and what to do, and gives the exit status.
     pub fn report(&self) -> ExitCode {
-        if let SplitError::Complaints(complaints) = self {
-            return report_all(complaints);
+        match self {
+            SplitError::Complaints(complaints) => return report_all(complaints),
+            SplitError::Stdout(error) if error.is_closed() => return ExitCode::SUCCESS,
+            _ => {}
         }
         eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
         ExitCode::from(if matches!(self, SplitError::Refine(RefineError::Interrupted)) { 130 } else { 1 })
@@ -106,6 +115,10 @@ impl SplitError {
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Refine(error) => error.hint()?.to_owned(),
+            SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),
+            SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
+                "free space, or write the file on another disk".to_owned()
+            }
             SplitError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or choose another disk with --out; nothing was left half-written".to_owned()
             }

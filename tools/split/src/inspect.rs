@@ -4,10 +4,10 @@ use crate::cli::InspectArgs;
 use crate::error::SplitError;
 use crate::table::table;
 use hpp_graph::ValueId;
+use hpp_io::print_line;
 use hpp_model::{Analysis, Logits, PlannedState, analyse};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
-use std::fs;
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -63,13 +63,12 @@ pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
     let analysis = analyse(&args.model, None, Logits::All)?;
     let inspection = inspect(&analysis);
     if let Some(path) = &args.dot {
-        let io = |source| SplitError::Io { action: "write", path: path.clone(), source };
-        fs::write(path, hpp_graph::to_dot(&analysis.graph, &analysis.segmentation)).map_err(io)?;
+        hpp_io::write_file(path, hpp_graph::to_dot(&analysis.graph, &analysis.segmentation).as_bytes())?;
     }
     if args.json {
-        crate::stdout::line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"));
+        print_line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"))?;
     } else {
-        crate::stdout::line(&text(&inspection));
+        print_line(&text(&inspection))?;
     }
     Ok(())
 }

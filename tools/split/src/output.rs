@@ -63,7 +63,8 @@ pub struct Output {
 impl Output {
     /// Prepares to write `target`. What an earlier, killed run left is kept for `resume`, else cleared.
     pub fn begin(target: &Path, force: bool, resume: bool) -> Result<Self, OutputError> {
-        let target = doing("resolve", target, std::path::absolute(target))?;
+        // A link keeps leading where it leads: the directory it names is replaced, not the link.
+        let target = doing("resolve", target, hpp_io::resolve_link(target).and_then(std::path::absolute))?;
         refuse_foreign(&target, force)?;
         let parent = target.parent().unwrap_or(&target).to_owned();
         doing("create", &parent, fs::create_dir_all(&parent))?;
@@ -162,6 +163,20 @@ mod tests {
         fs::create_dir_all(&dir).unwrap();
         fs::write(dir.join(PLAN_FILE), text).unwrap();
         dir
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_and_the_directory_it_leads_to_is_replaced() {
+        let root = tempfile::tempdir().unwrap();
+        let old = plan_dir(root.path(), "old");
+        let link = root.path().join("link");
+        std::os::unix::fs::symlink(old.file_name().unwrap(), &link).unwrap();
+        let output = Output::begin(&link, true, false).unwrap();
+        output.write(PLAN_FILE, b"new").unwrap();
+        output.commit().unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert_eq!(fs::read(old.join(PLAN_FILE)).unwrap(), b"new");
     }
 
     #[test]

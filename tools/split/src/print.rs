@@ -4,8 +4,8 @@ use crate::cli::SplitArgs;
 use crate::explain::{self, Explained};
 use crate::output::PLAN_FILE;
 use crate::refine::Tried;
-use crate::stdout;
 use crate::table::{plan_summary, table};
+use hpp_io::{StdoutError, print_line};
 use hpp_schema::Plan;
 use serde::Serialize;
 use std::path::Path;
@@ -22,19 +22,25 @@ struct Answer<'a> {
 
 /// The plan, why it is so and what was measured, as text or as JSON. JSON is the plan alone where nothing else was asked
 /// for.
-pub fn all(args: &SplitArgs, plan: &Plan, explanation: Option<&Explained>, refined: &[Tried]) {
+pub fn all(
+    args: &SplitArgs,
+    plan: &Plan,
+    explanation: Option<&Explained>,
+    refined: &[Tried],
+) -> Result<(), StdoutError> {
     let json = |value: Result<String, _>| value.expect("plain data serialises");
     match args.json {
-        true if explanation.is_none() && refined.is_empty() => stdout::line(&json(serde_json::to_string_pretty(plan))),
-        true => stdout::line(&json(serde_json::to_string_pretty(&Answer { plan, explanation, refined }))),
+        true if explanation.is_none() && refined.is_empty() => print_line(&json(serde_json::to_string_pretty(plan))),
+        true => print_line(&json(serde_json::to_string_pretty(&Answer { plan, explanation, refined }))),
         false => {
-            stdout::line(&plan_summary(plan));
+            print_line(&plan_summary(plan))?;
             if let Some(explanation) = explanation {
-                stdout::line(&format!("\n{}", explain::text(explanation)));
+                print_line(&format!("\n{}", explain::text(explanation)))?;
             }
             if !refined.is_empty() {
-                stdout::line(&format!("\n{}", measured(refined)));
+                print_line(&format!("\n{}", measured(refined)))?;
             }
+            Ok(())
         }
     }
 }

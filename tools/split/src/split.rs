@@ -38,11 +38,12 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         true => Some(explained(&request, &placement, args, &analysis, &costs)?),
         false => None,
     };
-    print::all(args, &plan, explained.as_ref(), &tried);
+    // Where the plan is does not depend on stdout: it is said even where the table cannot be shown.
+    let shown = print::all(args, &plan, explained.as_ref(), &tried);
     if !args.dry_run {
         print::written(&target);
     }
-    Ok(())
+    Ok(shown?)
 }
 
 /// The settings, the costs and the model, with everything at once that is wrong with the first two.

@@ -5,8 +5,8 @@ use crate::error::SplitError;
 use crate::place::planned;
 use crate::predict::round;
 use crate::request::{Request, default_margin};
-use crate::stdout;
 use crate::table::table;
+use hpp_io::print_line;
 use hpp_partition::{Solution, sweep};
 use hpp_schema::ByteSize;
 use serde::Serialize;
@@ -62,9 +62,9 @@ pub fn run(request: &Request, args: &SplitArgs, range: VramRange, source: &str) 
             context: load.context,
             points: &points,
         };
-        stdout::line(&serde_json::to_string_pretty(&sweep).expect("plain data serialises"));
+        print_line(&serde_json::to_string_pretty(&sweep).expect("plain data serialises"))?;
     } else {
-        stdout::line(&text(&points, request, source));
+        print_line(&text(&points, request, source))?;
     }
     Ok(())
 }

@@ -10,11 +10,10 @@ use std::path::Path;
 /// Most tokens drawn after the prompt; they are all alike.
 const MOST_TOKENS: u64 = 8;
 
-/// Writes the timeline, whole or not at all.
+/// Writes the timeline.
 pub fn write(request: &Request, placement: &Placement, path: &Path) -> Result<(), SplitError> {
     let trace = timeline(request, placement).to_chrome_trace();
-    let io = |source| SplitError::Io { action: "write", path: path.to_owned(), source };
-    hpp_onnx::write_whole(path, trace.as_bytes()).map_err(io)?;
+    hpp_io::write_file(path, trace.as_bytes())?;
     eprintln!("wrote {}: open it at https://ui.perfetto.dev", path.display());
     Ok(())
 }

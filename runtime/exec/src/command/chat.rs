@@ -11,13 +11,13 @@ use crate::prompt::{TextFiles, check};
 use crate::report::Timings;
 use crate::session::Session;
 use crate::settings::GenerateSettings;
-use crate::stdout::show;
-use crate::text::{Around as Specials, Message, Role};
+use crate::text::{Around as Specials, Message, Role, TemplateError};
+use hpp_io::show;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
 use std::io::{self, IsTerminal, Write};
 
-const HELP: &str = "/reset  forget the conversation\n/help   show this\n/exit   leave (Ctrl-D does too)\n\
+const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";
 
 /// Opens everything, then talks until the person leaves.
@@ -103,13 +103,16 @@ impl Talk<'_> {
         loop {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
-                Err(ReadlineError::Interrupted) => continue,
+                Err(ReadlineError::Interrupted) => {
+                    around.console.say("to leave, press Ctrl-D or type /bye");
+                    continue;
+                }
                 Err(ReadlineError::Eof) => return Ok(0),
                 Err(error) => return Err(ExecError::Terminal(error)),
             };
             match line.trim() {
                 "" => {}
-                "/exit" | "/quit" => return Ok(0),
+                "/bye" | "/exit" | "/quit" => return Ok(0),
                 "/help" => around.console.say(HELP),
                 "/reset" => {
                     self.talked.forget();
@@ -134,7 +137,7 @@ impl Talk<'_> {
         });
         match prompt {
             Ok(prompt) => self.request.prompt = prompt,
-            Err(error @ (ExecError::Prompt(_) | ExecError::Template(_))) => {
+            Err(error @ (ExecError::Prompt(_) | ExecError::Template(TemplateError::Template { .. }))) => {
                 self.talked = before;
                 around.console.say(&error.report());
                 around.console.say("hint: /reset starts a new conversation");

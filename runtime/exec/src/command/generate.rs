@@ -13,8 +13,8 @@ use crate::report::{Bytes, RunReport, Timings, account};
 use crate::sampling::{Choice, Sampling};
 use crate::session::Session;
 use crate::settings::{GenerateSettings, PromptSource};
-use crate::stdout::{show, show_json};
 use crate::tensors::{ScoreFile, read_npz};
+use hpp_io::{show, show_json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal, Write};
 

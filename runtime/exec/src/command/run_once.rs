@@ -5,11 +5,11 @@ use crate::error::ExecError;
 use crate::inputs::{InputsError, Wanted, fit};
 use crate::machine::Machine;
 use crate::plan_file::PlanFile;
-use crate::report::{Bytes, StageTimes, memory, millis, stage_table};
+use crate::report::{Bytes, StageTimes, memory, millis, run_table};
 use crate::settings::RunOnceSettings;
-use crate::stdout::show_json;
 use crate::tensors::{read_npz, write_npz};
 use hpp_engine::HostTensor;
+use hpp_io::show_json;
 use hpp_schema::{DType, ModelKind};
 use serde::Serialize;
 use std::time::Instant;
@@ -56,7 +56,7 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
     let load_ms = millis(telemetry.load);
     around.console.say(&format!(
         "load {load_ms:.0} ms, run {run_ms:.1} ms\n{}memory: {}",
-        stage_table(&stages),
+        run_table(&stages),
         memory(&bytes)
     ));
     if settings.json {

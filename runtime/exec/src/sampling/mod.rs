@@ -1,6 +1,8 @@
 //! Which token comes next, from one row of scores. Knows no model and no text.
 
+mod candidates;
 mod filters;
+mod mass;
 mod sampler;
 
 pub use sampler::{Sampler, SamplingError, greedy};

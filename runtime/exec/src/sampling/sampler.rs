@@ -1,7 +1,9 @@
 //! One text's sampler: settings, the tokens so far and the random numbers.
 
-use super::filters::{best_first, min_p, penalise_repeats, softmax, top_p};
-use super::{Choice, RandomChoice, Sampling};
+use super::candidates::Candidates;
+use super::filters::{draw, penalise_repeats};
+use super::mass::{all_numbers, highest};
+use super::{Choice, Sampling};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::collections::HashSet;
@@ -11,6 +13,10 @@ pub struct Sampler {
     settings: Sampling,
     seen: HashSet<u32>,
     random: Option<ChaCha12Rng>,
+    /// Memory for scores that change, used again for each token.
+    penalised: Vec<f32>,
+    /// The same for candidates.
+    candidates: Candidates,
 }
 
 /// Why no token could be chosen.
@@ -37,24 +43,26 @@ impl Sampler {
             Choice::Greedy => None,
             Choice::Random(choice) => Some(ChaCha12Rng::seed_from_u64(choice.seed)),
         };
-        Self { settings, seen: prompt.iter().copied().collect(), random }
+        let seen = prompt.iter().copied().collect();
+        Self { settings, seen, random, penalised: Vec::new(), candidates: Candidates::default() }
     }
 
     /// The next token of the text.
     pub fn next(&mut self, scores: &[f32]) -> Result<u32, SamplingError> {
-        if let Some(token) = scores.iter().position(|s| s.is_nan()) {
+        if !all_numbers(scores) {
+            let token = scores.iter().position(|s| s.is_nan()).unwrap_or(0);
             return Err(SamplingError::NotANumber { token });
         }
-        let mut penalised;
         let scores = if self.settings.repetition_penalty == 1.0 {
             scores
         } else {
-            penalised = scores.to_vec();
-            penalise_repeats(&mut penalised, &self.seen, self.settings.repetition_penalty);
-            &penalised
+            self.penalised.clear();
+            self.penalised.extend_from_slice(scores);
+            penalise_repeats(&mut self.penalised, &self.seen, self.settings.repetition_penalty);
+            &self.penalised
         };
         let token = match (self.settings.choice, &mut self.random) {
-            (Choice::Random(choice), Some(random)) => draw(scores, choice, random),
+            (Choice::Random(choice), Some(random)) => draw(scores, &choice, unit(random), &mut self.candidates),
             _ => greedy(scores),
         };
         let token = token.ok_or(SamplingError::NoCandidate { count: scores.len() })?;
@@ -65,28 +73,11 @@ impl Sampler {
 
 /// The best-scored token, the lowest id among equals.
 pub fn greedy(scores: &[f32]) -> Option<u32> {
-    let mut best: Option<(u32, f32)> = None;
-    for (token, score) in (0u32..).zip(scores) {
-        if *score > best.map_or(f32::NEG_INFINITY, |b| b.1) {
-            best = Some((token, *score));
-        }
+    let best = highest(scores);
+    if best == f32::NEG_INFINITY {
+        return None;
     }
-    best.map(|b| b.0)
-}
-
-fn draw(scores: &[f32], choice: RandomChoice, random: &mut ChaCha12Rng) -> Option<u32> {
-    let mut candidates = best_first(scores, choice.temperature, choice.top_k);
-    top_p(&mut candidates, choice.top_p);
-    min_p(&mut candidates, choice.min_p);
-    let mut at = unit(random);
-    for (candidate, probability) in candidates.iter().zip(softmax(&candidates)) {
-        if at < probability {
-            return Some(candidate.0);
-        }
-        at -= probability;
-    }
-    // Rounding may leave a crumb behind the last candidate.
-    candidates.last().map(|c| c.0)
+    (0u32..).zip(scores).find(|(_, score)| **score == best).map(|(token, _)| token)
 }
 
 /// A number in `[0, 1)` with 53 random bits.
@@ -96,6 +87,7 @@ fn unit(random: &mut ChaCha12Rng) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::RandomChoice;
     use super::*;
     use proptest::prelude::*;
 

@@ -1,11 +1,15 @@
 //! One array in NumPy's `.npy` format.
 
 use super::npy_header::Header;
+use crate::machine::memory_limit;
 use hpp_engine::HostTensor;
-use hpp_schema::DType;
+use hpp_schema::{ByteSize, DType};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+
+/// Most bytes of tensors from one file where the system does not tell its memory.
+const MOST_WHERE_UNKNOWN: u64 = 4 << 30;
 
 /// Why a file is not an array we can use.
 #[derive(Debug, thiserror::Error)]
@@ -23,18 +27,49 @@ pub enum NpyError {
 /// Reads a `.npy` file.
 pub fn read_npy(path: &Path) -> Result<HostTensor, NpyError> {
     let error = |source| NpyError::Read { path: path.to_owned(), source };
-    read(BufReader::new(File::open(path).map_err(error)?)).map_err(error)
+    read(BufReader::new(File::open(path).map_err(error)?), &mut Room::of_this_process()).map_err(error)
+}
+
+/// Memory that tensors from one file may take.
+pub(super) struct Room {
+    left: u64,
+    all: u64,
+}
+
+impl Room {
+    /// A quarter of what this process may use: the engine and a device hold copies.
+    pub fn of_this_process() -> Self {
+        Self::of(memory_limit().map_or(MOST_WHERE_UNKNOWN, |limit| limit / 4))
+    }
+
+    /// So many bytes.
+    pub fn of(all: u64) -> Self {
+        Self { left: all, all }
+    }
+
+    fn take(&mut self, bytes: u64) -> io::Result<()> {
+        self.left = self.left.checked_sub(bytes).ok_or_else(|| {
+            let (bytes, all) = (ByteSize(bytes).human(), ByteSize(self.all).human());
+            invalid(format!(
+                "it declares {bytes}, and the tensors of a file may take {all} here, a quarter of the memory"
+            ))
+        })?;
+        Ok(())
+    }
 }
 
 /// Reads one array, whatever it lies in; elements become little-endian and row-major.
-pub(super) fn read(mut reader: impl Read) -> io::Result<HostTensor> {
+pub(super) fn read(mut reader: impl Read, room: &mut Room) -> io::Result<HostTensor> {
     let Header { descr, fortran_order, shape } = Header::read(&mut reader)?;
     let (dtype, order) =
         element(&descr).ok_or_else(|| invalid(format!("its elements are `{descr}`, which no tensor holds")))?;
     let length = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size)).and_then(|n| dtype.bytes_for(n));
     let length = length.ok_or_else(|| invalid(format!("its shape {shape:?} is too large")))?;
 
+    // A compressed array may declare any size. The memory is asked for once, and used as the bytes come.
+    room.take(length)?;
     let mut bytes = Vec::new();
+    bytes.try_reserve_exact(length as usize).map_err(io::Error::other)?;
     reader.take(length).read_to_end(&mut bytes)?;
     if bytes.len() as u64 != length {
         return Err(invalid(format!("it ends early: {} of {length} bytes", bytes.len())));
@@ -145,6 +180,10 @@ fn row_major(bytes: &[u8], shape: &[u64], width: usize) -> Vec<u8> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    fn read(reader: impl Read) -> io::Result<HostTensor> {
+        super::read(reader, &mut Room::of(1 << 20))
+    }
 
     fn file(descr: &str, fortran_order: bool, shape: &[u64], data: &[u8]) -> Vec<u8> {
         let header = Header { descr: descr.to_owned(), fortran_order, shape: shape.to_vec() };

@@ -1,8 +1,8 @@
 //! Named arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
 
 use super::npy;
-use crate::atomic_file::{AtomicFile, WriteError};
 use hpp_engine::HostTensor;
+use hpp_io::{OutputFile, WriteError};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -48,6 +48,10 @@ pub enum NpzError {
 
 /// Reads every array, in the archive's order.
 pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
+    read_within(path, &mut npy::Room::of_this_process())
+}
+
+fn read_within(path: &Path, room: &mut npy::Room) -> Result<Vec<(String, HostTensor)>, NpzError> {
     let archive_error = |source| NpzError::Archive { path: path.to_owned(), source };
     let file = File::open(path).map_err(archive_error)?;
     let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|e| archive_error(into_io(e)))?;
@@ -57,7 +61,7 @@ pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
         let file_name = entry.name().map_err(|e| archive_error(into_io(e)))?.into_owned();
         let name = file_name.strip_suffix(".npy").unwrap_or(&file_name).to_owned();
         let array_error = |source| NpzError::Array { path: path.to_owned(), name: name.clone(), source };
-        let tensor = npy::read(entry).map_err(array_error)?;
+        let tensor = npy::read(entry, room).map_err(array_error)?;
         arrays.push((name, tensor));
     }
     Ok(arrays)
@@ -65,7 +69,7 @@ pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
 
 /// Writes arrays in this order, uncompressed; the file appears when it is complete.
 pub fn write_npz(path: &Path, arrays: &[(String, HostTensor)]) -> Result<(), NpzError> {
-    let mut file = AtomicFile::create(path)?;
+    let mut file = OutputFile::create(path)?;
     let mut archive = ZipWriter::new(BufWriter::new(file.file()));
     for (name, tensor) in arrays {
         let error = |source| NpzError::WriteArray { path: path.to_owned(), name: name.clone(), source };
@@ -107,6 +111,28 @@ mod tests {
         std::fs::write(file.path(), b"no").unwrap();
         assert!(matches!(read_npz(file.path()), Err(NpzError::Archive { .. })));
         assert!(matches!(read_npz(Path::new("nowhere.npz")), Err(NpzError::Archive { .. })));
+    }
+
+    /// Zeros shrink to a thousandth: the size on disk says nothing.
+    #[test]
+    fn archives_that_unpack_to_more_than_there_is_room_for_are_refused() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let mut archive = ZipWriter::new(file.reopen().unwrap());
+        let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
+        for name in ["a.npy", "b.npy"] {
+            archive.start_file(name, options).unwrap();
+            npy::write(&HostTensor::from_f32(&[1 << 18], &vec![0.0; 1 << 18]), &mut archive).unwrap();
+        }
+        archive.finish().unwrap();
+        assert!(file.as_file().metadata().unwrap().len() < 8 << 10);
+        let mut room = npy::Room::of(1536 << 10);
+        let NpzError::Array { name, source, .. } = read_within(file.path(), &mut room).unwrap_err() else {
+            panic!("another error")
+        };
+        assert_eq!(name, "b");
+        assert!(source.to_string().contains("declares 1 MiB"), "{source}");
+        let arrays = read_within(file.path(), &mut npy::Room::of(2 << 20)).unwrap();
+        assert!(arrays.iter().all(|(_, tensor)| tensor.bytes.capacity() == 1 << 20), "memory is asked for once");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The scores of each step as they come, float32 `[steps, vocab]`, in a `.npy` that appears when it is complete.
 
 use super::npy_header::Header;
-use crate::atomic_file::{AtomicFile, WriteError};
+use hpp_io::{OutputFile, WriteError};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -10,7 +10,7 @@ const HEADER: usize = 128;
 
 /// A growing table of scores.
 pub struct ScoreFile {
-    file: AtomicFile,
+    file: OutputFile,
     rows: u64,
     vocab: Option<usize>,
 }
@@ -18,7 +18,7 @@ pub struct ScoreFile {
 impl ScoreFile {
     /// Begins a file that will appear at `path`.
     pub fn create(path: &Path) -> Result<Self, WriteError> {
-        Ok(Self { file: AtomicFile::create(path)?, rows: 0, vocab: None })
+        Ok(Self { file: OutputFile::create(path)?, rows: 0, vocab: None })
     }
 
     /// Adds the scores of one step.

@@ -2,16 +2,21 @@
 //!
 //! Rendered the way Hugging Face's `apply_chat_template` renders it. Knows no tokens.
 
-use super::python_json;
-use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde, Value};
-use minijinja::{Environment, Error, ErrorKind, context};
+use super::jinja;
+use super::untrusted::{Failure, Limits, run};
+use minijinja::value::{Serde, Value};
+use minijinja::{Error, context};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
-/// Instructions a template may spend; no honest template comes near, a hostile one stops here.
-const FUEL: u64 = 50_000_000;
+/// Longest file read; templates have a few kilobytes, the configuration beside a tokenizer a megabyte at most.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// What rendering may take; an honest template takes milliseconds and a few megabytes.
+const LIMITS: Limits = Limits { time: Duration::from_secs(30), memory: 512 << 20 };
 
 /// Who speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,9 +46,9 @@ impl Message {
     }
 }
 
-/// A template ready to be rendered.
+/// A template that parses. It comes with a model: it is compiled and rendered within limits (see `untrusted`).
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    source: Arc<str>,
     /// `bos_token`, `eos_token` and their like.
     special: BTreeMap<String, String>,
     path: PathBuf,
@@ -82,8 +87,34 @@ pub enum TemplateError {
         /// The file.
         path: PathBuf,
         /// What the template engine, or the template itself, said.
-        source: Box<Error>,
+        source: Refusal,
     },
+    /// The template takes too much, or breaks the engine.
+    #[error("the chat template in {} cannot be used", path.display())]
+    Failed {
+        /// The file.
+        path: PathBuf,
+        /// What went wrong.
+        source: Failure,
+    },
+}
+
+/// What the template engine said, in words alone: its own error keeps the template's values, which may nest too deep to be
+/// dropped on any other thread than the one that made them.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refusal(String);
+
+impl TemplateError {
+    /// The next step for a person.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            TemplateError::Template { .. } | TemplateError::Failed { .. } => Some(
+                "leave --chat out to send the prompt as it is, or take the template anew from where the model came from",
+            ),
+            _ => None,
+        }
+    }
 }
 
 impl ChatTemplate {
@@ -104,33 +135,41 @@ impl ChatTemplate {
     }
 
     fn compile(source: &str, special: BTreeMap<String, String>, path: PathBuf) -> Result<Self, TemplateError> {
-        let mut environment = environment();
-        environment
-            .add_template_owned("chat", without_generation_tags(source))
-            .map_err(|e| TemplateError::Template { path: path.clone(), source: Box::new(e) })?;
-        Ok(Self { environment, special, path })
+        let this = Self { source: source.into(), special, path };
+        let source = Arc::clone(&this.source);
+        this.within_limits(move || jinja::check(&source))?;
+        Ok(this)
     }
 
     /// The text to continue: the conversation and the opening of the assistant's next turn.
     pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
-        let special = Value::from(Serde(&self.special));
-        let values = context! {
-            messages => Value::from(Serde(messages)),
-            add_generation_prompt => true,
-            // Templates ask `tools is not none`: absent would be something else.
-            tools => Value::from(()),
-            documents => Value::from(()),
-            ..special
-        };
-        self.environment
-            .get_template("chat")
-            .and_then(|template| template.render(values))
-            .map_err(|e| TemplateError::Template { path: self.path.clone(), source: Box::new(e) })
+        let (source, special, messages) = (Arc::clone(&self.source), self.special.clone(), messages.to_vec());
+        self.within_limits(move || {
+            let values = context! {
+                messages => Value::from(Serde(&messages)),
+                add_generation_prompt => true,
+                // Templates ask `tools is not none`: absent would be something else.
+                tools => Value::from(()),
+                documents => Value::from(()),
+                ..Value::from(Serde(&special))
+            };
+            jinja::render(&source, values, messages.len())
+        })
+    }
+
+    fn within_limits<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, TemplateError> {
+        let path = || self.path.clone();
+        run(LIMITS, || work().map_err(|error| Refusal(hpp_schema::error_line(&error))))
+            .map_err(|source| TemplateError::Failed { path: path(), source })?
+            .map_err(|source| TemplateError::Template { path: path(), source })
     }
 }
 
 fn read(path: &Path) -> Result<String, TemplateError> {
-    std::fs::read_to_string(path).map_err(|source| TemplateError::Read { path: path.to_owned(), source })
+    hpp_io::read_text(path, MOST_BYTES).map_err(|source| TemplateError::Read { path: path.to_owned(), source })
 }
 
 /// The parts of `tokenizer_config.json` that matter here.
@@ -187,64 +226,6 @@ impl Templates {
             }),
         }
     }
-}
-
-/// Jinja as `transformers` sets it up.
-fn environment() -> Environment<'static> {
-    let mut env = Environment::new();
-    if let Ok(syntax) = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build() {
-        env.set_syntax(syntax);
-    }
-    env.set_fuel(Some(FUEL));
-    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-    env.add_function("raise_exception", raise_exception);
-    env.add_function("strftime_now", strftime_now);
-    env.add_filter("tojson", tojson);
-    env
-}
-
-fn raise_exception(message: String) -> Result<Value, Error> {
-    Err(Error::new(ErrorKind::InvalidOperation, message))
-}
-
-fn strftime_now(format: &str) -> Result<String, Error> {
-    jiff::fmt::strtime::format(format, &jiff::Zoned::now())
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("strftime_now({format:?}): {e}")))
-}
-
-fn tojson(value: &Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
-    let indent = match indent {
-        Some(width) => Some(width),
-        None => options.get("indent")?,
-    };
-    // The other arguments `json.dumps` takes; templates set them to what they are anyway.
-    for known in ["ensure_ascii", "separators", "sort_keys"] {
-        let _: Option<Value> = options.get(known)?;
-    }
-    options.assert_all_used()?;
-    python_json::dumps(value, indent)
-        .map(Value::from_safe_string)
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, format!("tojson: {e}")))
-}
-
-/// `{% generation %}` marks what to train on; for a prompt its body is ordinary text.
-fn without_generation_tags(source: &str) -> String {
-    let mut out = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(open) = rest.find("{%") {
-        let Some(length) = rest[open..].find("%}") else { break };
-        let (tag, close) = (&rest[open..open + length + 2], open + length + 2);
-        let word = tag[2..length].trim_matches(|c: char| c.is_whitespace() || matches!(c, '-' | '+'));
-        out.push_str(&rest[..open]);
-        match word {
-            "generation" => out.push_str(&tag.replacen("generation", "if true", 1)),
-            "endgeneration" => out.push_str(&tag.replacen("endgeneration", "endif", 1)),
-            _ => out.push_str(tag),
-        }
-        rest = &rest[close..];
-    }
-    out + rest
 }
 
 #[cfg(test)]
@@ -336,5 +317,66 @@ mod tests {
         let (file, conf) = (config("from the file"), config(r#"{ "chat_template": "from the config" }"#));
         let t = ChatTemplate::open(Some(file.path()), Some(conf.path())).unwrap().unwrap();
         assert_eq!(t.render(&[]).unwrap(), "from the file");
+    }
+
+    /// Each of these took gigabytes, forever, or the process with it.
+    #[test]
+    fn templates_that_want_everything_are_errors() {
+        let deep = |open: &str, count: usize| format!("{{{{ {}true }}}}", open.repeat(count));
+        let double =
+            "{% set ns = namespace(s='x' * 1000000) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+        let capture =
+            "{% set s %}{% for i in range(99999) %}".to_owned() + &"x".repeat(100_000) + "{% endfor %}{% endset %}";
+        let hostile = [
+            double.to_owned(),
+            double.replace('~', "+"),
+            "{% for i in range(99999) %}{{ 'x' * 99999999 }}{% endfor %}".to_owned(),
+            capture,
+            "{{ '%99999999999d' | format(1) }}".to_owned(),
+            "{{ '%.99999999999f' | format(1.5) }}".to_owned(),
+            "{{ '%*d' | format(99999999999, 1) }}".to_owned(),
+            "{{ '{:99999999999}'.format(1) }}".to_owned(),
+            "{{ '{:>{}}'.format(1, 99999999999) }}".to_owned(),
+            "{{ 'a' | indent(99999999999, true) }}".to_owned(),
+            "{{ 'a' | indent(width=99999999999, first=true) }}".to_owned(),
+            "{{ [1] | tojson(indent=99999999999) }}".to_owned(),
+            "{{ strftime_now('%99999999999Y') }}".to_owned(),
+            deep("not ", 50_000),
+            deep("-", 50_000),
+            deep("[", 50_000),
+            format!("{{{{ 1{} }}}}", "+1".repeat(50_000)),
+            "{{ 1 }}".repeat(200_000),
+            "x".repeat(2 << 20),
+        ];
+        for source in hostile {
+            let rendered =
+                ChatTemplate::compile(&source, BTreeMap::new(), "t.jinja".into()).and_then(|t| t.render(&hello()));
+            let start = &source[..source.len().min(60)];
+            let error = rendered.err().unwrap_or_else(|| panic!("{start}... was rendered"));
+            assert!(error.to_string().contains("t.jinja") && error.hint().is_some(), "{start}: {error}");
+        }
+    }
+
+    /// As deep as the limits let them nest: parsing, compiling, showing and dropping them takes stack.
+    #[test]
+    fn templates_within_the_limits_do_not_overflow_the_stack() {
+        let nest = "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% for j in range(9) %}\
+                    {% set ns.l = [ns.l] %}{% endfor %}{% endfor %}";
+        let built = nest.replacen("99999", "12000", 1);
+        let sources = [
+            format!("{{{{ {}true }}}}", "not ".repeat(4_000)),
+            format!("{{{{ {}1 }}}}", "-".repeat(16_000)),
+            format!("{{{{ 1{} }}}}", "+1".repeat(8_000)),
+            format!("{{{{ x{} }}}}", ".a".repeat(8_000)),
+            format!("{{{{ 'x'{} }}}}", "|e".repeat(8_000)),
+            format!("{{% if false %}}{}{{% endif %}}", "{% elif false %}".repeat(15_000)),
+            nest.to_owned(),
+            format!("{built}{{{{ ns.l }}}}"),
+            format!("{built}{{{{ ns.l | tojson }}}}"),
+        ];
+        for source in sources {
+            let rendered = ChatTemplate::compile(&source, BTreeMap::new(), "t".into()).and_then(|t| t.render(&hello()));
+            drop(rendered);
+        }
     }
 }

@@ -7,6 +7,9 @@ use std::{fs, io};
 const KNOWN: [&str; 4] =
     ["model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx"];
 
+/// Longest configuration read; real ones have a few kilobytes.
+const MOST_BYTES: u64 = 16 << 20;
+
 /// Why no ONNX file could be chosen.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -52,7 +55,7 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
 /// The decoder's file name in ONNX Runtime GenAI's configuration, if there is one.
 fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
     let config = dir.join("genai_config.json");
-    let text = match fs::read(&config) {
+    let text = match hpp_io::read(&config, MOST_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(LocateError::Io { path: config, source }),

@@ -99,6 +99,16 @@ fn nothing_is_refused() {
     assert!(matches!(Corpus::scan(tempfile::tempdir().unwrap().path(), None, false), Err(CorpusError::Format { .. })));
 }
 
+#[cfg(unix)]
+#[test]
+fn a_device_without_an_end_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.txt");
+    std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+    let error = Corpus::scan(&path, None, true).unwrap_err();
+    assert!(matches!(error, CorpusError::Read { .. }) && error.hint().is_some(), "{error}");
+}
+
 #[test]
 fn no_more_is_read_than_was_asked_for() {
     let (_dir, path) = corpus("c.jsonl", b"{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\nnonsense\n");

@@ -7,7 +7,6 @@ mod tokens;
 
 use super::unsplit::unsplit;
 use super::{Around, Feeds, context, load_session, needs_language_model};
-use crate::atomic_file::{AtomicFile, WriteError};
 use crate::cli::BenchArgs;
 use crate::error::ExecError;
 use crate::inputs::made_up_tokens;
@@ -18,8 +17,8 @@ use crate::plan_file::PlanFile;
 use crate::report::millis;
 use crate::sampling::{SamplingError, greedy};
 use crate::session::Session;
-use crate::stdout::{show, show_json};
 use hpp_engine::Telemetry;
+use hpp_io::{OutputFile, WriteError, show, show_json};
 use hpp_schema::{Timeline, Whole};
 use links::links;
 use report::{Report, report, text};
@@ -43,7 +42,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     needs_language_model(&plan.plan)?;
     check_room(args, context(&plan.plan, &args.runtime))?;
     // Begun before anything is measured, so that a place that cannot be written is known at once.
-    let trace = args.trace.as_deref().map(AtomicFile::create).transpose()?;
+    let trace = args.trace.as_deref().map(OutputFile::create).transpose()?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
     let feeds = Feeds::open(&plan, args.embeddings.as_deref())?;
     let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console)?;
@@ -74,7 +73,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     Ok(0)
 }
 
-fn write(mut file: AtomicFile, path: &Path, timeline: &Timeline) -> Result<(), WriteError> {
+fn write(mut file: OutputFile, path: &Path, timeline: &Timeline) -> Result<(), WriteError> {
     let failed = |source| WriteError { path: path.to_owned(), source };
     file.file().write_all(timeline.to_chrome_trace().as_bytes()).map_err(failed)?;
     file.finish()

@@ -18,7 +18,7 @@ use crate::cli::LibraryArgs;
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::machine::Machine;
-use crate::stdout::OutputError;
+use hpp_io::StdoutError;
 use hpp_schema::error_line;
 use hpp_schema::probe::{PROBE_VERSION, Reply, Request};
 pub use machine::MeasureError;
@@ -26,7 +26,7 @@ pub(crate) use machine::{bare_copy, bare_reads};
 use std::sync::Arc;
 
 /// Sends one reply to whoever asked; fails when nobody reads any more.
-pub(crate) type Answer<'a> = dyn FnMut(Reply) -> Result<(), OutputError> + 'a;
+pub(crate) type Answer<'a> = dyn FnMut(Reply) -> Result<(), StdoutError> + 'a;
 
 /// What requests share: ONNX Runtime, and what each kind of request keeps for the next.
 pub(crate) struct ProbeSession<'a> {
@@ -46,7 +46,7 @@ pub(crate) struct ProbeSession<'a> {
 
 /// Says who speaks, then answers requests until there are no more.
 pub fn run(args: &LibraryArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
-    let mut wire = wire::Wire::open().map_err(OutputError::from)?;
+    let mut wire = wire::Wire::open().map_err(StdoutError::from)?;
     let machine = Machine::open(args, around.console)?;
     let host = host::host(&machine.devices());
     wire.send(&Reply::Ready { version: PROBE_VERSION, host })?;

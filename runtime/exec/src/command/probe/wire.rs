@@ -1,6 +1,6 @@
 //! The wire: requests in, replies out, and the end when the other side is gone.
 
-use crate::stdout::{OutputError, show_json};
+use hpp_io::{StdoutError, show_json};
 use hpp_schema::probe::{Reply, Request};
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -32,7 +32,7 @@ impl Wire {
     }
 
     /// Sends a reply at once.
-    pub fn send(&mut self, reply: &Reply) -> Result<(), OutputError> {
+    pub fn send(&mut self, reply: &Reply) -> Result<(), StdoutError> {
         show_json(&mut self.out, reply)
     }
 

@@ -12,9 +12,9 @@ use super::{Around, needs_language_model};
 use crate::cli::VerifyArgs;
 use crate::error::ExecError;
 use crate::plan_file::PlanFile;
-use crate::stdout::{show, show_json};
 use difference::Tolerance;
 use hpp_engine::Telemetry;
+use hpp_io::{show, show_json};
 use hpp_schema::{DType, ModelKind, Plan, Provider};
 use report::Verdict;
 

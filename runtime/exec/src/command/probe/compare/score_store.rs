@@ -1,7 +1,7 @@
 //! Rows of scores in a nameless temporary file: a vocabulary of 128 Ki takes half a megabyte a position.
 
-use crate::atomic_file::WriteError;
 use crate::error::ExecError;
+use hpp_io::WriteError;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 

@@ -1,0 +1,12 @@
+//! Files and streams as the three commands use them: reads with a size limit, result files, stdout.
+//!
+//! One implementation, so that every output option treats devices, pipes and symbolic links alike. Knows no format and no
+//! other crate of this workspace.
+
+mod output_file;
+mod read;
+mod stdout;
+
+pub use output_file::{OutputFile, WriteError, is_stream, resolve_link, write_file};
+pub use read::{read, read_text, read_text_from};
+pub use stdout::{StdoutError, print_line, show, show_json};

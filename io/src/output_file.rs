@@ -1,0 +1,320 @@
+//! Result files: whole or not at all where a path names a regular file or nothing yet, written through where it names a
+//! device, a pipe or an open descriptor.
+
+use std::fs::{self, File, Metadata};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+
+/// Symbolic links followed one after another, as many as Linux follows.
+const MOST_LINKS: usize = 40;
+
+/// Why a file could not be written.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot write {}", path.display())]
+pub struct WriteError {
+    /// The file, as the user named it.
+    pub path: PathBuf,
+    /// What the system said.
+    pub source: io::Error,
+}
+
+/// A result being written. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+pub struct OutputFile {
+    /// The path as the user gave it.
+    path: PathBuf,
+    sink: Sink,
+}
+
+enum Sink {
+    /// Written beside the final place, then renamed over it.
+    Replace { temporary: NamedTempFile, target: PathBuf },
+    /// Collected in a temporary file, then copied: a pipe cannot be sought in, and a run that fails must send it nothing.
+    Stream { collected: File, into: File },
+}
+
+impl OutputFile {
+    /// Begins a result for `path`. A path that cannot be written is an error here, not at the end.
+    pub fn create(path: &Path) -> Result<Self, WriteError> {
+        let error = |source| WriteError { path: path.to_owned(), source };
+        Ok(Self { path: path.to_owned(), sink: sink(path).map_err(error)? })
+    }
+
+    /// The file that takes the bytes for now; it can be sought in.
+    pub fn file(&mut self) -> &mut File {
+        match &mut self.sink {
+            Sink::Replace { temporary, .. } => temporary.as_file_mut(),
+            Sink::Stream { collected, .. } => collected,
+        }
+    }
+
+    /// The path, as the user gave it.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Flushes the result to disk and puts it in its place, or sends it down the stream.
+    pub fn finish(self) -> Result<(), WriteError> {
+        let path = self.path;
+        deliver(self.sink).map_err(|source| WriteError { path, source })
+    }
+}
+
+/// Writes these bytes as the whole result.
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+    let mut file = OutputFile::create(path)?;
+    if let Err(source) = file.file().write_all(bytes) {
+        return Err(WriteError { path: path.to_owned(), source });
+    }
+    file.finish()
+}
+
+/// Whether writing to this path sends bytes somewhere instead of storing them: a device, a pipe, an open descriptor.
+pub fn is_stream(path: &Path) -> bool {
+    matches!(destination(path), Ok(Destination::Stream(_)))
+}
+
+/// The path a symbolic link finally leads to, whether or not anything is there; any other path as it is.
+pub fn resolve_link(path: &Path) -> io::Result<PathBuf> {
+    let mut at = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        if !fs::symlink_metadata(&at).is_ok_and(|m| m.is_symlink()) {
+            return Ok(at);
+        }
+        at = directory(&at).join(fs::read_link(&at)?);
+    }
+    Err(io::Error::other("too many symbolic links lead from one to the next"))
+}
+
+fn sink(path: &Path) -> io::Result<Sink> {
+    match destination(path)? {
+        Destination::Stream(into) => Ok(Sink::Stream { collected: tempfile::tempfile()?, into: into.open(path)? }),
+        Destination::File(target) => Ok(Sink::Replace { temporary: temporary_beside(&target)?, target }),
+    }
+}
+
+fn deliver(sink: Sink) -> io::Result<()> {
+    match sink {
+        Sink::Replace { temporary, target } => {
+            temporary.as_file().sync_all()?;
+            temporary.persist(&target).map(drop).map_err(|e| e.error)
+        }
+        Sink::Stream { mut collected, mut into } => {
+            collected.seek(SeekFrom::Start(0))?;
+            io::copy(&mut collected, &mut into)?;
+            into.flush()
+        }
+    }
+}
+
+enum Destination {
+    /// A regular file, or nothing yet, links followed.
+    File(PathBuf),
+    /// What to write through.
+    Stream(Stream),
+}
+
+enum Stream {
+    /// A node or a descriptor, to be opened.
+    Node,
+    /// A regular file that is this process's own stdout or stderr: replaced, it would lose what is printed there.
+    Standard(File),
+}
+
+impl Stream {
+    fn open(self, path: &Path) -> io::Result<File> {
+        match self {
+            // Appending matters for a descriptor of a regular file: what is in it already stays.
+            Stream::Node => File::options().append(true).open(path),
+            Stream::Standard(file) => Ok(file),
+        }
+    }
+}
+
+fn destination(path: &Path) -> io::Result<Destination> {
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        // A new file, or a link to one.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Destination::File(resolve_link(path)?)),
+        Err(error) => return Err(error),
+    };
+    if metadata.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"));
+    }
+    if let Some(file) = standard_stream(&metadata) {
+        return Ok(Destination::Stream(Stream::Standard(file)));
+    }
+    if !metadata.is_file() || is_descriptor(path)? {
+        return Ok(Destination::Stream(Stream::Node));
+    }
+    Ok(Destination::File(resolve_link(path)?))
+}
+
+/// Standard output or standard error, where this is its file. Its own offset is shared, so nothing is overwritten.
+#[cfg(unix)]
+fn standard_stream(metadata: &Metadata) -> Option<File> {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::MetadataExt;
+    let (out, err) = (io::stdout(), io::stderr());
+    let own = [out.as_fd(), err.as_fd()].map(|fd| fd.try_clone_to_owned().map(File::from));
+    let same = |m: Metadata| (m.dev(), m.ino()) == (metadata.dev(), metadata.ino());
+    own.into_iter().flatten().find(|file| file.metadata().is_ok_and(same))
+}
+
+#[cfg(not(unix))]
+fn standard_stream(_: &Metadata) -> Option<File> {
+    None
+}
+
+/// Whether a path leads through `/dev/fd` or `/proc/PID/fd`: it names an open descriptor, whatever that is of.
+fn is_descriptor(path: &Path) -> io::Result<bool> {
+    let mut at = path.to_owned();
+    for _ in 0..MOST_LINKS {
+        if !fs::symlink_metadata(&at)?.is_symlink() {
+            return Ok(false);
+        }
+        let parent = fs::canonicalize(directory(&at))?;
+        if parent.starts_with("/proc") && parent.ends_with("fd") {
+            return Ok(true);
+        }
+        at = directory(&at).join(fs::read_link(&at)?);
+    }
+    Ok(false)
+}
+
+fn directory(path: &Path) -> &Path {
+    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".hpp-").suffix(".partial");
+    ordinary_permissions(&mut builder);
+    let temporary = builder.tempfile_in(directory(target))?;
+    if let Ok(before) = fs::metadata(target) {
+        temporary.as_file().set_permissions(before.permissions())?;
+    }
+    Ok(temporary)
+}
+
+/// Temporary files are private; a result is as readable as any file the user makes.
+#[cfg(unix)]
+fn ordinary_permissions(builder: &mut tempfile::Builder<'_, '_>) {
+    use std::os::unix::fs::PermissionsExt;
+    builder.permissions(fs::Permissions::from_mode(0o666));
+}
+
+#[cfg(not(unix))]
+fn ordinary_permissions(_: &mut tempfile::Builder<'_, '_>) {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::Command;
+
+    #[test]
+    fn nothing_appears_until_the_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x");
+        let mut file = OutputFile::create(&path).unwrap();
+        file.file().write_all(b"half").unwrap();
+        assert!(!path.exists());
+        drop(file);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+        write_file(&path, b"whole").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn directories_and_missing_ones_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let missing = dir.path().join("no/such/x.npy");
+        for path in [missing.as_path(), dir.path()] {
+            let error = OutputFile::create(path).err().unwrap();
+            assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+        }
+        assert!(!is_stream(&missing) && !is_stream(dir.path()));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn links_stay_and_what_they_lead_to_is_replaced() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        let (file, link, chain) = (dir.path().join("sub/file"), dir.path().join("link"), dir.path().join("sub/chain"));
+        symlink("sub/file", &link).unwrap();
+        symlink("../link", &chain).unwrap();
+        // First the link leads nowhere, then to a private file.
+        for text in ["new", "newer"] {
+            write_file(&chain, text.as_bytes()).unwrap();
+            assert!(
+                fs::symlink_metadata(&link).unwrap().is_symlink() && fs::symlink_metadata(&chain).unwrap().is_symlink()
+            );
+            assert!(fs::symlink_metadata(&file).unwrap().is_file());
+            assert_eq!(fs::read_to_string(&file).unwrap(), text);
+            fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+        }
+        write_file(&link, b"newest").unwrap();
+        assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600, "permissions stay");
+        let around = dir.path().join("around");
+        symlink("around", &around).unwrap();
+        assert!(write_file(&around, b"x").is_err());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_pipe_gets_a_whole_result_and_stays_a_pipe() {
+        use std::os::unix::fs::FileTypeExt;
+        let dir = tempfile::tempdir().unwrap();
+        let pipe = dir.path().join("pipe");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        assert!(is_stream(&pipe));
+        let reader = std::thread::spawn({
+            let pipe = pipe.clone();
+            move || fs::read_to_string(pipe).unwrap()
+        });
+        let mut file = OutputFile::create(&pipe).unwrap();
+        file.file().write_all(b"__ of it").unwrap();
+        // A result may be completed at its beginning, which a pipe does not allow.
+        file.file().seek(SeekFrom::Start(0)).unwrap();
+        file.file().write_all(b"all").unwrap();
+        file.finish().unwrap();
+        assert_eq!(reader.join().unwrap(), "allof it");
+        assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_device_is_written_through() {
+        use std::os::unix::fs::{FileTypeExt, symlink};
+        let dir = tempfile::tempdir().unwrap();
+        let link = dir.path().join("link");
+        symlink("/dev/null", &link).unwrap();
+        write_file(&link, b"gone").unwrap();
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+        assert!(fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+        let node = dir.path().join("null");
+        // Only root makes device nodes, and not on every file system.
+        if Command::new("mknod").arg(&node).args(["c", "1", "3"]).status().unwrap().success()
+            && File::options().write(true).open(&node).is_ok()
+        {
+            write_file(&node, b"gone").unwrap();
+            assert!(fs::symlink_metadata(&node).unwrap().file_type().is_char_device());
+        }
+        let error = write_file(Path::new("/dev/full"), b"x").unwrap_err();
+        assert_eq!(error.source.kind(), io::ErrorKind::StorageFull);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_open_descriptor_of_a_file_is_appended_to() {
+        use std::os::fd::AsRawFd;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        fs::write(&path, "before ").unwrap();
+        let open = File::options().append(true).open(&path).unwrap();
+        write_file(Path::new(&format!("/dev/fd/{}", open.as_raw_fd())), b"after").unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "before after");
+    }
+}

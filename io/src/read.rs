@@ -1,0 +1,60 @@
+//! Reads that end: a path may name a device that never does, and what names it may be hostile.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// The bytes of a file, at most `limit` of them.
+pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    bytes(File::open(path)?, limit)
+}
+
+/// The text of a file of at most `limit` bytes.
+pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
+    read_text_from(File::open(path)?, limit)
+}
+
+/// The text of a stream of at most `limit` bytes.
+pub fn read_text_from(reader: impl Read, limit: u64) -> io::Result<String> {
+    String::from_utf8(bytes(reader, limit)?)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not valid UTF-8 text"))
+}
+
+fn bytes(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    // One more byte than allowed tells a file of exactly that size from a longer one.
+    reader.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {}", size(limit))));
+    }
+    Ok(bytes)
+}
+
+fn size(bytes: u64) -> String {
+    match bytes {
+        b if b >= 1 << 30 && b % (1 << 30) == 0 => format!("{} GiB", b >> 30),
+        b if b >= 1 << 20 && b % (1 << 20) == 0 => format!("{} MiB", b >> 20),
+        b => format!("{b} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_may_be_as_long_as_the_limit() {
+        assert_eq!(read_text_from(&b"four"[..], 4).unwrap(), "four");
+        let error = read_text_from(&b"five!"[..], 4).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
+        assert!(error.to_string().contains("4 bytes"), "{error}");
+        assert!(read_text_from(&[0xff][..], 4).unwrap_err().to_string().contains("UTF-8"));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_device_without_an_end_is_refused() {
+        let error = read(Path::new("/dev/zero"), 1 << 20).unwrap_err();
+        assert!(error.to_string().contains("larger than 1 MiB"), "{error}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Standard output carries results: each is shown at once, and one that cannot be written is an error. A reader that
+//! closed the pipe wants no more and is no error to report.
+
+use std::io::{self, Write};
+
+/// Why a result could not be shown.
+#[derive(Debug, thiserror::Error)]
+pub enum StdoutError {
+    /// The reader closed the pipe, as `head` does.
+    #[error("the reader of stdout closed the pipe")]
+    Closed,
+    /// Anything else, a full disk for one.
+    #[error("cannot write to stdout")]
+    Write(#[source] io::Error),
+}
+
+impl StdoutError {
+    /// Whether the reader went away: the command ends quietly, and successfully.
+    pub fn is_closed(&self) -> bool {
+        matches!(self, StdoutError::Closed)
+    }
+}
+
+impl From<io::Error> for StdoutError {
+    fn from(error: io::Error) -> Self {
+        if error.kind() == io::ErrorKind::BrokenPipe { StdoutError::Closed } else { StdoutError::Write(error) }
+    }
+}
+
+/// Writes text and flushes it.
+pub fn show(out: &mut dyn Write, text: &str) -> Result<(), StdoutError> {
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Writes one JSON value on one line and flushes it.
+pub fn show_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<(), StdoutError> {
+    let text = serde_json::to_string(value).map_err(|e| StdoutError::Write(io::Error::other(e)))?;
+    show(out, &(text + "\n"))
+}
+
+/// Writes text and a line end to standard output.
+pub fn print_line(text: &str) -> Result<(), StdoutError> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    show(&mut out, "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_full_device_is_an_error_and_a_closed_pipe_is_told_from_it() {
+        let mut full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        assert!(matches!(show(&mut full, "x"), Err(StdoutError::Write(_))));
+        let (reader, mut writer) = io::pipe().unwrap();
+        drop(reader);
+        assert!(show(&mut writer, "x").unwrap_err().is_closed());
+    }
+}
