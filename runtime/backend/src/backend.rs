@@ -1,9 +1,11 @@
 //! The engine's port, over ONNX Runtime.
 
 use crate::environment::{OpenError, OrtOptions, Runtime, open};
+use crate::loading::Loading;
 use crate::os;
+use crate::pages;
 use crate::probe;
-use crate::provide::{devices_of, find_device, provide};
+use crate::provide::{Made, devices_of, find_device, provide};
 use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
@@ -15,6 +17,7 @@ use hpp_engine::port::{Arrived, Backend, Hold, Loaded, MemoryId, MemoryUse, Sess
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
 use std::cell::RefCell;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -25,8 +28,16 @@ pub struct OrtBackend {
     /// The host first, then devices as they come into use; a memory's number is its index.
     places: Rc<RefCell<Vec<Rc<Place>>>>,
     readers: Readers,
-    uploads: Uploads,
+    pub(crate) uploads: Uploads,
+    /// See [`read_staging`](Self::read_staging).
+    read_staging: Rc<RefCell<Option<Memory>>>,
+    /// Where sessions loaded since then have packed their weights, until all of a plan's are loaded.
+    packed: Rc<RefCell<Vec<Range<usize>>>>,
 }
+
+/// Most bytes of host memory that stay for reading tensors from devices: the scores of a few tokens of any vocabulary. Those of
+/// every token of a long prompt are hundreds of times as many.
+const KEPT_STAGING: u64 = 8 << 20;
 
 /// Bytes in one memory.
 pub struct OrtBuffer {
@@ -40,7 +51,14 @@ impl OrtBackend {
     pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
         let runtime = open(options, reporter)?;
         let places = Rc::new(RefCell::new(vec![Rc::new(Place::host())]));
-        Ok(OrtBackend { runtime, places, readers: Readers::default(), uploads: Uploads::default() })
+        Ok(OrtBackend {
+            runtime,
+            places,
+            readers: Readers::default(),
+            uploads: Uploads::default(),
+            read_staging: Rc::default(),
+            packed: Rc::default(),
+        })
     }
 
     /// The memory of the device of a provider that plans call by this name, without a session on it.
@@ -69,6 +87,19 @@ impl OrtBackend {
             what: format!("memory {}", memory.0),
             why: "no partition has brought it into use".into(),
         })
+    }
+
+    /// Host memory that tensors on devices are copied to when they are read: the same each time, unless it is large.
+    fn read_staging(&self, bytes: u64) -> Result<Memory, BackendError> {
+        let mut kept = self.read_staging.borrow_mut();
+        if let Some(memory) = kept.as_ref().filter(|memory| memory.len() >= bytes) {
+            return Ok(memory.clone());
+        }
+        let memory = Memory::Host(Rc::new(HostMemory::reserve(bytes)?));
+        if bytes <= KEPT_STAGING {
+            *kept = Some(memory.clone());
+        }
+        Ok(memory)
     }
 
     /// Makes every device of a provider a place tensors can lie in.
@@ -132,13 +163,16 @@ impl Backend for OrtBackend {
         control: &OrtControl,
         reporter: &dyn Reporter,
     ) -> Result<Loaded<OrtSession>, BackendError> {
-        let provided = provide(&self.runtime, spec, control, reporter)?;
+        let loading = Loading::begin();
+        let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         if provided.provider != Provider::Cpu {
             self.use_devices(provided.provider)?;
         }
-        let mapped = (provided.mapped_before.as_slice(), provided.mapped_from.as_path(), provided.prepared);
-        // SAFETY: an `OrtSession` drops what is kept before its session, and asks it before each run.
-        let kept = unsafe { self.readers.keep(provided.keep, spec.partition, mapped, reporter) }?;
+        let Made { session, processor, weights, packed } = provided.made;
+        // SAFETY: `provide` claimed the mappings for this session alone. An `OrtSession` drops what is kept before its session,
+        // and asks it before each run.
+        let kept = unsafe { self.readers.keep(weights, spec.partition, reporter) }?;
+        self.packed.borrow_mut().extend(packed);
         let turn = self.runtime.turn(provided.provider);
         let streams = match provided.provider {
             Provider::Cuda => {
@@ -147,9 +181,12 @@ impl Backend for OrtBackend {
             }
             Provider::Webgpu | Provider::Cpu => None,
         };
-        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone(), turn, streams)?;
-        let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
-        Ok(Loaded { session, provider, processor, refused })
+        let session = OrtSession::new(session, kept, self.places.borrow().clone(), turn, streams)?;
+        Ok(Loaded { session, provider: provided.provider, processor, refused: provided.refused })
+    }
+
+    fn finish_loading(&self) {
+        pages::gather(&self.packed.take());
     }
 
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<OrtBuffer, BackendError> {
@@ -185,10 +222,16 @@ impl Backend for OrtBackend {
             return value.read_host(offset, bytes);
         }
         self.wait_for(value.place)?;
-        let host = self.reserve(MemoryId::HOST, value.size())?;
-        let there = self.view(&host, value.dtype, &value.dims)?;
-        copy(&self.runtime.environment, value, &there.0)?;
-        there.0.read_host(offset, bytes)
+        if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > value.size()) {
+            let why = format!("the tensor is {} {:?}", value.dtype, value.dims.as_slice());
+            return Err(BackendError::Misfit { what: format!("{} bytes at {offset}", bytes.len()), why });
+        }
+        let (memory, host) = (self.read_staging(value.size())?, self.place(MemoryId::HOST)?);
+        // A copy takes whole tensors. It cannot begin at the rows that are wanted: WebGPU's addresses are handles of buffers, and
+        // `CopyTensors` knows no offset.
+        let there = Value::view(&memory, &host, value.dtype, &value.dims)?;
+        copy(&self.runtime.environment, value, &there)?;
+        there.read_host(offset, bytes)
     }
 
     fn copy(&self, from: &OrtTensor, to: &OrtTensor) -> Result<(), BackendError> {

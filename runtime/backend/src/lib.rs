@@ -8,6 +8,7 @@ mod cuda;
 mod devices;
 pub mod discover;
 mod environment;
+mod loading;
 mod log;
 mod os;
 mod pages;

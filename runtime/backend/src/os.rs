@@ -216,6 +216,15 @@ fn physical_cores() -> Option<usize> {
     None
 }
 
+/// Most files this process may have open at once, where the system limits them.
+#[cfg(target_os = "linux")]
+pub(crate) fn most_open_files() -> Option<usize> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a place for one limit, which the call fills.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
+    usize::try_from(limit.rlim_cur).ok().filter(|_| known && limit.rlim_cur != libc::RLIM_INFINITY)
+}
+
 /// Tells the system not to keep in memory what was read of a file there; a length of 0 means to its end. Advice only.
 pub(crate) fn forget(file: &std::fs::File, offset: u64, length: u64) {
     #[cfg(target_os = "linux")]

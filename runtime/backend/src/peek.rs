@@ -2,35 +2,44 @@
 //! ahead pays.
 //!
 //! ONNX Runtime can copy weights into a layout its kernels like better. For 4-bit and 8-bit weights that is a hundred times
-//! faster. For 32-bit ones it gains a tenth, takes seconds per gigabyte at load and needs the memory for the copy; without it,
-//! weights stay mapped from their file and may be evicted. The two ways round differently, so the decision is made once for a
-//! model, from its unsplit file and the size of its weights, and holds for all its partitions.
+//! faster, so a partition that has some is packed. For 32-bit ones it gains a tenth, takes seconds per gigabyte at load and needs
+//! the memory for the copy; without it, weights stay mapped from their file and may be evicted. The two ways round differently,
+//! so of a partition with 32-bit weights alone the unsplit model decides, and the size of its weights: a model computes the same
+//! numbers whole and in partitions.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Whether a model has weights that must be packed ahead, whatever that takes. Files that cannot be read are left to the loader to complain of.
+/// What loading a file needs to know of its operators and weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Facts {
+    /// Whether it has weights that must be packed ahead, whatever that takes.
+    pub needs_packing: bool,
+    /// An operator whose packed weights are not known to come back as they were when they are written to a file and mapped
+    /// again, if there is one. ONNX Runtime offers it for all; products of 2 to 8 bits and mixtures of experts have been tried.
+    pub unsaved: Option<&'static str>,
+    /// Whether it has a mixture of 4-bit experts. On the host its kernel takes weights that are constants in whatever layout they
+    /// come, and weights that are inputs in one: of a model that was made for CUDA it then computes something else, without a word.
+    pub narrow_experts: bool,
+}
+
+/// Reads a file's operators and weight types. Files that cannot be read are left to the loader to complain of.
+pub(crate) fn facts(file: &Path) -> Facts {
+    let unreadable = Facts { needs_packing: true, unsaved: None, narrow_experts: false };
+    look(file).map_or(unreadable, |scan| scan.facts)
+}
+
+/// Whether a model has weights that must be packed ahead, whatever that takes.
 pub fn needs_packing(model: &Path) -> bool {
-    look(model).map_or(true, |scan| scan.gains)
-}
-
-/// An operator of a file whose packed weights are not known to come back as they were when they are written to a file and mapped
-/// again, if there is one. ONNX Runtime offers it for all; products of 2 to 8 bits and mixtures of experts have been tried.
-pub(crate) fn cannot_be_saved(file: &Path) -> Option<&'static str> {
-    look(file).ok()?.unsaved
-}
-
-/// Whether a file has a mixture of 4-bit experts. On the host its kernel takes weights that are constants in whatever layout they
-/// come, and weights that are inputs in one: of a model that was made for CUDA it then computes something else, without a word.
-pub(crate) fn has_narrow_experts(file: &Path) -> bool {
-    look(file).is_ok_and(|scan| scan.experts)
+    facts(model).needs_packing
 }
 
 fn look(model: &Path) -> io::Result<Scan> {
     let file = File::open(model)?;
     let end = file.metadata()?.len();
-    let mut scan = Scan { file: BufReader::new(file), gains: false, unsaved: None, experts: false };
+    let facts = Facts { needs_packing: false, unsaved: None, narrow_experts: false };
+    let mut scan = Scan { file: BufReader::new(file), facts };
     scan.message(Kind::Model, end, 0)?;
     Ok(scan)
 }
@@ -97,9 +106,7 @@ impl Kind {
 
 struct Scan {
     file: BufReader<File>,
-    gains: bool,
-    unsaved: Option<&'static str>,
-    experts: bool,
+    facts: Facts,
 }
 
 /// Deepest nesting that is followed.
@@ -142,16 +149,18 @@ impl Scan {
     /// Floating-point weights narrower than 32 bits are widened at load, and then packed or not like any others.
     fn element_type(&mut self, number: u64) {
         let dtype = i32::try_from(number).ok().and_then(hpp_schema::DType::from_onnx);
-        self.gains |= dtype.is_some_and(|dtype| dtype.is_float() && dtype.bits().is_some_and(|bits| bits < 32));
+        self.facts.needs_packing |=
+            dtype.is_some_and(|dtype| dtype.is_float() && dtype.bits().is_some_and(|bits| bits < 32));
     }
 
     fn operator(&mut self, length: usize) -> io::Result<()> {
         let mut name = vec![0; length];
         self.file.read_exact(&mut name)?;
         let packed = PACKED.iter().find(|packed| packed.as_bytes() == name);
-        self.gains |= packed.is_some();
-        self.experts |= name == b"QMoE";
-        self.unsaved = self.unsaved.or(packed.copied().filter(|packed| !SAVED.contains(packed)));
+        let facts = &mut self.facts;
+        facts.needs_packing |= packed.is_some();
+        facts.narrow_experts |= name == b"QMoE";
+        facts.unsaved = facts.unsaved.or(packed.copied().filter(|packed| !SAVED.contains(packed)));
         Ok(())
     }
 
@@ -205,13 +214,13 @@ mod tests {
         let models = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models"));
         let model = |name: &str| models.join(name).join("model.onnx");
         for name in ["genai/gpt-oss-int4-cpu", "genai/llama3-int4-cpu", "genai/llama3-fp32-cpu"] {
-            assert_eq!(cannot_be_saved(&model(name)), None, "{name}");
+            assert_eq!(facts(&model(name)).unsaved, None, "{name}");
         }
         // A model with a graph with a node of this operator.
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"\x3a\x07\x0a\x05\x22\x03GRU").unwrap();
-        assert_eq!(cannot_be_saved(file.path()), Some("GRU"));
-        let experts = |name: &str| has_narrow_experts(&model(name));
+        assert_eq!(facts(file.path()).unsaved, Some("GRU"));
+        let experts = |name: &str| facts(&model(name)).narrow_experts;
         assert!(experts("genai/gpt-oss-int4-cpu") && !experts("genai/llama3-int4-cpu"));
     }
 

@@ -3,14 +3,15 @@
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::Runtime;
+use crate::loading::Loading;
 use crate::os;
 use crate::pages;
-use crate::peek;
+use crate::peek::{self, Facts};
 use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
-use crate::streamed::{self, Mapping};
+use crate::streamed::{self, Placed};
 use hpp_engine::port::{Fallback, Keep, SessionSpec};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DeviceKind, Provider};
@@ -20,33 +21,24 @@ use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::ops::Range;
+use std::path::Path;
 use std::sync::PoisonError;
 
-/// A session with the provider and processor it got, and those that were not to be had.
+/// A session with the provider it got, and those that were not to be had.
 pub(crate) struct Provided {
-    pub session: Session,
+    pub made: Made,
     pub provider: Provider,
-    pub processor: String,
     pub refused: Vec<(Provider, String)>,
-    /// How its weights are to be kept: as asked, or in memory where the session is on a device.
-    pub keep: Keep,
-    /// What was mapped from files there before it was made.
-    pub mapped_before: Vec<Mapping>,
-    /// The directory its weights are mapped from.
-    pub mapped_from: PathBuf,
-    /// Whether they lie there as kernels want them, beside what they were made from.
-    pub prepared: bool,
 }
 
 /// A session that one provider made.
-struct Made {
-    session: Session,
-    processor: String,
-    keep: Keep,
-    mapped_before: Vec<Mapping>,
-    mapped_from: PathBuf,
-    prepared: bool,
+pub(crate) struct Made {
+    pub session: Session,
+    pub processor: String,
+    pub weights: Placed,
+    /// Memory that weights were packed into on the host.
+    pub packed: Vec<Range<usize>>,
 }
 
 /// Tries the partition's providers in order. A partition planned for a GPU may end on the host, if that is not refused.
@@ -55,6 +47,7 @@ pub(crate) fn provide(
     spec: &SessionSpec<'_>,
     control: &OrtControl,
     reporter: &dyn Reporter,
+    loading: &Loading,
 ) -> Result<Provided, BackendError> {
     let wants_gpu = spec.device.kind == DeviceKind::Gpu;
     let mut order = spec.providers.to_vec();
@@ -67,19 +60,8 @@ pub(crate) fn provide(
         if provider == Provider::Cpu && (is_refused || spec.has_host_file) {
             break;
         }
-        match attempt(runtime, spec, provider, control, reporter) {
-            Ok(Made { session, processor, keep, mapped_before, mapped_from, prepared }) => {
-                return Ok(Provided {
-                    session,
-                    provider,
-                    processor,
-                    refused,
-                    keep,
-                    mapped_before,
-                    mapped_from,
-                    prepared,
-                });
-            }
+        match attempt(runtime, spec, provider, (control, reporter, loading)) {
+            Ok(made) => return Ok(Provided { made, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // What the host cannot do is no matter of providers: say it as it is.
             Err(error) if provider == Provider::Cpu => return Err(error),
@@ -93,32 +75,26 @@ fn attempt(
     runtime: &Runtime,
     spec: &SessionSpec<'_>,
     provider: Provider,
-    control: &OrtControl,
-    reporter: &dyn Reporter,
+    (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
-    let in_memory = |session, processor| Made {
-        session,
-        processor,
-        keep: Keep::InMemory,
-        mapped_before: Vec::new(),
-        mapped_from: PathBuf::new(),
-        prepared: false,
-    };
+    let in_memory = |session, processor, packed| Made { session, processor, weights: Placed::default(), packed };
     match provider {
-        Provider::Cpu if spec.weights_are_inputs && peek::has_narrow_experts(spec.file) => Err(BackendError::Runtime {
-            doing: format!("run {} on the host", spec.partition),
-            cause: "it is planned for a GPU with its weights as inputs, and on the host QMoE wants constants: run it where \
-                    the GPU is, or plan with --mechanisms resident,cpu,disk"
-                .into(),
-        }),
-        Provider::Cpu if can_come_from_disk(spec, reporter) => from_disk(runtime, spec, control),
         Provider::Cpu => {
-            let packed = peek::needs_packing(spec.model) || has_room_to_pack(spec.weight_bytes);
-            let session = commit(on_host(runtime, spec, packed)?, spec, control)?;
-            if packed {
-                pages::gather();
+            let facts = peek::facts(spec.file);
+            if spec.weights_are_inputs && facts.narrow_experts {
+                return Err(wants_constants(spec));
             }
-            Ok(in_memory(session, host_name(runtime)))
+            let packed = facts.needs_packing || peek::needs_packing(spec.model);
+            if can_come_from_disk(spec, facts, reporter) {
+                return from_disk(runtime, spec, packed, (control, loading));
+            }
+            let packed = packed || has_room_to_pack(spec.weight_bytes);
+            let builder = on_host(runtime, spec, packed)?;
+            if !packed {
+                return Ok(in_memory(commit(builder, spec, control)?, host_name(runtime), Vec::new()));
+            }
+            let (session, packed) = pages::watch(|| commit(builder, spec, control));
+            Ok(in_memory(session?, host_name(runtime), packed))
         }
         Provider::Cuda | Provider::Webgpu => {
             let (number, device) = find_device(runtime, provider, &spec.device.name)?;
@@ -129,17 +105,26 @@ fn attempt(
             if probe::uses_f16(&session) {
                 ask_for_f16(runtime, provider, &spec.device.name)?;
             }
-            Ok(in_memory(session, description))
+            Ok(in_memory(session, description, Vec::new()))
         }
     }
 }
 
+fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
+    BackendError::Runtime {
+        doing: format!("run {} on the host", spec.partition),
+        cause: "it is planned for a GPU with its weights as inputs, and on the host QMoE wants constants: run it where the GPU \
+                is, or plan with --mechanisms resident,cpu,disk"
+            .into(),
+    }
+}
+
 /// Whether weights that are not to be kept in memory can be read from somewhere.
-fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
+fn can_come_from_disk(spec: &SessionSpec<'_>, facts: Facts, reporter: &dyn Reporter) -> bool {
     if spec.keep == Keep::InMemory || !streamed::POSSIBLE {
         return false;
     }
-    match peek::cannot_be_saved(spec.file) {
+    match facts.unsaved {
         None => true,
         Some(operator) => {
             reporter.warning(&format!(
@@ -152,19 +137,24 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     }
 }
 
-/// A session on the host whose weights are mapped from their file, all of them: where kernels want another layout, from a file
-/// that has it.
-fn from_disk(runtime: &Runtime, spec: &SessionSpec<'_>, control: &OrtControl) -> Result<Made, BackendError> {
+/// A session on the host whose weights are mapped from their file, all of them: where kernels want them packed, from a file that
+/// has them so.
+fn from_disk(
+    runtime: &Runtime,
+    spec: &SessionSpec<'_>,
+    packed: bool,
+    (control, loading): (&OrtControl, &Loading),
+) -> Result<Made, BackendError> {
     // Tables of which a token reads one row are not packed.
     let is_table = spec.keep == Keep::Mapped { rows: true };
-    let prepared = spec.prepared.filter(|_| !is_table && peek::needs_packing(spec.model));
-    let (file, mapped_from) = match &prepared {
+    let prepared = spec.prepared.filter(|_| !is_table && packed);
+    let (file, dir) = match &prepared {
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
             let make = |place: &Path| {
                 let saving = saving(on_host(runtime, spec, true)?, place, spec.partition)?;
                 let session = commit(saving, spec, control)?;
-                let read = streamed::mapped_under(spec.weights_dir);
+                let read = streamed::mapped_under(spec.weights_dir).unwrap_or_default();
                 drop(session);
                 // From now on these are read from another file.
                 streamed::forget(&read);
@@ -175,11 +165,27 @@ fn from_disk(runtime: &Runtime, spec: &SessionSpec<'_>, control: &OrtControl) ->
         }
         None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
     };
-    let mapped_before = streamed::mapped_under(&mapped_from);
-    let own = SessionSpec { file: &file, weights_dir: &mapped_from, ..*spec };
-    let session = commit(on_host(runtime, &own, prepared.is_some())?, &own, control)?;
-    let prepared = prepared.is_some();
-    Ok(Made { session, processor: host_name(runtime), keep: spec.keep, mapped_before, mapped_from, prepared })
+    let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
+    let builder = on_host(runtime, &own, prepared.is_some())?;
+    let (session, mappings) =
+        streamed::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| {
+            match (&prepared, error) {
+                (Some(_), BackendError::Runtime { doing, cause }) => {
+                    BackendError::Runtime { doing, cause: remove(&cause, &dir) }
+                }
+                (_, error) => error,
+            }
+        })?;
+    let weights = Placed { keep: spec.keep, mappings, dir, prepared: prepared.is_some() };
+    Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
+}
+
+/// Why prepared weights cannot be used, and what to do.
+fn remove(cause: &str, dir: &Path) -> String {
+    format!(
+        "{cause} (these weights were prepared by an earlier start: remove {} and they are prepared again)",
+        dir.display()
+    )
 }
 
 /// The same, writing what the session has become to a directory.

@@ -1,6 +1,7 @@
 //! Sessions as the engine's port wants them.
 
 use crate::cuda::streams::Streams;
+use crate::loading::Released;
 use crate::raw::binding::OrtBinding;
 use crate::raw::device::{Place, Turn, memories};
 use crate::raw::run::OrtControl;
@@ -18,7 +19,7 @@ use std::sync::Arc;
 pub struct OrtSession {
     /// In front of the session, whose memory it manages: fields are dropped in order.
     kept: Kept,
-    session: ort::session::Session,
+    session: Released,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     input_names: Vec<CString>,
@@ -42,6 +43,7 @@ impl OrtSession {
         let inputs = ports(session.inputs(), &inputs_in)?;
         let outputs = ports(session.outputs(), &outputs_in)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
+        let session = Released::new(session);
         Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn, streams })
     }
 }

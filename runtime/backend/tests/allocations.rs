@@ -1,10 +1,13 @@
-//! Decoding allocates nothing on this program's heap: every allocation is counted while real models make tokens.
+//! Decoding allocates nothing on this program's heap and maps no memory: every allocation and every mapping is counted while real
+//! models make tokens, on the CPU and, where `HPP_WEBGPU_TEST` is set (see `tools/scripts/with-webgpu.sh`), on a device.
 //!
 //! What ONNX Runtime allocates in its own heap is another matter; `docs/RUNTIME.md` says how that was looked at.
 
 mod support;
 
+use hpp_engine::port::{Backend as _, MemoryId};
 use hpp_engine::{Engine, EngineOptions, LogitRows, Logits, Silent, StepInput};
+use hpp_schema::{ByteSize, Device, DeviceKind, Plan, Provider};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
@@ -37,10 +40,32 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Allocations in eight steps of decoding, after two.
-fn counted(model: &support::Recorded) -> u64 {
-    let mut engine =
-        Engine::load(&model.plan(64), &model.dir, &support::backend(), EngineOptions::default(), &Silent).unwrap();
+thread_local! {
+    static MAPPINGS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Takes the place of the system library's function of this name for this program and the libraries it loads.
+///
+/// # Safety
+/// As for the system's.
+#[cfg(target_os = "linux")]
+#[unsafe(no_mangle)]
+unsafe extern "C" fn mmap(
+    address: *mut libc::c_void,
+    length: libc::size_t,
+    rights: libc::c_int,
+    flags: libc::c_int,
+    file: libc::c_int,
+    offset: libc::off_t,
+) -> *mut libc::c_void {
+    MAPPINGS.with(|count| count.set(count.get() + 1));
+    // SAFETY: the caller's promise, passed on.
+    unsafe { libc::syscall(libc::SYS_mmap, address, length, rights, flags, file, offset) as *mut libc::c_void }
+}
+
+/// Allocations and mappings of this thread in eight steps of decoding, after two.
+fn counted(model: &support::Recorded, plan: &Plan) -> [u64; 2] {
+    let mut engine = Engine::load(plan, &model.dir, &support::backend(), EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     let mut logits = Logits::default();
     let mut step = |ids: &[u32]| {
@@ -49,9 +74,39 @@ fn counted(model: &support::Recorded) -> u64 {
     step(&[1, 2, 3]);
     step(&[4]);
     step(&[5]);
-    let before = COUNT.with(Cell::get);
+    let now = || [COUNT.with(Cell::get), MAPPINGS.with(Cell::get)];
+    let before = now();
     (6..14).for_each(|id| step(&[id]));
-    COUNT.with(Cell::get) - before
+    let after = now();
+    [after[0] - before[0], after[1] - before[1]]
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn mappings_are_counted() {
+    let backend = support::backend();
+    let before = MAPPINGS.with(Cell::get);
+    drop(backend.reserve(MemoryId::HOST, 100).unwrap());
+    assert_eq!(MAPPINGS.with(Cell::get) - before, 1);
+}
+
+/// Scores are read from the device through host memory that is there already.
+#[test]
+fn decoding_on_a_device_maps_nothing() {
+    if std::env::var_os("HPP_WEBGPU_TEST").is_none() {
+        println!(
+            "SKIPPED: decoding_on_a_device_maps_nothing: HPP_WEBGPU_TEST is not set, see tools/scripts/with-webgpu.sh"
+        );
+        return;
+    }
+    let model = support::recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap();
+    let mut plan = model.plan(64);
+    plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
+    plan.budgets.vram = vec![ByteSize(1 << 30)];
+    plan.partitions[0].device = "gpu0".into();
+    plan.partitions[0].providers = vec![Provider::Webgpu];
+    plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
+    assert_eq!(counted(&model, &plan), [0, 0]);
 }
 
 #[test]
@@ -61,7 +116,7 @@ fn decoding_allocates_nothing() {
         // Shared caches, windows, carried states and caches that are appended to; no-cache models compute all again.
         let carries = matches!(model.kind(), "decoder_kv" | "decoder_merged_if");
         if carries && model.facts["inputs"].as_array().unwrap().iter().any(|input| input["name"] == "input_ids") {
-            assert_eq!(counted(&model), 0, "{}", model.name());
+            assert_eq!(counted(&model, &model.plan(64)), [0, 0], "{}", model.name());
             looked_at += 1;
         }
     }

@@ -3,6 +3,7 @@
 mod support;
 
 use hpp_engine::{Engine, EngineOptions, LogitRows, Silent, StepInput};
+use hpp_schema::{ByteSize, Plan, Residency};
 use support::{Recorded, backend, error, recorded};
 
 fn best(scores: &[f32]) -> u32 {
@@ -17,12 +18,16 @@ fn best(scores: &[f32]) -> u32 {
 
 /// Greedy generation with the prompt in chunks of `chunk`; the largest error over all steps.
 fn generate(model: &Recorded, chunk: usize) -> Result<f32, String> {
-    let plan = model.plan(64);
+    generate_with(model, &model.plan(64), chunk)
+}
+
+/// The same with a plan for the model.
+fn generate_with(model: &Recorded, plan: &Plan, chunk: usize) -> Result<f32, String> {
     let backend = backend();
     let say = |error: hpp_engine::EngineError| {
         format!("{error}: {:?}", std::error::Error::source(&error).map(|s| s.to_string()))
     };
-    let mut engine = Engine::load(&plan, &model.dir, &backend, EngineOptions::default(), &Silent).map_err(say)?;
+    let mut engine = Engine::load(plan, &model.dir, &backend, EngineOptions::default(), &Silent).map_err(say)?;
     let mut sequence = engine.new_sequence().map_err(say)?;
     let prompt = model.prompt();
     let mut logits = Default::default();
@@ -77,4 +82,93 @@ fn a_prompt_in_pieces_is_the_same_prompt() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// A copy of a recorded model, and a plan that reads all of its weights from disk before each run.
+fn from_disk(model: &Recorded) -> (tempfile::TempDir, Recorded, Plan) {
+    let dir = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&model.dir).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, dir.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let mut plan = model.plan(64);
+    plan.devices[0].window = Some(ByteSize(4 << 20));
+    plan.partitions[0].residency = Residency::Streamed;
+    plan.partitions[0].bytes.locked = Some(ByteSize(0));
+    let copy = Recorded { dir: dir.path().to_owned(), facts: model.facts.clone() };
+    (dir, copy, plan)
+}
+
+/// Weights are taken over by what loading a session maps, and all threads of a process map the same files.
+#[test]
+#[cfg(target_os = "linux")]
+fn threads_that_load_from_one_directory_take_their_own_weights() {
+    for name in ["llama3-fp32-cpu", "llama3-int4-cpu"] {
+        let model = recorded().into_iter().find(|model| model.dir.ends_with(name)).unwrap();
+        let (_dir, model, plan) = from_disk(&model);
+        let (model, plan) = (&model, &plan);
+        let failed: Vec<String> = std::thread::scope(|scope| {
+            let rounds = |thread: usize| {
+                move || {
+                    let round = |round| {
+                        generate_with(model, plan, 8).err().map(|why| format!("thread {thread}, round {round}: {why}"))
+                    };
+                    (0..3).filter_map(round).collect::<Vec<_>>()
+                }
+            };
+            let threads: Vec<_> = (0..4).map(|thread| scope.spawn(rounds(thread))).collect();
+            threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(failed.is_empty(), "{name}:\n{}", failed.join("\n"));
+    }
+}
+
+/// A plan may read from more files than a process may have open.
+#[test]
+#[cfg(target_os = "linux")]
+fn more_files_of_weights_than_descriptors() {
+    const PLANS: usize = 44;
+    if std::env::var_os("HPP_FEW_DESCRIPTORS").is_none() {
+        let mut again = std::process::Command::new("sh");
+        again.args(["-c", "ulimit -n 40; exec \"$0\" --exact more_files_of_weights_than_descriptors --nocapture"]);
+        let ran = again.arg(std::env::current_exe().unwrap()).env("HPP_FEW_DESCRIPTORS", "1").output().unwrap();
+        let said = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let model = recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap();
+    let (dir, copy, plan) = from_disk(&model);
+    let backend = backend();
+    let load = |number: usize| {
+        let own = dir.path().join(number.to_string());
+        std::fs::create_dir(&own).unwrap();
+        for file in ["model.onnx", "model.onnx.data"] {
+            std::fs::hard_link(copy.dir.join(file), own.join(file)).unwrap();
+        }
+        Engine::load(&plan, &own, &backend, EngineOptions::default(), &Silent).unwrap()
+    };
+    let mut engines: Vec<_> = (0..PLANS).map(load).collect();
+    let want = model.floats("step_logits").unwrap();
+    for engine in &mut engines {
+        let mut sequence = engine.new_sequence().unwrap();
+        let logits = engine.step(&mut sequence, StepInput::Tokens(&model.prompt()), LogitRows::Last).unwrap();
+        assert!(error(logits.last(), &want[..logits.vocab]) < 1e-3);
+        assert!(engine.telemetry().reads.count > 0);
+    }
+}
+
+/// A partition with 4-bit weights of a model without: one that was quantised in part. Unpacked, it would be a hundred times
+/// slower, and from disk it would be read unpacked.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_partition_with_narrow_weights_is_packed_whatever_the_model_has() {
+    let narrow = recorded().into_iter().find(|model| model.dir.ends_with("llama3-int4-cpu")).unwrap();
+    let wide = recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap();
+    let (dir, narrow, mut plan) = from_disk(&narrow);
+    std::fs::copy(wide.dir.join("model.onnx"), dir.path().join("wide.onnx")).unwrap();
+    plan.files.push(narrow.record("wide.onnx"));
+    plan.model.source = "wide.onnx".into();
+    generate_with(&narrow, &plan, 8).unwrap();
+    let prepared = std::fs::read_dir(dir.path().join("prepared")).expect("weights were packed").flatten();
+    assert_eq!(prepared.filter(|entry| entry.path().is_dir()).count(), 1);
 }

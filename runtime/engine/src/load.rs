@@ -46,6 +46,7 @@ pub(crate) fn load<B: Backend>(
     let areas = Areas::new(backend.clone());
     let loader = Loader { keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
     let Loaded { stages, sessions, telemetry, by_phase } = loader.stages(&names)?;
+    backend.finish_loading();
     let vocabulary = Vocabulary::of(plan);
     let layouts = layouts(plan, &vocabulary, &stages, &by_phase[Phase::Decode as usize], context)?;
     let steps = [&plan.schedule.prefill, &plan.schedule.decode];

@@ -167,6 +167,8 @@ pub trait Backend: Clone {
         control: &Self::Control,
         reporter: &dyn Reporter,
     ) -> Result<Loaded<Self::Session>, BackendError>;
+    /// All partitions of a plan are loaded: what is best done once for all of them is done now.
+    fn finish_loading(&self) {}
     /// Reserves zeroed bytes. On the host no page is touched until it is used.
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
     /// A view of the buffer's first bytes. Fails where the shape needs more than the buffer holds. Allocates nothing on the heap.

@@ -48,8 +48,9 @@ pub(crate) struct Place {
     info: MemoryInfo<'static>,
     /// `None` on the host.
     pub allocator: Option<Rc<DeviceAllocator>>,
-    /// Of providers whose runs return early and tell nothing: bytes there to read back, which waits.
-    glance: Option<Rc<DeviceMemory>>,
+    /// Of providers whose runs return early and tell nothing: bytes there, and room for them on the host, to
+    /// read back, which waits.
+    glance: Option<(Rc<DeviceMemory>, Memory)>,
     /// Where its device computes while the host goes on.
     pub streams: Option<Arc<Streams>>,
 }
@@ -80,7 +81,8 @@ impl Place {
         let allocator = DeviceAllocator::new(environment, device, kind, (turn.clone(), streams.clone()))?;
         let mut place = Place { id, turn, info, allocator: Some(Rc::new(allocator)), glance: None, streams };
         if place.streams.is_none() {
-            place.glance = Some(Rc::new(DeviceMemory::reserve(&place, GLANCE)?));
+            let host = Memory::Host(Rc::new(HostMemory::reserve(GLANCE)?));
+            place.glance = Some((Rc::new(DeviceMemory::reserve(&place, GLANCE)?), host));
         }
         Ok(place)
     }
@@ -104,10 +106,9 @@ impl Place {
 
     /// Waits until the device is through with runs whose calls have returned and whose time nobody tells.
     pub fn drain(&self, environment: &Environment) -> Result<(), BackendError> {
-        let Some(glance) = &self.glance else { return Ok(()) };
+        let Some((glance, host)) = &self.glance else { return Ok(()) };
         let there = Value::view(&Memory::Device(Rc::clone(glance)), self, DType::Uint8, &[GLANCE])?;
-        let host = Memory::Host(Rc::new(HostMemory::reserve(GLANCE)?));
-        copy(environment, &there, &Value::view(&host, &Place::host(), DType::Uint8, &[GLANCE])?)
+        copy(environment, &there, &Value::view(host, &Place::host(), DType::Uint8, &[GLANCE])?)
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {

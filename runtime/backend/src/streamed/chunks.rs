@@ -1,8 +1,9 @@
 //! What is read at once of a session's weights, from where, and how it comes to where it belongs.
 
 use super::dense::{DENSE, PART, Part, Span};
-use super::file::{SECTOR, WeightFile};
+use super::file::SECTOR;
 use super::mapping::Mapping;
+use super::open_files::{OpenFiles, ReadFrom};
 use super::reader::To;
 use super::staging::BUFFER;
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ pub(super) const CHUNK: u64 = 2 << 20;
 
 /// How a chunk of weights is read.
 pub(super) struct ChunkRead {
-    pub file: Arc<WeightFile>,
+    pub file: ReadFrom,
     pub offset: u64,
     pub length: usize,
     pub to: To,
@@ -24,16 +25,25 @@ pub(super) struct ChunkRead {
     pub fills: Vec<Range<usize>>,
 }
 
-/// Open files, each once.
-#[derive(Default)]
-pub(super) struct Files(BTreeMap<PathBuf, Arc<WeightFile>>);
+/// The files of one session's weights.
+pub(super) struct Files {
+    open: Arc<OpenFiles>,
+    known: BTreeMap<PathBuf, ReadFrom>,
+}
 
 impl Files {
-    fn open(&mut self, path: &Path) -> io::Result<Arc<WeightFile>> {
-        if !self.0.contains_key(path) {
-            self.0.insert(path.to_owned(), Arc::new(WeightFile::open(path)?));
+    /// Files that are opened by way of these.
+    pub fn new(open: Arc<OpenFiles>) -> Self {
+        Files { open, known: BTreeMap::new() }
+    }
+
+    fn named(&mut self, path: &Path) -> io::Result<ReadFrom> {
+        if let Some(known) = self.known.get(path) {
+            return Ok(known.clone());
         }
-        Ok(Arc::clone(&self.0[path]))
+        let named = ReadFrom::Named(Arc::new(self.open.file(path)?));
+        self.known.insert(path.to_owned(), named.clone());
+        Ok(named)
     }
 }
 
@@ -115,18 +125,18 @@ pub(super) fn reads(
     files: &mut Files,
 ) -> io::Result<Vec<ChunkRead>> {
     let Some(span) = span else {
-        let file = files.open(&mapping.path)?;
+        let file = files.named(&mapping.path)?;
         let [before, inside, behind] = within(mapping, in_place);
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
         let beside = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
         let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
         let read = |(to, Mapping { start, length, offset, .. }): (To, Mapping)| {
             let fills = std::iter::once(start..start + length).collect();
-            ChunkRead { file: Arc::clone(&file), offset, length, to, fills }
+            ChunkRead { file: file.clone(), offset, length, to, fills }
         };
         return Ok(inside.chain(beside.map(|piece| (copied(&piece), piece))).map(read).collect());
     };
-    let file = files.open(&mapping.path.with_file_name(DENSE))?;
+    let file = files.named(&mapping.path.with_file_name(DENSE))?;
     let (parts, span) = (span.parts(), Arc::new(span.clone()));
     let start = mapping.start;
     let read = |parts: &[Part]| {
@@ -134,7 +144,7 @@ pub(super) fn reads(
         let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
         let fills = parts.iter().flat_map(|part| part.fills.clone());
         let fills = fills.map(|fill| start + fill.start..start + fill.end).collect();
-        let (file, offset, parts, span) = (Arc::clone(&file), first.at, parts.to_vec(), Arc::clone(&span));
+        let (file, offset, parts, span) = (file.clone(), first.at, parts.to_vec(), Arc::clone(&span));
         let expand = move |stored: &[u8]| {
             for part in &parts {
                 let fills = part.fills.clone().map(|fill| {

@@ -2,6 +2,7 @@
 
 use super::chunks::CHUNK;
 use super::file::{SECTOR, WeightFile};
+use super::open_files::ReadFrom;
 use super::reader::{Reader, To};
 use std::io;
 use std::path::Path;
@@ -13,7 +14,7 @@ pub(crate) struct DirectReads(Mutex<Option<Reader>>);
 
 /// A file of weights that is read past the page cache, and that must stay what it was.
 pub(crate) struct DirectFile {
-    file: Arc<WeightFile>,
+    file: ReadFrom,
     reads: Arc<DirectReads>,
 }
 
@@ -21,7 +22,7 @@ impl DirectFile {
     /// Opens a file; `None` where its file system has no direct reads.
     pub fn open(path: &Path, reads: &Arc<DirectReads>) -> io::Result<Option<Self>> {
         let file = WeightFile::open(path)?;
-        Ok(file.is_direct().then(|| DirectFile { file: Arc::new(file), reads: Arc::clone(reads) }))
+        Ok(file.is_direct().then(|| DirectFile { file: ReadFrom::Open(Arc::new(file)), reads: Arc::clone(reads) }))
     }
 
     /// Whether bytes at this offset can be read to this address: both at whole sectors.

@@ -1,6 +1,7 @@
 //! Where the system is not Linux, weights stay where ONNX Runtime put them: mapped from their file, so that the system may drop
 //! and read them again as it sees fit.
 
+use crate::loading::Loading;
 use hpp_engine::port::{ChunkBytes, Keep, Prepared, Took};
 use hpp_engine::{BackendError, Reporter};
 use std::path::{Path, PathBuf};
@@ -59,8 +60,30 @@ pub(crate) struct Readers;
 pub(crate) struct Kept;
 
 /// Nothing is looked for.
-pub(crate) fn mapped_under(_: &Path) -> Vec<Mapping> {
-    Vec::new()
+pub(crate) fn mapped_under(_: &Path) -> std::io::Result<Vec<Mapping>> {
+    Ok(Vec::new())
+}
+
+/// Makes a session; nobody looks for what it maps.
+pub(crate) fn claim<T>(
+    _: &Loading,
+    _: &Path,
+    make: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<(T, Vec<Mapping>), BackendError> {
+    make().map(|made| (made, Vec::new()))
+}
+
+/// Where the weights of a session are.
+#[derive(Default)]
+pub(crate) struct Placed {
+    /// How they are to be kept.
+    pub keep: Keep,
+    /// None.
+    pub mappings: Vec<Mapping>,
+    /// Where their files are.
+    pub dir: PathBuf,
+    /// Whether they lie there as kernels want them.
+    pub prepared: bool,
 }
 
 /// Never asked for where nothing is read.
@@ -79,14 +102,8 @@ impl Readers {
     ///
     /// # Safety
     /// None is needed; it is unsafe because it is on Linux.
-    pub unsafe fn keep(
-        &self,
-        keep: Keep,
-        partition: &str,
-        _: (&[Mapping], &Path, bool),
-        reporter: &dyn Reporter,
-    ) -> Result<Kept, BackendError> {
-        if keep == Keep::Streamed {
+    pub unsafe fn keep(&self, placed: Placed, partition: &str, reporter: &dyn Reporter) -> Result<Kept, BackendError> {
+        if placed.keep == Keep::Streamed {
             let what =
                 "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));

@@ -23,7 +23,7 @@ pub(super) struct WeightFile {
 
 /// What shows that a file was written to.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Identity {
+pub(super) struct Identity {
     bytes: u64,
     seconds: i64,
     nanoseconds: i64,
@@ -80,20 +80,31 @@ impl WeightFile {
     /// Fails where somebody has written to the file since it was opened.
     pub fn check(&self) -> io::Result<()> {
         let now = identity(&self.file)?;
-        match now == self.was {
-            true => Ok(()),
-            false => Err(io::Error::other(format!(
-                "{} was changed while it was in use (it had {} bytes and has {}); restore it, or make the plan again",
-                self.path.display(),
-                self.was.bytes,
-                now.bytes
-            ))),
-        }
+        if now == self.was { Ok(()) } else { Err(changed(&self.path, self.was, now)) }
+    }
+
+    /// What it was when it was opened.
+    pub fn identity(&self) -> Identity {
+        self.was
+    }
+
+    /// The error of a file that was something else before it was opened.
+    pub fn changed_since(&self, was: Identity) -> io::Error {
+        changed(&self.path, was, self.was)
     }
 
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+fn changed(path: &Path, was: Identity, now: Identity) -> io::Error {
+    io::Error::other(format!(
+        "{} was changed while it was in use (it had {} bytes and has {}); restore it, or make the plan again",
+        path.display(),
+        was.bytes,
+        now.bytes
+    ))
 }
 
 fn identity(file: &File) -> io::Result<Identity> {

@@ -1,6 +1,8 @@
 //! The mappings of files in this process, and putting memory of our own in their place.
 
 use super::file::SECTOR;
+use crate::loading::Loading;
+use hpp_engine::BackendError;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
@@ -24,10 +26,31 @@ pub(crate) struct Mapping {
 }
 
 /// Private writable mappings of files under a directory: how ONNX Runtime maps external weights.
-pub(crate) fn mapped_under(dir: &Path) -> Vec<Mapping> {
-    let Ok(dir) = dir.canonicalize() else { return Vec::new() };
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    maps.lines().filter_map(parse).filter(|mapping| mapping.path.starts_with(&dir)).collect()
+pub(crate) fn mapped_under(dir: &Path) -> io::Result<Vec<Mapping>> {
+    let dir = dir.canonicalize()?;
+    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    Ok(maps.lines().filter_map(parse).filter(|mapping| mapping.path.starts_with(&dir)).collect())
+}
+
+/// Makes a session; returns it with what it has mapped of the files under a directory, and nothing that any other session has
+/// mapped: under the load lock, what appears while it is made is its own. Where the system does not show the mappings from
+/// before, there is no telling them apart, and nothing is made.
+pub(crate) fn claim<T>(
+    loading: &Loading,
+    dir: &Path,
+    make: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<(T, Vec<Mapping>), BackendError> {
+    let mapped = || {
+        mapped_under(dir).map_err(|error| BackendError::Runtime {
+            doing: format!("look for what is mapped of {}", dir.display()),
+            cause: error.to_string(),
+        })
+    };
+    loading.mapping(|| {
+        let before = mapped()?;
+        let made = make()?;
+        Ok((made, new_since(&before, &mapped()?)))
+    })
 }
 
 fn parse(line: &str) -> Option<Mapping> {
@@ -42,7 +65,7 @@ fn parse(line: &str) -> Option<Mapping> {
 }
 
 /// What of `now` was not in `before`.
-pub(super) fn new_since(before: &[Mapping], now: &[Mapping]) -> Vec<Mapping> {
+fn new_since(before: &[Mapping], now: &[Mapping]) -> Vec<Mapping> {
     let mut new = now.to_vec();
     for old in before {
         new = new.into_iter().flat_map(|mapping| without(mapping, old)).collect();

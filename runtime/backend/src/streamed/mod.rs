@@ -15,6 +15,7 @@ mod frames;
 mod huge;
 mod mapping;
 mod memory;
+mod open_files;
 mod prepared;
 mod rate;
 mod reader;
@@ -24,7 +25,7 @@ mod weights;
 
 pub(crate) use direct::{DirectFile, DirectReads};
 pub(crate) use file::SECTOR;
-pub(crate) use mapping::{Mapping, forget};
+pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
 pub use rate::read_rate;
 
@@ -33,11 +34,13 @@ use dense::Span;
 use frames::Frames;
 use hpp_engine::port::{ChunkBytes, Keep, Took};
 use hpp_engine::{BackendError, Reporter};
+use open_files::OpenFiles;
 use reader::Reader;
 use std::cell::OnceCell;
 use std::io;
-use std::path::Path;
+use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use trial::Trial;
 use weights::{OnDemand, Weights};
@@ -50,6 +53,7 @@ pub(crate) const POSSIBLE: bool = true;
 pub(crate) struct Readers {
     reader: Rc<OnceCell<Rc<Reader>>>,
     frames: Rc<Frames>,
+    files: Arc<OpenFiles>,
     /// Why the system does not lock memory, where it does not; said once.
     unlocked: Rc<OnceCell<()>>,
 }
@@ -75,28 +79,29 @@ pub(crate) struct Unsettled {
     partition: String,
 }
 
-/// What is mapped from files under a directory.
-pub(crate) fn mapped_under(dir: &Path) -> Vec<Mapping> {
-    mapping::mapped_under(dir)
+/// Where the weights of a session are: in memory, unless it says otherwise.
+#[derive(Default)]
+pub(crate) struct Placed {
+    /// How they are to be kept.
+    pub keep: Keep,
+    /// What the session has mapped of files under `dir`, and nothing else ([`claim`]).
+    pub mappings: Vec<Mapping>,
+    pub dir: PathBuf,
+    /// Whether they lie there as kernels want them, beside what they were made from.
+    pub prepared: bool,
 }
 
 impl Readers {
-    /// Takes over the weights of a session that was made since `before`, from files under `dir`; `prepared` where they lie there
-    /// as kernels want them, beside what they were made from.
+    /// Takes over the weights of a session.
     ///
     /// # Safety
-    /// The session must live longer than what is returned and must run only after [`Kept::check`].
-    pub unsafe fn keep(
-        &self,
-        keep: Keep,
-        partition: &str,
-        (before, dir, prepared): (&[Mapping], &Path, bool),
-        reporter: &dyn Reporter,
-    ) -> Result<Kept, BackendError> {
-        let mappings = match keep {
-            Keep::InMemory | Keep::Mapped { rows: false } => return Ok(Kept::InMemory),
-            Keep::Mapped { rows: true } | Keep::Streamed => mapping::new_since(before, &mapped_under(dir)),
-        };
+    /// `placed.mappings` must be the session's alone, as [`claim`] returns them. The session must live longer than what is
+    /// returned and must run only after [`Kept::check`].
+    pub unsafe fn keep(&self, placed: Placed, partition: &str, reporter: &dyn Reporter) -> Result<Kept, BackendError> {
+        let Placed { keep, mappings, dir, prepared } = placed;
+        if matches!(keep, Keep::InMemory | Keep::Mapped { rows: false }) {
+            return Ok(Kept::InMemory);
+        }
         if keep != Keep::Streamed {
             return Ok(Kept::OnDemand(OnDemand::new(mappings)));
         }
@@ -108,8 +113,8 @@ impl Readers {
         }
         // Making a session leaves about a MiB of freed memory, which the heap would keep, and which weights could have.
         os::trim_heap();
-        let trial = Trial::new(mappings, dir, prepared);
-        let spans = if prepared { dense::spans(dir) } else { Ok(Vec::new()) };
+        let trial = Trial::new(mappings, &dir, prepared);
+        let spans = if prepared { dense::spans(&dir) } else { Ok(Vec::new()) };
         let spans = spans.map_err(reading(partition))?;
         self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
         Ok(Kept::Unsettled(Unsettled { trial, spans, readers: self.clone(), partition: partition.to_owned() }))
@@ -128,12 +133,11 @@ impl Unsettled {
     fn settle(self, locked: u64) -> Result<(Weights, Option<String>), BackendError> {
         let Unsettled { trial, spans, readers, partition } = self;
         let failed = reading(&partition);
-        let reader = readers.reader().map_err(&failed)?;
-        // SAFETY: the promises made to `Readers::keep`; ONNX Runtime keeps external weights in private mappings that it only
-        // reads, and nothing runs meanwhile.
-        let mut weights =
-            unsafe { Weights::take_over((reader, Rc::clone(&readers.frames)), trial.used(), &spans, locked) }
-                .map_err(&failed)?;
+        let shared = (readers.reader().map_err(&failed)?, Rc::clone(&readers.frames), Arc::clone(&readers.files));
+        // SAFETY: the mappings are this session's alone, which lives longer and runs only after `Kept::check` (the promises made
+        // to `Readers::keep`); ONNX Runtime maps external weights privately and only reads them; nothing runs meanwhile, since
+        // whoever runs the session needs it mutably too.
+        let mut weights = unsafe { Weights::take_over(shared, trial.used(), &spans, locked) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(

@@ -27,7 +27,7 @@ const FILES: [&str; 4] = [MODEL, WEIGHTS, dense::DENSE, dense::SPANS];
 /// What they must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
-const FORMAT: &str = "hpp-prepared-5";
+const FORMAT: &str = "hpp-prepared-6";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
 /// Bytes that can be written where a disk is not full.
@@ -65,7 +65,7 @@ pub(crate) fn find_or_make(
         let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS))?;
         fs::remove_file(partial.join(UNALIGNED))?;
         dense::make(&partial.join(WEIGHTS), &pieces, &partial)?;
-        seal(&partial)?;
+        seal(&partial, &place)?;
         fs::rename(&partial, &place)
     };
     let made = make(&partial).and_then(|()| finish().map_err(failed(preparing())));
@@ -107,17 +107,23 @@ fn sweep(dir: &Path, is_so: impl Fn(&str) -> bool) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes everything to the disk, then the seal, and does not keep in memory what was written.
-fn seal(place: &Path) -> io::Result<()> {
+/// The first line of a seal: the directory's name, which says what it was made for. One that was moved to the place of another is not
+/// what belongs there.
+fn title(place: &Path) -> String {
+    format!("{}\n", place.file_name().unwrap_or_default().to_string_lossy())
+}
+
+/// Writes everything to the disk, then the seal for the place where it will lie, and does not keep in memory what was written.
+fn seal(partial: &Path, place: &Path) -> io::Result<()> {
     let lines = FILES.map(|name| {
-        let mut file = File::open(place.join(name))?;
+        let mut file = File::open(partial.join(name))?;
         file.sync_all()?;
         let line = format!("{}{}", describe(&mut file, name)?, whole(&mut file)?);
         crate::os::forget(&file, 0, 0);
         Ok(line)
     });
     let lines: Vec<String> = lines.into_iter().collect::<io::Result<_>>()?;
-    fs::write(place.join(SEAL), lines.concat())
+    fs::write(partial.join(SEAL), title(place) + &lines.concat())
 }
 
 /// Whether what lies there is what was sealed: its samples, or every byte of it.
@@ -125,6 +131,9 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
         let sealed = fs::read_to_string(place.join(SEAL))?;
         let mut sealed = sealed.lines();
+        if sealed.next() != Some(title(place).trim_end()) {
+            return Ok(false);
+        }
         for name in FILES {
             let mut file = File::open(place.join(name))?;
             let same = sealed.next() == Some(describe(&mut file, name)?.trim_end());
@@ -240,6 +249,29 @@ mod tests {
         bytes[5000] = 8;
         fs::write(place.join(WEIGHTS), &bytes).unwrap();
         assert_eq!([again(false).0, again(true).0, again(true).0], [false, true, false]);
+    }
+
+    #[test]
+    fn directories_that_were_swapped_are_made_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
+        let made = Cell::new(0);
+        let find = |partition: &str, byte: u8| {
+            find_or_make(&prepared, partition, "x", |place| {
+                made.set(made.get() + 1);
+                write(place, &[byte; 100])
+            })
+            .unwrap()
+        };
+        let (first, second) = (find("cpu_0", 1), find("cpu_1", 2));
+        let aside = dir.path().join("aside");
+        fs::rename(&first, &aside).unwrap();
+        fs::rename(&second, &first).unwrap();
+        fs::rename(&aside, &second).unwrap();
+        assert_eq!([find("cpu_0", 1), find("cpu_1", 2)], [first.clone(), second.clone()]);
+        assert_eq!(made.get(), 4);
+        assert_eq!([find("cpu_0", 1), find("cpu_1", 2)], [first, second]);
+        assert_eq!(made.get(), 4);
     }
 
     #[test]

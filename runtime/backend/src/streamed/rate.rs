@@ -2,6 +2,7 @@
 
 use super::file::{SECTOR, WeightFile};
 use super::huge::HugePages;
+use super::open_files::ReadFrom;
 use super::reader::{Reader, Ticket, To};
 use std::io;
 use std::path::Path;
@@ -33,7 +34,7 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
     if blocks == 0 {
         return Err(io::Error::other(format!("it is shorter than a read of {bytes} bytes")));
     }
-    let (file, reader) = (Arc::new(file), Reader::start()?);
+    let (file, reader) = (ReadFrom::Open(Arc::new(file)), Reader::start()?);
     let each = (STAGE / bytes).max(1);
     let mut stages = [Stage::new(each * bytes)?, Stage::new(each * bytes)?];
     let (mut next, mut done) = (0, 0);

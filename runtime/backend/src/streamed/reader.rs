@@ -8,7 +8,7 @@ mod shared;
 
 pub(super) use request::{Ticket, To};
 
-use super::file::WeightFile;
+use super::open_files::ReadFrom;
 use calls::through_calls;
 use io_uring::IoUring;
 use request::Request;
@@ -83,9 +83,9 @@ impl Reader {
     ///
     /// # Safety
     /// Nothing may use or unmap the memory it goes to until [`wait`](Self::wait) has returned for this ticket.
-    pub(super) unsafe fn read(&self, file: &Arc<WeightFile>, offset: u64, length: usize, to: To) -> Ticket {
+    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: To) -> Ticket {
         let ticket = Ticket(self.next.replace(self.next.get() + 1));
-        let request = Request { ticket, file: Arc::clone(file), offset, length, to };
+        let request = Request { ticket, file: file.clone(), offset, length, to };
         let sent = self.requests.as_ref().map(|requests| requests.send(request));
         if !matches!(sent, Some(Ok(()))) {
             self.shared.refuse((ticket, io::Error::other("the thread that reads weights has ended")));
@@ -116,7 +116,7 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::SECTOR;
+    use super::super::file::{SECTOR, WeightFile};
     use super::*;
     use crate::os::Pages;
     use std::path::Path;
@@ -127,7 +127,7 @@ mod tests {
         let path = dir.path().join("weights");
         let contents: Vec<u8> = (0..1_000_003_u32).map(|at| (at % 251) as u8).collect();
         std::fs::write(&path, &contents).unwrap();
-        let file = Arc::new(WeightFile::open(&path).unwrap());
+        let file = ReadFrom::Open(Arc::new(WeightFile::open(&path).unwrap()));
         let pages = Pages::reserve(contents.len().next_multiple_of(SECTOR as usize)).unwrap();
         let piece = 5 * SECTOR as usize;
         let starts: Vec<usize> = (0..pages.len()).step_by(piece).collect();
@@ -168,7 +168,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("weights");
             std::fs::write(&path, vec![1; 3 * SECTOR as usize]).unwrap();
-            let file = Arc::new(WeightFile::open(&path).unwrap());
+            let file = ReadFrom::Open(Arc::new(WeightFile::open(&path).unwrap()));
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(SECTOR).unwrap();
             let pages = Pages::reserve(SECTOR as usize).unwrap();
             // SAFETY: `pages` outlives the wait.
@@ -183,7 +183,9 @@ mod tests {
     fn read(reader: &Reader, file: WeightFile, offset: u64, sectors: usize) -> io::Result<(Duration, Duration)> {
         let pages = Pages::reserve(sectors * SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
-        let ticket = unsafe { reader.read(&Arc::new(file), offset, pages.len(), To::Memory(pages.address() as usize)) };
+        let ticket = unsafe {
+            reader.read(&ReadFrom::Open(Arc::new(file)), offset, pages.len(), To::Memory(pages.address() as usize))
+        };
         reader.wait(ticket)
     }
 
@@ -222,7 +224,8 @@ mod tests {
         // A pipe brings nothing until somebody writes to it. Calls at an offset know no pipes, so this is for the ring alone.
         let (from, mut to) = io::pipe().unwrap();
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&from);
-        let slow = Arc::new(WeightFile::pretending(Path::new(&format!("/proc/self/fd/{pipe}")), SECTOR));
+        let slow = WeightFile::pretending(Path::new(&format!("/proc/self/fd/{pipe}")), SECTOR);
+        let slow = ReadFrom::Open(Arc::new(slow));
         let reader = Reader::start().unwrap();
         if reader.kind() != "io_uring" {
             return;

@@ -58,7 +58,8 @@ impl Trial {
         }
         for (mapping, used) in self.mappings.iter().zip(&mut self.used) {
             *used |= present(mapping).is_ok_and(|pages| is_used(pages, mapping.length / PAGE));
-            // SAFETY: the mappings are the session's, which is alive, and still the file's: what is needed again comes again.
+            // SAFETY: the mappings are this session's alone (`Readers::keep`), which is alive, and still the file's: what is needed
+            // again is read again.
             unsafe { mapping.give_back() };
         }
         // Nor is it to stay in memory as the system's copy: from now on it is read past that.
@@ -133,7 +134,7 @@ mod tests {
         std::fs::write(&a, vec![1; 64 * PAGE]).unwrap();
         std::fs::write(&b, vec![2; 48 * PAGE]).unwrap();
         let (first, _second) = (mapped(&a), mapped(&b));
-        let mappings = mapped_under(dir.path());
+        let mappings = mapped_under(dir.path()).unwrap();
         assert_eq!(mappings.len(), 2);
         let mut trial = Trial::new(mappings.clone(), dir.path(), true);
         assert!(trial.is_wanted());
@@ -163,7 +164,7 @@ mod tests {
             File::create(path).unwrap().set_len(8192 * PAGE as u64).unwrap();
         }
         let (first, second) = (mapped(&experts), mapped(&neighbour));
-        let mut trial = Trial::new(mapped_under(dir.path()), dir.path(), true);
+        let mut trial = Trial::new(mapped_under(dir.path()).unwrap(), dir.path(), true);
         // One in 82 of them, and the two ends of what lies beside something else.
         let visited: u32 = (0..100).map(|page| u32::from(first[(1000 + page) * PAGE])).sum();
         assert_eq!(visited + u32::from(second[0]) + u32::from(second[second.len() - 1]), 0);

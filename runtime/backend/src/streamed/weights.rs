@@ -5,11 +5,13 @@ use super::dense::Span;
 use super::frames::Frames;
 use super::mapping::Mapping;
 use super::memory::Memory;
+use super::open_files::OpenFiles;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkBytes, Took};
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Weights of a session that are read before each run. Must be dropped before the session.
@@ -44,18 +46,19 @@ impl Weights {
     /// most reading, and of these the small ones; the rest is absent. `spans` of the weights are stored densely in their directory.
     ///
     /// # Safety
-    /// The session must live longer than this, must not run while a chunk is absent, and ONNX Runtime must neither write to its
-    /// external weights nor have kept anything of them outside of the mappings that it needs them for again.
-    pub unsafe fn take_over(
-        (reader, frames): (Rc<Reader>, Rc<Frames>),
+    /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
+    /// absent. ONNX Runtime must treat external weights as read-only and hold no pointer into them except through these mappings.
+    pub(super) unsafe fn take_over(
+        (reader, frames, files): (Rc<Reader>, Rc<Frames>, Arc<OpenFiles>),
         mappings: Vec<Mapping>,
         spans: &[Span],
         locked: u64,
     ) -> io::Result<Self> {
-        let mut files = Files::default();
+        let mut files = Files::new(files);
         let mut unlocked = None;
         for mapping in &mappings {
-            // SAFETY: nothing runs yet, and nothing runs before its chunks are present.
+            // SAFETY: the session keeps it mapped and no other session has it (the caller's promises); nothing runs before its chunks
+            // are present.
             unsafe { mapping.replace() }?;
         }
         let (mut room, mut going) = (locked, Vec::new());
@@ -192,7 +195,8 @@ impl OnDemand {
     /// Gives back what a run has touched.
     pub fn release(&self) {
         for mapping in &self.0 {
-            // SAFETY: the mappings are the session's, which is alive; they still are the file's, so what is needed again comes again.
+            // SAFETY: the mappings are this session's alone (`Readers::keep`), which is alive; they still are the file's, so what is
+            // needed again is read again.
             unsafe { mapping.give_back() };
         }
     }
@@ -205,11 +209,11 @@ fn misfit(why: &str) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::super::file::{SECTOR, WeightFile};
+    use super::super::open_files::ReadFrom;
     use super::super::reader::To;
     use super::*;
     use crate::os::Pages;
     use std::path::Path;
-    use std::sync::Arc;
 
     const BYTES: usize = 4096;
 
@@ -221,7 +225,7 @@ mod tests {
         let chunk = |file: WeightFile, number: usize| {
             let at = pages.address() as usize + number * BYTES;
             let (to, fills) = (To::Memory(at), std::iter::once(at..at + BYTES).collect());
-            let read = ChunkRead { file: Arc::new(file), offset: 0, length: BYTES, to, fills };
+            let read = ChunkRead { file: ReadFrom::Open(Arc::new(file)), offset: 0, length: BYTES, to, fills };
             Chunk { read, state: State::Absent }
         };
         let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
@@ -265,7 +269,7 @@ mod tests {
         let file = std::fs::File::open(dir.join("weights")).unwrap();
         // SAFETY: nobody else writes to this test's own file.
         let map = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
-        let mappings = super::super::mapped_under(dir);
+        let mappings = super::super::mapped_under(dir).unwrap();
         assert_eq!(mappings.iter().map(|mapping| mapping.length).sum::<usize>(), bytes.len());
         (bytes, map, mappings)
     }
@@ -273,14 +277,15 @@ mod tests {
     #[test]
     fn what_is_stored_densely_arrives_as_it_was() {
         for reader in Reader::each() {
-            let (reader, frames, dir) = (Rc::new(reader), Rc::default(), tempfile::tempdir().unwrap());
+            let (reader, frames, files, dir) =
+                (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
             let spans = |dir: &Path| super::super::dense::spans(dir).unwrap();
             let mut read = Vec::new();
             for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
-                let shared = (Rc::clone(&reader), Rc::clone(&frames));
+                let shared = (Rc::clone(&reader), Rc::clone(&frames), Arc::clone(&files));
                 // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
                 let mut weights = unsafe { Weights::take_over(shared, mappings, &spans(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {

@@ -37,7 +37,8 @@ impl WeightFile {
 
     /// Why nothing could be read at an offset.
     pub fn cannot_read(&self, offset: u64, error: &io::Error) -> String {
-        format!("cannot read {} at {offset}: {error}", self.path.display())
+        let path = self.path.display();
+        format!("cannot read {path} at {offset}: {error}; restore it, or make the plan again")
     }
 }
 

@@ -36,6 +36,8 @@ pub(crate) struct Uploads(Rc<Shared>);
 struct Shared {
     /// Files that sources read now. Nothing is kept open beyond them: another plan may have put another file there.
     files: RefCell<BTreeMap<PathBuf, Weak<WeightFile>>>,
+    /// The same, opened to be read past the page cache.
+    direct_files: RefCell<BTreeMap<PathBuf, Weak<DirectFile>>>,
     /// What reads past the page cache.
     direct: Arc<DirectReads>,
     /// One for each device's memory.
@@ -144,10 +146,9 @@ impl Uploads {
         let open = |(spec, stays): (&WeightSpec, &bool)| {
             let file = self.open(spec)?;
             let forget = hold.forget;
-            let pinned = if *stays { self.put(memory, &file, spec, forget) } else { None };
-            let direct =
-                if forget { DirectFile::open(&spec.file, &self.0.direct).map_err(cannot_open(spec))? } else { None };
-            let (offset, bytes, direct) = (spec.offset, spec.bytes, direct.map(Arc::new));
+            let pinned = if *stays { self.put(memory, &file, spec, forget)? } else { None };
+            let direct = if forget { self.open_direct(spec)? } else { None };
+            let (offset, bytes) = (spec.offset, spec.bytes);
             Ok(Weight { file, offset, bytes, pinned, forget, direct })
         };
         Ok(Source { weights: weights.iter().zip(&stays).map(open).collect::<Result<_, BackendError>>()? })
@@ -160,15 +161,17 @@ impl Uploads {
         file: &WeightFile,
         spec: &WeightSpec,
         forget: bool,
-    ) -> Option<(Memory, Rc<Place>, u64)> {
+    ) -> Result<Option<(Memory, Rc<Place>, u64)>, BackendError> {
         let mut all = self.0.pinned.borrow_mut();
-        let pinned = all.get_mut(&memory)?;
+        let Some(pinned) = all.get_mut(&memory) else { return Ok(None) };
         let offset = pinned.used.next_multiple_of(LINE);
-        let end = offset.checked_add(spec.bytes).filter(|end| *end <= pinned.bytes)?;
-        let mut value = Value::part(&pinned.memory, &pinned.place, offset, spec.bytes).ok()?;
-        let read = value.fill_host(|bytes| file.read(spec.offset, bytes, forget).is_ok());
+        let end = offset.checked_add(spec.bytes).filter(|end| *end <= pinned.bytes);
+        let Some(end) = end else { return Ok(None) };
+        let mut value = Value::part(&pinned.memory, &pinned.place, offset, spec.bytes)?;
+        let Some(read) = value.fill_host(|bytes| file.read(spec.offset, bytes, forget)) else { return Ok(None) };
+        read.map_err(|cause| BackendError::Runtime { doing: "read weights into pinned memory".into(), cause })?;
         pinned.used = end;
-        (read == Some(true)).then(|| (pinned.memory.clone(), Rc::clone(&pinned.place), offset))
+        Ok(Some((pinned.memory.clone(), Rc::clone(&pinned.place), offset)))
     }
 
     fn open(&self, spec: &WeightSpec) -> Result<Arc<WeightFile>, BackendError> {
@@ -178,6 +181,19 @@ impl Uploads {
         }
         let file = Arc::new(WeightFile::open(&spec.file).map_err(cannot_open(spec))?);
         files.insert(spec.file.clone(), Arc::downgrade(&file));
+        Ok(file)
+    }
+
+    /// The same file for direct reads; `None` where its file system has none. Weights of one file share it.
+    fn open_direct(&self, spec: &WeightSpec) -> Result<Option<Arc<DirectFile>>, BackendError> {
+        let mut files = self.0.direct_files.borrow_mut();
+        if let Some(file) = files.get(&spec.file).and_then(Weak::upgrade) {
+            return Ok(Some(file));
+        }
+        let file = DirectFile::open(&spec.file, &self.0.direct).map_err(cannot_open(spec))?.map(Arc::new);
+        if let Some(file) = &file {
+            files.insert(spec.file.clone(), Arc::downgrade(file));
+        }
         Ok(file)
     }
 
@@ -355,6 +371,43 @@ mod tests {
         weight.fill()(room)?;
         let head = weight.head() as usize;
         Ok(room[head..head + weight.bytes as usize].to_vec())
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn weights_of_one_file_share_its_descriptors() {
+        let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+        let file = dir.path().canonicalize().unwrap().join("weights");
+        std::fs::write(&file, vec![1; 64 << 10]).unwrap();
+        let specs: Vec<WeightSpec> =
+            (0..200).map(|at| WeightSpec { file: file.clone(), offset: at * 100, bytes: 100 }).collect();
+        let uploads = Uploads::default();
+        let hold = Hold { pinned: 0, forget: true };
+        let stages: Vec<Source> =
+            specs.chunks(20).map(|specs| uploads.source(specs, MemoryId(1), hold).unwrap()).collect();
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let open = all.filter(|entry| std::fs::read_link(entry.path()).is_ok_and(|path| path == file)).count();
+        assert!((1..=2).contains(&open), "{open} descriptors");
+        assert_eq!(read(&stages[7]).unwrap(), [1; 100]);
+    }
+
+    #[test]
+    fn a_weight_that_cannot_be_read_into_pinned_memory_is_an_error() {
+        let backend = crate::OrtBackend::open(&Default::default(), Arc::new(hpp_engine::Silent)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("weights");
+        std::fs::write(&file, vec![5; 10_000]).unwrap();
+        let memory = Memory::Host(Rc::new(HostMemory::reserve(1 << 20).unwrap()));
+        let pinned = Pinned { memory, place: Rc::new(Place::host()), bytes: 1 << 20, used: 0 };
+        backend.uploads.0.pinned.borrow_mut().insert(MemoryId(1), pinned);
+        let hold = Hold { pinned: u64::MAX, forget: false };
+        let spec = |offset: u64, bytes: u64| [WeightSpec { file: file.clone(), offset, bytes }];
+        let source = |spec: &[WeightSpec]| backend.uploads.source(spec, MemoryId(1), hold);
+        assert!(source(&spec(100, 1000)).unwrap().weights[0].pinned.is_some());
+        let error = source(&spec(9000, 2000)).err().expect("the file is shorter").to_string();
+        assert!(error.contains(file.to_str().unwrap()) && error.contains("make the plan again"), "{error}");
+        // What it would have taken is free for the next.
+        assert_eq!(source(&spec(0, 1000)).unwrap().weights[0].pinned.as_ref().unwrap().2, 1024);
     }
 
     #[test]

@@ -174,7 +174,8 @@ impl Recorded {
         }
     }
 
-    fn record(&self, file: &str) -> FileRecord {
+    /// What a plan records of a file.
+    pub fn record(&self, file: &str) -> FileRecord {
         let bytes = std::fs::read(self.dir.join(file)).unwrap();
         let mut hasher = blake3::Hasher::new();
         hasher.update(&(bytes.len() as u64).to_le_bytes());

@@ -50,6 +50,7 @@ impl<B: Backend> Rehearsal<B> {
             weight_bytes: probe.weight_bytes,
         };
         let loaded = spec.load(backend, probe.provider, &control, reporter)?;
+        backend.finish_loading();
         let load = backend.now().saturating_sub(started);
         Ok(Rehearsal { backend: backend.clone(), control, loaded, name, load })
     }

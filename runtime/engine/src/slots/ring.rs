@@ -109,7 +109,11 @@ impl<B: Backend> Ring<B> {
         stage: usize,
     ) -> Result<(), BackendError> {
         let Some(weights) = &weights[stage] else { return Ok(()) };
-        let Some(slot) = self.slots.iter_mut().find(|slot| slot.stage.is_none()) else { return Ok(()) };
+        let free = self.slots.iter_mut().find(|slot| slot.stage.is_none());
+        let slot = free.ok_or_else(|| BackendError::Misfit {
+            what: format!("the weights of stage {stage}"),
+            why: "every slot of their device holds those of another".into(),
+        })?;
         // What was copied here for a stage that never ran is waited for, or two copies would go to one place.
         if let Some(unread) = slot.upload.take() {
             areas.backend.arrive(unread)?;
@@ -123,5 +127,38 @@ impl<B: Backend> Ring<B> {
         slot.upload = Some(weights.upload(areas, &slot.areas)?);
         slot.stage = Some(stage);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Place;
+    use super::*;
+    use crate::mock::MockBackend;
+    use crate::port::{Dims, Hold, WeightSpec};
+
+    #[test]
+    fn weights_that_find_no_free_slot_are_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("weights");
+        std::fs::write(&file, [0; 4]).unwrap();
+        let memory = MemoryId(1);
+        let areas = Areas::new(MockBackend::new());
+        let weights: Vec<Option<Weights<MockBackend>>> = (0..2)
+            .map(|_| {
+                let spec = [WeightSpec { file: file.clone(), offset: 0, bytes: 4 }];
+                let source = areas.backend.source(&spec, memory, Hold::default()).unwrap();
+                let (pieces, place) = (vec![(Dims::from_slice(&[4]), 0)], Place::Ring(0));
+                Some(Weights { source, pieces, sizes: vec![4], bytes: 4, memory, place })
+            })
+            .collect();
+        let mut ring = Ring::new(memory, vec![vec![areas.reserve(memory, 4).unwrap()]], true);
+        ring.follow([vec![], vec![0, 1]]);
+        ring.begin(&areas, &weights, None, 0).unwrap();
+        let error = ring.begin(&areas, &weights, None, 1).unwrap_err().to_string();
+        assert!(error.contains("stage 1") && error.contains("slot"), "{error}");
+        ring.leave(0);
+        ring.begin(&areas, &weights, None, 1).unwrap();
+        assert_eq!(ring.slot_of(1).len(), 1);
     }
 }

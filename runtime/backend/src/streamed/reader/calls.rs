@@ -30,8 +30,8 @@ fn read_whole(read: &Read) -> io::Result<()> {
     // read was waited for, by the promise of `Reader::read`.
     let bytes = unsafe { std::slice::from_raw_parts_mut(read.at(), request.length) };
     let mut done = 0;
-    while done < request.expected() {
-        match request.file.read_at(&mut bytes[done..], request.offset + done as u64) {
+    while done < read.expected() {
+        match read.file.read_at(&mut bytes[done..], request.offset + done as u64) {
             Ok(0) => return Err(ends_early()),
             Ok(more) => done += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

@@ -1,6 +1,7 @@
 //! One read: what was asked for, the memory it reads into, and what becomes of its bytes.
 
 use super::super::file::WeightFile;
+use super::super::open_files::ReadFrom;
 use super::super::staging::{Staging, StagingBuffer};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,22 +26,16 @@ pub(in super::super) type Expand = dyn Fn(&[u8]) + Send + Sync;
 /// What was asked for: memory that stays valid until its end is waited for (see [`Reader::read`](super::Reader::read)).
 pub(super) struct Request {
     pub ticket: Ticket,
-    pub file: Arc<WeightFile>,
+    pub file: ReadFrom,
     pub offset: u64,
     pub length: usize,
     pub to: To,
 }
 
-impl Request {
-    /// Bytes it must bring.
-    pub fn expected(&self) -> usize {
-        self.file.expected(self.offset, self.length)
-    }
-}
-
-/// A request and the memory it reads into.
+/// A request, its file, which is open, and the memory it reads into.
 pub(super) struct Read {
     pub request: Request,
+    pub file: Arc<WeightFile>,
     buffer: Option<StagingBuffer>,
 }
 
@@ -57,14 +52,19 @@ impl Read {
     pub fn new(request: Request, staging: &Staging, may_wait: bool) -> Result<Read, NotNow> {
         let ticket = request.ticket;
         let refused = |error| NotNow::Refused(ticket, error);
-        request.file.check().map_err(refused)?;
+        let file = request.file.open().map_err(refused)?;
         match request.to {
-            To::Memory(_) => Ok(Read { request, buffer: None }),
+            To::Memory(_) => Ok(Read { request, file, buffer: None }),
             To::Through(_) => match staging.take(may_wait).map_err(refused)? {
                 None => Err(NotNow::Later(request)),
-                buffer => Ok(Read { request, buffer }),
+                buffer => Ok(Read { request, file, buffer }),
             },
         }
+    }
+
+    /// Bytes it must bring.
+    pub fn expected(&self) -> usize {
+        self.file.expected(self.request.offset, self.request.length)
     }
 
     /// Where its bytes go first.
@@ -77,9 +77,10 @@ impl Read {
 
     /// Makes weights of what was read and gives the memory it was read into back.
     pub fn expand(self, staging: &Staging) -> io::Result<()> {
+        let expected = self.expected();
         let (Some(buffer), To::Through(expand)) = (self.buffer, &self.request.to) else { return Ok(()) };
         // SAFETY: the buffer holds as many bytes as may be read at once, all of which were read, and nobody else has it.
-        let bytes = unsafe { std::slice::from_raw_parts(buffer.address(), self.request.expected()) };
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.address(), expected) };
         // Whoever waits for these weights would wait for ever.
         let expanded = catch_unwind(AssertUnwindSafe(|| expand(bytes)));
         staging.put(buffer);

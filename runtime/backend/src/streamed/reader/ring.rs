@@ -68,11 +68,18 @@ pub(super) fn through_ring(
             Err(error) if is_passing(&error) => continue,
             // Nothing may be told to be over while the system may still write to its memory, and nobody can say any more
             // whether it does. Only a mistake in this file leads here.
-            Err(_) => std::process::abort(),
+            Err(error) => {
+                eprintln!(
+                    "hpp: fatal: io_uring cannot be waited on ({error}) with {} reads of weights under way, which may still \
+                     write to memory",
+                    flying.len()
+                );
+                std::process::abort()
+            }
         }
         while let Some(entry) = ring.completion().next() {
             let Some(mut flight) = flying.remove(&entry.user_data()) else { continue };
-            let expected = flight.read.request.expected();
+            let expected = flight.read.expected();
             let result = match usize::try_from(entry.result()) {
                 Err(_) => Err(io::Error::from_raw_os_error(-entry.result())),
                 Ok(bytes) if flight.done + bytes >= expected => Ok(()),
@@ -103,11 +110,11 @@ fn is_passing(error: &io::Error) -> bool {
 fn push(ring: &mut IoUring, InFlight { read, done, .. }: &InFlight) {
     let request = &read.request;
     let length = (request.length - done) as u32;
-    let entry = opcode::Read::new(types::Fd(request.file.descriptor()), read.at().wrapping_add(*done), length)
+    let entry = opcode::Read::new(types::Fd(read.file.descriptor()), read.at().wrapping_add(*done), length)
         .offset(request.offset + *done as u64)
         .build()
         .user_data(request.ticket.0);
-    // SAFETY: the descriptor is open as long as the request, which is kept until the read is over; so is the memory: a staging buffer
+    // SAFETY: the descriptor is open as long as the read is kept, which is until it is over; so is the memory: a staging buffer
     // belongs to the read, and other memory stays by the promise of `Reader::read`. There is room: no more reads fly than the ring
     // has entries.
     let pushed = unsafe { ring.submission().push(&entry) };

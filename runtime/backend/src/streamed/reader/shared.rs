@@ -39,7 +39,7 @@ impl Shared {
     /// A read is over: it is told, or expanded first.
     pub fn end(&self, read: Read, result: io::Result<()>, times: Times, expander: &Sender<ToExpand>) {
         let ticket = read.request.ticket;
-        read.request.file.forget(read.request.offset, read.request.length);
+        read.file.forget(read.request.offset, read.request.length);
         match (&result, &read.request.to) {
             (Ok(()), To::Through(_)) => {
                 if let Err(unsent) = expander.send((read, times)) {

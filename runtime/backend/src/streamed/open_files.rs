@@ -1,0 +1,146 @@
+//! Weight files that are opened when a read needs them. A process may have few files open at once, and a plan may read from
+//! hundreds: the ones used last stay open, each once for all sessions of a backend, and the others are opened again.
+
+use super::file::{Identity, WeightFile};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Most files kept open where the system does not limit them, or allows more than enough.
+const MOST: usize = 256;
+
+/// The files that are open now.
+pub(super) struct OpenFiles {
+    most: usize,
+    /// In the order of their last use.
+    open: Mutex<Vec<Arc<WeightFile>>>,
+}
+
+impl Default for OpenFiles {
+    /// Keeps a quarter of what this process may open.
+    fn default() -> Self {
+        OpenFiles::keeping(crate::os::most_open_files().map_or(MOST, |most| (most / 4).clamp(1, MOST)))
+    }
+}
+
+impl OpenFiles {
+    /// Keeps at most so many files open, beside those that are being read.
+    pub fn keeping(most: usize) -> Self {
+        OpenFiles { most, open: Mutex::default() }
+    }
+
+    /// A file to be read from now on, which must stay what it is now.
+    pub fn file(self: &Arc<Self>, path: &Path) -> io::Result<NamedFile> {
+        let is_current = |file: &WeightFile| file.check().is_ok();
+        let was = self.open(path, is_current)?.identity();
+        Ok(NamedFile { path: path.to_owned(), was, files: Arc::clone(self) })
+    }
+
+    /// The file at a path: the one that is open, if it `is_wanted`, or one opened now.
+    fn open(&self, path: &Path, is_wanted: impl Fn(&WeightFile) -> bool) -> io::Result<Arc<WeightFile>> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = open.iter().position(|file| file.path() == path).map(|at| open.remove(at));
+        let file = match known.filter(|file| is_wanted(file)) {
+            Some(file) => file,
+            None => {
+                // Room first: there may be none for one more.
+                let surplus = (open.len() + 1).saturating_sub(self.most);
+                open.drain(..surplus);
+                Arc::new(WeightFile::open(path)?)
+            }
+        };
+        open.push(Arc::clone(&file));
+        Ok(file)
+    }
+}
+
+/// A file that is opened when it is read.
+#[derive(Clone)]
+pub(super) struct NamedFile {
+    path: PathBuf,
+    was: Identity,
+    files: Arc<OpenFiles>,
+}
+
+/// What is read from.
+#[derive(Clone)]
+pub(super) enum ReadFrom {
+    /// A file that its owner keeps open.
+    Open(Arc<WeightFile>),
+    /// One that is opened for the read.
+    Named(Arc<NamedFile>),
+}
+
+impl ReadFrom {
+    /// The open file, which is what it was.
+    pub fn open(&self) -> io::Result<Arc<WeightFile>> {
+        let file = match self {
+            ReadFrom::Open(file) => Arc::clone(file),
+            ReadFrom::Named(named) => named.files.open(&named.path, |file| file.identity() == named.was)?,
+        };
+        match self {
+            ReadFrom::Named(named) if file.identity() != named.was => Err(file.changed_since(named.was)),
+            _ => file.check().map(|()| file),
+        }
+    }
+
+    pub fn path(&self) -> &Path {
+        match self {
+            ReadFrom::Open(file) => file.path(),
+            ReadFrom::Named(named) => &named.path,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Descriptors of this process that refer to files under a directory.
+    fn descriptors(dir: &Path) -> usize {
+        let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        all.filter_map(|entry| std::fs::read_link(entry.path()).ok()).filter(|path| path.starts_with(dir)).count()
+    }
+
+    #[test]
+    fn few_files_are_open_and_each_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path().canonicalize().unwrap();
+        let files = Arc::new(OpenFiles::keeping(3));
+        let path = |number: usize| dir.join(format!("weights_{number}"));
+        (0..8).for_each(|number| std::fs::write(path(number), vec![number as u8; 10]).unwrap());
+        let named: Vec<ReadFrom> =
+            (0..16).map(|number| ReadFrom::Named(Arc::new(files.file(&path(number % 8)).unwrap()))).collect();
+        assert_eq!(descriptors(&dir), 3);
+        for (number, from) in named.iter().enumerate().chain(named.iter().enumerate().rev()) {
+            assert_eq!(from.open().unwrap().path(), path(number % 8));
+            assert!(descriptors(&dir) <= 3);
+        }
+        // Whoever reads keeps its file open, whatever others open meanwhile.
+        let first = named[0].open().unwrap();
+        named.iter().for_each(|from| drop(from.open().unwrap()));
+        first.check().unwrap();
+        assert_eq!(first.expected(0, 100), 10);
+    }
+
+    #[test]
+    fn a_file_that_was_changed_while_it_was_closed_is_an_error_for_whoever_knew_it_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let (first, second) = (dir.path().join("first"), dir.path().join("second"));
+        for most in [1, 2] {
+            std::fs::write(&first, [1; 10]).unwrap();
+            std::fs::write(&second, [2; 10]).unwrap();
+            let files = Arc::new(OpenFiles::keeping(most));
+            let named = |path: &Path| ReadFrom::Named(Arc::new(files.file(path).unwrap()));
+            let (old, other) = (named(&first), named(&second));
+            other.open().unwrap();
+            std::fs::write(&first, [3; 20]).unwrap();
+            let error = old.open().unwrap_err().to_string();
+            assert!(error.contains("had 10 bytes and has 20"), "{error}");
+            let new = named(&first);
+            new.open().unwrap();
+            assert!(old.open().is_err());
+            new.open().unwrap();
+        }
+    }
+}
