@@ -70,14 +70,19 @@ impl ExecError {
         match self {
             ExecError::Usage { .. } => 2,
             ExecError::Output(OutputError::Closed) => 0,
-            ExecError::Engine(EngineError::Cancelled) => crate::interrupt::INTERRUPTED,
+            _ if self.is_cancelled() => crate::interrupt::INTERRUPTED,
             _ => 1,
         }
     }
 
     /// Whether there is anything to tell: a reader that went away and a Ctrl-C are no news to whoever did it.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, ExecError::Output(OutputError::Closed) | ExecError::Engine(EngineError::Cancelled))
+        matches!(self, ExecError::Output(OutputError::Closed)) || self.is_cancelled()
+    }
+
+    /// Whether Ctrl-C ended it.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, ExecError::Engine(EngineError::Cancelled))
     }
 
     /// The next step for a person.
