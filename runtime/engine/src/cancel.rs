@@ -2,7 +2,7 @@
 
 use crate::port::Control;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// Stops the engine it was given to or came from: cheap to clone, usable from any thread.
 #[derive(Clone, Default)]
@@ -11,8 +11,12 @@ pub struct CancelHandle(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     cancelled: AtomicBool,
-    controls: Mutex<Vec<Box<dyn Stop>>>,
+    /// Controls of engines that are being loaded or loaded; an engine that is dropped takes its own with it.
+    controls: Mutex<Vec<Weak<dyn Stop>>>,
 }
+
+/// Keeps a control attached to a handle for as long as it lives.
+pub(crate) struct Attached(#[expect(dead_code, reason = "it is kept, not read")] Arc<dyn Stop>);
 
 /// [`Control`] without its `Clone`, so that several backends' fit in one list.
 trait Stop: Send + Sync {
@@ -35,14 +39,17 @@ impl CancelHandle {
         Self::default()
     }
 
-    /// Lets this handle stop runs under `control`.
-    pub(crate) fn attach(&self, control: impl Control) {
+    /// Lets this handle stop runs under `control` until what is returned is dropped.
+    pub(crate) fn attach(&self, control: impl Control) -> Attached {
+        let control: Arc<dyn Stop> = Arc::new(control);
         let mut controls = self.0.controls.lock().unwrap_or_else(PoisonError::into_inner);
         // Asked under the lock: a cancel that comes later waits for it and finds the control in the list.
         if self.is_cancelled() {
             control.stop();
         }
-        controls.push(Box::new(control));
+        controls.retain(|other| other.strong_count() > 0);
+        controls.push(Arc::downgrade(&control));
+        Attached(control)
     }
 
     /// Ends a load or run in progress; the engine then answers [`Cancelled`](crate::EngineError::Cancelled) until
@@ -64,12 +71,42 @@ impl CancelHandle {
     }
 
     fn each(&self, act: impl Fn(&dyn Stop)) {
-        self.0.controls.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(|control| act(control.as_ref()));
+        let controls = self.0.controls.lock().unwrap_or_else(PoisonError::into_inner);
+        controls.iter().filter_map(Weak::upgrade).for_each(|control| act(control.as_ref()));
     }
 }
 
 impl std::fmt::Debug for CancelHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("CancelHandle").field("cancelled", &self.is_cancelled()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Clone, Default)]
+    struct Counting(Arc<AtomicBool>);
+
+    impl Control for Counting {
+        fn stop(&self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+        fn resume(&self) {
+            self.0.store(false, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn a_handle_forgets_the_control_of_an_engine_that_is_gone() {
+        let (handle, gone, there) = (CancelHandle::new(), Counting::default(), Counting::default());
+        drop(handle.attach(gone.clone()));
+        let attached = handle.attach(there.clone());
+        handle.cancel();
+        assert!(there.0.load(Ordering::SeqCst) && !gone.0.load(Ordering::SeqCst));
+        assert_eq!(Arc::strong_count(&gone.0), 1, "nobody holds the control of the first");
+        assert_eq!(handle.0.controls.lock().unwrap().len(), 1);
+        drop(attached);
     }
 }

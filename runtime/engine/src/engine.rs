@@ -2,7 +2,7 @@
 
 use crate::area::{Area, Areas};
 use crate::boundary::Boundary;
-use crate::cancel::CancelHandle;
+use crate::cancel::{Attached, CancelHandle};
 use crate::error::EngineError;
 use crate::feed::Feed;
 use crate::meter::Meter;
@@ -27,6 +27,8 @@ pub struct Engine<B: Backend> {
     pub(crate) areas: Areas<B>,
     pub(crate) control: B::Control,
     pub(crate) cancel: CancelHandle,
+    /// Keeps `control` within the reach of `cancel`.
+    pub(crate) _attached: Attached,
     pub(crate) stages: Vec<Stage>,
     pub(crate) sessions: Vec<B::Session>,
     /// For each phase the stage of each partition.

@@ -39,7 +39,7 @@ pub(crate) fn load<B: Backend>(
     crate::files::check(plan, dir, options.verify, reporter)?;
     let control = backend.control().map_err(|source| memory("the means to stop runs", source))?;
     let cancel = options.cancel.clone().unwrap_or_default();
-    cancel.attach(control.clone());
+    let attached = cancel.attach(control.clone());
 
     let names = Names::of(plan);
     let keep = Keeping::new(plan, backend, options.weights, reporter)?;
@@ -69,6 +69,7 @@ pub(crate) fn load<B: Backend>(
         areas,
         control,
         cancel,
+        _attached: attached,
         stages,
         sessions,
         context,

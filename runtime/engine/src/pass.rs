@@ -104,7 +104,14 @@ impl<B: Backend> Engine<B> {
         let Engine { stages, sessions, control, .. } = self;
         let session = &mut sessions[stages[stage].session];
         let ran = session.run(&mut sequence.bound[stage].binding, control);
-        let ticket = ran.map_err(|source| stages[stage].failed("running", source))?;
+        let ticket = match ran.map_err(|source| stages[stage].failed("running", source)) {
+            Ok(ticket) => ticket,
+            Err(error) => {
+                // A run that was cancelled has used its weights like any other; the next pass brings them anew.
+                let _ = self.weights_leave(stage);
+                return Err(error);
+            }
+        };
         let known = || Time::Known(Took { from, to: self.areas.backend.now() });
         self.meter.began(Began::Run { stage, phase }, ticket.map_or_else(known, Time::Later));
         self.weights_leave(stage)?;

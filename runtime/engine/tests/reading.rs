@@ -2,9 +2,12 @@
 //! plain account of room, disk and chain says it is.
 
 use hpp_engine::mock::{Chain, ChainPart, MockBackend};
-use hpp_engine::{Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput, WeightReads};
+use hpp_engine::{
+    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput, WeightReads,
+};
 use hpp_schema::{ByteSize, Plan, Residency, SpanKind};
 use proptest::prelude::*;
+use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Mutex;
@@ -240,4 +243,44 @@ fn without_reading_ahead_each_part_waits_for_its_own() {
     let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
     decode(&mut engine, 1);
     assert_eq!(engine.telemetry().read_bytes, 0);
+}
+
+/// Ctrl-C cuts a pass short while weights of any stage are in memory; the next text finds them as if nothing had happened.
+#[test]
+fn after_a_cancelled_pass_weights_are_read_anew() {
+    for stop_at in 1..=4 {
+        let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+        backend.disk().reads_at(1e3);
+        let (cancel, runs) = (CancelHandle::new(), Rc::new(Cell::new(0)));
+        let part = |number: usize| {
+            backend.streams(&format!("p{number}.onnx"), vec![100, 50]);
+            let (cancel, runs) = (cancel.clone(), runs.clone());
+            let takes = Rc::new(move |_| {
+                runs.set(runs.get() + 1);
+                if runs.get() == stop_at {
+                    cancel.cancel();
+                }
+                Duration::from_micros(10)
+            });
+            ChainPart::new(None, takes)
+        };
+        let chain = Chain { parts: (0..2).map(part).collect(), ..Chain::default() };
+        let mut plan = chain.set_up(dir.path(), &backend).unwrap();
+        for partition in &mut plan.partitions {
+            (partition.bytes.weights, partition.residency) = (ByteSize(150), Residency::Streamed);
+        }
+        plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap().window = Some(ByteSize(200));
+        let options = EngineOptions { cancel: Some(cancel.clone()), ..EngineOptions::default() };
+        let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
+        let before = runs.replace(0);
+        assert_eq!(before, 0, "loading runs nothing here");
+        let mut sequence = engine.new_sequence().unwrap();
+        let step = |engine: &mut Engine<_>, sequence: &mut _| {
+            engine.step(sequence, StepInput::Tokens(&[1]), LogitRows::Last).map(|_| ())
+        };
+        let stopped = (0..3).find_map(|_| step(&mut engine, &mut sequence).err());
+        assert!(matches!(stopped, Some(EngineError::Cancelled)), "{stop_at}: {stopped:?}");
+        cancel.reset();
+        decode(&mut engine, 3);
+    }
 }

@@ -70,14 +70,19 @@ impl ExecError {
     pub fn code(&self) -> u8 {
         match self {
             ExecError::Output(StdoutError::Closed) => 0,
-            ExecError::Engine(EngineError::Cancelled) => crate::interrupt::INTERRUPTED,
+            _ if self.is_cancelled() => crate::interrupt::INTERRUPTED,
             _ => 1,
         }
     }
 
     /// Whether there is anything to tell: a reader that went away and a Ctrl-C are no news to whoever did it.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, ExecError::Output(StdoutError::Closed) | ExecError::Engine(EngineError::Cancelled))
+        matches!(self, ExecError::Output(StdoutError::Closed)) || self.is_cancelled()
+    }
+
+    /// Whether Ctrl-C ended it.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, ExecError::Engine(EngineError::Cancelled))
     }
 
     /// The next step for a person.

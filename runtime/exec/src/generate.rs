@@ -79,6 +79,7 @@ pub fn generate<B: Backend>(
 ) -> Result<Generated, ExecError> {
     let started = Instant::now();
     let mut run = Run::new(tokenizer, request);
+    let _watch = interrupt.watch(&session.engine().cancel_handle());
     let fed =
         if request.max_new == 0 { Fed::Whole { reused: 0 } } else { session.begin(&request.prompt, interrupt)? };
     let prefill = started.elapsed();
@@ -97,7 +98,10 @@ pub fn generate<B: Backend>(
             if session.room() == 0 || run.tokens.len() as u64 == request.max_new {
                 break (reused, FinishReason::Length);
             }
-            session.feed(&[token])?;
+            match session.feed(&[token]) {
+                Err(error) if error.is_cancelled() => break (reused, FinishReason::Cancelled),
+                fed => fed?,
+            }
         },
     };
     let text = run.finish(finish, sink)?;

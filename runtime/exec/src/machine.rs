@@ -3,7 +3,7 @@
 use crate::cli::{LibraryArgs, RuntimeArgs, WeightReadsArg};
 use crate::console::Console;
 use crate::error::ExecError;
-use hpp_engine::Engine;
+use hpp_engine::{CancelHandle, Engine, EngineOptions};
 use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
@@ -47,8 +47,21 @@ impl Machine {
         args: &RuntimeArgs,
         console: &Arc<Console>,
     ) -> Result<Engine<OrtBackend>, ExecError> {
+        self.load_until(&CancelHandle::new(), plan, dir, args, console)
+    }
+
+    /// The same, until it is cancelled.
+    pub fn load_until(
+        &self,
+        cancel: &CancelHandle,
+        plan: &Plan,
+        dir: &Path,
+        args: &RuntimeArgs,
+        console: &Arc<Console>,
+    ) -> Result<Engine<OrtBackend>, ExecError> {
         let plan = with_providers(plan, args);
-        Ok(Engine::load(&plan, dir, &self.backend, args.engine_options(), console.as_ref())?)
+        let options = EngineOptions { cancel: Some(cancel.clone()), ..args.engine_options() };
+        Ok(Engine::load(&plan, dir, &self.backend, options, console.as_ref())?)
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::embeddings::Embeddings;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
-use hpp_engine::{Backend, Engine, LogitRows, Logits, Named, Sequence, StepInput};
+use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, Named, Sequence, StepInput};
 
 /// Tokens fed between two looks at Ctrl-C while a long prompt goes in piece by piece.
 const PIECE: usize = 64;
@@ -77,13 +77,17 @@ impl<B: Backend> Session<B> {
                 return Ok(Fed::Interrupted);
             }
             let (now, later) = rest.split_at(self.piece(rest.len()));
-            self.feed(now)?;
+            match self.feed(now) {
+                Err(error) if error.is_cancelled() => return Ok(Fed::Interrupted),
+                fed => fed?,
+            }
             rest = later;
         }
         Ok(Fed::Whole { reused })
     }
 
-    /// Adds tokens to the text and computes the scores after them.
+    /// Adds tokens to the text and computes the scores after them. Where that is cancelled the text is forgotten: its state is that
+    /// of half a pass.
     pub fn feed(&mut self, tokens: &[u32]) -> Result<(), ExecError> {
         let sequence = match &mut self.sequence {
             Some(sequence) => sequence,
@@ -97,7 +101,11 @@ impl<B: Backend> Session<B> {
                 StepInput::Embeddings { tokens: tokens.len(), data: &rows }
             }
         };
-        self.engine.step_with(sequence, input, LogitRows::Last, &self.extra, &mut self.logits)?;
+        let step = self.engine.step_with(sequence, input, LogitRows::Last, &self.extra, &mut self.logits);
+        if matches!(step, Err(EngineError::Cancelled)) {
+            self.reset();
+        }
+        step?;
         self.fed.extend_from_slice(tokens);
         Ok(())
     }

@@ -188,6 +188,7 @@ impl RuntimeArgs {
             pinned: self.pinned.map(|size| size.0),
             slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
+            // Whoever loads has the handle.
             cancel: None,
         }
     }

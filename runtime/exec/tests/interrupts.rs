@@ -24,6 +24,17 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
+/// Waits until the plan is loaded: nothing is on stdout before the first token.
+fn loaded(child: &mut Child) -> impl Read + use<> {
+    let (mut said, mut byte) = (String::new(), [0]);
+    let mut stderr = child.stderr.take().unwrap();
+    while !said.contains("loaded in") {
+        stderr.read_exact(&mut byte).unwrap();
+        said.push(char::from(byte[0]));
+    }
+    stderr
+}
+
 /// Waits for the first byte of output, so that generation is known to run.
 fn first_byte(child: &mut Child) {
     let mut byte = [0];
@@ -55,15 +66,8 @@ fn the_first_ctrl_c_stops_the_text_and_keeps_it() {
 fn json_says_it_was_cancelled() {
     let plan = endless();
     let child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos", "--json", "-v"]);
-    // Nothing is on stdout before the end, so the state is read from what loading says.
     let mut child = child;
-    let mut said = String::new();
-    let mut stderr = child.stderr.take().unwrap();
-    let mut byte = [0];
-    while !said.contains("loaded in") {
-        stderr.read_exact(&mut byte).unwrap();
-        said.push(char::from(byte[0]));
-    }
+    let _stderr = loaded(&mut child);
     std::thread::sleep(Duration::from_millis(500));
     interrupt(&child);
     let ran = finish(child);
@@ -91,4 +95,21 @@ fn a_reader_that_goes_away_is_no_error() {
     let ran = finish(child);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(!ran.stderr.contains("error") && !ran.stderr.contains("panicked"), "{}", ran.stderr);
+}
+
+/// A prompt of thousands of tokens in one pass takes seconds. Ctrl-C ends the pass itself: none is counted.
+#[test]
+fn ctrl_c_ends_a_long_prompt_in_the_middle_of_its_pass() {
+    let plan = endless();
+    assert_eq!(plan.plan.schedule.prefill_chunk, None);
+    let prompt = vec!["1"; 6_000].join(",");
+    let mut child = spawn(&plan, &["--tokens", &prompt, "--ignore-eos", "--json", "-v"]);
+    let _stderr = loaded(&mut child);
+    std::thread::sleep(Duration::from_millis(100));
+    interrupt(&child);
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(130));
+    let report = ran.json();
+    assert_eq!((&report["finish_reason"], &report["tokens"]), (&"cancelled".into(), &serde_json::json!([])));
+    assert!(report["timings"]["prefill_tokens_per_second"].is_null(), "the pass went to its end: {report}");
 }

@@ -91,23 +91,27 @@ impl OrtBinding {
 
     /// Runs, until it is over.
     pub(crate) fn run(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
-        self.run_with(session, control.options())
+        self.run_with(session, control, control.options())
     }
 
     /// Runs, until all of it is given to the device's stream.
     pub(crate) fn begin(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
-        self.run_with(session, control.unwaited())
+        self.run_with(session, control, control.unwaited())
     }
 
-    fn run_with(&mut self, session: &mut Session, options: *const OrtRunOptions) -> Result<(), BackendError> {
+    fn run_with(
+        &mut self,
+        session: &mut Session,
+        control: &OrtControl,
+        options: *const OrtRunOptions,
+    ) -> Result<(), BackendError> {
         // SAFETY: session, options and binding are alive, the binding was made for this session, and everything bound is kept by it.
         // `&mut` on both means that no other run of this binding is in progress.
         let status = unsafe { (ort::api().RunWithBinding)(session.ptr().cast_mut(), options, self.ptr.as_ptr()) };
         // SAFETY: fresh from the call above.
-        unsafe { check(status, || "run".into()) }.map_err(|error| match error {
-            BackendError::Runtime { cause, .. } if cause.contains("terminate flag") => BackendError::Stopped,
-            other => other,
-        })
+        let ran = unsafe { check(status, || "run".into()) };
+        // ONNX Runtime has no error code for a run that was told to end.
+        ran.map_err(|error| if control.stopped() { BackendError::Stopped } else { error })
     }
 
     /// An output that ONNX Runtime allocated in the last run.

@@ -7,6 +7,7 @@ use ort::session::builder::LoadCanceler;
 use ort::sys::OrtRunOptions;
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Stops runs and loads. Clones stop the same ones.
@@ -17,6 +18,8 @@ struct Shared {
     options: NonNull<OrtRunOptions>,
     /// The same, for runs that are not waited for.
     unwaited: NonNull<OrtRunOptions>,
+    /// Whether runs are to end: what fails then was stopped, in whatever words ONNX Runtime says so.
+    stopped: AtomicBool,
     /// The load in progress, if any.
     load: Mutex<Option<LoadCanceler>>,
 }
@@ -29,7 +32,8 @@ unsafe impl Sync for Shared {}
 
 impl OrtControl {
     pub(crate) fn new() -> Result<Self, BackendError> {
-        let shared = Shared { options: make()?, unwaited: make()?, load: Mutex::new(None) };
+        let stopped = AtomicBool::new(false);
+        let shared = Shared { options: make()?, unwaited: make()?, stopped, load: Mutex::new(None) };
         // SAFETY: fresh options, in no run yet.
         unsafe { configure(shared.unwaited, c"disable_synchronize_execution_providers", c"1") }?;
         Ok(OrtControl(Arc::new(shared)))
@@ -52,14 +56,26 @@ impl OrtControl {
         self.0.unwaited.as_ptr()
     }
 
+    /// Whether runs under it were told to end.
+    pub(crate) fn stopped(&self) -> bool {
+        self.0.stopped.load(Ordering::SeqCst)
+    }
+
     /// Names the load that [`stop`](Control::stop) should end, or that there is none any more.
     pub(crate) fn loading(&self, load: Option<LoadCanceler>) {
-        *self.0.load.lock().unwrap_or_else(PoisonError::into_inner) = load;
+        let mut slot = self.0.load.lock().unwrap_or_else(PoisonError::into_inner);
+        // Asked under the lock: a stop that comes later waits for it and finds the load.
+        if let Some(load) = load.as_ref().filter(|_| self.stopped()) {
+            let _ = load.cancel();
+        }
+        *slot = load;
     }
 }
 
 impl Control for OrtControl {
     fn stop(&self) {
+        // First, so that a run that ends because of the flags below finds it set.
+        self.0.stopped.store(true, Ordering::SeqCst);
         for options in [self.0.options, self.0.unwaited] {
             // SAFETY: the options live as long as `self`. The call can only fail for want of memory, and then there is no more to do.
             let _ = unsafe { check((ort::api().RunOptionsSetTerminate)(options.as_ptr()), String::new) };
@@ -74,6 +90,7 @@ impl Control for OrtControl {
             // SAFETY: as for `stop`.
             let _ = unsafe { check((ort::api().RunOptionsUnsetTerminate)(options.as_ptr()), String::new) };
         }
+        self.0.stopped.store(false, Ordering::SeqCst);
     }
 }
 

@@ -27,7 +27,10 @@ pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, E
     let files = TextFiles::open(&plan, true)?;
     files.tokenizer()?;
     let feeds = Feeds::open(&plan, settings.run.embeddings.as_deref())?;
-    let session = load_session(&plan.plan, &plan.dir, &settings.run.runtime, feeds, around.console)?;
+    around.interrupt.gentle();
+    let (dir, args) = (&plan.dir, &settings.run.runtime);
+    let session = load_session(&plan.plan, dir, args, feeds, around.console, around.interrupt)?;
+    around.interrupt.abrupt();
     let request = request(settings, &plan, &files, vec![])?;
     let context = context(&plan.plan, &settings.run.runtime);
     let mut talk = Talk { session, talked: Talked::new(settings, &files), files: &files, request, context };

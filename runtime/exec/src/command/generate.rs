@@ -34,8 +34,10 @@ pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, E
     let feeds = feeds(settings, &plan)?;
     let scores = settings.run.logits.as_deref().map(ScoreFile::create).transpose()?;
 
-    let mut session = load_session(&plan.plan, &plan.dir, &settings.run.runtime, feeds, around.console)?;
+    // A load leaves nothing half written when it is cancelled.
     around.interrupt.gentle();
+    let (dir, args) = (&plan.dir, &settings.run.runtime);
+    let mut session = load_session(&plan.plan, dir, args, feeds, around.console, around.interrupt)?;
     let shown = Shown::of(settings.run.json, files.tokenizer.is_some());
     let mut sink = Results { out: around.out, shown, scores, first: true };
     let generated = generate(&mut session, files.tokenizer.as_ref(), &request, &mut sink, around.interrupt)?;

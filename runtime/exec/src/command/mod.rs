@@ -21,7 +21,7 @@ use crate::plan_file::PlanFile;
 use crate::prompt::PromptError;
 use crate::session::Session;
 use crate::settings::Task;
-use hpp_engine::Named;
+use hpp_engine::{CancelHandle, EngineError, Named};
 use hpp_schema::{InputRole, ModelKind, Plan};
 use std::io::Write;
 use std::path::Path;
@@ -57,9 +57,17 @@ fn load_session(
     args: &RuntimeArgs,
     feeds: Feeds,
     console: &Arc<Console>,
+    interrupt: &Interrupt,
 ) -> Result<Session<OrtBackend>, ExecError> {
     let machine = Machine::open_to_run(plan, args, console)?;
-    let engine = machine.load(plan, dir, args, console)?;
+    let cancel = CancelHandle::new();
+    let watch = interrupt.watch(&cancel);
+    let engine = machine.load_until(&cancel, plan, dir, args, console)?;
+    drop(watch);
+    // Whoever pressed Ctrl-C while it loaded wants no answer, though it was over before it could be cancelled.
+    if interrupt.asked() {
+        return Err(EngineError::Cancelled.into());
+    }
     console.loading_done();
     if engine.recomputes() {
         console.warn("this model keeps no state: every token computes the whole text again");

@@ -45,7 +45,7 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     let trace = args.trace.as_deref().map(OutputFile::create).transpose()?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
     let feeds = Feeds::open(&plan, args.embeddings.as_deref())?;
-    let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console)?;
+    let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console, around.interrupt)?;
     let prompt = made_up_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
 
     measure(&mut session, &prompt, args.new_tokens)?;

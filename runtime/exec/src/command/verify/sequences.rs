@@ -9,6 +9,7 @@ use crate::command::{Feeds, context, load_session};
 use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::inputs::{Wanted, fit, made_up_tokens};
+use crate::interrupt::Interrupt;
 use crate::machine::OrtBackend;
 use crate::numbers::counted;
 use crate::plan_file::PlanFile;
@@ -78,7 +79,7 @@ fn open(
     let given = args.inputs.as_deref().map(read_npz).transpose()?.unwrap_or_default();
     let path = args.inputs.clone().unwrap_or_else(|| "(no --inputs)".into());
     feeds.extra = fit(given, &plan.plan.model, Wanted::Free, path)?;
-    load_session(which, &plan.dir, &args.runtime, feeds, console)
+    load_session(which, &plan.dir, &args.runtime, feeds, console, &Interrupt::never())
 }
 
 fn no_source() -> ExecError {
