@@ -12,12 +12,19 @@ DISK_SHAPE := --layers 32 --hidden 2048 --intermediate 5632 --heads 32 --kv-head
 DISK_RAM ?= 216M
 DISK_LIMIT ?= 232M
 
-.PHONY: help deps demo demo-disk test schemas bench bench-deps bench-llama-cpp clean-deps
+# Where `make install` puts commands, completions and man pages; packagers give DESTDIR too.
+PREFIX ?= /usr/local
+COMMANDS := hpp-split hpp-profile hpp-exec hpp-fixtures
+SHARE = $(DESTDIR)$(PREFIX)/share
+
+.PHONY: help deps demo demo-disk install completions shell-files test schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
 	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
 	@echo "make test    fetch what the tests need, run them all"
+	@echo "make install PREFIX=DIR  commands, shell completions and man pages (ONNX Runtime comes from pip or ORT_DYLIB_PATH)"
+	@echo "make completions         shell completions and man pages alone, in out/share"
 	@echo "make bench   the measurements of the README, as one table (a few GB of disk, half an hour)"
 	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
@@ -38,6 +45,21 @@ demo-disk: deps
 	tools/scripts/with-deps.sh $(TARGET)/release/hpp-profile $(DISK)/model --quick --providers cpu --contexts 128 --prefill-tokens 16,128 --out $(DISK)/profile.yaml --force
 	$(TARGET)/release/hpp-split $(DISK)/model --profile $(DISK)/profile.yaml --ram $(DISK_RAM) --context 256 --prompt-tokens 16 --new-tokens 32 --out $(DISK)/plan --force
 	tools/scripts/with-memory.sh $(DISK_LIMIT) tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec $(DISK)/plan --prompt "$(DEMO_PROMPT)" --max-new 32 --ignore-eos
+
+# Commands that can write their own completions and man pages; make demo compiles without what that takes.
+shell-files:
+	cargo build --release --locked $(COMMANDS:%=-p %) $(COMMANDS:%=--features %/shell-files)
+
+completions: shell-files
+	for command in $(COMMANDS); do $(TARGET)/release/$$command write-shell-files out/share || exit 1; done
+	@echo "wrote out/share"
+
+install: shell-files
+	install -d $(DESTDIR)$(PREFIX)/bin $(SHARE)/doc/hpp
+	install -m 755 $(COMMANDS:%=$(TARGET)/release/%) $(DESTDIR)$(PREFIX)/bin
+	install -m 644 README.md LICENSE-APACHE LICENSE-MIT $(SHARE)/doc/hpp
+	for command in $(COMMANDS); do $(TARGET)/release/$$command write-shell-files $(SHARE) || exit 1; done
+	@echo "installed in $(DESTDIR)$(PREFIX); hpp-exec finds ONNX Runtime through python3 (pip install onnxruntime) or ORT_DYLIB_PATH"
 
 test:
 	@tools/scripts/deps.sh test

@@ -92,6 +92,11 @@ pub struct SplitArgs {
     /// Write a directory that needs nothing else: copies the weight bytes the partitions read.
     #[arg(long)]
     pub pack: bool,
+    /// Refer to the model's weight files where they are instead of linking them into the plan, where possible: weights inside
+    /// the .onnx file and weights streamed to a GPU still need a file beside the plan. Stock ONNX Runtime cannot open the
+    /// partitions of such a plan; hpp-exec can.
+    #[arg(long, conflicts_with = "pack")]
+    pub in_place: bool,
     /// Record a hash of every weight byte, however large the files are (see `hpp-exec --verify-weights`).
     #[arg(long)]
     pub hash_weights: bool,

@@ -9,7 +9,7 @@ use hpp_graph::{Part, ValueId};
 use hpp_model::{Analysis, shared_weights};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, needs_externalising};
-use hpp_schema::{FileRole, OutputUse, Partition, Plan};
+use hpp_schema::{DeviceKind, FileRole, OutputUse, Partition, Plan, Residency};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -29,6 +29,8 @@ pub struct How {
     pub force: bool,
     /// Copy the weight bytes the partitions read, so that nothing else is needed.
     pub pack: bool,
+    /// Leave weight files where they are, where no other file has to lie beside them.
+    pub in_place: bool,
     /// Hash every weight byte.
     pub hash_weights: bool,
     /// Which pieces have their weights as inputs.
@@ -82,7 +84,7 @@ impl<'a> Writing<'a> {
     fn write(&mut self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
-        let weights_dir = if self.how.pack { self.pack(&model, &mut protos)? } else { self.place(&model)? };
+        let weights_dir = if self.how.pack { self.pack(&model, &mut protos)? } else { self.place(&model, &plan)? };
         let slots = self.lift(&model, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {
             let made = |source| SplitError::Extract { name: name.clone(), source };
@@ -178,7 +180,15 @@ impl<'a> Writing<'a> {
     }
 
     /// Makes every weight file visible beside the partitions; where that cannot be, names the model's own directory.
-    fn place(&mut self, model: &Model) -> Result<String, SplitError> {
+    fn place(&mut self, model: &Model, plan: &Plan) -> Result<String, SplitError> {
+        // Weights that are inputs come from one directory, and some of them lie in a file beside the plan.
+        let gpu = |device: &str| plan.devices.iter().any(|d| d.name == device && d.kind == DeviceKind::Gpu);
+        let streams = plan.partitions.iter().flat_map(Partition::forms).any(|form| {
+            gpu(form.device) && (form.residency == Residency::Streamed || self.how.lifted == Which::Movable)
+        });
+        if self.how.in_place && !streams && !needs_externalising(&self.analysis.model) {
+            return Ok(self.to.relative(self.analysis.model.dir()));
+        }
         let Some((location, why)) = self.to.place(model)? else { return Ok(".".to_owned()) };
         if needs_externalising(&self.analysis.model) {
             return Err(SplitError::setting(

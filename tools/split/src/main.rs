@@ -30,6 +30,10 @@ use clap::Parser;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    #[cfg(feature = "shell-files")]
+    if let Some(done) = hpp_packaging::written(<cli::Cli as clap::CommandFactory>::command()) {
+        return done;
+    }
     let cli = cli::Cli::parse();
     let done = match cli.command {
         Some(cli::Command::Inspect(args)) => inspect::run(&args),

@@ -134,7 +134,13 @@ fn default_out(analysis: &Analysis) -> PathBuf {
 
 /// The plan as written, or as it would be.
 fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, target: &Path) -> Result<Plan, SplitError> {
-    let how = How { force: args.force, pack: args.pack, hash_weights: args.hash_weights, lifted: args.lifted() };
+    let how = How {
+        force: args.force,
+        pack: args.pack,
+        in_place: args.in_place,
+        hash_weights: args.hash_weights,
+        lifted: args.lifted(),
+    };
     match args.dry_run {
         true => Writing::imagine(how, analysis, target, parts, plan),
         false => Writing::begin(how, analysis, target)?.finish(parts, plan),

@@ -13,13 +13,15 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-onnx", &["hpp-graph", "hpp-schema", "hpp-io"]),
     ("hpp-partition", &["hpp-schema"]),
     ("hpp-model", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io"]),
-    ("hpp-split", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io"]),
-    ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io"]),
+    ("hpp-split", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
-    ("hpp-exec", &["hpp-engine", "hpp-backend", "hpp-schema", "hpp-io"]),
+    ("hpp-exec", &["hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    // Completions and man pages of any command, behind a feature: it knows clap and no room.
+    ("hpp-packaging", &[]),
     // The generator writes ONNX with the reader's own types; it is a test tool, and nothing imports it.
-    ("hpp-fixtures", &["hpp-onnx", "hpp-schema"]),
+    ("hpp-fixtures", &["hpp-onnx", "hpp-schema", "hpp-packaging"]),
     // The tests that run the commands use the tools' own types to make odd models, never to make answers.
     // One of them holds the planner's simulator against the engine on a virtual clock: neither may know the other.
     ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
@@ -39,7 +41,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("microlp", &["hpp-partition"]),
     ("maud", &["hpp-profile"]),
     ("plotters", &["hpp-profile"]),
-    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures"]),
+    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-packaging"]),
+    ("clap_complete", &["hpp-packaging"]),
+    ("clap_mangen", &["hpp-packaging"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-exec"]),
     ("minijinja", &["hpp-exec"]),

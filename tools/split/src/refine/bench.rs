@@ -104,7 +104,7 @@ impl Bench {
         plan: Plan,
     ) -> Result<Measured, SplitError> {
         let target = self.dir.path().join("plan");
-        let how = files::How { force: false, pack: false, hash_weights: false, lifted: args.lifted() };
+        let how = files::How { force: false, pack: false, in_place: false, hash_weights: false, lifted: args.lifted() };
         let writing = Writing::begin(how, analysis, &target)?;
         writing.finish(parts, plan)?;
         let measured = self.interrupt.check().and_then(|()| self.answer(args, &target));
