@@ -21,6 +21,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // The tests that run the commands use the tools' own types to make odd models, never to make answers.
     // One of them holds the planner's simulator against the engine on a virtual clock: neither may know the other.
     ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
+    // The campaigns call what reads hostile input in one process, and the commands as programs.
+    ("hpp-campaigns", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-engine", "hpp-onnx", "hpp-schema"]),
     ("hpp-tidy", &[]),
 ];
 
@@ -30,14 +32,14 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("ort-sys", &["hpp-backend"]),
     ("cudarc", &["hpp-backend"]),
     ("io-uring", &["hpp-backend"]),
-    ("prost", &["hpp-onnx", "hpp-fixtures"]),
+    ("prost", &["hpp-onnx", "hpp-fixtures", "hpp-campaigns"]),
     ("prost-types", &["hpp-onnx"]),
     ("prost-build", &["hpp-onnx"]),
     ("protox", &["hpp-onnx"]),
     ("microlp", &["hpp-partition"]),
     ("maud", &["hpp-profile"]),
     ("plotters", &["hpp-profile"]),
-    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures"]),
+    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-campaigns"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-exec"]),
     ("minijinja", &["hpp-exec"]),
