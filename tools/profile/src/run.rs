@@ -18,6 +18,7 @@ use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
 use hpp_model::{Analysis, Logits, ThisHost, analyse, model_hash};
+use hpp_onnx::WorkDir;
 use hpp_schema::{Host, Profile};
 use std::path::Path;
 
@@ -235,11 +236,14 @@ fn run_bytes(host: &Host) -> RunBytes {
     RunBytes { most, enough: last_level_cache().saturating_mul(4) }
 }
 
-/// A directory beside the profile, on a disk that has room for results; it goes when this is dropped.
-fn work_dir(out: &Path) -> Result<tempfile::TempDir, ProfileError> {
+/// A directory beside the profile, on a disk that has room for results.
+fn work_dir(out: &Path) -> Result<WorkDir, ProfileError> {
     let place = parent(out);
-    let made = tempfile::Builder::new().prefix(".hpp-profile-").tempdir_in(place);
-    made.map_err(|source| ProfileError::Io { action: "make a directory in", path: place.to_owned(), source })
+    WorkDir::new(place, ".hpp-profile-").map_err(|source| ProfileError::Io {
+        action: "make a directory in",
+        path: place.to_owned(),
+        source,
+    })
 }
 
 fn own_path() -> std::path::PathBuf {
