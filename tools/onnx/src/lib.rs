@@ -17,6 +17,7 @@ mod tensor;
 mod typed;
 mod walk;
 mod weights;
+mod work_dir;
 mod write;
 
 pub use extract::{ExtractError, Extractor};
@@ -32,4 +33,5 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
+pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};

@@ -19,6 +19,7 @@ use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
 use hpp_model::{Analysis, Logits, ThisHost, analyse, model_hash};
+use hpp_onnx::WorkDir;
 use hpp_schema::{Host, Profile};
 use std::path::Path;
 
@@ -240,13 +241,16 @@ fn run_bytes(host: &Host) -> RunBytes {
     RunBytes { most, enough: last_level_cache().saturating_mul(4) }
 }
 
-/// A directory beside the profile, on a disk that has room for results; it goes when this is dropped. Beside a device there is
-/// no room.
-fn work_dir(out: &Path) -> Result<tempfile::TempDir, ProfileError> {
+/// A directory beside the profile, on a disk that has room for results; in the system's temporary directory where the profile goes to
+/// a device or a pipe.
+fn work_dir(out: &Path) -> Result<WorkDir, ProfileError> {
     let temporary = std::env::temp_dir();
     let place = if hpp_io::is_stream(out) { &temporary } else { parent(out) };
-    let made = tempfile::Builder::new().prefix(".hpp-profile-").tempdir_in(place);
-    made.map_err(|source| ProfileError::Io { action: "make a directory in", path: place.to_owned(), source })
+    WorkDir::new(place, ".hpp-profile-").map_err(|source| ProfileError::Io {
+        action: "make a directory in",
+        path: place.to_owned(),
+        source,
+    })
 }
 
 fn own_path() -> std::path::PathBuf {

@@ -3,6 +3,9 @@
 use crate::cli::{GpuLayers, SplitArgs, Stream};
 use crate::complaint::Complaints;
 
+/// Largest batch: beyond it the bytes of states and activations leave 64 bits.
+const MOST_SEQUENCES: u64 = 1 << 20;
+
 /// Everything wrong with the settings themselves.
 pub fn check(args: &SplitArgs) -> Complaints {
     let mut found = Complaints::default();
@@ -16,6 +19,8 @@ pub fn check(args: &SplitArgs) -> Complaints {
 
 fn sizes(args: &SplitArgs, found: &mut Complaints) {
     found.require(args.batch > 0, "a batch of 0 sequences computes nothing", "give --batch 1 or more");
+    let (most, few) = ("the largest batch is 1048576 sequences", "give --batch what one pass is to compute");
+    found.require(args.batch <= MOST_SEQUENCES, most, few);
     found.require(args.partitions > 0, "0 partitions hold nothing", "give --partitions 1 or more");
     found.require(args.prompt_tokens > 0, "a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more");
     found.require(args.new_tokens > 0, "an answer of 0 tokens takes no time", "give --new-tokens 1 or more");

@@ -25,6 +25,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // The tests that run the commands use the tools' own types to make odd models, never to make answers.
     // One of them holds the planner's simulator against the engine on a virtual clock: neither may know the other.
     ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
+    // The campaigns call what reads hostile input in one process, and the commands as programs.
+    ("hpp-campaigns", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-engine", "hpp-onnx", "hpp-schema"]),
     ("hpp-tidy", &[]),
 ];
 
@@ -34,14 +36,14 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("ort-sys", &["hpp-backend"]),
     ("cudarc", &["hpp-backend"]),
     ("io-uring", &["hpp-backend"]),
-    ("prost", &["hpp-onnx", "hpp-fixtures"]),
+    ("prost", &["hpp-onnx", "hpp-fixtures", "hpp-campaigns"]),
     ("prost-types", &["hpp-onnx"]),
     ("prost-build", &["hpp-onnx"]),
     ("protox", &["hpp-onnx"]),
     ("microlp", &["hpp-partition"]),
     ("maud", &["hpp-profile"]),
     ("plotters", &["hpp-profile"]),
-    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-packaging"]),
+    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-campaigns", "hpp-packaging"]),
     ("clap_complete", &["hpp-packaging"]),
     ("clap_mangen", &["hpp-packaging"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),

@@ -8,6 +8,7 @@ use crate::predict::Expected;
 use crate::request::Request;
 use hpp_graph::Part;
 use hpp_model::Analysis;
+use hpp_onnx::WorkDir;
 use hpp_schema::Plan;
 use serde::Deserialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -72,7 +73,7 @@ pub struct Bench {
     prompt: u64,
     tokens: u64,
     /// Removed with everything in it when this is dropped.
-    dir: tempfile::TempDir,
+    dir: WorkDir,
     interrupt: Interrupt,
 }
 
@@ -88,8 +89,7 @@ impl Bench {
         let parent = absolute.parent().unwrap_or(&absolute);
         fs::create_dir_all(parent).map_err(io(parent))?;
         let name = absolute.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let dir =
-            tempfile::Builder::new().prefix(&format!(".{name}.refine-")).tempdir_in(parent).map_err(io(parent))?;
+        let dir = WorkDir::new(parent, &format!(".{name}.refine-")).map_err(io(parent))?;
         // The last of the new tokens is not fed back.
         let room = (request.load.context + 1).saturating_sub(tokens);
         Ok(Bench { exec: exec()?, prompt: request.load.prompt.min(room).max(1), tokens, dir, interrupt })

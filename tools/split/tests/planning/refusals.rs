@@ -68,6 +68,11 @@ fn everything_wrong_with_a_machine_file_is_said_at_once() {
 }
 
 #[test]
+fn a_batch_whose_bytes_leave_64_bits_is_refused() {
+    run(&["--batch", "9223372036854775807", "--context", "64"]).refusal(&["the largest batch is 1048576"]);
+}
+
+#[test]
 fn files_that_are_none_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, bytes: &[u8]| {

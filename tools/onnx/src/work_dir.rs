@@ -1,0 +1,126 @@
+//! Directories for intermediate files. They are removed when their owner is done, and by the next program if the owner was killed.
+//!
+//! The owner holds a lock on a file inside for as long as it lives; the system releases it whatever ends the process. A directory
+//! whose lock can be had belongs to nobody.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+use tempfile::TempDir;
+
+/// The file inside that the owner has locked.
+const LOCK: &str = "lock";
+/// Letters and digits after the prefix.
+const SUFFIX: usize = 6;
+
+/// A directory of this process, removed when dropped.
+#[derive(Debug)]
+pub struct WorkDir {
+    dir: TempDir,
+    /// Where the file system has no locks, nobody removes the directory of another.
+    _lock: Option<File>,
+}
+
+impl WorkDir {
+    /// Makes one in `parent` whose name begins with `prefix`, and removes those that killed processes left there.
+    pub fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
+        remove_abandoned(parent, prefix);
+        loop {
+            let dir = tempfile::Builder::new().prefix(prefix).rand_bytes(SUFFIX).tempdir_in(parent)?;
+            // Another process may have found the directory between the two steps, without a lock: then it is gone, and a
+            // new one is made.
+            match File::create(dir.path().join(LOCK)) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+                Ok(lock) => {
+                    let locked = lock.lock().is_ok();
+                    if dir.path().join(LOCK).exists() {
+                        return Ok(WorkDir { dir, _lock: locked.then_some(lock) });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        self.dir.path()
+    }
+}
+
+/// Removes directories of this prefix that nobody owns. One that cannot be removed stays for the next time.
+fn remove_abandoned(parent: &Path, prefix: &str) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let suffix = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        let is_ours =
+            suffix.is_some_and(|suffix| suffix.len() == SUFFIX && suffix.bytes().all(|b| b.is_ascii_alphanumeric()));
+        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let lock = File::options().write(true).create(true).truncate(false).open(entry.path().join(LOCK));
+        if let Ok(lock) = lock
+            && lock.try_lock().is_ok()
+        {
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let entries = fs::read_dir(dir).unwrap();
+        let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn what_a_killed_process_left_goes_with_the_next_start() {
+        let parent = tempfile::tempdir().unwrap();
+        // One killed while it worked, and one between making the directory and locking it.
+        fs::create_dir_all(parent.path().join(".work-abc123/stage-1")).unwrap();
+        fs::write(parent.path().join(".work-abc123/lock"), "").unwrap();
+        fs::create_dir(parent.path().join(".work-ABCDEF")).unwrap();
+        let alive = WorkDir::new(parent.path(), ".work-").unwrap();
+        let name = |dir: &WorkDir| dir.path().file_name().unwrap().to_str().unwrap().to_owned();
+        assert_eq!(names(parent.path()), [name(&alive)]);
+        fs::write(alive.path().join("half"), "x").unwrap();
+        let other = WorkDir::new(parent.path(), ".work-").unwrap();
+        assert!(alive.path().join("half").is_file(), "a directory in use stays");
+        drop((alive, other));
+        assert_eq!(names(parent.path()), [""; 0]);
+    }
+
+    #[test]
+    fn other_directories_stay() {
+        let parent = tempfile::tempdir().unwrap();
+        for name in [".work-", ".work-mine", ".work-a/b123", ".work-a.b123", "x.work-abc123"] {
+            fs::create_dir_all(parent.path().join(name)).unwrap();
+        }
+        fs::write(parent.path().join(".work-file12"), "").unwrap();
+        let before = names(parent.path());
+        drop(WorkDir::new(parent.path(), ".work-").unwrap());
+        assert_eq!(names(parent.path()), before);
+    }
+
+    #[test]
+    fn many_at_once_each_have_their_own() {
+        let parent = tempfile::tempdir().unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..20 {
+                        let dir = WorkDir::new(parent.path(), ".work-").unwrap();
+                        fs::write(dir.path().join("x"), "x").unwrap();
+                        assert_eq!(fs::read_to_string(dir.path().join("x")).unwrap(), "x");
+                    }
+                });
+            }
+        });
+        assert_eq!(names(parent.path()), [""; 0]);
+    }
+}

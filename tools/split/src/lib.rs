@@ -1,0 +1,39 @@
+//! `hpp-split`: from a model to partitions and a plan.
+
+mod cli;
+mod complaint;
+mod costs;
+mod destination;
+mod error;
+mod explain;
+mod files;
+mod inspect;
+mod lifted;
+mod output;
+mod pieces;
+mod place;
+mod predict;
+mod print;
+mod progress;
+mod reason;
+mod records;
+mod refine;
+mod request;
+mod settings;
+mod split;
+mod stdout;
+mod sweep;
+mod table;
+mod targets;
+mod trace;
+
+pub use cli::Cli;
+pub use error::SplitError;
+
+/// Does what the command line says.
+pub fn run(cli: &Cli) -> Result<(), SplitError> {
+    match &cli.command {
+        Some(cli::Command::Inspect(args)) => inspect::run(args),
+        None => split::run(&cli.split),
+    }
+}
