@@ -202,6 +202,27 @@ fn a_tokenizer_that_is_gone_is_a_warning_where_tokens_go_in() {
     plan.run(&["--tokens", "1", "--stop", "x"]).fails(1, &["error: cannot read the tokenizer"]);
 }
 
+/// A model may have more ids than its tokenizer: the text misses them, and a warning says so once.
+#[test]
+fn tokens_that_the_tokenizer_does_not_know_are_counted_in_a_warning() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    let prompt = plan.prompt();
+    let args = ["--tokens", &prompt, "--max-new", "16", "--ignore-eos"];
+    let mut tokenizer: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(plan.file("tokenizer.json")).unwrap()).unwrap();
+    let smallest = 300;
+    tokenizer["model"]["vocab"].as_object_mut().unwrap().retain(|_, id| id.as_u64().unwrap() < smallest);
+    tokenizer["model"]["merges"] = json!([]);
+    let unknown = plan.model.tokens().iter().filter(|token| u64::from(**token) >= smallest).count();
+    assert!(unknown > 0);
+    std::fs::write(plan.file("tokenizer.json"), tokenizer.to_string()).unwrap();
+    plan.plan.files.retain(|file| file.path != "tokenizer.json");
+    plan.save();
+    let stderr = plan.run(&args).ok().stderr;
+    let warning = format!("warning: the tokenizer does not know {unknown} of 16 new tokens");
+    assert_eq!(stderr.matches(&warning).count(), 1, "{stderr}");
+}
+
 #[test]
 fn chat_goes_through_the_template() {
     let plan = PlanDir::new(LLAMA, 64);

@@ -21,7 +21,6 @@ mod refine;
 mod request;
 mod settings;
 mod split;
-mod stdout;
 mod sweep;
 mod table;
 mod targets;

@@ -1,6 +1,6 @@
 //! `hpp-exec PLAN` in a terminal: a conversation. What was read stays read; only what is new goes through the model.
 
-use super::generate::request;
+use super::generate::{request, warn_of_unknown_tokens};
 use super::{Around, Feeds, context, load_session, needs_language_model};
 use crate::error::ExecError;
 use crate::generate::{FinishReason, Generated, Request, Sink, generate};
@@ -155,6 +155,7 @@ impl Talk<'_> {
         around.interrupt.gentle();
         let generated = generated?;
         show(around.out, "\n")?;
+        warn_of_unknown_tokens(tokenizer, &generated, around.console);
         around.console.say(&remark(&generated, &mut self.session));
         self.talked.model(generated.text.unwrap_or_default());
         Ok(())

@@ -1,12 +1,14 @@
 //! `hpp-exec PLAN --prompt ...`: continues one prompt, streaming the text or ending with one JSON object.
 
 use super::{Around, Feeds, context, load_session, needs_language_model};
+use crate::console::Console;
 use crate::disk;
 use crate::error::ExecError;
 use crate::generate::{FinishReason, Generated, Request, Sink, generate};
 use crate::inputs::{Wanted, fit};
 use crate::interrupt::INTERRUPTED;
 use crate::machine::OrtBackend;
+use crate::numbers::counted;
 use crate::plan_file::PlanFile;
 use crate::prompt::{self, Chat, TextFiles};
 use crate::report::{Bytes, RunReport, Timings, account};
@@ -14,6 +16,7 @@ use crate::sampling::{Choice, Sampling};
 use crate::session::Session;
 use crate::settings::{GenerateSettings, PromptSource};
 use crate::tensors::{ScoreFile, read_npz};
+use crate::text::TextTokenizer;
 use hpp_io::{show, show_json};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal, Write};
@@ -42,6 +45,7 @@ pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, E
     let mut sink = Results { out: around.out, shown, scores, first: true };
     let generated = generate(&mut session, files.tokenizer.as_ref(), &request, &mut sink, around.interrupt)?;
     sink.end(plan.plan.model.vocab_size)?;
+    warn_of_unknown_tokens(files.tokenizer.as_ref(), &generated, around.console);
     report(settings, &request, &generated, &mut session, around)
 }
 
@@ -172,6 +176,15 @@ fn report(
     }
     around.console.say(&account(generated, request.prompt.len(), &telemetry, session.state_bytes()));
     Ok(if generated.finish == FinishReason::Cancelled { INTERRUPTED } else { 0 })
+}
+
+/// Text that misses words, or is empty, has a reason that the person should hear.
+pub fn warn_of_unknown_tokens(tokenizer: Option<&TextTokenizer>, generated: &Generated, console: &Console) {
+    let unknown = tokenizer.map_or(0, |tokenizer| tokenizer.count_unknown(&generated.tokens));
+    if unknown > 0 {
+        let new = counted(generated.tokens.len() as u64, "new token");
+        console.warn(&format!("the tokenizer does not know {unknown} of {new}: the text leaves them out"));
+    }
 }
 
 fn seed(sampling: &Sampling) -> Option<u64> {

@@ -106,6 +106,11 @@ impl TextTokenizer {
             .map_err(|e| error(e.to_string()))
     }
 
+    /// How many of these tokens the tokenizer does not know: they have no text, though the model chose them.
+    pub fn count_unknown(&self, tokens: &[u32]) -> usize {
+        tokens.iter().filter(|token| self.inner.id_to_token(**token).is_none()).count()
+    }
+
     /// Whether a token contributes text at all: special tokens and ids the tokenizer does not know do not.
     pub fn has_text(&self, token: u32) -> bool {
         let Some(name) = self.inner.id_to_token(token) else { return false };
@@ -166,6 +171,11 @@ mod tests {
     #[test]
     fn a_special_token_written_out_is_that_token() {
         assert_eq!(byte_level().encode("a<|end|>", Around::Nothing).unwrap(), [97, 256]);
+    }
+
+    #[test]
+    fn ids_beyond_the_vocabulary_are_counted_and_special_tokens_are_not() {
+        assert_eq!(byte_level().count_unknown(&[97, 256, 257, 999_999]), 2);
     }
 
     #[test]
