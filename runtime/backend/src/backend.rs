@@ -48,6 +48,10 @@ pub struct OrtBuffer {
 impl OrtBackend {
     /// Finds ONNX Runtime and sets it up, once for the process; later calls share what the first one made. Its warnings
     /// go to `reporter`, that of the latest call.
+    ///
+    /// Backends may be opened on any number of threads; one thread loads sessions at a time, and the others wait. While a plan
+    /// loads whose weights are read from disk, nothing else in the process may map files of its weights directory privately and
+    /// writable: such mappings would be taken for those of the session.
     pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
         let runtime = open(options, reporter)?;
         let places = Rc::new(RefCell::new(vec![Rc::new(Place::host())]));
