@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 /// What a plan is called in its directory.
 pub const PLAN_NAME: &str = "plan.yaml";
 
-/// Largest file read as a plan; the largest real ones are a few megabytes.
-const MOST_BYTES: u64 = 256 << 20;
+/// Largest file read as a plan, the same as `hpp-schema` parses; the largest real ones are a few megabytes.
+const MOST_BYTES: u64 = 64 << 20;
 
 /// A plan and the directory its paths are relative to.
 #[derive(Debug)]
@@ -75,14 +75,7 @@ impl PlanFile {
     pub fn open(path: &Path) -> Result<Self, PlanFileError> {
         let path = find(path)?;
         let read = |source| PlanFileError::Read { path: path.clone(), source };
-        let bytes = std::fs::metadata(&path).map_err(read)?.len();
-        if bytes > MOST_BYTES {
-            return Err(read(io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("{bytes} bytes are too many for a plan"),
-            )));
-        }
-        let text = std::fs::read_to_string(&path).map_err(read)?;
+        let text = hpp_io::read_text(&path, MOST_BYTES).map_err(read)?;
         let plan =
             Plan::from_yaml(&text).map_err(|e| PlanFileError::Parse { path: path.clone(), source: Box::new(e) })?;
         let dir = match path.parent() {
@@ -123,6 +116,13 @@ mod tests {
             let error = PlanFile::open(path).unwrap_err();
             assert!(error.hint().is_some_and(|h| h.contains("hpp-split")), "{error}");
         }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_device_without_an_end_is_no_plan() {
+        let error = PlanFile::open(Path::new("/dev/zero")).unwrap_err();
+        assert!(matches!(&error, PlanFileError::Read { source, .. } if source.kind() == io::ErrorKind::FileTooLarge));
     }
 
     #[test]
