@@ -14,7 +14,7 @@ use crate::raw::run::OrtControl;
 use crate::streamed::{self, Placed};
 use hpp_engine::port::{Fallback, Keep, SessionSpec};
 use hpp_engine::{BackendError, Reporter};
-use hpp_schema::{DeviceKind, Provider};
+use hpp_schema::{DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
 use ort::device::Device;
 use ort::ep::ArenaExtendStrategy;
 use ort::memory::DeviceType;
@@ -326,7 +326,11 @@ fn prove(
     let elsewhere = |node: &Assigned| {
         node.provider != long_name(provider) && !is_bookkeeping(&node.operator) && !on_purpose.contains(&node.name)
     };
-    let nodes: Vec<Assigned> = assigned(session)?.into_iter().filter(elsewhere).collect();
+    let nodes = assigned(session)?;
+    if let Some(warning) = fault(&nodes, spec.partition, provider) {
+        reporter.warning(&warning);
+    }
+    let nodes: Vec<Assigned> = nodes.into_iter().filter(elsewhere).collect();
     let Some(first) = nodes.first() else { return Ok(()) };
     let mut operators: Vec<&str> = nodes.iter().map(|node| node.operator.as_str()).collect();
     operators.sort_unstable();
@@ -349,6 +353,17 @@ fn prove(
             Ok(())
         }
     }
+}
+
+/// What to say where a provider has taken an operator that it is known to compute wrongly.
+fn fault(nodes: &[Assigned], partition: &str, provider: Provider) -> Option<String> {
+    let taken = |fault: &&ProviderFault| {
+        let is_there = |node: &Assigned| node.operator == fault.operator && node.provider == long_name(fault.provider);
+        fault.provider == provider && nodes.iter().any(is_there)
+    };
+    let fault = PROVIDER_FAULTS.iter().find(taken)?;
+    let (name, operator, what) = (provider.name(), fault.operator, fault.what);
+    Some(format!("do not trust the answer: {name} computes {operator} of {partition} and {what}"))
 }
 
 /// Operators on shapes, indices and masks that providers leave to the host on purpose.

@@ -344,7 +344,8 @@ fn layouts(
         // A state whose device is the host stays there, wherever it is computed on.
         let on_host = plan.devices.iter().any(|device| device.name == state.device && device.kind == DeviceKind::Cpu);
         let home = memory.filter(|_| !on_host).unwrap_or(MemoryId::HOST);
-        StateLayout::new(state, vocabulary, plan.budgets.context, context, home)
+        let visits = stages.iter().filter_map(|stage| stage.memory_of_state(number)).any(|memory| memory != home);
+        Ok(StateLayout::new(state, vocabulary, plan.budgets.context, context, home)?.visiting(state, visits))
     };
     plan.states.iter().enumerate().map(layout).collect()
 }

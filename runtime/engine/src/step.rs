@@ -77,6 +77,7 @@ impl<B: Backend> Engine<B> {
         if self.recomputes() {
             return self.recompute(sequence, input, tokens, rows, extra, logits);
         }
+        self.lay_out_states(sequence, sequence.length + tokens)?;
         let chunk = self.plan.schedule.prefill_chunk.unwrap_or(tokens).clamp(1, tokens);
         let mut done = 0;
         while done < tokens {
@@ -93,6 +94,14 @@ impl<B: Backend> Engine<B> {
             }
         }
         Ok(())
+    }
+
+    /// Makes room for `total` tokens in states that are laid out for no more than they hold.
+    fn lay_out_states(&mut self, sequence: &mut Sequence<B>, total: u64) -> Result<(), EngineError> {
+        let Engine { layouts, areas, scratch, .. } = self;
+        let held = (sequence.length, total);
+        let mut states = sequence.stores.iter_mut().zip(layouts.iter());
+        states.try_for_each(|(store, layout)| store.lay_out(layout, areas, held, scratch))
     }
 
     /// Checks a step's input against the model and the sequence; the number of tokens it brings.

@@ -146,3 +146,28 @@ fn nothing_is_recorded_unless_asked_and_recording_starts_anew() {
     engine.step(&mut sequence, StepInput::Tokens(&[1, 2]), LogitRows::Last).unwrap();
     assert_eq!(engine.timeline(), Timeline::default());
 }
+
+/// State that visits a device is copied as far as it is filled, in steps of 64 tokens, and keeps its numbers when it is laid out for
+/// more of them.
+#[test]
+fn state_on_the_host_is_copied_as_far_as_it_is_filled() {
+    let mut chain = Chain { context: 4096, states_on_host: true, ..chain(None) };
+    chain.parts[1].states = 2;
+    let mut passes: Vec<Vec<u32>> = vec![vec![1; 9]];
+    passes.extend((0..200).map(|at| vec![at % 7]));
+    let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
+    let plan = chain.set_up(dir.path(), &backend).unwrap();
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    let token = 16 * 4;
+    for (pass, score) in passes.iter().zip(chain.scores(&passes)) {
+        let logits = engine.step(&mut sequence, StepInput::Tokens(pass), LogitRows::Last).unwrap();
+        assert_eq!(logits.last()[0], score, "after {} tokens", sequence.len());
+        let crossings = 2 * token * pass.len() as u64;
+        let filled = sequence.len().next_multiple_of(64);
+        assert_eq!(engine.last_pass().copied_bytes, crossings + 2 * 2 * token * filled);
+    }
+    assert!(engine.rewind(&mut sequence, 9));
+    let again = engine.step(&mut sequence, StepInput::Tokens(&passes[1]), LogitRows::Last).unwrap();
+    assert_eq!(again.last()[0], chain.scores(&passes[..2])[1]);
+}

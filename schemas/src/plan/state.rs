@@ -23,6 +23,9 @@ pub struct State {
     pub shape: Shape,
     /// How `present` relates to `past`.
     pub update: StateUpdate,
+    /// Whether its operator takes a buffer of any capacity that holds the tokens so far; a sliding window wants all of its buffer.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub any_capacity: bool,
     /// Device that holds it.
     pub device: String,
     /// Bytes at full capacity for one sequence.

@@ -2,6 +2,7 @@
 
 use crate::analyse::Analysis;
 use crate::costs::Load;
+use crate::faults::fault;
 use crate::symbols::{Pass, symbols};
 use hpp_graph::{Part, ValueId};
 use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
@@ -106,11 +107,15 @@ fn residency(disk: Option<&FromDisk>, piece: &Piece, place: Where) -> Residency 
     }
 }
 
-fn providers(place: Where) -> Vec<Provider> {
-    match place {
+/// Providers for a part, best first, without those that compute one of its operators wrongly.
+fn providers(decision: &Decision, part: &Part, place: Where) -> Vec<Provider> {
+    let mut providers = match place {
         Where::Cpu => vec![Provider::Cpu],
         _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
-    }
+    };
+    let graph = &decision.analysis.graph;
+    providers.retain(|provider| fault(graph, &part.nodes, *provider).is_none());
+    providers
 }
 
 fn model(decision: &Decision) -> Model {
@@ -167,11 +172,11 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
                 device: device(prefill),
                 residency: residency(decision.disk.as_ref(), piece, prefill),
                 file: format!("{}.onnx", names[index]),
-                providers: providers(prefill),
+                providers: providers(decision, part, prefill),
                 weights: vec![],
                 host_file: None,
             }),
-            providers: providers(decode),
+            providers: providers(decision, part, decode),
             blocks: blocks.iter().map(|block| block.label.clone()).collect(),
             inputs: part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).collect(),
             outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),

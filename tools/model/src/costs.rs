@@ -60,6 +60,7 @@ pub fn blocks(
             kv_bytes: counter.state_bytes(index, u64::MAX),
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.grows(index),
+            kv_filled: counter.filled(index, load.context),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
@@ -138,6 +139,16 @@ impl<'a> Counter<'a> {
         let [none, one] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
         let grows = plan::Grows { fixed: none, token: one.saturating_sub(none) };
         (!self.states_of(index).all(in_place)).then_some(grows)
+    }
+
+    /// What is copied of a block's states that are updated in place, where only what is filled is.
+    fn filled(&self, index: usize, context: u64) -> Option<plan::Filled> {
+        let of = |any_capacity: bool| {
+            let states = self.states_of(index).filter(|planned| planned.state.any_capacity == any_capacity);
+            states.map(|planned| planned.state.bytes.0.saturating_mul(self.batch)).fold(0, u64::saturating_add)
+        };
+        let (fixed, grows) = (of(false), of(true));
+        (grows > 0 && context > 0).then(|| plan::Filled { fixed, token: grows / context, capacity: context })
     }
 
     /// A block's states.

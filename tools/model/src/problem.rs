@@ -51,7 +51,7 @@ impl Source<'_> {
     }
 
     /// What is known of the machine's rates.
-    fn rates(&self) -> Option<&Machine> {
+    pub(crate) fn rates(&self) -> Option<&Machine> {
         match self {
             Source::Assumed => None,
             Source::Machine(machine) => Some(machine),

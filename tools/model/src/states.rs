@@ -56,6 +56,7 @@ pub fn plan_state(
         dtype,
         shape,
         update,
+        any_capacity: takes_any_capacity(graph, pair, update, capacity),
         device: String::new(),
         bytes,
     };
@@ -75,6 +76,13 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
         StateChange::Replace => StateUpdate::Replace,
         StateChange::SharedBuffer { axis: None } | StateChange::ReadOnly => StateUpdate::ReadOnly,
     }
+}
+
+/// Whether the operator that reads a cache asks no more of its buffer than that the tokens fit.
+fn takes_any_capacity(graph: &Graph, pair: &StatePair, update: StateUpdate, capacity: Capacity) -> bool {
+    let reader = graph.node(pair.reader);
+    let whole = matches!(update, StateUpdate::InPlace { capacity: own, .. } if own == capacity.context);
+    whole && reader.op_type == "GroupQueryAttention" && reader.int("sliding_window_cache") != Some(1)
 }
 
 /// GenAI's builder leaves the head size symbolic; the attention operator's heads and its query's width tell it.

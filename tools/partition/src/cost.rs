@@ -1,5 +1,7 @@
 //! What a block is to a planner: bytes it occupies and work it does per phase. Knows shapes as numbers only.
 
+use hpp_schema::memory::state_tokens;
+
 /// A planning unit: an embedding, a layer, a head, or a piece of a model without layers.
 #[derive(Clone, Debug)]
 pub struct Block {
@@ -17,6 +19,8 @@ pub struct Block {
     pub kv_tensors: u64,
     /// What there is of it, where it is another buffer after each pass; `None` where all of it is updated in place.
     pub kv_grows: Option<Grows>,
+    /// What is copied of it, where all of it is updated in place and it lies on the host; `None` where all of it is.
+    pub kv_filled: Option<Filled>,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
@@ -37,6 +41,24 @@ pub struct Grows {
     pub fixed: u64,
     /// More with each token.
     pub token: u64,
+}
+
+/// Bytes of state that is copied only as far as it is filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Filled {
+    /// Of what is copied whole.
+    pub fixed: u64,
+    /// More with each token that the rest is laid out for.
+    pub token: u64,
+    /// Most tokens.
+    pub capacity: u64,
+}
+
+impl Filled {
+    /// What is copied while so many tokens are held.
+    pub fn bytes(self, tokens: u64) -> u64 {
+        self.fixed.saturating_add(self.token.saturating_mul(state_tokens(tokens, self.capacity)))
+    }
 }
 
 /// What a block takes where its weights are streamed to a GPU: some are copied each time, others stay there.
@@ -123,6 +145,7 @@ pub(crate) mod tests {
             kv_bytes: kv,
             kv_tensors: 2,
             kv_grows: None,
+            kv_filled: None,
             workspace_bytes: scale / 10,
             boundary_bytes: 8,
             boundary_tensors: 1,

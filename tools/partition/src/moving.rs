@@ -1,6 +1,6 @@
 //! What computing and moving cost, read off a problem: one block in one phase, a boundary, a streamed block, its state.
 
-use crate::{Choice, Cost, Grows, KvHome, Mechanisms, Phase, Problem, Where};
+use crate::{Block, Choice, Cost, Grows, KvHome, Mechanisms, Phase, Problem, Where};
 
 /// Tensors that are copied one after the other, each with a latency of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +129,8 @@ impl Problem {
     /// The way home of state that stays with a prompt until all of it is in.
     pub(crate) fn handover(&self, block: usize, choice: Choice) -> Option<Way> {
         let visit = self.visit(block, choice, Phase::Prefill).filter(|visit| visit.stays)?;
-        Some(Way { from: visit.away, to: visit.home, tensors: self.state(block)? })
+        let tensors = Tensors { number: self.state(block)?.number, bytes: self.travels(block, visit, self.prompt()) };
+        Some(Way { from: visit.away, to: visit.home, tensors })
     }
 
     /// The same, milliseconds.
@@ -150,16 +151,29 @@ impl Problem {
             Phase::Prefill => [pass, pass + 1].map(|passes| self.load.passes[..passes].iter().sum()),
             Phase::Decode => [0, 1].map(|more| self.load.prompt_tokens + self.load.new_tokens / 2 + more),
         };
+        // A buffer is laid out for all tokens of a prompt before its first pass.
+        let laid_out = if phase == Phase::Prefill { self.prompt() } else { after };
         let state = &self.blocks[block];
         let tensors = |tokens: u64| Tensors {
             number: state.kv_tensors,
             bytes: match state.kv_grows {
-                None => state.kv_bytes,
+                None => self.travels(block, visit, laid_out),
                 Some(Grows { fixed, token }) => fixed.saturating_add(token.saturating_mul(tokens)).min(state.kv_bytes),
             },
         };
         let Visit { home, away, .. } = visit;
         [Way { from: home, to: away, tensors: tensors(before) }, Way { from: away, to: home, tensors: tensors(after) }]
+    }
+
+    /// Bytes of state updated in place that are copied while it holds so many tokens.
+    fn travels(&self, block: usize, visit: Visit, tokens: u64) -> u64 {
+        let Block { kv_bytes, kv_filled, .. } = self.blocks[block];
+        kv_filled.filter(|_| visit.home.is_none()).map_or(kv_bytes, |filled| filled.bytes(tokens))
+    }
+
+    /// Tokens that all passes of the prompt take in.
+    fn prompt(&self) -> u64 {
+        self.load.passes.iter().sum()
     }
 
     /// Copying from one memory to another, from GPU to GPU through the host, milliseconds.

@@ -69,8 +69,15 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
 /// Whether two blocks may trade places without a difference.
 fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
-        let Block { kv_bytes, kv_tensors, kv_grows, workspace_bytes, .. } = problem.blocks[i];
-        (problem.weight_bytes(i), problem.streamed_bytes(i), kv_bytes, kv_tensors, kv_grows, workspace_bytes)
+        let Block { kv_bytes, kv_tensors, kv_grows, kv_filled, workspace_bytes, .. } = problem.blocks[i];
+        (
+            problem.weight_bytes(i),
+            problem.streamed_bytes(i),
+            kv_bytes,
+            kv_tensors,
+            (kv_grows, kv_filled),
+            workspace_bytes,
+        )
     };
     // What enters the first block of a model is not a boundary.
     let boundary = |i: usize| {

@@ -3,7 +3,7 @@
 use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
 use crate::complaint::{Complaint, Complaints};
 use crate::costs::Costs;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Load, problem};
+use hpp_model::{Analysis, DEFAULT_CHUNK, Load, avoid_faults, problem};
 use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
@@ -43,8 +43,12 @@ impl Request {
             margin: ByteSize(budget.margin),
         };
         let complain = |finding: &hpp_schema::Finding| Complaint::in_file(&costs.label(), finding);
-        let problem = problem(analysis, load, costs.source(), budget)
+        let mut problem = problem(analysis, load, costs.source(), budget)
             .map_err(|findings| Complaints(findings.iter().map(complain).collect()))?;
+        // Whoever places blocks by hand knows why; the plan still names no provider that gets them wrong.
+        if gpus_by_hand(args) == 0 {
+            avoid_faults(&mut problem, analysis, costs.source());
+        }
         let against = args.stands_against_streaming();
         let (options, movable) = (args.planning.options(against), args.movable);
         Ok(Request { load, problem, options, budgets, movable, margin_unsaid: args.margin.is_none() })

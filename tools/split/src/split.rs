@@ -13,8 +13,8 @@ use crate::refine::{Tried, refine};
 use crate::request::Request;
 use crate::{print, settings, sweep, targets, trace};
 use hpp_graph::{Part, cut};
-use hpp_model::{Analysis, Decision, Logits, analyse, assemble};
-use hpp_schema::Plan;
+use hpp_model::{Analysis, Decision, Logits, analyse, assemble, faulty_blocks};
+use hpp_schema::{Plan, Provider};
 use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
@@ -58,9 +58,29 @@ fn understand(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
 }
 
 fn note(analysis: &Analysis, costs: &Costs, request: &Request) {
+    if let Some(fault) = faults(analysis).filter(|_| !request.problem.gpus.is_empty()) {
+        eprintln!("note: {fault}");
+    }
     for note in analysis.notes.iter().chain(&costs.notes(request.load)) {
         eprintln!("note: {note}");
     }
+}
+
+/// Which blocks the plan keeps away from a provider that computes them wrongly, and why.
+fn faults(analysis: &Analysis) -> Option<String> {
+    let faulty = faulty_blocks(analysis, Provider::Webgpu);
+    let (_, fault) = faulty.first()?;
+    let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
+    Some(format!(
+        "{} {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md)",
+        Provider::Webgpu.name(),
+        fault.operator,
+        fault.what,
+        blocks.len(),
+        analysis.segmentation.blocks.len(),
+        blocks[0],
+        blocks[blocks.len() - 1]
+    ))
 }
 
 /// A placement: as planned, by hand, or the fastest of those that were run.

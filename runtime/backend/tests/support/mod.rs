@@ -219,7 +219,18 @@ impl Recorded {
         });
         let bytes = ByteSize(dtype.bytes_for(sizes.product()).unwrap());
         let (past, present) = (name.to_owned(), present.to_owned());
-        State { past, present, partition: "whole".into(), layer: 0, dtype, shape, update, device: "cpu".into(), bytes }
+        State {
+            past,
+            present,
+            partition: "whole".into(),
+            layer: 0,
+            dtype,
+            shape,
+            update,
+            any_capacity: false,
+            device: "cpu".into(),
+            bytes,
+        }
     }
 }
 

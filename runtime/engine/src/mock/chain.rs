@@ -298,7 +298,7 @@ impl Chain {
         let state = |at: usize| {
             format!(
                 "{{ past: {}, present: {}, partition: p{number}, layer: {number}, dtype: float32, shape: {}, \
-                 update: {{ kind: in_place, axis: 1, capacity: {} }}, device: {device}, bytes: {} B }}",
+                 update: {{ kind: in_place, axis: 1, capacity: {} }}, any_capacity: true, device: {device}, bytes: {} B }}",
                 past(number, at),
                 present(number, at),
                 self.state_shape(),

@@ -1,8 +1,8 @@
 //! Costs of a real model against numbers worked out by hand, and everything a profile can lack.
 
 use super::{Source, problem};
-use crate::{Analysis, Load, Logits, analyse};
-use hpp_partition::{Budget, Problem};
+use crate::{Analysis, Load, Logits, analyse, avoid_faults};
+use hpp_partition::{Budget, Choice, Mechanisms, Objective, Options, Planner, Problem, plan};
 use hpp_schema::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -285,4 +285,26 @@ fn every_block_measured_by_itself_counts_by_itself() {
     let problem = problem(&analysis, load(100, 64), Source::Profile(&profile), Budget::default()).unwrap();
     assert_eq!(problem.cpu[3].decode_ms, 7.0);
     assert!(problem.cpu[2].decode_ms < 7.0);
+}
+
+/// WebGPU computes mixtures of 4-bit experts wrongly; the same blocks may go to a GPU of another provider.
+#[test]
+fn no_plan_computes_a_block_where_its_operator_is_computed_wrongly() {
+    let analysis = fixture("genai/gpt-oss-int4-cpu");
+    let on_gpu = |provider| {
+        let mut machine = machine();
+        machine.gpus[0].provider = provider;
+        let source = Source::Machine(&machine);
+        let mut problem = problem(&analysis, load(100, 512), source, gpu_budget(1 << 30)).unwrap();
+        avoid_faults(&mut problem, &analysis, source);
+        let (planner, objective, mechanisms) = (Planner::Exact, Objective::Mixed, Mechanisms::All);
+        let options = Options { planner, objective, mechanisms, slots: None };
+        let choices = plan(&problem, &options).unwrap().choices;
+        let blocks = problem.blocks.iter().zip(choices);
+        let on_gpu = |choice: Choice| [choice.prefill, choice.decode].iter().any(|place| place.gpu().is_some());
+        blocks.filter(|(_, choice)| on_gpu(*choice)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
+    };
+    let layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();
+    assert_eq!(layers(on_gpu(Provider::Cuda)), 4, "a GPU is faster");
+    assert_eq!(layers(on_gpu(Provider::Webgpu)), 0);
 }

@@ -51,6 +51,7 @@ fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u
         kv_bytes,
         kv_tensors: 2,
         kv_grows: None,
+        kv_filled: None,
         workspace_bytes: 256 << 20,
         boundary_bytes: 16 << 10,
         boundary_tensors: 2,

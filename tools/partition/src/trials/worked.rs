@@ -1,7 +1,7 @@
 //! Instances worked out by hand.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Grows, Phase, Problem, Simulation, Streamed, Where, Work,
+    Block, BlockKind, Budget, Choice, Cost, Filled, GpuCosts, Grows, Phase, Problem, Simulation, Streamed, Where, Work,
     Workload, simulate,
 };
 
@@ -15,6 +15,7 @@ pub fn four_layers() -> Problem {
         kv_bytes: 0,
         kv_tensors: 2,
         kv_grows: None,
+        kv_filled: None,
         workspace_bytes: 0,
         boundary_bytes: 0,
         boundary_tensors: 1,
@@ -227,6 +228,26 @@ fn state_on_the_host_stays_for_one_phase() {
     // What has grown goes: 10, 15 and 20 bytes, of which the second pass takes over those of the first.
     problem.blocks[2].kv_grows = Some(Grows { fixed: 10, token: 5 });
     near(ms(&problem, C, R, Phase::Prefill), 2.0 * 40.0 + 2.0 + 3.0 + 3.0 + 4.0);
+}
+
+/// State on the host is copied as far as it is filled, in steps of 64 tokens; state on a GPU whole.
+#[test]
+fn state_on_the_host_visits_as_far_as_it_is_filled() {
+    let mut problem = four_layers();
+    problem.budget.kv = crate::KvHome::Host;
+    problem.blocks[2].kv_bytes = 1000;
+    problem.blocks[2].kv_filled = Some(Filled { fixed: 0, token: 1, capacity: 1000 });
+    let ms = |problem: &Problem, tokens: u64| {
+        let mut problem = problem.clone();
+        (problem.load.prompt_tokens, problem.load.new_tokens) = (tokens, 0);
+        run(&problem, [C, C, R, R], 0, Phase::Decode).ms - 22.0
+    };
+    // Ten tokens are laid out as 64, which goes there and back at 5 bytes a millisecond; the 65th of 64 as 128.
+    near(ms(&problem, 10), 2.0 * 64.0 / 5.0);
+    near(ms(&problem, 64), 2.0 * 128.0 / 5.0);
+    near(ms(&problem, 999), 2.0 * 1000.0 / 5.0);
+    problem.blocks[2].kv_filled = None;
+    near(ms(&problem, 10), 2.0 * 1000.0 / 5.0);
 }
 
 #[test]

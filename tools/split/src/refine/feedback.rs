@@ -165,6 +165,7 @@ mod tests {
             kv_bytes: 10,
             kv_tensors: 2,
             kv_grows: None,
+            kv_filled: None,
             workspace_bytes: 10,
             boundary_bytes: 1000,
             boundary_tensors: 2,

@@ -1,0 +1,31 @@
+//! Operators that an execution provider computes wrongly, as measured. The planner places them elsewhere, and the runtime warns where
+//! a person insists.
+//!
+//! docs/PROVIDERS.md has the evidence for each row, and `tools/bench/provider_repeats.py` repeats the measurement.
+
+use crate::plan::Provider;
+
+/// An operator that a provider computes wrongly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProviderFault {
+    /// The provider.
+    pub provider: Provider,
+    /// The operator's type, as in ONNX files.
+    pub operator: &'static str,
+    /// What goes wrong and when, as the end of a sentence.
+    pub what: &'static str,
+}
+
+/// All that are known. Remove a row when `provider_repeats.py` finds no difference with the ONNX Runtime that the project uses.
+pub const PROVIDER_FAULTS: [ProviderFault; 1] = [ProviderFault {
+    provider: Provider::Webgpu,
+    operator: "QMoE",
+    what: "loses tokens of a prompt on their way to experts, at random: the same input gives other outputs from run to run",
+}];
+
+impl ProviderFault {
+    /// What is known against an operator on a provider.
+    pub fn find(provider: Provider, operator: &str) -> Option<&'static ProviderFault> {
+        PROVIDER_FAULTS.iter().find(|fault| fault.provider == provider && fault.operator == operator)
+    }
+}
