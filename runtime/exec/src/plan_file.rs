@@ -83,8 +83,8 @@ impl PlanFile {
             )));
         }
         let text = std::fs::read_to_string(&path).map_err(read)?;
-        let plan =
-            Plan::from_yaml(&text).map_err(|e| PlanFileError::Parse { path: path.clone(), source: Box::new(e) })?;
+        let plan = Plan::from_sealed_yaml(&text)
+            .map_err(|e| PlanFileError::Parse { path: path.clone(), source: Box::new(e) })?;
         let dir = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),
