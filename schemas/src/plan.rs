@@ -13,7 +13,7 @@ pub use partition::*;
 pub use predictions::*;
 pub use state::*;
 
-use crate::{ByteSize, DType, Shape};
+use crate::{ByteSize, DType, Seal, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -48,6 +48,10 @@ pub struct Plan {
     pub predictions: Predictions,
     /// Every file this plan depends on, with what it must contain.
     pub files: Vec<FileRecord>,
+    /// Digests of what `hpp-split` decided. Only in the file: written by [`Plan::to_yaml`], compared and taken out by
+    /// [`Plan::from_yaml`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Seal>,
 }
 
 /// The model a plan was made from.

@@ -1,6 +1,6 @@
 //! Plans as text: one that a person can read, its schema, and what is said of versions and of damage.
 
-use hpp_schema::{DeviceKind, OutputUse, Plan, PlanError, Whole, plan_json_schema};
+use hpp_schema::{DType, DeviceKind, OutputUse, Plan, PlanError, Seal, WeightInput, Whole, plan_json_schema};
 use proptest::prelude::*;
 
 const PLAN: &str = include_str!("plan.yaml");
@@ -116,4 +116,72 @@ proptest! {
             let _ = plan.unsplit(Whole::Source);
         }
     }
+}
+
+/// What the text of a sealed plan reads as once this is replaced in it.
+fn edited(from: &str, to: &str) -> Result<Plan, PlanError> {
+    let text = plan().to_yaml().unwrap();
+    assert!(text.contains(from), "{from:?} is not in {text}");
+    Plan::from_sealed_yaml(&text.replacen(from, to, 1))
+}
+
+#[test]
+fn what_hpp_split_decided_cannot_be_edited_without_a_word() {
+    for (from, to, place) in [
+        ("layers: 2", "layers: 3", "model"),
+        ("name: gpu0", "name: gpu1", "devices"),
+        ("file: gpu_0.onnx", "file: cpu_0.onnx", "partitions[0] (gpu_0)"),
+        ("name: hidden.0", "name: hidden.1", "partitions[0] (gpu_0)"),
+        ("kind: in_place", "kind: append", "states"),
+        ("from: gpu0", "from: cpu", "schedule"),
+        ("bytes_per_token: 256", "bytes_per_token: 512", "buffers"),
+        ("sampled: aa", "sampled: ab", "files"),
+    ] {
+        let error = edited(from, to).unwrap_err();
+        assert!(matches!(&error, PlanError::Changed { places } if places[0] == place), "{from}: {error}");
+        assert!(error.to_string().contains("changed after hpp-split wrote it"), "{error}");
+        assert!(error.hint().unwrap().contains("hpp-split"));
+    }
+}
+
+#[test]
+fn a_partition_more_or_less_and_weights_exchanged_are_named() {
+    let plan = plan();
+    let seal = Seal::of(&plan).unwrap();
+    assert_eq!(seal.differences(&plan).unwrap(), Vec::<String>::new());
+    let mut fewer = plan.clone();
+    fewer.partitions.pop();
+    assert_eq!(seal.differences(&fewer).unwrap(), ["partitions"]);
+    let weight = |name: &str, offset| WeightInput {
+        name: name.into(),
+        dtype: DType::Float32,
+        shape: vec![2, 3],
+        file: "model.onnx.data".into(),
+        offset,
+    };
+    let mut lifted = plan;
+    lifted.partitions[0].weights = vec![weight("q", 0), weight("k", 24)];
+    let seal = Seal::of(&lifted).unwrap();
+    (lifted.partitions[0].weights[0].offset, lifted.partitions[0].weights[1].offset) = (24, 0);
+    let name = &lifted.partitions[0].name;
+    assert_eq!(seal.differences(&lifted).unwrap(), [format!("partitions[0].weights ({name})")]);
+}
+
+#[test]
+fn what_a_person_may_edit_is_not_sealed() {
+    let mut other = plan();
+    let seal = Seal::of(&other).unwrap();
+    other.model.name = "mine".into();
+    other.budgets.context += 1;
+    other.predictions.decode_ms += 1.0;
+    other.generation = None;
+    other.partitions[0].reason = "I want it here".into();
+    other.partitions[0].providers = vec![];
+    assert_eq!(seal.differences(&other).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_plan_that_is_run_has_a_seal() {
+    assert!(matches!(Plan::from_sealed_yaml(PLAN), Err(PlanError::NoSeal)));
+    assert_eq!(Plan::from_sealed_yaml(&plan().to_yaml().unwrap()).unwrap(), plan());
 }

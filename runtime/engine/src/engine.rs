@@ -17,6 +17,7 @@ use crate::supply::Supply;
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::HostTensor;
 use crate::visit::Visits;
+use crate::watch::Watch;
 use hpp_schema::{ModelKind, Plan, Timeline};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -50,6 +51,8 @@ pub struct Engine<B: Backend> {
     pub(crate) taps: Taps,
     /// Bytes on their way from a device to the caller.
     pub(crate) scratch: Vec<u8>,
+    /// Files that must not be written to.
+    pub(crate) watch: Watch,
 }
 
 /// Outputs asked to be read back after each pass.

@@ -58,6 +58,14 @@ pub enum EngineError {
         /// One line for each file.
         problems: Vec<String>,
     },
+    /// A file was written to while the plan was running.
+    #[error("{} changed while it was in use: {why}; tokens from here on would be wrong", .path.display())]
+    Changed {
+        /// The file.
+        path: PathBuf,
+        /// What shows it.
+        why: String,
+    },
     /// A partition could not be loaded.
     #[error("cannot load partition {partition} from {}", .file.display())]
     Load {
@@ -203,6 +211,9 @@ impl EngineError {
             EngineError::Files { .. } | EngineError::Mismatch { .. } => {
                 Some("restore the files, or make the plan again with hpp-split --force")
             }
+            EngineError::Changed { .. } => Some(
+                "restore the file and run again, or make the plan again with hpp-split --force if the change was meant",
+            ),
             EngineError::Load { source: BackendError::NoProvider { .. }, .. } => {
                 Some("run `hpp-exec devices` to see what this machine has, or drop --strict")
             }

@@ -34,6 +34,7 @@ mod supply;
 mod telemetry;
 mod tensor;
 mod visit;
+mod watch;
 
 pub use cancel::CancelHandle;
 pub use clock::since_start;

@@ -36,7 +36,8 @@ pub(crate) fn load<B: Backend>(
     let started = backend.now();
     check_plan(plan, reporter)?;
     let context = context(plan, &options)?;
-    crate::files::check(plan, dir, options.verify, reporter)?;
+    let mut watch = crate::files::check(plan, dir, options.verify, reporter)?;
+    backend.name_faults(&watch.in_use().collect::<Vec<_>>());
     let control = backend.control().map_err(|source| memory("the means to stop runs", source))?;
     let cancel = options.cancel.clone().unwrap_or_default();
     let attached = cancel.attach(control.clone());
@@ -47,6 +48,7 @@ pub(crate) fn load<B: Backend>(
     let loader = Loader { keep, plan, dir, backend, control: &control, options: &options, cancel: &cancel, reporter };
     let Loaded { stages, sessions, telemetry, by_phase } = loader.stages(&names)?;
     backend.finish_loading();
+    sessions.iter().filter_map(Session::mapped).try_for_each(|path| watch.add_mapped(path))?;
     let vocabulary = Vocabulary::of(plan);
     let layouts = layouts(plan, &vocabulary, &stages, &by_phase[Phase::Decode as usize], context)?;
     let steps = [&plan.schedule.prefill, &plan.schedule.decode];
@@ -75,9 +77,11 @@ pub(crate) fn load<B: Backend>(
         context,
         taps: Taps::default(),
         scratch: Vec::new(),
+        watch,
     };
     engine.settle(keep, reporter)?;
     engine.wait_for_devices()?;
+    engine.watch.loaded()?;
     engine.bring_ahead()?;
     engine.meter.telemetry.load = backend.now().saturating_sub(started);
     Ok(engine)

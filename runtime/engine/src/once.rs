@@ -42,6 +42,7 @@ impl<B: Backend> Engine<B> {
             }
         }
         self.wait_for_devices()?;
+        self.watch.check()?;
         self.meter.passed(Phase::Prefill, 0, Took { from: started, to: self.areas.backend.now() });
         Ok(outputs)
     }

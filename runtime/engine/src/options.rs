@@ -39,9 +39,10 @@ pub enum WeightReads {
 /// How closely files are compared with what the plan recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Length and a hash of samples: milliseconds, catches replaced files.
+    /// Every byte where that takes a fraction of a second, or where a file is not known to be as it was when every byte was
+    /// compared last; else length and a hash of samples, which takes milliseconds.
     #[default]
-    Sampled,
-    /// Every byte of every file whose full hash the plan has, and samples of the others.
+    Default,
+    /// Every byte of every file whose whole hash the plan has, and samples of the others.
     Full,
 }

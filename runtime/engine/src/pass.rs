@@ -58,6 +58,7 @@ impl<B: Backend> Engine<B> {
             self.hand_over(phase, sequence, pass)?;
         }
         self.wait_for_devices()?;
+        self.watch.check()?;
         self.read_taps()?;
         sequence.interrupted = false;
         sequence.stores.iter_mut().for_each(crate::state::Store::commit);

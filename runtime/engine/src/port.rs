@@ -215,6 +215,8 @@ pub trait Backend: Clone {
     fn let_go_of_memory(&self) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Files that are mapped while sessions run: who shortens one of them ends the process, and these are named then.
+    fn name_faults(&self, _files: &[&Path]) {}
     /// What this process and the devices use now and used at most.
     fn memory_use(&self) -> MemoryUse;
     /// Most host memory this process may use, where the system tells.
@@ -282,6 +284,10 @@ pub trait Session {
     /// Gives the memory of all chunks back, those included that are still being read.
     fn release(&mut self) -> Result<(), BackendError> {
         Ok(())
+    }
+    /// A file of the backend's own that stays mapped while the session runs: nobody may write to it.
+    fn mapped(&self) -> Option<&Path> {
+        None
     }
     /// Runs, with all chunks there. When it returns, host outputs are complete; a device may still compute, and what is begun
     /// there later comes after it. With a ticket, its time will be told; else it took as long as the call.

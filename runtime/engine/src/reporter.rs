@@ -6,6 +6,8 @@ use hpp_schema::Provider;
 pub trait Reporter: Send + Sync {
     /// Files are being compared with what the plan recorded.
     fn checking_files(&self, _files: usize) {}
+    /// Every byte of a file is being compared with the plan.
+    fn comparing(&self, _file: &str, _bytes: u64) {}
     /// Partition `index` of `count` is being loaded.
     fn loading(&self, _partition: &str, _index: usize, _count: usize) {}
     /// A partition is ready.

@@ -53,7 +53,7 @@ fn a_tokenizer_that_is_gone_is_no_matter_and_one_that_changed_is() {
 }
 
 #[test]
-fn a_change_between_samples_is_found_when_every_byte_is_asked_for() {
+fn a_change_between_samples_is_found() {
     let mut toy = Toy::new();
     let path = toy.dir.path().join("weights.data");
     let mut bytes = vec![0u8; 1 << 20];
@@ -76,8 +76,37 @@ fn a_change_between_samples_is_found_when_every_byte_is_asked_for() {
     let between = (ranges[0].0 + ranges[0].1 + 1) as usize;
     bytes[between] = 1;
     std::fs::write(&path, &bytes).unwrap();
-    toy.load().unwrap();
-    assert!(matches!(toy.load_with(full()), Err(EngineError::Files { .. })));
+    for options in [EngineOptions::default(), full()] {
+        assert!(matches!(toy.load_with(options), Err(EngineError::Files { .. })));
+    }
+}
+
+#[test]
+fn weights_written_to_while_tokens_are_computed_end_the_answer() {
+    let mut toy = Toy::new();
+    let path = toy.dir.path().join("weights.data");
+    std::fs::write(&path, b"weights").unwrap();
+    toy.plan.files.push(hpp_schema::FileRecord {
+        path: "weights.data".into(),
+        role: hpp_schema::FileRole::Weights,
+        bytes: ByteSize(7),
+        sampled: blake3::hash(b"\x07\0\0\0\0\0\0\0weights").to_hex().to_string(),
+        blake3: Some(blake3::hash(b"weights").to_hex().to_string()),
+    });
+    let mut engine = toy.load().unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    engine.step(&mut sequence, StepInput::Tokens(&[5, 6]), LogitRows::Last).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    std::io::Write::write_all(&mut &file, b"W").unwrap();
+    let error = engine.step(&mut sequence, StepInput::Tokens(&[7]), LogitRows::Last).unwrap_err();
+    assert!(matches!(error, EngineError::Changed { .. }), "{error}");
+    assert!(error.to_string().contains("weights.data changed while it was in use"), "{error}");
+    assert!(error.hint().is_some_and(|hint| hint.contains("hpp-split")));
+    // Not one more token, in whatever sequence.
+    let mut other = engine.new_sequence().unwrap();
+    let error = engine.step(&mut other, StepInput::Tokens(&[5]), LogitRows::Last).unwrap_err();
+    assert!(matches!(error, EngineError::Changed { .. }), "{error}");
 }
 
 #[test]

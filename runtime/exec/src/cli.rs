@@ -152,7 +152,8 @@ pub struct RuntimeArgs {
     /// Overwrite slots with ones before each copy of weights, so that reading one too early shows.
     #[arg(long, hide = true)]
     pub poison_slots: bool,
-    /// Compare every byte of the plan's files, and of weights laid out anew beside it, with their hashes, not samples.
+    /// Compare every byte of the plan's files, and of `prepared/`, with the plan's hashes at this start. Without it that is done where the
+    /// files are small (256 MiB in all), new here, or were written to since; otherwise samples are compared.
     #[arg(long)]
     pub verify_weights: bool,
     /// Providers to try for partitions on a GPU, best first, instead of the plan's list.

@@ -1,7 +1,7 @@
 //! Standard error: progress, warnings and the final account, for people. Bars only where a person watches.
 
 use hpp_engine::{Reporter, listed};
-use hpp_schema::Provider;
+use hpp_schema::{ByteSize, Provider};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IsTerminal, Write};
@@ -97,6 +97,15 @@ impl Console {
 impl Reporter for Console {
     fn checking_files(&self, files: usize) {
         self.detail(&format!("checking {files} files"));
+    }
+
+    fn comparing(&self, file: &str, bytes: u64) {
+        let text = format!("comparing all {} of {file} with the plan", ByteSize(bytes).human());
+        // Half a second where it comes from memory, several where it comes from a disk.
+        match bytes >= 2 << 30 {
+            true => self.say(&format!("{text}: it is new here or was written to")),
+            false => self.detail(&text),
+        }
     }
 
     fn loading(&self, partition: &str, index: usize, count: usize) {

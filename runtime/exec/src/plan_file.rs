@@ -76,8 +76,8 @@ impl PlanFile {
         let path = find(path)?;
         let read = |source| PlanFileError::Read { path: path.clone(), source };
         let text = hpp_io::read_text(&path, MOST_BYTES).map_err(read)?;
-        let plan =
-            Plan::from_yaml(&text).map_err(|e| PlanFileError::Parse { path: path.clone(), source: Box::new(e) })?;
+        let plan = Plan::from_sealed_yaml(&text)
+            .map_err(|e| PlanFileError::Parse { path: path.clone(), source: Box::new(e) })?;
         let dir = match path.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent.to_owned(),
             _ => PathBuf::from("."),

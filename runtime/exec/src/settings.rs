@@ -178,7 +178,7 @@ impl RuntimeArgs {
         EngineOptions {
             fallback: if strict { Fallback::Refuse } else { Fallback::Report },
             context: self.context,
-            verify: if self.verify_weights { Verify::Full } else { Verify::Sampled },
+            verify: if self.verify_weights { Verify::Full } else { Verify::Default },
             weights: match self.weights {
                 _ if self.no_prefetch => WeightReads::OnTime,
                 WeightReadsArg::Ahead => WeightReads::Ahead,

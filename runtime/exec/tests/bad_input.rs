@@ -38,9 +38,14 @@ fn files_that_are_not_the_plans() {
 }
 
 #[test]
-fn every_byte_is_compared_when_asked() {
+fn every_byte_of_a_small_model_is_compared_unasked() {
     let plan = PlanDir::new(LLAMA, 64);
     plan.run(&["--tokens", "1,2", "--max-new", "1", "--verify-weights"]).ok();
+    // Samples of 4 KiB are compared of larger files; this lies between the first two.
+    let data = plan.file("model.onnx.data");
+    assert!(std::fs::metadata(&data).unwrap().len() > 66 * 4096);
+    flip(&data, 4096 + 64);
+    plan.run(&["--tokens", "1,2"]).fails(1, &["model.onnx.data", "changed", "hint:"]);
 }
 
 #[test]
@@ -53,8 +58,9 @@ fn plans_that_are_not_plans() {
         ("hpp_plan: 1", "hpp_plan: one", "plan"),
         ("hpp_plan: 1", "something: else", "plan"),
         ("devices:", "gadgets:", "gadgets"),
-        ("run: whole", "run: nothing", "nothing"),
-        ("from: state", "from: gpu_7", "gpu_7"),
+        ("run: whole", "run: nothing", "changed after hpp-split wrote it, at schedule"),
+        ("from: state", "from: gpu_7", "changed after hpp-split wrote it, at partitions[0] (whole)"),
+        ("seal:", "sea:", "sea"),
     ] {
         std::fs::write(plan.path(), &original).unwrap();
         rewrite(&plan, from, to);
@@ -69,9 +75,23 @@ fn plans_that_are_not_plans() {
 }
 
 #[test]
+fn a_plan_without_its_seal_is_refused_and_what_a_person_edits_is_not_sealed() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let run = || plan.run(&["--tokens", "1,2", "--max-new", "1"]);
+    rewrite(&plan, "reason: a test", "reason: I want it so");
+    rewrite(&plan, "context: 64", "context: 65");
+    run().ok();
+    let text = std::fs::read_to_string(plan.path()).unwrap();
+    std::fs::write(plan.path(), text.split("\nseal:").next().unwrap()).unwrap();
+    run().fails(1, &["has no seal", "hint: make the plan again"]);
+}
+
+#[test]
 fn plans_that_contradict_themselves_or_reach_out() {
     type Change = fn(&mut hpp_schema::Plan);
-    let changes: [(Change, &str); 6] = [
+    let changes: [(Change, &str); 8] = [
+        (|plan| plan.schedule.decode[0] = hpp_schema::Step::Run("nothing".into()), "nothing"),
+        (|plan| plan.partitions[0].inputs.last_mut().unwrap().from = "gpu_7".into(), "gpu_7"),
         (|plan| plan.model.weights_dir = "/etc".into(), "/etc"),
         (|plan| plan.partitions[0].file = "../../../etc/passwd".into(), "etc/passwd"),
         (|plan| plan.partitions[0].inputs[0].from = "whole".into(), "input_ids"),

@@ -76,6 +76,7 @@ pub fn assemble(decision: &Decision) -> Plan {
         generation: generation(decision.analysis),
         predictions: decision.predictions.clone(),
         files: vec![],
+        seal: None,
     }
 }
 

@@ -171,6 +171,7 @@ impl Recorded {
             generation: None,
             predictions: Predictions::default(),
             files: vec![self.record(file)],
+            seal: None,
         }
     }
 

@@ -1,0 +1,205 @@
+//! Detects writes to a plan's files while the plan is loaded and runs.
+//!
+//! Sessions map or read weights from their files while they run, so a write to such a file changes the tokens. The engine therefore
+//! compares length, mtime and ctime of each weight file after every pass, before the caller gets the scores. That is one system call
+//! per file, 0.2 us for an open file and 0.7 us by path, and allocates nothing (paths of up to 384 bytes).
+//!
+//! Replacing a file (write a new one, rename it into place) or deleting it is allowed: open files and mappings keep the old inode.
+
+use crate::error::EngineError;
+use hpp_schema::FileIdentity;
+use std::fs::{File, Metadata};
+use std::path::{Path, PathBuf};
+
+/// Most files kept open for the check; further ones are checked by path.
+const OPEN: usize = 32;
+
+/// Files that nobody may write to.
+#[derive(Debug, Default)]
+pub(crate) struct Watch {
+    files: Vec<Watched>,
+    open: usize,
+}
+
+#[derive(Debug)]
+struct Watched {
+    path: PathBuf,
+    /// The open file; `None` if it is checked by path.
+    file: Option<File>,
+    was: FileIdentity,
+    /// Link count, mode, user and group: a change of these explains a new ctime.
+    links: [u64; 4],
+    /// Whether the plan uses it while it runs, not only while it loads.
+    in_use: bool,
+}
+
+impl Watch {
+    /// Adds a file with the metadata it had before its contents were read. `in_use`: the plan uses it while it runs.
+    pub fn add(&mut self, path: &Path, file: File, about: &Metadata, in_use: bool) {
+        let file = Some(file).filter(|_| in_use && self.open < OPEN);
+        self.open += usize::from(file.is_some());
+        let (was, links) = (FileIdentity::of(about), links(about));
+        self.files.push(Watched { path: path.to_owned(), file, was, links, in_use });
+    }
+
+    /// Adds a file that a session keeps mapped.
+    pub fn add_mapped(&mut self, path: &Path) -> Result<(), EngineError> {
+        let opened = File::open(path).and_then(|file| Ok((file.metadata()?, file)));
+        let (about, file) = opened.map_err(|error| EngineError::Changed {
+            path: path.to_owned(),
+            why: format!("its metadata cannot be read: {error}"),
+        })?;
+        self.add(path, file, &about, true);
+        Ok(())
+    }
+
+    /// Files the plan uses while it runs.
+    pub fn in_use(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().filter(|file| file.in_use).map(|file| file.path.as_path())
+    }
+
+    /// To be called when loading is over: fails if a file changed since it was verified, then forgets the files that only loading
+    /// needed.
+    pub fn loaded(&mut self) -> Result<(), EngineError> {
+        self.check()?;
+        self.files.retain(|file| file.in_use);
+        Ok(())
+    }
+
+    /// Fails if somebody wrote to a file.
+    pub fn check(&mut self) -> Result<(), EngineError> {
+        self.files.iter_mut().try_for_each(Watched::check)
+    }
+}
+
+impl Watched {
+    fn check(&mut self) -> Result<(), EngineError> {
+        let changed = |why: String| EngineError::Changed { path: self.path.clone(), why };
+        let about = match &self.file {
+            Some(file) => file.metadata(),
+            None => std::fs::metadata(&self.path),
+        };
+        let about = about.map_err(|error| changed(format!("its metadata cannot be read: {error}")))?;
+        let now = FileIdentity::of(&about);
+        if now == self.was {
+            return Ok(());
+        }
+        if now.bytes != self.was.bytes {
+            return Err(changed(format!("it had {} bytes and has {}", self.was.bytes, now.bytes)));
+        }
+        if (now.device, now.inode) != (self.was.device, self.was.inode) {
+            return Err(changed("it was replaced by another file".into()));
+        }
+        if now.modified != self.was.modified {
+            return Err(changed("it was written to".into()));
+        }
+        // Only ctime changed. Links, renames and new permissions explain that; else somebody wrote and then reset mtime.
+        let moved = || std::fs::metadata(&self.path).map(|at| FileIdentity::of(&at).inode != now.inode).unwrap_or(true);
+        if links(&about) == self.links && !moved() {
+            return Err(changed(
+                "its ctime changed without a rename, link or new permissions: somebody wrote to it and reset its mtime"
+                    .into(),
+            ));
+        }
+        (self.was, self.links) = (now, links(&about));
+        Ok(())
+    }
+}
+
+#[cfg(unix)]
+fn links(about: &Metadata) -> [u64; 4] {
+    use std::os::unix::fs::MetadataExt;
+    [about.nlink(), u64::from(about.mode()), u64::from(about.uid()), u64::from(about.gid())]
+}
+
+#[cfg(not(unix))]
+fn links(_: &Metadata) -> [u64; 4] {
+    [0; 4]
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::io::Write;
+    use std::os::unix::fs::FileExt;
+    use std::time::Duration;
+
+    const WEIGHTS: [u8; 9000] = [7; 9000];
+
+    /// A watch over one file; the directory it is in.
+    fn watch(open: bool) -> (tempfile::TempDir, PathBuf, Watch) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        fs::write(&path, WEIGHTS).unwrap();
+        let (file, mut watch) = (File::open(&path).unwrap(), Watch::default());
+        watch.open = if open { 0 } else { OPEN };
+        let about = file.metadata().unwrap();
+        watch.add(&path, file, &about, true);
+        watch.loaded().unwrap();
+        // File times advance in steps of up to 10 ms.
+        std::thread::sleep(Duration::from_millis(20));
+        (dir, path, watch)
+    }
+
+    fn says(watch: &mut Watch, word: &str) {
+        for _ in 0..2 {
+            let error = watch.check().unwrap_err().to_string();
+            assert!(error.contains("weights") && error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn writes_are_detected_even_if_length_or_mtime_stay() {
+        for open in [true, false] {
+            let (_dir, path, mut watch) = watch(open);
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.write_all_at(&[8], 4000).unwrap();
+            says(&mut watch, "written to");
+
+            let (_dir, path, mut watch) = self::watch(open);
+            let file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+            (&file).write_all(b"more").unwrap();
+            says(&mut watch, "had 9000 bytes and has 9004");
+
+            let (_dir, path, mut watch) = self::watch(open);
+            let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+            let modified = file.metadata().unwrap().modified().unwrap();
+            file.write_all_at(&[8], 4000).unwrap();
+            file.set_modified(modified).unwrap();
+            says(&mut watch, "reset its mtime");
+        }
+    }
+
+    #[test]
+    fn links_renames_and_permissions_are_no_writes() {
+        use std::os::unix::fs::PermissionsExt;
+        let (dir, path, mut watch) = watch(true);
+        fs::hard_link(&path, dir.path().join("link")).unwrap();
+        watch.check().unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        watch.check().unwrap();
+        fs::rename(&path, dir.path().join("moved")).unwrap();
+        watch.check().unwrap();
+        fs::write(&path, b"another").unwrap();
+        watch.check().unwrap();
+        fs::write(dir.path().join("link"), WEIGHTS).unwrap();
+        says(&mut watch, "written to");
+    }
+
+    #[test]
+    fn a_file_that_only_loading_needs_is_checked_until_loading_is_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        fs::write(&path, WEIGHTS).unwrap();
+        let file = File::open(&path).unwrap();
+        let (about, mut watch) = (file.metadata().unwrap(), Watch::default());
+        watch.add(&path, file, &about, false);
+        assert_eq!(watch.in_use().count(), 0);
+        fs::write(&path, b"other").unwrap();
+        says(&mut watch, "bytes");
+        watch.loaded().unwrap_err();
+        watch.files.clear();
+        watch.loaded().unwrap();
+    }
+}

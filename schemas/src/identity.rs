@@ -1,0 +1,227 @@
+//! File identities, and the record of files whose contents were verified in full.
+//!
+//! The record lies beside the plan; deleting it only means that files are hashed again. It is text with one line per file.
+
+use crate::FileRecord;
+use std::fmt;
+use std::fs::Metadata;
+use std::str::FromStr;
+use std::time::UNIX_EPOCH;
+
+/// Name of the record, beside the plan.
+pub const VERIFIED_FILE: &str = "verified.txt";
+/// First line of the record; changes when its lines do.
+const FORMAT: &str = "hpp-verified-1";
+
+/// Which file this is and when it last changed. A write changes the times. On systems without inodes only length and modification time
+/// are known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileIdentity {
+    /// Device number.
+    pub device: u64,
+    /// Inode number.
+    pub inode: u64,
+    /// Length.
+    pub bytes: u64,
+    /// Time of the last write to its contents (mtime), nanoseconds since 1970.
+    pub modified: i128,
+    /// Time of the last change of contents or metadata (ctime), nanoseconds since 1970.
+    pub changed: i128,
+}
+
+impl FileIdentity {
+    /// The identity of a file whose metadata this is.
+    #[cfg(unix)]
+    pub fn of(about: &Metadata) -> FileIdentity {
+        use std::os::unix::fs::MetadataExt;
+        let time = |seconds: i64, nanoseconds: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds);
+        FileIdentity {
+            device: about.dev(),
+            inode: about.ino(),
+            bytes: about.len(),
+            modified: time(about.mtime(), about.mtime_nsec()),
+            changed: time(about.ctime(), about.ctime_nsec()),
+        }
+    }
+
+    /// The identity of a file whose metadata this is.
+    #[cfg(not(unix))]
+    pub fn of(about: &Metadata) -> FileIdentity {
+        let modified = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let modified = modified.map_or(0, |time| time.as_nanos() as i128);
+        FileIdentity { device: 0, inode: 0, bytes: about.len(), modified, changed: modified }
+    }
+
+    /// Whether a write from `now` on would change the times. It would not within the same step of the clock: the kernel's clock for file
+    /// times advances every 10 ms or faster; some file systems store whole seconds, the coarsest every two.
+    pub fn is_settled(&self, now: std::time::SystemTime) -> bool {
+        const SECOND: i128 = 1_000_000_000;
+        const TICK: i128 = 20_000_000;
+        let is_coarse = self.modified % SECOND == 0 && self.changed % SECOND == 0;
+        let step = if is_coarse { 2 * SECOND } else { TICK };
+        let now = now.duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos() as i128);
+        self.modified.max(self.changed) + step <= now
+    }
+}
+
+impl fmt::Display for FileIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} {} {} {}", self.device, self.inode, self.bytes, self.modified, self.changed)
+    }
+}
+
+impl FromStr for FileIdentity {
+    type Err = std::num::ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut fields = text.split(' ');
+        let mut next = || fields.next().unwrap_or_default();
+        Ok(FileIdentity {
+            device: next().parse()?,
+            inode: next().parse()?,
+            bytes: next().parse()?,
+            modified: next().parse()?,
+            changed: next().parse()?,
+        })
+    }
+}
+
+/// What was verified of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Known {
+    /// Its full hash equals the plan's.
+    Whole,
+    /// `hpp-split` saw this identity; the plan has no full hash.
+    AsSplit,
+}
+
+/// Files that were verified, valid as long as their identities stay.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    lines: Vec<Line>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Line {
+    identity: FileIdentity,
+    known: Known,
+    /// The plan's hash it was verified against: the full one, or that of samples.
+    hash: String,
+    path: String,
+}
+
+impl Verified {
+    /// Parses a record; ignores what it cannot parse.
+    pub fn from_text(text: &str) -> Verified {
+        let mut lines = text.lines();
+        if lines.next() != Some(FORMAT) {
+            return Verified::default();
+        }
+        Verified { lines: lines.filter_map(Line::parse).collect() }
+    }
+
+    /// What was verified of the file that this record of a plan means, if it still has this identity.
+    pub fn known(&self, record: &FileRecord, identity: &FileIdentity) -> Option<Known> {
+        let same = |line: &&Line| line.path == record.path && line.identity == *identity;
+        let line = self.lines.iter().find(same)?;
+        let hash = match line.known {
+            Known::Whole => record.blake3.as_ref(),
+            Known::AsSplit => Some(&record.sampled),
+        };
+        hash.filter(|hash| **hash == line.hash).map(|_| line.known)
+    }
+
+    /// Whether the record has a line for this file, with whatever identity.
+    pub fn lists(&self, record: &FileRecord) -> bool {
+        self.lines.iter().any(|line| line.path == record.path)
+    }
+
+    /// Records a file, unless its path has a line break.
+    pub fn note(&mut self, record: &FileRecord, identity: FileIdentity, known: Known) {
+        self.lines.retain(|line| line.path != record.path);
+        let hash = match known {
+            Known::Whole => record.blake3.clone(),
+            Known::AsSplit => Some(record.sampled.clone()),
+        };
+        let (Some(hash), false) = (hash, record.path.contains(['\n', '\r'])) else { return };
+        self.lines.push(Line { identity, known, hash, path: record.path.clone() });
+    }
+}
+
+impl fmt::Display for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{FORMAT}")?;
+        for Line { identity, known, hash, path } in &self.lines {
+            let known = match known {
+                Known::Whole => "whole",
+                Known::AsSplit => "as-split",
+            };
+            writeln!(f, "{identity} {known} {hash} {path}")?;
+        }
+        Ok(())
+    }
+}
+
+impl Line {
+    fn parse(line: &str) -> Option<Line> {
+        let fields: Vec<&str> = line.splitn(8, ' ').collect();
+        let [.., known, hash, path] = fields.as_slice() else { return None };
+        let known = match *known {
+            "whole" => Known::Whole,
+            "as-split" => Known::AsSplit,
+            _ => return None,
+        };
+        let identity = line.parse().ok()?;
+        Some(Line { identity, known, hash: (*hash).to_owned(), path: (*path).to_owned() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteSize, FileRole};
+
+    fn record(path: &str) -> FileRecord {
+        let hash = |digit: &str| digit.repeat(64);
+        let (role, bytes) = (FileRole::Weights, ByteSize(7));
+        FileRecord { path: path.into(), role, bytes, sampled: hash("a"), blake3: Some(hash("b")) }
+    }
+
+    fn identity(changed: i128) -> FileIdentity {
+        FileIdentity { device: 1, inode: 2, bytes: 7, modified: -5, changed }
+    }
+
+    #[test]
+    fn a_record_reads_back_and_holds_for_that_file_only() {
+        let mut verified = Verified::default();
+        let (one, two) = (record("../a model/x.data"), record("y"));
+        verified.note(&one, identity(3), Known::Whole);
+        verified.note(&two, identity(4), Known::AsSplit);
+        let read = Verified::from_text(&verified.to_string());
+        assert_eq!(read, verified);
+        assert_eq!(read.known(&one, &identity(3)), Some(Known::Whole));
+        assert_eq!(read.known(&two, &identity(4)), Some(Known::AsSplit));
+        assert_eq!(read.known(&one, &identity(4)), None);
+        assert_eq!(read.known(&FileRecord { blake3: None, ..one.clone() }, &identity(3)), None);
+        assert_eq!(read.known(&FileRecord { blake3: Some("c".repeat(64)), ..one }, &identity(3)), None);
+    }
+
+    #[test]
+    fn damage_makes_nothing_known() {
+        let mut verified = Verified::default();
+        verified.note(&record("y"), identity(4), Known::Whole);
+        let text = verified.to_string();
+        for other in ["", "nonsense", "hpp-verified-2\n", &text[..text.len() - 70], &text.replace("whole", "half")] {
+            assert_eq!(Verified::from_text(other), Verified::default(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_file_written_a_moment_ago_is_not_settled() {
+        let now = UNIX_EPOCH + std::time::Duration::from_secs(10);
+        assert!(identity(9_980_000_000).is_settled(now));
+        assert!(!identity(9_980_000_001).is_settled(now) && !identity(20_000_000_001).is_settled(now));
+        let whole_seconds = |changed| FileIdentity { modified: 0, ..identity(changed) };
+        assert!(whole_seconds(8_000_000_000).is_settled(now) && !whole_seconds(9_000_000_000).is_settled(now));
+    }
+}
