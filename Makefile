@@ -12,12 +12,14 @@ DISK_SHAPE := --layers 32 --hidden 2048 --intermediate 5632 --heads 32 --kv-head
 DISK_RAM ?= 216M
 DISK_LIMIT ?= 232M
 
-.PHONY: help deps demo demo-disk test schemas bench bench-deps bench-llama-cpp clean-deps
+.PHONY: help deps demo demo-disk test fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
 	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
 	@echo "make test    fetch what the tests need, run them all"
+	@echo "make fuzz    mutated models, plans, templates and more against every reader, MINUTES=10 of it (docs/CAMPAIGNS.md)"
+	@echo "make kill    kill -9 against everything that writes, MINUTES=10 of it (docs/CAMPAIGNS.md)"
 	@echo "make bench   the measurements of the README, as one table (a few GB of disk, half an hour)"
 	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
@@ -42,6 +44,26 @@ demo-disk: deps
 test:
 	@tools/scripts/deps.sh test
 	@tools/scripts/test.sh
+
+# MINUTES=, SEED=, CASES= (or KILLS=) bound a campaign, ONLY=plan keeps it to one target or writer, and REPLAY=plan:0123456789abcdef
+# runs one case again.
+MINUTES ?= 10
+SEED ?= 1
+CAMPAIGN = tools/scripts/with-deps.sh $(TARGET)/campaign/hpp-campaign
+
+.PHONY: campaign-commands
+campaign-commands: deps
+	cargo build --profile campaign --locked -p hpp-campaigns -p hpp-split -p hpp-exec -p hpp-profile
+
+fuzz: campaign-commands
+ifdef REPLAY
+	$(CAMPAIGN) replay $(REPLAY)
+else
+	$(CAMPAIGN) fuzz --minutes $(MINUTES) --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(ONLY),--target $(ONLY))
+endif
+
+kill: campaign-commands
+	$(CAMPAIGN) kill --minutes $(MINUTES) --seed $(SEED) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--writer $(ONLY))
 
 schemas:
 	HPP_UPDATE_SCHEMAS=1 cargo test --locked -p hpp-schema
