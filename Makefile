@@ -17,7 +17,7 @@ PREFIX ?= /usr/local
 COMMANDS := hpp-split hpp-profile hpp-exec hpp-fixtures
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help deps demo demo-disk install completions shell-files test schemas bench bench-deps bench-llama-cpp clean-deps
+.PHONY: help deps demo demo-disk install completions shell-files test fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
@@ -25,6 +25,8 @@ help:
 	@echo "make test    fetch what the tests need, run them all"
 	@echo "make install PREFIX=DIR  commands, shell completions and man pages (ONNX Runtime comes from pip or ORT_DYLIB_PATH)"
 	@echo "make completions         shell completions and man pages alone, in out/share"
+	@echo "make fuzz    mutated models, plans, templates and more against every reader, MINUTES=10 of it (docs/CAMPAIGNS.md)"
+	@echo "make kill    kill -9 against everything that writes, MINUTES=10 of it (docs/CAMPAIGNS.md)"
 	@echo "make bench   the measurements of the README, as one table (a few GB of disk, half an hour)"
 	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
@@ -64,6 +66,26 @@ install: shell-files
 test:
 	@tools/scripts/deps.sh test
 	@tools/scripts/test.sh
+
+# MINUTES=, SEED=, CASES= (or KILLS=) bound a campaign, ONLY=plan keeps it to one target or writer, and REPLAY=plan:0123456789abcdef
+# runs one case again.
+MINUTES ?= 10
+SEED ?= 1
+CAMPAIGN = tools/scripts/with-deps.sh $(TARGET)/campaign/hpp-campaign
+
+.PHONY: campaign-commands
+campaign-commands: deps
+	cargo build --profile campaign --locked -p hpp-campaigns -p hpp-split -p hpp-exec -p hpp-profile
+
+fuzz: campaign-commands
+ifdef REPLAY
+	$(CAMPAIGN) replay $(REPLAY)
+else
+	$(CAMPAIGN) fuzz --minutes $(MINUTES) --seed $(SEED) $(if $(CASES),--cases $(CASES)) $(if $(ONLY),--target $(ONLY))
+endif
+
+kill: campaign-commands
+	$(CAMPAIGN) kill --minutes $(MINUTES) --seed $(SEED) $(if $(KILLS),--kills $(KILLS)) $(if $(ONLY),--writer $(ONLY))
 
 schemas:
 	HPP_UPDATE_SCHEMAS=1 cargo test --locked -p hpp-schema
