@@ -131,7 +131,7 @@ fn a_target_no_plan_keeps_says_what_the_best_gives_and_what_would_do() {
         run(&asked).refusal(&["--at-least 15000", "--first-token-within 1", "expected", "MiB of VRAM", "would do"]);
     assert!(done.stdout.is_empty());
     run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget would do"]);
-    run(&["--dry-run", "--at-least", "1e12"]).refusal(&["no GPU is planned for"]);
+    run(&["--dry-run", "--vram", "0", "--at-least", "1e12"]).refusal(&["no GPU is planned for"]);
 }
 
 /// A model that does not fit, on a machine whose link is worth using: blocks are streamed, each through a slot.

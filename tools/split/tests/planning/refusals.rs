@@ -28,7 +28,7 @@ fn settings_that_do_not_go_together() {
         (&["--vram", "0", "--gpu-layers", "2"], &["--vram 0", "--gpu-layers"]),
         (&["--assign", "layers.0-99=gpu"], &["layers.0-99", "no layers.99", "layers.3"]),
         (&["--assign", "layer.1=gpu"], &["did you mean layers.1"]),
-        (&["--machine", "rtx5090"], &["rtx5090", "rtx4090-desktop, "]),
+        (&["--machine", "rtx5090"], &["rtx5090", "rtx4060-laptop, rtx4090-desktop"]),
     ] {
         run(more).refusal(words);
     }
