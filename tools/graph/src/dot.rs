@@ -4,48 +4,97 @@ use crate::segment::Segmentation;
 use crate::weights::weight_bytes;
 use crate::{Graph, ValueId};
 use hpp_schema::ByteSize;
+use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::ops::Range;
 
-/// A picture of a divided model: one box per block, coloured by class, one arrow per value that crosses.
-pub fn to_dot(graph: &Graph, segmentation: &Segmentation) -> String {
+/// Whether blocks that are alike are drawn once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fold {
+    /// Neighbours of one class are one box.
+    Alike,
+    /// Every block has its own box.
+    Nothing,
+}
+
+/// A box: blocks from the first to the last.
+type Group = Range<usize>;
+
+/// A picture of a divided model: one box per block or run of blocks that are alike, coloured by class, one arrow per value that
+/// crosses.
+pub fn to_dot(graph: &Graph, segmentation: &Segmentation, fold: Fold) -> String {
     let mut out =
         String::from("digraph model {\n  rankdir=TB;\n  node [shape=box, style=\"rounded,filled\", fontname=sans];\n");
-    for (i, block) in segmentation.blocks.iter().enumerate() {
-        let bytes = ByteSize(weight_bytes(graph, &block.weights));
-        let text = format!("{}\\n{} nodes, {bytes}\\nclass {}", escape(&block.label), block.nodes.len(), block.class.0);
-        let _ = writeln!(out, "  b{i} [label=\"{text}\", fillcolor=\"{}\"];", color(block.class.0));
+    let groups = groups(segmentation, fold);
+    for group in &groups {
+        let (i, block) = (group.start, &segmentation.blocks[group.start]);
+        let bytes = ByteSize(weight_bytes(graph, &block.weights)).human();
+        let (nodes, class) = (count(block.nodes.len(), "node"), block.class.0);
+        let label = match group.len() {
+            1 => escape(&block.label),
+            many => format!(
+                "{} to {}\\n{many} blocks, each:",
+                escape(&block.label),
+                escape(&segmentation.blocks[group.end - 1].label)
+            ),
+        };
+        let _ = writeln!(
+            out,
+            "  b{i} [label=\"{label}\\n{nodes}, {bytes}\\nclass {class}\", fillcolor=\"{}\"];",
+            color(class)
+        );
     }
-    for (i, label, style) in state_boxes(graph, segmentation) {
+    for (i, label, style) in state_boxes(graph, segmentation, &groups) {
         let _ = writeln!(out, "  s{i} [label=\"{label}\", shape=note, fillcolor=white];\n  s{i} -> b{i} [{style}];");
     }
-    for edge in edges(graph, segmentation) {
+    for edge in edges(graph, segmentation, &groups) {
         let _ = writeln!(out, "  {edge}");
     }
     if !segmentation.globals.is_empty() {
-        let text = format!("globals\\n{} nodes, recomputed where needed", segmentation.globals.len());
+        let text = format!("globals\\n{}, recomputed where needed", count(segmentation.globals.len(), "node"));
         let _ = writeln!(out, "  globals [label=\"{text}\", style=dashed];");
     }
     out.push_str("}\n");
     out
 }
 
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+fn groups(segmentation: &Segmentation, fold: Fold) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for (at, block) in segmentation.blocks.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if fold == Fold::Alike && segmentation.blocks[group.start].class == block.class => {
+                group.end += 1
+            }
+            _ => groups.push(at..at + 1),
+        }
+    }
+    groups
+}
+
 fn state_boxes<'a>(
     graph: &'a Graph,
     segmentation: &'a Segmentation,
+    groups: &'a [Group],
 ) -> impl Iterator<Item = (usize, String, &'static str)> + 'a {
-    let with_states = segmentation.blocks.iter().enumerate().filter(|(_, b)| !b.states.is_empty());
-    with_states.map(|(i, block)| {
+    let blocks = groups.iter().map(|group| (group, &segmentation.blocks[group.start]));
+    blocks.filter(|(_, block)| !block.states.is_empty()).map(|(group, block)| {
         let names = block.states.iter().map(|s| escape(&graph.value(segmentation.states[*s].pair.past).name));
-        (i, names.collect::<Vec<_>>().join("\\n"), "dir=both, style=dashed")
+        let more = (group.len() > 1).then(|| "...".to_owned());
+        (group.start, names.chain(more).collect::<Vec<_>>().join("\\n"), "dir=both, style=dashed")
     })
 }
 
-/// One arrow from the block that makes a value to each block that reads it.
-fn edges(graph: &Graph, segmentation: &Segmentation) -> Vec<String> {
+/// One arrow from the block that makes a value to each block that reads it; of those within a box, the first value's.
+fn edges(graph: &Graph, segmentation: &Segmentation, groups: &[Group]) -> Vec<String> {
+    let group_of = |block: usize| groups.iter().find(|group| group.contains(&block)).map_or(block, |group| group.start);
     let mut crossing: Vec<ValueId> = segmentation.boundaries.iter().flat_map(|b| b.values.iter().copied()).collect();
     crossing.sort_unstable();
     crossing.dedup();
-    let mut edges = vec![];
+    let (mut edges, mut seen) = (vec![], BTreeSet::new());
     for value in crossing {
         let Some(from) = graph.producer(value).and_then(|p| segmentation.block_of(p)) else { continue };
         let mut readers: Vec<usize> = graph
@@ -54,12 +103,20 @@ fn edges(graph: &Graph, segmentation: &Segmentation) -> Vec<String> {
             .iter()
             .filter_map(|c| segmentation.block_of(*c))
             .filter(|b| *b > from)
+            .map(group_of)
             .collect();
         readers.sort_unstable();
         readers.dedup();
         let shape = graph.value(value).shape.as_ref().map_or_else(|| "?".to_owned(), |s| format!("{s:?}"));
-        let label = format!("{}\\n{}", escape(&graph.value(value).name), escape(&shape));
-        edges.extend(readers.into_iter().map(|to| format!("b{from} -> b{to} [label=\"{label}\"];")));
+        let (from, inner) = (group_of(from), from);
+        for to in readers {
+            // Between blocks of one box the same crosses again and again.
+            if from == to && (inner != from || !seen.insert((from, shape.clone()))) {
+                continue;
+            }
+            let label = format!("{}\\n{}", escape(&graph.value(value).name), escape(&shape));
+            edges.push(format!("b{from} -> b{to} [label=\"{label}\"];"));
+        }
     }
     edges
 }

@@ -23,7 +23,7 @@ mod weights;
 
 pub use class::{ClassId, map_block};
 pub use cut::{CutError, Part, cut};
-pub use dot::to_dot;
+pub use dot::{Fold, to_dot};
 pub use graph::*;
 pub use isomorphism::Mapping;
 pub use join::{JoinError, join};

@@ -3,7 +3,7 @@
 mod build;
 
 use build::{Build, Cache, decoder};
-use hpp_graph::{BlockKind, Graph, StateChange, cut, join, map_block, segment, to_dot};
+use hpp_graph::{BlockKind, Fold, Graph, StateChange, cut, join, map_block, segment, to_dot};
 use hpp_schema::DType;
 
 fn labels(graph: &Graph) -> Vec<String> {
@@ -302,11 +302,27 @@ fn groups_must_cover_the_blocks() {
 #[test]
 fn the_picture_shows_blocks_boundaries_and_states() {
     let graph = decoder(2, Cache::Fused);
-    let dot = to_dot(&graph, &segment(&graph));
+    let dot = to_dot(&graph, &segment(&graph), Fold::Nothing);
     for part in ["digraph", "embedding", "layers.1", "head", "h1", "past.0.key", "b0 -> b1"] {
         assert!(dot.contains(part), "{part} in\n{dot}");
     }
     assert_eq!(dot.matches('{').count(), dot.matches('}').count());
+}
+
+#[test]
+fn neighbours_of_one_class_are_one_box() {
+    let graph = decoder(12, Cache::Fused);
+    let segmentation = segment(&graph);
+    let boxes = |fold| {
+        to_dot(&graph, &segmentation, fold)
+            .lines()
+            .filter(|line| line.contains("[label=") && !line.contains("->"))
+            .count()
+    };
+    assert!(boxes(Fold::Nothing) >= 2 * 12 + 2, "a box for each layer and one for its states");
+    let folded = to_dot(&graph, &segmentation, Fold::Alike);
+    assert!(boxes(Fold::Alike) <= 10 && folded.contains(" blocks, each:"), "{folded}");
+    assert!(folded.contains("head") && folded.contains("embedding"), "{folded}");
 }
 
 /// Not a benchmark: a bound that only a quadratic walk over nodes would break, even unoptimised.

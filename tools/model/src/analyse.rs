@@ -77,6 +77,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     notes.extend(segmentation.undecided.iter().cloned());
     let planned = planned_context(context, config.context_length)?;
     let mut analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
+    refuse_states_without_axes(&analysis)?;
     analysis.before = before;
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
@@ -106,6 +107,28 @@ fn gather_positions(
     }
     let logits = graph.outputs.iter().copied().filter(|id| !is_state(*id)).nth(logits)?;
     Some(hpp_onnx::gather_logit_positions(model, graph, logits, LOGIT_POSITIONS).map_err(|e| e.to_string()))
+}
+
+/// A state whose tokens lie along an axis that its shape lacks cannot be allocated.
+fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
+    for planned in &analysis.states {
+        let (StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. }) = planned.state.update else {
+            continue;
+        };
+        let (name, axes) = (&planned.state.past, planned.state.shape.len());
+        if axis >= axes {
+            let shape = match analysis.graph.value(planned.past).shape {
+                None => "the model does not say its shape".to_owned(),
+                Some(_) => format!("its shape has {axes} axes"),
+            };
+            return Err(ModelError::setting(
+                format!("cannot plan the KV cache: tokens of the input {name} lie along axis {axis}, and {shape}"),
+                "declare the shape of this input, such as [batch_size, heads, past_sequence_length, head_size], and \
+                 export again",
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Tokens to plan for; `None` when neither the user nor the model says.

@@ -24,10 +24,17 @@ pub struct Piece {
 pub struct FromDisk {
     /// The part of each partition's weights that stays in memory, 0 to 1.
     pub locked: f64,
-    /// Most bytes of the rest in memory at once.
-    pub window: u64,
+    /// Most bytes of the rest in memory at once; `None` where everything stays but tables of rows.
+    pub window: Option<u64>,
     /// Of each block, whether it reads only a few rows of its weights.
     pub rows: Vec<bool>,
+}
+
+impl FromDisk {
+    /// Whether everything stays in memory but tables of rows.
+    pub fn holds_all(&self) -> bool {
+        self.window.is_none()
+    }
 }
 
 /// Everything a plan is made of.
@@ -103,6 +110,7 @@ fn device(place: Where) -> String {
 fn residency(disk: Option<&FromDisk>, piece: &Piece, place: Where) -> Residency {
     match (place, disk) {
         (Where::Cpu, Some(disk)) if piece.blocks.clone().all(|block| disk.rows[block]) => Residency::Mapped,
+        (Where::Cpu, Some(disk)) if disk.holds_all() => Residency::Resident,
         (Where::Cpu, Some(_)) | (Where::Streamed(_), _) => Residency::Streamed,
         (Where::Cpu | Where::Resident(_), _) => Residency::Resident,
     }
@@ -141,7 +149,7 @@ fn devices(decision: &Decision) -> Vec<Device> {
     let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
     let gpu = |gpu| Device { ring: ring(decision, gpu), ..Device::new(device(Where::Resident(gpu)), DeviceKind::Gpu) };
-    let window = decision.disk.as_ref().map(|disk| ByteSize(disk.window));
+    let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let host = Device { window, ..Device::new(device(Where::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
@@ -335,7 +343,7 @@ mod tests {
 
     #[test]
     fn weights_are_on_the_host_where_the_disk_does_not_have_them() {
-        let disk = FromDisk { locked: 0.5, window: 1, rows: vec![true, false] };
+        let disk = FromDisk { locked: 0.5, window: Some(1), rows: vec![true, false] };
         let piece = |blocks| Piece { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
         let at = |blocks: Range<usize>, disk: Option<&FromDisk>| {
             [Where::Cpu, Where::Resident(0), Where::Streamed(0)]
@@ -344,6 +352,10 @@ mod tests {
         let (resident, streamed) = (Residency::Resident, Residency::Streamed);
         assert_eq!(at(0..2, None), [resident, resident, streamed]);
         assert_eq!(at(0..2, Some(&disk)), [streamed, resident, streamed]);
+        assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
+        // Where all but the tables fits, only they stay on disk.
+        let disk = FromDisk { locked: 1.0, window: None, ..disk };
+        assert_eq!(at(1..2, Some(&disk)), [resident, resident, streamed]);
         assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
     }
 }

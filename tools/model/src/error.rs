@@ -27,10 +27,11 @@ impl ModelError {
     }
 
     /// What to do about it, where there is something to say.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<String> {
         match self {
-            ModelError::Setting { hint, .. } => Some(hint),
-            _ => None,
+            ModelError::Setting { hint, .. } => Some((*hint).to_owned()),
+            ModelError::Read(error) => error.hint(),
+            ModelError::Config(_) => None,
         }
     }
 }

@@ -65,6 +65,7 @@ impl Source<'_> {
 pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budget) -> Result<Problem, Vec<Finding>> {
     let mut findings = beyond_the_machine(&source, &budget);
     let mut blocks = crate::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
+    streams::add_common_weights(analysis, &mut blocks);
     if !budget.vram.is_empty() {
         streams::fill(analysis, &mut blocks);
     }

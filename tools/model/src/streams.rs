@@ -38,20 +38,26 @@ fn weights(graph: &Graph, part: &Part) -> BTreeSet<ValueId> {
     reads.filter(|id| graph.weight(*id).is_some()).collect()
 }
 
-/// Says of each block what it takes where it is streamed, and adds the weights of what is computed for all blocks, and written
-/// with each of them, to its own. A block that cannot be written by itself, because it is never without the next one, is taken
-/// to be copied whole.
+/// Adds to each block the weights of what all blocks need and each partition computes for itself, such as rotary tables: they
+/// are written with each partition.
+pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
+    for (block, part) in blocks.iter_mut().zip(&alone(analysis)) {
+        for id in weights(&analysis.graph, part) {
+            if !block.weights.iter().any(|(known, _)| *known == id.0) {
+                block.weights.push((id.0, analysis.graph.weight(id).map_or(0, |weight| weight.bytes)));
+            }
+        }
+    }
+}
+
+/// Says of each block what it takes where it is streamed. A block that cannot be written by itself, because it is never without
+/// the next one, is taken to be copied whole.
 pub(crate) fn fill(analysis: &Analysis, blocks: &mut [Block]) {
     let parts = alone(analysis);
     let shared = shared(analysis, &parts);
     let extractor = Extractor::new(&analysis.model, &analysis.graph);
     let mut files: Vec<ModelProto> = Vec::new();
     for (block, part) in blocks.iter_mut().zip(&parts) {
-        for id in weights(&analysis.graph, part) {
-            if !block.weights.iter().any(|(known, _)| *known == id.0) {
-                block.weights.push((id.0, analysis.graph.weight(id).map_or(0, |weight| weight.bytes)));
-            }
-        }
         let Some(lifted) = lifted(analysis, &extractor, part, &shared) else { continue };
         let pieces = lifted.weights.iter().map(|weight| length(&weight.bytes)).collect();
         let constants = lifted.constants;

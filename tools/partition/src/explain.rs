@@ -83,19 +83,21 @@ pub enum Limit {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Limit::Compute(place) => write!(f, "{place} compute"),
-            Limit::Link(gpu) => write!(f, "link to gpu{gpu}"),
-            Limit::Disk => f.write_str("disk"),
-            Limit::Overhead => f.write_str("launches and crossings"),
+            Limit::Compute(place) => write!(f, "compute on {place}"),
+            Limit::Link(gpu) => write!(f, "copies to gpu{gpu}"),
+            Limit::Disk => f.write_str("reading from disk"),
+            Limit::Overhead => f.write_str("overhead of starting partitions and of crossings"),
         }
     }
 }
 
 /// Explains a solution of this problem. What more memory would change is told against the best placement there is, where
-/// the solution is one that no planner made.
-pub fn explain(problem: &Problem, options: &Options, solution: &Solution) -> Explanation {
+/// the solution is one that no planner made; and, since another placement has other cuts, both are priced without any.
+pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Explanation {
+    let cut = problem;
+    let problem = &Problem { cuts: Vec::new(), ..problem.clone() };
     let planned = match solution.bound_ms > 0.0 {
-        true => Ok(solution.clone()),
+        true => Ok(judge(problem, options, solution.choices.clone(), solution.slots.clone())),
         false => plan_from(problem, options, &[solution]),
     };
     let planned = planned.unwrap_or_else(|_| solution.clone());
@@ -114,9 +116,9 @@ pub fn explain(problem: &Problem, options: &Options, solution: &Solution) -> Exp
     let helps = |change: &Option<Change>| change.is_some_and(|c| c.objective_ms < -NONE * planned.objective_ms);
     let gpus = more_vram.iter().enumerate().filter(|(_, change)| helps(change)).map(|(gpu, _)| Place::Gpu(gpu));
     let scarce = gpus.chain(helps(&more_ram).then_some(Place::Cpu)).collect();
-    let limit = |phase| limit(problem, solution, phase);
+    let limit = |phase| limit(cut, solution, phase);
     Explanation {
-        runs: explain_runs(problem, options, solution),
+        runs: explain_runs(cut, options, solution, cuts),
         decode: limit(Phase::Decode),
         prefill: limit(Phase::Prefill),
         more_vram,
@@ -135,8 +137,12 @@ pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result
     })
 }
 
-/// Each run of neighbours with one choice, and what it would cost elsewhere. Judges only; plans nothing.
-pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution) -> Vec<RunExplanation> {
+/// Where partitions begin beside changes of place, for given choices: [`Problem::cuts`] of another placement.
+pub type Cuts<'a> = &'a dyn Fn(&[Choice]) -> Vec<usize>;
+
+/// Each run of neighbours with one choice, and what it would cost elsewhere, cut as it would be then. Judges only; plans
+/// nothing.
+pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, choice) in solution.choices.iter().enumerate() {
         match runs.last_mut() {
@@ -146,14 +152,20 @@ pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution) -
     }
     let explained = |blocks: Range<usize>| RunExplanation {
         choice: solution.choices[blocks.start],
-        elsewhere: elsewhere(problem, options, solution, &blocks),
+        elsewhere: elsewhere(problem, options, solution, &blocks, cuts),
         blocks,
     };
     runs.into_iter().map(explained).collect()
 }
 
 /// Every other place the whole run could be in, whether or not it fits there.
-fn elsewhere(problem: &Problem, options: &Options, solution: &Solution, run: &Range<usize>) -> Vec<Elsewhere> {
+fn elsewhere(
+    problem: &Problem,
+    options: &Options,
+    solution: &Solution,
+    run: &Range<usize>,
+    cuts: Cuts,
+) -> Vec<Elsewhere> {
     let mechanisms = match options.planner {
         Planner::Exact => options.mechanisms,
         Planner::Greedy => Mechanisms::ResidentCpu,
@@ -168,8 +180,9 @@ fn elsewhere(problem: &Problem, options: &Options, solution: &Solution, run: &Ra
         if let Where::Streamed(gpu) = choice.decode {
             slots[gpu] = if slots[gpu] == 0 { options.slots.unwrap_or(SLOTS) } else { slots[gpu] };
         }
-        let no_fit = fits(problem, &choices, &slots, options.mechanisms).err();
-        let objective_ms = judge(problem, options, choices, slots).objective_ms;
+        let problem = Problem { cuts: cuts(&choices), ..problem.clone() };
+        let no_fit = fits(&problem, &choices, &slots, options.mechanisms).err();
+        let objective_ms = judge(&problem, options, choices, slots).objective_ms;
         Elsewhere { place: choice.decode, objective_ms, no_fit }
     };
     places.filter(possible).map(moved).collect()

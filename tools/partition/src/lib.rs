@@ -32,7 +32,7 @@ mod trials;
 pub use budget::{Budget, Demand, KvHome, NoFit, Packing};
 pub use condense::condensed;
 pub use cost::{Block, BlockKind, Filled, Grows, Streamed, Work, slot};
-pub use explain::{Change, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
+pub use explain::{Change, Cuts, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{Reads, Usage, fits, usage};
 pub use plan::{best, judge, plan};

@@ -50,11 +50,23 @@ pub enum AssignError {
     /// The device is not one.
     #[error("{0:?} is not a device: write cpu, gpu, gpu0, gpu1, ..., or stream, gpu1:stream, ...")]
     Device(String),
+    /// The range ends beyond the blocks of this model, or before it begins.
+    #[error("the range {pattern:?} is not one of this model: {missing}; this model has {blocks}")]
+    Range {
+        /// What was asked for.
+        pattern: String,
+        /// What is wrong with it.
+        missing: String,
+        /// What there is.
+        blocks: String,
+    },
     /// The pattern names no block of this model.
-    #[error("no block is called {pattern:?}; this model has {blocks}")]
+    #[error("no block is called {pattern:?}{}; this model has {blocks}", meant(nearest))]
     NoBlock {
         /// What was asked for.
         pattern: String,
+        /// The block with the most similar name, where one is.
+        nearest: Option<String>,
         /// What there is.
         blocks: String,
     },
@@ -97,14 +109,15 @@ impl Assign {
     pub fn places(&self, blocks: &[Block]) -> Result<Vec<Option<Where>>, AssignError> {
         let mut places = vec![None; blocks.len()];
         for (pattern, place) in &self.0 {
+            refuse_half_ranges(pattern, blocks)?;
             let mut found = false;
             for (_, slot) in blocks.iter().zip(&mut places).filter(|(block, _)| matches(pattern, block)) {
                 *slot = Some(*place);
                 found = true;
             }
             if !found {
-                let blocks = summary(blocks);
-                return Err(AssignError::NoBlock { pattern: pattern.clone(), blocks });
+                let (nearest, blocks) = (nearest(pattern, blocks), summary(blocks));
+                return Err(AssignError::NoBlock { pattern: pattern.clone(), nearest, blocks });
             }
         }
         Ok(places)
@@ -135,6 +148,37 @@ fn matches(pattern: &str, block: &Block) -> bool {
         Some(stem == own_stem && (first.parse().ok()?..=last.parse().ok()?).contains(&own))
     };
     pattern == "all" || pattern == block.label || by_kind || in_range() == Some(true)
+}
+
+/// `layers.0-99` of a model with 24 layers is a mistake, not all of them.
+fn refuse_half_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignError> {
+    let numbers = || {
+        let (stem, range) = pattern.rsplit_once('.')?;
+        let (first, last) = range.split_once('-')?;
+        Some((stem, first.parse::<u64>().ok()?, last.parse::<u64>().ok()?))
+    };
+    let Some((stem, first, last)) = numbers() else { return Ok(()) };
+    let is_there = |number: u64| blocks.iter().any(|block| block.label == format!("{stem}.{number}"));
+    let missing = match [first, last].into_iter().find(|number| !is_there(*number)) {
+        // No block of the range may be there at all: the pattern is told as a whole.
+        _ if !blocks.iter().any(|block| matches(pattern, block)) && first <= last => return Ok(()),
+        None if first > last => "it ends before it begins".to_owned(),
+        None => return Ok(()),
+        Some(number) => format!("there is no {stem}.{number}"),
+    };
+    Err(AssignError::Range { pattern: pattern.to_owned(), missing, blocks: summary(blocks) })
+}
+
+/// The block whose name is most like this one, where it is like it at all.
+fn nearest(pattern: &str, blocks: &[Block]) -> Option<String> {
+    const ALIKE: f64 = 0.8;
+    let likeness = |block: &&Block| strsim::jaro_winkler(pattern, &block.label);
+    let nearest = blocks.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
+    (likeness(&nearest) >= ALIKE).then(|| nearest.label.clone())
+}
+
+fn meant(nearest: &Option<String>) -> String {
+    nearest.as_ref().map_or(String::new(), |name| format!(" (did you mean {name}?)"))
 }
 
 fn summary(blocks: &[Block]) -> String {
@@ -206,7 +250,13 @@ mod tests {
         for device in ["tpu", "gpux", "cpu:stream", "gpu0:streams", "streamed"] {
             assert!(matches!(format!("all={device}").parse::<Assign>(), Err(AssignError::Device(_))), "{device}");
         }
-        let missing = "layers.7=gpu".parse::<Assign>().unwrap().places(&blocks).unwrap_err();
-        assert!(missing.to_string().contains("layers.1"), "{missing}");
+        let refused = |text: &str| text.parse::<Assign>().unwrap().places(&blocks).unwrap_err().to_string();
+        assert!(refused("layers.7=gpu").contains("layers.1"));
+        assert!(refused("layer.1=gpu").contains("did you mean layers.1?"));
+        assert!(!refused("xyz=gpu").contains("did you mean"));
+        assert!(refused("layers.0-99=gpu").contains("there is no layers.99"));
+        assert!(refused("layers.1-0=gpu").contains("ends before it begins"));
+        assert!(refused("layers.7-9=gpu").contains("layers.1"));
+        assert!("layers.0-1=gpu".parse::<Assign>().unwrap().places(&blocks).is_ok());
     }
 }

@@ -89,7 +89,7 @@ impl ProfileError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            ProfileError::Model(error) => error.hint().map(str::to_owned),
+            ProfileError::Model(error) => error.hint(),
             ProfileError::Corpus(error) => error.hint().map(str::to_owned),
             ProfileError::Store(error) => error.hint().map(str::to_owned),
             ProfileError::Child(error) => error.hint().map(str::to_owned),

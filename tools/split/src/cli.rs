@@ -46,37 +46,40 @@ pub struct InspectArgs {
     /// Write a Graphviz picture of blocks and boundaries to this file.
     #[arg(long, value_name = "FILE")]
     pub dot: Option<PathBuf>,
+    /// Show every layer by itself, in the table and the picture, instead of one row for neighbours that are alike.
+    #[arg(long)]
+    pub all: bool,
 }
 
 /// Options of `hpp-split`.
 #[derive(Debug, Args)]
 pub struct SplitArgs {
     /// An ONNX file, or the directory an exporter left.
-    #[arg(required = true)]
+    #[arg(required_unless_present = "machine")]
     pub model: Option<PathBuf>,
 
-    /// Device memory of each GPU, such as 24G or 24G,12G. Without it: what the machine of --machine or --profile has, or
-    /// none.
-    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',')]
+    /// Device memory of each GPU, such as 24G or 24G,12G; 0 for none [default: what the machine of --machine or --profile
+    /// has, else what the GPUs of this machine have free].
+    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',', value_parser = values::memory)]
     pub vram: Vec<ByteSize>,
-    /// Host memory the plan may use [default: fifteen sixteenths of what the machine of --machine or --profile has, or
-    /// no limit].
-    #[arg(long, value_name = "SIZE")]
+    /// Host memory the plan may use [default: fifteen sixteenths of what the machine of --machine or --profile has, else of
+    /// what this machine has free, where the model needs more].
+    #[arg(long, value_name = "SIZE", value_parser = values::memory)]
     pub ram: Option<ByteSize>,
     /// Device memory to leave unused on each GPU [default: a sixteenth, 1 GiB at most].
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = values::memory)]
     pub margin: Option<ByteSize>,
-    /// Tokens a sequence may grow to [default: the model's, 8192 at most].
-    #[arg(long, value_name = "TOKENS")]
+    /// Tokens a sequence may grow to, such as 8192 or 8k (k is 1024) [default: the model's, 8192 at most].
+    #[arg(long, value_name = "TOKENS", value_parser = values::tokens)]
     pub context: Option<u64>,
     /// Sequences in one pass.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub batch: u64,
     /// Prompt length the predictions and the objective speak of.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = values::tokens)]
     pub prompt_tokens: u64,
     /// Tokens generated after it; a token is priced in the middle of the answer.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::tokens)]
     pub new_tokens: u64,
 
     /// What to plan with, and for what.
@@ -118,6 +121,9 @@ pub struct SplitArgs {
     /// in a slot instead of in the session. Costs a launch for each layer.
     #[arg(long)]
     pub movable: bool,
+    /// Split a model with operators or element types that ONNX Runtime lacks, because a library of custom operators has them.
+    #[arg(long)]
+    pub allow_unknown_operators: bool,
     /// Where the KV cache of GPU layers lies.
     #[arg(long, value_enum, default_value_t = KvPlace::Follow)]
     pub kv: KvPlace,

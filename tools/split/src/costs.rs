@@ -2,6 +2,7 @@
 
 use crate::cli::PlanningArgs;
 use crate::complaint::{Complaint, Complaints};
+use crate::presets;
 use hpp_model::{Analysis, Load, Source, ThisHost, model_hash};
 use hpp_schema::{DocumentError, Machine, Profile};
 use std::path::Path;
@@ -27,7 +28,7 @@ impl Costs {
             (Some(path), _) => text(path)
                 .and_then(|text| Profile::from_yaml(&text).map_err(|error| damaged(path, &error)))
                 .map(|profile| Costs::Profile(Box::new(profile), file_name(path))),
-            (None, Some(path)) => text(path)
+            (None, Some(path)) => machine(path)
                 .and_then(|text| Machine::from_yaml(&text).map_err(|error| damaged(path, &error)))
                 .map(|machine| Costs::Machine(Box::new(machine))),
             (None, None) => Ok(Costs::Assumed),
@@ -89,6 +90,23 @@ impl Costs {
         beyond("contexts", load.decode_context(), &profile.settings.contexts);
         beyond("prompts", load.prompt.min(load.chunk), &profile.settings.prefill_tokens);
         notes
+    }
+}
+
+/// The text of a machine: of a file, or of a preset where there is no such file.
+fn machine(path: &Path) -> Result<String, Vec<Complaint>> {
+    let preset = path.to_str().filter(|_| !path.exists());
+    let names_a_file = path.components().count() > 1 || path.extension().is_some();
+    match preset.and_then(presets::find) {
+        Some(preset) => Ok(preset.to_owned()),
+        None if path.exists() || names_a_file => text(path),
+        None => {
+            let message = format!("there is no machine {:?}: known by name are {}", path.display(), presets::names());
+            Err(vec![Complaint::new(
+                message,
+                "give one of these names, or a YAML file like those in fixtures/machines",
+            )])
+        }
     }
 }
 

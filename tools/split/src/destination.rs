@@ -20,6 +20,8 @@ pub struct Destination {
     base: PathBuf,
     /// What would be written in a dry run, by path in the plan.
     made: Made,
+    /// Weight files that have a second name now.
+    hard_links: Vec<String>,
 }
 
 impl Destination {
@@ -27,12 +29,12 @@ impl Destination {
     pub fn new(target: &Path, output: Option<Output>) -> Result<Self, SplitError> {
         let io = |source| SplitError::Io { action: "resolve", path: target.to_owned(), source };
         let target = std::path::absolute(target).map_err(io)?;
-        Ok(Destination { output, base: resolved(&target), made: Made::new() })
+        Ok(Destination { output, base: resolved(&target), made: Made::new(), hard_links: vec![] })
     }
 
-    /// The directory being written, unless this is a dry run.
-    pub fn output(self) -> Option<Output> {
-        self.output
+    /// The directory being written, unless this is a dry run, and weight files that have a second name now.
+    pub fn finish(self) -> (Option<Output>, Vec<String>) {
+        (self.output, self.hard_links)
     }
 
     /// Files that are not written, by location.
@@ -101,7 +103,8 @@ impl Destination {
             };
             match placed {
                 Placed::NotLinkable { why } => refused = Some((file.location.clone(), why)),
-                Placed::AlreadyThere | Placed::HardLink | Placed::Clone if self.output.is_some() => {}
+                Placed::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
+                Placed::AlreadyThere | Placed::Clone if self.output.is_some() => {}
                 Placed::AlreadyThere => {}
                 Placed::HardLink | Placed::Clone => self.refer(&file.location, &file.path)?,
             }

@@ -111,7 +111,7 @@ impl SplitError {
                     smallest.0
                 )
             }
-            SplitError::Model(error) => error.hint()?.to_owned(),
+            SplitError::Model(error) => error.hint()?,
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Refine(error) => error.hint()?.to_owned(),

@@ -1,15 +1,16 @@
 //! `--explain`: why each partition is where it is, what it would cost elsewhere, and what more memory or context changes.
 
+use crate::amount::{self, MEASURED};
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::place::Placement;
 use crate::predict::round;
-use crate::reason::{difference, place};
+use crate::reason::{difference, is_nothing, place};
 use crate::request::Request;
 use crate::table;
 use hpp_model::{Analysis, Logits, analyse};
-use hpp_partition::{Change, Explanation, Place, RunExplanation, change, explain};
+use hpp_partition::{Change, Choice, Explanation, Place, RunExplanation, Solution, change, explain, judge};
 use hpp_schema::ModelKind;
 use serde::Serialize;
 
@@ -52,8 +53,10 @@ pub fn explained(
     analysis: &Analysis,
     costs: &Costs,
 ) -> Result<Explained, SplitError> {
-    let explanation = explain(&request.problem, &request.options, &placement.solution);
-    let mut changes = memory(&explanation);
+    // The same problem and cuts that the table's reasons are told of.
+    let cuts = |choices: &[Choice]| placement.cuts(request, choices);
+    let explanation = explain(&placement.problem(request), &request.options, &placement.solution, &cuts);
+    let mut changes = memory(&explanation, &placement.solution);
     changes.extend(context(request, placement, args, analysis, costs)?);
     let now = placement.solution.objective_ms;
     Ok(Explained {
@@ -70,30 +73,32 @@ fn why(request: &Request, run: &RunExplanation, now: f64) -> Why {
     let elsewhere = run.elsewhere.iter().map(|other| match &other.no_fit {
         Some(no_fit) => format!("{}: {no_fit}", place(other.place)),
         None => {
-            let ms = difference(other.objective_ms - now, request.options.objective);
+            let ms = difference(other.objective_ms - now, now, request.options.objective);
             format!("{}: {ms}", place(other.place))
         }
     });
     Why {
         blocks: table::blocks(&labels),
-        here: if prefill == decode { decode } else { format!("{decode}, the prompt {prefill}") },
+        here: if prefill == decode { decode } else { format!("{decode}, prompts {prefill}") },
         elsewhere: elsewhere.collect(),
     }
 }
 
 /// What one more GiB changes.
-fn memory(explanation: &Explanation) -> Vec<Changed> {
-    let of = |(gpu, change): (usize, &Option<Change>)| changed(format!("1 GiB more VRAM on gpu{gpu}"), change.as_ref());
+fn memory(explanation: &Explanation, now: &Solution) -> Vec<Changed> {
+    let of =
+        |(gpu, change): (usize, &Option<Change>)| changed(format!("1 GiB more VRAM on gpu{gpu}"), change.as_ref(), now);
     let mut changes: Vec<Changed> = explanation.more_vram.iter().enumerate().map(of).collect();
-    changes.extend(explanation.more_ram.as_ref().map(|change| changed("1 GiB more RAM".to_owned(), Some(change))));
+    changes.extend(explanation.more_ram.as_ref().map(|change| changed("1 GiB more RAM".to_owned(), Some(change), now)));
     changes
 }
 
-fn changed(what: String, change: Option<&Change>) -> Changed {
+fn changed(what: String, change: Option<&Change>, now: &Solution) -> Changed {
+    let ms = |change: f64, now: f64| if is_nothing(change, now) { 0.0 } else { round(change) };
     Changed {
         what,
-        decode_ms: change.map(|change| round(change.decode_ms)),
-        time_to_first_token_ms: change.map(|change| round(change.prefill_ms)),
+        decode_ms: change.map(|change| ms(change.decode_ms, now.decode_ms)),
+        time_to_first_token_ms: change.map(|change| ms(change.prefill_ms, now.prefill_ms)),
         refused: None,
     }
 }
@@ -115,11 +120,14 @@ fn context(
     let logits = if args.all_logits { Logits::All } else { Logits::AskedFor };
     let other = analyse(analysis.model.path(), Some(other), logits)?;
     let what = format!("{} tokens of context instead of {}", other.context, analysis.context);
-    let request_there = Request::new(args, &other, costs)?;
+    let request_there = Request::new(args, &other, costs, &request.here)?;
     let options = request.options;
-    Ok(Some(match change(&placement.solution, &request_there.problem, &options) {
-        Ok(change) => changed(what, Some(&change)),
-        Err(no_fit) => Changed { refused: Some(no_fit.to_string()), ..changed(what, None) },
+    // Both without the cuts of this placement, which are not those of the other.
+    let Solution { choices, slots, .. } = placement.solution.clone();
+    let now = judge(&request.problem, &options, choices, slots);
+    Ok(Some(match change(&now, &request_there.problem, &options) {
+        Ok(change) => changed(what, Some(&change), &now),
+        Err(no_fit) => Changed { refused: Some(no_fit.to_string()), ..changed(what, None, &now) },
     }))
 }
 
@@ -127,25 +135,28 @@ fn context(
 pub fn text(explained: &Explained) -> String {
     let mut lines = Vec::new();
     for why in &explained.partitions {
-        lines.push(format!("{} {}", why.blocks, why.here));
+        lines.push(format!("{}: {}", why.blocks, why.here));
         lines.extend(why.elsewhere.iter().map(|other| format!("    {other}")));
     }
     let [decode, prefill] = &explained.limits;
-    lines.push(format!("a token is limited by {decode}, the first one by {prefill}"));
+    lines.push(format!("bottleneck while decoding: {decode}; in the prompt: {prefill}"));
     if !explained.scarce.is_empty() {
-        lines.push(format!("more memory would help on {}", explained.scarce.join(", ")));
+        lines.push(format!("more memory on {} would make it faster", explained.scarce.join(", ")));
     }
     lines.extend(explained.changes.iter().map(line));
     lines.join("\n")
 }
 
 fn line(change: &Changed) -> String {
-    let ms = |value: f64| if value == 0.0 { "no change".to_owned() } else { format!("{value:+} ms") };
+    let ms = |value: f64| match value {
+        0.0 => "no change".to_owned(),
+        value => amount::difference(value, MEASURED).to_string(),
+    };
     match (&change.refused, change.decode_ms.zip(change.time_to_first_token_ms)) {
         (Some(why), _) => format!("{}: {why}", change.what),
         (None, Some((decode, first))) => {
-            format!("{}: a token {}, the first one {}", change.what, ms(decode), ms(first))
+            format!("{}: per token {}, to the first token {}", change.what, ms(decode), ms(first))
         }
-        (None, None) => format!("{}: nothing can be planned then", change.what),
+        (None, None) => format!("{}: no plan fits then", change.what),
     }
 }

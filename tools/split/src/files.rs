@@ -37,6 +37,14 @@ pub struct How {
     pub lifted: Which,
 }
 
+/// A plan that was written.
+pub struct Written {
+    /// The plan.
+    pub plan: Plan,
+    /// Weight files that are hard links to the model's own.
+    pub hard_links: Vec<String>,
+}
+
 /// A plan directory being written.
 pub struct Writing<'a> {
     how: How,
@@ -63,18 +71,20 @@ impl<'a> Writing<'a> {
         Writing { how, analysis, to: Destination::new(target, None)? }.write(parts, plan)
     }
 
-    /// Writes everything and moves it into place, or leaves nothing; gives the plan as written.
-    pub fn finish(mut self, parts: &[Part], plan: Plan) -> Result<Plan, SplitError> {
-        let (written, keep) = (self.write(parts, plan), self.how.pack);
-        let Some(output) = self.to.output() else { return written };
+    /// Writes everything and moves it into place, or leaves nothing.
+    pub fn finish(mut self, parts: &[Part], plan: Plan) -> Result<Written, SplitError> {
+        let written = self.write(parts, plan);
+        let (output, hard_links) = self.to.finish();
+        let Some(output) = output else { return Ok(Written { plan: written?, hard_links }) };
         match written {
             Ok(plan) => {
                 output.commit()?;
-                Ok(plan)
+                Ok(Written { plan, hard_links })
             }
             Err(error) => {
-                // A packed directory keeps what a later run can use.
-                output.abandon(keep);
+                if let Some(left) = output.abandon() {
+                    eprintln!("warning: cannot remove {}: remove it by hand", left.display());
+                }
                 Err(error)
             }
         }

@@ -2,8 +2,8 @@
 
 use crate::cli::InspectArgs;
 use crate::error::SplitError;
-use crate::table::table;
-use hpp_graph::ValueId;
+use crate::table::{blocks as blocks_of, table};
+use hpp_graph::{Fold, ValueId};
 use hpp_io::print_line;
 use hpp_model::{Analysis, Logits, PlannedState, analyse};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
@@ -32,6 +32,23 @@ struct BlockInfo {
     weights: usize,
     weight_bytes: u64,
     states: usize,
+}
+
+impl BlockInfo {
+    /// What neighbours that share a row have in common.
+    fn key(&self) -> (usize, usize, usize, u64, usize) {
+        (self.class, self.nodes, self.weights, self.weight_bytes, self.states)
+    }
+}
+
+impl BoundaryInfo {
+    /// Whether tensors of the same types and shapes cross, whatever they are called.
+    fn is_like(&self, other: &BoundaryInfo) -> bool {
+        let kinds = |boundary: &BoundaryInfo| -> Vec<_> {
+            boundary.values.iter().map(|value| (value.dtype, value.shape.clone())).collect()
+        };
+        kinds(self) == kinds(other)
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -63,14 +80,19 @@ pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
     let analysis = analyse(&args.model, None, Logits::All)?;
     let inspection = inspect(&analysis);
     if let Some(path) = &args.dot {
-        hpp_io::write_file(path, hpp_graph::to_dot(&analysis.graph, &analysis.segmentation).as_bytes())?;
+        let dot = hpp_graph::to_dot(&analysis.graph, &analysis.segmentation, fold(args));
+        hpp_io::write_file(path, dot.as_bytes())?;
     }
     if args.json {
         print_line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"))?;
     } else {
-        print_line(&text(&inspection))?;
+        print_line(&text(&inspection, fold(args)))?;
     }
     Ok(())
+}
+
+fn fold(args: &InspectArgs) -> Fold {
+    if args.all { Fold::Nothing } else { Fold::Alike }
 }
 
 fn inspect(a: &Analysis) -> Inspection {
@@ -160,24 +182,32 @@ fn kv_bytes_per_token(a: &Analysis) -> u64 {
     a.states.iter().map(per_token).sum()
 }
 
-fn text(i: &Inspection) -> String {
-    let rows = i.blocks.iter().map(|b| {
+fn text(i: &Inspection, fold: Fold) -> String {
+    let folds = fold == Fold::Alike;
+    let alike = |a: &BlockInfo, b: &BlockInfo| folds && a.key() == b.key();
+    let rows = i.blocks.chunk_by(alike).map(|blocks| {
+        let (first, labels) = (&blocks[0], blocks.iter().map(|block| block.label.clone()).collect::<Vec<_>>());
+        let each = if blocks.len() > 1 { " each" } else { "" };
         vec![
-            b.label.clone(),
-            b.class.to_string(),
-            b.nodes.to_string(),
-            b.weights.to_string(),
-            ByteSize(b.weight_bytes).human(),
-            b.states.to_string(),
+            blocks_of(&labels),
+            first.class.to_string(),
+            first.nodes.to_string(),
+            first.weights.to_string(),
+            format!("{}{each}", ByteSize(first.weight_bytes).human()),
+            first.states.to_string(),
         ]
     });
     let blocks = table(&["block", "class", "nodes", "weights", "bytes", "states"], &[1, 2, 3, 4, 5], rows);
-    let crossings = i.boundaries.iter().flat_map(|b| {
-        b.values.iter().map(|v| {
-            let dtype = v.dtype.map_or("?".to_owned(), |t| t.to_string());
-            let shape = v.shape.as_ref().map_or("?".to_owned(), |s| format!("{s:?}"));
-            vec![b.after.clone(), v.name.clone(), dtype, shape]
-        })
+    let alike = |a: &BoundaryInfo, b: &BoundaryInfo| folds && a.is_like(b);
+    let crossings = i.boundaries.chunk_by(alike).flat_map(|boundaries| {
+        let labels: Vec<String> = boundaries.iter().map(|boundary| boundary.after.clone()).collect();
+        let more = if boundaries.len() > 1 { format!(" and {} more", boundaries.len() - 1) } else { String::new() };
+        let row = move |value: &ValueInfo| {
+            let dtype = value.dtype.map_or("?".to_owned(), |t| t.to_string());
+            let shape = value.shape.as_ref().map_or("?".to_owned(), |s| format!("{s:?}"));
+            vec![blocks_of(&labels), format!("{}{more}", value.name), dtype, shape]
+        };
+        boundaries[0].values.iter().map(row).collect::<Vec<_>>()
     });
     let boundaries = table(&["after", "tensor", "type", "shape"], &[], crossings);
     let mut text = format!(

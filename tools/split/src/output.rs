@@ -109,12 +109,12 @@ impl Output {
         Ok(())
     }
 
-    /// Gives up: removes what was written, unless a later run can resume from it.
-    pub fn abandon(self, keep_for_resume: bool) {
-        if !keep_for_resume {
-            let _ = fs::remove_dir_all(&self.staging);
-        }
+    /// Gives up: removes what was written. (What a killed run left can be resumed from; a run that fails tidies up, because
+    /// a disk that is full must not stay full.) Gives the directory where that is not possible.
+    pub fn abandon(self) -> Option<PathBuf> {
+        let left = fs::remove_dir_all(&self.staging).is_err() && self.staging.exists();
         self.unlock();
+        left.then_some(self.staging)
     }
 
     fn unlock(&self) {
@@ -235,7 +235,16 @@ mod tests {
         let target = root.path().join("plan");
         let first = Output::begin(&target, false, false).unwrap();
         assert!(matches!(Output::begin(&target, false, false), Err(OutputError::Busy(_))));
-        first.abandon(false);
+        assert_eq!(first.abandon(), None);
         assert!(Output::begin(&target, false, false).is_ok());
+    }
+
+    #[test]
+    fn a_split_that_fails_leaves_nothing_even_where_it_could_resume() {
+        let root = tempfile::tempdir().unwrap();
+        let output = Output::begin(&root.path().join("plan"), false, true).unwrap();
+        output.write("weights.bin.partial", b"half").unwrap();
+        assert_eq!(output.abandon(), None);
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }
 }

@@ -25,8 +25,10 @@ pub fn pieces(problem: &Problem, choices: &[Choice], at_least: usize, apart: Apa
 /// Blocks that are pieces of their own besides those that are streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Apart {
-    /// Those of the host, for their weights are read from disk.
+    /// Those of the host, because their weights are read from disk.
     pub from_disk: bool,
+    /// Tables on the host of which a pass reads a few rows, because they stay mapped files.
+    pub tables: bool,
     /// Those with state on a GPU, so that they can move.
     pub movable: bool,
 }
@@ -34,7 +36,7 @@ pub struct Apart {
 fn alone(problem: &Problem, at: usize, choice: Choice, apart: Apart) -> bool {
     let moves = problem.budget.kv == KvHome::Host || (apart.movable && problem.blocks[at].kv_bytes > 0);
     let on_gpu = |place: Where| place.gpu().is_some() && moves;
-    let read = |place: Where| place == Where::Cpu && apart.from_disk;
+    let read = |place: Where| place == Where::Cpu && (apart.from_disk || (apart.tables && problem.reads_rows(at)));
     Phase::BOTH.iter().any(|phase| {
         let place = choice.of(*phase);
         matches!(place, Where::Streamed(_)) || on_gpu(place) || read(place)

@@ -24,6 +24,8 @@ pub struct Placement {
     pub pieces: Vec<Piece>,
     /// Whether a person placed blocks.
     pub by_hand: bool,
+    /// The fewest pieces that were asked for.
+    pub at_least: usize,
 }
 
 /// Decides where every block computes.
@@ -103,13 +105,19 @@ fn counted_layers(request: &Request, args: &SplitArgs) -> Result<Solution, Split
         Place::Gpu(gpu) => Where::Resident(gpu),
     });
     let mut places: Vec<Where> = resident.collect();
-    if let Some(Stream::Count(count)) = args.planning.stream
-        && stream_layers(blocks, &mut places, count) == 0
-    {
-        return Err(SplitError::setting(
-            "--stream streams layers that would compute on the host, and there are none",
-            "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
-        ));
+    if let Some(Stream::Count(count)) = args.planning.stream {
+        let streamed = stream_layers(blocks, &mut places, count);
+        if streamed == 0 {
+            return Err(SplitError::setting(
+                "--stream streams layers that would compute on the host, and there are none",
+                "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
+            ));
+        }
+        // `all` is the largest number there is.
+        if count != u64::MAX && count > streamed as u64 {
+            let layers = crate::amount::count(streamed, "layer");
+            eprintln!("note: --stream {count}: only {layers} would compute on the host, all of them are streamed");
+        }
     }
     refuse_missing(request, places.iter())?;
     Ok(judged(request, args, places.into_iter().map(Choice::both).collect(), &[]))
@@ -131,14 +139,19 @@ fn judged(request: &Request, args: &SplitArgs, choices: Vec<Choice>, planned: &[
 impl Placement {
     /// Cuts the choices into at least so many pieces. What was proven is proven of plans with no needless cuts.
     pub fn new(request: &Request, at_least: usize, solution: Solution, by_hand: bool) -> Self {
-        let apart = Apart { from_disk: from_disk(request, &solution).is_some(), movable: request.movable };
-        let pieces = crate::pieces::pieces(&request.problem, &solution.choices, at_least, apart);
-        Placement { solution, pieces, by_hand }.judged_again(request)
+        let pieces = pieces(request, at_least, &solution.choices, &solution.slots);
+        Placement { solution, pieces, by_hand, at_least }.judged_again(request)
+    }
+
+    /// Where pieces would begin for other choices.
+    pub fn cuts(&self, request: &Request, choices: &[Choice]) -> Vec<usize> {
+        let pieces = pieces(request, self.at_least, choices, &self.solution.slots);
+        pieces.iter().skip(1).map(|piece| piece.blocks.start).collect()
     }
 
     /// How weights are read from disk where host memory cannot hold them.
     pub fn disk(&self, request: &Request) -> Option<FromDisk> {
-        from_disk(request, &self.solution)
+        from_disk(&self.problem(request), &self.solution.choices, &self.solution.slots)
     }
 
     /// The request's problem with the cuts between pieces.
@@ -168,7 +181,13 @@ impl Placement {
     /// Refuses a placement that needs more memory than there is.
     pub fn check(&self, request: &Request) -> Result<(), SplitError> {
         let Solution { choices, slots, .. } = &self.solution;
-        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit(request))
+        let fits = |problem: &Problem| fits(problem, choices, slots, request.options.mechanisms);
+        fits(&request.problem).map_err(no_fit(request))?;
+        // More partitions than needed hold some weights more than once.
+        match fits(&self.problem(request)) {
+            Err(source) if source.place == Place::Cpu => Err(no_fit(request)(source)),
+            _ => Ok(()),
+        }
     }
 
     /// Makes a piece part of the one after it, on that one's device.
@@ -181,23 +200,40 @@ impl Placement {
     }
 }
 
-fn from_disk(request: &Request, solution: &Solution) -> Option<FromDisk> {
-    let (problem, phase) = (&request.problem, Phase::Decode);
-    let usage = usage(problem, &solution.choices, &solution.slots);
-    let locked = usage.locked_share(problem, phase);
-    if locked >= 1.0 {
+fn pieces(request: &Request, at_least: usize, choices: &[Choice], slots: &[u32]) -> Vec<Piece> {
+    let pieces = |problem: &Problem| {
+        let disk = from_disk(problem, choices, slots);
+        let apart = Apart {
+            from_disk: disk.as_ref().is_some_and(|disk| !disk.holds_all()),
+            tables: disk.is_some(),
+            movable: request.movable,
+        };
+        crate::pieces::pieces(&request.problem, choices, at_least, apart)
+    };
+    // What fits in one partition may not fit in several, each with constants of its own.
+    let cuts = pieces(&request.problem).iter().skip(1).map(|piece| piece.blocks.start).collect();
+    pieces(&Problem { cuts, ..request.problem.clone() })
+}
+
+/// How weights are read that host memory cannot hold: within the budget in both phases.
+fn from_disk(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Option<FromDisk> {
+    let usage = usage(problem, choices, slots);
+    if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
         return None;
     }
-    let largest = usage.largest_read[phase as usize] as f64;
+    let locked = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
+    let largest = usage.largest_read.into_iter().max().unwrap_or(0) as f64;
+    let window = (locked < 1.0).then(|| ((1.0 - locked) * largest) as u64 + READ_AHEAD);
     let rows = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
-    Some(FromDisk { locked, window: ((1.0 - locked) * largest) as u64 + READ_AHEAD, rows })
+    Some(FromDisk { locked, window, rows })
 }
 
 /// As the command says it.
 pub fn no_fit(request: &Request) -> impl Fn(NoFit) -> SplitError + '_ {
     |source| {
         let what = match source.place {
-            Place::Cpu => "host memory is too small for what the GPUs do not hold".to_owned(),
+            Place::Cpu if request.problem.gpus.is_empty() => "the model does not fit in host memory".to_owned(),
+            Place::Cpu => "what the GPUs do not hold does not fit in host memory".to_owned(),
             Place::Gpu(index) => format!("the budget of gpu{index} is too small"),
         };
         let smallest = match source.place {

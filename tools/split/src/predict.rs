@@ -68,7 +68,7 @@ fn limits(request: &Request, placement: &Placement) -> String {
     let of = |phase| limit(&problem, &placement.solution, phase);
     match (of(Phase::Decode), of(Phase::Prefill)) {
         (decode, prefill) if decode == prefill => decode.to_string(),
-        (decode, prefill) => format!("{decode}; first token: {prefill}"),
+        (decode, prefill) => format!("{decode} while decoding, {prefill} in the prompt"),
     }
 }
 

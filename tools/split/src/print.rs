@@ -4,6 +4,7 @@ use crate::cli::SplitArgs;
 use crate::explain::{self, Explained};
 use crate::output::PLAN_FILE;
 use crate::refine::Tried;
+use crate::run;
 use crate::table::{plan_summary, table};
 use hpp_io::{StdoutError, print_line};
 use hpp_schema::Plan;
@@ -45,10 +46,11 @@ pub fn all(
     }
 }
 
-/// Where the plan is, and what to do with it.
-pub fn written(target: &Path) {
-    eprintln!("wrote {}", target.join(PLAN_FILE).display());
-    eprintln!("run it: hpp-exec {} --prompt \"...\"", target.join(PLAN_FILE).display());
+/// Where the plan is, and the command that runs it.
+pub fn written(target: &Path, plan: &Plan) {
+    let path = target.join(PLAN_FILE);
+    eprintln!("wrote {}", path.display());
+    eprintln!("{}", run::hint(&path, plan));
 }
 
 /// Predicted beside measured.

@@ -1,9 +1,10 @@
 //! One line for each partition that says why it is where it is.
 
+use crate::amount::{self, MEASURED};
 use crate::place::Placement;
 use crate::request::Request;
 use hpp_model::{FromDisk, Piece};
-use hpp_partition::{BlockKind, Elsewhere, Objective, RunExplanation, Where, explain_runs};
+use hpp_partition::{BlockKind, Choice, Elsewhere, Objective, RunExplanation, Where, explain_runs};
 use hpp_schema::ByteSize;
 
 /// Why each piece computes where it does, in the order of pieces.
@@ -16,7 +17,8 @@ pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
         return placement.pieces.iter().map(|piece| without_gpus(piece, disk.as_ref())).collect();
     }
     // With what starting each piece costs, as in the time they are compared with.
-    let runs = explain_runs(&placement.problem(request), &request.options, &placement.solution);
+    let cuts = |choices: &[Choice]| placement.cuts(request, choices);
+    let runs = explain_runs(&placement.problem(request), &request.options, &placement.solution, &cuts);
     let of = |piece: &Piece| runs.iter().find(|run| run.blocks.contains(&piece.blocks.start));
     placement
         .pieces
@@ -28,13 +30,17 @@ pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
 /// Why a piece is as it is where the host is all there is.
 fn without_gpus(piece: &Piece, disk: Option<&FromDisk>) -> String {
     match disk {
-        None => "no VRAM budget was given".to_owned(),
+        None => "no GPU in this plan".to_owned(),
         Some(disk) if piece.blocks.clone().all(|block| disk.rows[block]) => TABLE.to_owned(),
-        Some(disk) => format!("--ram holds {:.0} % of its weights, the rest is read each time", 100.0 * disk.locked),
+        Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
+        Some(disk) => format!(
+            "{:.0} % of its weights fit in host memory, the rest is read from disk in each pass",
+            100.0 * disk.locked
+        ),
     }
 }
 
-const TABLE: &str = "a table of which each token reads one row";
+const TABLE: &str = "embedding table: each token reads one row";
 
 fn reason(request: &Request, placement: &Placement, run: &RunExplanation) -> String {
     let inside = &request.problem.blocks[run.blocks.clone()];
@@ -44,7 +50,7 @@ fn reason(request: &Request, placement: &Placement, run: &RunExplanation) -> Str
     }
     let now = placement.solution.objective_ms;
     match nearest(run) {
-        None => "there is nowhere else".to_owned(),
+        None => "no other device can compute it".to_owned(),
         Some(other) => compared(request, other, now),
     }
 }
@@ -63,31 +69,39 @@ fn compared(request: &Request, other: &Elsewhere, now: f64) -> String {
     match &other.no_fit {
         Some(no_fit) => {
             let short = no_fit.smallest().saturating_sub(no_fit.budget);
-            format!("{} is {} short of it", no_fit.place, ByteSize(short).human())
+            format!("does not fit on {}: {} too much", no_fit.place, ByteSize(short).human())
         }
-        None => format!("{place}: {}", difference(other.objective_ms - now, request.options.objective)),
+        None => format!("{place}: {}", difference(other.objective_ms - now, now, request.options.objective)),
     }
 }
 
 /// A place as people say it.
 pub fn place(place: Where) -> String {
     match place {
-        Where::Cpu => "on the cpu".to_owned(),
+        Where::Cpu => "on the CPU".to_owned(),
         Where::Resident(gpu) => format!("on gpu{gpu}"),
         Where::Streamed(gpu) => format!("streamed to gpu{gpu}"),
     }
 }
 
-/// Milliseconds of the objective with their sign.
-pub fn difference(ms: f64, objective: Objective) -> String {
+/// What a change does to the objective, which is `now` so many milliseconds: `+31.5 s per answer`.
+pub fn difference(ms: f64, now: f64, objective: Objective) -> String {
     let what = match objective {
-        Objective::Decode => "a token",
+        Objective::Decode => "per token",
         Objective::Prefill => "to the first token",
-        Objective::Mixed => "an answer",
+        Objective::Mixed => "per answer",
     };
     match ms {
-        ms if !ms.is_finite() => "it cannot compute there".to_owned(),
-        ms if ms.abs() < 0.005 => "no faster and no slower".to_owned(),
-        ms => format!("{ms:+.2} ms {what}"),
+        ms if !ms.is_finite() => "cannot compute there".to_owned(),
+        ms if is_nothing(ms, now) => "same time".to_owned(),
+        ms => format!("{} {what}", amount::difference(ms, MEASURED)),
     }
+}
+
+/// A difference this small, as a part of the whole, is rounding.
+const ROUNDING: f64 = 1e-6;
+
+/// Whether a difference is rounding.
+pub fn is_nothing(difference_ms: f64, of_ms: f64) -> bool {
+    difference_ms.abs() <= ROUNDING * of_ms.abs()
 }

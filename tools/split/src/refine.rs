@@ -11,6 +11,7 @@ use crate::predict::{Expected, round};
 use crate::request::Request;
 use crate::split::{Draft, draft};
 use bench::{Bench, Measured};
+pub use bench::{EXEC, exec};
 use feedback::Feedback;
 use hpp_model::Analysis;
 use hpp_partition::{Choice, best, plan};

@@ -12,6 +12,7 @@ pub fn check(args: &SplitArgs) -> Complaints {
     sizes(args, &mut found);
     streaming(args, &mut found);
     targets(args, &mut found);
+    without_gpus(args, &mut found);
     by_hand(args, &mut found);
     refining(args, &mut found);
     found
@@ -24,8 +25,9 @@ fn sizes(args: &SplitArgs, found: &mut Complaints) {
     found.require(args.partitions > 0, "0 partitions hold nothing", "give --partitions 1 or more");
     found.require(args.prompt_tokens > 0, "a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more");
     found.require(args.new_tokens > 0, "an answer of 0 tokens takes no time", "give --new-tokens 1 or more");
-    let vram = args.vram.iter().all(|size| size.0 > 0);
-    found.require(vram, "a VRAM budget of 0 holds nothing", "to compute on the CPU give --gpu-layers 0, or no --vram");
+    let vram = args.vram.len() == 1 || args.vram.iter().all(|size| size.0 > 0);
+    let hint = "give a size for each GPU to use, or --vram 0 alone to compute on the CPU";
+    found.require(vram, "a VRAM budget of 0 holds nothing", hint);
     let ram = args.ram.is_none_or(|size| size.0 > 0);
     found.require(ram, "a RAM budget of 0 holds nothing", "give --ram what the host can spare, or leave it out");
 }
@@ -65,6 +67,16 @@ fn targets(args: &SplitArgs, found: &mut Complaints) {
     found.require(good(args.planning.at_least), "--at-least is no speed", "give tokens per second above 0");
     let hint = "give milliseconds above 0";
     found.require(good(args.planning.first_token_within), "--first-token-within is no time", hint);
+}
+
+fn without_gpus(args: &SplitArgs, found: &mut Complaints) {
+    let none = args.vram.len() == 1 && args.vram[0].0 == 0;
+    let wanted = args.gpu_layers.is_some_and(|layers| layers != GpuLayers::Count(0)) || args.planning.stream.is_some();
+    found.require(
+        !(none && wanted),
+        "--vram 0 plans without a GPU, and --gpu-layers or --stream ask for one",
+        "give --vram the size of the GPU, or leave the others out",
+    );
 }
 
 fn by_hand(args: &SplitArgs, found: &mut Complaints) {

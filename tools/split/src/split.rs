@@ -11,7 +11,7 @@ use crate::predict::predictions;
 use crate::reason::reasons;
 use crate::refine::{Tried, refine};
 use crate::request::Request;
-use crate::{print, settings, sweep, targets, trace};
+use crate::{operators, presets, print, request, settings, sweep, targets, trace};
 use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, Logits, analyse, assemble, faulty_blocks};
 use hpp_schema::{Plan, Provider};
@@ -19,9 +19,13 @@ use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
 pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
+    if args.model.is_none() && args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
+        return Ok(hpp_io::print_line(&presets::list())?);
+    }
     let (analysis, costs) = understand(args)?;
-    let mut request = Request::new(args, &analysis, &costs)?;
-    note(&analysis, &costs, &request);
+    let here = request::look(args, &costs);
+    let mut request = Request::new(args, &analysis, &costs, &here)?;
+    note(args, &analysis, &costs, &request);
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&request, args, range, &costs.label());
     }
@@ -41,27 +45,30 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     // Where the plan is does not depend on stdout: it is said even where the table cannot be shown.
     let shown = print::all(args, &plan, explained.as_ref(), &tried);
     if !args.dry_run {
-        print::written(&target);
+        print::written(&target, &plan);
     }
     Ok(shown?)
 }
 
 /// The settings, the costs and the model, with everything at once that is wrong with the first two.
 fn understand(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
-    let path = args.model.as_deref().expect("clap requires it");
     let mut complaints: Complaints = settings::check(args);
     let costs = Costs::read(&args.planning, &mut complaints);
     complaints.refuse()?;
+    let hint = "hpp-split MODEL, an ONNX file or the directory an exporter left; `hpp-split --help` has the options";
+    let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
     let analysis = analyse(path, args.context, if args.all_logits { Logits::All } else { Logits::AskedFor })?;
+    operators::check(&analysis, args.allow_unknown_operators)?;
     costs.belongs(&analysis, args.planning.allow_other_machine)?;
     Ok((analysis, costs))
 }
 
-fn note(analysis: &Analysis, costs: &Costs, request: &Request) {
+fn note(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &Request) {
     if let Some(fault) = faults(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         eprintln!("note: {fault}");
     }
-    for note in analysis.notes.iter().chain(&costs.notes(request.load)) {
+    let here = request::notes(args, &request.here);
+    for note in analysis.notes.iter().chain(&costs.notes(request.load)).chain(&here) {
         eprintln!("note: {note}");
     }
 }
@@ -115,6 +122,7 @@ pub fn draft(
 ) -> Result<Draft, SplitError> {
     let (placement, parts) = cut_where_states_stay_whole(request, analysis, placement)?;
     placement.check(request)?;
+    operators::check_host(analysis, &placement, &parts, request.allow_unknown_operators)?;
     let plan = assemble(&Decision {
         analysis,
         blocks: &request.problem.blocks,
@@ -163,6 +171,16 @@ fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, targ
     };
     match args.dry_run {
         true => Writing::imagine(how, analysis, target, parts, plan),
-        false => Writing::begin(how, analysis, target)?.finish(parts, plan),
+        false => {
+            let written = Writing::begin(how, analysis, target)?.finish(parts, plan)?;
+            if let Some(first) = written.hard_links.first() {
+                eprintln!(
+                    "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \
+                     refuses the model and the plan's pieces (ONNX Runtime opens them). If that matters: --pack copies the \
+                     weights, or delete the plan first"
+                );
+            }
+            Ok(written.plan)
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! `--sweep-vram`: what is possible with each VRAM budget, as numbers and as a picture made of text.
 
+use crate::amount::{ESTIMATED, MEASURED, digits, time};
 use crate::cli::{SplitArgs, VramRange};
 use crate::error::SplitError;
 use crate::place::planned;
@@ -110,22 +111,29 @@ fn expectation(solution: &Solution) -> Expectation {
 fn text(points: &[Point], request: &Request, source: &str) -> String {
     let most =
         |value: fn(&Expectation) -> f64| points.iter().filter_map(|p| p.plan.as_ref()).map(value).fold(0.0, f64::max);
+    let worth = if source == "static" { ESTIMATED } else { MEASURED };
     let (fastest, latest) = (most(|p| p.tokens_per_s), most(|p| p.time_to_first_token_ms));
     let rows = points.iter().map(|point| {
-        let vram = ByteSize(point.vram).human();
-        match (&point.plan, &point.refused) {
+        let cells = match (&point.plan, &point.refused) {
             (Some(plan), _) => vec![
-                vram,
                 format!("{}+{}", plan.on_gpus, plan.streamed),
-                format!("{:.2}", plan.tokens_per_s),
+                digits(plan.tokens_per_s, worth),
                 bar(plan.tokens_per_s / fastest),
-                format!("{:.0}", plan.time_to_first_token_ms),
+                time(plan.time_to_first_token_ms, worth),
                 bar(plan.time_to_first_token_ms / latest),
             ],
-            (None, refused) => vec![vram, "-".to_owned(), "-".to_owned(), refused.clone().unwrap_or_default()],
-        }
+            (None, refused) => vec!["-".to_owned(), "-".to_owned(), refused.clone().unwrap_or_default()],
+        };
+        (point.vram, cells)
     });
-    let header = ["VRAM", "blocks on GPU + streamed", "tokens/s", "", "first token, ms", ""];
+    let rows: Vec<(u64, Vec<String>)> = rows.collect();
+    // Budgets between which nothing changes share a row.
+    let rows = rows.chunk_by(|a, b| a.1 == b.1).map(|same| {
+        let [first, last] = [&same[0], &same[same.len() - 1]].map(|(vram, _)| ByteSize(*vram).human());
+        let vram = if same.len() == 1 { first } else { format!("{first} to {last}") };
+        [vec![vram], same[0].1.clone()].concat()
+    });
+    let header = ["VRAM", "blocks on GPU + streamed", "tokens/s", "", "first token", ""];
     let load = request.load;
     format!(
         "{}\n\nexpected ({source}): a {}-token prompt, tokens priced at {} of context",

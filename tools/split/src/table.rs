@@ -1,5 +1,6 @@
 //! The plan as a person reads it.
 
+use crate::amount::{self, ESTIMATED, MEASURED};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
@@ -68,55 +69,49 @@ fn device(partition: &Partition) -> String {
     }
 }
 
+/// How far off a prediction from shapes and assumed rates was seen to be.
+const STATIC_ERROR: &str = "static estimate, may be off by up to 6x; hpp-profile measures";
+
+/// What is expected. An estimate from assumed rates has two digits, because it is worth no more.
 fn expectation(plan: &Plan) -> String {
     let p = &plan.predictions;
-    let what = if p.source == "static" { "static estimate" } else { &p.source };
+    let is_static = p.source == "static";
+    let (what, worth) = if is_static { (STATIC_ERROR, ESTIMATED) } else { (p.source.as_str(), MEASURED) };
+    let time = |ms| amount::time(ms, worth);
     if plan.model.kind == ModelKind::SingleRun {
-        return format!("expected ({what}): {:.2} ms a run", p.time_to_first_token_ms);
+        return format!("expected ({what}): {} per run", time(p.time_to_first_token_ms));
     }
     let mut text = format!(
-        "expected ({what}): {} tokens/s, {:.2} ms a token at {} of context; first token of a {}-token prompt after {:.0} ms",
-        rate(p.decode_tokens_per_second),
-        p.decode_ms,
+        "expected ({what}): {} tokens/s, {} per token at {} tokens of context; time to first token {} for a {}-token prompt",
+        amount::digits(p.decode_tokens_per_second, worth),
+        time(p.decode_ms),
         p.decode_context,
+        time(p.time_to_first_token_ms),
         p.prompt_tokens,
-        p.time_to_first_token_ms
     );
     if let Some(limit) = &p.limit {
-        let _ = write!(text, "\nlimited by {limit}");
+        let _ = write!(text, "\nbottleneck: {limit}");
     }
     if let Some(objective) = &p.objective {
-        let _ = write!(text, "\n{}", proof(objective, p.new_tokens));
+        let _ = write!(text, "\n{}", proof(objective, p.new_tokens, worth));
     }
     text
 }
 
-/// What was made small and how sure it is.
-fn proof(objective: &Achieved, new_tokens: u64) -> String {
+/// What was minimised, and how far the plan may be from the best one.
+fn proof(objective: &Achieved, new_tokens: u64, worth: i32) -> String {
     let what = match objective.kind {
-        ObjectiveKind::Decode => "a token takes".to_owned(),
-        ObjectiveKind::Prefill => "the first token takes".to_owned(),
-        ObjectiveKind::Mixed => format!("the prompt and {new_tokens} tokens take"),
+        ObjectiveKind::Decode => "one token".to_owned(),
+        ObjectiveKind::Prefill => "prompt to first token".to_owned(),
+        ObjectiveKind::Mixed => format!("prompt and {new_tokens} new tokens"),
     };
+    let time = |ms| amount::time(ms, worth);
     let sure = match (objective.proven, objective.bound_ms) {
-        (true, _) => "no plan is better".to_owned(),
-        (false, bound) if bound > 0.0 => format!("none can take less than {}", time(bound)),
-        (false, _) => "nothing is proven of other plans".to_owned(),
+        (true, _) => "optimal by these estimates (proven)".to_owned(),
+        (false, bound) if bound > 0.0 => format!("by these estimates no plan takes less than {}", time(bound)),
+        (false, _) => "no lower bound was computed".to_owned(),
     };
-    format!("{what} {}; {sure}", time(objective.ms))
-}
-
-/// Tokens a second: slow models say more digits.
-fn rate(per_second: f64) -> String {
-    if per_second < 1.0 { format!("{per_second:.3}") } else { format!("{per_second:.1}") }
-}
-
-/// Milliseconds, or seconds where there are many.
-fn time(ms: f64) -> String {
-    match ms {
-        ms if ms >= 1e4 => format!("{:.1} s", ms / 1e3),
-        ms => format!("{ms:.2} ms"),
-    }
+    format!("{what}: {}; {sure}", time(objective.ms))
 }
 
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
@@ -132,8 +127,8 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
             let ring = device.ring.map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
             let used = [plan.weights_on(name).unwrap_or(u64::MAX), ring, kv, workspace];
             let slots = |ring: Ring| {
-                let plural = if ring.slots == 1 { "" } else { "s" };
-                format!(", {} slot{plural} of {} in it", ring.slots, ring.slot_bytes.human())
+                let slots = amount::count(ring.slots as usize, "slot");
+                format!(", {slots} of {} for streamed weights included", ring.slot_bytes.human())
             };
             let used = used.into_iter().fold(0, u64::saturating_add);
             (used, plan.budgets.vram.get(gpus_before).copied(), device.ring.map_or(String::new(), slots))
@@ -145,9 +140,14 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         }
     };
     let used = ByteSize(used).human();
+    // What the workspace grows with.
+    let per_pass = match plan.schedule.prefill_chunk {
+        Some(chunk) if plan.model.kind != ModelKind::SingleRun => format!(" ({chunk} per pass at most)"),
+        _ => String::new(),
+    };
     match limit {
-        Some(limit) => format!("{name}: {used} of {} at {context} tokens of context{parts}", limit.human()),
-        None => format!("{name}: {used} at {context} tokens of context{parts}"),
+        Some(limit) => format!("{name}: {used} of {} at {context} tokens of context{per_pass}{parts}", limit.human()),
+        None => format!("{name}: {used} at {context} tokens of context{per_pass}{parts}"),
     }
 }
 
@@ -173,14 +173,17 @@ fn on_host(plan: &Plan, host: &Device, beside: u64, limit: Option<u64>) -> (u64,
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(first)));
     let mut parts = String::new();
     if limit.is_some() {
-        parts += &format!(", {} of it for the process itself", human(PROCESS));
+        parts += &format!(", {} for the process itself included", human(PROCESS));
     }
     if window > 0 {
-        parts += &format!(", {} of weights locked and {} for those on their way from disk", human(held), human(window));
+        parts +=
+            &format!(", {} of weights pinned, {} of buffers to read the rest from disk", human(held), human(window));
     }
     if kept < streamed {
         let (kept, streamed) = (human(kept), human(streamed));
-        parts += &format!(", {kept} of the {streamed} streamed to GPUs kept and the rest read from disk each time");
+        parts += &format!(
+            ", {kept} of the {streamed} streamed to GPUs stay in memory, the rest is read from disk in each pass"
+        );
     }
     (first.saturating_add(kept), parts)
 }

@@ -1,7 +1,7 @@
 //! Canonical names: a letter for what a value is and a number, counted in the order nodes meet them.
 
 use crate::names;
-use crate::proto::tensor_shape_proto::dimension;
+use crate::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{GraphProto, NodeProto, ValueInfoProto};
 use crate::walk;
@@ -156,12 +156,13 @@ impl Namer {
         met.into_iter().position(|old| self.scopes[0].get(old).is_some_and(|name| name == new)).unwrap_or(usize::MAX)
     }
 
-    /// Renames symbolic sizes of inputs, in their order; drops the shapes of outputs, which follow.
+    /// Renames symbolic sizes of inputs, in their order; drops the sizes of outputs, which follow. The number of their axes
+    /// stays, because a checker wants a shape.
     pub fn dims(&mut self, graph: &mut GraphProto) {
         graph.input.iter_mut().for_each(|info| self.info(info));
         for info in &mut graph.output {
             if let Some(TypeValue::TensorType(tensor)) = info.r#type.as_mut().and_then(|t| t.value.as_mut()) {
-                tensor.shape = None;
+                tensor.shape.iter_mut().flat_map(|shape| &mut shape.dim).for_each(|dim| *dim = Dimension::default());
             }
         }
     }

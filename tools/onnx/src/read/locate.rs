@@ -1,5 +1,6 @@
 //! From what a person names (a file, or a directory as exporters leave it) to one ONNX file.
 
+use super::formats::Format;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
@@ -24,13 +25,28 @@ pub enum LocateError {
     Several { dir: PathBuf, names: Vec<String> },
     #[error("{config} names the model file {filename:?}, which is not a file inside that directory")]
     ConfigNames { config: PathBuf, filename: String },
+    #[error("{path} is {format}, not an ONNX model")]
+    OtherFormat { path: PathBuf, format: Format },
+}
+
+impl LocateError {
+    /// The next step for a person.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            LocateError::OtherFormat { path, format } => Some(format.export(path)),
+            _ => None,
+        }
+    }
 }
 
 /// The ONNX file behind `path`.
 pub fn locate(path: &Path) -> Result<PathBuf, LocateError> {
     match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_directory(path),
-        Ok(_) => Ok(path.to_owned()),
+        Ok(_) => match Format::of_file(path) {
+            Some(format) => Err(LocateError::OtherFormat { path: path.to_owned(), format }),
+            None => Ok(path.to_owned()),
+        },
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(LocateError::Missing { path: path.to_owned() }),
         Err(source) => Err(LocateError::Io { path: path.to_owned(), source }),
     }
@@ -47,7 +63,10 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
     match names.len() {
         1 => Ok(dir.join(names.remove(0))),
         0 if dir.join("onnx").is_dir() => in_directory(&dir.join("onnx")),
-        0 => Err(LocateError::NoneIn { dir: dir.to_owned() }),
+        0 => Err(match Format::of_directory(dir) {
+            Some((path, format)) => LocateError::OtherFormat { path, format },
+            None => LocateError::NoneIn { dir: dir.to_owned() },
+        }),
         _ => Err(LocateError::Several { dir: dir.to_owned(), names }),
     }
 }

@@ -1,6 +1,7 @@
 //! From a path to a checked [`Model`]: locate, map, check the wire, decode, flatten, order, resolve weights.
 
 mod body;
+mod formats;
 mod graph;
 mod locate;
 mod map;
@@ -60,6 +61,16 @@ pub enum ReadError {
     Order { path: PathBuf, source: OrderError },
     #[error("cannot find the weights of {path}")]
     Weight { path: PathBuf, source: WeightError },
+}
+
+impl ReadError {
+    /// The next step for a person.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ReadError::Locate(error) => error.hint(),
+            _ => None,
+        }
+    }
 }
 
 impl Model {

@@ -207,7 +207,7 @@ fn an_explanation_says_what_limits_and_what_would_help() {
     let problem = problem(dense(80), DESKTOP, 512, 128);
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let solution = plan(&problem, &options).unwrap();
-    let why = explain(&problem, &options, &solution);
+    let why = explain(&problem, &options, &solution, &|_| vec![]);
     assert_eq!(why.decode, Limit::Compute(Place::Cpu));
     assert_eq!(why.scarce, vec![Place::Gpu(0)]);
     // A layer takes 0.45 GiB and 8.3 ms on the host, 0.55 ms on the GPU: one more GiB holds two more.
@@ -227,7 +227,7 @@ fn a_prompt_that_streams_is_limited_by_the_link() {
     let problem = problem(dense(80), DESKTOP, 64, 128);
     let options = options(Mechanisms::All, Objective::Prefill);
     let solution = plan(&problem, &options).unwrap();
-    assert_eq!(explain(&problem, &options, &solution).prefill, Limit::Link(0));
+    assert_eq!(explain(&problem, &options, &solution, &|_| vec![]).prefill, Limit::Link(0));
 }
 
 #[test]

@@ -14,8 +14,9 @@ pub struct PlanningArgs {
     /// Take a profile that was measured on another machine.
     #[arg(long, requires = "profile")]
     pub allow_other_machine: bool,
-    /// Plan for a machine that need not be here: a YAML file with its memory and rates.
-    #[arg(long, value_name = "FILE")]
+    /// Plan for a machine that need not be here: the name of a preset such as rtx4090, or a YAML file with its memory and
+    /// rates. `--machine list` lists the presets.
+    #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<PathBuf>,
 
     /// Which planner decides.

@@ -4,6 +4,30 @@ use clap::ValueEnum;
 use hpp_schema::ByteSize;
 use std::str::FromStr;
 
+/// Bytes below which a number without a unit cannot be meant as memory of a machine.
+const LEAST_BARE: u64 = 1 << 20;
+
+/// A size of memory. A small number without a unit is refused: whoever writes 24 means gibibytes.
+pub fn memory(text: &str) -> Result<ByteSize, String> {
+    let size = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
+    let bare = text.trim().ends_with(|last: char| last.is_ascii_digit());
+    match bare && size.0 > 0 && size.0 < LEAST_BARE {
+        true => Err(format!("that is {size}: did you mean {0}G? Write {0}B for bytes", text.trim())),
+        false => Ok(size),
+    }
+}
+
+/// A number of tokens: `8192`, or `8k` with k for 1024, as context lengths are counted.
+pub fn tokens(text: &str) -> Result<u64, String> {
+    let bad = || "write a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
+    let lower = text.trim().to_ascii_lowercase();
+    let (number, unit) = match lower.strip_suffix('k') {
+        Some(number) => (number, 1024),
+        None => (lower.as_str(), 1),
+    };
+    number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(bad)
+}
+
 /// `--gpu-layers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuLayers {
@@ -82,7 +106,7 @@ impl FromStr for VramRange {
     fn from_str(text: &str) -> Result<Self, String> {
         let (range, step) = text.split_once(':').map_or((text, None), |(range, step)| (range, Some(step)));
         let (from, to) = range.split_once("..").ok_or("write FROM..TO or FROM..TO:STEP, such as 4G..24G:2G")?;
-        let size = |text: &str| text.parse::<ByteSize>().map(|size| size.0).map_err(|e| e.to_string());
+        let size = |text: &str| memory(text).map(|size| size.0);
         let (from, to) = (size(from)?, size(to)?);
         // About twenty points where nobody says, at sizes that read well.
         let step = step.map_or(Ok(((to.saturating_sub(from)) / 20).next_power_of_two()), size)?;
@@ -107,6 +131,23 @@ mod tests {
     }
 
     #[test]
+    fn a_small_number_without_a_unit_is_no_memory() {
+        for (text, bytes) in [("24G", 24 << 30), ("0", 0), ("1B", 1), ("500K", 500 << 10), ("2000000", 2_000_000)] {
+            assert_eq!(memory(text), Ok(ByteSize(bytes)), "{text}");
+        }
+        assert!(memory("24").unwrap_err().contains("did you mean 24G"));
+        assert!(memory("1.5").is_err() && memory("1048575").is_err() && memory("G").is_err());
+    }
+
+    #[test]
+    fn tokens_may_be_counted_in_thousands() {
+        assert_eq!(["8192", "8k", "128K", "0"].map(tokens), [Ok(8192), Ok(8192), Ok(131072), Ok(0)]);
+        for text in ["k", "8kk", "lots", "-1", "1.5k", ""] {
+            assert!(tokens(text).unwrap_err().contains("8k"), "{text}");
+        }
+    }
+
+    #[test]
     fn a_range_has_both_its_ends() {
         assert_eq!(points("1K..4K:1K"), [1024, 2048, 3072, 4096]);
         assert_eq!(points("1K..4K:2K"), [1024, 3072, 4096]);
@@ -117,7 +158,9 @@ mod tests {
 
     #[test]
     fn ranges_that_lead_nowhere_are_refused() {
-        for text in ["4G", "4G-8G", "8G..4G", "0..4G", "1G..2G:0", "1..1G:1", "aG..1G", "1G..", "..1G", "1G..2G:x"] {
+        for text in
+            ["4G", "4G-8G", "8G..4G", "0..4G", "1G..2G:0", "1..1G:1", "4..24", "aG..1G", "1G..", "..1G", "1G..2G:x"]
+        {
             assert!(text.parse::<VramRange>().is_err(), "{text}");
         }
     }

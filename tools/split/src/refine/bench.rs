@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Where hpp-exec is, when it is not beside this program.
-const EXEC: &str = "HPP_EXEC";
+pub const EXEC: &str = "HPP_EXEC";
 /// How often a running child is looked at.
 const GLANCE: Duration = Duration::from_millis(20);
 
@@ -167,7 +167,7 @@ impl Bench {
 }
 
 /// The program beside this one, or the one a person names.
-fn exec() -> Result<PathBuf, RefineError> {
+pub fn exec() -> Result<PathBuf, RefineError> {
     let beside = || {
         let own = std::env::current_exe().unwrap_or_default();
         own.with_file_name(format!("hpp-exec{}", std::env::consts::EXE_SUFFIX))

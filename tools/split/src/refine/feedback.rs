@@ -207,7 +207,12 @@ mod tests {
         let place = |at: usize| Choice::both(if at < on_host { Where::Cpu } else { Where::Resident(0) });
         let choices: Vec<Choice> = (0..6).map(place).collect();
         let pieces = [0..on_host, on_host..6].map(|blocks| Piece { choice: choices[blocks.start], blocks });
-        Placement { solution: judge(problem, &OPTIONS, choices, vec![0]), pieces: pieces.to_vec(), by_hand: false }
+        Placement {
+            solution: judge(problem, &OPTIONS, choices, vec![0]),
+            pieces: pieces.to_vec(),
+            by_hand: false,
+            at_least: 1,
+        }
     }
 
     /// What a machine with these costs would measure.

@@ -71,7 +71,7 @@ fn a_trace_is_one_process_with_a_lane_for_each_thing_that_was_busy() {
 fn an_explanation_says_what_it_would_cost_elsewhere() {
     let text = run(&["--dry-run", "--vram", "6M", "--explain"]).success().stdout;
     for words in
-        ["on the cpu: +", "limited by", "1 GiB more VRAM on gpu0: a token -", "tokens of context instead of 512"]
+        ["on the CPU: +", "bottleneck", "1 GiB more VRAM on gpu0: per token -", "tokens of context instead of 512"]
     {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
@@ -80,6 +80,42 @@ fn an_explanation_says_what_it_would_cost_elsewhere() {
     assert_eq!(json["explanation"]["partitions"].as_array().unwrap().len(), 2);
     let change = &json["explanation"]["changes"][0];
     assert!(change["decode_ms"].as_f64().unwrap() < 0.0, "{change}");
+}
+
+/// Times in a row's reason and in the explanation come from one calculation.
+#[test]
+fn the_explanation_and_the_table_agree() {
+    let dir = tempfile::tempdir().unwrap();
+    let machine = slow_host(&dir);
+    // Streamed blocks are partitions of their own, each with a launch.
+    let more =
+        ["--machine", &machine, "--vram", "6M", "--margin", "1B", "--mechanisms", "all", "--dry-run", "--explain"];
+    let text = run(&more).success().stdout;
+    let json = run(&[&more[..], &["--json"]].concat()).success().json();
+    let mut compared = 0;
+    for partition in json["plan"]["partitions"].as_array().unwrap() {
+        let reason = partition["reason"].as_str().unwrap();
+        // `on the CPU: +3.21 ms per answer`.
+        if reason.contains(" per answer") {
+            let said = |line: &str| line.trim() == reason;
+            assert!(text.lines().any(said), "{reason:?} is not explained in\n{text}");
+            compared += 1;
+        }
+    }
+    assert!(compared > 0, "{text}");
+    assert!(!text.contains("0.000000"), "{text}");
+}
+
+#[test]
+fn equal_rows_of_a_sweep_are_one() {
+    let rows = |range: &str| {
+        let text = run(&["--sweep-vram", range]).success().stdout;
+        text.lines().skip(1).take_while(|line| !line.trim().is_empty()).map(str::to_owned).collect::<Vec<_>>()
+    };
+    // The model has 3 MiB: above some budget nothing changes.
+    let folded = rows("1G..9G:1G");
+    assert_eq!(folded.len(), 1, "{folded:#?}");
+    assert!(folded[0].contains("1 GiB to 9 GiB"), "{folded:#?}");
 }
 
 #[test]
@@ -95,7 +131,7 @@ fn a_target_no_plan_keeps_says_what_the_best_gives_and_what_would_do() {
         run(&asked).refusal(&["--at-least 15000", "--first-token-within 1", "expected", "MiB of VRAM", "would do"]);
     assert!(done.stdout.is_empty());
     run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget would do"]);
-    run(&["--dry-run", "--at-least", "1e12"]).refusal(&["no GPU is planned for"]);
+    run(&["--dry-run", "--vram", "0", "--at-least", "1e12"]).refusal(&["no GPU is planned for"]);
 }
 
 /// A model that does not fit, on a machine whose link is worth using: blocks are streamed, each through a slot.
@@ -103,7 +139,7 @@ fn a_target_no_plan_keeps_says_what_the_best_gives_and_what_would_do() {
 fn streaming_is_planned_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let machine = slow_host(&dir);
-    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1", "--mechanisms", "all"];
+    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1B", "--mechanisms", "all"];
     let plan = planned(&more);
     let streamed: Vec<_> = plan.partitions.iter().filter(|partition| partition.is_streamed()).collect();
     assert!(!streamed.is_empty(), "{plan:#?}");
@@ -136,7 +172,7 @@ fn a_plan_that_streams_is_written_like_any_other() {
     let (out, trace) = (dir.path().join("plan"), dir.path().join("trace.json"));
     let (path, trace) = (out.to_str().unwrap(), trace.to_str().unwrap());
     let machine = slow_host(&dir);
-    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1", "--mechanisms", "all"];
+    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1B", "--mechanisms", "all"];
     run(&[&more[..], &["--trace", trace, "--out", path]].concat()).success();
     let plan = Plan::from_yaml(&fs::read_to_string(out.join("plan.yaml")).unwrap()).unwrap();
     assert_eq!(plan.check(), []);

@@ -10,7 +10,7 @@ fn run(more: &[&str]) -> crate::support::Done {
 
 #[test]
 fn every_setting_that_makes_no_sense_is_named_at_once() {
-    let all = ["--vram", "0", "--ram", "0", "--batch", "0", "--new-tokens", "0", "--slots", "0", "--at-least", "-1"];
+    let all = ["--vram", "0,0", "--ram", "0", "--batch", "0", "--new-tokens", "0", "--slots", "0", "--at-least", "-1"];
     let words = ["VRAM budget of 0", "RAM budget of 0", "batch of 0", "answer of 0", "ring of 0", "--at-least"];
     let done = run(&all).refusal(&words);
     assert!(done.stderr.matches("error: ").count() >= 6, "{}", done.stderr);
@@ -25,6 +25,10 @@ fn settings_that_do_not_go_together() {
         (&["--refine", "8", "--machine", &machine("mini-pc.yaml")], &["--refine", "--machine"]),
         (&["--sweep-vram", "1M..2M", "--gpu-layers", "2"], &["by hand"]),
         (&["--first-token-within", "nan"], &["--first-token-within"]),
+        (&["--vram", "0", "--gpu-layers", "2"], &["--vram 0", "--gpu-layers"]),
+        (&["--assign", "layers.0-99=gpu"], &["layers.0-99", "no layers.99", "layers.3"]),
+        (&["--assign", "layer.1=gpu"], &["did you mean layers.1"]),
+        (&["--machine", "rtx5090"], &["rtx5090", "rtx4060-laptop, rtx4090-desktop"]),
     ] {
         run(more).refusal(words);
     }
@@ -34,10 +38,28 @@ fn settings_that_do_not_go_together() {
         &["--sweep-vram", "8G..4G"],
         &["--planner", "lucky"],
         &["--mechanisms", "resident"],
+        &["--vram", "24"],
+        &["--ram", "1.5"],
+        &["--sweep-vram", "4..24"],
+        &["--context", "lots"],
     ] {
         let done = run(usage);
         assert_eq!(done.status, Some(2), "{usage:?}: {}", done.stderr);
     }
+}
+
+/// Whoever writes 24 means gibibytes; whoever means bytes writes so.
+#[test]
+fn a_bare_number_asks_what_was_meant() {
+    assert!(run(&["--vram", "24"]).stderr.contains("did you mean 24G"));
+    assert!(run(&["--context", "lots"]).stderr.contains("8k"));
+}
+
+#[test]
+fn a_first_word_that_is_no_model_is_told() {
+    assert!(split(&["plan", "no/such/model"]).stderr.contains("no subcommand \"plan\""));
+    assert!(split(&["inspekt", "no/such/model"]).stderr.contains("`hpp-split inspect`"));
+    assert!(!split(&["--help"]).stdout.is_empty());
 }
 
 #[test]
@@ -65,6 +87,28 @@ fn everything_wrong_with_a_machine_file_is_said_at_once() {
         "disc: there is no such field",
         "batch of 0",
     ]);
+}
+
+/// Models in other formats are named, with the command that exports them.
+#[test]
+fn other_formats_than_onnx_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let builder = "onnxruntime_genai.models.builder";
+    let gguf = write("model-q4.gguf", b"GGUF\x03\0\0\0");
+    split(&[&gguf]).refusal(&["a GGUF file", builder, "quantised"]);
+    let weights = write("hf/model.safetensors", b"\x02\0\0\0\0\0\0\0{}");
+    split(&[&weights]).refusal(&["a safetensors file", builder]);
+    write("hf/config.json", b"{}");
+    let checkpoint = dir.path().join("hf");
+    let path = checkpoint.to_str().unwrap();
+    split(&[path]).refusal(&["a Hugging Face checkpoint", &format!("{builder} -i {path}"), "optimum-cli"]);
+    split(&["inspect", path]).refusal(&["a Hugging Face checkpoint"]);
 }
 
 #[test]

@@ -214,7 +214,7 @@ fn a_partition_may_stream_for_the_prompt_alone() {
     let path = dir.path().join("machine.yaml");
     fs::write(&path, text).unwrap();
     let out = dir.path().join("plan");
-    let more = ["--machine", path.to_str().unwrap(), "--vram", "6M", "--margin", "1", "--stream", "auto"];
+    let more = ["--machine", path.to_str().unwrap(), "--vram", "6M", "--margin", "1B", "--stream", "auto"];
     let plan = written(&fixture(LLAMA), &out, &more);
     let both: Vec<&Partition> = plan.partitions.iter().filter(|p| p.prefill.is_some()).collect();
     assert!(!both.is_empty() && both.len() < streamed(&plan).len(), "{}", kinds(&plan));
@@ -257,7 +257,7 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
     let out = dir.path().join("plan");
     let model = fixture(LLAMA);
     let run = |vram: &str, slots: &str| {
-        let more = ["--stream", "all", "--vram", vram, "--margin", "1", "--slots", slots, "--dry-run"];
+        let more = ["--stream", "all", "--vram", vram, "--margin", "1B", "--slots", slots, "--dry-run"];
         split(&[&[model.to_str().unwrap(), "--out", out.to_str().unwrap()], &more[..]].concat())
     };
     for slots in ["1", "3"] {
@@ -274,7 +274,7 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
 fn blocks_that_are_not_alike_share_slots_piece_by_piece() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture(LLAMA);
-    let more = ["--assign", "layers.0-3=stream,head=stream", "--margin", "1", "--slots", "3"];
+    let more = ["--assign", "layers.0-3=stream,head=stream", "--margin", "1B", "--slots", "3"];
     let roomy = written(&model, &dir.path().join("roomy"), &more);
     let slot = ring(&roomy, "gpu0").unwrap().slot_bytes.0;
     let largest = streamed(&roomy).iter().map(|p| p.weights.iter().filter_map(WeightInput::bytes).sum::<u64>()).max();
@@ -296,7 +296,7 @@ fn blocks_that_cannot_be_parted_get_fewer_slots_where_there_is_no_room() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture("optimum-legacy/gpt2-merged");
     let out = dir.path().join("tight");
-    let more = ["--assign", "all=stream", "--margin", "1", "--slots", "3"];
+    let more = ["--assign", "all=stream", "--margin", "1B", "--slots", "3"];
     let vram = smallest(&model, &more);
     let arguments = [&[model.to_str().unwrap(), "--vram", &vram, "--out", out.to_str().unwrap()], &more[..]].concat();
     let done = split(&arguments).success();

@@ -44,7 +44,13 @@ impl Done {
 
 /// `hpp-split` with these arguments.
 pub fn split(arguments: &[&str]) -> Done {
-    let output = Command::new(env!("CARGO_BIN_EXE_hpp-split")).args(arguments).stdin(Stdio::null()).output().unwrap();
+    split_with(&[], arguments)
+}
+
+/// `hpp-split` with these variables and arguments.
+pub fn split_with(variables: &[(&str, &str)], arguments: &[&str]) -> Done {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpp-split"));
+    let output = command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
     Done { status: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
 }

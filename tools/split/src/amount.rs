@@ -1,0 +1,77 @@
+//! Numbers as people read them: two or three significant digits, seconds where there are many milliseconds.
+
+use std::fmt;
+
+/// Significant digits of a number that was measured, or computed from measurements.
+pub const MEASURED: i32 = 3;
+/// Significant digits of an estimate from shapes and assumed rates.
+pub const ESTIMATED: i32 = 2;
+
+/// A number with so many significant digits, without an exponent and without digits that say nothing.
+pub fn digits(value: f64, digits: i32) -> String {
+    if value == 0.0 || !value.is_finite() {
+        return "0".to_owned();
+    }
+    let exponent = |value: f64| value.abs().log10().floor() as i32;
+    let scale = 10f64.powi(digits - 1 - exponent(value));
+    let rounded = (value * scale).round() / scale;
+    // Rounding may carry: 9.99 has two digits as 10.
+    let decimals = (digits - 1 - exponent(rounded)).max(0);
+    format!("{rounded:.*}", usize::try_from(decimals).unwrap_or(0))
+}
+
+/// A time: milliseconds, or seconds from one second on.
+pub fn time(ms: f64, significant: i32) -> String {
+    // What rounds to a second is one.
+    let limit = 1e3 - 0.5 * 10f64.powi(3 - significant);
+    match ms.abs() < limit {
+        true => format!("{} ms", digits(ms, significant)),
+        false => format!("{} s", digits(ms / 1e3, significant)),
+    }
+}
+
+/// A difference in time, with its sign.
+pub fn difference(ms: f64, significant: i32) -> impl fmt::Display {
+    let sign = if ms < 0.0 { '-' } else { '+' };
+    format!("{sign}{}", time(ms.abs(), significant))
+}
+
+/// `1 layer`, `2 layers`.
+pub fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_have_the_digits_they_are_worth() {
+        for (value, significant, text) in [
+            (118.8, 2, "120"),
+            (5255.0, 2, "5300"),
+            (0.4567, 2, "0.46"),
+            (0.2134, 3, "0.213"),
+            (9.99, 2, "10"),
+            (99.96, 3, "100"),
+            (12345.0, 3, "12300"),
+            (0.0, 2, "0"),
+            (f64::INFINITY, 2, "0"),
+        ] {
+            assert_eq!(digits(value, significant), text, "{value}");
+        }
+    }
+
+    #[test]
+    fn times_are_in_seconds_from_one_second_on() {
+        for (ms, text) in
+            [(0.2134, "0.213 ms"), (29.82, "29.8 ms"), (999.4, "999 ms"), (999.6, "1.00 s"), (31478.87, "31.5 s")]
+        {
+            assert_eq!(time(ms, MEASURED), text);
+        }
+        assert_eq!(time(996.0, ESTIMATED), "1.0 s");
+        assert_eq!(difference(-243.61, ESTIMATED).to_string(), "-240 ms");
+        assert_eq!(difference(46527.17, ESTIMATED).to_string(), "+47 s");
+        assert_eq!((count(1, "block"), count(0, "block")), ("1 block".to_owned(), "0 blocks".to_owned()));
+    }
+}

@@ -1,0 +1,64 @@
+//! Machines that are known by name: `--machine rtx4090`, `--machine list`.
+
+use crate::amount::{MEASURED, digits};
+use hpp_schema::Machine;
+
+/// File names without `.yaml`, and what is in them.
+const PRESETS: [(&str, &str); 4] = [
+    ("h200-small-vram", include_str!("../../../fixtures/machines/h200-small-vram.yaml")),
+    ("mini-pc", include_str!("../../../fixtures/machines/mini-pc.yaml")),
+    ("rtx4060-laptop", include_str!("../../../fixtures/machines/rtx4060-laptop.yaml")),
+    ("rtx4090-desktop", include_str!("../../../fixtures/machines/rtx4090-desktop.yaml")),
+];
+
+/// What `--machine` takes to list the presets.
+pub const LIST: &str = "list";
+
+/// The text of the preset with this name, or whose name alone begins so.
+pub fn find(name: &str) -> Option<&'static str> {
+    let exact = PRESETS.iter().find(|(known, _)| *known == name);
+    let mut begin = PRESETS.iter().filter(|(known, _)| !name.is_empty() && known.starts_with(name));
+    let only = begin.next().filter(|_| begin.next().is_none());
+    exact.or(only).map(|(_, text)| *text)
+}
+
+/// The names, for an error that lists them.
+pub fn names() -> String {
+    PRESETS.map(|(name, _)| name).join(", ")
+}
+
+/// One line for each preset.
+pub fn list() -> String {
+    let line = |(name, text): (&str, &str)| {
+        let machine = Machine::from_yaml(text).ok()?;
+        let gpus = machine.gpus.iter().map(|gpu| {
+            let rate = digits(gpu.memory_gb_per_s, MEASURED);
+            format!("{} with {} at {rate} GB/s", gpu.name, gpu.memory.human())
+        });
+        let gpus: Vec<String> = gpus.collect();
+        let gpus = if gpus.is_empty() { "no GPU".to_owned() } else { gpus.join(", ") };
+        let (ram, rate) = (machine.cpu.memory.human(), digits(machine.cpu.memory_gb_per_s, MEASURED));
+        Some(format!("{name:<16}  {ram} of host memory at {rate} GB/s; {gpus}"))
+    };
+    PRESETS.into_iter().filter_map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_preset_is_a_machine_and_has_its_line() {
+        for (name, text) in PRESETS {
+            assert_eq!(Machine::from_yaml(text).unwrap().check(), [], "{name}");
+        }
+        assert_eq!(list().lines().count(), PRESETS.len());
+    }
+
+    #[test]
+    fn a_name_may_be_short_but_not_ambiguous() {
+        assert_eq!(find("rtx4090"), find("rtx4090-desktop"));
+        assert!(find("rtx4090").is_some_and(|text| text.contains("RTX 4090")));
+        assert_eq!([find("rtx40"), find("rtx5090"), find("")], [None; 3]);
+    }
+}

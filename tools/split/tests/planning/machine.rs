@@ -1,0 +1,74 @@
+//! Plans for this machine and for machines known by name.
+
+use crate::support::{Done, LLAMA, fixture, machine, planned, split, split_with};
+use std::fs;
+use std::path::Path;
+
+fn run(more: &[&str]) -> Done {
+    let model = fixture(LLAMA);
+    split(&[&[model.to_str().unwrap(), "--dry-run"], more].concat())
+}
+
+#[test]
+fn a_machine_is_found_by_its_name() {
+    let file = machine("rtx4090-desktop.yaml");
+    let by_file = planned(&["--machine", &file]);
+    assert_eq!(planned(&["--machine", "rtx4090-desktop"]), by_file);
+    assert_eq!(planned(&["--machine", "rtx4090"]), by_file);
+    let list = split(&["--machine", "list"]).success().stdout;
+    assert!(list.lines().count() == 4 && list.contains("rtx4060-laptop") && list.contains("24 GiB"), "{list}");
+    split(&["--machine", "rtx4090"]).refusal(&["no model was given"]);
+}
+
+#[test]
+fn the_budgets_of_this_machine_are_said_in_one_line() {
+    let said = |done: &Done| done.stderr.matches("planning for this machine: ").count();
+    let here = Path::new("/proc/meminfo").exists();
+    assert_eq!(said(&run(&["--vram", "6M"]).success()), usize::from(here));
+    assert_eq!(said(&run(&["--vram", "6M", "--ram", "1G"]).success()), 0);
+    assert_eq!(said(&run(&["--machine", "mini-pc"]).success()), 0);
+    // What fits anyway is planned as if there were no limit: the plan is the same on every machine.
+    assert_eq!(planned(&["--vram", "0"]).budgets.ram, None);
+    let most = run(&["--ram", "1000T"]).success();
+    assert!(!here || most.stderr.contains("--ram 1000 TiB is more than this machine has free"), "{}", most.stderr);
+}
+
+/// A stand-in for hpp-exec that finds GPUs.
+#[cfg(unix)]
+fn finds(dir: &Path, text: &str) -> String {
+    use std::os::unix::fs::PermissionsExt;
+    let path = dir.join("hpp-exec");
+    fs::write(&path, format!("#!/bin/sh\n[ \"$*\" = \"devices --json\" ] || exit 3\ncat <<'END'\n{text}\nEND\n"))
+        .unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
+#[cfg(unix)]
+#[test]
+fn gpus_of_this_machine_are_used_where_nobody_says() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = fixture(LLAMA);
+    let with = |text: &str, more: &[&str]| {
+        let exec = finds(dir.path(), text);
+        split_with(&[("HPP_EXEC", &exec)], &[&[model.to_str().unwrap(), "--dry-run", "--json"], more].concat())
+    };
+    let gpu = |free: &str| {
+        format!(
+            r#"{{"providers":[{{"name":"CUDA","usable":true,"devices":[{{"plan_name":"gpu0","description":"Card","memory_free":{free}}}]}}]}}"#
+        )
+    };
+    let vram = |done: &Done| done.json()["budgets"]["vram"].clone();
+    let found = with(&gpu("8589934592"), &[]).success();
+    assert_eq!(vram(&found), serde_json::json!(["8 GiB"]));
+    assert!(found.stderr.contains("8 GiB of Card"), "{}", found.stderr);
+    assert_eq!(vram(&with(&gpu("8589934592"), &["--vram", "0"]).success()), serde_json::json!([]));
+    let more = with(&gpu("8589934592"), &["--vram", "24G"]).success();
+    assert!(more.stderr.contains("--vram 24 GiB is more than gpu0 (Card) has free: 8 GiB"), "{}", more.stderr);
+    // Nothing is made up where something is missing.
+    let unknown = with(&gpu("null"), &[]).success();
+    assert!(
+        vram(&unknown) == serde_json::json!([]) && unknown.stderr.contains("nothing says how much memory Card has")
+    );
+    assert_eq!(vram(&with("no JSON", &[]).success()), serde_json::json!([]));
+}
