@@ -95,6 +95,13 @@ impl OrtBackend {
         }
     }
 
+    /// Whether a provider has a device here to run on.
+    pub fn has_device(&self, provider: Provider) -> bool {
+        let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
+        let is_registered = plugin.is_none_or(|plugin| plugin.problem.is_none());
+        provider == Provider::Cpu || is_registered && !devices_of(&self.runtime, provider).is_empty()
+    }
+
     /// The library's version: that of the provider it always has.
     fn version(&self) -> String {
         let mut devices = self.runtime.environment.devices();

@@ -25,7 +25,7 @@ mod upload;
 pub use backend::{OrtBackend, OrtBuffer};
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};
 pub use environment::{OpenError, OrtOptions, Waiting};
-pub use os::memory_limit;
+pub use os::{available_memory, machine_cores, machine_memory, memory_limit, processor_name};
 pub use peek::needs_packing;
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;

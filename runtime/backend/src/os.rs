@@ -113,7 +113,7 @@ fn peak_by_usage() -> Option<u64> {
 }
 
 /// This machine's memory, and what a program could get of it now, where the system tells.
-pub(crate) fn machine_memory() -> (Option<u64>, Option<u64>) {
+pub fn machine_memory() -> (Option<u64>, Option<u64>) {
     #[cfg(target_os = "linux")]
     {
         let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -132,6 +132,26 @@ pub fn memory_limit() -> Option<u64> {
     let limit = |path: &String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let limits = files.iter().filter_map(limit).chain(machine_memory().0);
     limits.min()
+}
+
+/// Memory a process here could still get: what the machine has free or can free, or less where a control group has a limit;
+/// `None` where nobody tells.
+pub fn available_memory() -> Option<u64> {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let left = |limit: &String| {
+        let (used, reclaimable) = match limit.strip_suffix("memory.max") {
+            Some(group) => (format!("{group}memory.current"), "inactive_file "),
+            None => (limit.replace("limit_in_bytes", "usage_in_bytes"), "total_inactive_file "),
+        };
+        let statistics = std::path::Path::new(&used).with_file_name("memory.stat");
+        let statistics = std::fs::read_to_string(statistics).unwrap_or_default();
+        // Cached files that nobody uses make room when somebody needs it.
+        let cached = statistics.lines().find_map(|line| line.strip_prefix(reclaimable)?.trim().parse::<u64>().ok());
+        let used = number(&used)?.saturating_sub(cached.unwrap_or(0));
+        Some(number(limit)?.saturating_sub(used))
+    };
+    limit_files(&groups).iter().filter_map(left).chain(machine_memory().1).min()
 }
 
 /// Files that may hold a limit of the groups that `/proc/self/cgroup` names, of either version, and of those around them.
@@ -154,7 +174,7 @@ fn limit_files(groups: &str) -> Vec<String> {
 }
 
 /// What the maker calls the processor, or its architecture.
-pub(crate) fn processor_name() -> String {
+pub fn processor_name() -> String {
     #[cfg(target_os = "linux")]
     {
         let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -193,7 +213,7 @@ pub(crate) fn cores() -> usize {
 }
 
 /// Physical cores of this machine, whatever of it this process may use.
-pub(crate) fn machine_cores() -> usize {
+pub fn machine_cores() -> usize {
     physical_cores().unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
@@ -258,6 +278,7 @@ mod tests {
     fn memory_has_a_limit() {
         assert!(memory_limit().is_some_and(|limit| limit > 64 << 20));
         assert!(memory_limit() <= machine_memory().0);
+        assert!(available_memory().is_some_and(|available| available > 0 && Some(available) < memory_limit()));
     }
 
     #[test]

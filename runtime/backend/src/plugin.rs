@@ -60,7 +60,8 @@ impl Plugins {
 }
 
 fn absent(package: &str) -> Plugin {
-    let problem = format!("there is no such provider beside ONNX Runtime: the package {package} has it");
+    let problem =
+        format!("its library is not installed beside ONNX Runtime (the Python package {package} contains it)");
     Plugin { path: None, problem: Some(problem) }
 }
 

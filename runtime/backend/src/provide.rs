@@ -86,7 +86,7 @@ fn attempt(
             }
             let packed = facts.needs_packing || peek::needs_packing(spec.model);
             if can_come_from_disk(spec, facts, reporter) {
-                return from_disk(runtime, spec, packed, (control, loading));
+                return from_disk(runtime, spec, packed, (control, reporter, loading));
             }
             let packed = packed || has_room_to_pack(spec.weight_bytes);
             let builder = on_host(runtime, spec, packed)?;
@@ -137,13 +137,17 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, facts: Facts, reporter: &dyn Repor
     }
 }
 
-/// A session on the host whose weights are mapped from their file, all of them: where kernels want them packed, from a file that
-/// has them so.
+/// Bytes on disk of prepared weights for each five bytes of the model: the layout that kernels want and, of most of it, a compressed
+/// form. 2.4 times a model of 4-bit weights was measured.
+const PREPARED_FOR_FIVE: u64 = 12;
+
+/// A session on the host whose weights are mapped from their file, all of them: where kernels want another layout, from a file
+/// that has it.
 fn from_disk(
     runtime: &Runtime,
     spec: &SessionSpec<'_>,
     packed: bool,
-    (control, loading): (&OrtControl, &Loading),
+    (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
     // Tables of which a token reads one row are not packed.
     let is_table = spec.keep == Keep::Mapped { rows: true };
@@ -152,6 +156,8 @@ fn from_disk(
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
             let make = |place: &Path| {
+                let about = (spec.weight_bytes / 5).saturating_mul(PREPARED_FOR_FIVE);
+                reporter.preparing(spec.partition, prepared.dir, about);
                 let saving = saving(on_host(runtime, spec, true)?, place, spec.partition)?;
                 let session = commit(saving, spec, control)?;
                 let read = streamed::mapped_under(spec.weights_dir).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! What the engine tells while it works. It tells; the binary decides what to draw and where.
 
 use hpp_schema::Provider;
+use std::path::Path;
 
 /// Receives progress, warnings and the reasons of fallbacks. Every method may be ignored.
 pub trait Reporter: Send + Sync {
@@ -10,6 +11,9 @@ pub trait Reporter: Send + Sync {
     fn comparing(&self, _file: &str, _bytes: u64) {}
     /// Partition `index` of `count` is being loaded.
     fn loading(&self, _partition: &str, _index: usize, _count: usize) {}
+    /// The weights of a partition that is being loaded are written to `dir` in the layout that kernels want: once, for all later
+    /// starts. Those of all partitions will take about so many bytes there.
+    fn preparing(&self, _partition: &str, _dir: &Path, _about: u64) {}
     /// A partition is ready.
     fn loaded(&self, _partition: &str, _provider: Provider, _processor: &str, _millis: f64) {}
     /// A partition runs on another provider than the plan prefers.

@@ -2,34 +2,40 @@
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_schema::ByteSize;
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Runs a plan made by hpp-split: text, chat, tensors, verification and benchmarks.
+/// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
 ///
-/// Text goes to stdout and nothing else does; progress, speed and warnings go to stderr.
+/// Give a plan (plan.yaml or its directory). Or give a model (a directory or .onnx file): hpp-exec then runs hpp-split,
+/// which plans for this machine, keeps the plan in a cache and runs it.
+///
+/// Generated text is written to stdout. Progress, speed and warnings are written to stderr.
 #[derive(Debug, Parser)]
 #[command(name = "hpp-exec", version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(
-    after_help = "Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
+    after_help = "Examples:\n  hpp-exec model/ -p \"Once upon a time\" -n 64\n  hpp-exec plan/ --chat -p \"Hello\"\n  \
+                        hpp-exec bench model/ --ram 8G -ngl 20\n\n\
+                        Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
                         understood, 130 interrupted."
 )]
 pub struct Cli {
-    /// What to do instead of running the plan.
+    /// What to do instead of generating text.
     #[command(subcommand)]
     pub command: Option<Command>,
-    /// Running the plan.
+    /// Generating text.
     #[command(flatten)]
     pub run: RunArgs,
 }
 
-/// What to do instead of running the plan.
+/// What to do instead of generating text.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show the ONNX Runtime found here, its providers, devices and memory, and why one is unusable.
+    /// Show the ONNX Runtime library found here, its execution providers, devices and memory, and why one cannot be used.
     Devices(DevicesArgs),
-    /// Compare a plan with the unsplit model: tokens, logits and, where they differ, the first boundary that does.
+    /// Compare a plan with the unsplit model: tokens and logits, and where they differ, the first partition that differs.
     Verify(VerifyArgs),
-    /// Measure a plan: time to first token, tokens per second, time per stage, memory.
+    /// Measure a plan: time to first token, tokens per second, time in each partition, memory.
     Bench(BenchArgs),
     /// Answer hpp-profile's requests, one JSON object a line from stdin to stdout (schemas/probe.schema.json).
     #[command(hide = true)]
@@ -39,8 +45,8 @@ pub enum Command {
 /// Arguments of a plain run.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// The plan: a plan.yaml, or the directory that holds one.
-    #[arg(required = true)]
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    #[arg(required = true, value_name = "PLAN|MODEL")]
     pub plan: Option<PathBuf>,
     /// What the model reads.
     #[command(flatten)]
@@ -51,31 +57,32 @@ pub struct RunArgs {
     /// System message for the chat template.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Most tokens to generate [default: until the model ends the text or the context is full].
-    #[arg(long, value_name = "N")]
+    /// Generate at most N tokens; -1 is no limit [default: until the model ends the text or the context is full].
+    #[arg(long, short = 'n', visible_alias = "n-predict", alias = "predict", value_name = "N", value_parser = max_new)]
+    #[arg(allow_negative_numbers = true)]
     pub max_new: Option<u64>,
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// End the text before this text; may be given several times.
+    /// Stop generating at this text and leave it out; may be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
-    /// Go on after the tokens that end a text.
+    /// Continue after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
     /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.
     #[arg(long)]
     pub json: bool,
-    /// Save the scores each token was chosen from: float32 [steps, vocab] in a .npy file.
+    /// Save the logits of each generated token: float32 [steps, vocab] in a .npy file.
     #[arg(long, value_name = "FILE.npy")]
     pub logits: Option<PathBuf>,
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
     #[arg(long, value_name = "FILE.npy")]
     pub embeddings: Option<PathBuf>,
-    /// Named input tensors, for models that generate no text and for further inputs of those that do.
+    /// Read input tensors by name: for models that generate no text, and for extra inputs of models that do.
     #[arg(long, value_name = "IN.npz")]
     pub inputs: Option<PathBuf>,
-    /// Where the model's outputs go, for models that generate no text.
+    /// Write the model's outputs here: for models that generate no text.
     #[arg(long, value_name = "OUT.npz", requires = "inputs")]
     pub outputs: Option<PathBuf>,
     /// How to load and run.
@@ -92,33 +99,34 @@ pub struct PromptArgs {
     #[arg(long, short = 'p', value_name = "TEXT")]
     pub prompt: Option<String>,
     /// File with the text to continue; `-` is stdin.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, short = 'f', visible_alias = "file", value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// Token ids to continue.
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', value_parser = token_id, allow_negative_numbers = true)]
     pub tokens: Option<Vec<u32>>,
 }
 
-/// How tokens are chosen; what is not said is as the model's authors recommend, else greedy.
+/// How tokens are chosen; a setting that is not given is the model's recommended one, else greedy.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SamplingArgs {
-    /// Flatten (above 1) or sharpen (below 1) the choice; 0 always takes the best token.
-    #[arg(long, value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
+    /// Flatten (above 1) or sharpen (below 1) the distribution; 0 always takes the most likely token.
+    #[arg(long, visible_alias = "temp", value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Choose among the N best tokens; 0 is all.
+    /// Sample from the N most likely tokens; 0 is all.
     #[arg(long, value_name = "N")]
     pub top_k: Option<usize>,
-    /// Choose among the fewest best tokens whose probabilities reach P.
+    /// Sample from the fewest most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub top_p: Option<f64>,
-    /// Choose among tokens at least P times as likely as the best.
+    /// Sample from tokens at least P times as likely as the most likely one.
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
     pub min_p: Option<f64>,
     /// Make tokens already in the text less likely; 1 changes nothing.
-    #[arg(long, value_name = "R", value_parser = above_zero, allow_negative_numbers = true)]
+    #[arg(long, visible_alias = "repeat-penalty", value_name = "R", value_parser = above_zero)]
+    #[arg(allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
-    /// Where chance starts; the same seed gives the same text.
-    #[arg(long, value_name = "N")]
+    /// Seed of the random numbers; the same seed gives the same text.
+    #[arg(long, short = 's', value_name = "N")]
     pub seed: Option<u64>,
 }
 
@@ -129,54 +137,84 @@ pub struct RuntimeArgs {
     /// The library and how much it may use.
     #[command(flatten)]
     pub library: LibraryArgs,
-    /// Fail where a partition would run on another provider than the plan prefers.
+    /// Fail if a partition cannot run on the execution provider that the plan prefers.
     #[arg(long)]
     pub strict: bool,
-    /// When weights are read that the plan does not keep in memory. `ahead` is fastest; the others are there to compare with.
+    /// When to read weights that the plan does not keep in memory. `ahead` is fastest; the others are for comparison.
     #[arg(long, value_enum, default_value_t = WeightReadsArg::Ahead, value_name = "WHEN")]
     pub weights: WeightReadsArg,
-    /// Copy streamed weights to a GPU, and read those on disk, only when their partition is about to run: the same as
-    /// --weights on-time, to compare with.
+    /// Do not prefetch: copy streamed weights to a GPU, and read weights from disk, only when their partition is about to
+    /// run. The same as --weights on-time; for comparison.
     #[arg(long, conflicts_with = "weights")]
     pub no_prefetch: bool,
-    /// Wait for a CUDA device after each partition, not once a pass, and let a thread copy streamed weights: to compare with.
+    /// Wait for a CUDA device after each partition instead of once a pass, and copy streamed weights in a thread; for
+    /// comparison.
     #[arg(long)]
     pub wait_each_run: bool,
-    /// Host memory that may be pinned for weights streamed to GPUs; the others are read and copied through a small part of it
-    /// [default: as much as they need].
+    /// Host memory that may be pinned for weights streamed to GPUs; the other streamed weights are copied through a small
+    /// pinned buffer [default: as much as they need].
     #[arg(long, value_name = "SIZE")]
     pub pinned: Option<ByteSize>,
-    /// Stream to the host where a GPU is not to be had, instead of running the partition's file for the host.
+    /// Stream to host memory where there is no GPU, instead of running the partition's file for the host.
     #[arg(long, hide = true)]
     pub slots_on_host: bool,
-    /// Overwrite slots with ones before each copy of weights, so that reading one too early shows.
+    /// Overwrite slots with ones before each copy of weights, so that a read that comes too early is detected.
     #[arg(long, hide = true)]
     pub poison_slots: bool,
-    /// Compare every byte of the plan's files, and of `prepared/`, with the plan's hashes at this start. Without it that is done where the
-    /// files are small (256 MiB in all), new here, or were written to since; otherwise samples are compared.
+    /// Compare every byte of the plan's files, prepared weights included, with the recorded hashes at this start. Without it, that is done
+    /// where the files are small (256 MiB in all), new here, or were written to since; otherwise samples are compared.
     #[arg(long)]
     pub verify_weights: bool,
-    /// Providers to try for partitions on a GPU, best first, instead of the plan's list.
+    /// Execution providers to try for partitions on a GPU, best first, instead of the plan's list.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
     pub providers: Vec<ProviderArg>,
-    /// Tokens one text may grow to [default: what the plan was made for].
-    #[arg(long, value_name = "N")]
+    /// Size of the context in tokens, prompt and answer together, such as 4096 or 8k [default: the plan's].
+    #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = context)]
     pub context: Option<u64>,
+    /// How to plan a model.
+    #[command(flatten)]
+    pub planning: PlanningArgs,
 }
 
-/// The library, and how much is said about it.
+/// Planning, where a model is given instead of a plan. hpp-split reads the values, so they are passed on as typed.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Planning, where a MODEL is given")]
+pub struct PlanningArgs {
+    /// Host memory the plan may use, such as 24G [default: what is free here].
+    #[arg(long, value_name = "SIZE")]
+    pub ram: Option<String>,
+    /// Memory of each GPU that the plan may use, such as 24G or 24G,12G [default: what is free here].
+    #[arg(long, value_name = "SIZE[,SIZE]")]
+    pub vram: Option<String>,
+    /// Put the last N layers on the GPU: a number, `all`, or `auto`. Also: -ngl N [default: auto].
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto")]
+    pub gpu_layers: Option<String>,
+    /// Plan again even if the cache has a plan: after memory was freed or a GPU was added, for example.
+    #[arg(long)]
+    pub replan: bool,
+    /// Directory for plans and their prepared weights; removing it is safe while no hpp-exec runs
+    /// [default: $HPP_CACHE, else hpp in $XDG_CACHE_HOME or ~/.cache].
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Size of the cache: the plans used longest ago are removed beyond it, except those in use and the last one used
+    /// [default: $HPP_CACHE_LIMIT, else 50G].
+    #[arg(long, value_name = "SIZE")]
+    pub cache_limit: Option<ByteSize>,
+}
+
+/// The library, and how much is printed about it.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LibraryArgs {
     /// The ONNX Runtime library to use (libonnxruntime.so, .dylib or .dll).
     #[arg(long, value_name = "PATH")]
     pub ort_lib: Option<PathBuf>,
-    /// Threads for all partitions together [default: one for each physical core].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    /// Threads that all partitions share [default: one for each physical core].
+    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Say more on stderr.
+    /// Print more on stderr.
     #[arg(long, short = 'v', action = ArgAction::Count)]
     pub verbose: u8,
-    /// Say only errors on stderr.
+    /// Print only errors on stderr.
     #[arg(long, short = 'q', conflicts_with = "verbose")]
     pub quiet: bool,
 }
@@ -189,7 +227,7 @@ pub enum WeightReadsArg {
     Ahead,
     /// When their partition is about to run (no prefetch).
     OnTime,
-    /// Page by page, mapped from their files, the system deciding what stays.
+    /// Page by page from memory-mapped files; the operating system decides which pages stay in memory.
     Mapped,
 }
 
@@ -200,7 +238,7 @@ pub enum ProviderArg {
     Cuda,
     /// The WebGPU plugin.
     Webgpu,
-    /// The processor.
+    /// The CPU.
     Cpu,
 }
 
@@ -221,7 +259,8 @@ pub struct DevicesArgs {
 #[command(mut_arg("prompt_file", |file| file.help("File with the text both models read; `-` is stdin")))]
 #[command(mut_arg("tokens", |tokens| tokens.help("Token ids both models read")))]
 pub struct VerifyArgs {
-    /// The plan: a plan.yaml, or the directory that holds one.
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
     /// What both models read [default: a short sequence of tokens made up from --seed].
     #[command(flatten)]
@@ -230,13 +269,13 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "IN.npz")]
     pub inputs: Option<PathBuf>,
     /// Tokens to generate and compare.
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
     /// Largest difference allowed, relative to the largest score [default: by element type and provider].
     #[arg(long, value_name = "X", value_parser = above_or_zero, allow_negative_numbers = true)]
     pub tolerance: Option<f64>,
-    /// Where made-up inputs start.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    /// Seed of made-up inputs.
+    #[arg(long, short = 's', value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
     #[arg(long, value_name = "FILE.npy")]
@@ -252,21 +291,25 @@ pub struct VerifyArgs {
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// The plan: a plan.yaml, or the directory that holds one.
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
     /// Tokens in the prompt.
-    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'p', value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
     pub prompt_tokens: u64,
     /// Tokens to generate.
-    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     pub new_tokens: u64,
-    /// Measured runs, after one that is not measured; medians are printed.
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Measured runs, after one warm-up run; medians are printed.
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub runs: u32,
+    /// Leave out the warm-up run, so that the first run is measured too.
+    #[arg(long)]
+    pub no_warmup: bool,
     /// Measure the unsplit model through the same runtime instead.
     #[arg(long)]
     pub unsplit: bool,
-    /// Write what happened when in the last run, in the Chrome trace format (open it in Perfetto).
+    /// Write the timeline of the last run in the Chrome trace format, for Perfetto.
     #[arg(long, value_name = "FILE.json")]
     pub trace: Option<PathBuf>,
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
@@ -278,6 +321,30 @@ pub struct BenchArgs {
     /// How to load and run.
     #[command(flatten)]
     pub runtime: RuntimeArgs,
+}
+
+/// Arguments with spellings that clap has no form for, such as llama.cpp's `-ngl 20`, in ours.
+pub fn known_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut only_values = false;
+    let ours = |arg: OsString| {
+        only_values |= arg == "--";
+        if !only_values && arg == "-ngl" { "--gpu-layers".into() } else { arg }
+    };
+    args.into_iter().map(ours).collect()
+}
+
+/// A number of tokens: 4096, 4k.
+fn context(text: &str) -> Result<u64, String> {
+    let (number, scale) = text.strip_suffix(['k', 'K']).map_or((text, 1), |number| (number, 1024));
+    let tokens = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
+    tokens.ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
+}
+
+fn max_new(text: &str) -> Result<u64, String> {
+    if text == "-1" {
+        return Ok(u64::MAX);
+    }
+    text.parse().map_err(|_| "write a number of tokens, or -1 for no limit".to_owned())
 }
 
 fn token_id(text: &str) -> Result<u32, String> {
@@ -338,7 +405,7 @@ mod tests {
     #[test]
     fn usage_errors_say_what_is_wanted() {
         for (line, says) in [
-            ("", "<PLAN>"),
+            ("", "<PLAN|MODEL>"),
             ("p --prompt a --tokens 1", "cannot be used with"),
             ("p --tokens 1,x", "token ids are whole numbers"),
             ("p --tokens -1", "token ids"),
@@ -350,7 +417,9 @@ mod tests {
             ("p --threads 0", "1.."),
             ("p --providers vulkan", "webgpu"),
             ("p -q -v", "cannot be used with"),
-            ("verify", "<PLAN>"),
+            ("verify", "<PLAN|MODEL>"),
+            ("p -c 8x", "4k"),
+            ("p -n many", "-1 for no limit"),
             ("verify p --steps 0", "1.."),
             ("devices --wait-each-run", "--wait-each-run"),
         ] {
@@ -367,6 +436,23 @@ mod tests {
         assert!(verify.contains("tokens made up from --seed") && !verify.contains("terminal"), "{verify}");
         assert!(help("bench --help").contains("--wait-each-run"));
         assert!(!help("devices --help").contains("--wait-each-run"));
+    }
+
+    #[test]
+    fn short_options_are_those_of_llama_cpp() {
+        let run = parse("p -p hi -n 12 -c 8k -t 3 --temp 0.5 -s 7 --repeat-penalty 1.2 --n-gpu-layers 20").unwrap().run;
+        assert_eq!((run.prompt.prompt.as_deref(), run.max_new), (Some("hi"), Some(12)));
+        assert_eq!((run.runtime.context, run.runtime.library.threads), (Some(8192), Some(3)));
+        let sampling = (run.sampling.temperature, run.sampling.seed, run.sampling.repetition_penalty);
+        assert_eq!(sampling, (Some(0.5), Some(7), Some(1.2)));
+        assert_eq!(run.runtime.planning.gpu_layers.as_deref(), Some("20"));
+        assert_eq!(parse("p -f x.txt -n -1").unwrap().run.max_new, Some(u64::MAX));
+        let Some(Command::Bench(bench)) = parse("bench p -p 16 -n 8 -r 2 --no-warmup").unwrap().command else {
+            panic!()
+        };
+        assert_eq!((bench.prompt_tokens, bench.new_tokens, bench.runs, bench.no_warmup), (16, 8, 2, true));
+        let ours = known_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
+        assert_eq!(ours, ["p", "--gpu-layers", "20", "--", "-ngl"]);
     }
 
     #[test]

@@ -1,13 +1,16 @@
-//! Standard error: progress, warnings and the final account, for people. Bars only where a person watches.
+//! Standard error: progress, warnings and the final account, for people. Bars only where a person watches; elsewhere a line
+//! every few seconds.
 
+use crate::progress::{Doing, TICK};
 use hpp_engine::{Reporter, listed};
 use hpp_schema::{ByteSize, Provider};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::collections::{BTreeMap, HashSet};
 use std::io::{self, IsTerminal, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// How much is said.
+/// How much is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// Errors only.
@@ -21,21 +24,50 @@ pub enum Level {
 /// Where everything goes that is not a result.
 pub struct Console {
     level: Level,
-    bar: Mutex<Option<ProgressBar>>,
+    /// For the thread that reports progress while nothing else is printed.
+    own: Weak<Console>,
+    progress: Mutex<Progress>,
     warned: Mutex<HashSet<String>>,
-    /// Partitions that run elsewhere, by what there is to say about them.
-    elsewhere: Mutex<BTreeMap<String, Vec<String>>>,
+    elsewhere: Mutex<Vec<Elsewhere>>,
+}
+
+/// What is being done, and how it is shown.
+#[derive(Default)]
+struct Progress {
+    doing: Option<Doing>,
+    bar: Option<ProgressBar>,
+    /// Whether a thread looks at it now and then.
+    is_watched: bool,
+}
+
+/// A partition that does not run on the provider that the plan prefers.
+struct Elsewhere {
+    partition: String,
+    wanted: Provider,
+    got: Provider,
+    reason: String,
 }
 
 impl Console {
-    /// A console that says this much.
+    /// A console that prints this much.
     pub fn new(level: Level) -> Arc<Self> {
-        Arc::new(Self { level, bar: Mutex::default(), warned: Mutex::default(), elsewhere: Mutex::default() })
+        Arc::new_cyclic(|own| Self {
+            level,
+            own: own.clone(),
+            progress: Mutex::default(),
+            warned: Mutex::default(),
+            elsewhere: Mutex::default(),
+        })
+    }
+
+    /// Whether only errors are printed.
+    pub fn is_quiet(&self) -> bool {
+        self.level < Level::Normal
     }
 
     /// Something everyone should see.
     pub fn say(&self, text: &str) {
-        if self.level >= Level::Normal {
+        if !self.is_quiet() {
             self.line(text);
         }
     }
@@ -47,7 +79,12 @@ impl Console {
         }
     }
 
-    /// A warning, said once.
+    /// A part of an error message, printed at every level.
+    pub fn error(&self, text: &str) {
+        self.line(text);
+    }
+
+    /// A warning, printed once.
     pub fn warn(&self, text: &str) {
         let new = self.warned.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
         if new {
@@ -55,48 +92,115 @@ impl Console {
         }
     }
 
-    /// Loading is over: takes the progress bar away and says, once for each reason, what runs elsewhere.
-    pub fn loading_done(&self) {
-        if let Some(bar) = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    /// Something that may take long begins: it is shown after a moment, until something else begins or [`idle`](Self::idle).
+    pub fn working(&self, what: impl Into<String>) {
+        self.begin(Doing::step(what.into()));
+    }
+
+    /// Nothing that takes long is being done any more.
+    pub fn idle(&self) {
+        let mut progress = self.progress();
+        progress.doing = None;
+        if let Some(bar) = progress.bar.take() {
             bar.finish_and_clear();
-        }
-        let elsewhere = std::mem::take(&mut *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner));
-        for (what, partitions) in elsewhere {
-            self.warn(&format!("{} on {what}", listed(&partitions)));
         }
     }
 
+    /// Loading is over: says, in as few lines as possible, which partitions run elsewhere than planned. `has_device` tells
+    /// whether a provider has a device here at all.
+    pub fn loading_done(&self, has_device: impl Fn(Provider) -> bool) {
+        self.idle();
+        let elsewhere = std::mem::take(&mut *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner));
+        for moved in &elsewhere {
+            self.detail(&format!("{} not on {}: {}", moved.partition, moved.wanted.name(), moved.reason));
+        }
+        moves(&elsewhere, has_device).iter().for_each(|text| self.warn(text));
+    }
+
+    fn begin(&self, doing: Doing) {
+        if self.is_quiet() {
+            return;
+        }
+        let mut progress = self.progress();
+        progress.doing = Some(match progress.doing.take() {
+            Some(before) => doing.after(before),
+            None => doing,
+        });
+        if progress.bar.is_some() {
+            progress.draw();
+        }
+        if !std::mem::replace(&mut progress.is_watched, true) {
+            let own = self.own.clone();
+            std::thread::spawn(move || while own.upgrade().is_some_and(|own| own.tick()) {});
+        }
+    }
+
+    /// Shows progress if it is time to; false when there is nothing to watch any more.
+    fn tick(&self) -> bool {
+        std::thread::sleep(TICK);
+        let mut progress = self.progress();
+        if io::stderr().is_terminal() {
+            progress.draw();
+        } else if let Some(text) = progress.doing.as_mut().and_then(Doing::line_now) {
+            // Nobody reads a closed stderr.
+            let _ = writeln!(io::stderr(), "{text}");
+        }
+        progress.is_watched = progress.doing.is_some();
+        progress.is_watched
+    }
+
+    fn progress(&self) -> MutexGuard<'_, Progress> {
+        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn line(&self, text: &str) {
-        // Whoever closed stderr does not want to hear about it.
+        // Nobody reads a closed stderr.
         let write = || drop(writeln!(io::stderr(), "{text}"));
-        match &*self.bar.lock().unwrap_or_else(PoisonError::into_inner) {
+        match &self.progress().bar {
             Some(bar) => bar.suspend(write),
             None => write(),
         }
     }
+}
 
-    fn progress(&self, done: usize, of: usize, what: String) {
-        if self.level < Level::Normal || !io::stderr().is_terminal() {
-            return;
+impl Progress {
+    /// Draws what is being done, on a terminal.
+    fn draw(&mut self) {
+        let Some(doing) = self.doing.as_ref().filter(|doing| doing.is_long()) else { return };
+        doing.draw(self.bar.get_or_insert_with(|| doing.bar()));
+    }
+}
+
+/// One line for each reason. Partitions whose providers have no device here share one, whatever each provider says.
+fn moves(elsewhere: &[Elsewhere], has_device: impl Fn(Provider) -> bool) -> Vec<String> {
+    let mut absent: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for partition in elsewhere.chunk_by(|a, b| a.partition == b.partition) {
+        let Some(Elsewhere { partition: name, got, .. }) = partition.last() else { continue };
+        let (here, not_here): (Vec<_>, Vec<_>) = partition.iter().partition(|moved| has_device(moved.wanted));
+        for Elsewhere { wanted, reason, .. } in &here {
+            let why = format!("the {} instead of {}: {reason}", got.name(), wanted.name());
+            failed.entry(why).or_default().push(name);
         }
-        let mut slot = self.bar.lock().unwrap_or_else(PoisonError::into_inner);
-        let bar = slot.get_or_insert_with(|| {
-            let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}");
-            ProgressBar::new(of as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-        });
-        bar.set_length(of as u64);
-        bar.set_position(done as u64);
-        bar.set_message(what);
-        if done == of {
-            bar.finish_and_clear();
-            *slot = None;
+        if here.is_empty() {
+            let why = match &not_here[..] {
+                [only] => format!("{} finds no usable GPU here", only.wanted.name()),
+                _ => "no usable GPU here".to_owned(),
+            };
+            absent.entry(format!("the {}: {why} (hpp-exec devices says why)", got.name())).or_default().push(name);
         }
     }
+    let line = |(what, mut names): (String, Vec<&str>)| {
+        names.dedup();
+        format!("{} {} on {what}", listed(&names), if names.len() == 1 { "runs" } else { "run" })
+    };
+    failed.into_iter().chain(absent).map(line).collect()
 }
 
 impl Reporter for Console {
     fn checking_files(&self, files: usize) {
         self.detail(&format!("checking {files} files"));
+        self.working("checking the plan's files (at each start)");
     }
 
     fn comparing(&self, file: &str, bytes: u64) {
@@ -109,7 +213,14 @@ impl Reporter for Console {
     }
 
     fn loading(&self, partition: &str, index: usize, count: usize) {
-        self.progress(index, count, format!("loading {partition}"));
+        self.begin(Doing::partition(partition, index, count));
+    }
+
+    fn preparing(&self, partition: &str, dir: &Path, about: u64) {
+        let mut progress = self.progress();
+        if let Some(doing) = progress.doing.take() {
+            progress.doing = Some(doing.preparing(partition, dir, about));
+        }
     }
 
     fn loaded(&self, partition: &str, provider: Provider, processor: &str, millis: f64) {
@@ -117,13 +228,41 @@ impl Reporter for Console {
     }
 
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
-        let (wanted, got) = (wanted.name(), got.name());
-        let what = format!("the {got} provider instead of {wanted}: {reason}");
         let mut elsewhere = self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
-        elsewhere.entry(what).or_default().push(partition.to_owned());
+        elsewhere.push(Elsewhere { partition: partition.to_owned(), wanted, got, reason: reason.to_owned() });
     }
 
     fn warning(&self, message: &str) {
         self.warn(message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn elsewhere(partition: &str, wanted: Provider, reason: &str) -> Elsewhere {
+        Elsewhere { partition: partition.into(), wanted, got: Provider::Cpu, reason: reason.into() }
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_here_is_one_line() {
+        let both = |name: &str| [Provider::Cuda, Provider::Webgpu].map(|wanted| elsewhere(name, wanted, "no library"));
+        let all: Vec<Elsewhere> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
+        let one = ["gpu_0 to gpu_3 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
+        assert_eq!(moves(&all, |_| false), one);
+        let only = [elsewhere("gpu_0", Provider::Cuda, "no library")];
+        let said = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
+        assert_eq!(moves(&only, |_| false), said);
+    }
+
+    #[test]
+    fn what_a_gpu_that_is_here_refuses_is_said() {
+        let all = [
+            elsewhere("gpu_0", Provider::Cuda, "no library"),
+            elsewhere("gpu_0", Provider::Webgpu, "it does not compute in 16 bits"),
+        ];
+        let said = ["gpu_0 runs on the CPU instead of WebGPU: it does not compute in 16 bits"];
+        assert_eq!(moves(&all, |provider| provider == Provider::Webgpu), said);
     }
 }

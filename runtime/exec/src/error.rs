@@ -44,6 +44,17 @@ pub enum ExecError {
     Write(#[from] WriteError),
     #[error(transparent)]
     Output(#[from] StdoutError),
+    #[error(transparent)]
+    Cache(#[from] crate::one_step::CacheError),
+    /// A model was given, and nothing here can plan it.
+    #[error("{} is a model, and hpp-split, which plans it, is neither beside hpp-exec nor on PATH", model.display())]
+    NoPlanner { model: std::path::PathBuf },
+    /// hpp-split cannot be run.
+    #[error("cannot run {}", path.display())]
+    Planner { path: std::path::PathBuf, source: std::io::Error },
+    /// hpp-split failed and has said why.
+    #[error("hpp-split made no plan")]
+    NotPlanned { code: Option<u8> },
     /// The options do not fit together or do not fit the model.
     #[error("{message}")]
     Usage { message: String, hint: String },
@@ -64,20 +75,28 @@ pub enum ExecError {
     Signal(#[source] std::io::Error),
 }
 
+/// How the engine reports a file that is gone.
+const ABSENT: &str = "cannot be read";
+/// What to do where a file that a plan names is not there.
+const MOVED: &str = "a plan refers to the model's files by paths relative to itself, so neither can be moved alone: move it back, or \
+                     make the plan again with hpp-split MODEL --out DIR; hpp-split --pack makes a plan that can be moved";
+
 impl ExecError {
     /// What the process answers. 2 is clap's, for a command line it does not understand; whatever is found out later is 1, as in
     /// the other commands.
     pub fn code(&self) -> u8 {
         match self {
+            ExecError::NotPlanned { code } => code.unwrap_or(1),
             ExecError::Output(StdoutError::Closed) => 0,
             _ if self.is_cancelled() => crate::interrupt::INTERRUPTED,
             _ => 1,
         }
     }
 
-    /// Whether there is anything to tell: a reader that went away and a Ctrl-C are no news to whoever did it.
+    /// Whether there is nothing to tell: a reader that went away and a Ctrl-C are no news to whoever did it, and hpp-split has
+    /// said itself why it failed, unless a signal ended it.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, ExecError::Output(StdoutError::Closed)) || self.is_cancelled()
+        matches!(self, ExecError::Output(StdoutError::Closed) | ExecError::NotPlanned { code: Some(_) }) || self.is_cancelled()
     }
 
     /// Whether Ctrl-C ended it.
@@ -89,7 +108,17 @@ impl ExecError {
     pub fn hint(&self) -> Option<String> {
         match self {
             ExecError::Plan(e) => e.hint(),
+            ExecError::Engine(EngineError::Files { problems }) if problems.iter().any(|p| p.contains(ABSENT)) => {
+                Some(MOVED.to_owned())
+            }
             ExecError::Engine(e) => e.hint().map(str::to_owned),
+            ExecError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => Some(MOVED.to_owned()),
+            ExecError::Template(TemplateError::Read { path, .. }) if !path.exists() => Some(MOVED.to_owned()),
+            ExecError::Cache(e) => e.hint().map(str::to_owned),
+            ExecError::NoPlanner { .. } => Some(
+                "install hpp-split beside hpp-exec, or make the plan where it is: hpp-split MODEL --pack --out DIR"
+                    .to_owned(),
+            ),
             ExecError::Library(e) => Some(e.hint().to_owned()),
             ExecError::Prompt(e) => e.hint().map(str::to_owned),
             ExecError::Inputs(e) => e.hint(),

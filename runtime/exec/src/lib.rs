@@ -3,18 +3,22 @@
 //! This crate knows the terminal, tokenizers, chat templates and sampling. It knows no graph and no session of ONNX
 //! Runtime: it drives `hpp-engine` over `hpp-backend` and makes no choice that belongs in a plan.
 
+mod busy;
 pub mod cli;
 pub mod command;
 pub mod console;
 mod disk;
 pub mod embeddings;
 pub mod error;
+mod fit;
 pub mod generate;
 pub mod inputs;
 pub mod interrupt;
 pub mod machine;
 pub mod numbers;
+mod one_step;
 pub mod plan_file;
+mod progress;
 pub mod prompt;
 pub mod report;
 pub mod sampling;
@@ -29,6 +33,7 @@ use command::Around;
 use console::{Console, Level};
 use error::ExecError;
 use interrupt::Interrupt;
+use one_step::CachedPlan;
 use settings::Task;
 use std::io::{self, Write};
 
@@ -36,7 +41,8 @@ use std::io::{self, Write};
 pub fn run(cli: Cli) -> u8 {
     let console = Console::new(level(&cli));
     let outcome = perform(cli, &console);
-    console.loading_done();
+    // Loading may have failed after a partition found no place where the plan wants it: every reason may be the cause.
+    console.loading_done(|_| true);
     match outcome {
         Ok(code) => code,
         Err(error) => {
@@ -50,9 +56,24 @@ pub fn run(cli: Cli) -> u8 {
 
 fn perform(cli: Cli, console: &std::sync::Arc<Console>) -> Result<u8, ExecError> {
     let interrupt = Interrupt::install().map_err(ExecError::Signal)?;
-    let task = Task::resolve(cli)?;
+    let mut task = Task::resolve(cli)?;
+    let cached = plan_of_model(&mut task, console)?;
     let mut out = io::stdout().lock();
-    command::run(task, &mut Around { console, out: &mut out, interrupt: &interrupt })
+    let outcome = command::run(task, &mut Around { console, out: &mut out, interrupt: &interrupt });
+    if let Some(cached) = cached {
+        cached.finish(&outcome, console);
+    }
+    outcome
+}
+
+/// Puts a plan in the place of a model that a task names. It must be kept until the task is done.
+fn plan_of_model(task: &mut Task, console: &Console) -> Result<Option<CachedPlan>, ExecError> {
+    let Some((path, runtime)) = task.plan() else { return Ok(None) };
+    let cached = CachedPlan::of(path, runtime, console)?;
+    if let Some(cached) = &cached {
+        *path = cached.path();
+    }
+    Ok(cached)
 }
 
 fn level(cli: &Cli) -> Level {

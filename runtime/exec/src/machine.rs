@@ -8,7 +8,7 @@ use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
 
-pub use hpp_backend::{OrtBackend, memory_limit, needs_packing};
+pub use hpp_backend::{OrtBackend, available_memory, memory_limit, needs_packing};
 use hpp_backend::{OrtOptions, Waiting};
 
 /// ONNX Runtime, found and started.
@@ -61,7 +61,9 @@ impl Machine {
     ) -> Result<Engine<OrtBackend>, ExecError> {
         let plan = with_providers(plan, args);
         let options = EngineOptions { cancel: Some(cancel.clone()), ..args.engine_options() };
-        Ok(Engine::load(&plan, dir, &self.backend, options, console.as_ref())?)
+        let engine = Engine::load(&plan, dir, &self.backend, options, console.as_ref())?;
+        console.loading_done(|provider| self.backend.has_device(provider));
+        Ok(engine)
     }
 }
 

@@ -25,7 +25,7 @@ pub struct PlanFile {
 #[derive(Debug, thiserror::Error)]
 pub enum PlanFileError {
     /// The directory holds none.
-    #[error("there is no {PLAN_NAME} in {}", dir.display())]
+    #[error("there is neither a {PLAN_NAME} nor a model in {}", dir.display())]
     NoPlanInside {
         /// The directory.
         dir: PathBuf,
@@ -58,11 +58,12 @@ impl PlanFileError {
     /// The next step for a person.
     pub fn hint(&self) -> Option<String> {
         match self {
-            PlanFileError::NoPlanInside { .. } | PlanFileError::IsModel { .. } => {
-                Some("make a plan first: hpp-split MODEL --vram 24G --out DIR".to_owned())
+            PlanFileError::NoPlanInside { .. } => {
+                Some("give a directory that hpp-split wrote, or a model: a directory with an .onnx file".to_owned())
             }
+            PlanFileError::IsModel { .. } => Some("make a plan first: hpp-split MODEL --vram 24G --out DIR".to_owned()),
             PlanFileError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Some("give the plan.yaml that hpp-split wrote, or its directory".to_owned())
+                Some("give the plan.yaml that hpp-split wrote, its directory, or a model".to_owned())
             }
             PlanFileError::Read { .. } => None,
             PlanFileError::Parse { source, .. } => source.hint().map(str::to_owned),

@@ -84,11 +84,23 @@ impl Task {
             None => resolve_run(cli.run),
         }
     }
+
+    /// What the task runs, and how it is loaded; `None` where it runs no plan.
+    pub fn plan(&mut self) -> Option<(&mut PathBuf, &RuntimeArgs)> {
+        match self {
+            Task::Generate(settings) | Task::Chat(settings) => Some((&mut settings.plan, &settings.run.runtime)),
+            Task::RunOnce(settings) => Some((&mut settings.plan, &settings.runtime)),
+            Task::Verify(args) => Some((&mut args.plan, &args.runtime)),
+            Task::Bench(args) => Some((&mut args.plan, &args.runtime)),
+            Task::Devices(_) | Task::Probe(_) => None,
+        }
+    }
 }
 
 fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     let usage = |message: &str, hint: &str| ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() };
-    let plan = run.plan.take().ok_or_else(|| usage("no plan was given", "hpp-exec PLAN --prompt TEXT"))?;
+    let plan =
+        run.plan.take().ok_or_else(|| usage("no plan and no model was given", "hpp-exec MODEL --prompt TEXT"))?;
     let source = run.prompt.source();
     if let (Some(inputs), Some(outputs)) = (&run.inputs, &run.outputs) {
         if source.is_some() {

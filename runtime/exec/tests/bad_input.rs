@@ -130,10 +130,15 @@ fn a_partition_that_is_no_model() {
 }
 
 #[test]
-fn a_model_is_not_a_plan() {
+fn a_model_needs_hpp_split() {
     let plan = PlanDir::new(LLAMA, 64);
-    support::hpp_exec([plan.file("model.onnx").to_str().unwrap(), "--tokens", "1"])
-        .fails(1, &["not a plan", "hpp-split"]);
+    // The command where no hpp-split is beside it.
+    let alone = plan.file("hpp-exec");
+    let own = env!("CARGO_BIN_EXE_hpp-exec");
+    std::fs::hard_link(own, &alone).or_else(|_| std::fs::copy(own, &alone).map(drop)).unwrap();
+    let mut command = std::process::Command::new(alone);
+    command.args([plan.file("model.onnx").to_str().unwrap(), "--tokens", "1"]).env("PATH", "");
+    Ran::of(command.output().unwrap()).fails(1, &["is a model", "hpp-split", "neither beside", "hint:"]);
     support::hpp_exec(["nowhere/plan.yaml", "--tokens", "1"]).fails(1, &["nowhere/plan.yaml", "hpp-split"]);
 }
 
@@ -272,8 +277,8 @@ fn a_provider_that_is_not_here_is_replaced_with_a_warning_or_refused() {
 }
 
 #[test]
-fn what_clap_does_not_understand_is_told_from_failure() {
-    support::hpp_exec([]).fails(2, &["<PLAN>"]);
+fn a_wrong_command_line_is_told_from_failure() {
+    support::hpp_exec([]).fails(2, &["<PLAN|MODEL>"]);
     support::hpp_exec(["--nonsense"]).fails(2, &["--nonsense"]);
     let plan = PlanDir::new(LLAMA, 32);
     plan.run(&["--tokens", "1", "--inputs", "x.npz", "--outputs", "y.npz"]).fails(1, &["--outputs"]);

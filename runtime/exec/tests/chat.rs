@@ -36,13 +36,13 @@ fn turns_build_on_each_other_until_the_person_leaves() {
     let mut session = talk(&plan, &["--max-new", "4", "--ignore-eos"]);
     say(&mut session, "hello");
     session.exp_string("[4 tokens").unwrap();
-    session.exp_string(" 0 kept from before").unwrap();
+    session.exp_string(" 0 tokens of the conversation reused").unwrap();
     say(&mut session, "again");
     // The first turn and its answer, whatever their number, are not read again from the start.
-    session.exp_regex(r" [1-9][0-9]* kept from before").unwrap();
+    session.exp_regex(r" [1-9][0-9]* tokens? of the conversation reused").unwrap();
     say(&mut session, "/reset");
     say(&mut session, "third");
-    session.exp_string(" 0 kept from before").unwrap();
+    session.exp_string(" 0 tokens of the conversation reused").unwrap();
     say(&mut session, "/nonsense");
     session.exp_string("there is no command /nonsense").unwrap();
     say(&mut session, "/help");

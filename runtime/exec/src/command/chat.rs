@@ -169,11 +169,15 @@ fn remark(generated: &Generated, session: &mut Session<OrtBackend>) -> String {
     let end = match generated.finish {
         FinishReason::Cancelled => ", stopped",
         FinishReason::Length if session.room() == 0 => ", the context is full: /reset starts anew",
-        FinishReason::Length => ", as long as --max-new allows",
+        FinishReason::Length => ", stopped by -n/--max-new",
         FinishReason::Stop | FinishReason::Eos => "",
     };
     let new = counted(generated.tokens.len() as u64, "token");
-    format!("[{new}, {speed} tok/s, {} kept from before, room for {} more{end}]", generated.reused, session.room())
+    format!(
+        "[{new}, {speed} tok/s, {} of the conversation reused, {} left in the context{end}]",
+        counted(generated.reused as u64, "token"),
+        counted(session.room(), "token")
+    )
 }
 
 struct Screen<'o> {

@@ -1,6 +1,7 @@
 //! `hpp-exec PLAN --prompt ...`: continues one prompt, streaming the text or ending with one JSON object.
 
 use super::{Around, Feeds, context, load_session, needs_language_model};
+use crate::busy::Busy;
 use crate::console::Console;
 use crate::disk;
 use crate::error::ExecError;
@@ -37,16 +38,25 @@ pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, E
     let feeds = feeds(settings, &plan)?;
     let scores = settings.run.logits.as_deref().map(ScoreFile::create).transpose()?;
 
+    let busy = Busy::begin();
     // A load leaves nothing half written when it is cancelled.
     around.interrupt.gentle();
     let (dir, args) = (&plan.dir, &settings.run.runtime);
     let mut session = load_session(&plan.plan, dir, args, feeds, around.console, around.interrupt)?;
     let shown = Shown::of(settings.run.json, files.tokenizer.is_some());
-    let mut sink = Results { out: around.out, shown, scores, first: true };
+    around.console.working(format!("reading the prompt, {}", counted(request.prompt.len() as u64, "token")));
+    let mut sink = Results { out: around.out, shown, scores, first: true, console: around.console };
     let generated = generate(&mut session, files.tokenizer.as_ref(), &request, &mut sink, around.interrupt)?;
     sink.end(plan.plan.model.vocab_size)?;
     warn_of_unknown_tokens(files.tokenizer.as_ref(), &generated, around.console);
-    report(settings, &request, &generated, &mut session, around)
+    around.console.idle();
+    let note = busy.note();
+    let code = report(settings, &request, &generated, &mut session, around)?;
+    // Behind the account: text on a terminal need not end its line.
+    if let Some(note) = note {
+        around.console.say(&format!("note: {note}"));
+    }
+    Ok(code)
 }
 
 /// What to generate, from what was typed and what the model's authors recommend.
@@ -107,6 +117,7 @@ struct Results<'o> {
     shown: Shown,
     scores: Option<ScoreFile>,
     first: bool,
+    console: &'o Console,
 }
 
 impl Sink for Results<'_> {
@@ -118,11 +129,19 @@ impl Sink for Results<'_> {
     }
 
     fn token(&mut self, token: u32, scores: &[f32]) -> Result<(), ExecError> {
+        let first = std::mem::take(&mut self.first);
+        if first {
+            // From here on the text itself shows progress; with --json there is none before the end.
+            self.console.idle();
+            if self.shown == Shown::Nothing {
+                self.console.working("generating tokens");
+            }
+        }
         if let Some(file) = &mut self.scores {
             file.push(scores)?;
         }
         if self.shown == Shown::Tokens {
-            let comma = if std::mem::take(&mut self.first) { "" } else { "," };
+            let comma = if first { "" } else { "," };
             show(self.out, &format!("{comma}{token}"))?;
         }
         Ok(())

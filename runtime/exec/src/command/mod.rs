@@ -16,7 +16,7 @@ use crate::console::Console;
 use crate::embeddings::Embeddings;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, OrtBackend};
+use crate::machine::{Machine, OrtBackend, available_memory};
 use crate::plan_file::PlanFile;
 use crate::prompt::PromptError;
 use crate::session::Session;
@@ -59,6 +59,7 @@ fn load_session(
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<Session<OrtBackend>, ExecError> {
+    warn_of_memory(plan, console);
     let machine = Machine::open_to_run(plan, args, console)?;
     let cancel = CancelHandle::new();
     let watch = interrupt.watch(&cancel);
@@ -68,11 +69,17 @@ fn load_session(
     if interrupt.asked() {
         return Err(EngineError::Cancelled.into());
     }
-    console.loading_done();
     if engine.recomputes() {
         console.warn("this model keeps no state: every token computes the whole text again");
     }
     Ok(Session::new(engine, feeds.embeddings, feeds.extra))
+}
+
+/// Says so where this machine has less free memory than a plan needs.
+fn warn_of_memory(plan: &Plan, console: &Console) {
+    if let Some(warning) = crate::fit::warning(plan, available_memory()) {
+        console.warn(&warning);
+    }
 }
 
 /// What a language model reads besides tokens.

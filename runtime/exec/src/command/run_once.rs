@@ -1,6 +1,7 @@
 //! `hpp-exec PLAN --inputs in.npz --outputs out.npz`: one run from named tensors to named tensors.
 
 use super::Around;
+use crate::busy::Busy;
 use crate::error::ExecError;
 use crate::inputs::{InputsError, Wanted, fit};
 use crate::machine::Machine;
@@ -38,9 +39,10 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
         return Err(InputsError::NotRunOnce.into());
     }
     let inputs = fit(read_npz(&settings.inputs)?, &plan.plan.model, Wanted::All, settings.inputs.clone())?;
+    super::warn_of_memory(&plan.plan, around.console);
+    let busy = Busy::begin();
     let machine = Machine::open_to_run(&plan.plan, &settings.runtime, around.console)?;
     let mut engine = machine.load(&plan.plan, &plan.dir, &settings.runtime, around.console)?;
-    around.console.loading_done();
 
     let started = Instant::now();
     let mut results = engine.run_once(&inputs)?;
@@ -54,6 +56,9 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
     let stages: Vec<StageTimes> = telemetry.stages.iter().map(StageTimes::new).collect();
     let bytes = Bytes::new(&telemetry, 0);
     let load_ms = millis(telemetry.load);
+    if let Some(note) = busy.note() {
+        around.console.say(&format!("note: {note}"));
+    }
     around.console.say(&format!(
         "load {load_ms:.0} ms, run {run_ms:.1} ms\n{}memory: {}",
         run_table(&stages),

@@ -7,6 +7,7 @@ mod tokens;
 
 use super::unsplit::unsplit;
 use super::{Around, Feeds, context, load_session, needs_language_model};
+use crate::busy::Busy;
 use crate::cli::BenchArgs;
 use crate::error::ExecError;
 use crate::inputs::made_up_tokens;
@@ -48,12 +49,21 @@ pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
     let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console, around.interrupt)?;
     let prompt = made_up_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
 
-    measure(&mut session, &prompt, args.new_tokens)?;
+    if !args.no_warmup {
+        around.console.working("warm-up run");
+        measure(&mut session, &prompt, args.new_tokens)?;
+    }
+    let busy = Busy::begin();
     let mut runs = Vec::new();
     for number in 1..=args.runs {
+        around.console.working(format!("run {number} of {}", args.runs));
         let run = measure(&mut session, &prompt, args.new_tokens)?;
         around.console.detail(&format!("run {number}: first token after {:.1} ms", run.first_token_ms));
         runs.push(run);
+    }
+    around.console.idle();
+    if let Some(note) = busy.note() {
+        around.console.say(&format!("note: {note}"));
     }
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;

@@ -29,9 +29,10 @@ const MADE_UP: u64 = 12;
 pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compared {
     let prompt = prompt_tokens(plan, args)?;
     let source = unsplit(plan, Whole::Source)?.ok_or_else(no_source)?;
-    around.console.detail("running the unsplit model");
+    around.console.working("loading the unsplit model");
     let reference = {
         let mut session = open(&source, plan, args, around.console)?;
+        around.console.working("running the unsplit model");
         Reference::run(&mut session, prompt, args.steps, around)?
     };
     let (done, asked) = (reference.tokens.len() as u64, args.steps);
@@ -39,12 +40,13 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
         let context = context(&plan.plan, &args.runtime);
         around.console.warn(&format!("the context of {context} is full after {} of {asked}", counted(done, "step")));
     }
-    around.console.detail("running the plan");
     let mut session = open(&plan.plan, plan, args, around.console)?;
+    around.console.working("running the plan");
     let telemetry = session.engine().telemetry();
     let tolerance = tolerance(args, &plan.plan, &telemetry);
     let steps = reference.compare(&mut session, tolerance, around)?;
 
+    around.console.idle();
     let differs = steps.iter().position(|step| !step.difference.bit_identical);
     let first_difference = differs.map(|step| locate(step, &reference, session, plan, args, around)).transpose()?;
     Ok(Verdict {

@@ -70,7 +70,6 @@ impl Side<'_> {
         names: &[(String, String)],
     ) -> Result<(Named, Named, Telemetry), ExecError> {
         let mut engine = self.machine.load(which, &self.plan.dir, &self.args.runtime, console)?;
-        console.loading_done();
         engine.set_taps(names.iter().map(|(_, name)| name.as_str()))?;
         let outputs = engine.run_once(&self.inputs)?;
         Ok((outputs, engine.taps().clone(), engine.telemetry()))
