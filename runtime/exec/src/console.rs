@@ -177,9 +177,10 @@ fn moves(elsewhere: &[Elsewhere], has_device: impl Fn(Provider) -> bool) -> Vec<
     let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for partition in elsewhere.chunk_by(|a, b| a.partition == b.partition) {
         let Some(Elsewhere { partition: name, got, .. }) = partition.last() else { continue };
+        let got = if *got == Provider::Cpu { "the CPU" } else { got.name() };
         let (here, not_here): (Vec<_>, Vec<_>) = partition.iter().partition(|moved| has_device(moved.wanted));
         for Elsewhere { wanted, reason, .. } in &here {
-            let why = format!("the {} instead of {}: {reason}", got.name(), wanted.name());
+            let why = format!("{got} instead of {}: {reason}", wanted.name());
             failed.entry(why).or_default().push(name);
         }
         if here.is_empty() {
@@ -187,7 +188,7 @@ fn moves(elsewhere: &[Elsewhere], has_device: impl Fn(Provider) -> bool) -> Vec<
                 [only] => format!("{} finds no usable GPU here", only.wanted.name()),
                 _ => "no usable GPU here".to_owned(),
             };
-            absent.entry(format!("the {}: {why} (hpp-exec devices says why)", got.name())).or_default().push(name);
+            absent.entry(format!("{got}: {why} (hpp-exec devices says why)")).or_default().push(name);
         }
     }
     let line = |(what, mut names): (String, Vec<&str>)| {

@@ -3,8 +3,7 @@
 
 use clap::Command;
 use clap_complete::{Generator, Shell, generate};
-use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -42,7 +41,10 @@ pub fn write(mut command: Command, share: &Path) -> io::Result<()> {
     for (shell, place, file) in places {
         let dir = share.join(place);
         fs::create_dir_all(&dir)?;
-        generate(shell, &mut command, OsString::from(&name), &mut File::create(dir.join(file))?);
+        // In memory first: the generator panics where it cannot write.
+        let mut text = Vec::new();
+        generate(shell, &mut command, name.clone(), &mut text);
+        fs::write(dir.join(file), text)?;
     }
     let man = share.join("man/man1");
     fs::create_dir_all(&man)?;

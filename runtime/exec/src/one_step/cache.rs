@@ -1,9 +1,11 @@
 //! The directory that keeps plans of models: bounded in size, shared by processes, safe to remove.
 //!
-//!     DIR/CACHEDIR.TAG        tells backup programs to leave it out
-//!     DIR/lock                held for the moment in which a process takes or removes a plan
-//!     DIR/plans/NAME/         a plan, and the weights that hpp-exec prepares beside it
-//!     DIR/plans/NAME.lock     held shared by those who use the plan, exclusively by the one who makes it; its time is the last use
+//! ```text
+//! DIR/CACHEDIR.TAG        tells backup programs to leave it out
+//! DIR/lock                held for the moment in which a process takes or removes a plan
+//! DIR/plans/NAME/         a plan, and the weights that hpp-exec prepares beside it
+//! DIR/plans/NAME.lock     held shared by those who use the plan, exclusively by the one who makes it; its time is the last use
+//! ```
 //!
 //! Lock files are opened and removed only under DIR/lock, so that nobody waits for a file that is gone from the directory.
 
