@@ -79,7 +79,7 @@ fn faults(analysis: &Analysis) -> Option<String> {
     let (_, fault) = faulty.first()?;
     let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
     Some(format!(
-        "{} {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md)",
+        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md)",
         Provider::Webgpu.name(),
         fault.operator,
         fault.what,
