@@ -11,10 +11,13 @@ use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor};
 use crate::streamed::Readers;
 use crate::upload::{Source, Upload, Uploads};
-use hpp_engine::port::{Arrived, Backend, Hold, Loaded, MemoryId, MemoryUse, SessionSpec, Ticket, Took, WeightSpec};
+use hpp_engine::port::{
+    Arrived, Backend, Hold, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Ticket, Took, WeightSpec,
+};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
 use std::cell::RefCell;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -147,7 +150,9 @@ impl Backend for OrtBackend {
             }
             Provider::Webgpu | Provider::Cpu => None,
         };
-        let session = OrtSession::new(provided.session, kept, self.places.borrow().clone(), turn, streams)?;
+        let stays_mapped = provided.prepared && matches!(provided.keep, Keep::Mapped { .. });
+        let mut session = OrtSession::new(provided.session, kept, self.places.borrow().clone(), turn, streams)?;
+        session.mapped = stays_mapped.then(|| provided.mapped_from.join(crate::streamed::WEIGHTS));
         let (provider, processor, refused) = (provided.provider, provided.processor, provided.refused);
         Ok(Loaded { session, provider, processor, refused })
     }
@@ -205,6 +210,10 @@ impl Backend for OrtBackend {
 
     fn control(&self) -> Result<OrtControl, BackendError> {
         OrtControl::new()
+    }
+
+    fn name_faults(&self, files: &[&Path]) {
+        crate::fault::name(files);
     }
 
     fn memory_limit(&self) -> Option<u64> {

@@ -3,6 +3,7 @@
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::Runtime;
+use crate::fault;
 use crate::os;
 use crate::pages;
 use crate::peek;
@@ -171,6 +172,7 @@ fn from_disk(runtime: &Runtime, spec: &SessionSpec<'_>, control: &OrtControl) ->
                 Ok(())
             };
             let place = streamed::find_or_make(prepared, spec.partition, &made_for, make)?;
+            fault::name(&[place.join(streamed::WEIGHTS)]);
             (place.join(streamed::MODEL), place)
         }
         None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
