@@ -13,11 +13,14 @@ use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor};
 use crate::streamed::Readers;
 use crate::upload::{Source, Upload, Uploads};
-use hpp_engine::port::{Arrived, Backend, Hold, Loaded, MemoryId, MemoryUse, SessionSpec, Ticket, Took, WeightSpec};
+use hpp_engine::port::{
+    Arrived, Backend, Hold, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Ticket, Took, WeightSpec,
+};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
 use std::cell::RefCell;
 use std::ops::Range;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -173,6 +176,8 @@ impl Backend for OrtBackend {
             self.use_devices(provided.provider)?;
         }
         let Made { session, processor, weights, packed } = provided.made;
+        let is_mapped = weights.prepared && matches!(weights.keep, Keep::Mapped { .. });
+        let stays_mapped = is_mapped.then(|| weights.dir.join(crate::streamed::WEIGHTS));
         // SAFETY: `provide` claimed the mappings for this session alone. An `OrtSession` drops what is kept before its session,
         // and asks it before each run.
         let kept = unsafe { self.readers.keep(weights, spec.partition, reporter) }?;
@@ -185,8 +190,10 @@ impl Backend for OrtBackend {
             }
             Provider::Webgpu | Provider::Cpu => None,
         };
-        let session = OrtSession::new(session, kept, self.places.borrow().clone(), turn, streams)?;
-        Ok(Loaded { session, provider: provided.provider, processor, refused: provided.refused })
+        let mut session = OrtSession::new(session, kept, self.places.borrow().clone(), turn, streams)?;
+        session.mapped = stays_mapped;
+        let (provider, refused) = (provided.provider, provided.refused);
+        Ok(Loaded { session, provider, processor, refused })
     }
 
     fn finish_loading(&self) {
@@ -252,6 +259,10 @@ impl Backend for OrtBackend {
 
     fn control(&self) -> Result<OrtControl, BackendError> {
         OrtControl::new()
+    }
+
+    fn name_faults(&self, files: &[&Path]) {
+        crate::fault::name(files);
     }
 
     fn memory_limit(&self) -> Option<u64> {

@@ -8,6 +8,8 @@ mod cuda;
 mod devices;
 pub mod discover;
 mod environment;
+#[cfg_attr(not(target_os = "linux"), path = "fault/elsewhere.rs")]
+mod fault;
 mod loading;
 mod log;
 mod os;

@@ -3,6 +3,7 @@
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::Runtime;
+use crate::fault;
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
@@ -167,6 +168,7 @@ fn from_disk(
                 Ok(())
             };
             let place = streamed::find_or_make(prepared, spec.partition, &made_for, make)?;
+            fault::name(&[place.join(streamed::WEIGHTS)]);
             (place.join(streamed::MODEL), place)
         }
         None => (spec.file.to_owned(), spec.weights_dir.to_owned()),

@@ -12,6 +12,7 @@ use hpp_engine::port::{ChunkBytes, MemoryId, Port, Session, Tensor, Ticket, Took
 use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::ffi::CString;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -29,6 +30,8 @@ pub struct OrtSession {
     turn: Turn,
     /// Where they go on while the host does.
     streams: Option<Arc<Streams>>,
+    /// A prepared file that stays mapped.
+    pub(crate) mapped: Option<PathBuf>,
 }
 
 impl OrtSession {
@@ -44,7 +47,8 @@ impl OrtSession {
         let outputs = ports(session.outputs(), &outputs_in)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
         let session = Released::new(session);
-        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn, streams })
+        let mapped = None;
+        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn, streams, mapped })
     }
 }
 
@@ -134,6 +138,10 @@ impl Session for OrtSession {
     fn release(&mut self) -> Result<(), BackendError> {
         self.kept.release();
         Ok(())
+    }
+
+    fn mapped(&self) -> Option<&Path> {
+        self.mapped.as_deref()
     }
 
     fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<Option<Ticket>, BackendError> {

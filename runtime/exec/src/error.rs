@@ -96,7 +96,8 @@ impl ExecError {
     /// Whether there is nothing to tell: a reader that went away and a Ctrl-C are no news to whoever did it, and hpp-split has
     /// said itself why it failed, unless a signal ended it.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, ExecError::Output(StdoutError::Closed) | ExecError::NotPlanned { code: Some(_) }) || self.is_cancelled()
+        matches!(self, ExecError::Output(StdoutError::Closed) | ExecError::NotPlanned { code: Some(_) })
+            || self.is_cancelled()
     }
 
     /// Whether Ctrl-C ended it.

@@ -100,7 +100,8 @@ pub struct SplitArgs {
     /// partitions of such a plan; hpp-exec can.
     #[arg(long, conflicts_with = "pack")]
     pub in_place: bool,
-    /// Record a hash of every weight byte, however large the files are (see `hpp-exec --verify-weights`).
+    /// Record whole hashes of all weight files, so that `hpp-exec` finds any damage. Without it that is done for the first 1 GiB of files and
+    /// for files written here; of others hashes of samples are recorded.
     #[arg(long)]
     pub hash_weights: bool,
     /// Print the table and write nothing.

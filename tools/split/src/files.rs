@@ -4,7 +4,7 @@ use crate::destination::Destination;
 use crate::error::SplitError;
 use crate::lifted::{SLOTS_FILE, Which, lift};
 use crate::output::{Output, PLAN_FILE};
-use crate::records::Records;
+use crate::records::{Records, note_unhashed};
 use hpp_graph::{Part, ValueId};
 use hpp_model::{Analysis, shared_weights};
 use hpp_onnx::proto::ModelProto;
@@ -78,7 +78,9 @@ impl<'a> Writing<'a> {
         let Some(output) = output else { return Ok(Written { plan: written?, hard_links }) };
         match written {
             Ok(plan) => {
+                let target = output.target().to_owned();
                 output.commit()?;
+                note_unhashed(&plan, &target);
                 Ok(Written { plan, hard_links })
             }
             Err(error) => {
@@ -258,18 +260,22 @@ impl<'a> Writing<'a> {
         slots: bool,
     ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
         let mut records = Records::new(&self.to, self.how.hash_weights || self.how.pack);
+        let is_own = needs_externalising(&self.analysis.model);
         records.add(&plan.model.source, FileRole::Source)?;
         if self.how.pack {
-            records.add(WEIGHTS_FILE, FileRole::Weights)?;
+            records.add_own(WEIGHTS_FILE, FileRole::Weights)?;
         } else {
             for file in &model.weights().files {
                 let path =
                     if weights_dir == "." { file.location.clone() } else { format!("{weights_dir}/{}", file.location) };
-                records.add(&path, FileRole::Weights)?;
+                match is_own && file.location == WEIGHTS_FILE {
+                    true => records.add_own(&path, FileRole::Weights)?,
+                    false => records.add(&path, FileRole::Weights)?,
+                }
             }
         }
         if slots {
-            records.add(SLOTS_FILE, FileRole::Weights)?;
+            records.add_own(SLOTS_FILE, FileRole::Weights)?;
         }
         let mut seen = HashSet::new();
         let forms = plan.partitions.iter().flat_map(Partition::forms);

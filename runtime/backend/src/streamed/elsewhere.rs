@@ -12,6 +12,8 @@ pub(crate) const POSSIBLE: bool = false;
 /// The graph of a prepared partition.
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights.
+pub(crate) const WEIGHTS: &str = "model.onnx.data";
+/// The same as ONNX Runtime writes them.
 pub(crate) const UNALIGNED: &str = "model.onnx.data";
 
 /// Offsets and addresses of direct reads would be multiples of this.

@@ -26,7 +26,7 @@ mod weights;
 pub(crate) use direct::{DirectFile, DirectReads};
 pub(crate) use file::SECTOR;
 pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
-pub(crate) use prepared::{MODEL, UNALIGNED, find_or_make};
+pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 pub use rate::read_rate;
 
 use crate::os;

@@ -9,19 +9,20 @@ use super::align::align;
 use super::dense;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, FileIdentity};
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 /// The graph.
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights as ONNX Runtime writes them.
 pub(crate) const UNALIGNED: &str = "unaligned";
 /// Its weights, each at an address its kernel expects.
-const WEIGHTS: &str = "model.onnx.data";
+pub(crate) const WEIGHTS: &str = "model.onnx.data";
 /// What is made from others' weights.
 const FILES: [&str; 4] = [MODEL, WEIGHTS, dense::DENSE, dense::SPANS];
 /// What they must be: written last.
@@ -34,6 +35,8 @@ const PARTIAL: &str = ".partial-";
 const MORE: usize = 1 << 20;
 /// Samples of a file that its seal has.
 const SAMPLES: u64 = 64;
+/// Longer than a step of the clock from which most file systems take times.
+const TICK: Duration = Duration::from_millis(25);
 
 /// Finds a prepared partition, or has it made by `make` in the directory it is given. `made_for` is everything beside the
 /// plan's contents that the layout depends on: the library's version, the processor.
@@ -118,7 +121,8 @@ fn seal(partial: &Path, place: &Path) -> io::Result<()> {
     let lines = FILES.map(|name| {
         let mut file = File::open(partial.join(name))?;
         file.sync_all()?;
-        let line = format!("{}{}", describe(&mut file, name)?, whole(&mut file)?);
+        let found = identity(&file)?;
+        let line = format!("{}{}{found}\n", describe(&mut file, name)?, whole(&mut file)?);
         crate::os::forget(&file, 0, 0);
         Ok(line)
     });
@@ -126,7 +130,20 @@ fn seal(partial: &Path, place: &Path) -> io::Result<()> {
     fs::write(partial.join(SEAL), title(place) + &lines.concat())
 }
 
-/// Whether what lies there is what was sealed: its samples, or every byte of it.
+/// The identity of a file, once a later write is sure to change it; `-` if the file system's clock is too coarse to wait for that.
+fn identity(file: &File) -> io::Result<String> {
+    for _ in 0..2 {
+        let found = FileIdentity::of(&file.metadata()?);
+        if found.is_settled(SystemTime::now()) {
+            return Ok(found.to_string());
+        }
+        std::thread::sleep(TICK);
+    }
+    Ok("-".to_owned())
+}
+
+/// Whether a directory's files equal its seal. Hashes samples, and whole files on request or if a file's identity is not the sealed one
+/// because somebody wrote to the file or copied it.
 fn is_whole(place: &Path, every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
         let sealed = fs::read_to_string(place.join(SEAL))?;
@@ -134,20 +151,37 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
         if sealed.next() != Some(title(place).trim_end()) {
             return Ok(false);
         }
+        let (mut now, mut has_news) = (title(place), false);
         for name in FILES {
             let mut file = File::open(place.join(name))?;
-            let same = sealed.next() == Some(describe(&mut file, name)?.trim_end());
-            let hash = sealed.next();
-            if !same || every_byte && hash != Some(whole(&mut file)?.trim_end()) {
-                return Ok(false);
-            }
-            if every_byte {
+            let (found, description) = (identity(&file)?, describe(&mut file, name)?);
+            let (same, hash) = (sealed.next() == Some(description.trim_end()), sealed.next());
+            let is_known = sealed.next() == Some(found.as_str()) && found != "-";
+            let Some(hash) = hash.filter(|_| same) else { return Ok(false) };
+            if every_byte || !is_known {
+                if hash != whole(&mut file)?.trim_end() {
+                    return Ok(false);
+                }
                 crate::os::forget(&file, 0, 0);
             }
+            has_news |= !is_known;
+            now += &format!("{description}{hash}\n{found}\n");
+        }
+        if has_news {
+            note(place, &now);
         }
         Ok(true)
     };
     found().unwrap_or(false)
+}
+
+/// Replaces the seal atomically. If that fails, the next start hashes the whole files again.
+fn note(place: &Path, seal: &str) {
+    let partial = place.join(format!("{PARTIAL}{SEAL}-{}", std::process::id()));
+    let written = fs::write(&partial, seal).and_then(|()| fs::rename(&partial, place.join(SEAL)));
+    if written.is_err() {
+        drop(fs::remove_file(&partial));
+    }
 }
 
 /// A hash of all of a file.
@@ -230,7 +264,7 @@ mod tests {
         fs::write(place.join(dense::DENSE), "x").unwrap();
         find("b", "y");
         assert_eq!(made.get(), 6);
-        // Between two samples: only comparing every byte shows it.
+        // Between two samples: the new mtime causes a full hash.
         let place = find("b", "y");
         let mut bytes = vec![7; 1 << 20];
         find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", |place| write(place, &bytes))
@@ -248,7 +282,20 @@ mod tests {
         let place = again(true).1;
         bytes[5000] = 8;
         fs::write(place.join(WEIGHTS), &bytes).unwrap();
-        assert_eq!([again(false).0, again(true).0, again(true).0], [false, true, false]);
+        assert_eq!([again(false).0, again(true).0, again(true).0], [true, false, false]);
+        // Also if mtime is reset, because ctime is not.
+        let file = File::options().write(true).open(place.join(WEIGHTS)).unwrap();
+        let modified = file.metadata().unwrap().modified().unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &[8], 5000).unwrap();
+        file.set_modified(modified).unwrap();
+        assert!(again(false).0);
+        // A file that was only touched is hashed and the new identity sealed.
+        let seal = || fs::read_to_string(place.join(SEAL)).unwrap();
+        let before = seal();
+        File::options().write(true).open(place.join(WEIGHTS)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        assert!(!again(false).0);
+        assert_ne!(seal(), before);
+        assert_eq!(fs::read_dir(&place).unwrap().count(), FILES.len() + 1, "nothing else is left");
     }
 
     #[test]
