@@ -28,7 +28,7 @@ const FILES: [&str; 4] = [MODEL, WEIGHTS, dense::DENSE, dense::SPANS];
 /// What they must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
-const FORMAT: &str = "hpp-prepared-6";
+const FORMAT: &str = "hpp-prepared-7";
 /// Directories not yet whole begin so.
 const PARTIAL: &str = ".partial-";
 /// Bytes that can be written where a disk is not full.
