@@ -96,6 +96,7 @@ fn profile(analysis: &Analysis) -> Profile {
         corpus: None,
         sensitivity: vec![],
         hotness: vec![],
+        others_cpu_share: None,
         notes: vec![],
     }
 }

@@ -129,6 +129,7 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
         corpus: None,
         sensitivity: vec![],
         hotness: vec![],
+        others_cpu_share: None,
         notes: vec![],
     }
 }
