@@ -7,8 +7,8 @@ use crate::predict::Expected;
 use crate::request::{Request, with_default_margin};
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
-    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan,
-    stream_layers, usage_of_partitions,
+    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, fits, gpu_layers, judge,
+    plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -182,13 +182,10 @@ impl Placement {
     pub fn check(&self, request: &Request) -> Result<(), SplitError> {
         let Solution { choices, slots, .. } = &self.solution;
         fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit(request))?;
-        // Partitions hold some weights more than once.
+        // Partitions of the host hold some weights more than once.
         let problem = self.problem(request);
-        let usage = usage_of_partitions(&problem, choices, slots);
-        match usage.check(&problem, request.options.mechanisms) {
-            Err(source) if source.place == Place::Cpu => Err(no_fit(request)(source)),
-            _ => Ok(()),
-        }
+        let on_host = Usage { gpus: vec![], ..usage_of_partitions(&problem, choices, slots) };
+        on_host.check(&problem, request.options.mechanisms).map_err(no_fit(request))
     }
 
     /// Makes a piece part of the one after it, on that one's device.
