@@ -34,7 +34,7 @@ pub use condense::condensed;
 pub use cost::{Block, BlockKind, Filled, Grows, Streamed, Work, slot};
 pub use explain::{Change, Cuts, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
-pub use memory::{Reads, Usage, fits, usage};
+pub use memory::{Reads, Usage, fits, usage, usage_of_partitions};
 pub use plan::{best, judge, plan};
 pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
 pub use runs::{Run, runs};

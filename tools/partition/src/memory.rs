@@ -5,11 +5,10 @@
 //! what leaves after the prompt leaves before anything else comes), the largest block's activations, and a ring of
 //! slots for any streamed block. Where state lies on the host, blocks take turns at room for that of one, but for
 //! those that compute on the host in one phase: theirs has room of its own. The host holds the weights it computes
-//! with or that are copied from it, once for each partition that reads them, and the state of every block that does not
-//! stay on one GPU. Where not all of that fits and there is a disk, tables of which a pass reads a few rows stay mapped
-//! files. Where that is not enough, every block on the host is a partition of its own, an equal share of each block stays
-//! and the rest is read in each pass; the largest block must still fit. What the host computes with may lie on disk more
-//! densely than in memory ([`crate::Packing`]): then less is read than comes to lie there.
+//! with or that are copied from it, and the state of every block that does not stay on one GPU. Where not all of that
+//! fits and there is a disk, an equal share of each block stays and the rest is read in each pass; the largest block
+//! must still fit. What the host computes with may lie on disk more densely than in memory ([`crate::Packing`]): then
+//! less is read than comes to lie there.
 
 use crate::cost::slot;
 use crate::schedule::merges;
@@ -46,16 +45,15 @@ impl Reads {
     }
 }
 
-/// What a placement holds in each memory.
+/// What a placement holds in each memory, as planners count: a weight that several blocks of the host read is held once.
 pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let is_read = |i: usize, phase| !matches!(choices[i].of(phase), Where::Resident(_)) && !problem.reads_rows(i);
     let is_copied = |i: usize, phase| is_read(i, phase) && choices[i].of(phase) != Where::Cpu;
-    let is_computed = |i: usize, phase| is_read(i, phase) && choices[i].of(phase) == Where::Cpu;
-    let reads = |phase: Phase| Reads {
-        // Read from disk, each block is a partition with constants of its own.
-        computed: packed(distinct(problem, |block| &block.weights, |i| is_computed(i, phase), |_| true)),
-        copied: packed(distinct(problem, |block| &block.weights, |i| is_copied(i, phase), |_| false)),
+    let reads = |phase: Phase| {
+        let all = packed(weights_of(problem, |i| is_read(i, phase)));
+        let copied = packed(weights_of(problem, |i| is_copied(i, phase)));
+        Reads { computed: all - copied, copied }
     };
     let largest_read = |phase: Phase| {
         (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
@@ -64,7 +62,7 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     Usage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| on_gpu(problem, choices, slots[gpu], gpu)).collect(),
         host: Demand {
-            weights: packed(on_host_once(problem, choices)),
+            weights: packed(weights_of(problem, |i| choices[i].on_host())),
             kv: (0..choices.len()).filter(|i| state_on_host(problem, choices[*i])).map(|i| kv(problem, i)).sum(),
             workspace: workspace(problem, choices, |place| place == Where::Cpu),
             ring: 0,
@@ -72,6 +70,27 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
         host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
         largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
+    }
+}
+
+/// The same as partitions will hold it: each has constants of its own, and read from disk each block is a partition. Between
+/// this and [`usage`] lies what planners leave out because it depends on every cut.
+pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
+    let packed = |bytes: u64| problem.budget.packing.packed(bytes);
+    let once = usage(problem, choices, slots);
+    let on_host = |i: usize| choices[i].on_host();
+    let weights = distinct(problem, |block| &block.weights, on_host, |i| !is_joined(problem, choices, i));
+    let computed = |phase: Phase| {
+        let is_computed = |i: usize| choices[i].of(phase) == Where::Cpu && !problem.reads_rows(i);
+        Reads {
+            computed: packed(distinct(problem, |block| &block.weights, is_computed, |_| true)),
+            ..once.host_reads[phase as usize]
+        }
+    };
+    Usage {
+        host: Demand { weights: packed(weights), ..once.host },
+        host_reads: Phase::BOTH.map(computed),
+        ..once.clone()
     }
 }
 
@@ -92,23 +111,15 @@ impl Usage {
         }
     }
 
-    /// What host memory must hold: everything where that fits; with a disk to read from, everything but tables of rows, or one
-    /// block's weights at a time. Where none of that fits, the one that needs least: a small model needs less whole than with
-    /// room to read ahead.
+    /// What host memory must hold: with a disk to read from, one block's weights at a time, unless everything takes no more
+    /// than that beside room to read ahead.
     pub(crate) fn host_least(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
-        let room = problem.budget.host().unwrap_or(u64::MAX);
-        if self.host.total() <= room || !may_read_disk(problem, mechanisms) {
-            return self.host;
-        }
         let one_block = self.largest_on_host.saturating_add(problem.budget.reading);
-        let weights = [self.host.weights, self.without_tables(), one_block];
-        let least = weights.into_iter().map(|weights| Demand { weights, ..self.host }).min_by_key(|d| d.total());
-        least.unwrap_or(self.host)
-    }
-
-    /// Weights the host reads in any phase, tables of rows apart.
-    fn without_tables(&self) -> u64 {
-        self.host_reads.iter().map(|reads| reads.all()).max().unwrap_or(0)
+        let fits = problem.budget.host().is_none_or(|ram| self.host.total() <= ram);
+        match may_read_disk(problem, mechanisms) && !fits {
+            true => Demand { weights: self.host.weights.min(one_block), ..self.host },
+            false => self.host,
+        }
     }
 
     /// Weights read from disk in each pass of a phase, bytes; 0 where all that the host holds fits into its memory.
@@ -140,12 +151,7 @@ impl Usage {
     pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
         let beside = self.host.kv.saturating_add(self.host.workspace);
         let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
-        let room = ram.saturating_sub(beside);
-        // Where only tables of rows stay on disk, nothing is read ahead, in either phase.
-        if self.without_tables() <= room {
-            return 1.0;
-        }
-        let room = room.saturating_sub(problem.budget.reading) as f64;
+        let room = ram.saturating_sub(beside).saturating_sub(problem.budget.reading) as f64;
         let (reads, largest) = (self.host_reads[phase as usize].all() as f64, self.largest_read[phase as usize] as f64);
         if reads <= room { 1.0 } else { ((room - largest) / (reads - largest)).clamp(0.0, 1.0) }
     }
@@ -206,10 +212,9 @@ fn on_gpu(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Dema
     }
 }
 
-/// Weights of the blocks on the host, each once for each partition that reads it.
-fn on_host_once(problem: &Problem, choices: &[Choice]) -> u64 {
-    let on_host = |i: usize| choices[i].on_host();
-    distinct(problem, |block| &block.weights, on_host, |i| !is_joined(problem, choices, i))
+/// Weights of the blocks for which this is so, each weight once.
+fn weights_of(problem: &Problem, is_so: impl Fn(usize) -> bool) -> u64 {
+    distinct(problem, |block| &block.weights, is_so, |_| false)
 }
 
 /// Whether a block is in one partition with the block before it.

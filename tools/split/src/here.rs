@@ -4,6 +4,7 @@ use crate::refine::exec;
 use hpp_model::HostMemory;
 use hpp_schema::ByteSize;
 use serde::Deserialize;
+use std::io::Read;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -119,16 +120,20 @@ impl Found {
 
 /// What hpp-exec finds here; nothing where it fails or takes too long.
 fn ask(exec: &Path) -> Option<Found> {
-    let out = tempfile::NamedTempFile::new().ok()?;
-    let child = Command::new(exec)
+    let mut child = Command::new(exec)
         .args(["devices", "--json"])
         .stdin(Stdio::null())
-        .stdout(out.reopen().ok()?)
+        .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .ok()?;
+    let mut out = child.stdout.take()?;
+    let reader = std::thread::spawn(move || {
+        let mut text = Vec::new();
+        out.read_to_end(&mut text).map(|_| text)
+    });
     ended(child)?;
-    serde_json::from_slice(&std::fs::read(out.path()).ok()?).ok()
+    serde_json::from_slice(&reader.join().ok()?.ok()?).ok()
 }
 
 fn ended(mut child: Child) -> Option<()> {

@@ -7,8 +7,8 @@ use crate::predict::Expected;
 use crate::request::{Request, with_default_margin};
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
-    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Where, fits, gpu_layers, judge, plan,
-    stream_layers, usage,
+    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, fits, gpu_layers, judge,
+    plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -181,13 +181,11 @@ impl Placement {
     /// Refuses a placement that needs more memory than there is.
     pub fn check(&self, request: &Request) -> Result<(), SplitError> {
         let Solution { choices, slots, .. } = &self.solution;
-        let fits = |problem: &Problem| fits(problem, choices, slots, request.options.mechanisms);
-        fits(&request.problem).map_err(no_fit(request))?;
-        // More partitions than needed hold some weights more than once.
-        match fits(&self.problem(request)) {
-            Err(source) if source.place == Place::Cpu => Err(no_fit(request)(source)),
-            _ => Ok(()),
-        }
+        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit(request))?;
+        // Partitions of the host hold some weights more than once.
+        let problem = self.problem(request);
+        let on_host = Usage { gpus: vec![], ..usage_of_partitions(&problem, choices, slots) };
+        on_host.check(&problem, request.options.mechanisms).map_err(no_fit(request))
     }
 
     /// Makes a piece part of the one after it, on that one's device.
@@ -217,7 +215,7 @@ fn pieces(request: &Request, at_least: usize, choices: &[Choice], slots: &[u32])
 
 /// How weights are read that host memory cannot hold: within the budget in both phases.
 fn from_disk(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Option<FromDisk> {
-    let usage = usage(problem, choices, slots);
+    let usage = usage_of_partitions(problem, choices, slots);
     if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
         return None;
     }

@@ -86,6 +86,34 @@ fn host_memory_is_a_budget_too() {
     assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
 }
 
+/// A small model takes less whole than one block and room to read ahead: that is the smallest budget then.
+#[test]
+fn the_smallest_host_memory_may_hold_everything() {
+    let mut problem = problem(dense(2, 1000), Budget { ram: Some(100), reading: 50_000, ..Budget::default() });
+    problem.disk_bytes_per_ms = Some(1.0);
+    let smallest = |problem: &Problem| fits(problem, &placed("...."), &[], Mechanisms::ResidentCpuDisk);
+    let error = smallest(&problem).unwrap_err();
+    assert_eq!(error.demand.weights, 6000);
+    problem.budget.ram = Some(error.smallest());
+    assert_eq!(smallest(&problem), Ok(()));
+    problem.budget.ram = Some(error.smallest() - 1);
+    assert_eq!(smallest(&problem), Err(NoFit { budget: error.smallest() - 1, ..error }));
+}
+
+/// Each partition has constants of its own, and read from disk each block is a partition.
+#[test]
+fn partitions_of_the_host_hold_shared_weights_each() {
+    let mut problem = problem(dense(3, 1000), Budget::default());
+    problem.blocks[1..4].iter_mut().for_each(|block| block.weights.push((9, 50)));
+    let choices = placed(".....");
+    let held = |problem: &Problem| usage_of_partitions(problem, &choices, &[]).host.weights;
+    assert_eq!((usage(&problem, &choices, &[]).host.weights, held(&problem)), (7050, 7050));
+    problem.cuts = vec![2];
+    assert_eq!((usage(&problem, &choices, &[]).host.weights, held(&problem)), (7050, 7100));
+    let reads = |usage: Usage| usage.host_reads[Phase::Decode as usize].computed;
+    assert_eq!(reads(usage(&problem, &choices, &[])) + 100, reads(usage_of_partitions(&problem, &choices, &[])));
+}
+
 /// Blocks of 1000 bytes that memory wants as 1200, of which 400 are made from 200 on disk: embedding and head are two
 /// of them each.
 fn dense_on_disk(ram: u64, packing: Packing) -> Problem {
