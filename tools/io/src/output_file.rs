@@ -1,10 +1,13 @@
 //! Result files: whole or not at all where a path names a regular file or nothing yet, written through where it names a
 //! device, a pipe or an open descriptor.
 
-use std::fs::{self, File, Metadata};
+use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
+
+/// How the names of temporary files end.
+const PARTIAL: &str = ".partial";
 
 /// Symbolic links followed one after another, as many as Linux follows.
 const MOST_LINKS: usize = 40;
@@ -186,15 +189,39 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// A locked temporary file in the target's directory. The lock ends with the process, so a file whose lock can be had was left by a
+/// killed one.
 fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
+    let name = target.file_name().unwrap_or_default().to_string_lossy();
+    let prefix = format!(".{name}.hpp-");
+    remove_abandoned(directory(target), &prefix);
     let mut builder = tempfile::Builder::new();
-    builder.prefix(".hpp-").suffix(".partial");
+    builder.prefix(&prefix).suffix(PARTIAL);
     ordinary_permissions(&mut builder);
-    let temporary = builder.tempfile_in(directory(target))?;
-    if let Ok(before) = fs::metadata(target) {
-        temporary.as_file().set_permissions(before.permissions())?;
+    loop {
+        let temporary = builder.tempfile_in(directory(target))?;
+        // On a file system without locks nobody removes the file of another. On others, another process may have taken it for abandoned
+        // between the two steps.
+        let is_taken = matches!(temporary.as_file().try_lock(), Err(TryLockError::WouldBlock));
+        if is_taken || !temporary.path().exists() {
+            continue;
+        }
+        if let Ok(before) = fs::metadata(target) {
+            temporary.as_file().set_permissions(before.permissions())?;
+        }
+        return Ok(temporary);
     }
-    Ok(temporary)
+}
+
+/// Removes temporary files of the same target that killed processes left.
+fn remove_abandoned(directory: &Path, prefix: &str) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let is_ours = name.to_str().is_some_and(|name| name.starts_with(prefix) && name.ends_with(PARTIAL));
+        if is_ours && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
 }
 
 /// Temporary files are private; a result is as readable as any file the user makes.
@@ -223,6 +250,23 @@ mod tests {
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         write_file(&path, b"whole").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn what_a_killed_process_left_goes_with_the_next_result_of_that_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let abandoned = dir.path().join(".x.hpp-abc123.partial");
+        let foreign = dir.path().join(".y.hpp-abc123.partial");
+        fs::write(&abandoned, "half").unwrap();
+        fs::write(&foreign, "half").unwrap();
+        let path = dir.path().join("x");
+        let mut first = OutputFile::create(&path).unwrap();
+        assert!(!abandoned.exists() && foreign.exists());
+        write_file(&path, b"second").unwrap();
+        first.file().write_all(b"first").unwrap();
+        first.finish().unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"first", "a file in use stays");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -51,13 +51,18 @@ pub struct Measure<'a> {
 }
 
 impl Measure<'_> {
-    /// Works out what the measurements say together, and saves.
+    /// Saves a new measurement with what all of them say together, and the share of the processor that other programs took meanwhile.
     pub fn save(&mut self) -> Result<(), ProfileError> {
+        let others = self.cpu_share.others(self.prober.child_id());
+        self.profile.others_cpu_share = others.into_iter().chain(self.share_before).reduce(f64::max);
+        self.save_derived()
+    }
+
+    /// Saves what the measurements there are say together.
+    pub fn save_derived(&mut self) -> Result<(), ProfileError> {
         derive(&mut self.profile);
         self.profile.hotness = hotness(&self.profile, &self.estimate);
         self.profile.machine.rates = rates(&self.profile, &self.estimate);
-        let others = self.cpu_share.others(self.prober.child_id());
-        self.profile.others_cpu_share = others.into_iter().chain(self.share_before).reduce(f64::max);
         Ok(self.store.save(&self.profile)?)
     }
 

@@ -73,7 +73,8 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
 
 /// Every stage in order.
 fn all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
-    measure.save()?;
+    // Not `save`: where nothing is left to measure, a continued profile stays as it is.
+    measure.save_derived()?;
     let mut seconds = measure.machine_seconds() + measure.pass_seconds();
     seconds += jobs(&measure.profile, &measure.estimate).iter().map(|job| job.seconds).sum::<f64>();
     seconds += corpus.map_or(0.0, |run| run.seconds(measure.profile.corpus.as_ref()));

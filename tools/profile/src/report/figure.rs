@@ -136,11 +136,11 @@ impl Section {
 
     /// Why things are not there.
     pub fn reasons(&self) -> Vec<&str> {
-        let reason = |part| match part {
-            &Part::Absent(ref why) => Some(why.as_str()),
+        let absent = self.parts.iter().filter_map(|part| match part {
+            Part::Absent(why) => Some(why.as_str()),
             _ => None,
-        };
-        self.parts.iter().filter_map(reason).collect()
+        });
+        absent.collect()
     }
 
     /// The section as HTML.

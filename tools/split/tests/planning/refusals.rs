@@ -128,7 +128,7 @@ fn files_that_are_none_are_refused() {
     for option in ["--machine", "--profile"] {
         run(&[option, "no/such/file"]).refusal(&["no/such/file"]);
         run(&[option, &empty]).refusal(&["empty", "begin with"]);
-        run(&[option, &binary]).refusal(&["not UTF-8"]);
+        run(&[option, &binary]).refusal(&["not valid UTF-8"]);
         run(&[option, &plan]).refusal(&["begin with"]);
         run(&[option, dir.path().to_str().unwrap()]).refusal(&["cannot read"]);
     }
