@@ -130,7 +130,7 @@ fn parse(bytes: Vec<u8>) -> Result<(Tokenizer, u64), String> {
 /// What reading a file of so many bytes, or tokenizing a text of so many, may take: many times what honest ones take.
 fn limits(bytes: usize) -> Limits {
     let bytes = bytes as u64;
-    Limits { time: Duration::from_secs(60 + (bytes >> 20) * 5), memory: (1 << 30) + bytes.saturating_mul(128) }
+    Limits { time: Duration::from_secs(20 + (bytes >> 20) * 5), memory: (1 << 30) + bytes.saturating_mul(128) }
 }
 
 /// How many times longer a decoder can make a text: only replacements do, one after another.
