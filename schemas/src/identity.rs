@@ -52,6 +52,11 @@ impl FileIdentity {
         FileIdentity { device: 0, inode: 0, bytes: about.len(), modified, changed: modified }
     }
 
+    /// Whether device, inode, length and mtime are the same.
+    fn has_same_contents(&self, other: &FileIdentity) -> bool {
+        FileIdentity { changed: other.changed, ..*self } == *other
+    }
+
     /// Whether a write from `now` on would change the times. It would not within the same step of the clock: the kernel's clock for file
     /// times advances every 10 ms or faster; some file systems store whole seconds, the coarsest every two.
     pub fn is_settled(&self, now: std::time::SystemTime) -> bool {
@@ -121,14 +126,17 @@ impl Verified {
     }
 
     /// What was verified of the file that this record of a plan means, if it still has this identity.
+    ///
+    /// A full hash counts only while ctime is the same too: it shows a write after which mtime was set back, and a new hard link,
+    /// which changes ctime as well, only costs another hash. Without a full hash there is nothing to compare again, so there a new
+    /// hard link (every plan of the same model makes one) must not look like a write.
     pub fn known(&self, record: &FileRecord, identity: &FileIdentity) -> Option<Known> {
-        let same = |line: &&Line| line.path == record.path && line.identity == *identity;
-        let line = self.lines.iter().find(same)?;
-        let hash = match line.known {
-            Known::Whole => record.blake3.as_ref(),
-            Known::AsSplit => Some(&record.sampled),
+        let line = self.lines.iter().find(|line| line.path == record.path)?;
+        let (same, hash) = match line.known {
+            Known::Whole => (line.identity == *identity, record.blake3.as_ref()),
+            Known::AsSplit => (line.identity.has_same_contents(identity), Some(&record.sampled)),
         };
-        hash.filter(|hash| **hash == line.hash).map(|_| line.known)
+        hash.filter(|hash| same && **hash == line.hash).map(|_| line.known)
     }
 
     /// Whether the record has a line for this file, with whatever identity.
@@ -202,6 +210,8 @@ mod tests {
         assert_eq!(read.known(&one, &identity(3)), Some(Known::Whole));
         assert_eq!(read.known(&two, &identity(4)), Some(Known::AsSplit));
         assert_eq!(read.known(&one, &identity(4)), None);
+        assert_eq!(read.known(&two, &identity(5)), Some(Known::AsSplit), "a hard link changes ctime");
+        assert_eq!(read.known(&two, &FileIdentity { modified: -4, ..identity(4) }), None);
         assert_eq!(read.known(&FileRecord { blake3: None, ..one.clone() }, &identity(3)), None);
         assert_eq!(read.known(&FileRecord { blake3: Some("c".repeat(64)), ..one }, &identity(3)), None);
     }

@@ -37,13 +37,13 @@ pub struct CpuRates {
     /// Memory there is.
     pub memory: ByteSize,
     /// Read bandwidth of memory with the threads used, in 1e9 bytes per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub memory_gb_per_s: f64,
     /// Arithmetic in matrix products, in 1e12 operations per second (a multiply-add counts two).
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub tflops: f64,
     /// Cost of starting a partition, microseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub launch_us: f64,
 }
 
@@ -58,13 +58,13 @@ pub struct GpuRates {
     /// Memory there is.
     pub memory: ByteSize,
     /// Read bandwidth of its memory, in 1e9 bytes per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub memory_gb_per_s: f64,
     /// Arithmetic in matrix products, in 1e12 operations per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub tflops: f64,
     /// Cost of starting a partition, microseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub launch_us: f64,
     /// The way to the host.
     pub link: Link,
@@ -78,13 +78,13 @@ pub struct GpuRates {
 #[serde(deny_unknown_fields)]
 pub struct Link {
     /// Host to device from pinned memory (from any memory where nothing can be pinned), in 1e9 bytes per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub to_device_gb_per_s: f64,
     /// Device to host, in 1e9 bytes per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub from_device_gb_per_s: f64,
     /// Cost of starting a copy, microseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub latency_us: f64,
 }
 
@@ -93,10 +93,10 @@ pub struct Link {
 #[serde(deny_unknown_fields)]
 pub struct Contention {
     /// Time of computing on the host while the link is busy, over its time alone.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1e6))]
     pub compute: f64,
     /// Time of a copy while the host computes, over its time alone.
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 1, max = 1e6))]
     pub link: f64,
 }
 
@@ -105,7 +105,7 @@ pub struct Contention {
 #[serde(deny_unknown_fields)]
 pub struct DiskRates {
     /// Direct reads of large blocks, in 1e9 bytes per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub read_gb_per_s: f64,
 }
 

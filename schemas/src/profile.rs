@@ -155,7 +155,7 @@ pub struct MeasuredMachine {
     pub curves: Vec<BandwidthCurve>,
     /// Arithmetic of the host in matrix products with the threads used for computing, in 1e12 operations per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub tflops: Option<f64>,
     /// What computing on the host and copying do to each other, one entry for each device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -172,10 +172,10 @@ pub struct MeasuredContention {
     /// The provider whose device it is.
     pub provider: Provider,
     /// Of reading host memory with all threads.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub compute: f64,
     /// Of copies to the device.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub link: f64,
 }
 
@@ -216,7 +216,7 @@ pub struct BandwidthPoint {
     #[schemars(range(min = 1))]
     pub bytes: u64,
     /// Median, in 1e9 bytes per second.
-    #[schemars(extend("exclusiveMinimum" = 0))]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub gb_per_s: f64,
 }
 
@@ -282,10 +282,10 @@ pub struct BlockHotness {
 #[serde(deny_unknown_fields)]
 pub struct HotnessTerms {
     /// Time on the host, milliseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub cpu_ms: f64,
     /// Time on the device, milliseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub gpu_ms: f64,
     /// Weights the device would hold, bytes.
     pub weight_bytes: u64,

@@ -2,8 +2,9 @@
 
 /// Part of the machine's CPU time, in percent, from which on others disturb a measurement.
 const DISTURBS: u64 = 10;
-/// Clock ticks below which nothing can be told: half a second of one core.
-const FEWEST: u64 = 50;
+/// Clock ticks, summed over cores, below which the share is not reported: one second of two cores. In a shorter run the end of
+/// whatever ran before is most of what is seen.
+const FEWEST: u64 = 200;
 
 /// CPU time so far, in clock ticks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

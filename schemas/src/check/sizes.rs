@@ -66,12 +66,12 @@ fn numbers(plan: &Plan, found: &mut Findings) {
         ("decode_tokens_per_second", said.decode_tokens_per_second),
     ] {
         let place = format!("predictions.{name}");
-        found.require(value.is_finite() && value >= 0.0, place, format!("{value} is no measure"));
+        found.require(value.is_finite() && value >= 0.0, place, format!("{value} is not a number of at least 0"));
     }
     if let Some(objective) = &said.objective {
         for (name, value) in [("ms", objective.ms), ("bound_ms", objective.bound_ms)] {
             let place = format!("predictions.objective.{name}");
-            found.require(value.is_finite() && value >= 0.0, place, format!("{value} is no measure"));
+            found.require(value.is_finite() && value >= 0.0, place, format!("{value} is not a number of at least 0"));
         }
     }
     let Some(text) = &plan.generation else { return };

@@ -74,8 +74,8 @@ fn sizes() {
     refuses("partitions[0].bytes", "64 bits", |p| p.partitions[0].bytes.weights = ByteSize(u64::MAX));
     refuses("devices.gpu0", "64 bits", |p| p.budgets.margin = ByteSize(u64::MAX));
     warns("devices.gpu0", "the budget is 2 MiB", |p| p.partitions[0].bytes.weights = ByteSize(3 << 20));
-    refuses("predictions.decode_ms", "no measure", |p| p.predictions.decode_ms = f64::NAN);
-    refuses("predictions.decode_tokens", "no measure", |p| p.predictions.decode_tokens_per_second = -1.0);
+    refuses("predictions.decode_ms", "at least 0", |p| p.predictions.decode_ms = f64::NAN);
+    refuses("predictions.decode_tokens", "at least 0", |p| p.predictions.decode_tokens_per_second = -1.0);
     refuses("sampling.top_p", "number", |p| p.generation.as_mut().unwrap().sampling.top_p = Some(f64::INFINITY));
 }
 
@@ -220,7 +220,7 @@ fn placements() {
         p.devices[0].ring = Some(Ring { slots: 3, slot_bytes: ByteSize(1 << 20) });
     });
     refuses("devices.gpu0", "64 bits", |p| p.devices[0].ring = Some(Ring { slots: 3, slot_bytes: ByteSize(u64::MAX) }));
-    refuses("predictions.objective.ms", "no measure", |p| {
+    refuses("predictions.objective.ms", "at least 0", |p| {
         let objective = Achieved { kind: ObjectiveKind::Mixed, ms: f64::NAN, bound_ms: 0.0, proven: false };
         p.predictions.objective = Some(objective);
     });

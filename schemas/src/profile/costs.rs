@@ -40,7 +40,7 @@ pub struct ProviderCosts {
     pub run_length: u32,
     /// Cost of starting a partition, milliseconds, as the run of blocks shows it; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub launch_ms: Option<f64>,
     /// One more token, with which the context has `tokens`. Empty for models that do not generate.
     pub decode: PhaseCosts,
@@ -74,7 +74,7 @@ pub struct CostPoint {
     pub tokens: u64,
     /// The block alone, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub ms: Option<f64>,
     /// Runs of the partition with one block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -95,13 +95,13 @@ pub struct Timing {
     #[schemars(range(min = 1))]
     pub runs: u32,
     /// Median, milliseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub median_ms: f64,
     /// First decile, milliseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub p10_ms: f64,
     /// Ninth decile, milliseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub p90_ms: f64,
 }
 
@@ -112,13 +112,13 @@ pub struct Timing {
 #[serde(deny_unknown_fields)]
 pub struct Fit {
     /// Milliseconds.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub constant_ms: f64,
     /// Milliseconds per token.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub linear_ms: f64,
     /// Milliseconds per token squared.
-    #[schemars(range(min = 0))]
+    #[schemars(range(min = 0, max = 1e9))]
     pub quadratic_ms: f64,
     /// Largest distance from a measured point, as a part of it.
     #[schemars(range(min = 0))]

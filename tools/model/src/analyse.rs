@@ -4,10 +4,10 @@ use crate::config::ModelConfig;
 use crate::costs::Load;
 use crate::error::ModelError;
 use crate::roles;
-use crate::states::{Capacity, PlannedState, is_carried, plan_state};
+use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use hpp_graph::{Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::Model;
-use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, StateUpdate};
+use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::path::Path;
 
 /// Name of the graph input that says which positions' logits are wanted.
@@ -78,6 +78,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     let planned = planned_context(context, config.context_length)?;
     let mut analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
     refuse_states_without_axes(&analysis)?;
+    refuse_states_beyond_64_bits(&analysis)?;
     analysis.before = before;
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
@@ -129,6 +130,19 @@ fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
         }
     }
     Ok(())
+}
+
+/// A state of more bytes than 64 bits count fits no machine, and its size would not fit the plan.
+fn refuse_states_beyond_64_bits(analysis: &Analysis) -> Result<(), ModelError> {
+    let size = |state: &State| bytes_at_capacity(state.dtype, &state.shape, state.update);
+    let Some(planned) = analysis.states.iter().find(|planned| size(&planned.state).is_none()) else { return Ok(()) };
+    let State { past, shape, .. } = &planned.state;
+    let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    let shape = shape.join(", ");
+    Err(ModelError::setting(
+        format!("cannot plan the KV cache: the input {past} of shape [{shape}] has more bytes than 64 bits count"),
+        "give a smaller --context, or correct the shape that the model declares for this input",
+    ))
 }
 
 /// Tokens to plan for; `None` when neither the user nor the model says.

@@ -47,7 +47,7 @@ pub fn plan_state(
         StateUpdate::Replace | StateUpdate::ReadOnly => None,
     };
     resolve_head_size(graph, pair, config, token_axis, &mut shape);
-    let bytes = ByteSize(bytes_at_capacity(dtype, &shape, update));
+    let bytes = ByteSize(bytes_at_capacity(dtype, &shape, update).unwrap_or(u64::MAX));
     let state = State {
         past: value.name.clone(),
         present: graph.value(present).name.clone(),
@@ -114,8 +114,8 @@ fn head_size_from_query(graph: &Graph, pair: &StatePair) -> Option<u64> {
     (parts > 0 && width.is_multiple_of(parts)).then(|| width / parts)
 }
 
-/// Bytes of one sequence's state at full capacity; 0 where a size stays unknown.
-fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> u64 {
+/// Bytes of one sequence's state at full capacity: 0 where a size stays unknown, `None` beyond 64 bits.
+pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> Option<u64> {
     let (token_axis, capacity) = match update {
         StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
         StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
@@ -127,6 +127,7 @@ fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> u64 {
         // The first axis is the batch: one sequence.
         if axis == 0 { Some(dim.as_fixed().unwrap_or(1)) } else { dim.eval(&Symbols::new()) }
     };
-    let elements = shape.iter().enumerate().map(size).try_fold(1u64, |product, size| product.checked_mul(size?));
-    elements.and_then(|elements| dtype.bytes_for(elements)).unwrap_or(0)
+    let Some(sizes) = shape.iter().enumerate().map(size).collect::<Option<Vec<u64>>>() else { return Some(0) };
+    let elements = sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
+    if dtype.bits().is_none() { Some(0) } else { dtype.bytes_for(elements) }
 }

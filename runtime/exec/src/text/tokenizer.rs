@@ -3,6 +3,9 @@
 //! The file comes with a model: reading it and tokenizing with it run within limits (see `untrusted`).
 
 use super::untrusted::{Failure, Limits, contained, run};
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde::Deserialize;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,6 +122,7 @@ impl TextTokenizer {
 }
 
 fn parse(bytes: Vec<u8>) -> Result<(Tokenizer, u64), String> {
+    check_charsmaps(&bytes)?;
     let mut tokenizer = Tokenizer::from_bytes(bytes).map_err(|e| e.to_string())?;
     tokenizer.with_padding(None);
     tokenizer.with_truncation(None).map_err(|e| e.to_string())?;
@@ -131,6 +135,39 @@ fn parse(bytes: Vec<u8>) -> Result<(Tokenizer, u64), String> {
 fn limits(bytes: usize) -> Limits {
     let bytes = bytes as u64;
     Limits { time: Duration::from_secs(20 + (bytes >> 20) * 5), memory: (1 << 30) + bytes.saturating_mul(128) }
+}
+
+/// Refuses a SentencePiece character map that says it is larger than it is. The library allocates what the map says, eight
+/// bytes for each four, before it reads any of it.
+fn check_charsmaps(tokenizer: &[u8]) -> Result<(), String> {
+    #[derive(Deserialize)]
+    struct Normalizers {
+        #[serde(default)]
+        normalizer: Value,
+    }
+    // What is no JSON is for the library to refuse.
+    let Ok(Normalizers { normalizer }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
+    charsmaps(&normalizer, &mut |map| {
+        let Ok(map) = BASE64_STANDARD.decode(map) else { return Ok(()) };
+        let Some((size, rest)) = map.split_first_chunk() else { return Ok(()) };
+        let size = u32::from_le_bytes(*size) as usize;
+        if size <= rest.len() {
+            return Ok(());
+        }
+        Err(format!("its precompiled_charsmap says that {size} bytes of a trie follow, and {} do", rest.len()))
+    })
+}
+
+/// Calls `check` with every character map of a normalizer, however deep.
+fn charsmaps(normalizer: &Value, check: &mut impl FnMut(&str) -> Result<(), String>) -> Result<(), String> {
+    match normalizer {
+        Value::Array(items) => items.iter().try_for_each(|item| charsmaps(item, check)),
+        Value::Object(fields) => {
+            fields.get("precompiled_charsmap").and_then(Value::as_str).map_or(Ok(()), &mut *check)?;
+            fields.values().try_for_each(|field| charsmaps(field, check))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// How many times longer a decoder can make a text: only replacements do, one after another.
@@ -230,6 +267,19 @@ mod tests {
                 Ok(tokenizer) => drop(tokenizer.encode("a text", Around::SpecialTokens)),
             }
         }
+    }
+
+    #[test]
+    fn a_character_map_cannot_say_it_is_larger_than_it_is() {
+        for (map, said) in
+            [("/////wAAAAA=", "4294967295 bytes of a trie follow, and 4 do"), ("CAAAAAAAAAA=", "8 bytes")]
+        {
+            let map = json!({ "type": "Sequence",
+                "normalizers": [{ "type": "Precompiled", "precompiled_charsmap": map }] });
+            let error = open(&with("normalizer", map)).err().unwrap().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+        assert_eq!(check_charsmaps(br#"{"normalizer": {"precompiled_charsmap": "BAAAAAAAAAA="}}"#), Ok(()));
     }
 
     #[test]

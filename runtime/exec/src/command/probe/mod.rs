@@ -25,7 +25,7 @@ pub use machine::MeasureError;
 pub(crate) use machine::{bare_copy, bare_reads};
 use std::sync::Arc;
 
-/// Sends one reply to whoever asked; fails when nobody reads any more.
+/// Sends one reply to whoever asked; an error if the reader has closed the pipe.
 pub(crate) type Answer<'a> = dyn FnMut(Reply) -> Result<(), StdoutError> + 'a;
 
 /// What requests share: ONNX Runtime, and what each kind of request keeps for the next.
