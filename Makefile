@@ -2,9 +2,9 @@
 # folder, but for Chromium, which `make test` takes from Debian where it runs as root and there is none.
 
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-DEMO_MODEL ?= fixtures/models/genai/llama3-fp32-cpu
-DEMO_VRAM ?= 6M
-DEMO_PROMPT ?= Once upon a time
+DEMO_MODEL ?= fixtures/models/genai/learned-llama-fp32-cpu
+DEMO_VRAM ?= 12M
+DEMO_PROMPT ?= What does Vec::push do?
 
 # 0.9 GB in 4 bits, and a quarter of that; a process may use a little more than the plan, for what the kernel needs of its own.
 DISK := out/demo-disk
@@ -38,7 +38,7 @@ deps:
 demo: deps
 	cargo build --release --locked -p hpp-split -p hpp-exec
 	$(TARGET)/release/hpp-split $(DEMO_MODEL) --vram $(DEMO_VRAM) --out out/demo --force
-	tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec out/demo/plan.yaml --prompt "$(DEMO_PROMPT)" --max-new 32
+	tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec out/demo/plan.yaml --chat --prompt "$(DEMO_PROMPT)" --max-new 64
 
 demo-disk: deps
 	cargo build --release --locked -p hpp-fixtures -p hpp-profile -p hpp-split -p hpp-exec

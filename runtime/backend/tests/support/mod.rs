@@ -143,7 +143,7 @@ impl Recorded {
                 },
                 layers: 4,
                 context_length: None,
-                vocab_size: Some(512).filter(|_| self.kind() != "single_run"),
+                vocab_size: None,
                 inputs,
                 outputs: model_outputs,
             },
