@@ -2,7 +2,7 @@
 
 mod support;
 
-use hpp_engine::{Engine, EngineError, EngineOptions, HostTensor, LogitRows, Named, Silent, StepInput};
+use hpp_engine::{Engine, EngineError, EngineOptions, HostTensor, LogitRows, NamedTensors, Silent, StepInput};
 use support::{Recorded, backend, error, recorded};
 
 fn load(model: &Recorded) -> Engine<hpp_backend::OrtBackend> {
@@ -10,7 +10,7 @@ fn load(model: &Recorded) -> Engine<hpp_backend::OrtBackend> {
 }
 
 /// The arrays of `reference.npz` under `input/` or `output/`.
-fn arrays(model: &Recorded, side: &str) -> Named {
+fn arrays(model: &Recorded, side: &str) -> NamedTensors {
     let facts = model.facts["arrays"].as_object().unwrap();
     let names = facts.keys().filter_map(|name| Some((name, name.strip_prefix(side)?.strip_prefix('/')?)));
     names.map(|(name, short)| (short.to_owned(), model.array(name))).collect()
@@ -21,7 +21,7 @@ fn models_that_run_once_say_what_was_recorded() {
     let mut looked_at = 0;
     for model in recorded().iter().filter(|model| model.kind() == "single_run") {
         let mut engine = load(model);
-        let outputs = engine.run_once(&arrays(model, "input")).unwrap();
+        let outputs = engine.infer(&arrays(model, "input")).unwrap();
         for (name, want) in arrays(model, "output") {
             let have = &outputs[&name];
             assert_eq!((have.dtype, &have.shape), (want.dtype, &want.shape), "{} {name}", model.name());
@@ -39,7 +39,7 @@ fn a_decoder_runs_once_when_it_is_given_everything() {
     let mut engine = load(&model);
     let prompt: Vec<i64> = model.prompt().iter().map(|id| i64::from(*id)).collect();
     let length = prompt.len() as u64;
-    let mut inputs = Named::from([
+    let mut inputs = NamedTensors::from([
         ("input_ids".to_owned(), HostTensor::from_i64(&[1, length], &prompt)),
         ("attention_mask".to_owned(), HostTensor::from_i64(&[1, length], &vec![1; prompt.len()])),
         ("position_ids".to_owned(), HostTensor::from_i64(&[1, length], &(0..prompt.len() as i64).collect::<Vec<_>>())),
@@ -49,7 +49,7 @@ fn a_decoder_runs_once_when_it_is_given_everything() {
         let size = |axis: usize| state.shape[axis].as_fixed().unwrap_or(1);
         inputs.insert(state.past.clone(), HostTensor::from_f32(&[1, size(1), 0, size(3)], &[]));
     }
-    let outputs = engine.run_once(&inputs).unwrap();
+    let outputs = engine.infer(&inputs).unwrap();
     let want = model.floats("prefill_logits_all").unwrap();
     assert!(error(&outputs["logits"].to_f32().unwrap(), &want) < 1e-5);
     assert_eq!(outputs[&plan.states[0].present].shape[2], length);
@@ -63,17 +63,17 @@ fn wrong_inputs_are_named() {
     let (name, tensor) = good.iter().next().map(|(name, tensor)| (name.clone(), tensor.clone())).unwrap();
     let mut missing = good.clone();
     missing.remove(&name);
-    assert!(matches!(engine.run_once(&missing), Err(EngineError::MissingInput { name: n, .. }) if n == name));
+    assert!(matches!(engine.infer(&missing), Err(EngineError::MissingInput { name: n, .. }) if n == name));
     let mut surplus = good.clone();
     surplus.insert("surplus".into(), tensor.clone());
-    assert!(matches!(engine.run_once(&surplus), Err(EngineError::WrongInput { name: n, .. }) if n == "surplus"));
+    assert!(matches!(engine.infer(&surplus), Err(EngineError::WrongInput { name: n, .. }) if n == "surplus"));
     let mut flat = good.clone();
     flat.insert(name.clone(), HostTensor { shape: vec![tensor.shape.iter().product()], ..tensor.clone() });
-    assert!(matches!(engine.run_once(&flat), Err(EngineError::WrongInput { name: n, .. }) if n == name));
+    assert!(matches!(engine.infer(&flat), Err(EngineError::WrongInput { name: n, .. }) if n == name));
     let mut short = good.clone();
     short.get_mut(&name).unwrap().bytes.pop();
-    assert!(matches!(engine.run_once(&short), Err(EngineError::WrongInput { name: n, .. }) if n == name));
-    engine.run_once(&good).unwrap();
+    assert!(matches!(engine.infer(&short), Err(EngineError::WrongInput { name: n, .. }) if n == name));
+    engine.infer(&good).unwrap();
 }
 
 #[test]
