@@ -10,11 +10,12 @@ use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
-use crate::session::{OrtSession, OrtTensor};
+use crate::session::{OrtSession, OrtTensor, OrtWeightStream, SessionParts};
 use crate::streamed::Readers;
 use crate::upload::{Source, Upload, Uploads};
 use hpp_engine::port::{
-    Arrived, Backend, Hold, Keep, Loaded, MemoryId, MemoryUse, SessionSpec, Ticket, Took, WeightSpec,
+    Backend, HostCopy, Interval, Loaded, MemoryId, MemoryUse, SessionSpec, TimingToken, Uploaded, WeightLocation,
+    WeightResidency,
 };
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Provider};
@@ -129,39 +130,45 @@ impl Backend for OrtBackend {
     type Tensor = OrtTensor;
     type Session = OrtSession;
     type Control = OrtControl;
-    type Source = Source;
+    type WeightStream = OrtWeightStream;
+    type UploadSource = Source;
     type Upload = Upload;
 
     fn pin(&self, memory: MemoryId, bytes: u64) -> u64 {
         self.place(memory).map_or(0, |place| self.uploads.pin(&self.runtime, &place, bytes))
     }
 
-    fn source(&self, weights: &[WeightSpec], memory: MemoryId, hold: Hold) -> Result<Source, BackendError> {
-        self.uploads.source(weights, memory, hold)
+    fn upload_source(
+        &self,
+        weights: &[WeightLocation],
+        memory: MemoryId,
+        host: HostCopy,
+    ) -> Result<Source, BackendError> {
+        self.uploads.source(weights, memory, host)
     }
 
     fn upload(&self, source: &Source, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {
         self.uploads.begin(&self.runtime, source, to)
     }
 
-    fn arrive(&self, upload: Upload) -> Result<Arrived, BackendError> {
-        upload.arrive()
+    fn wait_upload(&self, upload: Upload) -> Result<Uploaded, BackendError> {
+        upload.wait()
     }
 
-    fn wait_for(&self, memory: MemoryId) -> Result<(), BackendError> {
+    fn synchronize(&self, memory: MemoryId) -> Result<(), BackendError> {
         match &self.place(memory)?.streams {
             Some(streams) => streams.wait_for_runs(),
             None => Ok(()),
         }
     }
 
-    fn drain(&self, memory: MemoryId) -> Result<(), BackendError> {
+    fn synchronize_untimed(&self, memory: MemoryId) -> Result<(), BackendError> {
         self.place(memory)?.drain(&self.runtime.environment)
     }
 
-    fn wait_for_all(&self, tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
+    fn synchronize_all(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
         let places = self.places.borrow();
-        places.iter().filter_map(|place| place.streams.as_ref()).try_for_each(|streams| streams.tell(tell))
+        places.iter().filter_map(|place| place.streams.as_ref()).try_for_each(|streams| streams.report(report))
     }
 
     fn load(
@@ -169,18 +176,18 @@ impl Backend for OrtBackend {
         spec: &SessionSpec<'_>,
         control: &OrtControl,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<OrtSession>, BackendError> {
+    ) -> Result<Loaded<OrtSession, OrtWeightStream>, BackendError> {
         let loading = Loading::begin();
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         if provided.provider != Provider::Cpu {
             self.use_devices(provided.provider)?;
         }
         let Made { session, processor, weights, packed } = provided.made;
-        let is_mapped = weights.prepared && matches!(weights.keep, Keep::Mapped { .. });
+        let is_mapped = weights.prepared && matches!(weights.residency, WeightResidency::Mapped { .. });
         let stays_mapped = is_mapped.then(|| weights.dir.join(crate::streamed::WEIGHTS));
-        // SAFETY: `provide` claimed the mappings for this session alone. An `OrtSession` drops what is kept before its session,
-        // and asks it before each run.
-        let kept = unsafe { self.readers.keep(weights, spec.partition, reporter) }?;
+        // SAFETY: `provide` claimed the mappings for this session alone. The session drops its weights before
+        // itself, and checks them before each run.
+        let weights = unsafe { self.readers.keep(weights, spec.partition, reporter) }?;
         self.packed.borrow_mut().extend(packed);
         let turn = self.runtime.turn(provided.provider);
         let streams = match provided.provider {
@@ -190,10 +197,11 @@ impl Backend for OrtBackend {
             }
             Provider::Webgpu | Provider::Cpu => None,
         };
-        let mut session = OrtSession::new(session, kept, self.places.borrow().clone(), turn, streams)?;
-        session.mapped = stays_mapped;
+        let places = self.places.borrow().clone();
+        let parts = SessionParts { session, weights, places, turn, streams, mapped: stays_mapped };
+        let (session, weights) = OrtSession::new(parts)?;
         let (provider, refused) = (provided.provider, provided.refused);
-        Ok(Loaded { session, provider, processor, refused })
+        Ok(Loaded { session, weights, provider, processor, refused })
     }
 
     fn finish_loading(&self) {
@@ -232,7 +240,7 @@ impl Backend for OrtBackend {
         if value.place == MemoryId::HOST {
             return value.read_host(offset, bytes);
         }
-        self.wait_for(value.place)?;
+        self.synchronize(value.place)?;
         if offset.checked_add(bytes.len() as u64).is_none_or(|end| end > value.size()) {
             let why = format!("the tensor is {} {:?}", value.dtype, value.dims.as_slice());
             return Err(BackendError::Misfit { what: format!("{} bytes at {offset}", bytes.len()), why });
@@ -250,8 +258,8 @@ impl Backend for OrtBackend {
         match (from.0.memory(), to.0.memory()) {
             (Some(Memory::Host(source)), Some(Memory::Host(target))) => source.copy(target, from.0.size()),
             _ => {
-                self.wait_for(from.0.place)?;
-                self.wait_for(to.0.place)?;
+                self.synchronize(from.0.place)?;
+                self.synchronize(to.0.place)?;
                 copy(&self.runtime.environment, &from.0, &to.0)
             }
         }
@@ -261,7 +269,7 @@ impl Backend for OrtBackend {
         OrtControl::new()
     }
 
-    fn name_faults(&self, files: &[&Path]) {
+    fn name_mapped_files(&self, files: &[&Path]) {
         crate::fault::name(files);
     }
 
@@ -269,8 +277,8 @@ impl Backend for OrtBackend {
         os::memory_limit()
     }
 
-    fn let_go_of_memory(&self) -> Result<(), BackendError> {
-        probe::let_go_of_memory(&self.runtime)?;
+    fn trim_memory(&self) -> Result<(), BackendError> {
+        probe::trim_memory(&self.runtime)?;
         os::trim_heap();
         Ok(())
     }

@@ -31,5 +31,5 @@ pub use os::{available_memory, machine_cores, machine_memory, memory_limit, proc
 pub use peek::needs_packing;
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
-pub use session::{OrtSession, OrtTensor};
+pub use session::{OrtSession, OrtTensor, OrtWeightStream};
 pub use streamed::read_rate;

@@ -36,7 +36,7 @@ pub(crate) fn computes_in_f16(runtime: &Runtime, device: Device<'_>) -> Result<(
 
 /// Lets the shared arena give back what it keeps for runs to come. ONNX Runtime does so at the end of a run that asks for it, and
 /// only there: here of one that adds a number to itself.
-pub(crate) fn let_go_of_memory(runtime: &Runtime) -> Result<(), BackendError> {
+pub(crate) fn trim_memory(runtime: &Runtime) -> Result<(), BackendError> {
     let doing = "give back memory that is kept for later runs";
     let builder = builder(runtime, doing)?.with_env_allocators().map_err(failed(doing))?;
     add(builder, DType::Float32, &OrtControl::that_shrinks_the_arena()?, doing)

@@ -13,7 +13,7 @@ use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
 use crate::streamed::{self, Placed};
-use hpp_engine::port::{Fallback, Keep, SessionSpec};
+use hpp_engine::port::{Fallback, SessionSpec, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
 use ort::device::Device;
@@ -122,7 +122,7 @@ fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
 
 /// Whether weights that are not to be kept in memory can be read from somewhere.
 fn can_come_from_disk(spec: &SessionSpec<'_>, facts: Facts, reporter: &dyn Reporter) -> bool {
-    if spec.keep == Keep::InMemory || !streamed::POSSIBLE {
+    if spec.residency == WeightResidency::InMemory || !streamed::POSSIBLE {
         return false;
     }
     match facts.unsaved {
@@ -151,7 +151,7 @@ fn from_disk(
     (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
     // Tables of which a token reads one row are not packed.
-    let is_table = spec.keep == Keep::Mapped { rows: true };
+    let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
     let prepared = spec.prepared.filter(|_| !is_table && packed);
     let (file, dir) = match &prepared {
         Some(prepared) => {
@@ -184,7 +184,7 @@ fn from_disk(
                 (_, error) => error,
             }
         })?;
-    let weights = Placed { keep: spec.keep, mappings, dir, prepared: prepared.is_some() };
+    let weights = Placed { residency: spec.residency, mappings, dir, prepared: prepared.is_some() };
     Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
 }
 

@@ -6,21 +6,29 @@ use crate::raw::binding::OrtBinding;
 use crate::raw::device::{Place, Turn, memories};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
-use crate::streamed::Kept;
+use crate::streamed::SessionWeights;
 use hpp_engine::BackendError;
-use hpp_engine::port::{ChunkBytes, MemoryId, Port, Session, Tensor, Ticket, Took};
+use hpp_engine::port::{ChunkSize, Interval, MemoryId, Port, Session, Tensor, TimingToken, WeightStream};
 use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
+use std::cell::RefCell;
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
+/// A session of ONNX Runtime and its weights, which both the [`OrtSession`] and its [`OrtWeightStream`] keep alive.
+///
+/// Invariant: `weights` is borrowed while the session runs, so that nothing changes them meanwhile. Fields are dropped in order: the
+/// session keeps mapped what `weights` manages.
+struct SessionCore {
+    weights: RefCell<SessionWeights>,
+    session: RefCell<Released>,
+}
+
 /// A partition in ONNX Runtime.
 pub struct OrtSession {
-    /// In front of the session, whose memory it manages: fields are dropped in order.
-    kept: Kept,
-    session: Released,
+    core: Rc<SessionCore>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     input_names: Vec<CString>,
@@ -31,24 +39,76 @@ pub struct OrtSession {
     /// Where they go on while the host does.
     streams: Option<Arc<Streams>>,
     /// A prepared file that stays mapped.
-    pub(crate) mapped: Option<PathBuf>,
+    mapped: Option<PathBuf>,
+}
+
+/// What a session is made from.
+pub(crate) struct SessionParts {
+    pub session: ort::session::Session,
+    pub weights: SessionWeights,
+    pub places: Vec<Rc<Place>>,
+    pub turn: Turn,
+    pub streams: Option<Arc<Streams>>,
+    pub mapped: Option<PathBuf>,
 }
 
 impl OrtSession {
-    pub(crate) fn new(
-        session: ort::session::Session,
-        kept: Kept,
-        places: Vec<Rc<Place>>,
-        turn: Turn,
-        streams: Option<Arc<Streams>>,
-    ) -> Result<Self, BackendError> {
+    pub(crate) fn new(parts: SessionParts) -> Result<(Self, OrtWeightStream), BackendError> {
+        let SessionParts { session, mut weights, places, turn, streams, mapped } = parts;
         let (inputs_in, outputs_in) = memories(&session, &places)?;
         let inputs = ports(session.inputs(), &inputs_in)?;
         let outputs = ports(session.outputs(), &outputs_in)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
-        let session = Released::new(session);
-        let mapped = None;
-        Ok(OrtSession { kept, session, inputs, outputs, input_names, output_names, places, turn, streams, mapped })
+        let (chunks, is_resident) = (weights.chunks(), weights.is_resident());
+        let session = RefCell::new(Released::new(session));
+        let core = Rc::new(SessionCore { weights: RefCell::new(weights), session });
+        let stream = OrtWeightStream { core: Rc::clone(&core), chunks, is_resident };
+        let session = OrtSession { core, inputs, outputs, input_names, output_names, places, turn, streams, mapped };
+        Ok((session, stream))
+    }
+}
+
+/// The weights of a session that may lie on disk.
+pub struct OrtWeightStream {
+    core: Rc<SessionCore>,
+    chunks: Vec<ChunkSize>,
+    is_resident: bool,
+}
+
+impl WeightStream for OrtWeightStream {
+    fn is_resident(&self) -> bool {
+        self.is_resident
+    }
+
+    fn wants_warm_up(&self) -> bool {
+        self.core.weights.borrow().wants_warm_up()
+    }
+
+    fn sample_resident(&mut self) {
+        self.core.weights.borrow_mut().sample_resident();
+    }
+
+    fn pin_and_stream(&mut self, pinned: u64) -> Result<Option<String>, BackendError> {
+        let weights = &mut *self.core.weights.borrow_mut();
+        let warning = weights.pin_and_stream(pinned)?;
+        (self.chunks, self.is_resident) = (weights.chunks(), weights.is_resident());
+        Ok(warning)
+    }
+
+    fn chunks(&self) -> &[ChunkSize] {
+        &self.chunks
+    }
+
+    fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
+        self.core.weights.borrow_mut().prefetch(chunk)
+    }
+
+    fn wait(&mut self, chunk: usize) -> Result<Interval, BackendError> {
+        self.core.weights.borrow_mut().wait(chunk, hpp_engine::since_start)
+    }
+
+    fn release(&mut self) {
+        self.core.weights.borrow_mut().release();
     }
 }
 
@@ -92,7 +152,7 @@ impl Session for OrtSession {
     }
 
     fn binding(&self) -> Result<OrtBinding, BackendError> {
-        OrtBinding::new(&self.session)
+        OrtBinding::new(&self.core.session.borrow())
     }
 
     fn bind_input(&self, binding: &mut OrtBinding, index: usize, tensor: &OrtTensor) -> Result<(), BackendError> {
@@ -115,48 +175,25 @@ impl Session for OrtSession {
         binding.output_unknown(index, &self.output_names[index], place)
     }
 
-    fn wants_trial(&self) -> bool {
-        self.kept.wants_trial()
-    }
-
-    fn settle(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
-        self.kept.settle(locked)
-    }
-
-    fn chunks(&self) -> &[ChunkBytes] {
-        self.kept.chunks()
-    }
-
-    fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
-        self.kept.begin(chunk)
-    }
-
-    fn finish(&mut self, chunk: usize) -> Result<Took, BackendError> {
-        self.kept.finish(chunk, hpp_engine::since_start)
-    }
-
-    fn release(&mut self) -> Result<(), BackendError> {
-        self.kept.release();
-        Ok(())
-    }
-
-    fn mapped(&self) -> Option<&Path> {
+    fn mapped_file(&self) -> Option<&Path> {
         self.mapped.as_deref()
     }
 
-    fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<Option<Ticket>, BackendError> {
-        self.kept.check()?;
+    fn run(&mut self, binding: &mut OrtBinding, control: &OrtControl) -> Result<Option<TimingToken>, BackendError> {
+        let weights = self.core.weights.borrow();
+        weights.check()?;
+        let session = &mut *self.core.session.borrow_mut();
         let Some(streams) = &self.streams else {
             let _turn = self.turn.take();
-            return binding.run(&mut self.session, control).map(|()| None);
+            return binding.run(session, control).map(|()| None);
         };
         let from = streams.mark()?;
-        binding.begin(&mut self.session, control)?;
-        let ticket = streams.since(from)?;
+        binding.begin(session, control)?;
+        let token = streams.since(from)?;
         if self.outputs.iter().any(|output| output.memory == MemoryId::HOST) {
             streams.wait_for_runs()?;
         }
-        Ok(Some(ticket))
+        Ok(Some(token))
     }
 
     fn take_output(&self, binding: &mut OrtBinding, index: usize) -> Result<OrtTensor, BackendError> {

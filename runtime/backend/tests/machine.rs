@@ -142,7 +142,7 @@ fn memory_kept_for_later_runs_is_given_back() {
     engine.step(&mut sequence, StepInput::Tokens(&[1; 1500]), LogitRows::Last).unwrap();
     let resident = || backend.memory_use().resident.expect("Linux tells") >> 20;
     let before = resident();
-    backend.let_go_of_memory().unwrap();
+    backend.trim_memory().unwrap();
     assert!(resident() + 10 < before, "{before} MiB before, {} after", resident());
     engine.step(&mut sequence, StepInput::Tokens(&[1; 100]), LogitRows::Last).unwrap();
 }

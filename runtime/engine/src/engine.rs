@@ -1,73 +1,32 @@
-//! The engine: a plan, loaded. It obeys the plan's schedule and makes no choices of its own.
+//! The engine: a loaded plan and its public operations. It follows the plan's schedule and makes no choices of its own.
 
-use crate::area::{Area, Areas};
-use crate::boundary::Boundary;
-use crate::cancel::{Attached, CancelHandle};
+use crate::buffers::BufferPool;
+use crate::cancel::CancelHandle;
 use crate::error::EngineError;
-use crate::feed::Feed;
-use crate::meter::Meter;
+use crate::ids::{Id, PartitionId, StageId};
 use crate::options::EngineOptions;
 use crate::port::Backend;
+use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::sequence::{History, Sequence};
-use crate::slots::Slots;
-use crate::stage::{Act, Bound, Stage};
-use crate::state::{StateLayout, Store};
-use crate::supply::Supply;
+use crate::runtime::{LogitRows, NamedTensors, Runtime, Sequence, Step, StepInput};
 use crate::telemetry::{PassTelemetry, Telemetry};
-use crate::tensor::HostTensor;
-use crate::visit::Visits;
-use crate::watch::Watch;
-use hpp_schema::{ModelKind, Plan, Timeline};
-use std::collections::{BTreeMap, BTreeSet};
+use crate::tensor::{HostTensor, Logits};
+use hpp_schema::{Plan, Residency, Timeline};
+use std::collections::BTreeMap;
 use std::path::Path;
+
+static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
 
 /// A plan, loaded and ready. Lives on the thread that made it.
 pub struct Engine<B: Backend> {
-    pub(crate) plan: Plan,
-    pub(crate) areas: Areas<B>,
-    pub(crate) control: B::Control,
-    pub(crate) cancel: CancelHandle,
-    /// Keeps `control` within the reach of `cancel`.
-    pub(crate) _attached: Attached,
-    pub(crate) stages: Vec<Stage>,
-    pub(crate) sessions: Vec<B::Session>,
-    /// For each phase the stage of each partition.
-    pub(crate) by_phase: [Vec<usize>; 2],
-    pub(crate) feeds: Vec<Feed<B>>,
-    pub(crate) boundaries: Vec<Boundary<B>>,
-    pub(crate) layouts: Vec<StateLayout>,
-    pub(crate) visits: Visits<B>,
-    /// Number of the boundary that carries the next-token scores.
-    pub(crate) logits: Option<usize>,
-    /// What each phase does, in order.
-    pub(crate) acts: [Vec<Act>; 2],
-    pub(crate) context: u64,
-    /// What is read from disk.
-    pub(crate) reading: Supply,
-    /// Weights that are inputs of sessions.
-    pub(crate) slots: Slots<B>,
-    pub(crate) meter: Meter,
-    pub(crate) taps: Taps,
-    /// Bytes on their way from a device to the caller.
-    pub(crate) scratch: Vec<u8>,
-    /// Files that must not be written to.
-    pub(crate) watch: Watch,
-}
-
-/// Outputs asked to be read back after each pass.
-#[derive(Debug, Default)]
-pub(crate) struct Taps {
-    /// Counts the times the set changed.
-    pub version: u64,
-    pub wanted: BTreeSet<usize>,
-    pub read: BTreeMap<String, HostTensor>,
+    pub(crate) program: Program,
+    pub(crate) runtime: Runtime<B>,
 }
 
 impl<B: Backend> Engine<B> {
-    /// Checks a plan and its files, loads its partitions, and is then ready to run.
+    /// Checks a plan and its files, and loads its partitions.
     ///
-    /// `dir` is the directory the plan lies in.
+    /// `dir` is the directory of the plan. Errors list everything that is wrong with the plan or its files.
     pub fn load(
         plan: &Plan,
         dir: &Path,
@@ -80,21 +39,53 @@ impl<B: Backend> Engine<B> {
 
     /// Starts a new text.
     pub fn new_sequence(&mut self) -> Result<Sequence<B>, EngineError> {
-        let stores =
-            self.layouts.iter().map(|layout| Store::new(layout, &self.areas)).collect::<Result<Vec<_>, _>>()?;
-        let limit = self.layouts.iter().map(|layout| layout.limit(self.context)).min().unwrap_or(self.context);
-        let bound = self.bindings()?;
-        self.meter.telemetry.state_bytes += stores.iter().map(Store::bytes).sum::<u64>();
-        let (taps, history) = (self.taps.version, History::default());
-        Ok(Sequence { length: 0, limit, stores, bound, taps, history, interrupted: false })
+        self.runtime.new_sequence(&self.program)
     }
 
-    /// Empty bindings, one for each stage.
-    pub(crate) fn bindings(&self) -> Result<Vec<Bound<B>>, EngineError> {
-        let bind = |stage: &Stage| {
-            Bound::new(stage, &self.sessions[stage.session]).map_err(|source| stage.failed("being bound", source))
-        };
-        self.stages.iter().map(bind).collect()
+    /// Appends tokens to a sequence and returns next-token logits `[rows, vocab]`.
+    pub fn step(
+        &mut self,
+        sequence: &mut Sequence<B>,
+        input: StepInput<'_>,
+        rows: LogitRows,
+    ) -> Result<Logits, EngineError> {
+        let mut logits = Logits::default();
+        self.step_into(sequence, input, rows, &mut logits)?;
+        Ok(logits)
+    }
+
+    /// [`step`](Self::step) into logits that are reused, so that decoding allocates nothing.
+    pub fn step_into(
+        &mut self,
+        sequence: &mut Sequence<B>,
+        input: StepInput<'_>,
+        rows: LogitRows,
+        logits: &mut Logits,
+    ) -> Result<(), EngineError> {
+        self.step_with(sequence, input, rows, &NO_EXTRA_INPUTS, logits)
+    }
+
+    /// [`step_into`](Self::step_into) for models with further inputs, by name.
+    pub fn step_with(
+        &mut self,
+        sequence: &mut Sequence<B>,
+        input: StepInput<'_>,
+        rows: LogitRows,
+        extra: &BTreeMap<String, HostTensor>,
+        logits: &mut Logits,
+    ) -> Result<(), EngineError> {
+        self.runtime.step_with(&self.program, sequence, Step { input, rows, extra, logits })
+    }
+
+    /// Truncates a sequence to its first `length` tokens and returns true; or changes nothing and returns false if a state cannot
+    /// drop the others. Then the text must be computed again in a new sequence.
+    pub fn truncate(&self, sequence: &mut Sequence<B>, length: u64) -> bool {
+        sequence.truncate(&self.program, length)
+    }
+
+    /// Runs every partition once on named inputs and returns the model's outputs, including states.
+    pub fn infer(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, EngineError> {
+        self.runtime.infer(&self.program, inputs)
     }
 
     /// Gives a sequence a state that the model only reads, such as the keys and values of an encoder's output.
@@ -104,93 +95,123 @@ impl<B: Backend> Engine<B> {
         past: &str,
         tensor: &HostTensor,
     ) -> Result<(), EngineError> {
-        let at = self.layouts.iter().position(|layout| layout.past == past).ok_or_else(|| EngineError::WrongInput {
-            name: past.to_owned(),
-            why: "the plan has no such state".into(),
-        })?;
-        sequence.stores[at].give(&self.layouts[at], &self.areas, tensor)
+        sequence.give_state(&self.program, &self.runtime.pool, past, tensor)
     }
 
-    /// Asks for outputs of partitions to be read back after each pass; replaces what was asked before. Names that no
-    /// partition has are an error.
+    /// Sets which partition outputs are read back after each pass; an error if no partition has an output of such a name.
     pub fn set_taps<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) -> Result<(), EngineError> {
-        let number = |name: &str| {
-            self.boundaries
-                .iter()
-                .position(|boundary| boundary.name == name)
-                .ok_or_else(|| EngineError::WrongOutput { name: name.to_owned(), why: "no partition has it".into() })
+        let Runtime { taps, boundaries, .. } = &mut self.runtime;
+        let find = |name: &str| {
+            let found = boundaries.position(|boundary| boundary.name == name);
+            found.ok_or_else(|| EngineError::WrongOutput { name: name.to_owned(), why: "no partition has it".into() })
         };
-        self.taps.wanted = names.into_iter().map(number).collect::<Result<_, _>>()?;
-        self.taps.read.clear();
-        self.taps.version += 1;
+        taps.wanted = names.into_iter().map(find).collect::<Result<_, _>>()?;
+        taps.read.clear();
+        taps.version += 1;
         Ok(())
     }
 
-    /// What the last pass left in the outputs that [`set_taps`](Self::set_taps) asked for.
+    /// The outputs of the last pass that [`set_taps`](Self::set_taps) asked for.
     pub fn taps(&self) -> &BTreeMap<String, HostTensor> {
-        &self.taps.read
+        &self.runtime.taps.read
     }
 
-    /// Stops this engine from any thread.
+    /// Keeps a partition's weights on their device from now on, or streams them before each run. They must be inputs of its file,
+    /// and to be streamed the device must have a ring. On an error nothing has changed.
+    pub fn set_residency(&mut self, partition: &str, residency: Residency) -> Result<(), EngineError> {
+        let (id, _) = self.find_partition(partition)?;
+        let Runtime { pool, weights, .. } = &mut self.runtime;
+        let stages = self.program.stages.entries().filter(|(_, stage)| stage.partition == id);
+        let stage = stages.map(|(stage, _)| stage).find(|stage| weights.device.can_move(*stage));
+        let stage = stage.ok_or_else(|| cannot_move(partition, "its weights are constants of its session"))?;
+        match residency {
+            Residency::Resident => {
+                let failed = |source| EngineError::Memory { what: format!("the weights of {partition}"), source };
+                weights.device.make_resident(pool, stage).map_err(failed)?;
+            }
+            Residency::Streamed => {
+                weights.device.make_streamed(stage).map_err(|why| cannot_move(partition, &why))?;
+            }
+            Residency::Mapped => return Err(cannot_move(partition, "weights that are inputs cannot be mapped")),
+        }
+        self.restart_prefetch()
+    }
+
+    /// Runs a partition on another of its devices while decoding: that of prefill, or its own again. Its states stay where they are
+    /// and are staged.
+    pub fn decode_on(&mut self, partition: &str, device: &str) -> Result<(), EngineError> {
+        let (id, stages) = self.find_partition(partition)?;
+        let stage = stages.into_iter().find(|stage| self.program.stages[*stage].device == device);
+        let stage = stage.ok_or_else(|| cannot_move(partition, &format!("the plan does not have it on {device}")))?;
+        self.runtime.route.decode[id] = stage;
+        self.restart_prefetch()
+    }
+
+    fn find_partition(&self, name: &str) -> Result<(PartitionId, Vec<StageId>), EngineError> {
+        let index = self.program.plan.partitions.iter().position(|partition| partition.name == name);
+        let id = index.map(PartitionId::new).ok_or_else(|| cannot_move(name, "the plan has no such partition"))?;
+        let stages = self.program.stages.entries().filter(|(_, stage)| stage.partition == id);
+        Ok((id, stages.map(|(stage, _)| stage).collect()))
+    }
+
+    fn restart_prefetch(&mut self) -> Result<(), EngineError> {
+        let Runtime { weights, route, pool, .. } = &mut self.runtime;
+        weights.device.restart(pool, &self.program.run_order(route))
+    }
+
+    /// Cancels this engine's work from any thread.
     pub fn cancel_handle(&self) -> CancelHandle {
-        self.cancel.clone()
+        self.runtime.cancel.clone()
     }
 
-    /// The plan it obeys.
+    /// The plan.
     pub fn plan(&self) -> &Plan {
-        &self.plan
+        &self.program.plan
     }
 
-    /// Most tokens one sequence can have.
+    /// Most tokens of one sequence.
     pub fn context(&self) -> u64 {
-        self.context
+        self.program.context
     }
 
     /// Whether each step computes the whole sequence again, because the model keeps no state.
     pub fn recomputes(&self) -> bool {
-        self.plan.model.kind == ModelKind::DecoderWithoutCache
+        self.program.recomputes()
     }
 
     /// Times, counts, bytes and memory so far.
     pub fn telemetry(&self) -> Telemetry {
-        Telemetry { memory: self.areas.backend.memory_use(), ..self.meter.telemetry.clone() }
+        let memory = self.pool().backend.memory_use();
+        Telemetry { memory, ..self.runtime.recorder.telemetry.clone() }
     }
 
-    /// The last pass, taken apart.
+    /// The times of the last pass.
     pub fn last_pass(&self) -> &PassTelemetry {
-        &self.meter.pass
+        &self.runtime.recorder.pass
     }
 
-    /// Forgets the times and counts of passes so far, for instance after a warm-up.
+    /// Resets times and counts of passes, for instance after a warm-up.
     pub fn reset_telemetry(&mut self) {
-        self.meter.telemetry.reset_passes();
+        self.runtime.recorder.telemetry.reset_passes();
     }
 
-    /// Begins to record what happens when, and forgets what was recorded before; or stops recording. It is off at first:
-    /// recording allocates for each run of a stage and each copy.
+    /// Starts a new timeline, or stops recording. Off at first: recording allocates for each run and each copy.
     pub fn record_timeline(&mut self, on: bool) {
-        self.meter.record(on.then(|| self.areas.backend.now()));
+        let now = on.then(|| self.pool().backend.now());
+        self.runtime.recorder.record_timeline(now);
     }
 
-    /// What happened since recording began: a lane for each device (`gpu0`, or `gpu0 on the CPU` for its
-    /// stages that run there), for each way between memories and for whole passes.
+    /// The timeline so far: a lane for each device (`gpu0`, or `gpu0 on the CPU` for its stages that run there), for each
+    /// direction between memories, and for whole passes.
     pub fn timeline(&self) -> Timeline {
-        self.meter.timeline()
+        self.runtime.recorder.timeline()
     }
 
-    /// A pass is over when its devices are, and then it is known how long each thing took them.
-    pub(crate) fn wait_for_devices(&mut self) -> Result<(), EngineError> {
-        let Engine { areas, meter, .. } = self;
-        let waited = areas.backend.wait_for_all(&mut |ticket, took| meter.told(ticket, took));
-        waited.map_err(|source| EngineError::Device { source })
-    }
-
-    pub(crate) fn check_cancelled(&self) -> Result<(), EngineError> {
-        if self.cancel.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
+    fn pool(&self) -> &BufferPool<B> {
+        &self.runtime.pool
     }
 }
 
-/// Whether an area still is what a key says.
-pub(crate) fn same<B: Backend>(key: &Option<crate::area::Key>, area: &Area<B>, dims: &[u64]) -> bool {
-    key.as_ref().is_some_and(|key| key.serial == area.serial && key.dims.as_slice() == dims)
+fn cannot_move(partition: &str, why: &str) -> EngineError {
+    EngineError::CannotMove { partition: partition.to_owned(), why: why.to_owned() }
 }

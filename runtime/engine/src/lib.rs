@@ -1,51 +1,38 @@
-//! The engine: loads a plan's partitions through ports, keeps each sequence's state, and follows the plan's schedule.
+//! The engine: loads a plan's partitions through [ports](port), keeps each sequence's state, and follows the plan's schedule.
 //!
-//! It knows no ONNX Runtime, no CUDA, no HTTP and no command line. What runs partitions comes in through [`Backend`];
-//! what a person should know goes out through [`Reporter`].
+//! It knows no ONNX Runtime, no CUDA, no HTTP and no command line. A [`Backend`] runs the partitions; a [`Reporter`] receives
+//! progress and warnings.
+//!
+//! From the bottom up: `buffers` holds tensors between runs, `weights` brings weights to the stages that need them, `program` is
+//! what a plan says and never changes after loading, `runtime` is what a pass changes, `load` makes both.
 
-mod area;
-mod boundary;
+mod buffers;
 mod cancel;
 mod clock;
 mod engine;
 mod error;
-mod feed;
-mod files;
-mod keeping;
+mod ids;
 mod load;
-mod meter;
+#[cfg(any(test, feature = "mock"))]
 pub mod mock;
-mod once;
 mod options;
-mod pass;
+mod partition_bench;
 pub mod port;
-mod ports;
-mod reading;
-mod rehearse;
+mod program;
 mod reporter;
-mod rewind;
-mod sequence;
-mod shape;
-mod slots;
-mod stage;
-mod state;
-mod step;
-mod supply;
+mod runtime;
 mod telemetry;
 mod tensor;
-mod visit;
-mod watch;
+mod weights;
 
 pub use cancel::CancelHandle;
 pub use clock::since_start;
 pub use engine::Engine;
 pub use error::{BackendError, EngineError};
-pub use once::Named;
 pub use options::{EngineOptions, Verify, WeightReads};
+pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use port::{Backend, Fallback};
-pub use rehearse::{Evictor, Rehearsal, Runs};
 pub use reporter::{Reporter, Silent, listed};
-pub use sequence::Sequence;
-pub use step::{LogitRows, StepInput};
-pub use telemetry::{PassTelemetry, Phase, StageTelemetry, Tally, Telemetry};
+pub use runtime::{LogitRows, NamedTensors, Sequence, StepInput};
+pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};

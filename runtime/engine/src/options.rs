@@ -1,4 +1,4 @@
-//! How to load and run a plan, where the plan leaves it to the person.
+//! How to load and run a plan, where the plan leaves it to the user.
 
 use crate::cancel::CancelHandle;
 use crate::port::Fallback;
@@ -6,43 +6,43 @@ use crate::port::Fallback;
 /// How to load a plan.
 #[derive(Clone, Debug, Default)]
 pub struct EngineOptions {
-    /// What to do when a provider is not to be had.
+    /// What to do when a provider is unavailable.
     pub fallback: Fallback,
-    /// Another context than the plan's, in tokens. Only what the model was built for is possible.
+    /// Another context than the plan's, in tokens, up to the model's.
     pub context: Option<u64>,
-    /// How closely files are compared with the plan.
+    /// How closely files are verified.
     pub verify: Verify,
-    /// When weights that are not kept in memory are read.
+    /// When weights that do not stay in memory are read.
     pub weights: WeightReads,
-    /// Host memory that may be pinned for copies to devices, bytes; as much as they can use where nothing is said.
+    /// Most host memory to pin for copies to devices, bytes; as much as they can use if `None`.
     pub pinned: Option<u64>,
-    /// For tests: streams to the host where a device is not to be had, instead of running its file for the host.
+    /// For tests: uses slots on the host where a device is unavailable, instead of running the host's file.
     pub slots_on_host: bool,
-    /// For tests: overwrites each slot with all ones, which in floating point is no number, before weights are copied there.
+    /// For tests: fills each slot with ones, which are NaN in floating point, before weights are copied there.
     pub poison_slots: bool,
-    /// A handle made before loading, so that loading can be stopped too. Without one the engine makes its own.
+    /// A handle made before loading, so that loading can be cancelled too. Without one the engine makes its own.
     pub cancel: Option<CancelHandle>,
 }
 
-/// When weights that are not kept in memory are read. All but the first are there to compare with.
+/// When weights that do not stay in memory are read. All but the first exist for comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightReads {
     /// Ahead of the partition that needs them, while others compute.
     #[default]
-    Ahead,
-    /// When their partition is about to run.
-    OnTime,
-    /// Page by page while it runs, the system deciding what stays in memory.
-    ByTheSystem,
+    Prefetch,
+    /// When their partition runs next.
+    OnDemand,
+    /// By page faults while it runs; the system decides what stays in memory.
+    Mapped,
 }
 
-/// How closely files are compared with what the plan recorded.
+/// How closely files are verified against what the plan recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Every byte where that takes a fraction of a second, or where a file is not known to be as it was when every byte was
-    /// compared last; else length and a hash of samples, which takes milliseconds.
+    /// The full hash where that takes a fraction of a second, or where a file has changed since it was last verified; else length
+    /// and a hash of samples, which takes milliseconds.
     #[default]
     Default,
-    /// Every byte of every file whose whole hash the plan has, and samples of the others.
+    /// The full hash of every file whose full hash the plan has, and samples of the others.
     Full,
 }

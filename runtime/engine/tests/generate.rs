@@ -137,14 +137,14 @@ fn bad_steps_are_refused_with_numbers_and_change_nothing() {
 }
 
 #[test]
-fn a_sequence_goes_back_only_where_its_states_can_forget() {
+fn a_sequence_is_truncated_only_where_its_states_can_drop_tokens() {
     let toy = Toy::new();
     let mut engine = toy.load().unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     say(&mut engine, &mut sequence, &[1, 2, 3]);
     // The toy replaces and appends: nothing can be taken back, and a refusal changes nothing.
-    assert!(!engine.rewind(&mut sequence, 2) && !engine.rewind(&mut sequence, 4));
-    assert!(engine.rewind(&mut sequence, 3));
+    assert!(!engine.truncate(&mut sequence, 2) && !engine.truncate(&mut sequence, 4));
+    assert!(engine.truncate(&mut sequence, 3));
     assert_eq!(say(&mut engine, &mut sequence, &[4]), answer(&[1, 2, 3, 4]));
 }
 

@@ -83,7 +83,7 @@ fn every_tensor_is_a_copy_of_its_own() {
 #[test]
 fn what_goes_on_behind_a_call_is_computing_and_no_copy() {
     let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
-    backend.queue_silently(GPU0);
+    backend.queue_untimed(GPU0);
     let plan = chain(None).set_up(dir.path(), &backend).unwrap();
     let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
@@ -167,7 +167,7 @@ fn state_on_the_host_is_copied_as_far_as_it_is_filled() {
         let filled = sequence.len().next_multiple_of(64);
         assert_eq!(engine.last_pass().copied_bytes, crossings + 2 * 2 * token * filled);
     }
-    assert!(engine.rewind(&mut sequence, 9));
+    assert!(engine.truncate(&mut sequence, 9));
     let again = engine.step(&mut sequence, StepInput::Tokens(&passes[1]), LogitRows::Last).unwrap();
     assert_eq!(again.last()[0], chain.scores(&passes[..2])[1]);
 }

@@ -265,7 +265,7 @@ pub struct VerifyArgs {
     /// What both models read [default: a short sequence of tokens made up from --seed].
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// Named input tensors, for models that generate no text [default: made up from --seed].
+    /// NamedTensors input tensors, for models that generate no text [default: made up from --seed].
     #[arg(long, value_name = "IN.npz")]
     pub inputs: Option<PathBuf>,
     /// Tokens to generate and compare.

@@ -28,7 +28,7 @@ impl DiskReads {
     pub fn new(telemetry: &Telemetry) -> Option<Self> {
         let (bytes, busy_ms) = (telemetry.read_bytes, telemetry.reads.millis());
         let gb_per_second = if busy_ms > 0.0 { bytes as f64 / busy_ms / 1e6 } else { 0.0 };
-        (bytes > 0).then(|| DiskReads { bytes, busy_ms, gb_per_second, stall_ms: millis(telemetry.stalls.time) })
+        (bytes > 0).then(|| DiskReads { bytes, busy_ms, gb_per_second, stall_ms: millis(telemetry.disk_stalls.time) })
     }
 }
 
@@ -77,7 +77,7 @@ mod tests {
         assert_eq!(line(None), "");
         telemetry.read_bytes = 3_000_000_000;
         telemetry.reads.time = Duration::from_millis(2000);
-        telemetry.stalls.time = Duration::from_millis(500);
+        telemetry.disk_stalls.time = Duration::from_millis(500);
         let reads = DiskReads::new(&telemetry).unwrap();
         assert_eq!(reads.gb_per_second, 1.5);
         assert_eq!(
@@ -90,7 +90,7 @@ mod tests {
     fn said(decode: u64, stalls: u64, source: &str) -> Option<String> {
         let mut telemetry = Telemetry { read_bytes: 1_000_000_000, ..Telemetry::default() };
         telemetry.reads.time = Duration::from_millis(decode);
-        telemetry.stalls.time = Duration::from_millis(stalls);
+        telemetry.disk_stalls.time = Duration::from_millis(stalls);
         let generated = Generated {
             tokens: vec![7; 11],
             text: None,

@@ -3,7 +3,7 @@
 use crate::embeddings::Embeddings;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
-use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, Named, Sequence, StepInput};
+use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput};
 
 /// Tokens fed between two looks at Ctrl-C while a long prompt goes in piece by piece.
 const PIECE: usize = 64;
@@ -15,7 +15,7 @@ pub struct Session<B: Backend> {
     /// Every token of the sequence, in order.
     fed: Vec<u32>,
     embeddings: Option<Embeddings>,
-    extra: Named,
+    extra: NamedTensors,
     logits: Logits,
 }
 
@@ -33,7 +33,7 @@ pub enum Fed {
 
 impl<B: Backend> Session<B> {
     /// A session without a text yet.
-    pub fn new(engine: Engine<B>, embeddings: Option<Embeddings>, extra: Named) -> Self {
+    pub fn new(engine: Engine<B>, embeddings: Option<Embeddings>, extra: NamedTensors) -> Self {
         Self { engine, sequence: None, fed: Vec::new(), embeddings, extra, logits: Logits::default() }
     }
 
@@ -115,7 +115,7 @@ impl<B: Backend> Session<B> {
         let common = self.fed.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let wanted = common.min(prompt.len().saturating_sub(1));
         let went_back = match &mut self.sequence {
-            Some(sequence) => wanted > 0 && self.engine.rewind(sequence, wanted as u64),
+            Some(sequence) => wanted > 0 && self.engine.truncate(sequence, wanted as u64),
             None => false,
         };
         let kept = if went_back { wanted } else { 0 };

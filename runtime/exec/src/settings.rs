@@ -63,9 +63,9 @@ pub struct GenerateSettings {
 pub struct RunOnceSettings {
     /// The plan.
     pub plan: PathBuf,
-    /// Named tensors in.
+    /// NamedTensors tensors in.
     pub inputs: PathBuf,
-    /// Named tensors out.
+    /// NamedTensors tensors out.
     pub outputs: PathBuf,
     /// Whether to print JSON.
     pub json: bool,
@@ -192,10 +192,10 @@ impl RuntimeArgs {
             context: self.context,
             verify: if self.verify_weights { Verify::Full } else { Verify::Default },
             weights: match self.weights {
-                _ if self.no_prefetch => WeightReads::OnTime,
-                WeightReadsArg::Ahead => WeightReads::Ahead,
-                WeightReadsArg::OnTime => WeightReads::OnTime,
-                WeightReadsArg::Mapped => WeightReads::ByTheSystem,
+                _ if self.no_prefetch => WeightReads::OnDemand,
+                WeightReadsArg::Ahead => WeightReads::Prefetch,
+                WeightReadsArg::OnTime => WeightReads::OnDemand,
+                WeightReadsArg::Mapped => WeightReads::Mapped,
             },
             pinned: self.pinned.map(|size| size.0),
             slots_on_host: self.slots_on_host,

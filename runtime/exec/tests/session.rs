@@ -3,7 +3,7 @@
 mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
-use hpp_engine::{Engine, EngineOptions, Named, Silent};
+use hpp_engine::{Engine, EngineOptions, NamedTensors, Silent};
 use hpp_exec::interrupt::Interrupt;
 use hpp_exec::session::{Fed, Session};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ fn session(plan: &PlanDir) -> Session<OrtBackend> {
     let backend = OrtBackend::open(&OrtOptions::default(), Arc::new(Silent)).unwrap();
     let dir = plan.path();
     let engine = Engine::load(&plan.plan, dir.parent().unwrap(), &backend, EngineOptions::default(), &Silent).unwrap();
-    Session::new(engine, None, Named::new())
+    Session::new(engine, None, NamedTensors::new())
 }
 
 /// Scores after a text read by itself.

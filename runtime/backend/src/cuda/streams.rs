@@ -9,7 +9,7 @@ use cudarc::driver::result::stream::{StreamKind, create};
 use cudarc::driver::sys::{self, CUevent_flags};
 use cudarc::driver::{CudaContext, CudaEvent, CudaStream, DriverError, result};
 use hpp_engine::BackendError;
-use hpp_engine::port::{Arrived, Ticket, Time, Took};
+use hpp_engine::port::{Interval, Timing, TimingToken, Uploaded};
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ struct State {
     /// Events that nobody uses at present.
     spare: Vec<CudaEvent>,
     /// What tickets stand for, between two events.
-    begun: Vec<(Ticket, Between)>,
+    begun: Vec<(TimingToken, Between)>,
     /// An event that is over, and when that was.
     anchor: Option<(CudaEvent, Duration)>,
 }
@@ -85,7 +85,7 @@ impl Streams {
     }
 
     /// A ticket for what was given to the stream that computes since a mark.
-    pub fn since(&self, from: CudaEvent) -> Result<Ticket, BackendError> {
+    pub fn since(&self, from: CudaEvent) -> Result<TimingToken, BackendError> {
         let to = self.mark()?;
         Ok(self.ticket(Between { from, to }))
     }
@@ -140,11 +140,11 @@ impl Streams {
     }
 
     /// Lets what is given to the stream that computes from now on wait for copies.
-    pub fn arrive(&self, Copied(copied): Copied) -> Result<Arrived, BackendError> {
+    pub fn arrive(&self, Copied(copied): Copied) -> Result<Uploaded, BackendError> {
         let before = self.mark()?;
         self.compute.wait(&copied.to).map_err(failed("order runs behind copies"))?;
-        let copy = Time::Later(self.ticket(copied));
-        Ok(Arrived { copy, stall: Some(self.since(before)?) })
+        let copy = Timing::Pending(self.ticket(copied));
+        Ok(Uploaded { copy, stall: Some(self.since(before)?) })
     }
 
     /// Waits until all runs are over.
@@ -158,14 +158,14 @@ impl Streams {
         self.copies.synchronize().map_err(failed("wait for copies"))
     }
 
-    /// Waits until all runs are over and tells how long they and the copies they needed took.
-    pub fn tell(&self, tell: &mut dyn FnMut(Ticket, Took)) -> Result<(), BackendError> {
+    /// Waits until all runs have finished, and reports their intervals and those of the copies they needed.
+    pub fn report(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
         self.wait_for_runs()?;
         // Taken and put back empty, so that the next pass finds its room.
         let mut begun = std::mem::take(&mut self.state().begun);
         let mut told = Ok(());
         for (ticket, between) in begun.drain(..) {
-            told = told.and_then(|()| self.took(&between).map(|took| tell(ticket, took)));
+            told = told.and_then(|()| self.took(&between).map(|took| report(ticket, took)));
             self.give_back(between.from);
             self.give_back(between.to);
         }
@@ -175,7 +175,7 @@ impl Streams {
     }
 
     /// From when to when something was that is over.
-    fn took(&self, between: &Between) -> Result<Took, BackendError> {
+    fn took(&self, between: &Between) -> Result<Interval, BackendError> {
         let (anchor, at) = match self.state().anchor.take() {
             Some(anchor) => anchor,
             None => self.new_anchor()?,
@@ -185,7 +185,7 @@ impl Streams {
             let since = Duration::from_secs_f64(f64::from(millis.abs()) / 1e3);
             Ok(if millis < 0.0 { at.saturating_sub(since) } else { at + since })
         };
-        let took = when(&between.from).and_then(|from| Ok(Took { from, to: when(&between.to)? }));
+        let took = when(&between.from).and_then(|from| Ok(Interval { start: from, end: when(&between.to)? }));
         self.state().anchor = Some((anchor, at));
         took
     }
@@ -209,8 +209,8 @@ impl Streams {
         Ok((event, hpp_engine::since_start()))
     }
 
-    fn ticket(&self, between: Between) -> Ticket {
-        let ticket = Ticket(TICKETS.fetch_add(1, Ordering::Relaxed));
+    fn ticket(&self, between: Between) -> TimingToken {
+        let ticket = TimingToken(TICKETS.fetch_add(1, Ordering::Relaxed));
         self.state().begun.push((ticket, between));
         ticket
     }

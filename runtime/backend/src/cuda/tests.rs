@@ -5,7 +5,7 @@ use super::feeder::{Feeder, Feeding, Weight};
 use super::streams::{Address, Copied, Streams};
 use crate::raw::Fill;
 use cudarc::driver::sys;
-use hpp_engine::port::{Ticket, Time};
+use hpp_engine::port::{Timing, TimingToken};
 use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::path::PathBuf;
@@ -60,7 +60,7 @@ extern "C" fn look(run: *mut c_void) {
     seen.push(if same { slot[0] } else { u8::MAX });
 }
 
-fn begin_run(streams: &Streams, slot: &[u8], seen: *mut Vec<u8>) -> Ticket {
+fn begin_run(streams: &Streams, slot: &[u8], seen: *mut Vec<u8>) -> TimingToken {
     let from = streams.mark().unwrap();
     let run = Box::new(Run { slot: slot.as_ptr(), bytes: slot.len(), seen });
     // SAFETY: the stream is alive and `look` takes what it is given.
@@ -128,18 +128,18 @@ fn runs_find_their_weights_and_copies_overwrite_nothing_that_is_read() {
                 Coming::Feeding(feeding) => feeding.wait().unwrap(),
             };
             let arrived = streams.arrive(copied).unwrap();
-            let Time::Later(copy) = arrived.copy else { panic!("{arrived:?}") };
+            let Timing::Pending(copy) = arrived.copy else { panic!("{arrived:?}") };
             given.extend([copy.0, arrived.stall.unwrap().0]);
             given.insert(begin_run(&streams, &slots[number % SLOTS], list).0);
             if number + SLOTS < PASSES * STAGES {
                 coming.push(begin(number + SLOTS));
             }
             if (number + 1) % STAGES == 0 {
-                let tell = &mut |ticket: Ticket, took: hpp_engine::port::Took| {
-                    lengths += usize::from(took.to >= took.from);
+                let tell = &mut |ticket: TimingToken, took: hpp_engine::port::Interval| {
+                    lengths += usize::from(took.end >= took.start);
                     assert!(told.insert(ticket.0));
                 };
-                streams.tell(tell).unwrap();
+                streams.report(tell).unwrap();
             }
         }
         let expected: Vec<u8> = (0..PASSES * STAGES).map(|number| (number % STAGES) as u8).collect();

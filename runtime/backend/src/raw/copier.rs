@@ -7,7 +7,7 @@ use super::device::Turn;
 use super::value::Value;
 use super::{Fill, check};
 use hpp_engine::BackendError;
-use hpp_engine::port::Took;
+use hpp_engine::port::Interval;
 use hpp_schema::DType;
 use ort::environment::Environment;
 use ort::sys::OrtValue;
@@ -47,7 +47,7 @@ pub(crate) struct Copier {
 /// Copies that were asked for together.
 pub(crate) struct Copies {
     number: u64,
-    done: Receiver<Result<Took, String>>,
+    done: Receiver<Result<Interval, String>>,
     copier: Rc<Copier>,
     over: bool,
 }
@@ -55,7 +55,7 @@ pub(crate) struct Copies {
 struct Job {
     pieces: Vec<Addresses>,
     turn: Turn,
-    done: Sender<Result<Took, String>>,
+    done: Sender<Result<Interval, String>>,
 }
 
 struct Addresses {
@@ -78,7 +78,7 @@ impl Copier {
                 let copied = job.pieces.iter().try_for_each(|piece| copy(&environment, piece, &job.turn, &mut begun));
                 let to = hpp_engine::since_start();
                 // Whoever asked may be gone.
-                let _ = job.done.send(copied.map(|()| Took { from: begun.unwrap_or(to), to }));
+                let _ = job.done.send(copied.map(|()| Interval { start: begun.unwrap_or(to), end: to }));
             }
         };
         let thread = std::thread::Builder::new().name("hpp-copier".into()).spawn(work)?;
@@ -109,11 +109,11 @@ impl Copier {
 
 impl Copies {
     /// Waits until all of it is copied; from when to when that was.
-    pub fn wait(mut self) -> Result<Took, BackendError> {
+    pub fn wait(mut self) -> Result<Interval, BackendError> {
         self.finish()
     }
 
-    fn finish(&mut self) -> Result<Took, BackendError> {
+    fn finish(&mut self) -> Result<Interval, BackendError> {
         self.over = true;
         let outcome = self.done.recv().unwrap_or_else(|_| Err("the thread that copies is gone".into()));
         // Only now nobody uses the addresses any more.

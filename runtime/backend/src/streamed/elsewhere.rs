@@ -2,7 +2,7 @@
 //! and read them again as it sees fit.
 
 use crate::loading::Loading;
-use hpp_engine::port::{ChunkBytes, Keep, Prepared, Took};
+use hpp_engine::port::{ChunkSize, Interval, Prepared, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -59,7 +59,7 @@ pub(crate) fn forget(_: &[Mapping]) {}
 pub(crate) struct Readers;
 
 /// Weights where ONNX Runtime put them.
-pub(crate) struct Kept;
+pub(crate) struct SessionWeights;
 
 /// Nothing is looked for.
 pub(crate) fn mapped_under(_: &Path) -> std::io::Result<Vec<Mapping>> {
@@ -79,7 +79,7 @@ pub(crate) fn claim<T>(
 #[derive(Default)]
 pub(crate) struct Placed {
     /// How they are to be kept.
-    pub keep: Keep,
+    pub residency: WeightResidency,
     /// None.
     pub mappings: Vec<Mapping>,
     /// Where their files are.
@@ -104,46 +104,59 @@ impl Readers {
     ///
     /// # Safety
     /// None is needed; it is unsafe because it is on Linux.
-    pub unsafe fn keep(&self, placed: Placed, partition: &str, reporter: &dyn Reporter) -> Result<Kept, BackendError> {
-        if placed.keep == Keep::Streamed {
+    pub unsafe fn keep(
+        &self,
+        placed: Placed,
+        partition: &str,
+        reporter: &dyn Reporter,
+    ) -> Result<SessionWeights, BackendError> {
+        if placed.residency == WeightResidency::Streamed {
             let what =
                 "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }
-        Ok(Kept)
+        Ok(SessionWeights)
     }
 }
 
-impl Kept {
-    /// Nothing is to be found out.
-    pub fn wants_trial(&self) -> bool {
+impl SessionWeights {
+    /// Always.
+    pub fn is_resident(&self) -> bool {
+        true
+    }
+
+    /// Never.
+    pub fn wants_warm_up(&self) -> bool {
         false
     }
 
-    /// Nothing to settle.
-    pub fn settle(&mut self, _: u64) -> Result<Option<String>, BackendError> {
+    /// Does nothing.
+    pub fn sample_resident(&mut self) {}
+
+    /// Does nothing.
+    pub fn pin_and_stream(&mut self, _: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
 
-    /// No chunks.
-    pub fn chunks(&self) -> &[ChunkBytes] {
-        &[]
+    /// None.
+    pub fn chunks(&mut self) -> Vec<ChunkSize> {
+        Vec::new()
     }
 
-    /// Nothing to do.
-    pub fn begin(&mut self, _: usize) -> Result<(), BackendError> {
+    /// Does nothing.
+    pub fn prefetch(&mut self, _: usize) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Nothing to wait for.
-    pub fn finish(&mut self, _: usize, _: impl Fn() -> Duration) -> Result<Took, BackendError> {
-        Ok(Took::default())
+    /// Does nothing.
+    pub fn wait(&mut self, _: usize, _: impl Fn() -> Duration) -> Result<Interval, BackendError> {
+        Ok(Interval::default())
     }
 
-    /// Nothing to give back.
+    /// Does nothing.
     pub fn release(&mut self) {}
 
-    /// Everything is there.
+    /// All weights are in memory.
     pub fn check(&self) -> Result<(), BackendError> {
         Ok(())
     }

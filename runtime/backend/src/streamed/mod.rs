@@ -32,7 +32,7 @@ pub use rate::read_rate;
 use crate::os;
 use dense::Span;
 use frames::Frames;
-use hpp_engine::port::{ChunkBytes, Keep, Took};
+use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use open_files::OpenFiles;
 use reader::Reader;
@@ -59,11 +59,11 @@ pub(crate) struct Readers {
 }
 
 /// How the weights of one session are kept. Must be dropped before the session.
-pub(crate) enum Kept {
+pub(crate) enum SessionWeights {
     /// Where ONNX Runtime put them: in memory, or mapped.
     InMemory,
     /// To be streamed, and mapped from their file until it is settled how much of them stays.
-    Unsettled(Unsettled),
+    Pending(PendingWeights),
     /// In part in memory; the rest is read before each run.
     Streamed(Weights),
     /// On disk, read page by page while a run touches them.
@@ -71,7 +71,7 @@ pub(crate) enum Kept {
 }
 
 /// Weights that will be streamed.
-pub(crate) struct Unsettled {
+pub(crate) struct PendingWeights {
     trial: Trial,
     /// What of them is stored densely.
     spans: Vec<Span>,
@@ -83,7 +83,7 @@ pub(crate) struct Unsettled {
 #[derive(Default)]
 pub(crate) struct Placed {
     /// How they are to be kept.
-    pub keep: Keep,
+    pub residency: WeightResidency,
     /// What the session has mapped of files under `dir`, and nothing else ([`claim`]).
     pub mappings: Vec<Mapping>,
     pub dir: PathBuf,
@@ -96,20 +96,25 @@ impl Readers {
     ///
     /// # Safety
     /// `placed.mappings` must be the session's alone, as [`claim`] returns them. The session must live longer than what is
-    /// returned and must run only after [`Kept::check`].
-    pub unsafe fn keep(&self, placed: Placed, partition: &str, reporter: &dyn Reporter) -> Result<Kept, BackendError> {
-        let Placed { keep, mappings, dir, prepared } = placed;
-        if matches!(keep, Keep::InMemory | Keep::Mapped { rows: false }) {
-            return Ok(Kept::InMemory);
+    /// returned and must run only after [`SessionWeights::check`].
+    pub unsafe fn keep(
+        &self,
+        placed: Placed,
+        partition: &str,
+        reporter: &dyn Reporter,
+    ) -> Result<SessionWeights, BackendError> {
+        let Placed { residency, mappings, dir, prepared } = placed;
+        if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
+            return Ok(SessionWeights::InMemory);
         }
-        if keep != Keep::Streamed {
-            return Ok(Kept::OnDemand(OnDemand::new(mappings)));
+        if residency != WeightResidency::Streamed {
+            return Ok(SessionWeights::OnDemand(OnDemand::new(mappings)));
         }
         if mappings.is_empty() {
             reporter.warning(&format!(
                 "the weights of {partition} stay in memory: they are inside its file, so there is nothing to read them from"
             ));
-            return Ok(Kept::InMemory);
+            return Ok(SessionWeights::InMemory);
         }
         // Making a session leaves about a MiB of freed memory, which the heap would keep, and which weights could have.
         os::trim_heap();
@@ -117,7 +122,12 @@ impl Readers {
         let spans = if prepared { dense::spans(&dir) } else { Ok(Vec::new()) };
         let spans = spans.map_err(reading(partition))?;
         self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
-        Ok(Kept::Unsettled(Unsettled { trial, spans, readers: self.clone(), partition: partition.to_owned() }))
+        Ok(SessionWeights::Pending(PendingWeights {
+            trial,
+            spans,
+            readers: self.clone(),
+            partition: partition.to_owned(),
+        }))
     }
 
     fn reader(&self) -> io::Result<Rc<Reader>> {
@@ -129,15 +139,15 @@ impl Readers {
     }
 }
 
-impl Unsettled {
-    fn settle(self, locked: u64) -> Result<(Weights, Option<String>), BackendError> {
-        let Unsettled { trial, spans, readers, partition } = self;
+impl PendingWeights {
+    fn pin_and_stream(self, pinned: u64) -> Result<(Weights, Option<String>), BackendError> {
+        let PendingWeights { trial, spans, readers, partition } = self;
         let failed = reading(&partition);
         let shared = (readers.reader().map_err(&failed)?, Rc::clone(&readers.frames), Arc::clone(&readers.files));
-        // SAFETY: the mappings are this session's alone, which lives longer and runs only after `Kept::check` (the promises made
-        // to `Readers::keep`); ONNX Runtime maps external weights privately and only reads them; nothing runs meanwhile, since
-        // whoever runs the session needs it mutably too.
-        let mut weights = unsafe { Weights::take_over(shared, trial.used(), &spans, locked) }.map_err(&failed)?;
+        // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
+        // to `Readers::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
+        // borrows the session's weights (`SessionCore`).
+        let mut weights = unsafe { Weights::take_over(shared, trial.used(), &spans, pinned) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(
@@ -149,18 +159,30 @@ impl Unsettled {
     }
 }
 
-impl Kept {
-    /// Whether runs before [`settle`](Self::settle) would tell which weights are used.
-    pub fn wants_trial(&self) -> bool {
-        matches!(self, Kept::Unsettled(unsettled) if unsettled.trial.is_wanted())
+impl SessionWeights {
+    /// Whether the weights stay where they are, so that no run needs a fetch or a release.
+    pub fn is_resident(&self) -> bool {
+        matches!(self, SessionWeights::InMemory)
     }
 
-    /// Reads what stays and lets go of the rest; what a person should know of it.
-    pub fn settle(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
-        match std::mem::replace(self, Kept::InMemory) {
-            Kept::Unsettled(unsettled) => {
-                let (weights, warning) = unsettled.settle(locked)?;
-                *self = Kept::Streamed(weights);
+    /// Whether warm-up runs would show which weights runs read.
+    pub fn wants_warm_up(&self) -> bool {
+        matches!(self, SessionWeights::Pending(pending) if pending.trial.is_wanted())
+    }
+
+    /// After a warm-up run: records which pages it touched, and drops them.
+    pub fn sample_resident(&mut self) {
+        if let SessionWeights::Pending(pending) = self {
+            pending.trial.look();
+        }
+    }
+
+    /// Reads and pins up to `pinned` bytes, and drops the rest; a warning for the user, if there is one.
+    pub fn pin_and_stream(&mut self, pinned: u64) -> Result<Option<String>, BackendError> {
+        match std::mem::replace(self, SessionWeights::InMemory) {
+            SessionWeights::Pending(pending) => {
+                let (weights, warning) = pending.pin_and_stream(pinned)?;
+                *self = SessionWeights::Streamed(weights);
                 Ok(warning)
             }
             other => {
@@ -170,45 +192,43 @@ impl Kept {
         }
     }
 
-    /// Bytes of each chunk that is read before a run.
-    pub fn chunks(&self) -> &[ChunkBytes] {
+    /// The weights that are read before each run, if there are any.
+    fn streamed(&mut self) -> Option<&mut Weights> {
         match self {
-            Kept::Streamed(weights) => weights.bytes(),
-            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => &[],
+            SessionWeights::Streamed(weights) => Some(weights),
+            SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::OnDemand(_) => None,
         }
     }
 
-    /// Begins to read a chunk.
-    pub fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
-        match self {
-            Kept::Streamed(weights) => weights.begin(chunk),
-            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(()),
-        }
+    /// The chunks that are read before each run.
+    pub fn chunks(&mut self) -> Vec<ChunkSize> {
+        self.streamed().map_or(Vec::new(), |weights| weights.bytes().to_vec())
+    }
+
+    /// Starts to read a chunk.
+    pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
+        self.streamed().map_or(Ok(()), |weights| weights.begin(chunk))
     }
 
     /// Waits for a chunk.
-    pub fn finish(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Took, BackendError> {
-        match self {
-            Kept::Streamed(weights) => weights.finish(chunk, now),
-            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(Took::default()),
-        }
+    pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
+        self.streamed().map_or(Ok(Interval::default()), |weights| weights.finish(chunk, now))
     }
 
-    /// Gives memory back after a run.
+    /// Evicts what the last run used.
     pub fn release(&mut self) {
         match self {
-            Kept::Streamed(weights) => weights.release(),
-            Kept::OnDemand(pages) => pages.release(),
-            Kept::Unsettled(unsettled) => unsettled.trial.look(),
-            Kept::InMemory => {}
+            SessionWeights::Streamed(weights) => weights.release(),
+            SessionWeights::OnDemand(pages) => pages.release(),
+            SessionWeights::Pending(_) | SessionWeights::InMemory => {}
         }
     }
 
     /// Refuses a run while a chunk is absent.
     pub fn check(&self) -> Result<(), BackendError> {
         match self {
-            Kept::Streamed(weights) => weights.check(),
-            Kept::InMemory | Kept::Unsettled(_) | Kept::OnDemand(_) => Ok(()),
+            SessionWeights::Streamed(weights) => weights.check(),
+            SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::OnDemand(_) => Ok(()),
         }
     }
 }

@@ -8,7 +8,7 @@ use super::memory::Memory;
 use super::open_files::OpenFiles;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
-use hpp_engine::port::{ChunkBytes, Took};
+use hpp_engine::port::{ChunkSize, Interval};
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub(crate) struct Weights {
     reader: Rc<Reader>,
     /// Bytes of each chunk.
-    bytes: Vec<ChunkBytes>,
+    bytes: Vec<ChunkSize>,
     chunks: Vec<Chunk>,
     /// The memory that chunks fill.
     memory: Memory,
@@ -93,13 +93,13 @@ impl Weights {
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { Memory::new(frames, &runs) };
         let taken = memory.taken_by(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
-        let bytes_of = |(chunk, held): (&Chunk, u64)| ChunkBytes { held, read: chunk.read.length as u64 };
+        let bytes_of = |(chunk, held): (&Chunk, u64)| ChunkSize { resident: held, stored: chunk.read.length as u64 };
         let bytes = chunks.iter().zip(taken).map(bytes_of).collect();
         Ok(Weights { reader, bytes, chunks, memory, unlocked })
     }
 
     /// Bytes of each chunk.
-    pub fn bytes(&self) -> &[ChunkBytes] {
+    pub fn bytes(&self) -> &[ChunkSize] {
         &self.bytes
     }
 
@@ -123,7 +123,7 @@ impl Weights {
     }
 
     /// Waits for a chunk; from when to when it was read, `now` being the time at the return.
-    pub fn finish(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Took, BackendError> {
+    pub fn finish(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
         let chunk = &mut self.chunks[chunk];
         let State::Reading(ticket) = chunk.state else { return Err(misfit("nobody reads it")) };
         let waited = self.reader.wait(ticket);
@@ -133,7 +133,7 @@ impl Weights {
             cause: error.to_string(),
         })?;
         let now = now();
-        Ok(Took { from: now.saturating_sub(began), to: now.saturating_sub(ended) })
+        Ok(Interval { start: now.saturating_sub(began), end: now.saturating_sub(ended) })
     }
 
     /// Gives the memory of all chunks back.
@@ -230,7 +230,7 @@ mod tests {
         };
         let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
-        let bytes = vec![ChunkBytes { held: BYTES as u64, read: BYTES as u64 }; 2];
+        let bytes = vec![ChunkSize { resident: BYTES as u64, stored: BYTES as u64 }; 2];
         let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
         // SAFETY: pages of this test, which outlive the weights.
         let memory = unsafe { Memory::new(Rc::default(), &filled) };
@@ -297,9 +297,9 @@ mod tests {
                     assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
                     weights.release();
                 }
-                let held: u64 = weights.bytes().iter().map(|chunk| chunk.held).sum();
+                let held: u64 = weights.bytes().iter().map(|chunk| chunk.resident).sum();
                 assert!(bytes.len() as u64 - held <= locked + SECTOR && all.len() == 1);
-                read.push(weights.bytes().iter().map(|chunk| chunk.read).sum::<u64>());
+                read.push(weights.bytes().iter().map(|chunk| chunk.stored).sum::<u64>());
                 drop((weights, map));
             }
             // 167,936 bytes as they are; 16,384 for sums and scales, half of the rest for numbers. What

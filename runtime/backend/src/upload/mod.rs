@@ -20,7 +20,7 @@ use crate::raw::value::Value;
 use crate::streamed::{DirectFile, DirectReads, SECTOR};
 use file::WeightFile;
 use hpp_engine::BackendError;
-use hpp_engine::port::{Arrived, Hold, MemoryId, Time, Took, WeightSpec};
+use hpp_engine::port::{HostCopy, Interval, MemoryId, Timing, Uploaded, WeightLocation};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -77,7 +77,7 @@ struct Weight {
 pub struct Upload(State);
 
 enum State {
-    Over(Took),
+    Done(Interval),
     /// A thread copies.
     UnderWay(Copies),
     /// A device's stream has all of it.
@@ -87,11 +87,12 @@ enum State {
 }
 
 impl Upload {
-    pub(crate) fn arrive(self) -> Result<Arrived, BackendError> {
-        let known = |took| Arrived { copy: Time::Known(took), stall: None };
+    /// Waits for the copy, or orders it before the device's later runs.
+    pub(crate) fn wait(self) -> Result<Uploaded, BackendError> {
+        let measured = |interval| Uploaded { copy: Timing::Measured(interval), stall: None };
         match self.0 {
-            State::Over(took) => Ok(known(took)),
-            State::UnderWay(copies) => copies.wait().map(known),
+            State::Done(interval) => Ok(measured(interval)),
+            State::UnderWay(copies) => copies.wait().map(measured),
             State::Queued(streams, copied) => streams.arrive(copied),
             State::Feeding(streams, feeding) => streams.arrive(feeding.wait()?),
         }
@@ -133,7 +134,7 @@ impl Uploads {
     }
 
     /// Opens the files of some weights and puts them where they are to be held.
-    pub fn source(&self, weights: &[WeightSpec], memory: MemoryId, hold: Hold) -> Result<Source, BackendError> {
+    pub fn source(&self, weights: &[WeightLocation], memory: MemoryId, hold: HostCopy) -> Result<Source, BackendError> {
         let mut by_size: Vec<usize> = (0..weights.len()).collect();
         by_size.sort_by_key(|at| weights[*at].bytes);
         let mut left = hold.pinned;
@@ -143,9 +144,9 @@ impl Uploads {
             stays[at] = weights[at].bytes <= left;
             left = if stays[at] { left - weights[at].bytes } else { 0 };
         }
-        let open = |(spec, stays): (&WeightSpec, &bool)| {
+        let open = |(spec, stays): (&WeightLocation, &bool)| {
             let file = self.open(spec)?;
-            let forget = hold.forget;
+            let forget = hold.bypass_page_cache;
             let pinned = if *stays { self.put(memory, &file, spec, forget)? } else { None };
             let direct = if forget { self.open_direct(spec)? } else { None };
             let (offset, bytes) = (spec.offset, spec.bytes);
@@ -159,7 +160,7 @@ impl Uploads {
         &self,
         memory: MemoryId,
         file: &WeightFile,
-        spec: &WeightSpec,
+        spec: &WeightLocation,
         forget: bool,
     ) -> Result<Option<(Memory, Rc<Place>, u64)>, BackendError> {
         let mut all = self.0.pinned.borrow_mut();
@@ -174,7 +175,7 @@ impl Uploads {
         Ok(Some((pinned.memory.clone(), Rc::clone(&pinned.place), offset)))
     }
 
-    fn open(&self, spec: &WeightSpec) -> Result<Arc<WeightFile>, BackendError> {
+    fn open(&self, spec: &WeightLocation) -> Result<Arc<WeightFile>, BackendError> {
         let mut files = self.0.files.borrow_mut();
         if let Some(file) = files.get(&spec.file).and_then(Weak::upgrade) {
             return Ok(file);
@@ -185,7 +186,7 @@ impl Uploads {
     }
 
     /// The same file for direct reads; `None` where its file system has none. Weights of one file share it.
-    fn open_direct(&self, spec: &WeightSpec) -> Result<Option<Arc<DirectFile>>, BackendError> {
+    fn open_direct(&self, spec: &WeightLocation) -> Result<Option<Arc<DirectFile>>, BackendError> {
         let mut files = self.0.direct_files.borrow_mut();
         if let Some(file) = files.get(&spec.file).and_then(Weak::upgrade) {
             return Ok(Some(file));
@@ -200,7 +201,7 @@ impl Uploads {
     /// Begins to copy each weight into the buffer that stands in its place.
     pub fn begin(&self, runtime: &Runtime, source: &Source, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {
         let Some(place) = to.first().map(|buffer| &buffer.place).filter(|place| place.id != MemoryId::HOST) else {
-            return on_host(source, to).map(|took| Upload(State::Over(took)));
+            return on_host(source, to).map(|interval| Upload(State::Done(interval)));
         };
         if let Some(streams) = &place.streams {
             return self.queue(runtime, source, to, (place, streams)).map(Upload);
@@ -336,7 +337,7 @@ impl Weight {
     }
 }
 
-fn cannot_open(spec: &WeightSpec) -> impl Fn(std::io::Error) -> BackendError + '_ {
+fn cannot_open(spec: &WeightLocation) -> impl Fn(std::io::Error) -> BackendError + '_ {
     move |error| BackendError::Runtime { doing: format!("open {}", spec.file.display()), cause: error.to_string() }
 }
 
@@ -345,8 +346,8 @@ fn no_thread(error: std::io::Error) -> BackendError {
 }
 
 /// To a session that is on the host after all.
-fn on_host(source: &Source, to: &[&OrtBuffer]) -> Result<Took, BackendError> {
-    let from = hpp_engine::since_start();
+fn on_host(source: &Source, to: &[&OrtBuffer]) -> Result<Interval, BackendError> {
+    let start = hpp_engine::since_start();
     let mut bytes = Vec::new();
     for (weight, buffer) in source.weights.iter().zip(to) {
         let Memory::Host(host) = &buffer.memory else { continue };
@@ -355,7 +356,7 @@ fn on_host(source: &Source, to: &[&OrtBuffer]) -> Result<Took, BackendError> {
         read.map_err(|cause| BackendError::Runtime { doing: "read weights".into(), cause })?;
         host.write(0, &bytes)?;
     }
-    Ok(Took { from, to: hpp_engine::since_start() })
+    Ok(Interval { start, end: hpp_engine::since_start() })
 }
 
 #[cfg(test)]
@@ -379,10 +380,10 @@ mod tests {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let file = dir.path().canonicalize().unwrap().join("weights");
         std::fs::write(&file, vec![1; 64 << 10]).unwrap();
-        let specs: Vec<WeightSpec> =
-            (0..200).map(|at| WeightSpec { file: file.clone(), offset: at * 100, bytes: 100 }).collect();
+        let specs: Vec<WeightLocation> =
+            (0..200).map(|at| WeightLocation { file: file.clone(), offset: at * 100, bytes: 100 }).collect();
         let uploads = Uploads::default();
-        let hold = Hold { pinned: 0, forget: true };
+        let hold = HostCopy { pinned: 0, bypass_page_cache: true };
         let stages: Vec<Source> =
             specs.chunks(20).map(|specs| uploads.source(specs, MemoryId(1), hold).unwrap()).collect();
         let all = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
@@ -400,9 +401,9 @@ mod tests {
         let memory = Memory::Host(Rc::new(HostMemory::reserve(1 << 20).unwrap()));
         let pinned = Pinned { memory, place: Rc::new(Place::host()), bytes: 1 << 20, used: 0 };
         backend.uploads.0.pinned.borrow_mut().insert(MemoryId(1), pinned);
-        let hold = Hold { pinned: u64::MAX, forget: false };
-        let spec = |offset: u64, bytes: u64| [WeightSpec { file: file.clone(), offset, bytes }];
-        let source = |spec: &[WeightSpec]| backend.uploads.source(spec, MemoryId(1), hold);
+        let hold = HostCopy { pinned: u64::MAX, bypass_page_cache: false };
+        let spec = |offset: u64, bytes: u64| [WeightLocation { file: file.clone(), offset, bytes }];
+        let source = |spec: &[WeightLocation]| backend.uploads.source(spec, MemoryId(1), hold);
         assert!(source(&spec(100, 1000)).unwrap().weights[0].pinned.is_some());
         let error = source(&spec(9000, 2000)).err().expect("the file is shorter").to_string();
         assert!(error.contains(file.to_str().unwrap()) && error.contains("make the plan again"), "{error}");
@@ -413,11 +414,11 @@ mod tests {
     #[test]
     fn a_file_that_was_replaced_is_read_anew_and_one_in_use_must_not_be() {
         for forget in [false, true] {
-            let hold = Hold { pinned: 0, forget };
+            let hold = HostCopy { pinned: 0, bypass_page_cache: forget };
             let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
             let file = dir.path().join("weights");
             let contents = |first: u32| -> Vec<u8> { (first..first + 20_000).map(|at| (at % 251) as u8).collect() };
-            let specs = [WeightSpec { file: file.clone(), offset: 5003, bytes: 9001 }];
+            let specs = [WeightLocation { file: file.clone(), offset: 5003, bytes: 9001 }];
             let uploads = Uploads::default();
             let source = || uploads.source(&specs, MemoryId(1), hold).unwrap();
             std::fs::write(&file, contents(0)).unwrap();

@@ -1,9 +1,9 @@
-//! A disk on the mock's clock: one read after the other at a constant rate, and the laws of reading weights.
+//! A disk on the mock's clock: one read after the other at a constant rate, with checks of the streaming contract.
 
 use super::VirtualClock;
 use super::tensor::misfit;
 use crate::error::BackendError;
-use crate::port::{ChunkBytes, Took};
+use crate::port::{ChunkSize, Interval, WeightResidency, WeightStream};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -15,123 +15,161 @@ pub struct MockDisk(Rc<Drive>);
 #[derive(Debug, Default)]
 struct Drive {
     bytes_per_ms: Cell<f64>,
-    /// Bytes of memory that each byte read fills; as many where it is 0.
-    density: Cell<u64>,
-    /// When the last read that was begun ends.
+    /// Bytes in memory for each byte on disk; 0 for 1.
+    compression: Cell<u64>,
+    /// When the last read ends.
     busy_until: Cell<Duration>,
     held: Cell<u64>,
-    most_held: Cell<u64>,
-    /// The next read fails so.
-    breaks: RefCell<Option<String>>,
+    peak_held: Cell<u64>,
+    /// The error of the next read.
+    next_error: RefCell<Option<String>>,
 }
 
 impl MockDisk {
-    /// What it reads, in bytes per millisecond.
+    /// Sets its rate, in bytes per millisecond.
     pub fn reads_at(&self, bytes_per_ms: f64) {
         self.0.bytes_per_ms.set(bytes_per_ms);
     }
 
-    /// Stores weights so densely that each byte read fills so many.
-    pub fn stores(&self, density: u64) {
-        self.0.density.set(density);
+    /// Stores weights compressed: `compression` bytes in memory for each on disk.
+    pub fn compresses(&self, compression: u64) {
+        self.0.compression.set(compression);
     }
 
     /// Makes the next read fail.
-    pub fn breaks(&self, why: &str) {
-        *self.0.breaks.borrow_mut() = Some(why.to_owned());
+    pub fn fails(&self, why: &str) {
+        *self.0.next_error.borrow_mut() = Some(why.to_owned());
     }
 
-    fn chunk(&self, held: u64) -> ChunkBytes {
-        ChunkBytes { held, read: held / self.0.density.get().max(1) }
+    /// Most bytes of weights that were in memory or on their way at once.
+    pub fn peak_held(&self) -> u64 {
+        self.0.peak_held.get()
     }
 
-    /// Most bytes of weights that were being read or present at once.
-    pub fn most_held(&self) -> u64 {
-        self.0.most_held.get()
+    fn chunk(&self, resident: u64) -> ChunkSize {
+        ChunkSize { resident, stored: resident / self.0.compression.get().max(1) }
     }
 
-    fn read(&self, ChunkBytes { held, read: bytes }: ChunkBytes, clock: &VirtualClock) -> Took {
+    fn read(&self, ChunkSize { resident, stored }: ChunkSize, clock: &VirtualClock) -> Interval {
         let drive = &self.0;
-        let from = drive.busy_until.get().max(clock.now());
-        let seconds = if drive.bytes_per_ms.get() > 0.0 { bytes as f64 / drive.bytes_per_ms.get() / 1e3 } else { 0.0 };
-        let to = from + Duration::from_secs_f64(seconds);
-        drive.busy_until.set(to);
-        drive.held.set(drive.held.get() + held);
-        drive.most_held.set(drive.most_held.get().max(drive.held.get()));
-        Took { from, to }
+        let start = drive.busy_until.get().max(clock.now());
+        let rate = drive.bytes_per_ms.get();
+        let seconds = if rate > 0.0 { stored as f64 / rate / 1e3 } else { 0.0 };
+        let end = start + Duration::from_secs_f64(seconds);
+        drive.busy_until.set(end);
+        drive.held.set(drive.held.get() + resident);
+        drive.peak_held.set(drive.peak_held.get().max(drive.held.get()));
+        Interval { start, end }
     }
 }
 
-/// The chunks of one session's weights, and which are there.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Weights {
-    bytes: Vec<ChunkBytes>,
-    reads: Vec<Chunk>,
+/// The weights of one session. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct MockWeights(Rc<RefCell<Weights>>);
+
+#[derive(Debug)]
+struct Weights {
+    is_resident: bool,
+    chunks: Vec<Chunk>,
     disk: MockDisk,
+    clock: VirtualClock,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    size: ChunkSize,
+    state: ChunkState,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Chunk {
+enum ChunkState {
     Absent,
-    Reading(Took),
+    Reading(Interval),
     Present,
 }
 
-impl Weights {
-    pub fn new(bytes: Vec<u64>, disk: MockDisk) -> Self {
-        let bytes: Vec<_> = bytes.into_iter().map(|held| disk.chunk(held)).collect();
-        Weights { reads: vec![Chunk::Absent; bytes.len()], bytes, disk }
+impl MockWeights {
+    pub(super) fn new(bytes: Vec<u64>, residency: WeightResidency, disk: MockDisk, clock: VirtualClock) -> Self {
+        let chunk = |resident| Chunk { size: disk.chunk(resident), state: ChunkState::Absent };
+        let chunks = bytes.into_iter().map(chunk).collect();
+        let is_resident = residency == WeightResidency::InMemory;
+        MockWeights(Rc::new(RefCell::new(Weights { is_resident, chunks, disk, clock })))
     }
 
-    /// The first `locked` bytes stay in memory from now on.
-    pub fn settle(&mut self, mut locked: u64) {
-        let rest = |bytes: &ChunkBytes| {
-            let stays = locked.min(bytes.held);
-            locked -= stays;
-            self.disk.chunk(bytes.held - stays)
-        };
-        self.bytes = self.bytes.iter().map(rest).filter(|bytes| bytes.held > 0).collect();
-        self.reads = vec![Chunk::Absent; self.bytes.len()];
-    }
-
-    pub fn bytes(&self) -> &[ChunkBytes] {
-        &self.bytes
-    }
-
-    pub fn begin(&mut self, chunk: usize, clock: &VirtualClock) -> Result<(), BackendError> {
-        match self.reads[chunk] {
-            Chunk::Absent => self.reads[chunk] = Chunk::Reading(self.disk.read(self.bytes[chunk], clock)),
-            Chunk::Reading(_) | Chunk::Present => {
-                return Err(misfit("a chunk", "it is read before it was let go".into()));
-            }
+    /// An error if a run would compute with weights that are not in memory.
+    pub(super) fn check(&self) -> Result<(), BackendError> {
+        match self.0.borrow().chunks.iter().position(|chunk| chunk.state != ChunkState::Present) {
+            Some(index) => Err(misfit("a run", format!("chunk {index} of its weights is not in memory"))),
+            None => Ok(()),
         }
+    }
+}
+
+/// The stream of a session's weights.
+pub struct MockWeightStream {
+    weights: MockWeights,
+    /// The sizes of the chunks, as of the last [`pin_and_stream`](WeightStream::pin_and_stream).
+    sizes: Vec<ChunkSize>,
+}
+
+impl MockWeightStream {
+    pub(super) fn new(weights: MockWeights) -> Self {
+        let sizes = weights.0.borrow().chunks.iter().map(|chunk| chunk.size).collect();
+        MockWeightStream { weights, sizes }
+    }
+}
+
+impl WeightStream for MockWeightStream {
+    fn is_resident(&self) -> bool {
+        self.weights.0.borrow().is_resident
+    }
+
+    fn pin_and_stream(&mut self, mut pinned: u64) -> Result<Option<String>, BackendError> {
+        let mut weights = self.weights.0.borrow_mut();
+        let disk = weights.disk.clone();
+        for chunk in &mut weights.chunks {
+            let stays = pinned.min(chunk.size.resident);
+            pinned -= stays;
+            *chunk = Chunk { size: disk.chunk(chunk.size.resident - stays), state: ChunkState::Absent };
+        }
+        weights.chunks.retain(|chunk| chunk.size.resident > 0);
+        self.sizes = weights.chunks.iter().map(|chunk| chunk.size).collect();
+        Ok(None)
+    }
+
+    fn chunks(&self) -> &[ChunkSize] {
+        &self.sizes
+    }
+
+    fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
+        let weights = &mut *self.weights.0.borrow_mut();
+        let Chunk { size, state } = &mut weights.chunks[chunk];
+        if *state != ChunkState::Absent {
+            return Err(misfit("a chunk", "it is read again before it was released".into()));
+        }
+        *state = ChunkState::Reading(weights.disk.read(*size, &weights.clock));
         Ok(())
     }
 
-    pub fn finish(&mut self, chunk: usize, clock: &VirtualClock) -> Result<Took, BackendError> {
-        let Chunk::Reading(took) = self.reads[chunk] else {
-            return Err(misfit("a chunk", "nobody has begun to read it".into()));
+    fn wait(&mut self, chunk: usize) -> Result<Interval, BackendError> {
+        let weights = &mut *self.weights.0.borrow_mut();
+        let ChunkState::Reading(interval) = weights.chunks[chunk].state else {
+            return Err(misfit("a chunk", "it is waited for before it was prefetched".into()));
         };
-        if let Some(cause) = self.disk.0.breaks.borrow_mut().take() {
+        if let Some(cause) = weights.disk.0.next_error.borrow_mut().take() {
             return Err(BackendError::Runtime { doing: "read weights".into(), cause });
         }
-        clock.advance(took.to.saturating_sub(clock.now()));
-        self.reads[chunk] = Chunk::Present;
-        Ok(took)
+        weights.clock.advance(interval.end.saturating_sub(weights.clock.now()));
+        weights.chunks[chunk].state = ChunkState::Present;
+        Ok(interval)
     }
 
-    pub fn release(&mut self) {
-        for (state, bytes) in self.reads.iter_mut().zip(&self.bytes).filter(|(state, _)| **state != Chunk::Absent) {
-            self.disk.0.held.set(self.disk.0.held.get() - bytes.held);
-            *state = Chunk::Absent;
-        }
-    }
-
-    /// No run computes with weights that are not there.
-    pub fn check(&self) -> Result<(), BackendError> {
-        match self.reads.iter().position(|state| *state != Chunk::Present) {
-            Some(chunk) => Err(misfit("a run", format!("chunk {chunk} of its weights is not there"))),
-            None => Ok(()),
+    fn release(&mut self) {
+        let weights = &mut *self.weights.0.borrow_mut();
+        for chunk in weights.chunks.iter_mut().filter(|chunk| chunk.state != ChunkState::Absent) {
+            let held = &weights.disk.0.held;
+            held.set(held.get() - chunk.size.resident);
+            chunk.state = ChunkState::Absent;
         }
     }
 }

@@ -1,8 +1,7 @@
-//! Devices that compute while their callers go on: what they are given is done one after the other, and takes its time on
-//! the mock's clock only when somebody waits for it.
+//! Devices that run asynchronously: they work off their queue in order, and the mock's clock advances only when a caller waits.
 
 use super::VirtualClock;
-use crate::port::{MemoryId, Ticket, Took};
+use crate::port::{Interval, MemoryId, TimingToken};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -14,80 +13,80 @@ pub(super) struct Queues(Rc<RefCell<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When each device is through.
-    over: BTreeMap<MemoryId, Duration>,
-    /// Times nobody has been told yet.
-    times: Vec<(Ticket, Took)>,
-    tickets: u64,
+    /// When each device has worked off its queue.
+    busy_until: BTreeMap<MemoryId, Duration>,
+    /// Intervals not reported yet.
+    unreported: Vec<(TimingToken, Interval)>,
+    tokens: u64,
     waits: u64,
-    /// Devices that tell no times.
-    silent: BTreeSet<MemoryId>,
+    /// Devices that report no intervals.
+    untimed: BTreeSet<MemoryId>,
 }
 
 impl Queues {
     pub fn add(&self, memory: MemoryId) {
-        self.0.borrow_mut().over.insert(memory, Duration::ZERO);
+        self.0.borrow_mut().busy_until.insert(memory, Duration::ZERO);
     }
 
-    /// The same, but nobody is told how long anything took.
-    pub fn add_silent(&self, memory: MemoryId) {
+    /// Adds a device that reports no intervals.
+    pub fn add_untimed(&self, memory: MemoryId) {
         self.add(memory);
-        self.0.borrow_mut().silent.insert(memory);
+        self.0.borrow_mut().untimed.insert(memory);
     }
 
-    pub fn is_silent(&self, memory: MemoryId) -> bool {
-        self.0.borrow().silent.contains(&memory)
+    pub fn is_untimed(&self, memory: MemoryId) -> bool {
+        self.0.borrow().untimed.contains(&memory)
     }
 
     pub fn memories(&self) -> Vec<MemoryId> {
-        self.0.borrow().over.keys().copied().collect()
+        self.0.borrow().busy_until.keys().copied().collect()
     }
 
-    /// When a device is through with what it was given so far; nothing where callers wait for each thing.
-    pub fn over(&self, memory: MemoryId) -> Option<Duration> {
-        self.0.borrow().over.get(&memory).copied()
+    /// When a device will have worked off its queue; `None` for a synchronous device.
+    pub fn busy_until(&self, memory: MemoryId) -> Option<Duration> {
+        self.0.borrow().busy_until.get(&memory).copied()
     }
 
-    /// Waits until a device is through with what it was given so far.
+    /// Waits until a device has worked off its queue.
     pub fn wait(&self, memory: MemoryId, clock: &VirtualClock) {
-        let left = self.over(memory).unwrap_or_default().saturating_sub(clock.now());
+        let left = self.busy_until(memory).unwrap_or_default().saturating_sub(clock.now());
         if !left.is_zero() {
             self.0.borrow_mut().waits += 1;
             clock.advance(left);
         }
     }
 
-    /// Times somebody waited for a device that was not through.
+    /// How often a caller waited for a busy device.
     pub fn waits(&self) -> u64 {
         self.0.borrow().waits
     }
 
-    /// Gives a device something to do for so long, now or behind what it has.
-    pub fn push(&self, memory: MemoryId, now: Duration, time: Duration) -> Ticket {
-        let from = self.over(memory).unwrap_or_default().max(now);
-        self.0.borrow_mut().over.insert(memory, from + time);
-        self.ticket(Took { from, to: from + time })
+    /// Queues an operation that takes `time`.
+    pub fn push(&self, memory: MemoryId, now: Duration, time: Duration) -> TimingToken {
+        let start = self.busy_until(memory).unwrap_or_default().max(now);
+        self.0.borrow_mut().busy_until.insert(memory, start + time);
+        self.token(Interval { start, end: start + time })
     }
 
-    /// Lets a device wait until some moment, behind what it has.
-    pub fn hold(&self, memory: MemoryId, now: Duration, until: Duration) -> Ticket {
-        let from = self.over(memory).unwrap_or_default().max(now);
-        self.push(memory, now, until.saturating_sub(from))
+    /// Makes a device wait until a point in time, after its queue.
+    pub fn hold(&self, memory: MemoryId, now: Duration, until: Duration) -> TimingToken {
+        let start = self.busy_until(memory).unwrap_or_default().max(now);
+        self.push(memory, now, until.saturating_sub(start))
     }
 
-    /// A ticket for a time that is known already.
-    pub fn ticket(&self, took: Took) -> Ticket {
+    /// A token for a known interval.
+    pub fn token(&self, interval: Interval) -> TimingToken {
         let mut state = self.0.borrow_mut();
-        let ticket = Ticket(state.tickets);
-        state.tickets += 1;
-        state.times.push((ticket, took));
-        ticket
+        let token = TimingToken(state.tokens);
+        state.tokens += 1;
+        state.unreported.push((token, interval));
+        token
     }
 
-    /// Tells the times of all tickets since the last call.
-    pub fn tell(&self, tell: &mut dyn FnMut(Ticket, Took)) {
-        for (ticket, took) in self.0.borrow_mut().times.drain(..) {
-            tell(ticket, took);
+    /// Reports the intervals of all tokens since the last call.
+    pub fn report(&self, report: &mut dyn FnMut(TimingToken, Interval)) {
+        for (token, interval) in self.0.borrow_mut().unreported.drain(..) {
+            report(token, interval);
         }
     }
 }

@@ -1,11 +1,11 @@
-//! Sessions that are Rust functions, with every binding checked.
+//! Sessions that are Rust functions; they check every binding.
 
-use super::disk::Weights;
+use super::disk::MockWeights;
 use super::queue::Queues;
 use super::tensor::misfit;
 use super::{MockBuffer, MockControl, MockTensor, VirtualClock};
 use crate::error::BackendError;
-use crate::port::{ChunkBytes, MemoryId, Port, Session, Tensor, Ticket, Took};
+use crate::port::{MemoryId, Port, Session, Tensor, TimingToken};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub struct MockModel {
     pub in_place: Vec<(usize, usize)>,
     /// What it computes.
     pub kernel: Kernel,
-    /// How long that takes on the mock's clock; no time where nothing is said.
+    /// How long that takes on the mock's clock; no time if `None`.
     pub takes: Option<Takes>,
 }
 
@@ -47,7 +47,7 @@ pub struct MockSession {
     model: MockModel,
     clock: VirtualClock,
     queues: Queues,
-    weights: Weights,
+    weights: MockWeights,
 }
 
 /// What is bound at a mock partition.
@@ -99,13 +99,12 @@ impl Frame<'_> {
 }
 
 impl MockSession {
-    pub(super) fn new(model: MockModel, clock: VirtualClock, queues: Queues, weights: Weights) -> Self {
+    pub(super) fn new(model: MockModel, clock: VirtualClock, queues: Queues, weights: MockWeights) -> Self {
         MockSession { model, clock, queues, weights }
     }
 
-    /// Lets the time of a run pass: here, or on the device if that computes while its callers go on. Outputs on the host are waited
-    /// for.
-    fn take_time(&self, binding: &MockBinding) -> Option<Ticket> {
+    /// Advances the clock by the time of a run, or queues the run on an asynchronous device. Outputs on the host are waited for.
+    fn take_time(&self, binding: &MockBinding) -> Option<TimingToken> {
         let takes = self.model.takes.as_ref();
         let time = takes.map(|Takes { tokens: (input, axis), time }| {
             let bound = binding.inputs[*input].as_ref();
@@ -114,18 +113,18 @@ impl MockSession {
         let time = time.unwrap_or_default();
         let memories = || self.model.inputs.iter().chain(&self.model.outputs).map(|port| port.memory);
         let device = memories().find(|memory| *memory != MemoryId::HOST);
-        let Some(device) = device.filter(|device| self.queues.over(*device).is_some()) else {
+        let Some(device) = device.filter(|device| self.queues.busy_until(*device).is_some()) else {
             self.clock.advance(time);
             return None;
         };
-        let ticket = self.queues.push(device, self.clock.now(), time);
+        let token = self.queues.push(device, self.clock.now(), time);
         if self.model.outputs.iter().any(|port| port.memory == MemoryId::HOST) {
             self.queues.wait(device, &self.clock);
         }
-        (!self.queues.is_silent(device)).then_some(ticket)
+        (!self.queues.is_untimed(device)).then_some(token)
     }
 
-    /// No run reads what it writes, but for the pairs that must.
+    /// A run must not read what it writes, except the in-place pairs.
     fn check_aliasing(&self, binding: &MockBinding) -> Result<(), BackendError> {
         for (output, slot) in binding.outputs.iter().enumerate() {
             let Slot::Bound(written) = slot else { continue };
@@ -191,29 +190,7 @@ impl Session for MockSession {
         Ok(())
     }
 
-    fn settle(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
-        self.weights.settle(locked);
-        Ok(None)
-    }
-
-    fn chunks(&self) -> &[ChunkBytes] {
-        self.weights.bytes()
-    }
-
-    fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
-        self.weights.begin(chunk, &self.clock)
-    }
-
-    fn finish(&mut self, chunk: usize) -> Result<Took, BackendError> {
-        self.weights.finish(chunk, &self.clock)
-    }
-
-    fn release(&mut self) -> Result<(), BackendError> {
-        self.weights.release();
-        Ok(())
-    }
-
-    fn run(&mut self, binding: &mut MockBinding, control: &MockControl) -> Result<Option<Ticket>, BackendError> {
+    fn run(&mut self, binding: &mut MockBinding, control: &MockControl) -> Result<Option<TimingToken>, BackendError> {
         if control.stopped() {
             return Err(BackendError::Stopped);
         }
@@ -231,8 +208,8 @@ impl Session for MockSession {
         self.weights.check()?;
         let kernel = self.model.kernel.clone();
         kernel(&mut Frame { model: &self.model, binding })?;
-        let ticket = self.take_time(binding);
-        if control.stopped() { Err(BackendError::Stopped) } else { Ok(ticket) }
+        let token = self.take_time(binding);
+        if control.stopped() { Err(BackendError::Stopped) } else { Ok(token) }
     }
 
     fn take_output(&self, binding: &mut MockBinding, index: usize) -> Result<MockTensor, BackendError> {

@@ -1,13 +1,12 @@
-//! Copies of weights to devices on the mock's clock: one after the other on each way, in the background, and the laws of slots.
+//! Uploads of weights on the mock's clock: one after the other on each link, in the background, with checks of the slot contract.
 //!
-//! A copy overwrites its slot when it begins, with ones that are no numbers, and delivers the weights when somebody waits
-//! for it. A run in between fails.
+//! An upload overwrites its slot with NaNs when it starts and delivers the weights when it is waited for. A run in between fails.
 
 use super::VirtualClock;
 use super::queue::Queues;
 use super::tensor::{MockBuffer, misfit};
 use crate::error::BackendError;
-use crate::port::{Arrived, MemoryId, Time, Took, WeightSpec};
+use crate::port::{Interval, MemoryId, Timing, Uploaded, WeightLocation};
 use std::cell::RefCell;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -15,28 +14,28 @@ use std::rc::Rc;
 use std::time::Duration;
 
 /// Weights in memory, as their files hold them.
-pub struct MockSource {
+pub struct MockUploadSource {
     weights: Vec<Vec<u8>>,
 }
 
-/// A copy under way.
+/// An upload in progress.
 pub struct MockUpload {
     weights: Vec<Vec<u8>>,
     to: Vec<MockBuffer>,
     memory: MemoryId,
-    took: Rc<RefCell<Took>>,
+    interval: Rc<RefCell<Interval>>,
 }
 
-/// When a copy to a memory begins and ends, as far as is known.
-type Way = (MemoryId, Rc<RefCell<Took>>);
+/// The interval of an upload to a memory; changes while other transfers delay it.
+type InFlight = (MemoryId, Rc<RefCell<Interval>>);
 
-/// Copies on their way to each memory.
+/// Uploads in flight.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Uploads(Rc<RefCell<Vec<Way>>>);
+pub(super) struct Uploads(Rc<RefCell<Vec<InFlight>>>);
 
-impl MockSource {
-    pub(super) fn read(weights: &[WeightSpec]) -> Result<Self, BackendError> {
-        let read = |weight: &WeightSpec| -> std::io::Result<Vec<u8>> {
+impl MockUploadSource {
+    pub(super) fn read(weights: &[WeightLocation]) -> Result<Self, BackendError> {
+        let read = |weight: &WeightLocation| -> std::io::Result<Vec<u8>> {
             let mut file = File::open(&weight.file)?;
             file.seek(SeekFrom::Start(weight.offset))?;
             let mut bytes = vec![0; weight.bytes as usize];
@@ -45,7 +44,7 @@ impl MockSource {
         };
         let failed =
             |cause: std::io::Error| BackendError::Runtime { doing: "read weights".into(), cause: cause.to_string() };
-        Ok(MockSource { weights: weights.iter().map(read).collect::<Result<_, _>>().map_err(failed)? })
+        Ok(MockUploadSource { weights: weights.iter().map(read).collect::<Result<_, _>>().map_err(failed)? })
     }
 
     pub(super) fn bytes(&self) -> u64 {
@@ -54,10 +53,10 @@ impl MockSource {
 }
 
 impl Uploads {
-    /// Begins a copy that takes `time` on its way, behind those that are on it already and not before its slot is `free`.
-    pub fn begin(
+    /// Starts an upload that takes `time`, after those in flight on the same link and not before its slot is `free`.
+    pub fn start(
         &self,
-        source: &MockSource,
+        source: &MockUploadSource,
         to: &[&MockBuffer],
         (free, time): (Duration, Duration),
         clock: &VirtualClock,
@@ -69,43 +68,44 @@ impl Uploads {
         for (weight, buffer) in source.weights.iter().zip(to) {
             buffer.overwrite(weight.len())?;
         }
-        let mut ways = self.0.borrow_mut();
-        ways.retain(|(_, took)| took.borrow().to > clock.now());
-        let busy = ways.iter().filter(|(other, _)| *other == memory).map(|(_, took)| took.borrow().to).max();
-        let from = busy.map_or(free, |busy| busy.max(free));
-        let took = Rc::new(RefCell::new(Took { from, to: from + time }));
-        ways.push((memory, Rc::clone(&took)));
+        let mut in_flight = self.0.borrow_mut();
+        in_flight.retain(|(_, interval)| interval.borrow().end > clock.now());
+        let same_link = in_flight.iter().filter(|(other, _)| *other == memory);
+        let busy_until = same_link.map(|(_, interval)| interval.borrow().end).max();
+        let start = busy_until.map_or(free, |busy| busy.max(free));
+        let interval = Rc::new(RefCell::new(Interval { start, end: start + time }));
+        in_flight.push((memory, Rc::clone(&interval)));
         let to = to.iter().map(|buffer| (*buffer).clone()).collect();
-        Ok(MockUpload { weights: source.weights.clone(), to, memory, took })
+        Ok(MockUpload { weights: source.weights.clone(), to, memory, interval })
     }
 
-    /// Something else goes the same way for so long: weights wait.
-    pub fn stand_still(&self, to: MemoryId, time: Duration, clock: &VirtualClock) {
-        for (_, took) in self.0.borrow().iter().filter(|(memory, _)| *memory == to) {
-            let mut took = took.borrow_mut();
-            if took.from >= clock.now() {
-                took.from += time;
+    /// Another transfer occupies the link for `time`: uploads are delayed.
+    pub fn delay(&self, to: MemoryId, time: Duration, clock: &VirtualClock) {
+        for (_, interval) in self.0.borrow().iter().filter(|(memory, _)| *memory == to) {
+            let mut interval = interval.borrow_mut();
+            if interval.start >= clock.now() {
+                interval.start += time;
             }
-            if took.to > clock.now() {
-                took.to += time;
+            if interval.end > clock.now() {
+                interval.end += time;
             }
         }
     }
 }
 
 impl MockUpload {
-    /// Waits for the copy, or lets its device wait.
-    pub(super) fn arrive(self, queues: &Queues, clock: &VirtualClock) -> Result<Arrived, BackendError> {
-        let took = *self.took.borrow();
+    /// Waits for the upload, or makes its device wait.
+    pub(super) fn wait(self, queues: &Queues, clock: &VirtualClock) -> Result<Uploaded, BackendError> {
+        let interval = *self.interval.borrow();
         debug_assert!(self.memory != MemoryId::HOST || self.to.is_empty());
         for (weight, buffer) in self.weights.iter().zip(&self.to) {
             buffer.deliver(weight)?;
         }
-        if queues.over(self.memory).is_none() {
-            clock.advance(took.to.saturating_sub(clock.now()));
-            return Ok(Arrived { copy: Time::Known(took), stall: None });
+        if queues.busy_until(self.memory).is_none() {
+            clock.advance(interval.end.saturating_sub(clock.now()));
+            return Ok(Uploaded { copy: Timing::Measured(interval), stall: None });
         }
-        let stall = queues.hold(self.memory, clock.now(), took.to);
-        Ok(Arrived { copy: Time::Later(queues.ticket(took)), stall: Some(stall) })
+        let stall = queues.hold(self.memory, clock.now(), interval.end);
+        Ok(Uploaded { copy: Timing::Pending(queues.token(interval)), stall: Some(stall) })
     }
 }

@@ -21,7 +21,7 @@ use crate::plan_file::PlanFile;
 use crate::prompt::PromptError;
 use crate::session::Session;
 use crate::settings::Task;
-use hpp_engine::{CancelHandle, EngineError, Named};
+use hpp_engine::{CancelHandle, EngineError, NamedTensors};
 use hpp_schema::{InputRole, ModelKind, Plan};
 use std::io::Write;
 use std::path::Path;
@@ -86,7 +86,7 @@ fn warn_of_memory(plan: &Plan, console: &Console) {
 #[derive(Default)]
 struct Feeds {
     embeddings: Option<Embeddings>,
-    extra: Named,
+    extra: NamedTensors,
 }
 
 impl Feeds {
@@ -101,7 +101,7 @@ impl Feeds {
             )),
             (false, Some(_)) => Err(usage("this model takes token ids, not embeddings", "leave --embeddings out")),
             (false, None) => Ok(Self::default()),
-            (true, Some(path)) => Ok(Self { embeddings: Some(Embeddings::open(path)?), extra: Named::new() }),
+            (true, Some(path)) => Ok(Self { embeddings: Some(Embeddings::open(path)?), extra: NamedTensors::new() }),
         }
     }
 }

@@ -45,7 +45,7 @@ pub fn run(settings: &RunOnceSettings, around: &mut Around<'_>) -> Result<u8, Ex
     let mut engine = machine.load(&plan.plan, &plan.dir, &settings.runtime, around.console)?;
 
     let started = Instant::now();
-    let mut results = engine.run_once(&inputs)?;
+    let mut results = engine.infer(&inputs)?;
     let run_ms = millis(started.elapsed());
     let names = plan.plan.model.outputs.iter().map(|output| output.name.clone());
     let outputs: Vec<(String, HostTensor)> =

@@ -3,7 +3,7 @@
 
 use super::InputsError;
 use half::{bf16, f16};
-use hpp_engine::{HostTensor, Named};
+use hpp_engine::{HostTensor, NamedTensors};
 use hpp_schema::{DType, Dim, InputRole, Model, ModelInput, Symbols};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -25,7 +25,7 @@ pub fn made_up_tokens(count: u64, vocab: Option<u64>, seed: u64) -> Vec<u32> {
 }
 
 /// A tensor for every input of a model that runs once.
-pub fn made_up_inputs(model: &Model, seed: u64) -> Result<Named, InputsError> {
+pub fn made_up_inputs(model: &Model, seed: u64) -> Result<NamedTensors, InputsError> {
     let mut random = ChaCha12Rng::seed_from_u64(seed);
     let sizes = sizes(model);
     let wanted = model.inputs.iter().filter(|input| super::is_wanted(input, super::Wanted::All));

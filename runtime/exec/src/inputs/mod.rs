@@ -1,10 +1,10 @@
-//! Named tensors for a model's inputs: given ones checked all at once, missing ones made up from a seed.
+//! NamedTensors tensors for a model's inputs: given ones checked all at once, missing ones made up from a seed.
 
 mod made_up;
 
 pub use made_up::{made_up_inputs, made_up_tokens};
 
-use hpp_engine::{HostTensor, Named};
+use hpp_engine::{HostTensor, NamedTensors};
 use hpp_schema::{Dim, InputRole, Model, ModelInput};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -63,7 +63,7 @@ pub fn fit(
     model: &Model,
     wanted: Wanted,
     path: PathBuf,
-) -> Result<Named, InputsError> {
+) -> Result<NamedTensors, InputsError> {
     let inputs: Vec<&ModelInput> = model.inputs.iter().filter(|input| is_wanted(input, wanted)).collect();
     let mut given = BTreeMap::new();
     let mut problems = Vec::new();

@@ -1,4 +1,4 @@
-//! Named arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
+//! NamedTensors arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
 
 use super::npy;
 use hpp_engine::HostTensor;

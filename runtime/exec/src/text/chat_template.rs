@@ -185,7 +185,7 @@ struct Config {
 #[serde(untagged)]
 enum Templates {
     One(String),
-    Named(Vec<NamedTemplate>),
+    NamedTensors(Vec<NamedTemplate>),
 }
 
 #[derive(Deserialize)]
@@ -215,7 +215,7 @@ impl Templates {
     fn default_one(self, path: &Path) -> Result<String, TemplateError> {
         let mut named = match self {
             Templates::One(template) => return Ok(template),
-            Templates::Named(named) => named,
+            Templates::NamedTensors(named) => named,
         };
         match named.iter().position(|t| t.name == "default") {
             Some(at) => Ok(named.swap_remove(at).template),

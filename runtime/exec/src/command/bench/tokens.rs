@@ -2,7 +2,7 @@
 
 use super::spread::Spread;
 use crate::report::millis;
-use hpp_engine::{PassTelemetry, Tally};
+use hpp_engine::{Counter, PassTelemetry};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -47,7 +47,8 @@ pub(super) struct Brought {
 impl Token {
     /// From what the engine measured of its pass, and the whole token.
     pub fn new(ms: f64, pass: &PassTelemetry) -> Self {
-        let brought = |busy: Tally, bytes: u64, stalls: Tally| (bytes > 0).then(|| Brought::new(busy, bytes, stalls));
+        let brought =
+            |busy: Counter, bytes: u64, stalls: Counter| (bytes > 0).then(|| Brought::new(busy, bytes, stalls));
         let streamed = brought(pass.uploads, pass.uploaded_bytes, pass.slot_stalls).map(|streamed| Brought {
             slot_hits: pass.slot_hits as f64,
             slot_misses: pass.slot_misses as f64,
@@ -59,7 +60,7 @@ impl Token {
             transfer_ms: pass.copies.millis(),
             transferred_bytes: pass.copied_bytes as f64,
             streamed,
-            disk: brought(pass.reads, pass.read_bytes, pass.stalls),
+            disk: brought(pass.reads, pass.read_bytes, pass.disk_stalls),
             rest_ms: (ms - millis(pass.accounted())).max(0.0),
         }
     }
@@ -105,7 +106,7 @@ impl Token {
 }
 
 impl Brought {
-    fn new(busy: Tally, bytes: u64, stalls: Tally) -> Self {
+    fn new(busy: Counter, bytes: u64, stalls: Counter) -> Self {
         let busy_ms = busy.millis();
         let gb_per_second = if busy_ms > 0.0 { bytes as f64 / busy_ms / 1e6 } else { 0.0 };
         Brought { bytes: bytes as f64, busy_ms, gb_per_second, stall_ms: stalls.millis(), ..Brought::default() }
@@ -117,8 +118,8 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    fn tally(millis: u64) -> Tally {
-        Tally { count: 1, time: Duration::from_millis(millis) }
+    fn tally(millis: u64) -> Counter {
+        Counter { count: 1, time: Duration::from_millis(millis) }
     }
 
     fn pass(compute: u64, uploaded_bytes: u64) -> PassTelemetry {

@@ -6,7 +6,7 @@ use crate::error::ExecError;
 use crate::machine::OrtBackend;
 use crate::report::millis;
 use hpp_engine::port::Backend;
-use hpp_engine::{Evictor, Rehearsal};
+use hpp_engine::{CacheFlusher, PartitionBench};
 use hpp_schema::probe::{PartitionProbe, Reply};
 use hpp_schema::{Provider, Timing, error_line};
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ use std::collections::btree_map::Entry;
 use std::time::Duration;
 
 /// What reads memory between runs, by provider; made when a case first asks for it.
-pub(super) type Evictors = BTreeMap<Provider, Evictor<OrtBackend>>;
+pub(super) type Evictors = BTreeMap<Provider, CacheFlusher<OrtBackend>>;
 
 /// Answers the request.
 pub(super) fn run(
@@ -25,13 +25,13 @@ pub(super) fn run(
     let backend = session.machine.backend().clone();
     // While a partition loads nothing is read, and the cases of the last one may have asked for much.
     read_nothing(session)?;
-    let mut rehearsal = Rehearsal::load(&backend, probe, session.console.as_ref())?;
+    let mut rehearsal = PartitionBench::load(&backend, probe, session.console.as_ref())?;
     reply(Reply::Loaded { load_ms: millis(rehearsal.load_time()), processor: rehearsal.processor().to_owned() })?;
     for case in &probe.cases {
         let runs = match case.evict_bytes {
             0 => read_nothing(session).and_then(|()| rehearsal.case(case, None).map_err(ExecError::from)),
-            _ => evictor(session, probe.provider)
-                .and_then(|evictor| rehearsal.case(case, Some(evictor)).map_err(ExecError::from)),
+            _ => flusher(session, probe.provider)
+                .and_then(|flusher| rehearsal.case(case, Some(flusher)).map_err(ExecError::from)),
         };
         match runs {
             Ok(runs) => reply(Reply::Measured {
@@ -47,20 +47,20 @@ pub(super) fn run(
 
 /// Gives back what earlier cases had read between their runs.
 fn read_nothing(session: &mut ProbeSession<'_>) -> Result<(), ExecError> {
-    session.evictors.values_mut().try_for_each(|evictor| evictor.make_room(0)).map_err(ExecError::from)
+    session.evictors.values_mut().try_for_each(|flusher| flusher.make_room(0)).map_err(ExecError::from)
 }
 
 /// What reads memory between runs under this provider.
-pub(super) fn evictor<'a>(
+pub(super) fn flusher<'a>(
     session: &'a mut ProbeSession<'_>,
     provider: Provider,
-) -> Result<&'a mut Evictor<OrtBackend>, ExecError> {
+) -> Result<&'a mut CacheFlusher<OrtBackend>, ExecError> {
     match session.evictors.entry(provider) {
         Entry::Occupied(there) => Ok(there.into_mut()),
         Entry::Vacant(place) => {
             let file = ProductFile::write().map_err(ExecError::Scratch)?;
             let backend = session.machine.backend();
-            Ok(place.insert(Evictor::load(backend, &file.path(), provider, session.console.as_ref())?))
+            Ok(place.insert(CacheFlusher::load(backend, &file.path(), provider, session.console.as_ref())?))
         }
     }
 }

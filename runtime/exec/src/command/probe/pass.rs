@@ -3,7 +3,7 @@
 //! A whole token is timed as `bench` times it, and what its partitions and copies took is taken off. Between two tokens other
 //! memory is read, as the rest of a model's pass would.
 
-use super::partition::{evictor, timing};
+use super::partition::{flusher, timing};
 use super::{Answer, ProbeSession};
 use crate::cli::RuntimeArgs;
 use crate::console::{Console, Level};
@@ -30,9 +30,9 @@ pub(super) fn run(session: &mut ProbeSession<'_>, probe: &PassProbe, reply: &mut
     let mut token = 0;
     for number in 0..probe.tokens {
         if probe.evict_bytes > 0 {
-            let evictor = evictor(session, Provider::Cpu)?;
-            evictor.make_room(probe.evict_bytes)?;
-            evictor.evict(probe.evict_bytes)?;
+            let flusher = flusher(session, Provider::Cpu)?;
+            flusher.make_room(probe.evict_bytes)?;
+            flusher.flush(probe.evict_bytes)?;
         }
         let before = elsewhere(&mut text);
         let started = Instant::now();

@@ -18,7 +18,7 @@ use crate::sampling::{SamplingError, greedy};
 use crate::session::{Fed, Session};
 use crate::settings::PromptSource;
 use crate::tensors::read_npz;
-use hpp_engine::{EngineError, Named};
+use hpp_engine::{EngineError, NamedTensors};
 use hpp_schema::{Plan, Whole};
 use std::sync::Arc;
 
@@ -149,7 +149,7 @@ impl Reference {
         step: usize,
         names: &[(String, String)],
         around: &Around<'_>,
-    ) -> Result<Named, ExecError> {
+    ) -> Result<NamedTensors, ExecError> {
         session.reset();
         let tap =
             |session: &mut Session<OrtBackend>| session.engine().set_taps(names.iter().map(|(_, name)| name.as_str()));
@@ -223,8 +223,8 @@ fn locate(
 pub fn first_of(
     step: Option<usize>,
     names: &[(String, String)],
-    theirs: &Named,
-    ours: &Named,
+    theirs: &NamedTensors,
+    ours: &NamedTensors,
     last: String,
 ) -> FirstDifference {
     let both = names.iter().filter_map(|(partition, name)| {
@@ -257,8 +257,8 @@ mod tests {
     fn the_first_differing_boundary_is_found_in_order() {
         let one = |v: f32| hpp_engine::HostTensor::from_f32(&[1], &[v]);
         let names: Vec<_> = [("p0", "b"), ("p1", "a")].map(|(p, n)| (p.to_owned(), n.to_owned())).into();
-        let theirs = Named::from([("a".into(), one(1.0)), ("b".into(), one(2.0))]);
-        let ours = Named::from([("a".into(), one(1.5)), ("b".into(), one(2.5))]);
+        let theirs = NamedTensors::from([("a".into(), one(1.0)), ("b".into(), one(2.0))]);
+        let ours = NamedTensors::from([("a".into(), one(1.5)), ("b".into(), one(2.5))]);
         let first = first_of(Some(3), &names, &theirs, &ours, "head".into());
         assert_eq!((first.boundary.as_deref(), first.partition.as_str()), (Some("b"), "p0"));
         let none = first_of(Some(3), &names, &theirs, &theirs, "head".into());

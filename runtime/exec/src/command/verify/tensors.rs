@@ -12,7 +12,7 @@ use crate::inputs::{Wanted, fit, made_up_inputs};
 use crate::machine::Machine;
 use crate::plan_file::PlanFile;
 use crate::tensors::read_npz;
-use hpp_engine::{Named, Telemetry};
+use hpp_engine::{NamedTensors, Telemetry};
 use hpp_schema::{Plan, Whole};
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
     })
 }
 
-fn result(name: &str, plan: &PlanFile, theirs: &Named, ours: &Named) -> TensorResult {
+fn result(name: &str, plan: &PlanFile, theirs: &NamedTensors, ours: &NamedTensors) -> TensorResult {
     let maker = plan.plan.partitions.iter().find(|p| p.outputs.iter().any(|o| o.name == name));
     let difference = match (theirs.get(name), ours.get(name)) {
         (Some(a), Some(b)) => Difference::of_tensors(a, b),
@@ -59,7 +59,7 @@ struct Side<'a> {
     machine: Machine,
     plan: &'a PlanFile,
     args: &'a VerifyArgs,
-    inputs: Named,
+    inputs: NamedTensors,
 }
 
 impl Side<'_> {
@@ -68,18 +68,18 @@ impl Side<'_> {
         console: &Arc<Console>,
         which: &Plan,
         names: &[(String, String)],
-    ) -> Result<(Named, Named, Telemetry), ExecError> {
+    ) -> Result<(NamedTensors, NamedTensors, Telemetry), ExecError> {
         let mut engine = self.machine.load(which, &self.plan.dir, &self.args.runtime, console)?;
         engine.set_taps(names.iter().map(|(_, name)| name.as_str()))?;
-        let outputs = engine.run_once(&self.inputs)?;
+        let outputs = engine.infer(&self.inputs)?;
         Ok((outputs, engine.taps().clone(), engine.telemetry()))
     }
 
-    fn locate(&mut self, names: &[(String, String)], ours: &Named) -> Result<FirstDifference, ExecError> {
+    fn locate(&mut self, names: &[(String, String)], ours: &NamedTensors) -> Result<FirstDifference, ExecError> {
         let last = self.plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
         let theirs = match unsplit(self.plan, Whole::Tapped)? {
             Some(tapped) if !names.is_empty() => self.run(&Console::new(Level::Quiet), &tapped, names)?.1,
-            _ => Named::new(),
+            _ => NamedTensors::new(),
         };
         Ok(first_of(None, names, &theirs, ours, last))
     }

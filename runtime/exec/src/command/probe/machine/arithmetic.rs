@@ -3,7 +3,7 @@
 use crate::command::probe::ProbeSession;
 use crate::command::probe::product::ProductFile;
 use crate::error::ExecError;
-use hpp_engine::Rehearsal;
+use hpp_engine::PartitionBench;
 use hpp_schema::probe::{Case, Fact, Feed, Fill, PartitionProbe, Reply};
 use hpp_schema::{DType, Provider};
 
@@ -22,7 +22,7 @@ pub(super) fn measure(session: &ProbeSession<'_>) -> Result<Reply, ExecError> {
         provider: Provider::Cpu,
         cases: vec![],
     };
-    let mut product = Rehearsal::load(session.machine.backend(), &probe, session.console.as_ref())?;
+    let mut product = PartitionBench::load(session.machine.backend(), &probe, session.console.as_ref())?;
     let mut times: Vec<f64> = product.case(&case(), None)?.times.iter().map(|time| time.as_secs_f64()).collect();
     times.sort_by(f64::total_cmp);
     let seconds = crate::command::probe::partition::quantile(&times, 0.5);

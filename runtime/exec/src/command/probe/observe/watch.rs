@@ -4,7 +4,7 @@ use super::experts::Experts;
 use super::hidden::{Influence, Moments};
 use super::layers::{Entropy, Neurons};
 use super::rows::{Rows, wrong};
-use hpp_engine::{EngineError, HostTensor, Named};
+use hpp_engine::{EngineError, HostTensor, NamedTensors};
 use hpp_schema::Statistics;
 use hpp_schema::probe::{Tap, TapKind};
 
@@ -66,7 +66,7 @@ impl Watch {
     }
 
     /// Counts what a pass with this many new tokens left.
-    pub fn pass(&mut self, left: &Named, tokens: usize) -> Result<(), EngineError> {
+    pub fn pass(&mut self, left: &NamedTensors, tokens: usize) -> Result<(), EngineError> {
         self.tokens += tokens as u64;
         let Watch { boundaries, inside, before, rows, addend, .. } = self;
         for boundary in boundaries {
@@ -124,7 +124,7 @@ fn join(boundaries: &mut Vec<Boundary>, tap: &Tap, blocks: &[String]) {
 }
 
 impl Boundary {
-    fn read(&self, left: &Named, tokens: usize, rows: &mut Rows, addend: &mut Rows) -> Result<(), EngineError> {
+    fn read(&self, left: &NamedTensors, tokens: usize, rows: &mut Rows, addend: &mut Rows) -> Result<(), EngineError> {
         for (at, tap) in self.taps.iter().enumerate() {
             let tensor = tapped(left, tap)?;
             if at == 0 {
@@ -139,7 +139,7 @@ impl Boundary {
 }
 
 impl Inside {
-    fn count(&mut self, left: &Named, tokens: usize, rows: &mut Rows) -> Result<(), EngineError> {
+    fn count(&mut self, left: &NamedTensors, tokens: usize, rows: &mut Rows) -> Result<(), EngineError> {
         let (name, tensor) = (&self.tap, tapped(left, &self.tap)?);
         match &mut self.counts {
             Counts::Scores(top_k, experts) => {
@@ -160,7 +160,7 @@ impl Inside {
     }
 }
 
-fn tapped<'a>(left: &'a Named, name: &str) -> Result<&'a HostTensor, EngineError> {
+fn tapped<'a>(left: &'a NamedTensors, name: &str) -> Result<&'a HostTensor, EngineError> {
     left.get(name).ok_or_else(|| wrong(name, "the pass left nothing there".into()))
 }
 
@@ -176,7 +176,7 @@ mod tests {
         labels.iter().map(|label| (*label).to_owned()).collect()
     }
 
-    fn left(tensors: &[(&str, &[u64], &[f32])]) -> Named {
+    fn left(tensors: &[(&str, &[u64], &[f32])]) -> NamedTensors {
         let tensor =
             |(name, shape, values): &(&str, &[u64], &[f32])| ((*name).to_owned(), HostTensor::from_f32(shape, values));
         tensors.iter().map(tensor).collect()
@@ -239,6 +239,6 @@ mod tests {
     fn nothing_seen_is_nothing_said() {
         let taps = [tap("n", "layers.0", TapKind::Neurons)];
         assert_eq!(Watch::new(&taps, &[]).statistics(), Statistics::default());
-        assert!(Watch::new(&taps, &[]).pass(&Named::new(), 1).unwrap_err().to_string().contains("left nothing"));
+        assert!(Watch::new(&taps, &[]).pass(&NamedTensors::new(), 1).unwrap_err().to_string().contains("left nothing"));
     }
 }

@@ -1,0 +1,116 @@
+//! Tensors between runs: buffers with ids, and what is kept in them.
+//!
+//! A binding is renewed only when the buffer or the shape that it needs has changed, which a [`BindingKey`] tells. While decoding
+//! that is the mask and appended states; all other bindings stay and their bytes change in place.
+
+mod boundary;
+mod model_input;
+mod state;
+mod state_staging;
+
+pub(crate) use boundary::Boundary;
+pub(crate) use model_input::{InputBuffers, PassInput};
+pub(crate) use state::{StateBuffers, StateLayout, upload};
+pub(crate) use state_staging::{StateArrival, StateReturn, StateStaging};
+
+use crate::error::{BackendError, EngineError};
+use crate::port::{Backend, Dims, Interval, MemoryId};
+use crate::telemetry::Recorder;
+use crate::tensor::byte_len;
+use hpp_schema::DType;
+use std::cell::Cell;
+use std::time::Duration;
+
+/// Identifies a buffer, or a tensor that a session allocated. Never reused by an engine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BufferId(u64);
+
+/// A backend buffer with an id.
+pub(crate) struct Buffer<B: Backend> {
+    pub handle: B::Buffer,
+    pub id: BufferId,
+    pub bytes: u64,
+    pub memory: MemoryId,
+}
+
+/// What a port is bound to: the buffer, and the shape of the view. Equal keys need no new binding.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct BindingKey {
+    pub buffer: BufferId,
+    pub dims: Dims,
+}
+
+/// Reserves buffers and assigns their ids.
+pub(crate) struct BufferPool<B: Backend> {
+    pub backend: B,
+    next: Cell<u64>,
+}
+
+impl<B: Backend> BufferPool<B> {
+    pub fn new(backend: B) -> Self {
+        BufferPool { backend, next: Cell::new(0) }
+    }
+
+    /// An id for a tensor that is not in a buffer of this pool.
+    pub fn new_id(&self) -> BufferId {
+        BufferId(self.next.replace(self.next.get() + 1))
+    }
+
+    /// A new zeroed buffer of at least one byte, so that empty tensors have an address too.
+    pub fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Buffer<B>, BackendError> {
+        let bytes = bytes.max(1);
+        Ok(Buffer { handle: self.backend.reserve(memory, bytes)?, id: self.new_id(), bytes, memory })
+    }
+
+    /// Replaces a buffer that is too small by one at least twice as large.
+    pub fn grow(&self, buffer: &mut Buffer<B>, bytes: u64) -> Result<(), BackendError> {
+        if buffer.bytes < bytes {
+            *buffer = self.reserve(buffer.memory, bytes.max(buffer.bytes.saturating_mul(2)))?;
+        }
+        Ok(())
+    }
+
+    /// A view of a buffer's first bytes.
+    pub fn view(&self, buffer: &Buffer<B>, dtype: DType, dims: &[u64]) -> Result<B::Tensor, BackendError> {
+        self.backend.view(&buffer.handle, dtype, dims)
+    }
+
+    /// Copies the first bytes of one buffer into another, as a tensor of this shape.
+    pub fn copy(&self, from: &Buffer<B>, to: &Buffer<B>, dtype: DType, dims: &Dims) -> Result<(), BackendError> {
+        if dims.contains(&0) {
+            return Ok(());
+        }
+        self.backend.copy(&self.view(from, dtype, dims)?, &self.view(to, dtype, dims)?)
+    }
+
+    /// Waits until the devices of two memories have finished what was started there; the time at which a copy between them starts.
+    pub fn synchronize(&self, from: MemoryId, to: MemoryId, recorder: &mut Recorder) -> Result<Duration, BackendError> {
+        for memory in [from, to] {
+            self.backend.synchronize(memory)?;
+            if memory != MemoryId::HOST && recorder.is_recording() {
+                let start = self.backend.now();
+                self.backend.synchronize_untimed(memory)?;
+                recorder.synchronized(memory, Interval { start, end: self.backend.now() });
+            }
+        }
+        Ok(self.backend.now())
+    }
+
+    /// The interval from `start` to now.
+    pub fn since(&self, start: Duration) -> Interval {
+        Interval { start, end: self.backend.now() }
+    }
+}
+
+/// Bytes of a tensor, or an error that names it.
+pub(crate) fn size_of(name: &str, dtype: DType, dims: &[u64]) -> Result<u64, EngineError> {
+    byte_len(dtype, dims).ok_or_else(|| EngineError::Memory {
+        what: name.to_owned(),
+        source: BackendError::Misfit { what: name.to_owned(), why: format!("{dtype} {dims:?} has no size in bytes") },
+    })
+}
+
+/// Adds the tensor's name to a memory error.
+pub(crate) fn about(name: &str) -> impl FnOnce(BackendError) -> EngineError + '_ {
+    move |source| EngineError::Memory { what: name.to_owned(), source }
+}

@@ -1,0 +1,257 @@
+//! States of one sequence: KV caches, convolution and recurrent state, in buffers the sequence owns.
+//!
+//! An in-place state is one buffer, bound as past and present. Appended and replaced states are double-buffered, so that a run
+//! never writes what it reads and nothing is copied between steps. The two buffers swap only after a whole pass has succeeded.
+
+use super::{BindingKey, Buffer, BufferPool, about, size_of};
+use crate::error::{BackendError, EngineError};
+use crate::port::{Backend, Dims, MemoryId};
+use crate::program::{SymbolTable, token_axis};
+use crate::tensor::{HostTensor, byte_len};
+use hpp_schema::memory::state_tokens;
+use hpp_schema::{DType, State, StateUpdate};
+
+/// Type, shape and place of a state, the same for all sequences.
+#[derive(Clone, Debug)]
+pub(crate) struct StateLayout {
+    pub past: String,
+    pub dtype: DType,
+    pub update: StateUpdate,
+    /// Sizes at full capacity.
+    pub full: Dims,
+    /// The memory it lies in between passes.
+    pub memory: MemoryId,
+    /// Whether its buffer is laid out for the tokens it holds, not for the full capacity, because it is copied before and after
+    /// runs. Invariant: such a state is updated in place and lies on the host.
+    pub partial: bool,
+    /// The number of axes, for states whose sizes the caller gives.
+    rank: usize,
+}
+
+impl StateLayout {
+    /// The layout for a context of `context` tokens where the plan was made for `planned`. Buffers planned for the whole context
+    /// scale with it; smaller ones are sliding windows and keep their size.
+    pub fn new(
+        state: &State,
+        symbols: &SymbolTable,
+        planned: u64,
+        context: u64,
+        memory: MemoryId,
+    ) -> Result<Self, EngineError> {
+        let scale = |capacity: u64| if capacity == planned { context } else { capacity };
+        let (update, capacity) = match state.update {
+            StateUpdate::InPlace { axis, capacity } => {
+                (StateUpdate::InPlace { axis, capacity: scale(capacity) }, scale(capacity))
+            }
+            StateUpdate::Append { axis, capacity } => {
+                (StateUpdate::Append { axis, capacity: scale(capacity) }, scale(capacity))
+            }
+            other => (other, 0),
+        };
+        let full = match update {
+            StateUpdate::ReadOnly => Some(Dims::new()),
+            _ => symbols.state_dims(state, capacity),
+        };
+        let full = full.ok_or_else(|| EngineError::WrongInput {
+            name: state.past.clone(),
+            why: format!("the plan leaves a size of the state unknown: {:?}", state.shape),
+        })?;
+        let rank = state.shape.len();
+        Ok(StateLayout { past: state.past.clone(), dtype: state.dtype, update, full, memory, partial: false, rank })
+    }
+
+    /// The layout if the state is staged: copied to the memory of the stage that updates it. Then only the filled part is laid out
+    /// and copied, where the operator accepts any capacity.
+    pub fn staged(self, state: &State, is_staged: bool) -> Self {
+        let in_place = matches!(self.update, StateUpdate::InPlace { .. });
+        let whole_bytes = self.dtype.bytes_for(1).map(|one| 2 * one) == self.dtype.bytes_for(2);
+        let partial = is_staged && state.any_capacity && in_place && whole_bytes && self.memory == MemoryId::HOST;
+        StateLayout { partial, ..self }
+    }
+
+    /// Tokens its buffer is laid out for when it holds `held`.
+    fn layout_tokens(&self, held: u64) -> u64 {
+        match self.update {
+            StateUpdate::InPlace { capacity, .. } if self.partial => state_tokens(held, capacity),
+            StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } => capacity,
+            StateUpdate::Replace | StateUpdate::ReadOnly => 0,
+        }
+    }
+
+    /// Most tokens a sequence can have because of this state; sliding windows set no limit.
+    pub fn limit(&self, context: u64) -> u64 {
+        match self.update {
+            StateUpdate::Append { capacity, .. } => capacity.min(context),
+            _ => context,
+        }
+    }
+
+    fn dims(&self, length: u64) -> Dims {
+        let mut dims = self.full.clone();
+        if let Some(axis) = token_axis(self.update) {
+            dims[axis] = length;
+        }
+        dims
+    }
+}
+
+/// The buffers of one state of one sequence.
+pub(crate) enum StateBuffers<B: Backend> {
+    /// Updated in place, laid out for `tokens` tokens.
+    InPlace { buffer: Buffer<B>, tokens: u64 },
+    /// Double-buffered: the buffer at `past` is read, the other one written.
+    Double { buffers: [Buffer<B>; 2], past: usize },
+    /// Given by the caller, once it is.
+    Given(Option<(Buffer<B>, Dims)>),
+}
+
+impl<B: Backend> StateBuffers<B> {
+    pub fn new(layout: &StateLayout, pool: &BufferPool<B>) -> Result<Self, EngineError> {
+        let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
+        let reserve = || pool.reserve(layout.memory, bytes).map_err(about(&layout.past));
+        Ok(match layout.update {
+            StateUpdate::InPlace { capacity, .. } => StateBuffers::InPlace { buffer: reserve()?, tokens: capacity },
+            StateUpdate::Append { .. } | StateUpdate::Replace => {
+                StateBuffers::Double { buffers: [reserve()?, reserve()?], past: 0 }
+            }
+            StateUpdate::ReadOnly => StateBuffers::Given(None),
+        })
+    }
+
+    /// Bytes reserved.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            StateBuffers::InPlace { buffer, .. } => buffer.bytes,
+            StateBuffers::Double { buffers, .. } => buffers.iter().map(|buffer| buffer.bytes).sum(),
+            StateBuffers::Given(given) => given.as_ref().map_or(0, |(buffer, _)| buffer.bytes),
+        }
+    }
+
+    /// The buffer and shape to bind as past when the sequence has `length` tokens.
+    pub fn past(&self, layout: &StateLayout, length: u64) -> Result<(&Buffer<B>, BindingKey), EngineError> {
+        let (buffer, dims) = match (self, layout.update) {
+            (StateBuffers::InPlace { buffer, tokens }, _) => (buffer, layout.dims(*tokens)),
+            (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
+                (&buffers[*past], layout.dims(length))
+            }
+            (StateBuffers::Double { buffers, past }, _) => (&buffers[*past], layout.full.clone()),
+            (StateBuffers::Given(Some((buffer, dims))), _) => (buffer, dims.clone()),
+            (StateBuffers::Given(None), _) => {
+                return Err(EngineError::MissingInput { name: layout.past.clone(), dtype: layout.dtype });
+            }
+        };
+        Ok((buffer, BindingKey { buffer: buffer.id, dims }))
+    }
+
+    /// The buffer and shape to bind as present when the sequence will have `total` tokens; `None` for read-only states.
+    pub fn present(&self, layout: &StateLayout, total: u64) -> Option<(&Buffer<B>, BindingKey)> {
+        let (buffer, dims) = match (self, layout.update) {
+            (StateBuffers::InPlace { buffer, tokens }, _) => (buffer, layout.dims(*tokens)),
+            (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
+                (&buffers[1 - *past], layout.dims(total))
+            }
+            (StateBuffers::Double { buffers, past }, _) => (&buffers[1 - *past], layout.full.clone()),
+            (StateBuffers::Given(_), _) => return None,
+        };
+        Some((buffer, BindingKey { buffer: buffer.id, dims }))
+    }
+
+    /// Makes room for `total` tokens in a partial layout; the sequence has `length` now. Elements past them are zero.
+    pub fn make_room(
+        &mut self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        length: u64,
+        total: u64,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        let StateBuffers::InPlace { buffer, tokens } = self else { return Ok(()) };
+        let wanted = layout.layout_tokens(total);
+        if !layout.partial || (length > 0 && *tokens >= wanted) {
+            return Ok(());
+        }
+        if length > 0 {
+            let change = LayoutChange { held: length, before: *tokens, after: wanted };
+            change.apply(layout, pool, buffer, scratch).map_err(about(&layout.past))?;
+        }
+        *tokens = wanted;
+        Ok(())
+    }
+
+    /// A pass has succeeded: swaps a double-buffered state.
+    pub fn commit(&mut self) {
+        if let StateBuffers::Double { past, .. } = self {
+            *past = 1 - *past;
+        }
+    }
+
+    /// Sets a read-only state.
+    pub fn give(&mut self, layout: &StateLayout, pool: &BufferPool<B>, tensor: &HostTensor) -> Result<(), EngineError> {
+        let wrong = |why: String| EngineError::WrongInput { name: layout.past.clone(), why };
+        let StateBuffers::Given(slot) = self else {
+            return Err(wrong("the model carries this state itself".into()));
+        };
+        if tensor.dtype != layout.dtype || tensor.shape.len() != layout.rank {
+            return Err(wrong(format!("the model wants {} with {} axes", layout.dtype, layout.rank)));
+        }
+        let buffer = upload(pool, &layout.past, tensor, layout.memory)?;
+        *slot = Some((buffer, Dims::from_slice(&tensor.shape)));
+        Ok(())
+    }
+}
+
+/// A change of the number of tokens that a buffer on the host is laid out for.
+struct LayoutChange {
+    /// Tokens it holds.
+    held: u64,
+    /// Tokens it was laid out for.
+    before: u64,
+    /// Tokens it will be laid out for; more than `before`.
+    after: u64,
+}
+
+impl LayoutChange {
+    /// Moves each row to its new place.
+    fn apply<B: Backend>(
+        &self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        buffer: &Buffer<B>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), BackendError> {
+        let axis = token_axis(layout.update).unwrap_or(0);
+        let rows: u64 = layout.full[..axis].iter().product();
+        let token_bytes = byte_len(layout.dtype, &layout.full[axis + 1..]).unwrap_or(0);
+        let bytes = pool.view(buffer, DType::Uint8, &[buffer.bytes])?;
+        // The last row first: its new place does not overlap the rows before it.
+        for row in (0..rows).rev() {
+            scratch.clear();
+            scratch.resize((self.after * token_bytes) as usize, 0);
+            let held = &mut scratch[..(self.held * token_bytes) as usize];
+            pool.backend.read(&bytes, row * self.before * token_bytes, held)?;
+            pool.backend.write(&buffer.handle, row * self.after * token_bytes, scratch)?;
+        }
+        Ok(())
+    }
+}
+
+/// Copies a host tensor into a new buffer in a memory.
+pub(crate) fn upload<B: Backend>(
+    pool: &BufferPool<B>,
+    name: &str,
+    tensor: &HostTensor,
+    memory: MemoryId,
+) -> Result<Buffer<B>, EngineError> {
+    if let Some(why) = tensor.misfit() {
+        return Err(EngineError::WrongInput { name: name.to_owned(), why });
+    }
+    let bytes = tensor.bytes.len() as u64;
+    let host = pool.reserve(MemoryId::HOST, bytes).map_err(about(name))?;
+    pool.backend.write(&host.handle, 0, &tensor.bytes).map_err(about(name))?;
+    if memory == MemoryId::HOST {
+        return Ok(host);
+    }
+    let buffer = pool.reserve(memory, bytes).map_err(about(name))?;
+    pool.copy(&host, &buffer, tensor.dtype, &Dims::from_slice(&tensor.shape)).map_err(about(name))?;
+    Ok(buffer)
+}

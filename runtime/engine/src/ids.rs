@@ -1,0 +1,105 @@
+//! Typed indices, and tables indexed by them: a stage cannot be taken for a session, nor a state for a boundary.
+
+use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
+
+/// A position in a [`Table`].
+pub(crate) trait Id: Copy + PartialEq {
+    fn new(index: usize) -> Self;
+    fn index(self) -> usize;
+}
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+            pub(crate) struct $name(u32);
+
+            impl Id for $name {
+                fn new(index: usize) -> Self {
+                    $name(index as u32)
+                }
+                fn index(self) -> usize {
+                    self.0 as usize
+                }
+            }
+        )*
+    };
+}
+
+ids! {
+    /// A partition of the plan.
+    PartitionId,
+    /// A partition loaded in one of its forms.
+    StageId,
+    /// A backend session; stages of one class share it.
+    SessionId,
+    /// A model input.
+    InputId,
+    /// A state of the plan, such as the keys of one layer.
+    StateId,
+    /// A tensor that a partition produces and that is not a state.
+    BoundaryId,
+}
+
+/// A vector indexed by one kind of id.
+#[derive(Clone, Debug)]
+pub(crate) struct Table<I, T> {
+    rows: Vec<T>,
+    id: PhantomData<I>,
+}
+
+impl<I: Id, T> Table<I, T> {
+    pub fn push(&mut self, row: T) -> I {
+        self.rows.push(row);
+        I::new(self.rows.len() - 1)
+    }
+
+    pub fn ids(&self) -> impl Iterator<Item = I> + use<I, T> {
+        (0..self.rows.len()).map(I::new)
+    }
+
+    pub fn iter(&self) -> std::slice::Iter<'_, T> {
+        self.rows.iter()
+    }
+
+    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.rows.iter_mut()
+    }
+
+    /// Rows with their ids.
+    pub fn entries(&self) -> impl Iterator<Item = (I, &T)> {
+        self.rows.iter().enumerate().map(|(index, row)| (I::new(index), row))
+    }
+
+    /// The first row that satisfies a condition.
+    pub fn position(&self, mut is: impl FnMut(&T) -> bool) -> Option<I> {
+        self.rows.iter().position(|row| is(row)).map(I::new)
+    }
+}
+
+impl<I, T> Default for Table<I, T> {
+    fn default() -> Self {
+        Table { rows: Vec::new(), id: PhantomData }
+    }
+}
+
+impl<I, T> FromIterator<T> for Table<I, T> {
+    fn from_iter<S: IntoIterator<Item = T>>(rows: S) -> Self {
+        Table { rows: rows.into_iter().collect(), id: PhantomData }
+    }
+}
+
+impl<I: Id, T> Index<I> for Table<I, T> {
+    type Output = T;
+    fn index(&self, id: I) -> &T {
+        &self.rows[id.index()]
+    }
+}
+
+impl<I: Id, T> IndexMut<I> for Table<I, T> {
+    fn index_mut(&mut self, id: I) -> &mut T {
+        &mut self.rows[id.index()]
+    }
+}

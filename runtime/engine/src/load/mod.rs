@@ -1,0 +1,262 @@
+//! Loading: from a plan and a directory to an engine, with everything checked that can be checked before the first token.
+
+mod files;
+mod sessions;
+mod watch;
+
+pub(crate) use watch::FileWatch;
+
+use crate::buffers::{Boundary, BufferPool, InputBuffers, StateLayout, StateStaging};
+use crate::engine::Engine;
+use crate::error::{BackendError, EngineError};
+use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, Table};
+use crate::options::EngineOptions;
+use crate::port::{Backend, MemoryId, Session};
+use crate::program::{InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule};
+use crate::reporter::Reporter;
+use crate::runtime::{Runtime, Taps};
+use crate::telemetry::{PerPhase, Recorder, StageTelemetry};
+use crate::weights::budget::{HostMemoryBudget, is_on_host, planned_pinned};
+use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore, WeightTier};
+use hpp_schema::{ByteSize, DType, Partition, Plan, Provider, Severity};
+use sessions::{LoadedSessions, SessionLoader};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+pub(crate) fn load<B: Backend>(
+    plan: &Plan,
+    dir: &Path,
+    backend: &B,
+    options: EngineOptions,
+    reporter: &dyn Reporter,
+) -> Result<Engine<B>, EngineError> {
+    let started = backend.now();
+    check_plan(plan, reporter)?;
+    let context = context(plan, &options)?;
+    let mut watch = files::check(plan, dir, options.verify, reporter)?;
+    backend.name_mapped_files(&watch.in_use().collect::<Vec<_>>());
+    let control = backend.control().map_err(|source| memory_error("the control that stops runs", source))?;
+    let cancel = options.cancel.clone().unwrap_or_default();
+    let attached = cancel.attach(control.clone());
+
+    let names = NameResolver::new(plan);
+    let budget = HostMemoryBudget::new(plan, backend, options.weights, reporter)?;
+    let loader = SessionLoader {
+        plan,
+        dir,
+        backend,
+        budget,
+        control: &control,
+        options: &options,
+        cancel: &cancel,
+        reporter,
+        names: &names,
+    };
+    let LoadedSessions { stages, sessions, streams, telemetry, route } = loader.load()?;
+    backend.finish_loading();
+    sessions.iter().filter_map(Session::mapped_file).try_for_each(|path| watch.add_mapped(path))?;
+
+    let symbols = SymbolTable::new(plan);
+    let pool = BufferPool::new(backend.clone());
+    let schedules = PerPhase {
+        prefill: resolve_schedule(plan, &names, &stages, &route.prefill, &plan.schedule.prefill),
+        decode: resolve_schedule(plan, &names, &stages, &route.decode, &plan.schedule.decode),
+    };
+    let layouts = state_layouts(plan, &symbols, &stages, &route, context)?;
+    let inputs = model_inputs(plan, &pool, &stages, context)?;
+    let boundaries = boundaries(plan, &names, &symbols);
+    let logits = logits(&stages);
+    let program = Program { plan: plan.clone(), context, stages, schedules, layouts, logits };
+
+    let host_memory = budget.for_devices(plan, backend.memory_use().resident);
+    let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
+    let weights =
+        WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(streams, &program.stages) };
+    let staging = StateStaging::new(&pool, &program.layouts, &program.stages)?;
+    let load_time = backend.now().saturating_sub(started);
+    let recorder = Recorder::new(device_names(&program.stages), load_time, telemetry);
+    let mut runtime = Runtime {
+        pool,
+        sessions,
+        inputs,
+        boundaries,
+        staging,
+        weights,
+        route,
+        recorder,
+        taps: Taps::default(),
+        scratch: Vec::new(),
+        watch,
+        control,
+        cancel,
+        _attached: attached,
+    };
+    runtime.weights.set_order(&program.run_order(&runtime.route));
+    StreamedWeights { program: &program, budget, reporter }.pin(&mut runtime)?;
+    runtime.synchronize()?;
+    runtime.watch.loaded()?;
+    runtime.weights.fetch_ahead(&runtime.pool)?;
+    runtime.recorder.telemetry.load = backend.now().saturating_sub(started);
+    Ok(Engine { program, runtime })
+}
+
+fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {
+    let (errors, warnings): (Vec<_>, Vec<_>) =
+        plan.check().into_iter().partition(|finding| finding.severity == Severity::Error);
+    warnings.iter().for_each(|finding| reporter.warning(&format!("the plan: {finding}")));
+    if errors.is_empty() { Ok(()) } else { Err(EngineError::Plan { findings: errors }) }
+}
+
+fn context(plan: &Plan, options: &EngineOptions) -> Result<u64, EngineError> {
+    let context = options.context.unwrap_or(plan.budgets.context);
+    match plan.model.context_length {
+        _ if context == 0 => Err(EngineError::Context { asked: 0, why: "it must hold a token".into() }),
+        Some(most) if context > most => {
+            Err(EngineError::Context { asked: context, why: format!("the model was built for {most}") })
+        }
+        _ => Ok(context),
+    }
+}
+
+fn model_inputs<B: Backend>(
+    plan: &Plan,
+    pool: &BufferPool<B>,
+    stages: &Table<StageId, Stage>,
+    context: u64,
+) -> Result<Table<InputId, InputBuffers<B>>, EngineError> {
+    let inputs = plan.model.inputs.iter().map(|input| InputBuffers::new(pool, input));
+    let mut inputs = inputs.collect::<Result<Table<_, _>, _>>()?;
+    for stage_input in stages.iter().flat_map(|stage| &stage.inputs) {
+        if let InputSource::ModelInput(input) = stage_input.source {
+            inputs[input].add_memory(pool, stage_input.port.memory)?;
+        }
+    }
+    inputs.iter_mut().try_for_each(|input| input.reserve(pool, context))?;
+    Ok(inputs)
+}
+
+fn boundaries<B: Backend>(
+    plan: &Plan,
+    names: &NameResolver<'_>,
+    symbols: &SymbolTable,
+) -> Table<BoundaryId, Boundary<B>> {
+    let mut boundaries = Table::default();
+    for boundary in names.boundaries.iter() {
+        let producer = &plan.partitions[boundary.producer.index()];
+        let output = producer.outputs.iter().find(|output| output.name == boundary.name);
+        let dtype = output.map_or(DType::Float32, |output| output.dtype);
+        let shape = output.and_then(|output| symbols.resolve(&output.shape));
+        boundaries.push(Boundary::new(boundary.name, dtype, shape));
+    }
+    boundaries
+}
+
+/// States lie where decode computes on them, or on the host where the plan says so.
+fn state_layouts(
+    plan: &Plan,
+    symbols: &SymbolTable,
+    stages: &Table<StageId, Stage>,
+    route: &Route,
+    context: u64,
+) -> Result<Table<StateId, StateLayout>, EngineError> {
+    let layout = |(index, state): (usize, &hpp_schema::State)| {
+        let id = StateId::new(index);
+        let computed_in = route.decode.iter().find_map(|stage| stages[*stage].memory_of_state(id));
+        let memory = computed_in.filter(|_| !is_on_host(plan, &state.device)).unwrap_or(MemoryId::HOST);
+        let is_staged = stages.iter().filter_map(|stage| stage.memory_of_state(id)).any(|other| other != memory);
+        let layout = StateLayout::new(state, symbols, plan.budgets.context, context, memory)?;
+        Ok(layout.staged(state, is_staged))
+    };
+    plan.states.iter().enumerate().map(layout).collect()
+}
+
+/// The plan's devices by the memory that their stages use.
+fn device_names(stages: &Table<StageId, Stage>) -> BTreeMap<MemoryId, String> {
+    let mut names = BTreeMap::new();
+    for stage in stages.iter() {
+        let inputs = stage.inputs.iter().map(|input| input.port.memory);
+        let memories = inputs.chain(stage.outputs.iter().map(|output| output.port.memory));
+        names.extend(memories.filter(|memory| *memory != MemoryId::HOST).map(|memory| (memory, stage.device.clone())));
+    }
+    names
+}
+
+/// The boundary that holds the logits: one output of the model, whichever partition produces it.
+fn logits(stages: &Table<StageId, Stage>) -> Option<BoundaryId> {
+    stages.iter().flat_map(|stage| &stage.outputs).find_map(|output| match output.sink {
+        OutputSink::Logits(boundary) => Some(boundary),
+        _ => None,
+    })
+}
+
+/// Decides how many bytes of streamed weights each partition pins, once all sessions are loaded.
+struct StreamedWeights<'a> {
+    program: &'a Program,
+    budget: HostMemoryBudget,
+    reporter: &'a dyn Reporter,
+}
+
+impl StreamedWeights<'_> {
+    fn pin<B: Backend>(&self, runtime: &mut Runtime<B>) -> Result<(), EngineError> {
+        let (plan, budget) = (&self.program.plan, self.budget);
+        let streams =
+            |partition: &Partition| budget.residency(plan, &partition.form()) == crate::port::WeightResidency::Streamed;
+        if !plan.partitions.iter().any(streams) {
+            return Ok(());
+        }
+        if runtime.weights.disk.wants_warm_up() {
+            runtime.warm_up(self.program)?;
+        }
+        let resident = runtime.pool.backend.memory_use().resident;
+        let is_fallback = self.gpu_fallback(&runtime.recorder.telemetry.stages);
+        let fallen_back: Vec<&Partition> =
+            plan.partitions.iter().zip(&is_fallback).filter(|(_, is)| **is).map(|(partition, _)| partition).collect();
+        let wanted: Vec<u64> = plan
+            .partitions
+            .iter()
+            .zip(&is_fallback)
+            .map(|(partition, is)| if *is { partition.bytes.weights.0 } else { planned_pinned(partition) })
+            .collect();
+        let total = wanted.iter().copied().fold(0, u64::saturating_add);
+        let pinned = budget.pinned(plan, total, &fallen_back, resident);
+        let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
+        for (id, stage) in self.program.stages.entries() {
+            let bytes = (share * wanted[stage.partition.index()] as f64) as u64;
+            let warning = runtime.weights.disk.pin_and_stream(id, bytes);
+            let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
+            warning.iter().for_each(|warning| self.reporter.warning(warning));
+        }
+        runtime.weights.disk.set_window(budget.window(plan, &fallen_back));
+        runtime.weights.disk.set_order(&self.program.run_order(&runtime.route));
+        runtime.weights.fetch_ahead(&runtime.pool)?;
+        self.warn_if_over_limit(runtime.pool.backend.memory_use().resident);
+        Ok(())
+    }
+
+    /// Whether each partition was planned for a GPU and streams on the host instead.
+    fn gpu_fallback(&self, telemetry: &[StageTelemetry]) -> Vec<bool> {
+        let plan = &self.program.plan;
+        let mut is_fallback = vec![false; plan.partitions.len()];
+        for (measured, stage) in telemetry.iter().zip(self.program.stages.iter()) {
+            if measured.provider == Provider::Cpu && !is_on_host(plan, &stage.device) {
+                is_fallback[stage.partition.index()] = self.budget.streams_gpu_fallback();
+            }
+        }
+        is_fallback
+    }
+
+    fn warn_if_over_limit(&self, resident: Option<u64>) {
+        let Some((limit, resident)) = self.budget.limit().zip(resident).filter(|(limit, used)| used > limit) else {
+            return;
+        };
+        self.reporter.warning(&format!(
+            "{} of host memory are in use after loading, and the plan was made for {}",
+            ByteSize(resident).human(),
+            ByteSize(limit).human()
+        ));
+    }
+}
+
+fn memory_error(what: &str, source: BackendError) -> EngineError {
+    EngineError::Memory { what: what.to_owned(), source }
+}

@@ -1,0 +1,323 @@
+//! A backend for tests, without a runtime library: partitions are Rust functions, memories are vectors, and every call checks the
+//! contracts of [`port`](crate::port).
+//!
+//! It allocates nothing while a session runs on bound memory, so that a test can count the engine's allocations.
+
+mod chain;
+mod clock;
+mod disk;
+mod queue;
+mod session;
+mod tensor;
+mod upload;
+
+pub use chain::{Chain, ChainForm, ChainInputs, ChainPart};
+pub use clock::{LinkCost, VirtualClock};
+pub use disk::{MockDisk, MockWeightStream};
+pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};
+pub use tensor::{MockBuffer, MockTensor};
+pub use upload::{MockUpload, MockUploadSource};
+
+use crate::error::BackendError;
+use crate::port::{
+    Backend, Control, Fallback, HostCopy, Interval, Loaded, MemoryId, MemoryUse, SessionSpec, Tensor, TimingToken,
+    Uploaded, WeightLocation,
+};
+use crate::reporter::Reporter;
+use crate::tensor::byte_len;
+use hpp_schema::{DType, Provider};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// A backend for tests. Clones share everything.
+#[derive(Clone, Default)]
+pub struct MockBackend(Rc<World>);
+
+#[derive(Default)]
+struct World {
+    models: RefCell<BTreeMap<String, MockModel>>,
+    streamed: RefCell<BTreeMap<String, Vec<u64>>>,
+    disk: MockDisk,
+    memory_limit: Cell<Option<u64>>,
+    absent: RefCell<Vec<Provider>>,
+    copies: Cell<u64>,
+    reserved: Cell<u64>,
+    clock: VirtualClock,
+    links: clock::Links,
+    uploads: upload::Uploads,
+    queues: queue::Queues,
+    pinnable: Cell<u64>,
+    pinned: Cell<u64>,
+    held: RefCell<Vec<HostCopy>>,
+    memory_left: RefCell<BTreeMap<MemoryId, Rc<Cell<u64>>>>,
+}
+
+impl MockBackend {
+    /// A machine with nothing on it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What a file of this name holds.
+    pub fn model(&self, file: &str, model: MockModel) {
+        self.0.models.borrow_mut().insert(file.to_owned(), model);
+    }
+
+    /// The weights of a file of this name are read from the disk before each run, in chunks of so many bytes.
+    pub fn streams(&self, file: &str, chunks: Vec<u64>) {
+        self.0.streamed.borrow_mut().insert(file.to_owned(), chunks);
+    }
+
+    /// The disk that weights are read from.
+    pub fn disk(&self) -> &MockDisk {
+        &self.0.disk
+    }
+
+    /// Most host memory from now on, bytes.
+    pub fn limit_memory(&self, bytes: u64) {
+        self.0.memory_limit.set(Some(bytes));
+    }
+
+    /// Takes a provider away.
+    pub fn without(&self, provider: Provider) {
+        self.0.absent.borrow_mut().push(provider);
+    }
+
+    /// The clock every time of an engine on this backend is taken from. Runs and copies advance it by what they cost, and
+    /// nothing else does.
+    pub fn clock(&self) -> &VirtualClock {
+        &self.0.clock
+    }
+
+    /// Makes the device of a memory asynchronous: runs and uploads are queued there.
+    pub fn queue(&self, memory: MemoryId) {
+        self.0.queues.add(memory);
+    }
+
+    /// Makes the device asynchronous without reports of intervals.
+    pub fn queue_untimed(&self, memory: MemoryId) {
+        self.0.queues.add_untimed(memory);
+    }
+
+    /// How often a caller waited for a busy [asynchronous](Self::queue) device.
+    pub fn waits(&self) -> u64 {
+        self.0.queues.waits()
+    }
+
+    /// What copies and reads from one memory to another cost from now on; nothing where this was never said.
+    pub fn link(&self, from: MemoryId, to: MemoryId, cost: LinkCost) {
+        self.0.links.set(from, to, cost);
+    }
+
+    /// Host memory that can be pinned at once, bytes; none where this was never said.
+    pub fn can_pin(&self, bytes: u64) {
+        self.0.pinnable.set(bytes);
+    }
+
+    /// Bytes pinned so far, and where weights that are copied to devices were to be held.
+    pub fn held(&self) -> (u64, Vec<HostCopy>) {
+        (self.0.pinned.get(), self.0.held.borrow().clone())
+    }
+
+    /// A memory has room for so many more bytes from now on.
+    pub fn limit_device(&self, memory: MemoryId, bytes: u64) {
+        self.0.memory_left.borrow_mut().insert(memory, Rc::new(Cell::new(bytes)));
+    }
+
+    fn pass(&self, from: &MockTensor, to: MemoryId, bytes: u64) {
+        self.0.queues.wait(from.memory(), &self.0.clock);
+        self.0.queues.wait(to, &self.0.clock);
+        for (from, to) in self.0.links.legs(from.memory(), to) {
+            let time = self.0.links.time(from, to, bytes);
+            self.0.uploads.delay(to, time, &self.0.clock);
+            self.0.clock.advance(time);
+        }
+    }
+
+    /// Copies between tensors so far.
+    pub fn copies(&self) -> u64 {
+        self.0.copies.get()
+    }
+
+    /// Bytes reserved so far, over all memories.
+    pub fn reserved(&self) -> u64 {
+        self.0.reserved.get()
+    }
+
+    fn weights(&self, file: &str, spec: &SessionSpec<'_>) -> disk::MockWeights {
+        let is_streamed = spec.residency == crate::port::WeightResidency::Streamed;
+        let chunks = self.0.streamed.borrow().get(file).cloned().filter(|_| is_streamed);
+        let (disk, clock) = (self.0.disk.clone(), self.0.clock.clone());
+        disk::MockWeights::new(chunks.unwrap_or_default(), spec.residency, disk, clock)
+    }
+
+    fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {
+        let mut refused = Vec::new();
+        for provider in spec.providers {
+            if *provider == Provider::Cpu && spec.has_host_file {
+                break;
+            }
+            if !self.0.absent.borrow().contains(provider) {
+                return Ok((*provider, refused));
+            }
+            refused.push((*provider, "it was taken away".to_owned()));
+            if spec.fallback == Fallback::Refuse {
+                break;
+            }
+        }
+        Err(BackendError::NoProvider { refused })
+    }
+}
+
+impl Backend for MockBackend {
+    type Buffer = MockBuffer;
+    type Tensor = MockTensor;
+    type Session = MockSession;
+    type Control = MockControl;
+    type WeightStream = MockWeightStream;
+    type UploadSource = MockUploadSource;
+    type Upload = MockUpload;
+
+    fn pin(&self, _: MemoryId, bytes: u64) -> u64 {
+        let pinned = bytes.min(self.0.pinnable.get());
+        self.0.pinned.set(self.0.pinned.get() + pinned);
+        pinned
+    }
+
+    fn upload_source(
+        &self,
+        weights: &[WeightLocation],
+        _: MemoryId,
+        host: HostCopy,
+    ) -> Result<MockUploadSource, BackendError> {
+        self.0.held.borrow_mut().push(host);
+        MockUploadSource::read(weights)
+    }
+
+    fn upload(&self, source: &MockUploadSource, to: &[&MockBuffer]) -> Result<MockUpload, BackendError> {
+        let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
+        let time = self.0.links.time(MemoryId::HOST, memory, source.bytes());
+        let free = self.0.queues.busy_until(memory).unwrap_or_default().max(self.0.clock.now());
+        self.0.uploads.start(source, to, (free, time), &self.0.clock)
+    }
+
+    fn wait_upload(&self, upload: MockUpload) -> Result<Uploaded, BackendError> {
+        upload.wait(&self.0.queues, &self.0.clock)
+    }
+
+    fn synchronize(&self, memory: MemoryId) -> Result<(), BackendError> {
+        if !self.0.queues.is_untimed(memory) {
+            self.0.queues.wait(memory, &self.0.clock);
+        }
+        Ok(())
+    }
+
+    fn synchronize_untimed(&self, memory: MemoryId) -> Result<(), BackendError> {
+        self.0.queues.wait(memory, &self.0.clock);
+        Ok(())
+    }
+
+    fn synchronize_all(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
+        let timed = self.0.queues.memories().into_iter().filter(|memory| !self.0.queues.is_untimed(*memory));
+        timed.for_each(|memory| self.0.queues.wait(memory, &self.0.clock));
+        self.0.queues.report(report);
+        Ok(())
+    }
+
+    fn load(
+        &self,
+        spec: &SessionSpec<'_>,
+        control: &MockControl,
+        _: &dyn Reporter,
+    ) -> Result<Loaded<MockSession, MockWeightStream>, BackendError> {
+        if control.stopped() {
+            return Err(BackendError::Stopped);
+        }
+        let name = spec.file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let model = self.0.models.borrow().get(&name).cloned();
+        let model = model.ok_or_else(|| BackendError::Runtime {
+            doing: format!("load {name}"),
+            cause: "no such model was set up".into(),
+        })?;
+        let (provider, refused) = self.provider(spec)?;
+        let weights = self.weights(&name, spec);
+        Ok(Loaded {
+            session: MockSession::new(model, self.0.clock.clone(), self.0.queues.clone(), weights.clone()),
+            weights: MockWeightStream::new(weights),
+            provider,
+            processor: "mock".into(),
+            refused,
+        })
+    }
+
+    fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<MockBuffer, BackendError> {
+        self.0.reserved.set(self.0.reserved.get() + bytes);
+        let account = self.0.memory_left.borrow().get(&memory).cloned();
+        if let Some(left) = &account {
+            let out = || BackendError::OutOfMemory { bytes, place: "mock memory".into(), cause: "it is full".into() };
+            left.set(left.get().checked_sub(bytes).ok_or_else(out)?);
+        }
+        MockBuffer::of(memory, bytes, account)
+    }
+
+    fn view(&self, buffer: &MockBuffer, dtype: DType, shape: &[u64]) -> Result<MockTensor, BackendError> {
+        MockTensor::view(buffer, dtype, shape)
+    }
+
+    fn write(&self, buffer: &MockBuffer, offset: u64, bytes: &[u8]) -> Result<(), BackendError> {
+        buffer.write(offset, bytes)
+    }
+
+    fn read(&self, tensor: &MockTensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
+        tensor.read(offset, bytes)?;
+        self.pass(tensor, MemoryId::HOST, bytes.len() as u64);
+        Ok(())
+    }
+
+    fn copy(&self, from: &MockTensor, to: &MockTensor) -> Result<(), BackendError> {
+        self.0.copies.set(self.0.copies.get() + 1);
+        from.copy_to(to)?;
+        self.pass(from, to.memory(), byte_len(from.dtype(), from.shape()).unwrap_or(0));
+        Ok(())
+    }
+
+    fn control(&self) -> Result<MockControl, BackendError> {
+        Ok(MockControl::default())
+    }
+
+    fn now(&self) -> Duration {
+        self.0.clock.now()
+    }
+
+    fn memory_use(&self) -> MemoryUse {
+        MemoryUse::default()
+    }
+
+    fn memory_limit(&self) -> Option<u64> {
+        self.0.memory_limit.get()
+    }
+}
+
+/// Stops mock runs.
+#[derive(Clone, Default)]
+pub struct MockControl(Arc<AtomicBool>);
+
+impl MockControl {
+    pub(crate) fn stopped(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl Control for MockControl {
+    fn stop(&self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+
+    fn resume(&self) {
+        self.0.store(false, Ordering::SeqCst);
+    }
+}

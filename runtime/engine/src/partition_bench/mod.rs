@@ -1,0 +1,153 @@
+//! PartitionBenchs: one partition by itself, under exactly one provider, on made-up inputs, timed run by run.
+//!
+//! The session is made as the engine makes those of a plan, bound to memory in the same places and run on the same threads, so
+//! that what is measured here is what a pass will take. Between two runs other memory is read by whoever computes
+//! ([`CacheFlusher`]): in a pass, a partition finds its weights as cold as the rest of the model has left them.
+
+mod bind;
+mod fill;
+mod flush;
+
+pub use flush::CacheFlusher;
+
+use crate::error::{BackendError, EngineError};
+use crate::port::{Backend, Fallback, Loaded, SessionSpec, WeightResidency};
+use crate::reporter::Reporter;
+use bind::Bound;
+use hpp_schema::probe::{Case, PartitionProbe};
+use hpp_schema::{Device, DeviceKind, Provider};
+use std::path::Path;
+use std::time::Duration;
+
+/// A partition that is loaded to be timed.
+pub struct PartitionBench<B: Backend> {
+    backend: B,
+    control: B::Control,
+    loaded: Loaded<B::Session, B::WeightStream>,
+    name: String,
+    load: Duration,
+}
+
+/// Runs of one case, each timed to the completion of its outputs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunTimes {
+    /// The runs that count, in order.
+    pub times: Vec<Duration>,
+}
+
+impl<B: Backend> PartitionBench<B> {
+    /// Loads the partition under the provider asked for; where that cannot have all of it, this fails.
+    pub fn load(backend: &B, probe: &PartitionProbe, reporter: &dyn Reporter) -> Result<Self, EngineError> {
+        backend.trim_memory().map_err(|source| about("what the partition before held", source))?;
+        let started = backend.now();
+        let name = probe.file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let control = backend.control().map_err(|source| about("the means to stop runs", source))?;
+        let spec = Spec {
+            name: &name,
+            file: &probe.file,
+            model: &probe.model,
+            weights_dir: &probe.weights_dir,
+            weight_bytes: probe.weight_bytes,
+        };
+        let loaded = spec.load(backend, probe.provider, &control, reporter)?;
+        backend.finish_loading();
+        let load = backend.now().saturating_sub(started);
+        Ok(PartitionBench { backend: backend.clone(), control, loaded, name, load })
+    }
+
+    /// The processor it computes on, as its owner calls it.
+    pub fn processor(&self) -> &str {
+        &self.loaded.processor
+    }
+
+    /// Time to load it.
+    pub fn load_time(&self) -> Duration {
+        self.load
+    }
+
+    /// Runs a case: `warmup` runs that do not count, then runs that do, as many as the budget allows. With an flusher, other
+    /// memory is read before each.
+    pub fn case(&mut self, case: &Case, mut flusher: Option<&mut CacheFlusher<B>>) -> Result<RunTimes, EngineError> {
+        // Before anything of this case is reserved: what the case before held would count as memory that measuring takes.
+        self.backend.trim_memory().map_err(|source| about("what the case before held", source))?;
+        if let Some(flusher) = &mut flusher {
+            flusher.make_room(case.evict_bytes)?;
+        }
+        let mut bound = Bound::new(&self.backend, &self.loaded.session, case)?;
+        let mut run = |session: &mut B::Session| {
+            if let Some(flusher) = &mut flusher {
+                flusher.flush(case.evict_bytes)?;
+            }
+            let failed = |source| run_failed(&self.name, "running", source);
+            bound.run(&self.backend, session, &self.control).map_err(failed)
+        };
+        for _ in 0..case.warmup {
+            run(&mut self.loaded.session)?;
+        }
+        let mut times = Vec::new();
+        let started = self.backend.now();
+        let budget = Duration::try_from_secs_f64(case.budget_ms / 1e3).unwrap_or(Duration::MAX);
+        let (fewest, most) = (case.min_runs.max(1), case.max_runs.max(case.min_runs).max(1));
+        while times.len() < most as usize {
+            let spent = self.backend.now().saturating_sub(started) >= budget;
+            if spent && times.len() >= fewest as usize {
+                break;
+            }
+            times.push(run(&mut self.loaded.session)?);
+        }
+        Ok(RunTimes { times })
+    }
+}
+
+/// What a session is made from, where there is no plan.
+struct Spec<'a> {
+    name: &'a str,
+    file: &'a Path,
+    model: &'a Path,
+    weights_dir: &'a Path,
+    weight_bytes: u64,
+}
+
+impl Spec<'_> {
+    fn load<B: Backend>(
+        &self,
+        backend: &B,
+        provider: Provider,
+        control: &B::Control,
+        reporter: &dyn Reporter,
+    ) -> Result<Loaded<B::Session, B::WeightStream>, EngineError> {
+        let device = match provider {
+            Provider::Cpu => Device::new("cpu", DeviceKind::Cpu),
+            Provider::Cuda | Provider::Webgpu => Device::new("gpu0", DeviceKind::Gpu),
+        };
+        let spec = SessionSpec {
+            partition: self.name,
+            file: self.file,
+            model: self.model,
+            weight_bytes: self.weight_bytes,
+            weights_dir: self.weights_dir,
+            device: &device,
+            providers: &[provider],
+            fallback: Fallback::Refuse,
+            residency: WeightResidency::InMemory,
+            weights_are_inputs: false,
+            has_host_file: false,
+            prepared: None,
+        };
+        let (partition, file) = (self.name.to_owned(), self.file.to_owned());
+        backend.load(&spec, control, reporter).map_err(|source| EngineError::Load { partition, file, source })
+    }
+}
+
+fn about(what: &str, source: BackendError) -> EngineError {
+    EngineError::Memory { what: what.to_owned(), source }
+}
+
+fn run_failed(partition: &str, doing: &str, source: BackendError) -> EngineError {
+    EngineError::Run { partition: partition.to_owned(), doing: doing.to_owned(), source }
+}
+
+/// A port by name.
+fn find(ports: &[crate::port::Port], name: &str) -> Option<usize> {
+    ports.iter().position(|port| port.name == name)
+}

@@ -1,0 +1,276 @@
+//! The ports: what the engine needs from whatever runs its partitions. They name no library.
+//!
+//! Two crates implement them: `hpp-backend` over ONNX Runtime, and the mock of this crate (feature `mock`), which checks the
+//! contracts written here.
+
+mod time;
+mod weights;
+
+pub use time::{Interval, Timing, TimingToken};
+pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightStream};
+
+use crate::error::BackendError;
+use crate::reporter::Reporter;
+use hpp_schema::{DType, Device, Provider};
+use smallvec::SmallVec;
+use std::path::Path;
+use std::time::Duration;
+
+/// Sizes of a tensor's dimensions. Up to six are stored inline, so that describing a tensor needs no heap allocation.
+pub type Dims = SmallVec<[u64; 6]>;
+
+/// A memory that tensors can lie in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct MemoryId(pub u32);
+
+impl MemoryId {
+    /// The host's own memory.
+    pub const HOST: MemoryId = MemoryId(0);
+}
+
+/// Whether a partition may run on another provider than the plan prefers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// It may, and the reason is reported.
+    #[default]
+    Report,
+    /// It may not: loading fails with the reason.
+    Refuse,
+}
+
+/// What a session is created from.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionSpec<'a> {
+    /// Name of the partition, for messages.
+    pub partition: &'a str,
+    /// The ONNX file.
+    pub file: &'a Path,
+    /// The unsplit model it was cut from; decisions that must be the same for all partitions are made by its operators.
+    pub model: &'a Path,
+    /// Bytes of all the model's weights, in all partitions together.
+    pub weight_bytes: u64,
+    /// Directory its external data lies in.
+    pub weights_dir: &'a Path,
+    /// The plan's device.
+    pub device: &'a Device,
+    /// Providers to try, best first.
+    pub providers: &'a [Provider],
+    /// What to do when the best provider is unavailable.
+    pub fallback: Fallback,
+    /// Where its weights are while it does not run.
+    pub residency: WeightResidency,
+    /// Whether weights are among its inputs.
+    pub weights_are_inputs: bool,
+    /// Whether there is another file for the host, so that this one is not tried there.
+    pub has_host_file: bool,
+    /// Where weights that do not stay in memory may be written in the layout of its kernels.
+    pub prepared: Option<Prepared<'a>>,
+}
+
+/// Weights on disk in the layout that kernels want, kept for later starts.
+#[derive(Clone, Copy, Debug)]
+pub struct Prepared<'a> {
+    /// The directory, which need not exist yet.
+    pub dir: &'a Path,
+    /// Identifies the partition's file and all weights by their hashes: weights prepared from others are not used.
+    pub contents: &'a str,
+    /// Whether every byte is verified, not samples.
+    pub verify: bool,
+}
+
+/// A session, its weights, and where it was loaded.
+#[derive(Debug)]
+pub struct Loaded<S, W> {
+    /// Ready to bind and run.
+    pub session: S,
+    /// Its weights.
+    pub weights: W,
+    /// The provider that runs it.
+    pub provider: Provider,
+    /// The processor it computes on, in the backend's words.
+    pub processor: String,
+    /// Providers that were tried before, each with the reason it is unavailable.
+    pub refused: Vec<(Provider, String)>,
+}
+
+/// One input or output of a session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The ONNX name.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Declared sizes; `None` where they vary.
+    pub shape: Vec<Option<u64>>,
+    /// The memory the session wants it in, or leaves it in.
+    pub memory: MemoryId,
+}
+
+/// Runs partitions and owns the memories they use.
+///
+/// Implementations need not be usable from several threads: an engine lives on the thread that made it.
+pub trait Backend: Clone {
+    /// Bytes in one memory, of fixed length, zeroed at first.
+    type Buffer;
+    /// A typed and shaped view of the first bytes of a buffer, which it keeps alive.
+    type Tensor: Tensor;
+    /// A partition ready to run.
+    type Session: Session<Tensor = Self::Tensor, Control = Self::Control>;
+    /// The weights of a session that may lie on disk.
+    type WeightStream: WeightStream;
+    /// Stops runs from another thread.
+    type Control: Control;
+    /// The host's side of weights that are copied to a device.
+    type UploadSource;
+    /// A copy of such weights in progress.
+    type Upload;
+
+    /// Loads a partition with the first available provider; `control` can cancel that.
+    fn load(
+        &self,
+        spec: &SessionSpec<'_>,
+        control: &Self::Control,
+        reporter: &dyn Reporter,
+    ) -> Result<Loaded<Self::Session, Self::WeightStream>, BackendError>;
+    /// Called once after all partitions of a plan are loaded.
+    fn finish_loading(&self) {}
+    /// Reserves zeroed bytes. On the host, pages are allocated when they are first touched.
+    fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
+    /// A view of the buffer's first bytes. An error if the shape needs more than the buffer holds. Allocates nothing on the heap.
+    fn view(&self, buffer: &Self::Buffer, dtype: DType, shape: &[u64]) -> Result<Self::Tensor, BackendError>;
+    /// Writes into a buffer on the host.
+    fn write(&self, buffer: &Self::Buffer, offset: u64, bytes: &[u8]) -> Result<(), BackendError>;
+    /// Reads `bytes.len()` bytes of a tensor in any memory from `offset` on, after whatever computes it has finished.
+    fn read(&self, tensor: &Self::Tensor, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError>;
+    /// Copies a tensor into another of the same type and shape in any memory.
+    fn copy(&self, from: &Self::Tensor, to: &Self::Tensor) -> Result<(), BackendError>;
+    /// Pins up to `bytes` of host memory in one piece for copies to a device; returns how many. Providers that cannot pin return 0.
+    /// Upload sources made later take their pinned part from it.
+    fn pin(&self, _memory: MemoryId, _bytes: u64) -> u64 {
+        0
+    }
+    /// Opens weights that will be copied to a device's memory.
+    fn upload_source(
+        &self,
+        weights: &[WeightLocation],
+        memory: MemoryId,
+        host: HostCopy,
+    ) -> Result<Self::UploadSource, BackendError>;
+    /// Starts to copy each weight of a source to the first bytes of the buffer given for it, and returns at once. Runs that were
+    /// started before still read what was there before.
+    fn upload(&self, source: &Self::UploadSource, to: &[&Self::Buffer]) -> Result<Self::Upload, BackendError>;
+    /// Orders a copy before all later runs: waits for it, or makes the device wait.
+    fn wait_upload(&self, upload: Self::Upload) -> Result<Uploaded, BackendError>;
+    /// Waits until all runs started on the device of a memory have finished. Copies and reads wait by themselves.
+    fn synchronize(&self, _memory: MemoryId) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits for asynchronous runs on the device of a memory whose timing the backend does not report. May cost something, so the
+    /// engine calls it only while it records a timeline.
+    fn synchronize_untimed(&self, _memory: MemoryId) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits until all runs on all devices have finished, and reports the intervals of all timing tokens issued since the last
+    /// call, in that order. Device errors surface here at the latest.
+    fn synchronize_all(&self, _report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// A new control to stop runs with.
+    fn control(&self) -> Result<Self::Control, BackendError>;
+    /// Monotonic time since an arbitrary start; all times of an engine are taken here.
+    fn now(&self) -> Duration {
+        crate::clock::since_start()
+    }
+    /// Returns cached memory to the system. The next run may take longer.
+    fn trim_memory(&self) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Names the files that stay mapped while sessions run, for the error message if one of them is truncated.
+    fn name_mapped_files(&self, _files: &[&Path]) {}
+    /// Memory that this process and the devices use.
+    fn memory_use(&self) -> MemoryUse;
+    /// Most host memory this process may use, where the system tells.
+    fn memory_limit(&self) -> Option<u64> {
+        None
+    }
+}
+
+/// A view of bytes in one memory.
+pub trait Tensor {
+    /// Element type.
+    fn dtype(&self) -> DType;
+    /// Sizes.
+    fn shape(&self) -> &[u64];
+    /// The memory it lies in.
+    fn memory(&self) -> MemoryId;
+}
+
+/// A partition ready to run.
+///
+/// Inputs and outputs are bound by index, keep their binding from run to run, and keep what is bound alive. Tensors must lie in
+/// the memory that the port names. An output that is not bound is not computed for its own sake.
+pub trait Session {
+    /// See [`Backend::Tensor`].
+    type Tensor;
+    /// See [`Backend::Control`].
+    type Control;
+    /// What one sequence has bound; a session may have many.
+    type Binding;
+
+    /// Inputs in the file's order.
+    fn inputs(&self) -> &[Port];
+    /// Outputs in the file's order.
+    fn outputs(&self) -> &[Port];
+    /// An empty binding.
+    fn binding(&self) -> Result<Self::Binding, BackendError>;
+    /// Binds an input.
+    fn bind_input(&self, binding: &mut Self::Binding, index: usize, tensor: &Self::Tensor) -> Result<(), BackendError>;
+    /// Binds an output to a tensor of exactly the shape the run will produce.
+    fn bind_output(&self, binding: &mut Self::Binding, index: usize, tensor: &Self::Tensor)
+    -> Result<(), BackendError>;
+    /// Lets the session allocate an output whose shape is not known before the run. Holds for one run.
+    fn bind_output_unknown(&self, binding: &mut Self::Binding, index: usize) -> Result<(), BackendError>;
+    /// A file of the backend's own that stays mapped while the session runs and must not be written to.
+    fn mapped_file(&self) -> Option<&Path> {
+        None
+    }
+    /// Runs, with all weights in memory. When it returns, host outputs are complete; a device may still compute, and operations
+    /// started there later come after it. With a token, the backend reports its interval later; else it took as long as the call.
+    fn run(
+        &mut self,
+        binding: &mut Self::Binding,
+        control: &Self::Control,
+    ) -> Result<Option<TimingToken>, BackendError>;
+    /// An output that [`bind_output_unknown`](Self::bind_output_unknown) asked for, after the run.
+    fn take_output(&self, binding: &mut Self::Binding, index: usize) -> Result<Self::Tensor, BackendError>;
+}
+
+/// Stops runs from another thread.
+pub trait Control: Clone + Send + Sync + 'static {
+    /// Ends runs in progress and refuses new ones with [`BackendError::Stopped`].
+    fn stop(&self);
+    /// Lets runs start again.
+    fn resume(&self);
+}
+
+/// Memory that this process and the devices use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Peak resident set size, bytes, where the system tells.
+    pub peak_resident: Option<u64>,
+    /// Resident set size now, bytes, where the system tells.
+    pub resident: Option<u64>,
+    /// One entry for each device in use.
+    pub devices: Vec<DeviceMemory>,
+}
+
+/// Memory of one device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// The device, in the backend's words.
+    pub name: String,
+    /// Bytes that the engine's tensors and weights take there, where the device tells.
+    pub used: Option<u64>,
+    /// All it has, where the device tells.
+    pub total: Option<u64>,
+}

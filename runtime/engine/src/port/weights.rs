@@ -1,0 +1,91 @@
+//! Ports for weights that are not constants in the memory of their session: streamed from disk, or copied to a device.
+
+use super::{Interval, Timing, TimingToken};
+use crate::error::BackendError;
+use std::path::PathBuf;
+
+/// Where a session's weights are while it does not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub enum WeightResidency {
+    /// In the memory of its device.
+    #[default]
+    InMemory,
+    /// Some pinned in memory ([`WeightStream::pin_and_stream`]), the rest on disk and read before each run.
+    Streamed,
+    /// Mapped from their file; the system loads the pages that a run touches.
+    Mapped {
+        /// Whether a run touches a few rows only (an embedding table), so that their pages are dropped after the run.
+        sparse_rows: bool,
+    },
+}
+
+/// Bytes of weights that are fetched as one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChunkSize {
+    /// Bytes in memory.
+    pub resident: u64,
+    /// Bytes on disk; fewer than `resident` where they are stored compressed.
+    pub stored: u64,
+}
+
+/// The weights of one session that lie on disk between its runs.
+///
+/// Every session has one; for weights that stay in memory all methods do nothing. It may outlive the session's other handles.
+pub trait WeightStream {
+    /// Whether the weights stay where they are, so that no run needs a fetch or a release.
+    fn is_resident(&self) -> bool;
+    /// Whether warm-up runs before [`pin_and_stream`](Self::pin_and_stream) would show which weights runs read at all.
+    fn wants_warm_up(&self) -> bool {
+        false
+    }
+    /// After a warm-up run: records which pages it touched, and drops them.
+    fn sample_resident(&mut self) {}
+    /// For streamed weights: reads and pins up to `pinned` bytes of them and drops the others. Until then the system loads pages
+    /// as runs touch them. Returns a warning for the user, if there is one.
+    fn pin_and_stream(&mut self, _pinned: u64) -> Result<Option<String>, BackendError> {
+        Ok(None)
+    }
+    /// The chunks that must be fetched before each run; none where all weights stay in memory.
+    fn chunks(&self) -> &[ChunkSize] {
+        &[]
+    }
+    /// Starts to read a chunk into memory, which it takes from now on. Returns at once.
+    fn prefetch(&mut self, _chunk: usize) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits until a chunk is in memory; when it was read.
+    fn wait(&mut self, _chunk: usize) -> Result<Interval, BackendError> {
+        Ok(Interval::default())
+    }
+    /// Evicts all chunks, those included that are still being read, and the pages of mapped weights that a run touched.
+    fn release(&mut self) {}
+}
+
+/// A weight that is an input of a session: where its bytes are on disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WeightLocation {
+    /// The file.
+    pub file: PathBuf,
+    /// Offset of its first byte.
+    pub offset: u64,
+    /// Its length in bytes.
+    pub bytes: u64,
+}
+
+/// How the host keeps weights that are copied to a device: some in pinned memory, the rest in their files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HostCopy {
+    /// Most bytes in pinned memory, as far as there is room.
+    pub pinned: u64,
+    /// Whether reads bypass the page cache.
+    pub bypass_page_cache: bool,
+}
+
+/// Weights that runs from now on find on their device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uploaded {
+    /// When they were copied.
+    pub copy: Timing,
+    /// How long the device waited for the copy, where the caller did not wait.
+    pub stall: Option<TimingToken>,
+}

@@ -1,0 +1,55 @@
+//! The program: what a plan says, resolved to ids. It never changes after loading.
+
+mod resolve;
+mod schedule;
+mod shape;
+mod stage;
+
+pub(crate) use resolve::{NameResolver, match_ports};
+pub(crate) use schedule::{BoundaryCopy, ScheduledOp, resolve as resolve_schedule};
+pub(crate) use shape::{PassShape, PassSizes, SymbolTable, token_axis};
+pub(crate) use stage::{InputSource, OutputSink, Stage, StageInput, StageOutput};
+
+use crate::buffers::StateLayout;
+use crate::ids::{BoundaryId, Id, PartitionId, StageId, StateId, Table};
+use crate::telemetry::PerPhase;
+use hpp_schema::{ModelKind, Partition, Plan};
+
+/// A loaded plan.
+#[derive(Debug)]
+pub(crate) struct Program {
+    pub plan: Plan,
+    /// Most tokens of one sequence.
+    pub context: u64,
+    pub stages: Table<StageId, Stage>,
+    pub schedules: PerPhase<Vec<ScheduledOp>>,
+    pub layouts: Table<StateId, StateLayout>,
+    /// The boundary that holds the next-token logits.
+    pub logits: Option<BoundaryId>,
+}
+
+/// The stage of each partition in each phase.
+pub(crate) type Route = PerPhase<Table<PartitionId, StageId>>;
+
+impl Program {
+    pub fn partition(&self, id: PartitionId) -> &Partition {
+        &self.plan.partitions[id.index()]
+    }
+
+    /// Whether each step computes the whole sequence again, because the model keeps no state.
+    pub fn recomputes(&self) -> bool {
+        self.plan.model.kind == ModelKind::DecoderWithoutCache
+    }
+
+    /// The stages that run in each phase, in the order of the schedule.
+    pub fn run_order(&self, route: &Route) -> PerPhase<Vec<StageId>> {
+        PerPhase::new(|phase| {
+            let ops = self.schedules[phase].iter();
+            let partitions = ops.filter_map(|op| match op {
+                ScheduledOp::Run(partition) => Some(*partition),
+                ScheduledOp::Copy(_) => None,
+            });
+            partitions.map(|partition| route[phase][partition]).collect()
+        })
+    }
+}

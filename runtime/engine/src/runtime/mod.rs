@@ -1,0 +1,104 @@
+//! The runtime: everything that a pass changes, and the operations on it. What they follow is the [`Program`].
+
+mod infer;
+mod pass;
+mod sequence;
+mod step;
+mod truncate;
+mod warm_up;
+
+pub use infer::NamedTensors;
+pub use sequence::Sequence;
+pub(crate) use step::Step;
+pub use step::{LogitRows, StepInput};
+
+use crate::buffers::{Boundary, BufferPool, InputBuffers, StateBuffers, StateStaging};
+use crate::cancel::{Attached, CancelHandle};
+use crate::error::EngineError;
+use crate::ids::{BoundaryId, InputId, SessionId, StageId, Table};
+use crate::load::FileWatch;
+use crate::port::Backend;
+use crate::program::{BoundaryCopy, Program, Route, Stage};
+use crate::telemetry::Recorder;
+use crate::tensor::HostTensor;
+use crate::weights::{TierContext, WeightStore};
+use sequence::{History, StageBinding};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The mutable half of an engine.
+pub(crate) struct Runtime<B: Backend> {
+    pub pool: BufferPool<B>,
+    pub sessions: Table<SessionId, B::Session>,
+    pub inputs: Table<InputId, InputBuffers<B>>,
+    pub boundaries: Table<BoundaryId, Boundary<B>>,
+    pub staging: StateStaging<B>,
+    pub weights: WeightStore<B>,
+    pub route: Route,
+    pub recorder: Recorder,
+    pub taps: Taps,
+    /// Bytes on their way from a device to the caller.
+    pub scratch: Vec<u8>,
+    /// Fails if a file that sessions read is written to.
+    pub watch: FileWatch,
+    pub control: B::Control,
+    pub cancel: CancelHandle,
+    /// Connects `cancel` with `control` for as long as it lives.
+    pub _attached: Attached,
+}
+
+/// Outputs that are read back after each pass.
+#[derive(Debug, Default)]
+pub(crate) struct Taps {
+    /// Incremented when the set changes.
+    pub version: u64,
+    pub wanted: BTreeSet<BoundaryId>,
+    pub read: BTreeMap<String, HostTensor>,
+}
+
+impl<B: Backend> Runtime<B> {
+    pub fn new_sequence(&mut self, program: &Program) -> Result<Sequence<B>, EngineError> {
+        let states = program.layouts.iter().map(|layout| StateBuffers::new(layout, &self.pool));
+        let states = states.collect::<Result<Table<_, _>, _>>()?;
+        let limits = program.layouts.iter().map(|layout| layout.limit(program.context));
+        let limit = limits.min().unwrap_or(program.context);
+        let bindings = self.new_bindings(program)?;
+        self.recorder.telemetry.state_bytes += states.iter().map(StateBuffers::bytes).sum::<u64>();
+        let (taps_version, history) = (self.taps.version, History::default());
+        Ok(Sequence { length: 0, limit, states, bindings, taps_version, history, interrupted: false })
+    }
+
+    /// Empty bindings, one for each stage.
+    fn new_bindings(&self, program: &Program) -> Result<Table<StageId, StageBinding<B>>, EngineError> {
+        let bind = |stage: &Stage| {
+            StageBinding::new(stage, &self.sessions[stage.session])
+                .map_err(|source| stage.failed("being bound", source))
+        };
+        program.stages.iter().map(bind).collect()
+    }
+
+    /// The parts that weight tiers use, apart from the weight store itself.
+    fn weights(&mut self) -> (&mut WeightStore<B>, TierContext<'_, B>) {
+        (&mut self.weights, TierContext { pool: &self.pool, recorder: &mut self.recorder })
+    }
+
+    fn copy_boundaries(&mut self, copies: &[BoundaryCopy]) -> Result<(), EngineError> {
+        for BoundaryCopy { boundary, memories } in copies {
+            for memory in memories {
+                self.boundaries[*boundary].copy_to(&self.pool, *memory, &mut self.recorder)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for all devices and records the intervals that they report.
+    pub fn synchronize(&mut self) -> Result<(), EngineError> {
+        let recorder = &mut self.recorder;
+        let synchronized =
+            self.pool.backend.synchronize_all(&mut |token, interval| recorder.completed(token, interval));
+        synchronized.map_err(|source| EngineError::Device { source })
+    }
+
+    fn check_cancelled(&self) -> Result<(), EngineError> {
+        if self.cancel.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
+    }
+}

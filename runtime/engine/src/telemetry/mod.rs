@@ -1,0 +1,256 @@
+//! What the engine measures about itself: times, counts and bytes, all cheap enough to be always on.
+
+mod recorder;
+
+pub(crate) use recorder::{Awaited, Event, Recorder, Transfer};
+
+use crate::port::MemoryUse;
+use hpp_schema::Provider;
+use std::ops::{Index, IndexMut};
+use std::time::Duration;
+
+/// The host's name in plans.
+const HOST: &str = "cpu";
+
+/// Which schedule a pass follows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Takes in several tokens, or the first.
+    Prefill,
+    /// Takes in one more token.
+    Decode,
+}
+
+/// One value for each phase.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct PerPhase<T> {
+    pub prefill: T,
+    pub decode: T,
+}
+
+impl<T> PerPhase<T> {
+    /// Makes each value from its phase.
+    pub fn new(mut make: impl FnMut(Phase) -> T) -> Self {
+        PerPhase { prefill: make(Phase::Prefill), decode: make(Phase::Decode) }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        [&self.prefill, &self.decode].into_iter()
+    }
+
+    pub fn map<U>(&self, mut f: impl FnMut(&T) -> U) -> PerPhase<U> {
+        PerPhase { prefill: f(&self.prefill), decode: f(&self.decode) }
+    }
+}
+
+impl<T> Index<Phase> for PerPhase<T> {
+    type Output = T;
+    fn index(&self, phase: Phase) -> &T {
+        match phase {
+            Phase::Prefill => &self.prefill,
+            Phase::Decode => &self.decode,
+        }
+    }
+}
+
+impl<T> IndexMut<Phase> for PerPhase<T> {
+    fn index_mut(&mut self, phase: Phase) -> &mut T {
+        match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        }
+    }
+}
+
+/// A count of events and their total time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counter {
+    /// Number of events.
+    pub count: u64,
+    /// Their total time.
+    pub time: Duration,
+}
+
+impl Counter {
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.count += 1;
+        self.time += time;
+    }
+
+    /// Total milliseconds.
+    pub fn millis(&self) -> f64 {
+        self.time.as_secs_f64() * 1e3
+    }
+
+    /// Mean milliseconds per event; 0 without events.
+    pub fn millis_each(&self) -> f64 {
+        if self.count == 0 { 0.0 } else { self.millis() / self.count as f64 }
+    }
+}
+
+/// Times of one partition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StageTelemetry {
+    /// Partition name.
+    pub partition: String,
+    /// The plan's device.
+    pub device: String,
+    /// The provider that runs it.
+    pub provider: Provider,
+    /// The processor it computes on, in the backend's words.
+    pub processor: String,
+    /// Providers the plan prefers, each with the reason it is unavailable.
+    pub refused: Vec<(Provider, String)>,
+    /// Time to load it.
+    pub load: Duration,
+    /// Its runs with several tokens.
+    pub prefill: Counter,
+    /// Its runs with one more token.
+    pub decode: Counter,
+}
+
+impl StageTelemetry {
+    /// The timeline's lane for its runs: the plan's device, with a note where that is a GPU and the partition runs on the CPU.
+    pub fn lane(&self) -> String {
+        match (self.provider, self.device.as_str()) {
+            (Provider::Cpu, device) if device != HOST => format!("{device} on the CPU"),
+            (_, device) => device.to_owned(),
+        }
+    }
+
+    pub(crate) fn phase(&mut self, phase: Phase) -> &mut Counter {
+        match phase {
+            Phase::Prefill => &mut self.prefill,
+            Phase::Decode => &mut self.decode,
+        }
+    }
+}
+
+/// The times of one pass by what took them. Reads and uploads of weights overlap the rest.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct PassTelemetry {
+    /// Time of stage runs by their [lanes](StageTelemetry::lane).
+    pub compute: Vec<(String, Duration)>,
+    /// Copies of tensors between memories, including that of the logits to the host.
+    pub copies: Counter,
+    /// Bytes in those copies.
+    pub copied_bytes: u64,
+    /// Uploads of streamed weights that runs of this pass used.
+    pub uploads: Counter,
+    /// Bytes in those copies.
+    pub uploaded_bytes: u64,
+    /// Waits for weights that had not been uploaded to their slot.
+    pub slot_stalls: Counter,
+    /// Runs whose weights were in a slot, or being uploaded to one, when the run was next.
+    pub slot_hits: u64,
+    /// Runs whose weights were not.
+    pub slot_misses: u64,
+    /// Reads of weights from disk. Several overlap, so their times may add up to more than the time that passed.
+    pub reads: Counter,
+    /// Bytes in those reads.
+    pub read_bytes: u64,
+    /// Waits for weights that had not been read from disk.
+    pub disk_stalls: Counter,
+}
+
+impl PassTelemetry {
+    /// Zeros for these lanes.
+    pub(crate) fn of(lanes: &[String]) -> Self {
+        let mut compute: Vec<(String, Duration)> = Vec::new();
+        for lane in lanes {
+            if !compute.iter().any(|(known, _)| known == lane) {
+                compute.push((lane.clone(), Duration::ZERO));
+            }
+        }
+        PassTelemetry { compute, ..Self::default() }
+    }
+
+    /// Zeros for the same lanes.
+    pub(crate) fn begin(&mut self) {
+        let mut compute = std::mem::take(&mut self.compute);
+        compute.iter_mut().for_each(|(_, time)| *time = Duration::ZERO);
+        *self = PassTelemetry { compute, ..Self::default() };
+    }
+
+    /// Adds time to a lane; its index in `compute`.
+    pub(crate) fn computed(&mut self, lane: &str, time: Duration) -> Option<usize> {
+        let at = self.compute.iter().position(|(known, _)| known == lane)?;
+        self.compute[at].1 += time;
+        Some(at)
+    }
+
+    /// Time on the critical path whose cause is known: stage runs, copies between memories and waits.
+    pub fn accounted(&self) -> Duration {
+        let compute: Duration = self.compute.iter().map(|(_, time)| *time).sum();
+        compute + self.copies.time + self.slot_stalls.time + self.disk_stalls.time
+    }
+}
+
+/// What an engine measured since it was loaded or its telemetry was reset.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Telemetry {
+    /// From the call of `load` to a ready engine.
+    pub load: Duration,
+    /// One entry for each partition, in the plan's order.
+    pub stages: Vec<StageTelemetry>,
+    /// Copies of tensors between memories.
+    pub copies: Counter,
+    /// Bytes in those copies.
+    pub copied_bytes: u64,
+    /// Reads of weights from disk. Several overlap, so their times add up to more than the time that passed.
+    pub reads: Counter,
+    /// Bytes in those reads.
+    pub read_bytes: u64,
+    /// Uploads of streamed weights to devices, without those of loading.
+    pub uploads: Counter,
+    /// Bytes in those copies.
+    pub uploaded_bytes: u64,
+    /// Runs whose weights were in a slot, or being uploaded to one, when the run was next.
+    pub slot_hits: u64,
+    /// Runs whose weights were not, so that they were uploaded while the run waited.
+    pub slot_misses: u64,
+    /// Waits for weights that had not been uploaded to their slot.
+    pub slot_stalls: Counter,
+    /// Waits for weights that had not been read from disk.
+    pub disk_stalls: Counter,
+    /// Whole passes with several tokens.
+    pub prefill: Counter,
+    /// Tokens in them.
+    pub prefill_tokens: u64,
+    /// Whole passes with one more token.
+    pub decode: Counter,
+    /// Tokens in them.
+    pub decode_tokens: u64,
+    /// Bytes reserved for the states of all sequences made so far.
+    pub state_bytes: u64,
+    /// Memory use, taken when the telemetry is read.
+    pub memory: MemoryUse,
+}
+
+impl Telemetry {
+    /// Prefill tokens per second; `None` before the first.
+    pub fn prefill_tokens_per_second(&self) -> Option<f64> {
+        per_second(self.prefill_tokens, self.prefill.time)
+    }
+
+    /// Decoded tokens per second; `None` before the first.
+    pub fn decode_tokens_per_second(&self) -> Option<f64> {
+        per_second(self.decode_tokens, self.decode.time)
+    }
+
+    /// Resets times and counts of passes, not those of loading.
+    pub(crate) fn reset_passes(&mut self) {
+        for stage in &mut self.stages {
+            (stage.prefill, stage.decode) = Default::default();
+        }
+        (self.copies, self.copied_bytes) = Default::default();
+        (self.reads, self.read_bytes, self.disk_stalls) = Default::default();
+        (self.uploads, self.uploaded_bytes, self.slot_stalls) = Default::default();
+        (self.slot_hits, self.slot_misses) = Default::default();
+        (self.prefill, self.prefill_tokens, self.decode, self.decode_tokens) = Default::default();
+    }
+}
+
+fn per_second(tokens: u64, time: Duration) -> Option<f64> {
+    (tokens > 0 && !time.is_zero()).then(|| tokens as f64 / time.as_secs_f64())
+}

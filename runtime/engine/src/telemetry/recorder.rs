@@ -1,0 +1,220 @@
+//! The recorder: the engine reports here everything that takes time. It always updates the telemetry, and the timeline while one
+//! is recorded.
+
+use super::{PassTelemetry, Phase, StageTelemetry, Telemetry};
+use crate::ids::{Id, StageId};
+use crate::port::{Interval, MemoryId, Timing, TimingToken};
+use hpp_schema::{Span, SpanKind, Timeline};
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+/// Telemetry, and the timeline while one is recorded.
+pub(crate) struct Recorder {
+    pub telemetry: Telemetry,
+    /// The current or last pass.
+    pub pass: PassTelemetry,
+    /// Devices by the memory their stages use.
+    devices: BTreeMap<MemoryId, String>,
+    /// The lane of each stage.
+    lanes: Vec<String>,
+    timeline: Option<TimelineRecording>,
+    /// The last stage that ran on each lane, in the order of the pass's lanes.
+    last: Vec<Option<(StageId, Phase)>>,
+    /// Operations whose interval the backend reports later, oldest first.
+    pending: VecDeque<(TimingToken, Event)>,
+}
+
+/// Something that may run asynchronously on a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event {
+    /// A stage's run.
+    Run { stage: StageId, phase: Phase },
+    /// An upload of a stage's weights to a device.
+    Upload { stage: StageId, memory: MemoryId, bytes: u64 },
+    /// A stage's wait for its weights.
+    Stall { stage: StageId, awaited: Awaited },
+}
+
+struct TimelineRecording {
+    since: Duration,
+    pass: u64,
+    spans: Vec<Span>,
+}
+
+/// A copy of a tensor from one memory to another.
+pub(crate) struct Transfer<'a> {
+    pub name: &'a str,
+    pub from: MemoryId,
+    pub to: MemoryId,
+    pub bytes: u64,
+}
+
+/// What a stage waits for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Awaited {
+    /// Weights read from disk.
+    Disk,
+    /// Weights uploaded to a slot.
+    Slot,
+}
+
+impl Recorder {
+    /// A recorder for stages that took `load` to load.
+    pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
+        let lanes: Vec<String> = stages.iter().map(StageTelemetry::lane).collect();
+        let pass = PassTelemetry::of(&lanes);
+        let telemetry = Telemetry { load, stages, ..Telemetry::default() };
+        let last = vec![None; pass.compute.len()];
+        Recorder { telemetry, pass, devices, lanes, timeline: None, last, pending: VecDeque::new() }
+    }
+
+    /// Starts a new timeline at `now`, or stops recording.
+    pub fn record_timeline(&mut self, now: Option<Duration>) {
+        self.timeline = now.map(|since| TimelineRecording { since, pass: 0, spans: Vec::new() });
+    }
+
+    /// Whether a timeline is recorded.
+    pub fn is_recording(&self) -> bool {
+        self.timeline.is_some()
+    }
+
+    /// The timeline so far, ordered by start; enclosing spans come before those within.
+    pub fn timeline(&self) -> Timeline {
+        let mut spans = self.timeline.as_ref().map_or(Vec::new(), |recording| recording.spans.clone());
+        spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(b.duration_us.total_cmp(&a.duration_us)));
+        Timeline { spans }
+    }
+
+    /// A tensor was copied between memories.
+    pub fn copied(&mut self, transfer: &Transfer<'_>, interval: Interval) {
+        self.telemetry.copies.add(interval.duration());
+        self.telemetry.copied_bytes += transfer.bytes;
+        self.pass.copies.add(interval.duration());
+        self.pass.copied_bytes += transfer.bytes;
+        let Some(timeline) = &mut self.timeline else { return };
+        let device = |memory| self.devices.get(&memory).map_or("?", String::as_str);
+        let lane = match (transfer.from, transfer.to) {
+            (MemoryId::HOST, MemoryId::HOST) => "cpu".to_owned(),
+            (MemoryId::HOST, to) => format!("to {}", device(to)),
+            (from, MemoryId::HOST) => format!("from {}", device(from)),
+            (from, to) => format!("{} to {}", device(from), device(to)),
+        };
+        timeline.span(lane, transfer.name.to_owned(), SpanKind::Transfer, interval, Some(transfer.bytes));
+    }
+
+    /// Weights of a stage were read from disk.
+    pub fn read_from_disk(&mut self, stage: StageId, bytes: u64, interval: Interval) {
+        self.telemetry.reads.add(interval.duration());
+        self.telemetry.read_bytes += bytes;
+        self.pass.reads.add(interval.duration());
+        self.pass.read_bytes += bytes;
+        if let Some(timeline) = &mut self.timeline {
+            let partition = self.telemetry.stages[stage.index()].partition.clone();
+            timeline.span("disk".to_owned(), partition, SpanKind::Transfer, interval, Some(bytes));
+        }
+    }
+
+    /// An operation has finished, or its interval is reported later.
+    pub fn record(&mut self, event: Event, timing: Timing) {
+        match (timing, event) {
+            (Timing::Pending(token), _) => self.pending.push_back((token, event)),
+            (Timing::Measured(interval), Event::Run { stage, phase }) => self.ran(stage, phase, interval),
+            (Timing::Measured(interval), Event::Upload { stage, memory, bytes }) => {
+                self.uploaded(stage, memory, bytes, interval);
+            }
+            (Timing::Measured(interval), Event::Stall { stage, awaited }) => self.stalled(stage, awaited, interval),
+        }
+    }
+
+    /// The backend reports an interval. Tokens of operations that were not recorded are ignored.
+    pub fn completed(&mut self, token: TimingToken, interval: Interval) {
+        let at = self.pending.iter().position(|(pending, _)| *pending == token);
+        if let Some((_, event)) = at.and_then(|at| self.pending.remove(at)) {
+            self.record(event, Timing::Measured(interval));
+        }
+    }
+
+    fn uploaded(&mut self, stage: StageId, memory: MemoryId, bytes: u64, interval: Interval) {
+        self.telemetry.uploads.add(interval.duration());
+        self.telemetry.uploaded_bytes += bytes;
+        self.pass.uploads.add(interval.duration());
+        self.pass.uploaded_bytes += bytes;
+        if let Some(timeline) = &mut self.timeline {
+            let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
+            let partition = self.telemetry.stages[stage.index()].partition.clone();
+            timeline.span(lane, partition, SpanKind::Transfer, interval, Some(bytes));
+        }
+    }
+
+    /// A stage with streamed weights is next: whether they were in a slot or being uploaded.
+    pub fn slot_lookup(&mut self, hit: bool) {
+        let (total, pass) = match hit {
+            true => (&mut self.telemetry.slot_hits, &mut self.pass.slot_hits),
+            false => (&mut self.telemetry.slot_misses, &mut self.pass.slot_misses),
+        };
+        *total += 1;
+        *pass += 1;
+    }
+
+    fn stalled(&mut self, stage: StageId, awaited: Awaited, interval: Interval) {
+        let (total, pass, name) = match awaited {
+            Awaited::Disk => (&mut self.telemetry.disk_stalls, &mut self.pass.disk_stalls, "waits for the disk"),
+            Awaited::Slot => (&mut self.telemetry.slot_stalls, &mut self.pass.slot_stalls, "waits for its weights"),
+        };
+        total.add(interval.duration());
+        pass.add(interval.duration());
+        if let Some(timeline) = self.timeline.as_mut().filter(|_| !interval.duration().is_zero()) {
+            timeline.span(self.lanes[stage.index()].clone(), name.to_owned(), SpanKind::Stall, interval, None);
+        }
+    }
+
+    fn ran(&mut self, id: StageId, phase: Phase, interval: Interval) {
+        let (stage, lane) = (&mut self.telemetry.stages[id.index()], &self.lanes[id.index()]);
+        stage.phase(phase).add(interval.duration());
+        if let Some(at) = self.pass.computed(lane, interval.duration()) {
+            self.last[at] = Some((id, phase));
+        }
+        if let Some(timeline) = &mut self.timeline {
+            timeline.span(lane.clone(), stage.partition.clone(), SpanKind::Compute, interval, None);
+        }
+    }
+
+    /// A device without timing reports was synchronized: the wait was its last stage's run.
+    pub fn synchronized(&mut self, memory: MemoryId, interval: Interval) {
+        let Some(name) = self.devices.get(&memory).filter(|_| !interval.duration().is_zero()) else { return };
+        let Some(device) = self.pass.computed(name, interval.duration()) else { return };
+        let Some((stage, phase)) = self.last[device] else { return };
+        let stage = &mut self.telemetry.stages[stage.index()];
+        stage.phase(phase).time += interval.duration();
+        if let Some(timeline) = &mut self.timeline {
+            timeline.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, interval, None);
+        }
+    }
+
+    /// A whole pass has succeeded.
+    pub fn passed(&mut self, phase: Phase, tokens: u64, interval: Interval) {
+        let (passes, counted) = match phase {
+            Phase::Prefill => (&mut self.telemetry.prefill, &mut self.telemetry.prefill_tokens),
+            Phase::Decode => (&mut self.telemetry.decode, &mut self.telemetry.decode_tokens),
+        };
+        passes.add(interval.duration());
+        *counted += tokens;
+        if let Some(timeline) = &mut self.timeline {
+            let name = match phase {
+                Phase::Prefill => format!("prefill of {tokens}"),
+                Phase::Decode => "decode".to_owned(),
+            };
+            timeline.span("passes".to_owned(), name, SpanKind::Pass, interval, None);
+            timeline.pass += 1;
+        }
+    }
+}
+
+impl TimelineRecording {
+    fn span(&mut self, lane: String, name: String, kind: SpanKind, interval: Interval, bytes: Option<u64>) {
+        let micros = |time: Duration| time.as_secs_f64() * 1e6;
+        let start_us = micros(interval.start.saturating_sub(self.since));
+        let duration_us = micros(interval.duration());
+        self.spans.push(Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes });
+    }
+}

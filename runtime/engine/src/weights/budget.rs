@@ -1,0 +1,140 @@
+//! The host memory budget: how much of the weights stays in host memory beside everything else, in the plan's proportions.
+
+use crate::error::EngineError;
+use crate::options::WeightReads;
+use crate::port::{Backend, WeightResidency};
+use crate::reporter::Reporter;
+use hpp_schema::memory::{PROCESS, READ_AHEAD};
+use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency};
+
+/// Decides where the weights of each partition are between its runs, and how many bytes are pinned.
+#[derive(Clone, Copy)]
+pub(crate) struct HostMemoryBudget {
+    reads: WeightReads,
+    /// Most host memory to use, bytes: the plan's or this process's limit, whichever is less. `None` if nothing is streamed.
+    limit: Option<u64>,
+    /// Where the weights of partitions are that were planned for a GPU and fell back to the host.
+    gpu_fallback: WeightResidency,
+}
+
+impl HostMemoryBudget {
+    /// The plan's budget. If this process may use less memory than planned, less is pinned; an error if even nothing pinned is too
+    /// much.
+    pub fn new<B: Backend>(
+        plan: &Plan,
+        backend: &B,
+        reads: WeightReads,
+        reporter: &dyn Reporter,
+    ) -> Result<Self, EngineError> {
+        let is_read = reads != WeightReads::Mapped;
+        let process_limit = backend.memory_limit();
+        let least = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
+        let fits_host = least.is_none_or(|least| least >= all_on_host(plan));
+        let gpu_fallback = if is_read && !fits_host { WeightResidency::Streamed } else { WeightResidency::InMemory };
+        let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
+        let streams = is_read && plan.partitions.iter().any(from_disk);
+        let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
+        let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
+            let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::Streamed));
+            return Ok(HostMemoryBudget { reads, limit, gpu_fallback });
+        };
+        let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
+        let Some(left) = pinned.checked_sub(planned - limit) else {
+            return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - pinned });
+        };
+        reporter.warning(&format!(
+            "the plan was made for {} of host memory and this process may use {}: about {} of weights stay in memory instead \
+             of {}",
+            ByteSize(planned).human(),
+            ByteSize(limit).human(),
+            ByteSize(left).human(),
+            ByteSize(pinned).human()
+        ));
+        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback })
+    }
+
+    /// Most host memory to use, bytes.
+    pub fn limit(&self) -> Option<u64> {
+        self.limit
+    }
+
+    /// Whether partitions that fell back from a GPU to the host are streamed.
+    pub fn streams_gpu_fallback(&self) -> bool {
+        self.gpu_fallback == WeightResidency::Streamed
+    }
+
+    /// Where a form's weights are between its runs.
+    pub fn residency(&self, plan: &Plan, form: &Form<'_>) -> WeightResidency {
+        let mapped = self.reads == WeightReads::Mapped;
+        match form.residency {
+            Residency::Mapped => WeightResidency::Mapped { sparse_rows: !mapped },
+            // Applies if it falls back to the host: on its device the weights lie in device memory.
+            Residency::Resident | Residency::Streamed if !is_on_host(plan, form.device) => self.gpu_fallback,
+            Residency::Streamed if mapped => WeightResidency::Mapped { sparse_rows: false },
+            Residency::Streamed => WeightResidency::Streamed,
+            Residency::Resident => WeightResidency::InMemory,
+        }
+    }
+
+    /// Most bytes of weights that are in memory or on their way from disk at once; 0 if weights are read when their partition runs
+    /// next. `fallen_back` are partitions planned for a GPU that stream on the host.
+    pub fn window(&self, plan: &Plan, fallen_back: &[&Partition]) -> u64 {
+        if self.reads == WeightReads::OnDemand {
+            return 0;
+        }
+        let host = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu);
+        let planned = host.and_then(|host| host.window).map_or(0, |window| window.0);
+        let largest = fallen_back.iter().map(|partition| partition.bytes.weights.0).max();
+        planned.max(largest.map_or(0, |largest| largest.saturating_add(READ_AHEAD)))
+    }
+
+    /// Bytes of weights to pin in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
+    /// activations and the window. If the system does not tell the resident set, what the plan says.
+    pub fn pinned(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], resident: Option<u64>) -> u64 {
+        let Some(limit) = self.limit else { return wanted };
+        let Some(resident) = resident else {
+            let missing = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(limit));
+            return wanted.saturating_sub(missing);
+        };
+        let tensors = states_and_activations(plan, |device| is_on_host(plan, device) || !fallen_back.is_empty());
+        limit.saturating_sub(resident).saturating_sub(self.window(plan, fallen_back)).saturating_sub(tensors)
+    }
+
+    /// Bytes that the host may hold of weights that are streamed to devices, once all sessions are loaded; `None` without a limit.
+    pub fn for_devices(&self, plan: &Plan, resident: Option<u64>) -> Option<u64> {
+        let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
+        let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
+        let tensors = states_and_activations(plan, |device| is_on_host(plan, device));
+        let used = [resident.unwrap_or(0), pinned, self.window(plan, &[]), tensors];
+        Some(used.into_iter().fold(limit, u64::saturating_sub))
+    }
+}
+
+/// Bytes of states and activations on the devices that `counts` selects.
+fn states_and_activations(plan: &Plan, counts: impl Fn(&str) -> bool) -> u64 {
+    let states = plan.states.iter().filter(|state| counts(&state.device)).map(|state| state.bytes.0);
+    let kv = states.fold(0, u64::saturating_add).saturating_mul(plan.budgets.batch);
+    let partitions = plan.partitions.iter().filter(|partition| counts(&partition.device));
+    kv.saturating_add(partitions.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0))
+}
+
+/// Bytes of host memory that the whole plan would take there. Kernels pack weights into up to a fifth more.
+fn all_on_host(plan: &Plan) -> u64 {
+    let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
+    let tensors = states_and_activations(plan, |_| true);
+    weights.saturating_add(weights / 5).saturating_add(tensors).saturating_add(PROCESS)
+}
+
+/// Bytes of a streamed partition's weights that the plan keeps in memory.
+pub(crate) fn planned_pinned(partition: &Partition) -> u64 {
+    partition.bytes.locked.filter(|_| is_streamed(partition)).map_or(0, |locked| locked.0)
+}
+
+fn is_streamed(partition: &Partition) -> bool {
+    partition.residency == Residency::Streamed
+}
+
+/// Whether a device of the plan is the host.
+pub(crate) fn is_on_host(plan: &Plan, device: &str) -> bool {
+    plan.devices.iter().any(|other| other.name == device && other.kind == DeviceKind::Cpu)
+}

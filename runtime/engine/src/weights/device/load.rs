@@ -1,0 +1,334 @@
+//! Reserves slots: a ring for each device that streams, then a slot for each resident stage, in the plan's order. Where the device has
+//! less memory than planned, the stages that no longer fit are streamed instead.
+
+use super::{DeviceTier, RingId, SlotRing, StageSlot, StageWeights};
+use crate::buffers::{Buffer, BufferPool};
+use crate::error::{BackendError, EngineError};
+use crate::ids::{Id, StageId, Table};
+use crate::options::{EngineOptions, WeightReads};
+use crate::port::{Backend, Dims, Fallback, HostCopy, MemoryId, WeightLocation};
+use crate::program::Stage;
+use crate::reporter::{Reporter, listed};
+use hpp_schema::{ByteSize, Form, Plan, Residency, WeightInput, in_slot};
+use std::path::Path;
+
+/// Slots of a ring that the plan did not ask for.
+const DEFAULT_SLOTS: u32 = 2;
+
+/// What the device tier is made from.
+pub(crate) struct DeviceTierConfig<'a> {
+    pub plan: &'a Plan,
+    /// The plan's directory.
+    pub dir: &'a Path,
+    pub stages: &'a Table<StageId, Stage>,
+    pub options: &'a EngineOptions,
+    /// Bytes of host memory for weights that are streamed to devices; `None` without a limit.
+    pub host_memory: Option<u64>,
+    pub reporter: &'a dyn Reporter,
+}
+
+impl<B: Backend> DeviceTier<B> {
+    /// Reserves memory for all weights that are inputs, and copies those that stay on their device.
+    pub fn load(pool: &BufferPool<B>, config: &DeviceTierConfig<'_>) -> Result<Self, EngineError> {
+        let weights = config.stages.iter().map(|_| None).collect();
+        let mut tier = DeviceTier { weights, rings: Table::default(), poison: None };
+        let host = HostShare::new(config);
+        for device in &config.plan.devices {
+            let loader = DeviceLoader { pool, config, device: &device.name, host };
+            loader.load(device.ring.map(|ring| ring.slots), &mut tier)?;
+        }
+        if config.options.poison_slots {
+            tier.poison = tier.poison_buffer(pool)?;
+        }
+        Ok(tier)
+    }
+
+    /// A buffer of ones as large as the largest buffer of any slot; `None` without slots.
+    fn poison_buffer(&self, pool: &BufferPool<B>) -> Result<Option<Buffer<B>>, EngineError> {
+        let failed = |source| EngineError::Memory { what: "the contents of poisoned slots".into(), source };
+        let largest = self.weights.iter().flatten().flat_map(|weights| &weights.slot_sizes).max();
+        let Some(largest) = largest else { return Ok(None) };
+        // An empty weight has a buffer of one byte.
+        let bytes = largest + 1;
+        let ones = pool.reserve(MemoryId::HOST, bytes).map_err(failed)?;
+        pool.backend.write(&ones.handle, 0, &vec![0xff; bytes as usize]).map_err(failed)?;
+        Ok(Some(ones))
+    }
+}
+
+/// How the host keeps weights that are streamed to devices.
+#[derive(Clone, Copy)]
+struct HostShare {
+    /// The share of each stage's weights that is pinned, 0 to 1.
+    pinned: f64,
+    /// Whether the host lacks memory for the rest, so that reads bypass the page cache.
+    is_short: bool,
+}
+
+impl HostShare {
+    fn new(config: &DeviceTierConfig<'_>) -> Self {
+        let forms = config.stages.iter().filter_map(|stage| device_form(config.plan, stage));
+        let streamed = forms.filter(is_streamed).flat_map(|form| form.weights).filter_map(WeightInput::bytes);
+        let total = streamed.fold(0, u64::saturating_add);
+        let held = total.min(config.host_memory.unwrap_or(u64::MAX));
+        let pinned = held.min(config.options.pinned.unwrap_or(u64::MAX));
+        HostShare {
+            pinned: if total > 0 { pinned as f64 / total as f64 } else { 0.0 },
+            is_short: held < total || config.plan.devices.iter().any(|device| device.window.is_some()),
+        }
+    }
+}
+
+fn is_streamed(form: &Form<'_>) -> bool {
+    form.residency == Residency::Streamed
+}
+
+/// The form of a stage whose weights are inputs; `None` for a stage that fell back to constants on the host.
+fn device_form<'a>(plan: &'a Plan, stage: &Stage) -> Option<Form<'a>> {
+    stage.weight_memory()?;
+    let forms = plan.partitions[stage.partition.index()].forms();
+    forms.into_iter().find(|form| form.device == stage.device && !form.weights.is_empty())
+}
+
+/// The slots of one device in one memory, while they are reserved.
+struct Slots<B: Backend> {
+    ring: Option<SlotRing<B>>,
+    resident: Vec<(StageId, Vec<Buffer<B>>)>,
+    streamed: Vec<StageId>,
+}
+
+/// Reserves and fills the slots of one device.
+struct DeviceLoader<'a, B: Backend> {
+    pool: &'a BufferPool<B>,
+    config: &'a DeviceTierConfig<'a>,
+    device: &'a str,
+    host: HostShare,
+}
+
+impl<'a, B: Backend> DeviceLoader<'a, B> {
+    fn load(&self, planned_slots: Option<u32>, tier: &mut DeviceTier<B>) -> Result<(), EngineError> {
+        self.pin();
+        let mut memories = Vec::new();
+        for (id, stage) in self.stages() {
+            let Some(form) = device_form(self.config.plan, stage) else { continue };
+            let weights = self.open_weights(stage, &form)?;
+            memories.push(weights.memory);
+            tier.weights[id] = Some(weights);
+        }
+        // More than one memory if some sessions fell back to the host.
+        memories.sort_unstable();
+        memories.dedup();
+        memories.into_iter().try_for_each(|memory| self.load_memory(memory, planned_slots, tier))
+    }
+
+    fn stages(&self) -> impl Iterator<Item = (StageId, &'a Stage)> {
+        let device = self.device;
+        self.config.stages.entries().filter(move |(_, stage)| stage.device == device)
+    }
+
+    /// Pins host memory for the device's streamed weights, or as much as the system allows.
+    fn pin(&self) {
+        let sizes =
+            self.stages().map(|(_, stage)| (stage, self.host_copy(stage).pinned)).filter(|(_, bytes)| *bytes > 0);
+        let sizes: Vec<(&Stage, u64)> = sizes.collect();
+        let memory = sizes.first().and_then(|(stage, _)| stage.weight_memory());
+        let Some(memory) = memory.filter(|memory| *memory != MemoryId::HOST) else { return };
+        let wanted = sizes.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
+        let pinned = self.pool.backend.pin(memory, wanted);
+        // A provider that cannot pin at all is no reason for a warning unless the user asked for pinned memory.
+        if pinned < wanted && (pinned > 0 || self.config.options.pinned.is_some()) {
+            self.config.reporter.warning(&format!(
+                "{} of host memory could be pinned for {}, of {}: the other weights are read and copied through a small part of it",
+                ByteSize(pinned).human(),
+                self.device,
+                ByteSize(wanted).human()
+            ));
+        }
+    }
+
+    /// How the host keeps a stage's weights. Resident ones are copied once and need no pinned memory.
+    fn host_copy(&self, stage: &Stage) -> HostCopy {
+        let streamed = device_form(self.config.plan, stage).filter(is_streamed);
+        let sizes = streamed.iter().flat_map(|form| form.weights).filter_map(WeightInput::bytes);
+        let bytes = sizes.fold(0, u64::saturating_add);
+        HostCopy { pinned: (self.host.pinned * bytes as f64) as u64, bypass_page_cache: self.host.is_short }
+    }
+
+    fn open_weights(&self, stage: &Stage, form: &Form<'_>) -> Result<StageWeights<B>, EngineError> {
+        let partition = &self.config.plan.partitions[stage.partition.index()];
+        let dir = self.config.dir.join(&partition.weights_dir);
+        let bytes_of = |weight: &WeightInput| weight.bytes().unwrap_or(u64::MAX);
+        let locate = |weight: &WeightInput| WeightLocation {
+            file: dir.join(&weight.file),
+            offset: weight.offset,
+            bytes: bytes_of(weight),
+        };
+        let locations: Vec<WeightLocation> = form.weights.iter().map(locate).collect();
+        let memory = stage.weight_memory().unwrap_or(MemoryId::HOST);
+        let source = self.pool.backend.upload_source(&locations, memory, self.host_copy(stage));
+        let source = source.map_err(|source| stage.failed("opening its weights", source))?;
+        let order = in_slot(form.weights);
+        let buffer_of = |at: usize| order.iter().position(|other| *other == at).unwrap_or(0);
+        let inputs =
+            form.weights.iter().enumerate().map(|(at, weight)| (Dims::from_slice(&weight.shape), buffer_of(at)));
+        Ok(StageWeights {
+            source,
+            inputs: inputs.collect(),
+            slot_sizes: order.iter().map(|at| locations[*at].bytes).collect(),
+            bytes: locations.iter().map(|location| location.bytes).fold(0, u64::saturating_add),
+            memory,
+            slot: StageSlot::Resident(vec![]),
+        })
+    }
+
+    /// Reserves the slots in one memory and fills the resident ones.
+    fn load_memory(
+        &self,
+        memory: MemoryId,
+        planned_slots: Option<u32>,
+        tier: &mut DeviceTier<B>,
+    ) -> Result<(), EngineError> {
+        let in_memory = |id: StageId| tier.weights[id].as_ref().is_some_and(|weights| weights.memory == memory);
+        let stages = self.stages().filter(|(id, _)| in_memory(*id));
+        let (streamed, resident): (Vec<_>, Vec<_>) =
+            stages.partition(|(_, stage)| device_form(self.config.plan, stage).as_ref().is_some_and(is_streamed));
+        let streamed: Vec<StageId> = streamed.into_iter().map(|(id, _)| id).collect();
+        let resident: Vec<StageId> = resident.into_iter().map(|(id, _)| id).collect();
+        let ring = match streamed.is_empty() {
+            true => None,
+            false => Some(self.reserve_ring(memory, planned_slots.unwrap_or(DEFAULT_SLOTS))?),
+        };
+        let slots = self.reserve_resident(memory, tier, Slots { ring, resident: vec![], streamed }, &resident)?;
+        for (stage, slot) in slots.resident {
+            self.fill_resident(tier, stage, slot)?;
+        }
+        if let Some(ring) = slots.ring {
+            let ring: RingId = tier.rings.push(ring);
+            for stage in slots.streamed {
+                tier.set_slot(stage, StageSlot::Ring(ring));
+            }
+        }
+        Ok(())
+    }
+
+    /// Reserves a slot for each resident stage. The first that does not fit and all after it are streamed instead, and before it as
+    /// many as a ring takes if there is none yet.
+    fn reserve_resident(
+        &self,
+        memory: MemoryId,
+        tier: &DeviceTier<B>,
+        mut slots: Slots<B>,
+        resident: &[StageId],
+    ) -> Result<Slots<B>, EngineError> {
+        for (number, stage) in resident.iter().enumerate() {
+            let sizes = tier.weights[*stage].as_ref().map_or(&[][..], |weights| &weights.slot_sizes);
+            let error = match reserve_slot(self.pool, sizes, memory) {
+                Ok(slot) => {
+                    slots.resident.push((*stage, slot));
+                    continue;
+                }
+                Err(error) => error,
+            };
+            let mut moved = resident[number..].to_vec();
+            if slots.ring.is_none() {
+                slots.ring = Some(self.ring_instead_of_resident(memory, &mut slots.resident, &mut moved, &error)?);
+            }
+            self.report_moved(&moved, resident.len(), error)?;
+            slots.streamed.extend(moved);
+            break;
+        }
+        Ok(slots)
+    }
+
+    /// A ring of as many slots as planned, or as many as fit.
+    fn reserve_ring(&self, memory: MemoryId, planned: u32) -> Result<SlotRing<B>, EngineError> {
+        let sizes = self.config.plan.slot(self.device);
+        let mut slots = Vec::new();
+        for number in 0..planned {
+            match reserve_slot(self.pool, &sizes, memory) {
+                Ok(slot) => slots.push(slot),
+                Err(error) if number == 0 || self.config.options.fallback == Fallback::Refuse => {
+                    return Err(self.out_of_memory(error));
+                }
+                Err(error) => {
+                    let warning = format!("{} has room for {number} slots of {planned}: {error}", self.device);
+                    self.config.reporter.warning(&warning);
+                    break;
+                }
+            }
+        }
+        Ok(self.new_ring(memory, slots))
+    }
+
+    /// A ring in the place of the last resident slots, whose stages are moved to it.
+    fn ring_instead_of_resident(
+        &self,
+        memory: MemoryId,
+        resident: &mut Vec<(StageId, Vec<Buffer<B>>)>,
+        moved: &mut Vec<StageId>,
+        error: &BackendError,
+    ) -> Result<SlotRing<B>, EngineError> {
+        let sizes = self.config.plan.slot(self.device);
+        let mut slots = Vec::new();
+        while slots.len() < DEFAULT_SLOTS as usize {
+            match (reserve_slot(self.pool, &sizes, memory), resident.pop()) {
+                (Ok(slot), last) => {
+                    slots.push(slot);
+                    resident.extend(last);
+                }
+                (Err(_), Some((last, _))) => moved.insert(0, last),
+                (Err(_), None) if !slots.is_empty() => break,
+                (Err(_), None) => return Err(self.out_of_memory(error.clone())),
+            }
+        }
+        Ok(self.new_ring(memory, slots))
+    }
+
+    fn new_ring(&self, memory: MemoryId, slots: Vec<Vec<Buffer<B>>>) -> SlotRing<B> {
+        SlotRing::new(memory, slots, self.config.options.weights != WeightReads::OnDemand)
+    }
+
+    fn fill_resident(&self, tier: &mut DeviceTier<B>, stage: StageId, slot: Vec<Buffer<B>>) -> Result<(), EngineError> {
+        let Some(weights) = &tier.weights[stage] else { return Ok(()) };
+        let uploaded = weights.upload(self.pool, &slot).and_then(|upload| self.pool.backend.wait_upload(upload));
+        uploaded.map_err(|source| self.config.stages[stage].failed("copying its weights", source))?;
+        tier.set_slot(stage, StageSlot::Resident(slot));
+        Ok(())
+    }
+
+    /// Warns of stages that are streamed instead of staying, or refuses that.
+    fn report_moved(&self, moved: &[StageId], resident: usize, error: BackendError) -> Result<(), EngineError> {
+        if self.config.options.fallback == Fallback::Refuse {
+            return Err(self.out_of_memory(error));
+        }
+        let names: Vec<&str> = moved.iter().map(|stage| &*self.config.stages[*stage].name).collect();
+        self.config.reporter.warning(&format!(
+            "{} has less memory than planned: {} of {resident} resident partitions are streamed instead ({})",
+            self.device,
+            moved.len(),
+            listed(&names)
+        ));
+        Ok(())
+    }
+
+    fn out_of_memory(&self, source: BackendError) -> EngineError {
+        EngineError::Memory { what: format!("the weights on {}", self.device), source }
+    }
+}
+
+impl<B: Backend> DeviceTier<B> {
+    fn set_slot(&mut self, stage: StageId, slot: StageSlot<B>) {
+        if let Some(weights) = &mut self.weights[stage] {
+            weights.slot = slot;
+        }
+    }
+}
+
+/// The buffers of one slot.
+pub(super) fn reserve_slot<B: Backend>(
+    pool: &BufferPool<B>,
+    sizes: &[u64],
+    memory: MemoryId,
+) -> Result<Vec<Buffer<B>>, BackendError> {
+    sizes.iter().map(|bytes| pool.reserve(memory, *bytes)).collect()
+}

@@ -1,0 +1,129 @@
+//! The disk tier: weights that are read from disk before each run, ahead of need, within the plan's window of host memory.
+
+use super::prefetch::{Chunk, Prefetcher};
+use super::{TierContext, Waited, WeightTier};
+use crate::buffers::BufferPool;
+use crate::error::BackendError;
+use crate::ids::{SessionId, StageId, Table};
+use crate::port::{Backend, ChunkSize, WeightStream};
+use crate::program::Stage;
+use crate::telemetry::{Awaited, PerPhase, Phase};
+
+/// The weights of all sessions, of which it serves those that do not stay in memory.
+pub(crate) struct DiskTier<B: Backend> {
+    streams: Table<SessionId, B::WeightStream>,
+    /// The session of each stage.
+    sessions: Table<StageId, SessionId>,
+    prefetcher: Prefetcher,
+    /// Bytes of weights that may be in memory or on their way at once; 0 if weights are read when their stage runs next.
+    window: u64,
+}
+
+impl<B: Backend> DiskTier<B> {
+    /// A tier that reads nothing ahead until [`pin_and_stream`](Self::pin_and_stream).
+    pub fn new(streams: Table<SessionId, B::WeightStream>, stages: &Table<StageId, Stage>) -> Self {
+        let sessions = stages.iter().map(|stage| stage.session).collect();
+        DiskTier { streams, sessions, prefetcher: Prefetcher::default(), window: 0 }
+    }
+
+    /// Whether warm-up runs would show which weights runs read at all.
+    pub fn wants_warm_up(&self) -> bool {
+        self.streams.iter().any(WeightStream::wants_warm_up)
+    }
+
+    /// Pins `pinned` bytes of a stage's streamed weights; returns a warning for the user, if there is one.
+    pub fn pin_and_stream(&mut self, stage: StageId, pinned: u64) -> Result<Option<String>, BackendError> {
+        self.stream(stage).pin_and_stream(pinned)
+    }
+
+    /// Sets the window; [`set_order`](WeightTier::set_order) then plans the reads.
+    pub fn set_window(&mut self, bytes: u64) {
+        self.window = bytes;
+    }
+
+    fn stream(&mut self, stage: StageId) -> &mut B::WeightStream {
+        &mut self.streams[self.sessions[stage]]
+    }
+
+    fn chunks(&self, stage: StageId) -> &[ChunkSize] {
+        self.streams[self.sessions[stage]].chunks()
+    }
+
+    fn issue(&mut self, chunk: Chunk) -> Result<(), BackendError> {
+        self.stream(chunk.stage).prefetch(chunk.index)
+    }
+
+    fn read_ahead(&mut self) -> Result<(), BackendError> {
+        while let Some(chunk) = self.prefetcher.try_prefetch() {
+            self.issue(chunk)?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> WeightTier<B> for DiskTier<B> {
+    fn serves(&self, stage: StageId) -> bool {
+        !self.streams[self.sessions[stage]].is_resident()
+    }
+
+    fn set_order(&mut self, order: &PerPhase<Vec<StageId>>) {
+        let chunks_of = |stage: &StageId| {
+            let stage = *stage;
+            let sizes = self.chunks(stage).iter().enumerate();
+            sizes.map(move |(index, size)| Chunk { stage, index, room: size.resident }).collect::<Vec<_>>()
+        };
+        let chunks = order.map(|stages| stages.iter().flat_map(chunks_of).collect());
+        self.prefetcher = Prefetcher::new(chunks, self.window, self.window > 0);
+    }
+
+    fn start_pass(&mut self, next: Phase) {
+        self.prefetcher.start_pass(next);
+    }
+
+    fn fetch_ahead(&mut self, _: &BufferPool<B>) -> Result<(), BackendError> {
+        self.read_ahead()
+    }
+
+    fn prefetch(&mut self, _: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
+        if !self.prefetcher.serves(stage) {
+            return Ok(());
+        }
+        if !self.prefetcher.is_expected(stage) {
+            for held in self.prefetcher.restart(phase, stage) {
+                self.stream(held).release();
+            }
+        }
+        for _ in 0..self.prefetcher.missing(phase, stage) {
+            if let Some(chunk) = self.prefetcher.fetch_now() {
+                self.issue(chunk)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
+        if !self.prefetcher.serves(stage) {
+            return Ok(Waited::Nobody);
+        }
+        for chunk in 0..self.chunks(stage).len() {
+            let bytes = self.chunks(stage)[chunk].stored;
+            let interval = self.stream(stage).wait(chunk)?;
+            context.recorder.read_from_disk(stage, bytes, interval);
+        }
+        Ok(Waited::Caller)
+    }
+
+    fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
+        let stream = self.stream(stage);
+        if stream.wants_warm_up() {
+            stream.sample_resident();
+        }
+        stream.release();
+        self.prefetcher.release(stage);
+        self.read_ahead()
+    }
+
+    fn awaited(&self) -> Awaited {
+        Awaited::Disk
+    }
+}

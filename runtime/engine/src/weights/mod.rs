@@ -1,0 +1,163 @@
+//! The weight store: brings weights to the stages that need them, from disk and from host memory to devices.
+//!
+//! A **tier** fetches the weights of some stages before each run into a bounded amount of memory, ahead of need, and takes the memory
+//! back after the run. The store asks the tier that serves a stage; a stage whose weights stay in memory has none. What a new tier
+//! must provide is [`WeightTier`]; in which order and how far ahead chunks are fetched is the same for all ([`prefetch`]).
+//!
+//! [`budget`] decides how much stays in host memory.
+
+pub(crate) mod budget;
+mod device;
+mod disk;
+mod prefetch;
+
+pub(crate) use device::{DeviceTier, DeviceTierConfig};
+pub(crate) use disk::DiskTier;
+
+use crate::buffers::{Buffer, BufferPool};
+use crate::error::{BackendError, EngineError};
+use crate::ids::{StageId, Table};
+use crate::port::{Backend, Dims, Timing, TimingToken};
+use crate::program::Stage;
+use crate::telemetry::{Awaited, Event, PerPhase, Phase, Recorder};
+
+/// Fetches the weights of the stages it serves.
+///
+/// For each run of such a stage the engine calls, in this order: `prefetch`, `wait`, the run, `release`.
+pub(crate) trait WeightTier<B: Backend> {
+    /// Whether this tier fetches the stage's weights.
+    fn serves(&self, stage: StageId) -> bool;
+    /// The stages in the order in which passes will run them. Forgets what was fetched.
+    fn set_order(&mut self, order: &PerPhase<Vec<StageId>>);
+    /// A pass starts, and the one after it will be of phase `next`.
+    fn start_pass(&mut self, next: Phase);
+    /// Issues the fetches that fit into the free room.
+    fn fetch_ahead(&mut self, pool: &BufferPool<B>) -> Result<(), BackendError>;
+    /// The stage runs next: makes sure that all of its fetches are issued.
+    fn prefetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError>;
+    /// Waits for the stage's fetches, or makes its device wait.
+    fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError>;
+    /// The stage has run: frees its room and fetches ahead into it.
+    fn release(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError>;
+    /// What its stages wait for.
+    fn awaited(&self) -> Awaited;
+}
+
+/// Who waited for the weights of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waited {
+    /// Nobody: the run needed no fetch.
+    Nobody,
+    /// The caller.
+    Caller,
+    /// The device; the backend reports how long.
+    Device(TimingToken),
+}
+
+/// What tiers use of the engine.
+pub(crate) struct TierContext<'a, B: Backend> {
+    pub pool: &'a BufferPool<B>,
+    pub recorder: &'a mut Recorder,
+}
+
+/// The weights of all stages.
+pub(crate) struct WeightStore<B: Backend> {
+    pub disk: DiskTier<B>,
+    pub device: DeviceTier<B>,
+}
+
+impl<B: Backend> WeightStore<B> {
+    fn tiers(&mut self) -> [&mut dyn WeightTier<B>; 2] {
+        [&mut self.disk, &mut self.device]
+    }
+
+    fn tier(&mut self, stage: StageId) -> Option<&mut dyn WeightTier<B>> {
+        self.tiers().into_iter().find(|tier| tier.serves(stage))
+    }
+
+    /// The stages in the order in which passes will run them.
+    pub fn set_order(&mut self, order: &PerPhase<Vec<StageId>>) {
+        self.tiers().into_iter().for_each(|tier| tier.set_order(order));
+    }
+
+    /// A pass starts, and the one after it will be of phase `next`.
+    pub fn start_pass(&mut self, pool: &BufferPool<B>, next: Phase) -> Result<(), EngineError> {
+        self.tiers().into_iter().for_each(|tier| tier.start_pass(next));
+        self.fetch_ahead(pool)
+    }
+
+    /// Issues the fetches that fit into the free room of each tier.
+    pub fn fetch_ahead(&mut self, pool: &BufferPool<B>) -> Result<(), EngineError> {
+        for tier in self.tiers() {
+            let what = tier.awaited().what();
+            tier.fetch_ahead(pool).map_err(|source| EngineError::Memory { what: what.to_owned(), source })?;
+        }
+        Ok(())
+    }
+
+    /// The stage runs next: makes sure that its weights are fetched or being fetched.
+    pub fn prefetch(
+        &mut self,
+        mut context: TierContext<'_, B>,
+        stages: &Table<StageId, Stage>,
+        stage: StageId,
+        phase: Phase,
+    ) -> Result<(), EngineError> {
+        let Some(tier) = self.tier(stage) else { return Ok(()) };
+        let doing = tier.awaited().fetching();
+        tier.prefetch(&mut context, stage, phase).map_err(|source| stages[stage].failed(doing, source))
+    }
+
+    /// Makes the stage's run find its weights.
+    pub fn wait(
+        &mut self,
+        mut context: TierContext<'_, B>,
+        stages: &Table<StageId, Stage>,
+        stage: StageId,
+    ) -> Result<(), EngineError> {
+        let Some(tier) = self.tier(stage) else { return Ok(()) };
+        let (awaited, start) = (tier.awaited(), context.pool.backend.now());
+        let waited = tier.wait(&mut context, stage);
+        let timing = match waited.map_err(|source| stages[stage].failed(awaited.fetching(), source))? {
+            Waited::Nobody => return Ok(()),
+            Waited::Caller => Timing::Measured(context.pool.since(start)),
+            Waited::Device(token) => Timing::Pending(token),
+        };
+        context.recorder.record(Event::Stall { stage, awaited }, timing);
+        Ok(())
+    }
+
+    /// The stage has run: its weights may be evicted.
+    pub fn release(
+        &mut self,
+        mut context: TierContext<'_, B>,
+        stages: &Table<StageId, Stage>,
+        stage: StageId,
+    ) -> Result<(), EngineError> {
+        let Some(tier) = self.tier(stage) else { return Ok(()) };
+        tier.release(&mut context, stage).map_err(|source| stages[stage].failed("releasing its weights", source))
+    }
+
+    /// The buffer and shape of a weight that is an input of a stage.
+    pub fn input(&self, stage: StageId, index: usize) -> (&Buffer<B>, &Dims) {
+        self.device.input(stage, index)
+    }
+}
+
+impl Awaited {
+    /// For errors of a stage.
+    fn fetching(self) -> &'static str {
+        match self {
+            Awaited::Disk => "reading its weights",
+            Awaited::Slot => "copying its weights",
+        }
+    }
+
+    /// For errors of no stage.
+    fn what(self) -> &'static str {
+        match self {
+            Awaited::Disk => "reads of weights",
+            Awaited::Slot => "copies of weights",
+        }
+    }
+}

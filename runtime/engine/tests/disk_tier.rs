@@ -1,0 +1,286 @@
+//! Weights read from disk while others compute, on a clock that only the mock advances: the laws hold, and the time is what a
+//! plain account of room, disk and chain says it is.
+
+use hpp_engine::mock::{Chain, ChainPart, MockBackend};
+use hpp_engine::{
+    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput, WeightReads,
+};
+use hpp_schema::{ByteSize, Plan, Residency, SpanKind};
+use proptest::prelude::*;
+use std::cell::Cell;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// A chain on the host, its weights, and a disk.
+#[derive(Clone, Debug)]
+struct Case {
+    /// What each part computes, microseconds a token.
+    us: Vec<u64>,
+    /// Chunks of each part's weights, bytes; no chunks where they stay in memory.
+    chunks: Vec<Vec<u64>>,
+    /// Room for weights on their way.
+    window: u64,
+    bytes_per_ms: u64,
+    /// Bytes that each byte read fills.
+    density: u64,
+    tokens: usize,
+}
+
+impl Case {
+    fn backend(&self) -> MockBackend {
+        let backend = MockBackend::new();
+        backend.disk().reads_at(self.bytes_per_ms as f64);
+        backend.disk().compresses(self.density);
+        for (part, chunks) in self.chunks.iter().enumerate() {
+            backend.streams(&format!("p{part}.onnx"), chunks.clone());
+        }
+        backend
+    }
+
+    fn plan(&self, dir: &Path, backend: &MockBackend) -> Plan {
+        let part = |us: &u64| {
+            let us = *us;
+            let takes = Rc::new(move |tokens: u64| Duration::from_micros(us * tokens));
+            ChainPart::new(None, takes)
+        };
+        let parts = self.us.iter().map(part).collect();
+        let chain = Chain { parts, ..Chain::default() };
+        let mut plan = chain.set_up(dir, backend).unwrap();
+        for (partition, chunks) in plan.partitions.iter_mut().zip(&self.chunks) {
+            partition.bytes.weights = ByteSize(chunks.iter().sum());
+            partition.residency = if chunks.is_empty() { Residency::Resident } else { Residency::Streamed };
+        }
+        let host = plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap();
+        host.window = Some(ByteSize(self.window));
+        plan
+    }
+
+    fn engine(&self, backend: &MockBackend) -> Engine<MockBackend> {
+        let dir = tempfile::tempdir().unwrap();
+        let plan = self.plan(dir.path(), backend);
+        Engine::load(&plan, dir.path(), backend, EngineOptions::default(), &Silent).unwrap()
+    }
+
+    fn largest(&self) -> u64 {
+        self.chunks.iter().map(|chunks| chunks.iter().sum()).max().unwrap_or(0)
+    }
+
+    /// When the last token is done, microseconds, by another account: a chunk's reading begins as soon as enough of those
+    /// before it were let go, or when its own part is about to run; the disk reads one after the other.
+    fn expected(&self) -> f64 {
+        let window = self.window.max(self.largest());
+        let order: Vec<(usize, u64)> = self
+            .chunks
+            .iter()
+            .enumerate()
+            .flat_map(|(part, chunks)| chunks.iter().map(move |bytes| (part, *bytes)))
+            .collect();
+        let total = order.len() * self.tokens;
+        let (mut now, mut disk, mut held, mut begun) = (0.0_f64, 0.0_f64, 0, 0);
+        let mut done: Vec<f64> = Vec::new();
+        let mut begin = |now: f64, begun: &mut usize, held: &mut u64, done: &mut Vec<f64>| {
+            let (_, bytes) = order[*begun % order.len()];
+            disk = disk.max(now) + (bytes / self.density) as f64 * 1e3 / self.bytes_per_ms as f64;
+            done.push(disk);
+            *held += bytes;
+            *begun += 1;
+        };
+        let mut let_go = 0;
+        for part in (0..self.tokens).flat_map(|_| 0..self.us.len()) {
+            let own = self.chunks[part].len();
+            let room = |begun: usize, held: u64, let_go: usize| {
+                begun - let_go < order.len() && held + order[begun % order.len()].1 <= window
+            };
+            while !order.is_empty() && begun < total + order.len() && room(begun, held, let_go) {
+                begin(now, &mut begun, &mut held, &mut done);
+            }
+            while begun < let_go + own {
+                begin(now, &mut begun, &mut held, &mut done);
+            }
+            now = done[let_go..let_go + own].iter().copied().fold(now, f64::max) + self.us[part] as f64;
+            held -= self.chunks[part].iter().sum::<u64>();
+            let_go += own;
+        }
+        now
+    }
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let part = (1u64..500, proptest::collection::vec(1u64..400, 0..5));
+    (proptest::collection::vec(part, 1..7), 0u64..2500, 50u64..5000, 1u64..5, 1usize..8).prop_map(
+        |(parts, window, bytes_per_ms, density, tokens)| {
+            let (us, chunks) = parts.into_iter().unzip();
+            Case { us, chunks, window: window.max(1), bytes_per_ms, density, tokens }
+        },
+    )
+}
+
+fn decode(engine: &mut Engine<MockBackend>, tokens: usize) {
+    let mut sequence = engine.new_sequence().unwrap();
+    for _ in 0..tokens {
+        engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
+    }
+}
+
+proptest! {
+    /// That no run computes before its weights are there, and that nothing is read twice, the mock itself checks.
+    #[test]
+    fn it_takes_what_room_disk_and_chain_allow(case in cases()) {
+        let backend = case.backend();
+        let mut engine = case.engine(&backend);
+        engine.record_timeline(true);
+        decode(&mut engine, case.tokens);
+        let us = backend.clock().now().as_secs_f64() * 1e6;
+        let expected = case.expected();
+        prop_assert!((us - expected).abs() <= 0.01 * expected, "{us} us, and {expected} by another account");
+        prop_assert!(backend.disk().peak_held() <= case.window.max(case.largest()));
+        let telemetry = engine.telemetry();
+        let bytes: u64 = case.chunks.iter().flatten().map(|held| held / case.density).sum();
+        prop_assert_eq!(telemetry.read_bytes, bytes * case.tokens as u64);
+        let computed: u64 = case.us.iter().sum::<u64>() * case.tokens as u64;
+        let stalled = telemetry.disk_stalls.time.as_secs_f64() * 1e6;
+        prop_assert!((us - stalled - computed as f64).abs() < 1.0, "what is not computing is waiting");
+    }
+}
+
+/// 3 parts of 1 ms and 100 bytes each: at 200 bytes a millisecond reading takes half as long as computing.
+fn half_as_long() -> Case {
+    let chunks = vec![vec![50, 50]; 3];
+    Case { us: vec![1000; 3], chunks, window: 200, bytes_per_ms: 200, density: 1, tokens: 4 }
+}
+
+#[test]
+fn reading_hides_behind_computing() {
+    let case = half_as_long();
+    let backend = case.backend();
+    let mut engine = case.engine(&backend);
+    engine.record_timeline(true);
+    decode(&mut engine, 4);
+    // Only the first part is waited for.
+    assert_eq!(backend.clock().now(), Duration::from_micros(500 + 4 * 3000));
+    let timeline = engine.timeline();
+    let stalls = timeline.spans.iter().filter(|span| span.kind == SpanKind::Stall).count();
+    assert_eq!(stalls, 1);
+    let computing: Vec<_> = timeline.spans.iter().filter(|span| span.kind == SpanKind::Compute).collect();
+    let hidden = |disk: &&hpp_schema::Span| {
+        computing.iter().any(|span| {
+            span.start_us < disk.start_us + disk.duration_us && disk.start_us < span.start_us + span.duration_us
+        })
+    };
+    let reads: Vec<_> = timeline.spans.iter().filter(|span| span.lane == "disk").collect();
+    assert_eq!(reads.iter().filter(|span| hidden(span)).count(), reads.len() - 2, "all but the first part's two");
+}
+
+#[test]
+fn a_stopped_pass_begins_again() {
+    let case = Case {
+        us: vec![10; 3],
+        chunks: vec![vec![60], vec![60], vec![60]],
+        window: 130,
+        bytes_per_ms: 10,
+        density: 1,
+        tokens: 1,
+    };
+    let backend = case.backend();
+    let mut engine = case.engine(&backend);
+    let mut sequence = engine.new_sequence().unwrap();
+    backend.disk().fails("the disk is on fire");
+    let broken = engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap_err();
+    assert!(matches!(&broken, EngineError::Run { partition, .. } if partition == "p0"), "{broken}");
+    // The sequence is lost, the engine is not: what was read for the rest of the pass is let go.
+    decode(&mut engine, 2);
+    assert_eq!(backend.disk().peak_held(), 120);
+}
+
+#[derive(Default)]
+struct Heard(Mutex<Vec<String>>);
+
+impl Reporter for Heard {
+    fn warning(&self, message: &str) {
+        self.0.lock().unwrap().push(message.to_owned());
+    }
+}
+
+#[test]
+fn less_is_locked_where_less_memory_may_be_used() {
+    let case =
+        Case { us: vec![10; 2], chunks: vec![vec![1000]; 2], window: 1000, bytes_per_ms: 100, density: 1, tokens: 1 };
+    let held = |limit: u64| {
+        let (dir, backend, heard) = (tempfile::tempdir().unwrap(), case.backend(), Heard::default());
+        let mut plan = case.plan(dir.path(), &backend);
+        plan.budgets.ram = Some(ByteSize(2000));
+        plan.partitions.iter_mut().for_each(|partition| partition.bytes.locked = Some(ByteSize(500)));
+        backend.limit_memory(limit);
+        let engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &heard);
+        let read = engine.map(|mut engine| {
+            decode(&mut engine, 1);
+            engine.telemetry().read_bytes
+        });
+        (read, heard.0.into_inner().unwrap())
+    };
+    assert_eq!(held(2000).0.unwrap(), 1000, "half of it is locked");
+    let (read, said) = held(1500);
+    assert_eq!(read.unwrap(), 1500, "500 bytes less");
+    assert!(said[0].contains("stay in memory instead of"), "{said:?}");
+    let refused = held(900).0.unwrap_err();
+    assert!(matches!(refused, EngineError::TooLittleMemory { planned: 2000, limit: 900, needed: 1000 }), "{refused}");
+}
+
+#[test]
+fn without_reading_ahead_each_part_waits_for_its_own() {
+    let case = half_as_long();
+    let (dir, backend) = (tempfile::tempdir().unwrap(), case.backend());
+    let plan = case.plan(dir.path(), &backend);
+    let options = EngineOptions { weights: WeightReads::OnDemand, ..EngineOptions::default() };
+    let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
+    decode(&mut engine, 4);
+    assert_eq!(backend.clock().now(), Duration::from_micros(4 * 3 * (500 + 1000)));
+    assert_eq!(backend.disk().peak_held(), 100);
+    // The system may decide instead: then nothing is read here.
+    let options = EngineOptions { weights: WeightReads::Mapped, ..EngineOptions::default() };
+    let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
+    decode(&mut engine, 1);
+    assert_eq!(engine.telemetry().read_bytes, 0);
+}
+
+/// Ctrl-C cuts a pass short while weights of any stage are in memory; the next text finds them as if nothing had happened.
+#[test]
+fn after_a_cancelled_pass_weights_are_read_anew() {
+    for stop_at in 1..=4 {
+        let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+        backend.disk().reads_at(1e3);
+        let (cancel, runs) = (CancelHandle::new(), Rc::new(Cell::new(0)));
+        let part = |number: usize| {
+            backend.streams(&format!("p{number}.onnx"), vec![100, 50]);
+            let (cancel, runs) = (cancel.clone(), runs.clone());
+            let takes = Rc::new(move |_| {
+                runs.set(runs.get() + 1);
+                if runs.get() == stop_at {
+                    cancel.cancel();
+                }
+                Duration::from_micros(10)
+            });
+            ChainPart::new(None, takes)
+        };
+        let chain = Chain { parts: (0..2).map(part).collect(), ..Chain::default() };
+        let mut plan = chain.set_up(dir.path(), &backend).unwrap();
+        for partition in &mut plan.partitions {
+            (partition.bytes.weights, partition.residency) = (ByteSize(150), Residency::Streamed);
+        }
+        plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap().window = Some(ByteSize(200));
+        let options = EngineOptions { cancel: Some(cancel.clone()), ..EngineOptions::default() };
+        let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
+        let before = runs.replace(0);
+        assert_eq!(before, 0, "loading runs nothing here");
+        let mut sequence = engine.new_sequence().unwrap();
+        let step = |engine: &mut Engine<_>, sequence: &mut _| {
+            engine.step(sequence, StepInput::Tokens(&[1]), LogitRows::Last).map(|_| ())
+        };
+        let stopped = (0..3).find_map(|_| step(&mut engine, &mut sequence).err());
+        assert!(matches!(stopped, Some(EngineError::Cancelled)), "{stop_at}: {stopped:?}");
+        cancel.reset();
+        decode(&mut engine, 3);
+    }
+}
