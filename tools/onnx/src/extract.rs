@@ -22,13 +22,11 @@ const OLDEST_PLAIN_IR: i64 = 4;
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum ExtractError {
-    #[error(
-        "cannot write part {part}: {reader} reads {value:?}, which the part neither takes in nor computes before it"
-    )]
+    #[error("cannot extract part {part}: {reader} reads {value:?}, which is neither an input nor computed before it")]
     Missing { part: String, reader: String, value: String },
-    #[error("cannot write part {part}: it takes in {value:?}, whose element type is not known")]
+    #[error("cannot extract part {part}: the element type of its input {value:?} is unknown")]
     UnknownType { part: String, value: String },
-    #[error("cannot write part {part}: {value:?} is a weight and cannot be taken in")]
+    #[error("cannot extract part {part}: its input {value:?} is a weight")]
     WeightInput { part: String, value: String },
 }
 

@@ -23,17 +23,17 @@ pub const POSITIONS_DIM: &str = "logit_positions";
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum HeadReason {
-    #[error("the model returns one position itself")]
+    #[error("the model already returns a single position")]
     OnePosition,
     #[error("the logits have rank {0:?}, not 3")]
     Rank(Option<usize>),
     #[error("the logits' second axis ({0}) is not known to be the sequence axis of the input")]
     Axis(String),
-    #[error("{0} makes the logits and is not known to treat every position alike")]
+    #[error("{0} computes the logits and is not known to be position-wise")]
     Operator(String),
-    #[error("{0} has operands that may differ from position to position")]
+    #[error("{0} has operands that may differ between positions")]
     Operand(String),
-    #[error("{0:?} is read by more than the head")]
+    #[error("other nodes than the head read {0:?}")]
     Shared(String),
     #[error("the logits are not computed by a node")]
     NotComputed,

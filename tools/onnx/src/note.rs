@@ -45,14 +45,14 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Note::InlinedFunctions { functions, calls } => {
-                write!(f, "inlined {calls} calls of {functions} functions the model defines")
+                write!(f, "inlined {calls} calls of {functions} functions that the model defines")
             }
             Note::KeptFunction { function } => {
                 write!(f, "kept the function {function}: it uses another operator set version than the model")
             }
-            Note::LiftedConstants { constants } => write!(f, "made weights of {constants} large Constant nodes"),
+            Note::LiftedConstants { constants } => write!(f, "turned {constants} large Constant nodes into weights"),
             Note::Branch(choice) => choice.fmt(f),
-            Note::Sorted => f.write_str("nodes were not in a topological order; sorted them"),
+            Note::Sorted => f.write_str("sorted the nodes, which were not in a topological order"),
         }
     }
 }
@@ -61,6 +61,6 @@ impl fmt::Display for BranchChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let BranchChoice { condition, value, state_inputs, .. } = self;
         let n = state_inputs.len();
-        write!(f, "merged decoder: took the branch for {condition} = {value}, which reads {n} state inputs")
+        write!(f, "merged decoder: kept the branch for {condition} = {value}, which reads {n} state inputs")
     }
 }

@@ -37,17 +37,17 @@ pub enum TensorProblem {
     UnknownType(i32),
     #[error("has a negative dimension {0}")]
     NegativeDim(i64),
-    #[error("has dimensions {0:?}, whose size leaves 64 bits")]
+    #[error("has dimensions {0:?}, whose size exceeds 64 bits")]
     TooLarge(Vec<i64>),
     #[error("is stored in segments, which no exporter writes and this build does not read")]
     Segmented,
     #[error("has data location {0}, which this build does not know")]
     UnknownLocation(i32),
-    #[error("holds {found} {unit} where its type and dimensions ask for {wanted}")]
+    #[error("has {found} {unit}, but its type and dimensions require {wanted}")]
     WrongSize { found: u64, wanted: u64, unit: &'static str },
-    #[error("holds its data in more than one field")]
+    #[error("stores its data in more than one field")]
     TwoFields,
-    #[error("holds its data in {0}, which does not fit its element type")]
+    #[error("stores its data in {0}, which does not match its element type")]
     WrongField(&'static str),
     #[error("is external and of type string, which ONNX does not allow")]
     ExternalStrings,

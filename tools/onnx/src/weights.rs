@@ -61,25 +61,27 @@ pub enum WeightError {
     Directory { path: PathBuf, source: io::Error },
     #[error("weight {name:?} is external but names no location")]
     NoLocation { name: String },
-    #[error("weight {name:?} names the location {location:?}, which {why}; weights must lie beside or below the model")]
+    #[error(
+        "weight {name:?} has the location {location:?}, which {why}; weight files must be in or below the model's directory"
+    )]
     Escapes { name: String, location: String, why: &'static str },
-    #[error("weight {name:?} lies in {path}, which is missing; copy it beside the model")]
+    #[error("weight {name:?} is in {path}, which is missing; copy that file to the model's directory")]
     Missing { name: String, path: PathBuf },
-    #[error("weight {name:?} lies in {path}, which is not a regular file")]
+    #[error("weight {name:?} is in {path}, which is not a regular file")]
     NotAFile { name: String, path: PathBuf },
-    #[error("cannot look at {path}, which holds weight {name:?}")]
+    #[error("cannot access {path}, which contains weight {name:?}")]
     Io { name: String, path: PathBuf, source: io::Error },
     #[error("weight {name:?} has {key} {value:?} in its external data, which is not a number of bytes")]
     NotANumber { name: String, key: String, value: String },
     #[error("weight {name:?} has the external data key {key:?}, which this build does not know")]
     UnknownKey { name: String, key: String },
-    #[error("weight {name:?} says it has {found} external bytes where its type and dimensions ask for {wanted}")]
+    #[error("weight {name:?} declares {found} external bytes, but its type and dimensions require {wanted}")]
     WrongLength { name: String, found: u64, wanted: u64 },
-    #[error("weight {name:?} lies in {location:?}, which is not one of the model's weight files")]
+    #[error("weight {name:?} is in {location:?}, which is not one of the model's weight files")]
     UnknownFile { name: String, location: String },
     #[error(
-        "weight {name:?} lies at offset {offset} of {path} and takes {wanted} bytes, but the file has only {found}; \
-         it is short or belongs to another model"
+        "weight {name:?} has {wanted} bytes at offset {offset} of {path}, but the file has only {found}; it is truncated \
+         or belongs to another model"
     )]
     PastTheEnd { name: String, path: PathBuf, offset: u64, wanted: u64, found: u64 },
 }
@@ -223,11 +225,11 @@ fn escapes(location: &str) -> Option<&'static str> {
     if location.is_empty() {
         Some("is empty")
     } else if location.contains('\0') {
-        Some("holds a zero byte")
+        Some("contains a zero byte")
     } else if location.starts_with(['/', '\\']) || windows_drive || Path::new(location).is_absolute() {
         Some("is absolute")
     } else if location.split(['/', '\\']).any(|part| part == "..") {
-        Some("goes up with \"..\"")
+        Some("contains \"..\"")
     } else if !Path::new(location).components().any(|c| matches!(c, Component::Normal(_))) {
         Some("names no file")
     } else {

@@ -76,10 +76,10 @@ fn no_declaration_contradicts_the_rules() {
     for path in models() {
         let mut graph = read(&path);
         let report = infer(&mut graph);
-        for told in &report.disagreements {
-            let (Disagreement::Shape { value, .. } | Disagreement::DType { value, .. }) = told;
+        for disagreement in &report.disagreements {
+            let (Disagreement::Shape { value, .. } | Disagreement::DType { value, .. }) = disagreement;
             let constant = graph.producer(*value).is_some_and(|node| graph.node(node).op_type == "Constant");
-            assert!(constant, "{}: {}: {told:?}", path.display(), graph.value(*value).name);
+            assert!(constant, "{}: {}: {disagreement:?}", path.display(), graph.value(*value).name);
         }
     }
 }

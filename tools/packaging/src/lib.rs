@@ -74,6 +74,6 @@ mod tests {
             assert!(read(file).contains("seed"), "{file}");
         }
         assert!(read("man/man1/hpp-x-bench.1").contains("runs"));
-        assert!(!dir.path().join("man/man1/hpp-x-probe.1").exists(), "nobody is to run it by hand");
+        assert!(!dir.path().join("man/man1/hpp-x-probe.1").exists(), "hidden commands have no man page");
     }
 }

@@ -34,7 +34,7 @@ fn files_stay_readable() {
 fn names_describe_the_contents() {
     let files = source_files();
     let empty = rust(&files).filter(|file| EMPTY_NAMES.iter().any(|name| file.path.ends_with(&format!("/{name}"))));
-    assert_none(empty.map(|file| format!("{} needs a name that says what it holds", file.path)).collect());
+    assert_none(empty.map(|file| format!("{} needs a name that describes its contents", file.path)).collect());
 }
 
 #[test]

@@ -25,7 +25,7 @@ pub enum ExternaliseError {
     Write(#[from] WriteError),
     #[error("cannot read weights from {path}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot name the new weight file {location:?}: the model has weights in a file of that name")]
+    #[error("cannot create the weight file {location:?}: the model already has a weight file of that name")]
     NameTaken { location: String },
 }
 

@@ -26,9 +26,9 @@ pub enum LinkOutcome {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum LinkError {
-    #[error("cannot make the directory {path}")]
+    #[error("cannot create the directory {path}")]
     Directory { path: PathBuf, source: io::Error },
-    #[error("cannot place the weights {from} at {path}: another file of that name is there")]
+    #[error("cannot link the weights {from} at {path}: another file of that name exists")]
     Occupied { from: PathBuf, path: PathBuf },
 }
 
@@ -58,7 +58,7 @@ pub fn predict_link(file: &WeightFile, dir: &Path) -> LinkOutcome {
     let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(dir);
     match same_file_system(&file.path, existing) {
         true => LinkOutcome::HardLink,
-        false => LinkOutcome::NotLinkable { why: "it lies on another file system".to_owned() },
+        false => LinkOutcome::NotLinkable { why: "it is on another file system".to_owned() },
     }
 }
 

@@ -27,7 +27,7 @@ pub enum PackError {
     Write(#[from] WriteError),
     #[error(transparent)]
     Read(#[from] RangeReadError),
-    #[error("{path} does not hold at offset {offset} what was just copied there: the disk or its driver is at fault")]
+    #[error("{path} differs at offset {offset} from what was just copied there: the disk or its driver is faulty")]
     Corrupt { path: PathBuf, offset: u64 },
 }
 

@@ -376,7 +376,7 @@ fn metadata_does_not_distinguish_partitions_but_structure_does() {
         graph.quantization_annotation = vec![TensorAnnotation { tensor_name: Some(a), ..TensorAnnotation::default() }];
         (graph.metadata_props, graph.node[0].metadata_props) = (entry(), entry());
         (graph.doc_string, graph.node[0].doc_string) = (Some(words.into()), Some(words.into()));
-        // Read by nobody.
+        // Unread.
         graph.initializer.push(tensor(&format!("{words} scale"), DType::Float32, &[7]));
         (source.metadata_props, source.doc_string) = (entry(), Some(words.into()));
         lift(&source, |_| false).unwrap()

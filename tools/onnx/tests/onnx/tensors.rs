@@ -92,7 +92,7 @@ fn inconsistent_weights_are_refused() {
     let segmented = TensorProto { segment: Some(tensor_proto::Segment::default()), ..tensor("cut", DType::Int8, &[1]) };
     let nowhere = TensorProto { data_location: Some(7), ..tensor("lost", DType::Int8, &[1]) };
     let table = [
-        (short, "\"short\" holds 15 bytes where its type and dimensions ask for 16"),
+        (short, "\"short\" has 15 bytes, but its type and dimensions require 16"),
         (unknown, "\"odd\" has element type 99"),
         (segmented, "\"cut\" is stored in segments"),
         (nowhere, "\"lost\" has data location 7"),
