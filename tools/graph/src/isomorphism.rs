@@ -218,7 +218,8 @@ impl Mapping {
                     (Some(v), Some(w)) => {
                         let forward = *self.values.entry(v).or_insert(w) == w;
                         let backward = *back.entry(w).or_insert(v) == v;
-                        forward && backward && same_value(graph, (a, v), (b, w), &self.nodes)
+                        let (left, right) = (BlockValue { view: a, value: v }, BlockValue { view: b, value: w });
+                        forward && backward && left.corresponds_to(graph, &right, &self.nodes)
                     }
                     _ => false,
                 };
@@ -231,24 +232,32 @@ impl Mapping {
     }
 }
 
-fn same_value(
-    graph: &Graph,
-    (a, v): (&BlockView, ValueId),
-    (b, w): (&BlockView, ValueId),
-    nodes: &BTreeMap<NodeId, NodeId>,
-) -> bool {
-    let (x, y) = (graph.value(v), graph.value(w));
-    if matches!((x.dtype, y.dtype), (Some(s), Some(t)) if s != t) || a.returned.contains(&v) != b.returned.contains(&w)
-    {
-        return false;
+/// A value as part of a block.
+struct BlockValue<'a> {
+    view: &'a BlockView,
+    value: ValueId,
+}
+
+impl BlockValue<'_> {
+    /// The node of the block that produces the value; `None` if it comes from outside.
+    fn producer(&self, graph: &Graph) -> Option<NodeId> {
+        graph.producer(self.value).filter(|p| self.view.inside.contains_key(p))
     }
-    let inner = |view: &BlockView, value: ValueId| graph.producer(value).filter(|p| view.inside.contains_key(p));
-    match (inner(a, v), inner(b, w)) {
-        (Some(p), Some(q)) => nodes.get(&p) == Some(&q),
-        (None, None) => {
-            let past = a.pasts.contains(&v) == b.pasts.contains(&w);
-            past && WeightKey::of(graph, v) == WeightKey::of(graph, w)
+
+    fn corresponds_to(&self, graph: &Graph, other: &BlockValue, nodes: &BTreeMap<NodeId, NodeId>) -> bool {
+        let dtypes = (graph.value(self.value).dtype, graph.value(other.value).dtype);
+        if matches!(dtypes, (Some(a), Some(b)) if a != b)
+            || self.view.returned.contains(&self.value) != other.view.returned.contains(&other.value)
+        {
+            return false;
         }
-        _ => false,
+        match (self.producer(graph), other.producer(graph)) {
+            (Some(a), Some(b)) => nodes.get(&a) == Some(&b),
+            (None, None) => {
+                self.view.pasts.contains(&self.value) == other.view.pasts.contains(&other.value)
+                    && WeightKey::of(graph, self.value) == WeightKey::of(graph, other.value)
+            }
+            _ => false,
+        }
     }
 }

@@ -86,9 +86,9 @@ pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted,
         let bytes = shape.bytes.filter(|_| is_candidate);
         let lifts = bytes.is_some() && !constants.contains(tensor.name());
         kept += bytes.filter(|_| !lifts).unwrap_or(0);
-        tensors.insert(tensor.name().to_owned(), (tensor, shape, lifts));
+        tensors.insert(tensor.name().to_owned(), Initializer { tensor, shape, lifts });
     }
-    let is_weight = |name: &str| tensors.get(name).map(|(_, _, lifts)| *lifts);
+    let is_weight = |name: &str| tensors.get(name).map(|initializer| initializer.lifts);
     let mut namer = Namer::new(graph, is_weight);
     namer.graph(graph);
     let inputs = namer.named(ValueKind::Input);
@@ -96,13 +96,13 @@ pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted,
     let mut weight_inputs = Vec::new();
     let mut lifted = Vec::new();
     for name in &weights {
-        let (tensor, shape, _) = &tensors[name];
+        let Initializer { tensor, shape, .. } = &tensors[name];
         weight_inputs.push(weight_input(&namer.name(name), shape));
         lifted.push(weight(tensor, shape)?);
     }
     let constants = namer.named(ValueKind::Constant);
     graph.initializer = constants.iter().filter_map(|name| constant(&namer, name, &tensors)).collect();
-    let constants = constants.iter().filter_map(|name| tensors.get(name)?.1.bytes).sum();
+    let constants = constants.iter().filter_map(|name| tensors.get(name)?.shape.bytes).sum();
     graph.sparse_initializer.sort_by_key(|sparse| namer.position(crate::names::sparse_name(sparse)));
     arrange(&mut graph.input, &inputs, &namer);
     let outputs = outputs(graph, &namer);
@@ -110,6 +110,14 @@ pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted,
     namer.dims(graph);
     graph.input.append(&mut weight_inputs);
     Ok(Lifted { proto, inputs, outputs, weights: lifted, constants, kept })
+}
+
+/// An initializer of the partition.
+struct Initializer {
+    tensor: TensorProto,
+    shape: TensorShape,
+    /// Whether it becomes an input.
+    lifts: bool,
 }
 
 /// Outputs in the order in which nodes produce them, then inputs and constants that the graph returns unchanged.
@@ -130,13 +138,8 @@ fn arrange(infos: &mut Vec<ValueInfoProto>, order: &[String], namer: &Namer) {
     }));
 }
 
-fn constant(
-    namer: &Namer,
-    name: &str,
-    tensors: &HashMap<String, (TensorProto, TensorShape, bool)>,
-) -> Option<TensorProto> {
-    let (tensor, ..) = tensors.get(name)?;
-    Some(TensorProto { name: Some(namer.name(name)), ..tensor.clone() })
+fn constant(namer: &Namer, name: &str, tensors: &HashMap<String, Initializer>) -> Option<TensorProto> {
+    Some(TensorProto { name: Some(namer.name(name)), ..tensors.get(name)?.tensor.clone() })
 }
 
 fn weight_input(name: &str, shape: &TensorShape) -> ValueInfoProto {

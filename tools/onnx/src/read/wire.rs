@@ -62,6 +62,9 @@ pub enum WireError {
 /// Maximum nesting depth of messages; the limit of prost is 100.
 pub const MAX_DEPTH: usize = 96;
 
+/// Maximum length of a varint of 64 bits.
+const MAX_VARINT_BYTES: usize = 10;
+
 /// Maximum memory of the decoded structure in bytes, without raw weights.
 pub const MAX_DECODED: u64 = 4 << 30;
 
@@ -160,22 +163,14 @@ impl Cursor<'_> {
     }
 
     fn varint(&mut self, message: &'static Message, end: usize) -> Result<u64, WireError> {
-        let start = self.at;
-        let mut value = 0u64;
-        for shift in (0..70).step_by(7) {
-            let Some(byte) = self.bytes[..end].get(self.at).copied() else {
-                return Err(WireError::Truncated { inside: message.name.into(), at: start, len: self.bytes.len() });
-            };
-            self.at += 1;
-            if shift == 63 && byte > 1 {
-                break;
-            }
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(WireError::Malformed { message: message.name, at: start })
+        let (at, len) = (self.at, self.bytes.len());
+        let mut rest = &self.bytes[at..end];
+        let value = prost::encoding::decode_varint(&mut rest);
+        self.at = end - rest.len();
+        value.map_err(|_| match self.bytes[at..end].iter().take(MAX_VARINT_BYTES).any(|byte| *byte < 0x80) {
+            false if end - at < MAX_VARINT_BYTES => WireError::Truncated { inside: message.name.into(), at, len },
+            _ => WireError::Malformed { message: message.name, at },
+        })
     }
 
     fn truncated(&self, message: &Message, field: &Field, at: usize) -> WireError {
@@ -208,12 +203,7 @@ mod tests {
     /// A length-delimited field.
     fn wrap(tag: u8, body: &[u8]) -> Vec<u8> {
         let mut out = vec![tag];
-        let mut len = body.len();
-        while len >= 0x80 {
-            out.push(len as u8 | 0x80);
-            len >>= 7;
-        }
-        out.push(len as u8);
+        prost::encoding::encode_varint(body.len() as u64, &mut out);
         out.extend(body);
         out
     }
