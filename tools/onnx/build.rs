@@ -1,5 +1,5 @@
-//! Compiles `schemas/onnx.proto` without `protoc`: prost types, a table of every field for the strict reader, and the
-//! descriptor set that a test compares with PyPI's `onnx` package.
+//! Compiles `schemas/onnx.proto` without `protoc`: generates prost types, a table of all fields for the wire check, and
+//! the descriptor set that a test compares with PyPI's `onnx` package.
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A Rust table of every message: its name and its fields by number.
+/// Rust source of the table of all messages: name, and fields by number.
 fn field_table(descriptors: &FileDescriptorSet) -> String {
     let mut messages = vec![];
     for file in &descriptors.file {
@@ -62,10 +62,12 @@ fn collect<'a>(prefix: &str, message: &'a DescriptorProto, into: &mut Vec<(Strin
 
 fn kind_of(field: &FieldDescriptorProto, index: &dyn Fn(&str) -> Option<usize>) -> String {
     match field.r#type() {
-        Type::Message => format!("Kind::Message({})", index(field.type_name()).expect("protox resolved every type")),
-        Type::String | Type::Bytes => "Kind::Bytes".into(),
-        Type::Float | Type::Fixed32 | Type::Sfixed32 => "Kind::Fixed32".into(),
-        Type::Double | Type::Fixed64 | Type::Sfixed64 => "Kind::Fixed64".into(),
-        _ => "Kind::Varint".into(),
+        Type::Message => {
+            format!("FieldKind::Message({})", index(field.type_name()).expect("protox resolved every type"))
+        }
+        Type::String | Type::Bytes => "FieldKind::Bytes".into(),
+        Type::Float | Type::Fixed32 | Type::Sfixed32 => "FieldKind::Fixed32".into(),
+        Type::Double | Type::Fixed64 | Type::Sfixed64 => "FieldKind::Fixed64".into(),
+        _ => "FieldKind::Varint".into(),
     }
 }

@@ -1,80 +1,88 @@
-//! Gives every node its block, finds the globals, and writes down blocks, boundaries and states.
+//! Assigns nodes to blocks, finds globals (nodes that several blocks need and recompute), and builds the
+//! [`Segmentation`].
 
 use crate::blocks::Cuts;
-use crate::class::ClassId;
 use crate::ops;
-use crate::segment::{Block, BlockKind, BlockState, Boundary, Segmentation};
-use crate::spine::{Place, Spine};
+use crate::segmentation::{Block, BlockKind, BlockState, Boundary, ClassId, Segmentation};
+use crate::spine::{NodePlacement, Spine};
 use crate::weights::weight_bytes;
 use crate::{Graph, NodeId, StateChange, StatePair, WeightUse};
 
-/// Which block needs a node, going by who reads it.
+/// The blocks that need a node, derived from its readers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Need {
-    Nobody,
+enum NeededBy {
+    None,
     One(usize),
-    /// Several blocks, the earliest of which is this.
+    /// Several blocks; the index is the earliest.
     Several(usize),
 }
 
-impl Need {
-    fn and(self, other: Need) -> Need {
+impl NeededBy {
+    fn and(self, other: NeededBy) -> NeededBy {
         match (self, other) {
-            (Need::Nobody, x) | (x, Need::Nobody) => x,
-            (Need::One(a), Need::One(b)) if a == b => self,
-            (Need::One(a) | Need::Several(a), Need::One(b) | Need::Several(b)) => Need::Several(a.min(b)),
+            (NeededBy::None, x) | (x, NeededBy::None) => x,
+            (NeededBy::One(a), NeededBy::One(b)) if a == b => self,
+            (NeededBy::One(a) | NeededBy::Several(a), NeededBy::One(b) | NeededBy::Several(b)) => {
+                NeededBy::Several(a.min(b))
+            }
         }
     }
 }
 
 /// The block of each node; `None` for globals and weight-only nodes.
+///
+/// A node on the spine belongs to the block at its position, and a shape read to the block of the value. Any other node
+/// belongs to the only block that needs it. If several need it, it is a global, or, if it must run only once, it
+/// belongs to the first of them.
 pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, cuts: &Cuts) -> Vec<Option<usize>> {
     let place = |id: NodeId| match spine {
-        Some(spine) => spine.place[id.0 as usize],
-        None if weights.is_weight_only(id) => Place::WeightOnly,
-        None => Place::At(0),
+        Some(spine) => spine.placement[id.0 as usize],
+        None if weights.is_weight_only(id) => NodePlacement::WeightOnly,
+        None => NodePlacement::At(0),
     };
     let carried = |id: NodeId| match place(id) {
-        Place::Entry => Some(0),
-        Place::At(position) => Some(cuts.block(position)),
-        Place::Light | Place::WeightOnly => None,
+        NodePlacement::Entry => Some(0),
+        NodePlacement::At(position) => Some(cuts.block(position)),
+        NodePlacement::Light | NodePlacement::WeightOnly => None,
     };
     let last = cuts.kinds.len() - 1;
-    let mut need = vec![Need::Nobody; graph.nodes.len()];
+    let mut need = vec![NeededBy::None; graph.nodes.len()];
     let mut block_of = vec![None; graph.nodes.len()];
-    for id in graph.node_ids().rev().filter(|id| place(*id) != Place::WeightOnly) {
+    for id in graph.node_ids().rev().filter(|id| place(*id) != NodePlacement::WeightOnly) {
         let i = id.0 as usize;
         let shape_of = || shape_source(graph, id).and_then(carried);
         if let Some(block) = carried(id).or_else(shape_of) {
-            need[i] = Need::One(block);
+            need[i] = NeededBy::One(block);
             block_of[i] = Some(block);
             continue;
         }
         let readers = graph.consumers_of(id).into_iter().map(|c| need[c.0 as usize]);
         let returned = graph.node(id).writes().any(|v| graph.outputs.contains(&v));
-        let needed = readers.fold(if returned { Need::One(last) } else { Need::Nobody }, Need::and);
+        let needed = readers.fold(if returned { NeededBy::One(last) } else { NeededBy::None }, NeededBy::and);
         block_of[i] = match needed {
-            Need::Nobody => None,
-            Need::One(block) => Some(block),
-            Need::Several(first) => (!ops::is_recomputable(graph.node(id))).then_some(first),
+            NeededBy::None => None,
+            NeededBy::One(block) => Some(block),
+            NeededBy::Several(first) => (!ops::is_recomputable(graph.node(id))).then_some(first),
         };
         need[i] = needed;
     }
-    // What nobody needs stands where the last thing it reads is made.
-    for id in graph.node_ids().filter(|id| place(*id) != Place::WeightOnly && need[id.0 as usize] == Need::Nobody) {
+    // A node without readers belongs to the last block that produces one of its inputs.
+    for id in
+        graph.node_ids().filter(|id| place(*id) != NodePlacement::WeightOnly && need[id.0 as usize] == NeededBy::None)
+    {
         let producers = graph.producers_of(id);
         block_of[id.0 as usize] = Some(producers.into_iter().filter_map(|p| block_of[p.0 as usize]).max().unwrap_or(0));
     }
     block_of
 }
 
-/// The node whose result this node reads the shape of.
+/// The producer of the value whose shape this node reads.
 fn shape_source(graph: &Graph, id: NodeId) -> Option<NodeId> {
     let node = graph.node(id);
     ops::reads_shape_only(node).then(|| graph.producer(node.inputs.first().copied().flatten()?)).flatten()
 }
 
-/// Writes down what was decided.
+/// Builds the segmentation from the assignment.
 pub(crate) fn build(
     graph: &Graph,
     weights: WeightUse,
@@ -91,7 +99,7 @@ pub(crate) fn build(
         }
     }
     for block in &mut blocks {
-        block.weights = weights.drawn_by_all(block.nodes.iter().copied());
+        block.weights = weights.used_by_all(block.nodes.iter().copied());
     }
     let boundaries = boundaries(graph, &weights, &block_of, blocks.len());
     let mut notes = cuts.notes;
@@ -111,7 +119,7 @@ fn empty_block(kind: BlockKind) -> Block {
     Block { label, kind, nodes: vec![], states: vec![], weights: vec![], class: ClassId(0) }
 }
 
-/// Values made in one block and read, for their contents, in a later one.
+/// Values that one block produces and a later block reads for their contents.
 fn boundaries(graph: &Graph, weights: &WeightUse, block_of: &[Option<usize>], blocks: usize) -> Vec<Boundary> {
     let mut boundaries = vec![Boundary::default(); blocks.saturating_sub(1)];
     for value in graph.value_ids() {
@@ -156,7 +164,8 @@ fn place_states(
     placed
 }
 
-/// Among several layers, one that outweighs everything usually hides structure we did not see.
+/// Adds a message if one of several layers holds more than half of all weights: usually it hides structure that was not
+/// found.
 fn note_imbalance(graph: &Graph, blocks: &[Block], notes: &mut Vec<String>) {
     let repeated = |b: &&Block| matches!(b.kind, BlockKind::Layer(_) | BlockKind::Body(_));
     let bytes: Vec<u64> = blocks.iter().map(|b| weight_bytes(graph, &b.weights)).collect();

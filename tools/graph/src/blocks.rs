@@ -1,12 +1,14 @@
-//! Chooses where blocks begin: at layers where there are token mixers, else at weighted units of the spine.
+//! Chooses where blocks begin: one block per layer if the model has token mixers, else one per weighted region of the
+//! spine.
 
-use crate::boundary::{Candidate, best_cut, candidates, least_live};
+use crate::StatePair;
+use crate::cut_points::{CutCandidate, best_cut, candidates, least_live};
 use crate::mixers::{Mixer, find_mixers};
-use crate::spine::{Place, Spine};
-use crate::{BlockKind, StatePair};
+use crate::segmentation::BlockKind;
+use crate::spine::{NodePlacement, Spine};
 use std::ops::RangeInclusive;
 
-/// Where blocks begin: block `i` holds the positions from `at[i - 1]` to before `at[i]`.
+/// The cuts between blocks: block `i` holds the positions `at[i - 1]..at[i]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Cuts {
     pub at: Vec<usize>,
@@ -14,23 +16,23 @@ pub(crate) struct Cuts {
     pub notes: Vec<String>,
 }
 
-/// More blocks than this say nothing a planner can use in a model without layers.
-const MOST_BODY_BLOCKS: usize = 128;
+/// Maximum number of blocks of a model without layers; a planner gains nothing from more.
+const MAX_BODY_BLOCKS: usize = 128;
 
 impl Cuts {
-    /// One block.
-    pub fn nothing() -> Self {
-        let notes = vec!["nothing between inputs and outputs computes with weights: the model is one block".to_owned()];
+    /// No cuts: the whole model is one block.
+    pub fn single_block() -> Self {
+        let notes = vec!["no node between inputs and outputs computes with weights: the model is one block".to_owned()];
         Cuts { at: vec![], kinds: vec![BlockKind::Body(0)], notes }
     }
 
-    /// The block of a position.
+    /// The block at a position.
     pub fn block(&self, position: usize) -> usize {
         self.at.partition_point(|at| *at <= position)
     }
 }
 
-/// Decides the blocks of a model that has a spine.
+/// Chooses the blocks of a model with a spine.
 pub(crate) fn choose_cuts(spine: &Spine, states: &[StatePair]) -> Cuts {
     let mixers = find_mixers(spine, states);
     if mixers.is_empty() { body_cuts(spine) } else { layer_cuts(spine, &mixers) }
@@ -51,7 +53,7 @@ fn layer_cuts(spine: &Spine, mixers: &[Mixer]) -> Cuts {
     let first = first_layer_start(spine, mixers[0].first);
     let head = head_start(spine, mixers, &at);
     let mut kinds: Vec<BlockKind> = (0..mixers.len() as u32).map(BlockKind::Layer).collect();
-    if has_entry(spine) || (0..first).any(|p| stands_at(spine, p)) {
+    if has_entry(spine) || (0..first).any(|p| has_node_at(spine, p)) {
         at.insert(0, first);
         kinds.insert(0, BlockKind::Embedding);
     }
@@ -63,28 +65,28 @@ fn layer_cuts(spine: &Spine, mixers: &[Mixer]) -> Cuts {
 }
 
 fn has_entry(spine: &Spine) -> bool {
-    spine.place.contains(&Place::Entry)
+    spine.placement.contains(&NodePlacement::Entry)
 }
 
-fn stands_at(spine: &Spine, position: usize) -> bool {
-    spine.place.contains(&Place::At(position))
+fn has_node_at(spine: &Spine, position: usize) -> bool {
+    spine.placement.contains(&NodePlacement::At(position))
 }
 
-/// The last cut with the fewest live values before the first mixer; before everything counts as one.
+/// The last cut with the fewest live values before the first mixer; 0 if no cut has as few as the start of the spine.
 fn first_layer_start(spine: &Spine, mixer: usize) -> usize {
     let found = candidates(spine, 0..=mixer);
     let best = found.iter().rev().min_by_key(|c| c.live);
     best.filter(|c| c.live <= spine.live[0]).map_or(0, |c| c.at)
 }
 
-/// The head follows as many weighted nodes after the last mixer as a layer has; without another layer to compare with,
-/// it is what follows the last weighted node that everything passes.
+/// The start of the head. In the last layer, as many weighted nodes follow the mixer as in the layer before. With a
+/// single layer, the head begins at the last weighted dominator.
 fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option<usize> {
     let last = mixers.last()?.last;
     let end = spine.chain.last().and_then(|n| spine.position(*n))?;
-    let weighted = Weighted::of(spine);
+    let weighted = WeightedPositions::of(spine);
     let found = candidates(spine, last + 1..=end);
-    let has_weights_after = |c: &&Candidate| weighted.between(c.at, usize::MAX) > 0;
+    let has_weights_after = |c: &&CutCandidate| weighted.between(c.at, usize::MAX) > 0;
     let best = match (mixers.len().checked_sub(2), layer_starts.last()) {
         (Some(previous), Some(start)) => {
             let usual = weighted.between(mixers[previous].last + 1, *start);
@@ -106,14 +108,14 @@ fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option
 }
 
 /// Positions of nodes that compute with matrix weights.
-struct Weighted(Vec<usize>);
+struct WeightedPositions(Vec<usize>);
 
-impl Weighted {
+impl WeightedPositions {
     fn of(spine: &Spine) -> Self {
         let nodes = spine.graph().node_ids().filter(|n| spine.flow.is_weighted(*n));
         let mut positions: Vec<usize> = nodes.filter_map(|n| spine.position(n)).collect();
         positions.sort_unstable();
-        Weighted(positions)
+        WeightedPositions(positions)
     }
 
     fn between(&self, from: usize, to: usize) -> usize {
@@ -121,53 +123,54 @@ impl Weighted {
     }
 }
 
-/// A stretch that holds weights: one node that everything passes, or a region between two such nodes.
+/// A range of positions with weighted nodes: one dominator, or the region between two dominators.
 #[derive(Clone, Debug)]
-struct Unit {
+struct WeightedRegion {
     first: usize,
     last: usize,
     weighted: usize,
-    /// A single node that everything passes.
-    lone: bool,
+    /// The region is a single dominator.
+    single: bool,
 }
 
 fn body_cuts(spine: &Spine) -> Cuts {
-    let weighted = Weighted::of(spine);
-    let units = units(spine, &weighted);
-    if units.is_empty() {
-        return Cuts::nothing();
+    let weighted = WeightedPositions::of(spine);
+    let regions = regions(spine, &weighted);
+    if regions.is_empty() {
+        return Cuts::single_block();
     }
     let mut at = vec![];
     let mut notes = vec![];
-    for (i, unit) in units.iter().enumerate() {
+    for (i, region) in regions.iter().enumerate() {
         if i > 0 {
-            let gap = units[i - 1].last + 1..=unit.first;
-            let leaving_regions = unit.lone && !units[i - 1].lone && i > 1 && !at.is_empty();
-            let usual = || path_length(spine, units[i - 2].last + 1, at[at.len() - 1]);
+            let gap = regions[i - 1].last + 1..=region.first;
+            let leaving_regions = region.single && !regions[i - 1].single && i > 1 && !at.is_empty();
+            let usual = || path_length(spine, regions[i - 2].last + 1, at[at.len() - 1]);
             at.push(if leaving_regions { cut_after(spine, gap, usual()) } else { best_cut(spine, gap) });
         }
-        if unit.weighted > 8 && unit.weighted * 2 > weighted.0.len() {
+        if region.weighted > 8 && region.weighted * 2 > weighted.0.len() {
             notes.push("values skip over most of the model: cut where fewest bytes live".to_owned());
-            at.extend(cuts_inside(spine, unit, &weighted));
+            at.extend(cuts_inside(spine, region, &weighted));
         }
     }
-    let lone_first = units.len() > 1 && units[0].lone && !units[1].lone;
-    let lone_last = units.len() > 1 && units[units.len() - 1].lone && !units[units.len() - 2].lone;
+    let single_first = regions.len() > 1 && regions[0].single && !regions[1].single;
+    let single_last = regions.len() > 1 && regions[regions.len() - 1].single && !regions[regions.len() - 2].single;
     at.dedup();
     let at = thin_out(spine, at);
-    let kinds = body_kinds(at.len() + 1, lone_first, lone_last);
+    let kinds = body_kinds(at.len() + 1, single_first, single_last);
     Cuts { at, kinds, notes }
 }
 
-/// Nodes on the path from entry to output between two positions.
+/// Number of nodes between two positions that are on a path from entry to output.
 fn path_length(spine: &Spine, from: usize, to: usize) -> usize {
     (from..to).filter(|p| spine.on_path.get(*p) == Some(&true)).count()
 }
 
-/// The narrowest cut after about this many nodes: what follows the last block is as long as after the others.
+/// Of the cuts with the fewest live values, the one after about `length` nodes, so that the tail of the last block is
+/// as long as the tails of the others.
 fn cut_after(spine: &Spine, gap: RangeInclusive<usize>, length: usize) -> usize {
     let found = candidates(spine, gap.clone());
-    let off = |c: &Candidate| path_length(spine, *gap.start(), c.at).abs_diff(length);
+    let off = |c: &CutCandidate| path_length(spine, *gap.start(), c.at).abs_diff(length);
     found.iter().min_by_key(|c| (c.live, off(c))).map_or_else(|| best_cut(spine, gap.clone()), |c| c.at)
 }
 
@@ -182,31 +185,32 @@ fn body_kinds(count: usize, stem: bool, head: bool) -> Vec<BlockKind> {
         .collect()
 }
 
-fn units(spine: &Spine, weighted: &Weighted) -> Vec<Unit> {
-    let mut gates: Vec<usize> = spine.chain.iter().filter_map(|n| spine.position(*n)).collect();
-    gates.sort_unstable();
-    let mut units: Vec<Unit> = vec![];
-    let mut last_region = None;
+fn regions(spine: &Spine, weighted: &WeightedPositions) -> Vec<WeightedRegion> {
+    let mut dominators: Vec<usize> = spine.chain.iter().filter_map(|n| spine.position(*n)).collect();
+    dominators.sort_unstable();
+    let mut regions: Vec<WeightedRegion> = vec![];
+    let mut last_gap = None;
     for position in weighted.0.iter().copied() {
-        let lone = gates.binary_search(&position).is_ok();
-        let region = gates.partition_point(|g| *g <= position);
-        match units.last_mut() {
-            Some(unit) if !lone && last_region == Some(region) => {
-                unit.last = position;
-                unit.weighted += 1;
+        let single = dominators.binary_search(&position).is_ok();
+        let gap = dominators.partition_point(|d| *d <= position);
+        match regions.last_mut() {
+            Some(region) if !single && last_gap == Some(gap) => {
+                region.last = position;
+                region.weighted += 1;
             }
-            // Several nodes share one position where side nodes stand before their consumer.
-            Some(unit) if unit.last == position => unit.weighted += 1,
-            _ => units.push(Unit { first: position, last: position, weighted: 1, lone }),
+            // Nodes that feed the spine from the side share the position of their consumer.
+            Some(region) if region.last == position => region.weighted += 1,
+            _ => regions.push(WeightedRegion { first: position, last: position, weighted: 1, single }),
         }
-        last_region = (!lone).then_some(region);
+        last_gap = (!single).then_some(gap);
     }
-    units
+    regions
 }
 
-/// Cuts a wide region into pieces of a few weighted nodes, each where the fewest bytes live near the even place.
-fn cuts_inside(spine: &Spine, unit: &Unit, weighted: &Weighted) -> Vec<usize> {
-    let inside: Vec<usize> = weighted.0.iter().copied().filter(|p| (unit.first..=unit.last).contains(p)).collect();
+/// Cuts a wide region into pieces of about four weighted nodes: near each even division, at the position with the
+/// fewest live values.
+fn cuts_inside(spine: &Spine, region: &WeightedRegion, weighted: &WeightedPositions) -> Vec<usize> {
+    let inside: Vec<usize> = weighted.0.iter().copied().filter(|p| (region.first..=region.last).contains(p)).collect();
     let pieces = (inside.len() / 4).clamp(2, 16);
     let mut cuts: Vec<usize> = vec![];
     for piece in 1..pieces {
@@ -222,19 +226,19 @@ fn cuts_inside(spine: &Spine, unit: &Unit, weighted: &Weighted) -> Vec<usize> {
     cuts
 }
 
-/// Keeps at most a bounded number of cuts, so that blocks have comparable weight.
+/// Drops cuts so that fewer than [`MAX_BODY_BLOCKS`] remain and blocks hold comparable bytes of weights.
 fn thin_out(spine: &Spine, at: Vec<usize>) -> Vec<usize> {
-    if at.len() < MOST_BODY_BLOCKS {
+    if at.len() < MAX_BODY_BLOCKS {
         return at;
     }
     let mut bytes = vec![0u64; at.len() + 1];
     for id in spine.graph().node_ids() {
         if let Some(position) = spine.position(id) {
             let block = at.partition_point(|c| *c <= position);
-            bytes[block] += crate::weights::weight_bytes(spine.graph(), spine.flow.weights.drawn_by(id)).max(1);
+            bytes[block] += crate::weights::weight_bytes(spine.graph(), spine.flow.weights.used_by(id)).max(1);
         }
     }
-    let target = bytes.iter().sum::<u64>().div_ceil(MOST_BODY_BLOCKS as u64);
+    let target = bytes.iter().sum::<u64>().div_ceil(MAX_BODY_BLOCKS as u64);
     let mut held = 0;
     let mut kept = vec![];
     for (cut, bytes) in at.into_iter().zip(bytes) {

@@ -1,16 +1,12 @@
-//! Puts blocks that are the same graph with other weights into one class. Names do not matter; contents of large
-//! weights do not matter.
+//! Groups blocks that are the same graph with different weights into classes. Names and the contents of large weights
+//! are ignored.
 
 use crate::Graph;
 use crate::isomorphism::{BlockView, Mapping};
-use crate::segment::Segmentation;
+use crate::segmentation::{ClassId, Segmentation};
 use std::collections::BTreeMap;
 
-/// Blocks with equal class are the same graph with other weights. Numbered from 0 in the order of first appearance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ClassId(pub u32);
-
-/// Gives every block its class: candidates by hash, certainty by an explicit mapping.
+/// Assigns a class to every block. A structural hash finds candidates, an explicit isomorphism confirms them.
 pub(crate) fn classify(graph: &Graph, segmentation: &mut Segmentation) {
     let views: Vec<BlockView> = (0..segmentation.blocks.len()).map(|i| BlockView::of(graph, segmentation, i)).collect();
     let mut by_hash: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
@@ -29,7 +25,7 @@ pub(crate) fn classify(graph: &Graph, segmentation: &mut Segmentation) {
     }
 }
 
-/// The mapping from one block to another of its class: which node and which value plays the same part.
+/// The isomorphism between two blocks of one class; `None` if there is none.
 pub fn map_block(graph: &Graph, segmentation: &Segmentation, from: usize, to: usize) -> Option<Mapping> {
     Mapping::between(graph, &BlockView::of(graph, segmentation, from), &BlockView::of(graph, segmentation, to))
 }

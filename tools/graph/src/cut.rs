@@ -1,49 +1,49 @@
-//! Turns groups of consecutive blocks into parts: nodes, inputs and outputs of one graph each, joined by values.
+//! Turns groups of consecutive blocks into parts: nodes, inputs and outputs of one graph per partition.
 //!
-//! Globals are recomputed wherever they are needed. Where that would take another part's state or hidden state, only
-//! for its *shape*, the shape travels instead. Knows nothing of files and devices.
+//! Every part recomputes the globals that it needs. Where a global reads the *shape* of another part's state or hidden
+//! state, the part that owns the value sends the shape tensor instead. Does not know files or devices.
 
-use crate::segment::Segmentation;
+use crate::segmentation::Segmentation;
 use crate::{Graph, NodeId, Origin, ValueId, ops};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// One partition's share of the graph.
+/// The nodes and values of one partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Part {
     /// The blocks inside.
     pub blocks: Range<usize>,
-    /// Every node of this part, in execution order; weight-only nodes it reads are among them.
+    /// Every node that the part runs, in execution order, including the weight-only nodes that it reads.
     pub nodes: Vec<NodeId>,
-    /// Those of `nodes` that also run in an earlier part or belong to another one (weight-only nodes aside).
+    /// Those of `nodes` that belong to another part and run here too, without weight-only nodes.
     pub duplicated: Vec<NodeId>,
-    /// Graph inputs: the model's in its order, then states in the model's order, then values of earlier parts.
+    /// Graph inputs: inputs of the model in its order, then states in the model's order, then values of earlier parts.
     pub inputs: Vec<ValueId>,
-    /// How many of `inputs` are the model's, states aside; states follow, then values of earlier parts.
+    /// Number of `inputs` that are inputs of the model but not states. They come first.
     pub model_inputs: usize,
-    /// How many of `inputs` are states; they follow the model inputs.
+    /// Number of `inputs` that are states. They follow the model inputs.
     pub state_inputs: usize,
-    /// Graph outputs: the model's in its order, then what only later parts read.
+    /// Graph outputs: outputs of the model in its order, then values for later parts.
     pub outputs: Vec<ValueId>,
-    /// Where the model reads the shape of the first of a pair, this part reads that of the second: a state of its own
-    /// that has the same symbolic shape.
+    /// Replacements for shape reads: where the model reads the shape of the key, this part reads the shape of the
+    /// value, a state of its own with the same symbolic shape.
     pub same_shape: BTreeMap<ValueId, ValueId>,
 }
 
 impl Part {
-    /// Values of earlier parts it reads.
+    /// Inputs that earlier parts produce.
     pub fn boundary_inputs(&self) -> &[ValueId] {
         &self.inputs[self.model_inputs + self.state_inputs..]
     }
 
-    /// The states it reads.
+    /// Inputs that are states.
     pub fn states(&self) -> &[ValueId] {
         &self.inputs[self.model_inputs..self.model_inputs + self.state_inputs]
     }
 
-    /// States that belong to another part and that this one reads too. It happens only where no other way is known
-    /// to the shape of a later part's state (an embedding that numbers positions by how long the cache is); a planner
-    /// does well not to cut between the two.
+    /// States of other parts that this part also reads. This happens only where the part needs the shape of a later
+    /// part's state and has no state of the same shape (an embedding that derives positions from the length of the
+    /// cache). A planner should not cut between the two.
     pub fn foreign_states(&self, segmentation: &Segmentation) -> Vec<ValueId> {
         let owns =
             |v: &ValueId| segmentation.states.iter().any(|s| s.pair.past == *v && self.blocks.contains(&s.block));
@@ -51,31 +51,31 @@ impl Part {
     }
 }
 
-/// Why blocks cannot be grouped as asked.
+/// Why the groups are not a partition of the blocks.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CutError {
-    /// Groups must cover all blocks in order.
+    /// A group is empty, out of range, or does not begin where the previous one ends.
     #[error(
         "cannot cut {blocks} blocks into these groups: group {group} is {start}..{end}, expected one starting at {expected}"
     )]
     Groups {
-        /// How many blocks there are.
+        /// Number of blocks.
         blocks: usize,
-        /// The first group that does not fit.
+        /// Index of the first wrong group.
         group: usize,
         /// Its start.
         start: usize,
         /// Its end.
         end: usize,
-        /// Where it had to start.
+        /// The start that was expected.
         expected: usize,
     },
-    /// The groups end too early.
+    /// The groups end before the last block.
     #[error("cannot cut {blocks} blocks into these groups: they end at block {end}")]
     Short {
-        /// How many blocks there are.
+        /// Number of blocks.
         blocks: usize,
-        /// Where the groups end.
+        /// The end of the last group.
         end: usize,
     },
 }
@@ -85,9 +85,9 @@ pub fn cut(graph: &Graph, segmentation: &Segmentation, groups: &[Range<usize>]) 
     check_groups(segmentation.blocks.len(), groups)?;
     let mut cutter = Cutter::new(graph, segmentation, groups);
     cutter.place_owned_nodes();
-    cutter.settle_shapes();
+    cutter.resolve_shape_reads();
     cutter.place_model_outputs();
-    cutter.place_leftovers();
+    cutter.place_unread_nodes();
     Ok(cutter.finish(groups))
 }
 
@@ -102,9 +102,9 @@ fn check_groups(blocks: usize, groups: &[Range<usize>]) -> Result<(), CutError> 
     if expected != blocks { Err(CutError::Short { blocks, end: expected }) } else { Ok(()) }
 }
 
-/// A part while it is put together.
+/// A part under construction.
 #[derive(Default)]
-struct Draft {
+struct PartDraft {
     nodes: BTreeSet<NodeId>,
     inputs: BTreeSet<ValueId>,
     outputs: BTreeSet<ValueId>,
@@ -114,13 +114,13 @@ struct Draft {
 struct Cutter<'a> {
     graph: &'a Graph,
     segmentation: &'a Segmentation,
-    drafts: Vec<Draft>,
-    /// The part of each node that has one.
+    drafts: Vec<PartDraft>,
+    /// The part that owns each node; `None` for globals and weight-only nodes.
     owner: Vec<Option<usize>>,
-    /// The part of each past input.
+    /// The part that owns each state input.
     state_owner: BTreeMap<ValueId, usize>,
-    /// Shape reads somebody needs, waiting until it is known what each part has at hand.
-    shapes: Vec<(usize, NodeId)>,
+    /// Shape reads that a part needs, as (part, node). They are resolved once the contents of all parts are known.
+    pending_shape_reads: Vec<(usize, NodeId)>,
 }
 
 impl<'a> Cutter<'a> {
@@ -128,16 +128,17 @@ impl<'a> Cutter<'a> {
         let part_of = |block: usize| groups.partition_point(|g| g.end <= block);
         let owner = graph.node_ids().map(|n| segmentation.block_of(n).map(part_of)).collect();
         let state_owner = segmentation.states.iter().map(|s| (s.pair.past, part_of(s.block))).collect();
-        let drafts = groups.iter().map(|_| Draft::default()).collect();
-        Cutter { graph, segmentation, drafts, owner, state_owner, shapes: vec![] }
+        let drafts = groups.iter().map(|_| PartDraft::default()).collect();
+        Cutter { graph, segmentation, drafts, owner, state_owner, pending_shape_reads: vec![] }
     }
 
     fn owner(&self, id: NodeId) -> Option<usize> {
         self.owner[id.0 as usize]
     }
 
-    /// Reads only the shape of something that one part has and others should not fetch: runs where that is at hand.
-    fn is_floating(&self, id: NodeId) -> bool {
+    /// Whether a node reads only the shape of a value that one part owns. Such a node runs in any part that has the
+    /// value.
+    fn is_movable_shape_read(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         let source = node.inputs.first().copied().flatten().filter(|_| ops::reads_shape_only(node));
         source.is_some_and(|v| match self.graph.value(v).origin {
@@ -149,25 +150,25 @@ impl<'a> Cutter<'a> {
 
     fn place_owned_nodes(&mut self) {
         for id in self.graph.node_ids() {
-            if let Some(part) = self.owner(id).filter(|_| !self.is_floating(id)) {
+            if let Some(part) = self.owner(id).filter(|_| !self.is_movable_shape_read(id)) {
                 self.place(part, id);
             }
         }
     }
 
-    /// Puts a node into a part, with all it needs.
+    /// Adds a node to a part, with everything it depends on.
     fn place(&mut self, part: usize, id: NodeId) {
         let mut todo = vec![id];
         while let Some(id) = todo.pop() {
             if self.drafts[part].nodes.insert(id) {
                 let reads: Vec<ValueId> = self.graph.node(id).reads().collect();
-                todo.extend(reads.into_iter().filter_map(|v| self.fetch(part, v)));
+                todo.extend(reads.into_iter().filter_map(|v| self.require(part, v)));
             }
         }
     }
 
-    /// Makes a value available in a part. Answers with its producer where that has to be placed in the part as well.
-    fn fetch(&mut self, part: usize, value: ValueId) -> Option<NodeId> {
+    /// Makes a value available in a part. Returns its producer if the part has to run that too.
+    fn require(&mut self, part: usize, value: ValueId) -> Option<NodeId> {
         let producer = match self.graph.value(value).origin {
             Origin::Weight(_) => return None,
             Origin::Input => {
@@ -179,24 +180,24 @@ impl<'a> Cutter<'a> {
         if self.drafts[part].nodes.contains(&producer) {
             return None;
         }
-        if self.is_floating(producer) {
-            self.shapes.push((part, producer));
+        if self.is_movable_shape_read(producer) {
+            self.pending_shape_reads.push((part, producer));
             return None;
         }
         match self.owner(producer) {
             Some(owner) if owner < part => {
-                self.ship(owner, part, value);
+                self.send(owner, part, value);
                 None
             }
-            // Its own, a global's, weight-only, or a later part's of which an earlier one needs the shape.
+            // Owned by this part, a global, weight-only, or owned by a later part whose shape this one needs.
             _ => Some(producer),
         }
     }
 
     fn fetch_input(&mut self, part: usize, value: ValueId) {
         let foreign = self.state_owner.get(&value).is_some_and(|owner| *owner > part);
-        let stand_in = foreign.then(|| self.same_shape_state(part, value)).flatten();
-        match stand_in.filter(|_| !self.reads_contents(part, value)) {
+        let replacement = foreign.then(|| self.same_shape_state(part, value)).flatten();
+        match replacement.filter(|_| !self.reads_contents(part, value)) {
             Some(own) => {
                 self.drafts[part].same_shape.insert(value, own);
                 self.drafts[part].inputs.insert(own);
@@ -207,13 +208,13 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Whether a node that belongs to the part reads the contents of this value.
+    /// Whether a node that the part owns reads the contents of the value.
     fn reads_contents(&self, part: usize, value: ValueId) -> bool {
         let consumers = self.graph.value(value).consumers.iter();
         consumers.copied().any(|c| self.owner(c) == Some(part) && !ops::reads_shape_only(self.graph.node(c)))
     }
 
-    /// A state of the part that provably has the shape of another.
+    /// A state of the part with provably the same shape as the value.
     fn same_shape_state(&self, part: usize, value: ValueId) -> Option<ValueId> {
         let wanted = self.graph.value(value);
         let shape = wanted.shape.as_ref()?;
@@ -225,19 +226,20 @@ impl<'a> Cutter<'a> {
             .find(|v| self.graph.value(*v).shape.as_ref() == Some(shape) && self.graph.value(*v).dtype == wanted.dtype)
     }
 
-    fn ship(&mut self, from: usize, to: usize, value: ValueId) {
+    fn send(&mut self, from: usize, to: usize, value: ValueId) {
         self.drafts[from].outputs.insert(value);
         self.drafts[to].inputs.insert(value);
     }
 
-    fn settle_shapes(&mut self) {
-        while let Some((part, id)) = self.shapes.pop() {
-            self.settle_shape(part, id);
+    fn resolve_shape_reads(&mut self) {
+        while let Some((part, id)) = self.pending_shape_reads.pop() {
+            self.resolve_shape_read(part, id);
         }
     }
 
-    /// Reads the shape in the part if what it is of is there; else in the part that has it, and ships the answer.
-    fn settle_shape(&mut self, part: usize, id: NodeId) {
+    /// Runs the shape read in the part if the value is there; otherwise in the part that owns the value, which sends
+    /// the shape.
+    fn resolve_shape_read(&mut self, part: usize, id: NodeId) {
         let node = self.graph.node(id);
         let Some(source) = node.inputs.first().copied().flatten() else { return };
         let shape = node.outputs.first().copied().flatten();
@@ -247,16 +249,16 @@ impl<'a> Cutter<'a> {
         };
         match (owner, shape) {
             (Some(owner), Some(shape)) if owner < part && !self.has(part, source) => {
-                let giver = self.giver(shape).filter(|giver| *giver < part).unwrap_or(owner);
-                self.place(giver, id);
-                self.ship(giver, part, shape);
+                let sender = self.sender(shape).filter(|sender| *sender < part).unwrap_or(owner);
+                self.place(sender, id);
+                self.send(sender, part, shape);
             }
             _ => self.place(part, id),
         }
     }
 
-    /// The part that already gives a value to others or to the caller.
-    fn giver(&self, value: ValueId) -> Option<usize> {
+    /// The part that already returns a value.
+    fn sender(&self, value: ValueId) -> Option<usize> {
         self.drafts.iter().position(|d| d.outputs.contains(&value))
     }
 
@@ -265,18 +267,19 @@ impl<'a> Cutter<'a> {
         made || self.drafts[part].inputs.contains(&value)
     }
 
-    /// Every output of the model comes out of one part: its producer's, else the first that computes it anyway.
+    /// Assigns every output of the model to one part: the one that owns the producer, else the first that computes it
+    /// anyway.
     fn place_model_outputs(&mut self) {
         for output in self.graph.outputs.clone() {
             let part = match self.graph.value(output).origin {
                 Origin::Input => self.state_owner.get(&output).copied().unwrap_or(0),
                 Origin::Weight(_) => self.drafts.len() - 1,
-                Origin::Node { node, .. } => self.giver(output).unwrap_or_else(|| self.home(node)),
+                Origin::Node { node, .. } => self.sender(output).unwrap_or_else(|| self.home(node)),
             };
             if let Some(producer) = self.fetch_output(part, output) {
                 self.place(part, producer);
             }
-            self.settle_shapes();
+            self.resolve_shape_reads();
             self.drafts[part].outputs.insert(output);
         }
     }
@@ -292,19 +295,19 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// The part a node counts as belonging to.
+    /// The part that a node counts towards; in all others it is a duplicate.
     fn home(&self, id: NodeId) -> usize {
         let runs = || self.drafts.iter().position(|d| d.nodes.contains(&id));
-        let owned = self.owner(id).filter(|o| !self.is_floating(id) || self.drafts[*o].nodes.contains(&id));
+        let owned = self.owner(id).filter(|o| !self.is_movable_shape_read(id) || self.drafts[*o].nodes.contains(&id));
         owned.or_else(runs).or(self.owner(id)).unwrap_or(0)
     }
 
-    /// Nodes nobody needs still belong to the model.
-    fn place_leftovers(&mut self) {
+    /// Adds nodes that no part has needed so far: the parts together must contain the whole model.
+    fn place_unread_nodes(&mut self) {
         for id in self.graph.node_ids().filter(|id| !self.segmentation.weights.is_weight_only(*id)) {
             if !self.drafts.iter().any(|d| d.nodes.contains(&id)) {
                 self.place(self.home(id), id);
-                self.settle_shapes();
+                self.resolve_shape_reads();
             }
         }
     }
@@ -317,15 +320,15 @@ impl<'a> Cutter<'a> {
         for (index, (draft, blocks)) in self.drafts.iter().zip(groups).enumerate() {
             let nodes: Vec<NodeId> = draft.nodes.iter().copied().collect();
             let duplicated = nodes.iter().copied().filter(|id| is_duplicate(index, *id)).collect();
-            let given = |v: &&ValueId| draft.inputs.contains(v);
+            let is_input = |v: &&ValueId| draft.inputs.contains(v);
             let (states, model): (Vec<ValueId>, Vec<ValueId>) =
-                self.graph.inputs.iter().filter(given).partition(|v| self.state_owner.contains_key(v));
+                self.graph.inputs.iter().filter(is_input).partition(|v| self.state_owner.contains_key(v));
             let boundary = draft.inputs.iter().copied().filter(|v| self.graph.producer(*v).is_some());
             let (model_inputs, state_inputs) = (model.len(), states.len());
             let inputs = model.into_iter().chain(states).chain(boundary).collect();
             let returned = self.graph.outputs.iter().copied().filter(|v| draft.outputs.contains(v));
-            let shipped = draft.outputs.iter().copied().filter(|v| !self.graph.outputs.contains(v));
-            let outputs = unique(returned.chain(shipped));
+            let sent = draft.outputs.iter().copied().filter(|v| !self.graph.outputs.contains(v));
+            let outputs = unique(returned.chain(sent));
             let (blocks, same_shape) = (blocks.clone(), draft.same_shape.clone());
             parts.push(Part { blocks, nodes, duplicated, inputs, model_inputs, state_inputs, outputs, same_shape });
         }

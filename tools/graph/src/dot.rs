@@ -1,6 +1,6 @@
-//! Draws blocks and boundaries in Graphviz's language.
+//! Renders blocks and boundaries as a Graphviz graph.
 
-use crate::segment::Segmentation;
+use crate::segmentation::Segmentation;
 use crate::weights::weight_bytes;
 use crate::{Graph, ValueId};
 use hpp_schema::ByteSize;
@@ -8,20 +8,20 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::ops::Range;
 
-/// Whether blocks that are alike are drawn once.
+/// Whether equal neighbouring blocks are folded into one box.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fold {
-    /// Neighbours of one class are one box.
-    Alike,
+    /// Consecutive blocks of one class share a box.
+    Equal,
     /// Every block has its own box.
-    Nothing,
+    None,
 }
 
-/// A box: blocks from the first to the last.
+/// The blocks of one box.
 type Group = Range<usize>;
 
-/// A picture of a divided model: one box per block or run of blocks that are alike, coloured by class, one arrow per value that
-/// crosses.
+/// A Graphviz graph of a segmentation: one box per block, or per run of equal blocks if folded, coloured by class, and
+/// one arrow per value that crosses a boundary.
 pub fn to_dot(graph: &Graph, segmentation: &Segmentation, fold: Fold) -> String {
     let mut out =
         String::from("digraph model {\n  rankdir=TB;\n  node [shape=box, style=\"rounded,filled\", fontname=sans];\n");
@@ -66,7 +66,7 @@ fn groups(segmentation: &Segmentation, fold: Fold) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     for (at, block) in segmentation.blocks.iter().enumerate() {
         match groups.last_mut() {
-            Some(group) if fold == Fold::Alike && segmentation.blocks[group.start].class == block.class => {
+            Some(group) if fold == Fold::Equal && segmentation.blocks[group.start].class == block.class => {
                 group.end += 1
             }
             _ => groups.push(at..at + 1),
@@ -88,7 +88,8 @@ fn state_boxes<'a>(
     })
 }
 
-/// One arrow from the block that makes a value to each block that reads it; of those within a box, the first value's.
+/// One arrow from the producing block to each reading block. Within a box, only the first of several arrows of equal
+/// shape.
 fn edges(graph: &Graph, segmentation: &Segmentation, groups: &[Group]) -> Vec<String> {
     let group_of = |block: usize| groups.iter().find(|group| group.contains(&block)).map_or(block, |group| group.start);
     let mut crossing: Vec<ValueId> = segmentation.boundaries.iter().flat_map(|b| b.values.iter().copied()).collect();
@@ -110,7 +111,7 @@ fn edges(graph: &Graph, segmentation: &Segmentation, groups: &[Group]) -> Vec<St
         let shape = graph.value(value).shape.as_ref().map_or_else(|| "?".to_owned(), |s| format!("{s:?}"));
         let (from, inner) = (group_of(from), from);
         for to in readers {
-            // Between blocks of one box the same crosses again and again.
+            // Equal blocks of one box pass on values of the same shape: draw the first only.
             if from == to && (inner != from || !seen.insert((from, shape.clone()))) {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! Sorts nodes into heavy (they, or what they read, depend on layer weights or state) and light (masks, positions,
-//! rotary caches, lookups), and finds where the hidden state enters. Knows nothing of blocks.
+//! Classifies nodes as heavy (they depend, directly or indirectly, on matrix weights or states) or light (masks,
+//! positions, rotary tables, lookups), and finds the value through which the hidden state enters. Does not know blocks.
 
 use crate::ops;
 use crate::{Graph, NodeId, Origin, StatePair, ValueId, WeightUse};
@@ -9,7 +9,7 @@ use petgraph::graph::DiGraph;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The dataflow of a model, with shape reads and weights taken out.
+/// The dataflow of a model, without shape reads and weights.
 pub(crate) struct Flow<'a> {
     pub graph: &'a Graph,
     pub weights: &'a WeightUse,
@@ -17,7 +17,7 @@ pub(crate) struct Flow<'a> {
     pub pasts: BTreeMap<ValueId, usize>,
     /// Nodes that compute with a matrix weight.
     pub weighted: Vec<bool>,
-    /// Nodes that are weighted or read a state, and everything data-downstream of them.
+    /// Nodes that are weighted or read a state, and all nodes that depend on them.
     pub heavy: Vec<bool>,
 }
 
@@ -33,19 +33,19 @@ impl<'a> Flow<'a> {
         flow
     }
 
-    /// What a node reads for its contents: no weights, no shapes.
+    /// Values whose contents a node reads, without weights.
     pub fn data_reads(&self, id: NodeId) -> impl Iterator<Item = ValueId> + '_ {
         let node = self.graph.node(id);
         let reads = (!ops::reads_shape_only(node)).then(|| node.reads());
         reads.into_iter().flatten().filter(|v| !self.weights.is_weight_like(self.graph, *v))
     }
 
-    /// Producers of what a node reads for its contents.
+    /// Producers of the values whose contents a node reads.
     pub fn data_producers(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         self.data_reads(id).filter_map(|v| self.graph.producer(v))
     }
 
-    /// Nodes that read a value for its contents.
+    /// Nodes that read the contents of a value.
     pub fn data_consumers(&self, value: ValueId) -> impl Iterator<Item = NodeId> + '_ {
         self.graph.value(value).consumers.iter().copied().filter(|c| !ops::reads_shape_only(self.graph.node(*c)))
     }
@@ -54,27 +54,29 @@ impl<'a> Flow<'a> {
         self.is_weighted(id) || self.data_reads(id).any(|v| self.pasts.contains_key(&v))
     }
 
-    /// Computes with a matrix weight.
+    /// Whether a node computes with a matrix weight.
     pub fn is_weighted(&self, id: NodeId) -> bool {
         self.weighted[id.0 as usize]
     }
 
-    /// Not a lookup, not elementwise, not a move.
+    /// Whether a node reads a matrix weight for more than a lookup, an elementwise operation or data movement.
     fn computes_with_matrix(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
-        let passive =
-            ops::is_lookup(node) || ops::is_elementwise(node) || ops::is_movement(node) || ops::reads_shape_only(node);
+        let passive = ops::is_lookup(node)
+            || ops::is_elementwise_or_reduction(node)
+            || ops::is_movement(node)
+            || ops::reads_shape_only(node);
         !passive && !ops::has_body(node) && node.reads().any(|v| self.weights.is_matrix(self.graph, v))
             || self.has_heavy_body(id)
     }
 
-    /// Picks from a matrix weight.
+    /// Whether a node reads a matrix weight as a lookup table.
     pub fn looks_up_table(&self, id: NodeId) -> bool {
         ops::is_lookup(self.graph.node(id))
             && self.graph.node(id).reads().any(|v| self.weights.is_matrix(self.graph, v))
     }
 
-    /// A body that holds weights and works on data is a block of its own; one that chooses between constants is not.
+    /// Whether a node has a large body that captures a matrix weight. Small bodies usually choose between constants.
     fn has_heavy_body(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         let bodies = node.attributes.values().filter_map(|a| match a {
@@ -85,7 +87,7 @@ impl<'a> Flow<'a> {
         large && node.captures.iter().any(|v| self.weights.is_matrix(self.graph, *v))
     }
 
-    /// These nodes and everything data-downstream of them.
+    /// These nodes and all nodes that depend on the contents of their outputs.
     pub fn downstream(&self, from: &[NodeId]) -> Vec<bool> {
         let mut reached = vec![false; self.graph.nodes.len()];
         for id in from {
@@ -99,7 +101,7 @@ impl<'a> Flow<'a> {
         reached
     }
 
-    /// Everything data-upstream of a node, itself included.
+    /// The node and all nodes whose contents it depends on.
     pub fn upstream(&self, of: NodeId) -> Vec<bool> {
         let mut reached = vec![false; self.graph.nodes.len()];
         reached[of.0 as usize] = true;
@@ -111,37 +113,38 @@ impl<'a> Flow<'a> {
         reached
     }
 
-    /// The node most of the model works for: the producer of an output or, where an exporter left the end of the model
-    /// unconnected, a node nobody reads. States count only where nothing else has as many heavy ancestors.
+    /// The node that depends on most of the model: the producer of an output, or a node without readers where an
+    /// exporter left the end of the model unconnected. Producers of states are candidates only if no other node has as
+    /// many heavy ancestors.
     pub fn sink(&self, states: &[StatePair]) -> Option<NodeId> {
         let presents: BTreeSet<ValueId> = states.iter().filter_map(|s| s.present).collect();
         let computed = self.graph.node_ids().filter(|n| !self.weights.is_weight_only(*n));
         let is_main =
             |n: NodeId| self.graph.node(n).writes().any(|v| self.graph.outputs.contains(&v) && !presents.contains(&v));
         let (main, others): (Vec<NodeId>, Vec<NodeId>) =
-            computed.filter(|n| is_main(*n) || self.is_last(*n)).partition(|n| is_main(*n));
-        // What is computed from another candidate has more ancestors; only the last ones can win.
-        let late = |mut nodes: Vec<NodeId>| nodes.split_off(nodes.len().saturating_sub(16));
-        let weigh = |n: &NodeId| {
+            computed.filter(|n| is_main(*n) || self.has_no_reader(*n)).partition(|n| is_main(*n));
+        // A node that depends on another candidate has more ancestors, so it is enough to look at the last ones.
+        let last_16 = |mut nodes: Vec<NodeId>| nodes.split_off(nodes.len().saturating_sub(16));
+        let heavy_ancestors = |n: &NodeId| {
             let up = self.upstream(*n);
             up.iter().zip(&self.heavy).filter(|(up, heavy)| **up && **heavy).count()
         };
-        late(others).into_iter().rev().chain(late(main).into_iter().rev()).max_by_key(weigh)
+        last_16(others).into_iter().rev().chain(last_16(main).into_iter().rev()).max_by_key(heavy_ancestors)
     }
 
-    fn is_last(&self, id: NodeId) -> bool {
+    fn has_no_reader(&self, id: NodeId) -> bool {
         self.graph.node(id).writes().all(|v| self.data_consumers(v).next().is_none())
     }
 }
 
-/// Post-dominators: for each node, the next node that every data path to the sink passes.
-pub(crate) struct ToSink {
+/// Immediate post-dominators: for each node, the next node that every path to the sink passes.
+pub(crate) struct PostDominators {
     next: Vec<Option<NodeId>>,
     depth: Vec<usize>,
 }
 
-impl ToSink {
-    /// Computes them over nodes that are not weight-only, leaving out some edges.
+impl PostDominators {
+    /// Computes post-dominators over all nodes but weight-only ones, and over all edges but those in `skip`.
     pub fn new(flow: &Flow, sink: NodeId, skip: &BTreeSet<(NodeId, NodeId)>) -> Self {
         let count = flow.graph.nodes.len();
         let mut reversed: DiGraph<(), ()> = DiGraph::with_capacity(count, count * 2);
@@ -154,7 +157,7 @@ impl ToSink {
         let dominators = simple_fast(&reversed, index[sink.0 as usize]);
         let next: Vec<Option<NodeId>> =
             index.iter().map(|i| dominators.immediate_dominator(*i).map(|d| NodeId(d.index() as u32))).collect();
-        let mut this = ToSink { next, depth: vec![0; count] };
+        let mut this = PostDominators { next, depth: vec![0; count] };
         this.depth[sink.0 as usize] = 1;
         // A node's post-dominator comes later in execution order, so a backward sweep sees it first.
         for id in (0..count).rev() {
@@ -173,8 +176,8 @@ impl ToSink {
         self.depth[id.0 as usize]
     }
 
-    /// The first node that all paths from all of these pass.
-    pub fn meet(&self, nodes: impl IntoIterator<Item = NodeId>) -> Option<NodeId> {
+    /// The first node that all paths from all of these nodes pass.
+    pub fn first_common(&self, nodes: impl IntoIterator<Item = NodeId>) -> Option<NodeId> {
         nodes.into_iter().filter(|n| self.reaches(*n)).reduce(|mut a, mut b| {
             while a != b {
                 if self.depth(a) >= self.depth(b) {
@@ -187,38 +190,38 @@ impl ToSink {
         })
     }
 
-    /// A node and everything every path from it to the sink passes, in order.
+    /// The node and its post-dominators, in order.
     pub fn chain(&self, from: NodeId) -> Vec<NodeId> {
         std::iter::successors(Some(from), |n| self.next[n.0 as usize]).collect()
     }
 }
 
-/// The value through which the hidden state enters: embeddings, an image, `inputs_embeds`.
+/// The value through which the hidden state enters the layers: embeddings, an image, `inputs_embeds`.
 ///
-/// Of the light values all of whose paths meet early (those of a mask, which feeds every layer, meet in the last), it
-/// is the one most weights come after; and where several tie (the norm before the first layer is light too), the
-/// earliest.
-pub(crate) fn find_entry(flow: &Flow, to_sink: &ToSink) -> Option<ValueId> {
-    const MOST: usize = 256;
+/// Candidates are light values whose paths join early. (A mask feeds every layer, so its paths join only in the last.)
+/// The entry is the candidate with the most weighted nodes downstream; of several (the norm before the first layer is
+/// light too), the earliest.
+pub(crate) fn find_entry(flow: &Flow, to_sink: &PostDominators) -> Option<ValueId> {
+    const MAX_CANDIDATES: usize = 256;
     let feeds_heavy = |v: ValueId| flow.data_consumers(v).any(|c| flow.heavy[c.0 as usize] && to_sink.reaches(c));
     let light: Vec<ValueId> = flow.graph.value_ids().filter(|v| is_light(flow, *v) && feeds_heavy(*v)).collect();
     let (numbers, others): (Vec<ValueId>, Vec<ValueId>) = light.into_iter().partition(|v| may_be_real(flow, *v));
     let candidates = if numbers.is_empty() { others } else { numbers };
-    let meeting = |v: ValueId| Some((to_sink.meet(flow.data_consumers(v))?, v));
+    let meeting = |v: ValueId| Some((to_sink.first_common(flow.data_consumers(v))?, v));
     let mut by_depth: Vec<(NodeId, ValueId)> = candidates.into_iter().filter_map(meeting).collect();
     by_depth.sort_by_key(|(meet, v)| (Reverse(to_sink.depth(*meet)), flow.graph.producer(*v), *v));
-    by_depth.truncate(MOST);
+    by_depth.truncate(MAX_CANDIDATES);
     let meets: BTreeSet<NodeId> = by_depth.iter().map(|(meet, _)| *meet).collect();
-    let remaining: BTreeMap<NodeId, usize> = meets.into_iter().map(|n| (n, work_below(flow, &[n]).0)).collect();
+    let remaining: BTreeMap<NodeId, usize> = meets.into_iter().map(|n| (n, count_downstream(flow, &[n]).0)).collect();
     let most = remaining.values().max()?;
     let early = by_depth.iter().filter(|(meet, _)| remaining[meet] * 3 >= *most).map(|(_, v)| *v);
-    let work_after = |v: ValueId| work_below(flow, &flow.data_consumers(v).collect::<Vec<_>>());
+    let work_after = |v: ValueId| count_downstream(flow, &flow.data_consumers(v).collect::<Vec<_>>());
     let found = early.min_by_key(|v| (Reverse(work_after(*v)), flow.graph.producer(*v), *v))?;
     Some(common_source(flow, found, &feeds_heavy))
 }
 
-/// The last value from which everything comes that is made of the same embeddings as `entry` and feeds heavy nodes:
-/// where residual and norm read the embedding through casts of their own, it is the embedding.
+/// The last value that all light values derived from the same embeddings as `entry` and feeding heavy nodes depend on.
+/// Where residual and norm read the embedding through separate casts, it is the embedding.
 fn common_source(flow: &Flow, entry: ValueId, feeds_heavy: &impl Fn(ValueId) -> bool) -> ValueId {
     let sources = real_sources(flow, entry);
     let below = |v: ValueId| flow.downstream(&flow.data_consumers(v).collect::<Vec<_>>());
@@ -236,7 +239,7 @@ fn common_source(flow: &Flow, entry: ValueId, feeds_heavy: &impl Fn(ValueId) -> 
     sources.into_iter().rev().find(carries_all).unwrap_or(entry)
 }
 
-/// A light value and the light values it is made of, earliest first, up to graph inputs and lookups.
+/// A light value and the float values that it is computed from, earliest first, back to graph inputs and lookups.
 fn real_sources(flow: &Flow, value: ValueId) -> Vec<ValueId> {
     let mut seen = BTreeSet::from([value]);
     let mut todo = vec![value];
@@ -251,8 +254,8 @@ fn real_sources(flow: &Flow, value: ValueId) -> Vec<ValueId> {
     sources
 }
 
-/// How many weighted nodes, then heavy ones, are among or depend on some nodes.
-fn work_below(flow: &Flow, nodes: &[NodeId]) -> (usize, usize) {
+/// Numbers of weighted and of heavy nodes among these nodes and those that depend on them.
+fn count_downstream(flow: &Flow, nodes: &[NodeId]) -> (usize, usize) {
     let below = flow.downstream(nodes);
     let heavy = flow.graph.node_ids().filter(|n| below[n.0 as usize] && flow.heavy[n.0 as usize]);
     heavy.fold((0, 0), |(weighted, all), n| (weighted + usize::from(flow.weighted[n.0 as usize]), all + 1))

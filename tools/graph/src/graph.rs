@@ -1,4 +1,4 @@
-//! An ONNX graph as an arena: nodes and values are indices, edges are values.
+//! An ONNX graph as an arena: nodes and values refer to each other by index, and values are the edges.
 
 use hpp_schema::{DType, Shape};
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ pub struct NodeId(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ValueId(pub u32);
 
-/// A model's graph. Nodes are in a topological order (the reader refuses others and sorts where it may).
+/// A model's graph. Invariant: nodes are in a topological order; the reader sorts them or refuses the model.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
     /// Operator set imported for each domain; the default domain is `""`.
     pub opsets: BTreeMap<String, i64>,
     /// Nodes in execution order.
     pub nodes: Vec<Node>,
-    /// Every tensor: inputs, weights and what nodes produce.
+    /// Every tensor: inputs, weights and the outputs of nodes.
     pub values: Vec<Value>,
-    /// Graph inputs that are not weights, in the model's order.
+    /// Graph inputs in the model's order, without weights.
     pub inputs: Vec<ValueId>,
     /// Graph outputs, in the model's order.
     pub outputs: Vec<ValueId>,
@@ -29,17 +29,17 @@ pub struct Graph {
 /// An operator and its edges.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// The ONNX node name; may be empty; never used to decide anything.
+    /// The ONNX node name, for messages only. May be empty.
     pub name: String,
     /// Operator domain, `""` for the default.
     pub domain: String,
     /// Operator.
     pub op_type: String,
-    /// Positional inputs; `None` where an optional one is left out.
+    /// Inputs by position; `None` for an omitted optional input.
     pub inputs: Vec<Option<ValueId>>,
-    /// Outer values that bodies of this node (`If`, `Loop`, `Scan`) read. They count as inputs.
+    /// Outer values that the bodies of this node (`If`, `Loop`, `Scan`) read. They count as inputs.
     pub captures: Vec<ValueId>,
-    /// Positional outputs; `None` where an optional one is left out.
+    /// Outputs by position; `None` for an omitted optional output.
     pub outputs: Vec<Option<ValueId>>,
     /// Attributes by name.
     pub attributes: BTreeMap<String, Attribute>,
@@ -50,17 +50,17 @@ pub struct Node {
 pub struct Value {
     /// The ONNX name, unique in the graph.
     pub name: String,
-    /// What is known of its element type.
+    /// Element type, if known.
     pub dtype: Option<DType>,
-    /// What is known of its shape; `None` when not even the rank is.
+    /// Shape, if its rank is known; single dimensions may still be unknown.
     pub shape: Option<Shape>,
-    /// Where it comes from.
+    /// What defines it.
     pub origin: Origin,
-    /// Nodes that read it (through an input or a capture), in order, each once.
+    /// Nodes that read it, through an input or a capture, in execution order, each once.
     pub consumers: Vec<NodeId>,
 }
 
-/// Where a value comes from.
+/// What defines a value.
 #[derive(Clone, Debug)]
 pub enum Origin {
     /// A graph input.
@@ -71,20 +71,21 @@ pub enum Origin {
     Node {
         /// The producer.
         node: NodeId,
-        /// Which of its outputs.
+        /// Index of the output.
         slot: usize,
     },
 }
 
-/// What the graph knows of an ONNX initializer. Its bytes stay in the file.
+/// Size of an ONNX initializer, and its contents where they are small. All other bytes stay in the file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
     /// Bytes of the stored data.
     pub bytes: u64,
-    /// The values of small integer weights (64 elements at most), for shape inference and attributes-as-inputs.
+    /// The elements of an integer weight of at most 64 elements: shape inference reads them, and operators take them in
+    /// place of attributes.
     pub ints: Option<Vec<i64>>,
-    /// A key equal for equal small contents (embedded, up to 1 KiB), so that blocks with different constants differ
-    /// in class; `None` for large weights, whose contents do not matter to structure.
+    /// A hash of small contents (embedded, up to 1 KiB), so that blocks with different constants get different classes;
+    /// `None` for large weights, whose contents do not affect the structure.
     pub content: Option<u64>,
 }
 
@@ -103,11 +104,11 @@ pub enum Attribute {
     Floats(Vec<f32>),
     /// Strings.
     Strings(Vec<Vec<u8>>),
-    /// A tensor (a `Constant` node's value, say).
+    /// A tensor, such as the value of a `Constant` node.
     Tensor(Constant),
-    /// A body (`then_branch`, `body`); outer values it reads are in [`Node::captures`].
+    /// A body (`then_branch`, `body`). [`Node::captures`] lists the outer values that it reads.
     Body(Body),
-    /// Anything else, by a hash of its bytes.
+    /// Any other attribute, as a hash of its bytes.
     Opaque(u64),
 }
 
@@ -118,7 +119,7 @@ pub struct Constant {
     pub dtype: DType,
     /// Dimensions.
     pub dims: Vec<u64>,
-    /// The values of small integer tensors (64 elements at most).
+    /// The elements of an integer tensor of at most 64 elements.
     pub ints: Option<Vec<i64>>,
     /// Hash of the contents.
     pub content: u64,
@@ -126,7 +127,7 @@ pub struct Constant {
     pub bytes: u64,
 }
 
-/// A control-flow body, seen from outside.
+/// A summary of a control-flow body.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Body {
     /// Hash of its structure with outer names replaced by capture positions.
@@ -140,12 +141,12 @@ pub struct Body {
 }
 
 impl Graph {
-    /// The node behind an id.
+    /// The node with this id.
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.0 as usize]
     }
 
-    /// The value behind an id.
+    /// The value with this id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.0 as usize]
     }
@@ -168,7 +169,7 @@ impl Graph {
         }
     }
 
-    /// The weight behind a value, if it is one.
+    /// The weight, if the value is one.
     pub fn weight(&self, id: ValueId) -> Option<&Weight> {
         match &self.value(id).origin {
             Origin::Weight(weight) => Some(weight),
@@ -176,12 +177,12 @@ impl Graph {
         }
     }
 
-    /// The value with this name. Linear: for tests and people's input, not for inner loops.
+    /// The value with this name. Linear search: for tests and user input, not for inner loops.
     pub fn find(&self, name: &str) -> Option<ValueId> {
         self.value_ids().find(|id| self.value(*id).name == name)
     }
 
-    /// Adds a value nobody reads yet.
+    /// Adds a value without readers.
     pub fn add_value(
         &mut self,
         name: impl Into<String>,
@@ -193,7 +194,7 @@ impl Graph {
         ValueId(self.values.len() as u32 - 1)
     }
 
-    /// Appends a node, records it as consumer of what it reads and as origin of its outputs.
+    /// Appends a node, and records it as a consumer of its inputs and as the origin of its outputs.
     pub fn add_node(&mut self, node: Node) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
         for value in node.reads() {
@@ -210,15 +211,31 @@ impl Graph {
         self.nodes.push(node);
         id
     }
+
+    /// Nodes that produce the inputs of this one, each once, in order.
+    pub fn producers_of(&self, id: NodeId) -> Vec<NodeId> {
+        let mut producers: Vec<_> = self.node(id).reads().filter_map(|v| self.producer(v)).collect();
+        producers.sort_unstable();
+        producers.dedup();
+        producers
+    }
+
+    /// Nodes that read the outputs of this one, each once, in order.
+    pub fn consumers_of(&self, id: NodeId) -> Vec<NodeId> {
+        let mut consumers: Vec<_> = self.node(id).writes().flat_map(|v| self.value(v).consumers.clone()).collect();
+        consumers.sort_unstable();
+        consumers.dedup();
+        consumers
+    }
 }
 
 impl Node {
-    /// Every value read: inputs, then captures.
+    /// Every value that the node reads: inputs, then captures.
     pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.inputs.iter().flatten().chain(&self.captures).copied()
     }
 
-    /// Every value produced.
+    /// Every value that the node produces.
     pub fn writes(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.outputs.iter().flatten().copied()
     }

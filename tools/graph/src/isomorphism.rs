@@ -1,27 +1,28 @@
-//! Compares two blocks as graphs: colour refinement to propose a mapping, a full check to accept it.
+//! Graph isomorphism of two blocks: colour refinement proposes a mapping, a full check accepts or rejects it.
 
-use crate::segment::Segmentation;
+use crate::segmentation::Segmentation;
 use crate::{Attribute, Graph, NodeId, Origin, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A block with the weight-only nodes it reads, coloured so that nodes that play the same part look the same.
+/// A block with the weight-only nodes that it reads. Refinement gives corresponding nodes of equal blocks equal
+/// colours.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockView {
     nodes: Vec<NodeId>,
     inside: BTreeMap<NodeId, usize>,
     colors: Vec<u64>,
     pasts: BTreeSet<ValueId>,
-    /// Values read outside the block or returned by the model.
+    /// Values that other blocks read or that the model returns.
     returned: BTreeSet<ValueId>,
 }
 
-/// Which node and value of one block plays the part of which in another.
+/// An isomorphism from one block to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mapping {
-    /// Nodes, weight-only nodes included.
+    /// Corresponding nodes, weight-only nodes included.
     pub nodes: BTreeMap<NodeId, NodeId>,
-    /// Values, weights and outer values included.
+    /// Corresponding values, weights and outer values included.
     pub values: BTreeMap<ValueId, ValueId>,
 }
 
@@ -53,14 +54,14 @@ impl BlockView {
         view
     }
 
-    /// Equal for isomorphic blocks.
+    /// A hash that is equal for isomorphic blocks.
     pub fn hash(&self) -> u64 {
         let mut colors = self.colors.clone();
         colors.sort_unstable();
         hash_of(colors)
     }
 
-    /// Colours by what a node is and what lies before it, then also by what lies after it, then again before.
+    /// Colours nodes by kind and inputs, then by outputs, then by inputs again.
     fn refine(&mut self, graph: &Graph) {
         self.colors = self.nodes.iter().map(|n| hash_of(NodeKey(graph.node(*n)))).collect();
         self.color_from_inputs(graph);
@@ -115,7 +116,7 @@ fn ports_of(graph: &Graph, id: NodeId, value: ValueId) -> Vec<usize> {
     graph.node(id).reads().enumerate().filter(|(_, v)| *v == value).map(|(i, _)| i).collect()
 }
 
-/// Fixed dimensions; symbols are all alike.
+/// Fixed dimensions; `None` for every symbol.
 fn sizes(graph: &Graph, value: ValueId) -> Option<Vec<Option<u64>>> {
     graph.value(value).shape.as_ref().map(|shape| shape.iter().map(|d| d.as_fixed()).collect())
 }
@@ -129,7 +130,8 @@ struct WeightKey {
 }
 
 impl WeightKey {
-    /// Contents count where they are structure: a few integers, a scalar. Small vectors of reals are parameters.
+    /// Contents count only where they are structure: small integer tensors and scalars. Small float vectors are learned
+    /// parameters.
     fn of(graph: &Graph, value: ValueId) -> Option<Self> {
         let weight = graph.weight(value)?;
         let sizes = sizes(graph, value);
@@ -140,7 +142,7 @@ impl WeightKey {
     }
 }
 
-/// What a node is, apart from its edges and name.
+/// Hashes a node without its edges and its name.
 struct NodeKey<'a>(&'a crate::Node);
 
 impl Hash for NodeKey<'_> {
@@ -178,7 +180,7 @@ fn same_kind(a: &crate::Node, b: &crate::Node) -> bool {
 }
 
 impl Mapping {
-    /// The mapping that makes two blocks the same graph, if there is one we can find.
+    /// The isomorphism between two blocks, if refinement finds one.
     pub(crate) fn between(graph: &Graph, a: &BlockView, b: &BlockView) -> Option<Mapping> {
         let mut by_color: BTreeMap<u64, (Vec<NodeId>, Vec<NodeId>)> = BTreeMap::new();
         for (node, color) in a.nodes.iter().zip(&a.colors) {
@@ -187,7 +189,7 @@ impl Mapping {
         for (node, color) in b.nodes.iter().zip(&b.colors) {
             by_color.entry(*color).or_default().1.push(*node);
         }
-        // Nodes left alike by refinement are interchangeable as a rule; execution order pairs them consistently.
+        // Nodes of equal colour are usually interchangeable; pairing them in execution order is consistent.
         let mut mapping = Mapping::default();
         for (left, right) in by_color.into_values() {
             if left.len() != right.len() {
@@ -198,7 +200,7 @@ impl Mapping {
         mapping.complete(graph, a, b).then_some(mapping)
     }
 
-    /// Extends the mapping to values and checks every edge, port, attribute and weight on the way.
+    /// Extends the mapping to values. Checks every edge, port, attribute and weight.
     fn complete(&mut self, graph: &Graph, a: &BlockView, b: &BlockView) -> bool {
         let mut back = BTreeMap::new();
         let pairs: Vec<(NodeId, NodeId)> = self.nodes.iter().map(|(x, y)| (*x, *y)).collect();
@@ -216,7 +218,8 @@ impl Mapping {
                     (Some(v), Some(w)) => {
                         let forward = *self.values.entry(v).or_insert(w) == w;
                         let backward = *back.entry(w).or_insert(v) == v;
-                        forward && backward && same_value(graph, (a, v), (b, w), &self.nodes)
+                        let (left, right) = (BlockValue { view: a, value: v }, BlockValue { view: b, value: w });
+                        forward && backward && left.corresponds_to(graph, &right, &self.nodes)
                     }
                     _ => false,
                 };
@@ -229,24 +232,32 @@ impl Mapping {
     }
 }
 
-fn same_value(
-    graph: &Graph,
-    (a, v): (&BlockView, ValueId),
-    (b, w): (&BlockView, ValueId),
-    nodes: &BTreeMap<NodeId, NodeId>,
-) -> bool {
-    let (x, y) = (graph.value(v), graph.value(w));
-    if matches!((x.dtype, y.dtype), (Some(s), Some(t)) if s != t) || a.returned.contains(&v) != b.returned.contains(&w)
-    {
-        return false;
+/// A value as part of a block.
+struct BlockValue<'a> {
+    view: &'a BlockView,
+    value: ValueId,
+}
+
+impl BlockValue<'_> {
+    /// The node of the block that produces the value; `None` if it comes from outside.
+    fn producer(&self, graph: &Graph) -> Option<NodeId> {
+        graph.producer(self.value).filter(|p| self.view.inside.contains_key(p))
     }
-    let inner = |view: &BlockView, value: ValueId| graph.producer(value).filter(|p| view.inside.contains_key(p));
-    match (inner(a, v), inner(b, w)) {
-        (Some(p), Some(q)) => nodes.get(&p) == Some(&q),
-        (None, None) => {
-            let past = a.pasts.contains(&v) == b.pasts.contains(&w);
-            past && WeightKey::of(graph, v) == WeightKey::of(graph, w)
+
+    fn corresponds_to(&self, graph: &Graph, other: &BlockValue, nodes: &BTreeMap<NodeId, NodeId>) -> bool {
+        let dtypes = (graph.value(self.value).dtype, graph.value(other.value).dtype);
+        if matches!(dtypes, (Some(a), Some(b)) if a != b)
+            || self.view.returned.contains(&self.value) != other.view.returned.contains(&other.value)
+        {
+            return false;
         }
-        _ => false,
+        match (self.producer(graph), other.producer(graph)) {
+            (Some(a), Some(b)) => nodes.get(&a) == Some(&b),
+            (None, None) => {
+                self.view.pasts.contains(&self.value) == other.view.pasts.contains(&other.value)
+                    && WeightKey::of(graph, self.value) == WeightKey::of(graph, other.value)
+            }
+            _ => false,
+        }
     }
 }

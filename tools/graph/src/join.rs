@@ -1,85 +1,35 @@
-//! Puts parts back together and says where they do not fit. The opposite of [`crate::cut`].
+//! Checks that parts add up to the model: the inverse of [`crate::cut`], used by tests.
 
 use crate::{Graph, Node, NodeId, Origin, Part, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Why parts do not join.
+/// The reason why parts do not add up to the model.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum JoinError {
-    /// A node reads what its part does not have.
-    #[error(
-        "cannot join parts: in part {part}, node {node:?} reads {value:?}, which is neither given nor made before it"
-    )]
-    Missing {
-        /// Index of the part.
-        part: usize,
-        /// Name of the reader.
-        node: String,
-        /// Name of the value.
-        value: String,
-    },
-    /// A part takes what neither the model nor an earlier part gives.
-    #[error("cannot join parts: part {part} takes {value:?}, which no earlier part gives")]
-    NotGiven {
-        /// Index of the part.
-        part: usize,
-        /// Name of the value.
-        value: String,
-    },
-    /// A part gives what it does not have.
-    #[error("cannot join parts: part {part} gives {value:?}, which it does not make")]
-    NotMade {
-        /// Index of the part.
-        part: usize,
-        /// Name of the value.
-        value: String,
-    },
-    /// No part gives an output of the model.
-    #[error("cannot join parts: no part gives the model output {value:?}")]
-    NoOutput {
-        /// Name of the value.
-        value: String,
-    },
-    /// A node runs in no part.
-    #[error("cannot join parts: node {node:?} ({op_type}) is in none of them")]
-    Lost {
-        /// Name of the node.
-        node: String,
-        /// Its operator.
-        op_type: String,
-    },
-    /// A node runs in several parts without being listed as duplicated in all but one.
-    #[error("cannot join parts: node {node:?} belongs to {owners} of them")]
-    Owners {
-        /// Name of the node.
-        node: String,
-        /// How many parts claim it.
-        owners: usize,
-    },
-}
+#[error("cannot join parts: {0}")]
+pub struct JoinError(String);
 
-/// Checks that parts, run one after the other, compute the model, and returns the nodes they run, each once.
+/// Checks that parts, run in order, compute the model. Returns the nodes that they run, each once.
 ///
-/// Weight-only nodes nobody reads may be missing; everything else of the graph must be there.
+/// Unread weight-only nodes may be missing; every other node must run in exactly one part, duplicates aside.
 pub fn join(graph: &Graph, parts: &[Part], is_weight_only: impl Fn(NodeId) -> bool) -> Result<Vec<NodeId>, JoinError> {
-    let mut given: BTreeSet<ValueId> = graph.inputs.iter().copied().collect();
+    let mut available: BTreeSet<ValueId> = graph.inputs.iter().copied().collect();
     let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
     for (index, part) in parts.iter().enumerate() {
-        given.extend(run(graph, index, part, &given)?);
+        available.extend(check_part(graph, index, part, &available)?);
         for id in &part.nodes {
             *owners.entry(*id).or_default() += usize::from(!part.duplicated.contains(id));
         }
     }
     let returned: BTreeSet<ValueId> = parts.iter().flat_map(|p| p.outputs.iter().copied()).collect();
     if let Some(missing) = graph.outputs.iter().find(|v| !returned.contains(v)) {
-        return Err(JoinError::NoOutput { value: graph.value(*missing).name.clone() });
+        return Err(JoinError(format!("no part returns the model output {:?}", graph.value(*missing).name)));
     }
     for id in graph.node_ids().filter(|id| !is_weight_only(*id)) {
         let node = graph.node(id);
         match owners.get(&id) {
-            None => return Err(JoinError::Lost { node: label(node), op_type: node.op_type.clone() }),
+            None => return Err(JoinError(format!("no part runs node {:?} ({})", label(node), node.op_type))),
             Some(1) => {}
-            Some(owners) => return Err(JoinError::Owners { node: label(node), owners: *owners }),
+            Some(owners) => return Err(JoinError(format!("{owners} parts own node {:?}", label(node)))),
         }
     }
     Ok(owners.into_keys().collect())
@@ -89,26 +39,35 @@ fn label(node: &Node) -> String {
     if node.name.is_empty() { node.op_type.clone() } else { node.name.clone() }
 }
 
-/// Runs one part in thought; answers with what it gives.
-fn run(graph: &Graph, index: usize, part: &Part, given: &BTreeSet<ValueId>) -> Result<Vec<ValueId>, JoinError> {
-    let name = |v: ValueId| graph.value(v).name.clone();
-    if let Some(value) = part.inputs.iter().find(|v| !given.contains(v)) {
-        return Err(JoinError::NotGiven { part: index, value: name(*value) });
+/// Checks that one part can run with the available values; returns its outputs.
+fn check_part(
+    graph: &Graph,
+    index: usize,
+    part: &Part,
+    available: &BTreeSet<ValueId>,
+) -> Result<Vec<ValueId>, JoinError> {
+    let name = |v: ValueId| &graph.value(v).name;
+    if let Some(value) = part.inputs.iter().find(|v| !available.contains(v)) {
+        return Err(JoinError(format!("part {index} takes {:?}, which no earlier part returns", name(*value))));
     }
-    let mut have: BTreeSet<ValueId> = part.inputs.iter().copied().collect();
-    let at_hand =
-        |have: &BTreeSet<ValueId>, v: ValueId| matches!(graph.value(v).origin, Origin::Weight(_)) || have.contains(&v);
+    let mut present: BTreeSet<ValueId> = part.inputs.iter().copied().collect();
+    let is_present = |present: &BTreeSet<ValueId>, v: ValueId| {
+        matches!(graph.value(v).origin, Origin::Weight(_)) || present.contains(&v)
+    };
     for id in &part.nodes {
         let node = graph.node(*id);
         for value in node.reads().map(|v| part.same_shape.get(&v).copied().unwrap_or(v)) {
-            if !at_hand(&have, value) {
-                return Err(JoinError::Missing { part: index, node: label(node), value: name(value) });
+            if !is_present(&present, value) {
+                let (node, value) = (label(node), name(value));
+                return Err(JoinError(format!(
+                    "in part {index}, node {node:?} reads {value:?} before it is available"
+                )));
             }
         }
-        have.extend(node.writes());
+        present.extend(node.writes());
     }
-    match part.outputs.iter().find(|v| !at_hand(&have, **v)) {
-        Some(value) => Err(JoinError::NotMade { part: index, value: name(*value) }),
+    match part.outputs.iter().find(|v| !is_present(&present, **v)) {
+        Some(value) => Err(JoinError(format!("part {index} returns {:?}, which it does not compute", name(*value)))),
         None => Ok(part.outputs.clone()),
     }
 }

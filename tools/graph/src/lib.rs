@@ -1,12 +1,13 @@
-//! The graph of a model and what its structure says: boundaries, blocks, classes, liveness.
+//! The graph of a model and its analysis: element types and shapes, states, division into blocks, classes of equal
+//! blocks, and cutting into partitions.
 //!
-//! This room knows no protobuf and no files: `hpp-onnx` builds a [`Graph`] and writes one back.
+//! Does not know protobuf or files: `hpp-onnx` builds a [`Graph`] and writes one back.
 
 mod assign;
 mod blocks;
-mod boundary;
 mod class;
 mod cut;
+mod cut_points;
 mod dot;
 mod flow;
 mod graph;
@@ -15,19 +16,19 @@ mod isomorphism;
 mod join;
 mod mixers;
 pub mod ops;
-mod order;
 mod segment;
+mod segmentation;
 mod spine;
 mod states;
 mod weights;
 
-pub use class::{ClassId, map_block};
+pub use class::map_block;
 pub use cut::{CutError, Part, cut};
 pub use dot::{Fold, to_dot};
 pub use graph::*;
 pub use isomorphism::Mapping;
 pub use join::{JoinError, join};
-pub use order::{CycleError, Liveness};
-pub use segment::{Block, BlockKind, BlockState, Boundary, Segmentation, segment};
+pub use segment::segment;
+pub use segmentation::{Block, BlockKind, BlockState, Boundary, ClassId, Segmentation};
 pub use states::{StateChange, StatePair, find_states};
 pub use weights::{WeightUse, weight_bytes};

@@ -1,12 +1,12 @@
-//! Finds the token mixers that number the layers: attentions, convolutions and recurrences, grouped one per layer.
+//! Finds token mixers (attention, convolution, recurrence) and groups them, one group per layer.
 
 use crate::ops;
-use crate::spine::{Place, Spine, rounds};
+use crate::spine::{NodePlacement, Spine, rounds};
 use crate::states::digits;
 use crate::{NodeId, StateChange, StatePair, ValueId};
 use std::collections::BTreeSet;
 
-/// The mixing part of one layer: everything of it lies between two positions.
+/// The token mixer of one layer, as a range of positions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mixer {
     /// Position of its first node.
@@ -15,60 +15,60 @@ pub(crate) struct Mixer {
     pub last: usize,
 }
 
-/// A node that mixes tokens, as evidence.
+/// A node that shows that a token mixer is here: it reads a state, or it is an attention.
 #[derive(Clone, Debug)]
-struct Sign {
+struct MixerEvidence {
     position: usize,
-    /// Numbers in the name of the state it reads.
+    /// The numbers in the name of the state that the node reads.
     digits: Option<Vec<u64>>,
-    /// Is a whole attention, or the last product of one.
+    /// The node is a complete attention, or the last product of one.
     attention: bool,
     round: usize,
 }
 
-/// One entry per layer, in order.
+/// The mixers in order, one per layer.
 pub(crate) fn find_mixers(spine: &Spine, states: &[StatePair]) -> Vec<Mixer> {
-    let mut signs = signs(spine, states);
-    signs.sort_by_key(|s| s.position);
-    let mut groups: Vec<Vec<Sign>> = vec![];
+    let mut evidence = collect_evidence(spine, states);
+    evidence.sort_by_key(|e| e.position);
+    let mut groups: Vec<Vec<MixerEvidence>> = vec![];
     let segments: Vec<usize> = spine.chain.iter().filter_map(|n| spine.position(*n)).collect();
-    let segment = |s: &Sign| segments.partition_point(|p| *p <= s.position);
-    for sign in signs {
+    let segment = |e: &MixerEvidence| segments.partition_point(|p| *p <= e.position);
+    for item in evidence {
         match groups.last_mut() {
-            Some(group) if segment(&group[0]) == segment(&sign) => group.push(sign),
-            _ => groups.push(vec![sign]),
+            Some(group) if segment(&group[0]) == segment(&item) => group.push(item),
+            _ => groups.push(vec![item]),
         }
     }
     let groups = groups.into_iter().flat_map(split_if_several).collect();
     let mixers = join_if_one_layer(groups).into_iter();
-    mixers.map(|g| Mixer { first: g[0].position, last: g.iter().map(|s| s.position).max().unwrap_or(0) }).collect()
+    mixers.map(|g| Mixer { first: g[0].position, last: g.iter().map(|e| e.position).max().unwrap_or(0) }).collect()
 }
 
-fn signs(spine: &Spine, states: &[StatePair]) -> Vec<Sign> {
+fn collect_evidence(spine: &Spine, states: &[StatePair]) -> Vec<MixerEvidence> {
     let rounds = rounds(spine);
     let attentions = self_attentions(spine, states);
     let carried = states.iter().filter(|s| s.change != StateChange::ReadOnly);
-    let mut signs = vec![];
+    let mut evidence = vec![];
     for state in carried {
-        let readers = spine.flow.data_consumers(state.past).filter(|r| leads_on(spine, *r));
+        let readers = spine.flow.data_consumers(state.past).filter(|r| feeds_spine(spine, *r));
         for reader in readers {
             if let Some(position) = spine.position(reader) {
                 let digits = Some(digits(&spine.graph().value(state.past).name));
                 let attention = attentions.contains(&reader);
-                signs.push(Sign { position, digits, attention, round: rounds[reader.0 as usize].0 });
+                evidence.push(MixerEvidence { position, digits, attention, round: rounds[reader.0 as usize].0 });
             }
         }
     }
     for id in attentions {
         if let Some(position) = spine.position(id) {
-            signs.push(Sign { position, digits: None, attention: true, round: rounds[id.0 as usize].0 });
+            evidence.push(MixerEvidence { position, digits: None, attention: true, round: rounds[id.0 as usize].0 });
         }
     }
-    signs
+    evidence
 }
 
-/// Whether something on the spine depends on the node.
-fn leads_on(spine: &Spine, id: NodeId) -> bool {
+/// Whether a node on the path from entry to output depends on this node.
+fn feeds_spine(spine: &Spine, id: NodeId) -> bool {
     if spine.on_path[id.0 as usize] {
         return true;
     }
@@ -87,12 +87,13 @@ fn leads_on(spine: &Spine, id: NodeId) -> bool {
     false
 }
 
-/// Attentions whose keys and values come from the hidden state (or a state that grows with it), not from beside it.
+/// Attentions whose keys and values come from the hidden state, or from a state that grows with it: self-attention, not
+/// cross-attention.
 fn self_attentions(spine: &Spine, states: &[StatePair]) -> BTreeSet<NodeId> {
     let read_only: BTreeSet<ValueId> =
         states.iter().filter(|s| s.change == StateChange::ReadOnly).map(|s| s.past).collect();
     let whole = spine.graph().node_ids().filter(|id| ops::is_attention(spine.graph().node(*id)));
-    let whole = whole.filter(|id| spine.on_path[id.0 as usize] && attends_to_itself(spine, *id, &read_only));
+    let whole = whole.filter(|id| spine.on_path[id.0 as usize] && is_self_attention(spine, *id, &read_only));
     let mut found: BTreeSet<NodeId> = whole.collect();
     let after_softmax = downstream_of_softmax(spine);
     let products = spine.graph().node_ids().filter(|id| spine.on_path[id.0 as usize] && contracts(spine, *id));
@@ -106,13 +107,13 @@ fn self_attentions(spine: &Spine, states: &[StatePair]) -> BTreeSet<NodeId> {
     found
 }
 
-/// A product of two activations.
+/// Whether a node is a matrix product of two activations.
 fn contracts(spine: &Spine, id: NodeId) -> bool {
     let reads = spine.flow.data_reads(id).collect::<BTreeSet<_>>();
-    ops::is_contraction(spine.graph().node(id)) && (reads.len() >= 2 || squares(spine, id))
+    ops::is_contraction(spine.graph().node(id)) && (reads.len() >= 2 || multiplies_by_itself(spine, id))
 }
 
-fn squares(spine: &Spine, id: NodeId) -> bool {
+fn multiplies_by_itself(spine: &Spine, id: NodeId) -> bool {
     let inputs = &spine.graph().node(id).inputs;
     inputs.len() == 2 && inputs[0] == inputs[1]
 }
@@ -125,9 +126,9 @@ fn is_any(spine: &Spine, value: ValueId, set: &[bool]) -> bool {
     spine.graph().producer(value).is_some_and(|p| set[p.0 as usize])
 }
 
-/// A fused attention attends to itself if keys (its second input) come from the hidden state, or are packed with the
-/// queries, or are absent because they lie in a state that grows.
-fn attends_to_itself(spine: &Spine, id: NodeId, read_only: &BTreeSet<ValueId>) -> bool {
+/// Whether a fused operator is self-attention: its keys (the second input) come from the hidden state, are packed with
+/// the queries, or are in a state that grows.
+fn is_self_attention(spine: &Spine, id: NodeId, read_only: &BTreeSet<ValueId>) -> bool {
     let node = spine.graph().node(id);
     if node.reads().any(|v| read_only.contains(&v)) {
         return false;
@@ -138,19 +139,19 @@ fn attends_to_itself(spine: &Spine, id: NodeId, read_only: &BTreeSet<ValueId>) -
     }
 }
 
-/// Nodes whose result is a softmax of a product, moved about, masked or scaled.
+/// Nodes whose output is the softmax of a product of activations, possibly moved, masked or scaled.
 fn downstream_of_softmax(spine: &Spine) -> Vec<bool> {
     let graph = spine.graph();
     let mut scores = vec![false; graph.nodes.len()];
     let mut weights = vec![false; graph.nodes.len()];
-    for id in graph.node_ids().filter(|id| matches!(spine.place[id.0 as usize], Place::At(_))) {
+    for id in graph.node_ids().filter(|id| matches!(spine.placement[id.0 as usize], NodePlacement::At(_))) {
         let node = graph.node(id);
         let from = |set: &[bool]| spine.flow.data_producers(id).any(|p| set[p.0 as usize]);
-        let passes = ops::is_movement(node) || (ops::is_elementwise(node) && !ops::is_softmax(node));
+        let passes = ops::is_movement(node) || (ops::is_elementwise_or_reduction(node) && !ops::is_softmax(node));
         let i = id.0 as usize;
         scores[i] = contracts(spine, id) || (passes && from(&scores));
         weights[i] = (ops::is_softmax(node) && from(&scores)) || (passes && from(&weights));
-        // A softmax written out (Exp, ReduceSum, Div) is elementwise: its end is a division by a sum.
+        // A decomposed softmax (Exp, ReduceSum, Div) ends with a division by a sum.
         if node.op_type == "Div" && passes && from(&scores) && divides_by_sum(spine, id) {
             weights[i] = true;
         }
@@ -163,30 +164,30 @@ fn divides_by_sum(spine: &Spine, id: NodeId) -> bool {
     divisor.and_then(|v| spine.graph().producer(v)).is_some_and(|p| spine.graph().node(p).op_type == "ReduceSum")
 }
 
-/// One segment can hold several layers where values that skip layers hide the nodes between them.
-fn split_if_several(group: Vec<Sign>) -> Vec<Vec<Sign>> {
-    let names: BTreeSet<&Vec<u64>> = group.iter().filter_map(|s| layer_number(s)).collect();
-    let attended: BTreeSet<usize> = group.iter().filter(|s| s.attention).map(|s| s.round).collect();
+/// Splits a group that holds several layers: values that skip layers can hide the dominators between them.
+fn split_if_several(group: Vec<MixerEvidence>) -> Vec<Vec<MixerEvidence>> {
+    let names: BTreeSet<&Vec<u64>> = group.iter().filter_map(layer_number).collect();
+    let attended: BTreeSet<usize> = group.iter().filter(|e| e.attention).map(|e| e.round).collect();
     if names.len() < 2 && attended.len() < 2 {
         return vec![group];
     }
-    let mut parts: Vec<Vec<Sign>> = vec![];
-    for sign in group {
+    let mut parts: Vec<Vec<MixerEvidence>> = vec![];
+    for item in group {
         match parts.last_mut() {
-            Some(part) if part[0].round == sign.round => part.push(sign),
-            _ => parts.push(vec![sign]),
+            Some(part) if part[0].round == item.round => part.push(item),
+            _ => parts.push(vec![item]),
         }
     }
     parts
 }
 
-fn layer_number(sign: &Sign) -> Option<&Vec<u64>> {
-    sign.digits.as_ref().filter(|d| !d.is_empty())
+fn layer_number(evidence: &MixerEvidence) -> Option<&Vec<u64>> {
+    evidence.digits.as_ref().filter(|d| !d.is_empty())
 }
 
-/// Neighbours whose states carry the same number are one layer (time mixing and channel mixing, say).
-fn join_if_one_layer(groups: Vec<Vec<Sign>>) -> Vec<Vec<Sign>> {
-    let mut joined: Vec<Vec<Sign>> = vec![];
+/// Joins neighbours whose states carry the same number: they are one layer, such as time mixing and channel mixing.
+fn join_if_one_layer(groups: Vec<Vec<MixerEvidence>>) -> Vec<Vec<MixerEvidence>> {
+    let mut joined: Vec<Vec<MixerEvidence>> = vec![];
     for group in groups {
         let number = group.iter().find_map(layer_number).cloned();
         match joined.last_mut() {

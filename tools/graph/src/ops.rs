@@ -1,19 +1,21 @@
-//! What operators mean for structure: which look up, which move, which attend, which carry state. No shapes, no kernels.
+//! Classifies operators for structural analysis: table lookups, data movement, attention, state updates. Does not know
+//! shapes or kernels.
 
 use crate::{Attribute, Node};
 
-/// How a fused operator treats a state it reads and writes.
+/// How a fused operator updates a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FusedState {
-    /// Present is past with new tokens after it along `axis`; the two may share a fixed-capacity buffer.
+    /// Present is past with new tokens appended along the axis; the two may share a buffer of fixed capacity. Pages
+    /// have no axis.
     SharedBuffer(Option<usize>),
-    /// Present is past with new tokens after it along the axis, in another buffer.
+    /// Present is past with new tokens appended along the axis, in a separate buffer.
     Append(usize),
     /// Present has the shape of past.
     Replace,
 }
 
-/// Whether this is an operator of the ONNX domain itself.
+/// Whether the operator belongs to the ONNX domain.
 pub fn is_standard(node: &Node) -> bool {
     matches!(node.domain.as_str(), "" | "ai.onnx")
 }
@@ -22,12 +24,12 @@ fn is_known(node: &Node) -> bool {
     is_standard(node) || matches!(node.domain.as_str(), "com.microsoft" | "ai.onnx.ml")
 }
 
-/// Reads only the shape of its input: not a data edge.
+/// Whether the node reads only the shape of its input, so that the edge carries no data.
 pub(crate) fn reads_shape_only(node: &Node) -> bool {
     is_standard(node) && matches!(node.op_type.as_str(), "Shape" | "Size")
 }
 
-/// Gives the same outputs for the same inputs wherever and however often it runs, as far as we know.
+/// Whether the node is known to be deterministic, so that several partitions may each compute it.
 pub(crate) fn is_recomputable(node: &Node) -> bool {
     let random = matches!(
         node.op_type.as_str(),
@@ -45,7 +47,7 @@ pub(crate) fn is_recomputable(node: &Node) -> bool {
     is_known(node) && !random
 }
 
-/// Picks rows of a table by index: the table stays where the lookup is, and no arithmetic is done with it.
+/// Whether the node reads a table by index or position without arithmetic on the whole table.
 pub(crate) fn is_lookup(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
@@ -60,13 +62,12 @@ pub(crate) fn is_lookup(node: &Node) -> bool {
             | "Resize"
             | "Upsample"
             | "OneHot"
-            | "TfIdfVectorizer"
             | "RelativePositionBias"
             | "GatedRelativePositionBias"
     )
 }
 
-/// Moves or reinterprets elements without combining them.
+/// Whether the node moves, copies, converts or reinterprets elements without combining them.
 pub fn is_movement(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
@@ -107,8 +108,9 @@ pub fn is_movement(node: &Node) -> bool {
     )
 }
 
-/// Works element by element (with broadcasting), so that a matrix it reads is a mask, a bias or a scale.
-pub(crate) fn is_elementwise(node: &Node) -> bool {
+/// Whether the node is elementwise (with broadcasting), a normalization, a reduction, a scan or a selection. It
+/// contracts no two tensors, so a matrix that it reads is a mask, a bias or a scale, not a projection.
+pub(crate) fn is_elementwise_or_reduction(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
         "Add"
@@ -195,14 +197,12 @@ pub(crate) fn is_elementwise(node: &Node) -> bool {
     ) || node.op_type.starts_with("Reduce")
 }
 
-/// A whole attention (or another token mixer) in one operator.
+/// Whether the node is a complete attention, or another token mixer, in one operator.
 pub fn is_attention(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
         "Attention"
             | "QAttention"
-            | "QOrderedAttention"
-            | "QOrderedLongformerAttention"
             | "MultiHeadAttention"
             | "GroupQueryAttention"
             | "PagedAttention"
@@ -217,7 +217,7 @@ pub fn is_attention(node: &Node) -> bool {
     )
 }
 
-/// A product that contracts two tensors.
+/// Whether the node is a matrix product of two tensors in plain layout.
 pub(crate) fn is_contraction(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
@@ -225,7 +225,7 @@ pub(crate) fn is_contraction(node: &Node) -> bool {
     )
 }
 
-/// A product that contracts two tensors, or one of them with weights that lie in a layout of their own.
+/// Whether the node is a matrix product, including convolutions, experts and products with packed or quantized weights.
 pub fn is_product(node: &Node) -> bool {
     let with_weights = matches!(
         node.op_type.as_str(),
@@ -234,12 +234,13 @@ pub fn is_product(node: &Node) -> bool {
     is_contraction(node) || with_weights
 }
 
-/// Turns scores into weights along an axis.
+/// Whether the node is a softmax.
 pub(crate) fn is_softmax(node: &Node) -> bool {
     matches!(node.op_type.as_str(), "Softmax" | "BiasSoftmax" | "QLinearSoftmax")
 }
 
-/// For an operator known to carry state: which output holds what is read at `input`, and how.
+/// For an operator that updates a state read at `input`: the output that holds the new state, and how it relates to the
+/// old one.
 pub(crate) fn fused_state(node: &Node, input: usize) -> Option<(usize, FusedState)> {
     use FusedState::*;
     let token_axis = Append(2);
@@ -258,7 +259,7 @@ pub(crate) fn fused_state(node: &Node, input: usize) -> Option<(usize, FusedStat
     })
 }
 
-/// Whether the node has bodies, so that it runs other nodes we only see from outside.
+/// Whether the node has bodies (`If`, `Loop`, `Scan`), whose nodes are not in the graph.
 pub(crate) fn has_body(node: &Node) -> bool {
     node.attributes.values().any(|a| matches!(a, Attribute::Body(_)))
 }

@@ -1,57 +1,59 @@
-//! Lays the heavy part of a model out along its hidden state: the entry, the nodes all paths pass, a position for
-//! everything, and how many values are live at each. Decides no blocks.
+//! The spine: the path of the hidden state through the model. Finds the entry, the nodes that every path from it to the
+//! output passes (dominators), a position for every heavy node, and the values that are live at each position. Does not
+//! know blocks.
 
-use crate::flow::{Flow, ToSink, find_entry};
-use crate::order::sweep;
+use crate::flow::{Flow, PostDominators, find_entry};
 use crate::{Graph, NodeId, Origin, StatePair, ValueId, ops};
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-/// Where a node stands.
+/// Where a node is relative to the spine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Place {
-    /// Makes the value through which the hidden state enters, or looks up something else by token.
+pub(crate) enum NodePlacement {
+    /// Computes the entry value (the first hidden state), or reads another table by token.
     Entry,
-    /// At this position: any cut after it has the node on its left. Positions are execution order along the spine.
+    /// At this position in execution order: a cut after it has the node on its left.
     At(usize),
-    /// Depends on no layer: masks, positions, rotary caches, shapes.
+    /// Depends on no layer: masks, positions, rotary tables, shapes.
     Light,
-    /// Computes on weights alone.
+    /// Computes on weights only.
     WeightOnly,
 }
 
-/// A model laid out along its hidden state.
+/// A model arranged along its hidden state.
 pub(crate) struct Spine<'a> {
     pub flow: Flow<'a>,
-    pub place: Vec<Place>,
+    pub placement: Vec<NodePlacement>,
     /// On a data path from the entry to the main output.
     pub on_path: Vec<bool>,
-    /// Data-downstream of the entry.
+    /// Depends on the contents of the entry value.
     pub below_entry: Vec<bool>,
-    /// Nodes that every path from the entry to the main output passes, in order.
+    /// Dominators: nodes that every path from the entry to the main output passes, in order.
     pub chain: Vec<NodeId>,
-    /// Values that cross a cut just before each position.
+    /// Number of values that cross a cut just before each position.
     pub live: Vec<u64>,
-    /// Bytes that cross, as far as sizes are known; symbols count as a nominal size.
+    /// Bytes that cross it, with a nominal size for symbols.
     pub live_bytes: Vec<u64>,
 }
 
 impl<'a> Spine<'a> {
-    /// Lays a model out; `None` when it has no output that anything computes.
+    /// Arranges a model; `None` if no node computes an output.
     pub fn new(flow: Flow<'a>, states: &[StatePair]) -> Option<Self> {
         let sink = flow.sink(states)?;
-        let to_sink = ToSink::new(&flow, sink, &BTreeSet::new());
+        let to_sink = PostDominators::new(&flow, sink, &BTreeSet::new());
         let entry = find_entry(&flow, &to_sink)?;
         let mut spine = Self::along(flow, states, entry, &to_sink);
         let long = long_edges(&spine);
         if !long.is_empty() {
-            let to_sink = ToSink::new(&spine.flow, sink, &long);
-            let chain = to_sink.meet(spine.flow.data_consumers(entry)).map(|n| to_sink.chain(n)).unwrap_or_default();
+            let to_sink = PostDominators::new(&spine.flow, sink, &long);
+            let chain =
+                to_sink.first_common(spine.flow.data_consumers(entry)).map(|n| to_sink.chain(n)).unwrap_or_default();
             spine.chain = chain.into_iter().filter(|n| spine.on_path[n.0 as usize]).collect();
         }
         Some(spine)
     }
 
-    fn along(flow: Flow<'a>, states: &[StatePair], entry: ValueId, to_sink: &ToSink) -> Self {
+    fn along(flow: Flow<'a>, states: &[StatePair], entry: ValueId, to_sink: &PostDominators) -> Self {
         let graph = flow.graph;
         let entry_nodes = entry_nodes(&flow, entry);
         let lookups = token_lookups(&flow, entry, &entry_nodes);
@@ -61,19 +63,19 @@ impl<'a> Spine<'a> {
         let carried: Vec<bool> =
             (0..graph.nodes.len()).map(|i| flow.heavy[i] || below_entry[i] || from_lookups[i]).collect();
         let on_path: Vec<bool> = graph.node_ids().map(|n| below_entry[n.0 as usize] && to_sink.reaches(n)).collect();
-        let chain = to_sink.meet(consumers.iter().copied()).map(|n| to_sink.chain(n)).unwrap_or_default();
-        let mut place: Vec<Place> = graph
+        let chain = to_sink.first_common(consumers.iter().copied()).map(|n| to_sink.chain(n)).unwrap_or_default();
+        let mut placement: Vec<NodePlacement> = graph
             .node_ids()
             .map(|n| match n.0 as usize {
-                _ if flow.weights.is_weight_only(n) => Place::WeightOnly,
-                i if entry_nodes[i] || lookups.contains(&n) => Place::Entry,
-                i if on_path[i] => Place::At(i),
-                _ => Place::Light,
+                _ if flow.weights.is_weight_only(n) => NodePlacement::WeightOnly,
+                i if entry_nodes[i] || lookups.contains(&n) => NodePlacement::Entry,
+                i if on_path[i] => NodePlacement::At(i),
+                _ => NodePlacement::Light,
             })
             .collect();
-        place_before_consumers(&flow, to_sink, &carried, &mut place);
-        place_after_producers(&flow, states, &carried, &mut place);
-        let mut spine = Spine { flow, place, on_path, below_entry, chain, live: vec![], live_bytes: vec![] };
+        place_before_consumers(&flow, to_sink, &carried, &mut placement);
+        place_after_producers(&flow, states, &carried, &mut placement);
+        let mut spine = Spine { flow, placement, on_path, below_entry, chain, live: vec![], live_bytes: vec![] };
         spine.count_live(entry);
         spine
     }
@@ -83,21 +85,21 @@ impl<'a> Spine<'a> {
     }
 
     pub fn position(&self, id: NodeId) -> Option<usize> {
-        match self.place[id.0 as usize] {
-            Place::At(position) => Some(position),
+        match self.placement[id.0 as usize] {
+            NodePlacement::At(position) => Some(position),
             _ => None,
         }
     }
 
-    /// How far along a value begins to exist, when it is one that has to be carried: not light, not a weight.
-    fn born(&self, value: ValueId, entry: ValueId) -> Option<usize> {
+    /// The position from which a value exists; `None` for values that need not be carried (light values and weights).
+    fn first_position(&self, value: ValueId, entry: ValueId) -> Option<usize> {
         match self.graph().value(value).origin {
             Origin::Input => (value == entry).then_some(0),
             Origin::Weight(_) => None,
-            Origin::Node { node, .. } => match self.place[node.0 as usize] {
-                Place::Entry => Some(0),
-                Place::At(position) => Some(position + 1),
-                Place::Light | Place::WeightOnly => None,
+            Origin::Node { node, .. } => match self.placement[node.0 as usize] {
+                NodePlacement::Entry => Some(0),
+                NodePlacement::At(position) => Some(position + 1),
+                NodePlacement::Light | NodePlacement::WeightOnly => None,
             },
         }
     }
@@ -108,18 +110,35 @@ impl<'a> Spine<'a> {
             .value_ids()
             .filter_map(|v| {
                 let last = self.flow.data_consumers(v).filter_map(|c| self.position(c)).max()?;
-                let born = self.born(v, entry)?;
-                (born <= last).then_some((v, born..last + 1))
+                let first = self.first_position(v, entry)?;
+                (first <= last).then_some((v, first..last + 1))
             })
             .collect();
         let positions = self.graph().nodes.len() + 1;
-        self.live = sweep(positions, spans.iter().map(|(_, span)| (span.clone(), 1)));
+        self.live = covering_sums(positions, spans.iter().map(|(_, span)| (span.clone(), 1)));
         self.live_bytes =
-            sweep(positions, spans.iter().map(|(v, span)| (span.clone(), nominal_bytes(self.graph(), *v))));
+            covering_sums(positions, spans.iter().map(|(v, span)| (span.clone(), nominal_bytes(self.graph(), *v))));
     }
 }
 
-/// Bytes of a value with every symbol at one nominal size.
+/// For each position, the sum of the weights of the spans that cover it.
+fn covering_sums(positions: usize, spans: impl Iterator<Item = (Range<usize>, u64)>) -> Vec<u64> {
+    let mut change = vec![0i128; positions + 1];
+    for (span, weight) in spans {
+        change[span.start.min(positions)] += i128::from(weight);
+        change[span.end.min(positions)] -= i128::from(weight);
+    }
+    let mut sum = 0;
+    change[..positions]
+        .iter()
+        .map(|c| {
+            sum += c;
+            u64::try_from(sum).unwrap_or(u64::MAX)
+        })
+        .collect()
+}
+
+/// Bytes of a value, with every symbol at one nominal size.
 fn nominal_bytes(graph: &Graph, value: ValueId) -> u64 {
     const NOMINAL: u64 = 16;
     let value = graph.value(value);
@@ -128,13 +147,13 @@ fn nominal_bytes(graph: &Graph, value: ValueId) -> u64 {
     value.dtype.and_then(|t| t.bytes_for(elements)).unwrap_or(elements).min(1 << 40)
 }
 
-/// Light nodes that make the entry and serve nothing else: the lookup, its scaling, position embeddings, a norm.
+/// Light nodes that only the entry value depends on: the lookup, its scaling, position embeddings, a norm.
 fn entry_nodes(flow: &Flow, entry: ValueId) -> Vec<bool> {
     let mut inside = vec![false; flow.graph.nodes.len()];
-    let Some(maker) = flow.graph.producer(entry) else { return inside };
-    inside[maker.0 as usize] = true;
-    let upstream = flow.upstream(maker);
-    for id in flow.graph.node_ids().rev().filter(|id| *id < maker && upstream[id.0 as usize]) {
+    let Some(producer) = flow.graph.producer(entry) else { return inside };
+    inside[producer.0 as usize] = true;
+    let upstream = flow.upstream(producer);
+    for id in flow.graph.node_ids().rev().filter(|id| *id < producer && upstream[id.0 as usize]) {
         let node = flow.graph.node(id);
         let returned = node.writes().any(|v| flow.graph.outputs.contains(&v));
         let mut consumers = node.writes().flat_map(|v| flow.data_consumers(v));
@@ -143,11 +162,11 @@ fn entry_nodes(flow: &Flow, entry: ValueId) -> Vec<bool> {
     inside
 }
 
-/// Other lookups in matrix weights by what the entry is looked up by (per-layer embeddings): their tables are as large
+/// Other lookups in matrix weights by the indices that the entry uses (per-layer embeddings). Their tables are as large
 /// as the embedding's, so they stay with it.
 fn token_lookups(flow: &Flow, entry: ValueId, entry_nodes: &[bool]) -> Vec<NodeId> {
-    let Some(maker) = flow.graph.producer(entry) else { return vec![] };
-    let upstream = flow.upstream(maker);
+    let Some(producer) = flow.graph.producer(entry) else { return vec![] };
+    let upstream = flow.upstream(producer);
     let mut keys: BTreeSet<ValueId> = BTreeSet::new();
     for id in flow.graph.node_ids().filter(|id| upstream[id.0 as usize] && flow.looks_up_table(*id)) {
         keys.extend(flow.data_reads(id).filter(|v| {
@@ -159,38 +178,42 @@ fn token_lookups(flow: &Flow, entry: ValueId, entry_nodes: &[bool]) -> Vec<NodeI
     flow.graph.node_ids().filter(|id| light(id) && flow.looks_up_table(*id) && by_token(id)).collect()
 }
 
-/// Carried nodes beside the spine that feed it (cross-attention projections) stand where they are first needed.
-fn place_before_consumers(flow: &Flow, to_sink: &ToSink, carried: &[bool], place: &mut [Place]) {
+/// Places heavy nodes that feed the spine from the side (cross-attention projections) at their first consumer.
+fn place_before_consumers(flow: &Flow, to_sink: &PostDominators, carried: &[bool], placement: &mut [NodePlacement]) {
     for id in flow.graph.node_ids().rev() {
         let i = id.0 as usize;
-        if !carried[i] || place[i] != Place::Light || !to_sink.reaches(id) {
+        if !carried[i] || placement[i] != NodePlacement::Light || !to_sink.reaches(id) {
             continue;
         }
         let consumers = flow.graph.node(id).writes().flat_map(|v| flow.data_consumers(v));
-        let first = consumers.map(|c| place[c.0 as usize]).filter(|p| matches!(p, Place::At(_))).min();
-        place[i] = first.unwrap_or(Place::Light);
+        let first = consumers.map(|c| placement[c.0 as usize]).filter(|p| matches!(p, NodePlacement::At(_))).min();
+        placement[i] = first.unwrap_or(NodePlacement::Light);
     }
 }
 
-/// Carried nodes that only make side outputs (a cast `present`) stand where the last thing they need is made.
-fn place_after_producers(flow: &Flow, states: &[StatePair], carried: &[bool], place: &mut [Place]) {
+/// Places heavy nodes that only compute side outputs (a cast `present`) at their last producer.
+fn place_after_producers(flow: &Flow, states: &[StatePair], carried: &[bool], placement: &mut [NodePlacement]) {
     for id in flow.graph.node_ids() {
         let i = id.0 as usize;
-        if !carried[i] || place[i] != Place::Light {
+        if !carried[i] || placement[i] != NodePlacement::Light {
             continue;
         }
-        let last = flow.data_producers(id).map(|p| place[p.0 as usize]).filter(|p| matches!(p, Place::At(_))).max();
+        let last = flow
+            .data_producers(id)
+            .map(|p| placement[p.0 as usize])
+            .filter(|p| matches!(p, NodePlacement::At(_)))
+            .max();
         let beside_state = || {
             let pasts = flow.data_reads(id).filter_map(|v| flow.pasts.get(&v));
             let readers = pasts.flat_map(|s| flow.data_consumers(states[*s].past));
-            readers.map(|r| place[r.0 as usize]).filter(|p| matches!(p, Place::At(_))).min()
+            readers.map(|r| placement[r.0 as usize]).filter(|p| matches!(p, NodePlacement::At(_))).min()
         };
-        place[i] = last.or_else(beside_state).unwrap_or(Place::At(0));
+        placement[i] = last.or_else(beside_state).unwrap_or(NodePlacement::At(0));
     }
 }
 
-/// Edges that skip over three or more rounds of mixing and weighting (shared key/value caches, value residuals,
-/// per-layer inputs): carried past layers, they must not hide the nodes through which everything else passes.
+/// Edges that skip three or more rounds of weights and mixing (shared key/value caches, value residuals, per-layer
+/// inputs). The search for dominators ignores them, because they would hide the nodes that all other paths pass.
 fn long_edges(spine: &Spine) -> BTreeSet<(NodeId, NodeId)> {
     const LONG: usize = 3;
     let rounds = rounds(spine);
@@ -205,13 +228,14 @@ fn long_edges(spine: &Spine) -> BTreeSet<(NodeId, NodeId)> {
     long
 }
 
-/// How many rounds of "weights, then a mixer" lie behind each node, and whether weights came since the last mixer.
+/// For each node, the number of rounds of "weights, then a mixer" upstream of it, and whether weights followed the last
+/// mixer.
 pub(crate) fn rounds(spine: &Spine) -> Vec<(usize, bool)> {
     let flow = &spine.flow;
     let mut rounds = vec![(0, true); spine.graph().nodes.len()];
     for id in spine.graph().node_ids() {
         let i = id.0 as usize;
-        if !matches!(spine.place[i], Place::At(_)) {
+        if !matches!(spine.placement[i], NodePlacement::At(_)) {
             continue;
         }
         let behind = flow.data_producers(id).map(|p| rounds[p.0 as usize]).max().unwrap_or((0, true));
@@ -224,11 +248,28 @@ pub(crate) fn rounds(spine: &Spine) -> Vec<(usize, bool)> {
     rounds
 }
 
-/// Mixes tokens as far as one node shows: an attention, a product of two activations, a reader of state.
+/// Whether a node by itself looks like a token mixer: an attention, a product of two activations, a reader of state.
 fn is_mixer(spine: &Spine, id: NodeId) -> bool {
     let flow = &spine.flow;
     let node = spine.graph().node(id);
     let contracts = ops::is_contraction(node)
         && node.reads().filter(|v| !flow.weights.is_weight_like(spine.graph(), *v)).count() >= 2;
     ops::is_attention(node) || contracts || flow.data_reads(id).any(|v| flow.pasts.contains_key(&v))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::covering_sums;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn sums_cover_each_position(spans in prop::collection::vec((0usize..12, 0usize..12, 0u64..9), 0..8)) {
+            let spans: Vec<_> = spans.into_iter().map(|(a, b, weight)| (a.min(b)..a.max(b), weight)).collect();
+            for (position, sum) in covering_sums(10, spans.iter().cloned()).into_iter().enumerate() {
+                let covering = spans.iter().filter(|(span, _)| span.contains(&position));
+                prop_assert_eq!(sum, covering.map(|(_, weight)| weight).sum::<u64>());
+            }
+        }
+    }
 }

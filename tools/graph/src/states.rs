@@ -1,20 +1,21 @@
-//! Pairs carried inputs (`past`) with the outputs that replace them (`present`), by how they are connected.
+//! Finds states: pairs of a graph input (`past`) and the graph output (`present`) that replaces it in the next pass.
+//! Follows the dataflow from inputs to outputs.
 //!
-//! Names only break ties. Knows nothing of layers or devices.
+//! Names only break ties. Does not know layers or devices.
 
 use crate::ops::{self, FusedState};
 use crate::{Graph, NodeId, Origin, ValueId, WeightUse};
 use hpp_schema::DType;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// A tensor carried from one step to the next.
+/// A tensor carried from one pass to the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StatePair {
-    /// The graph input that receives the carried value.
+    /// The graph input that receives the state.
     pub past: ValueId,
-    /// The graph output that holds the next one; `None` for a value that is computed once and only read.
+    /// The graph output that returns the updated state; `None` for a state that is computed once and then only read.
     pub present: Option<ValueId>,
-    /// The first node that reads `past` for its contents.
+    /// The first node that reads the contents of `past`.
     pub reader: NodeId,
     /// How `present` relates to `past`.
     pub change: StateChange,
@@ -23,53 +24,54 @@ pub struct StatePair {
 /// How a state's present relates to its past.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StateChange {
-    /// One operator (the reader) reads past and writes present, and may do so in one buffer of fixed capacity.
+    /// One operator (the reader) reads past and writes present. Both may share a buffer of fixed capacity.
     SharedBuffer {
-        /// The token axis, where the state has one (pages have none).
+        /// The token axis; `None` for paged caches.
         axis: Option<usize>,
     },
-    /// Present is past with this step's tokens after it along `axis`, in another buffer.
+    /// Present is past with this pass's tokens appended along `axis`, in a separate buffer.
     Append {
         /// The token axis.
         axis: usize,
     },
     /// Present has the shape of past and replaces it.
     Replace,
-    /// Past is only read (or handed through unchanged).
+    /// Past is only read, or returned unchanged.
     ReadOnly,
 }
 
-/// What was learned on the way from a past to a value.
+/// Properties of the path from a past input to a value.
 #[derive(Clone, Debug)]
-struct Trail {
+struct DataPath {
     length: usize,
-    /// Where each axis of the current value was in the past; `None` once a reshape has mixed them.
+    /// For each axis of the current value, the axis of the past; `None` after a reshape.
     axes: Option<Vec<usize>>,
     appended: Option<Option<usize>>,
     fused: Option<FusedState>,
-    /// Passed a slice, a scatter or another operator that keeps the size.
+    /// The path contains a slice, a scatter or another operator that rewrites parts of the state.
     rewritten: bool,
-    /// Passed arithmetic: evidence enough only together with a telling shape and name.
+    /// The path contains arithmetic, so shape and name must also indicate a state.
     arithmetic: bool,
-    /// Which input of the last operator was followed, and which output: orders pairs of one operator.
+    /// Input and output index at the last fused operator, to order several pairs of one operator.
     ports: (usize, usize),
 }
 
-/// Finds every state of a model, in the order of its inputs.
+/// Finds all states of a model, in the order of its inputs.
 pub fn find_states(graph: &Graph, weights: &WeightUse) -> Vec<StatePair> {
-    let mut claims = vec![];
-    for (rank, past) in graph.inputs.iter().copied().enumerate().filter(|(_, v)| may_carry(graph, *v)) {
-        for (present, trail) in trails_to_outputs(graph, weights, past) {
-            claims.push(Claim::new(graph, rank, past, present, trail));
+    let mut candidates = vec![];
+    for (rank, past) in graph.inputs.iter().copied().enumerate().filter(|(_, v)| may_be_state(graph, *v)) {
+        for (present, path) in paths_to_outputs(graph, weights, past) {
+            candidates.push(StateCandidate::new(graph, rank, past, present, path));
         }
     }
-    claims.retain(|c| c.is_credible(graph));
-    claims.sort_by_key(|c| (c.trail.length, c.trail.arithmetic, c.port_distance(), !c.same_digits, c.rank_distance()));
+    candidates.retain(|c| c.is_plausible(graph));
+    candidates
+        .sort_by_key(|c| (c.path.length, c.path.arithmetic, c.port_distance(), !c.same_digits, c.rank_distance()));
     let mut pairs = BTreeMap::new();
     let mut taken = BTreeSet::new();
-    for claim in &claims {
-        if !pairs.contains_key(&claim.past) && taken.insert(claim.present) {
-            pairs.insert(claim.past, claim.to_pair(graph));
+    for candidate in &candidates {
+        if !pairs.contains_key(&candidate.past) && taken.insert(candidate.present) {
+            pairs.insert(candidate.past, candidate.to_pair(graph));
         }
     }
     let read_only = find_read_only(graph, weights, &pairs);
@@ -77,12 +79,12 @@ pub fn find_states(graph: &Graph, weights: &WeightUse) -> Vec<StatePair> {
     graph.inputs.iter().filter_map(|v| pairs.remove(v)).collect()
 }
 
-fn may_carry(graph: &Graph, value: ValueId) -> bool {
+fn may_be_state(graph: &Graph, value: ValueId) -> bool {
     !matches!(graph.value(value).dtype, Some(DType::Int64 | DType::Int32 | DType::Bool | DType::String))
         && first_reader(graph, value).is_some()
 }
 
-/// The first node that reads a value for its contents.
+/// The first node that reads the contents of a value.
 fn first_reader(graph: &Graph, value: ValueId) -> Option<NodeId> {
     let consumers = &graph.value(value).consumers;
     consumers
@@ -91,21 +93,21 @@ fn first_reader(graph: &Graph, value: ValueId) -> Option<NodeId> {
         .find(|n| !ops::reads_shape_only(graph.node(*n)) && !graph.node(*n).captures.contains(&value))
 }
 
-/// A possible pair.
-struct Claim {
+/// A possible pair of past and present.
+struct StateCandidate {
     past: ValueId,
     present: ValueId,
     past_rank: usize,
     present_rank: usize,
     same_digits: bool,
-    trail: Trail,
+    path: DataPath,
 }
 
-impl Claim {
-    fn new(graph: &Graph, past_rank: usize, past: ValueId, present: ValueId, trail: Trail) -> Self {
+impl StateCandidate {
+    fn new(graph: &Graph, past_rank: usize, past: ValueId, present: ValueId, path: DataPath) -> Self {
         let present_rank = graph.outputs.iter().position(|v| *v == present).unwrap_or(0);
         let same_digits = digits(&graph.value(past).name) == digits(&graph.value(present).name);
-        Claim { past, present, past_rank, present_rank, same_digits, trail }
+        StateCandidate { past, present, past_rank, present_rank, same_digits, path }
     }
 
     fn rank_distance(&self) -> usize {
@@ -113,50 +115,50 @@ impl Claim {
     }
 
     fn port_distance(&self) -> usize {
-        self.trail.ports.0.abs_diff(self.trail.ports.1)
+        self.path.ports.0.abs_diff(self.path.ports.1)
     }
 
-    /// Same element type and rank; where only arithmetic connects the two, also a shape that does not grow with the
-    /// sequence and a name that says state.
-    fn is_credible(&self, graph: &Graph) -> bool {
+    /// Whether element types and ranks match. A path with arithmetic also needs a shape that does not grow with the
+    /// sequence and names that indicate a state.
+    fn is_plausible(&self, graph: &Graph) -> bool {
         let (past, present) = (graph.value(self.past), graph.value(self.present));
         if matches!((past.dtype, present.dtype), (Some(a), Some(b)) if a != b) {
             return false;
         }
-        let (Some(a), Some(b)) = (&past.shape, &present.shape) else { return !self.trail.arithmetic };
+        let (Some(a), Some(b)) = (&past.shape, &present.shape) else { return !self.path.arithmetic };
         if a.len() != b.len() || a.is_empty() {
             return false;
         }
         let changing = (0..a.len()).filter(|i| a[*i] != b[*i]).count();
         let fixed = a.iter().zip(b).skip(1).all(|(x, y)| x.as_fixed().is_some() && x == y);
-        match (self.trail.arithmetic, self.trail.fused, self.trail.appended) {
-            (true, ..) => fixed && says_state(&past.name) && says_state(&present.name),
-            (false, None, None) if !self.trail.rewritten => changing == 0,
+        match (self.path.arithmetic, self.path.fused, self.path.appended) {
+            (true, ..) => fixed && is_state_name(&past.name) && is_state_name(&present.name),
+            (false, None, None) if !self.path.rewritten => changing == 0,
             _ => true,
         }
     }
 
     fn to_pair(&self, graph: &Graph) -> StatePair {
-        let reader = first_reader(graph, self.past).expect("only inputs with a reader become claims");
+        let reader = first_reader(graph, self.past).expect("only inputs with a reader become candidates");
         StatePair { past: self.past, present: Some(self.present), reader, change: self.change(graph) }
     }
 
     fn change(&self, graph: &Graph) -> StateChange {
-        let trail = &self.trail;
-        match (trail.fused, trail.appended) {
-            (Some(FusedState::SharedBuffer(axis)), _) if trail.length == 1 => StateChange::SharedBuffer { axis },
+        let path = &self.path;
+        match (path.fused, path.appended) {
+            (Some(FusedState::SharedBuffer(axis)), _) if path.length == 1 => StateChange::SharedBuffer { axis },
             (Some(FusedState::SharedBuffer(Some(axis)) | FusedState::Append(axis)), _) => StateChange::Append { axis },
             (Some(_), _) => StateChange::Replace,
-            (None, Some(axis)) if !trail.rewritten => match self.changing_axis(graph).or(axis) {
+            (None, Some(axis)) if !path.rewritten => match self.changing_axis(graph).or(axis) {
                 Some(axis) => StateChange::Append { axis },
                 None => StateChange::Replace,
             },
-            (None, None) if !trail.rewritten && !trail.arithmetic => StateChange::ReadOnly,
+            (None, None) if !path.rewritten && !path.arithmetic => StateChange::ReadOnly,
             _ => StateChange::Replace,
         }
     }
 
-    /// The one axis along which past and present differ in size, if there is exactly one.
+    /// The axis in which past and present differ in size, if there is exactly one.
     fn changing_axis(&self, graph: &Graph) -> Option<usize> {
         let (a, b) = (graph.value(self.past).shape.as_ref()?, graph.value(self.present).shape.as_ref()?);
         let mut changing = (0..a.len().min(b.len())).filter(|i| a[*i] != b[*i]);
@@ -164,10 +166,10 @@ impl Claim {
     }
 }
 
-/// The shortest trail from a past to each graph output that it reaches through operators that carry state.
-fn trails_to_outputs(graph: &Graph, weights: &WeightUse, past: ValueId) -> Vec<(ValueId, Trail)> {
+/// The shortest path from a past to each graph output that it reaches through operators that can update a state.
+fn paths_to_outputs(graph: &Graph, weights: &WeightUse, past: ValueId) -> Vec<(ValueId, DataPath)> {
     let rank = graph.value(past).shape.as_ref().map(Vec::len);
-    let start = Trail {
+    let start = DataPath {
         length: 0,
         axes: rank.map(|r| (0..r).collect()),
         appended: None,
@@ -179,14 +181,14 @@ fn trails_to_outputs(graph: &Graph, weights: &WeightUse, past: ValueId) -> Vec<(
     let mut seen = BTreeSet::from([past]);
     let mut queue = VecDeque::from([(past, start)]);
     let mut found = vec![];
-    while let Some((value, trail)) = queue.pop_front() {
+    while let Some((value, path)) = queue.pop_front() {
         if graph.outputs.contains(&value) {
-            found.push((value, trail.clone()));
+            found.push((value, path.clone()));
         }
         for consumer in &graph.value(value).consumers {
-            for (next, trail) in step(graph, weights, *consumer, value, &trail) {
+            for (next, path) in step(graph, weights, *consumer, value, &path) {
                 if seen.insert(next) {
-                    queue.push_back((next, trail));
+                    queue.push_back((next, path));
                 }
             }
         }
@@ -194,12 +196,12 @@ fn trails_to_outputs(graph: &Graph, weights: &WeightUse, past: ValueId) -> Vec<(
     found
 }
 
-/// What lies one operator further.
-fn step(graph: &Graph, weights: &WeightUse, id: NodeId, from: ValueId, trail: &Trail) -> Vec<(ValueId, Trail)> {
+/// Extends a path by one operator: the outputs that may hold the updated state, with their paths.
+fn step(graph: &Graph, weights: &WeightUse, id: NodeId, from: ValueId, path: &DataPath) -> Vec<(ValueId, DataPath)> {
     let node = graph.node(id);
     let Some(input) = node.inputs.iter().position(|v| *v == Some(from)) else { return vec![] };
-    let mut next = Trail { length: trail.length + 1, ..trail.clone() };
-    let pick = |slot: usize, trail: Trail| node.outputs.get(slot).copied().flatten().map(|v| (v, trail));
+    let mut next = DataPath { length: path.length + 1, ..path.clone() };
+    let pick = |slot: usize, path: DataPath| node.outputs.get(slot).copied().flatten().map(|v| (v, path));
     if let Some((slot, fused)) = ops::fused_state(node, input) {
         next.fused = Some(fused);
         next.ports = (input, slot);
@@ -218,20 +220,19 @@ fn step(graph: &Graph, weights: &WeightUse, id: NodeId, from: ValueId, trail: &T
         "Scatter" | "ScatterElements" | "ScatterND" | "TensorScatter" if input == 0 => next.rewritten = true,
         "Where" => next.rewritten = true,
         "Add" | "Sub" | "Mul" | "Div" | "Sum" => next.arithmetic = true,
-        _ => return unknown_carrier(graph, weights, id, from, next),
+        _ => return step_unknown(graph, weights, id, from, next),
     }
     node.writes().map(|v| (v, next.clone())).collect()
 }
 
-/// An operator we have no table for, or a loop, carries a state if it reads a past and itself writes a graph output of
-/// the same type.
-fn unknown_carrier(
+/// An operator without a rule, or a loop, may update a state if it reads a past directly and writes a graph output.
+fn step_unknown(
     graph: &Graph,
     weights: &WeightUse,
     id: NodeId,
     from: ValueId,
-    next: Trail,
-) -> Vec<(ValueId, Trail)> {
+    next: DataPath,
+) -> Vec<(ValueId, DataPath)> {
     let node = graph.node(id);
     let foreign = !ops::is_standard(node) && node.domain != "com.microsoft";
     let direct = matches!(graph.value(from).origin, Origin::Input);
@@ -242,7 +243,7 @@ fn unknown_carrier(
     let input = node.inputs.iter().position(|v| *v == Some(from)).unwrap_or(0);
     let outputs = node.outputs.iter().enumerate().filter_map(|(slot, v)| Some((slot, (*v)?)));
     let outputs = outputs.filter(|(_, v)| graph.outputs.contains(v));
-    outputs.map(|(slot, v)| (v, Trail { ports: (input, slot), rewritten: true, ..next.clone() })).collect()
+    outputs.map(|(slot, v)| (v, DataPath { ports: (input, slot), rewritten: true, ..next.clone() })).collect()
 }
 
 fn original_axis(axes: &[usize], axis: i64) -> Option<usize> {
@@ -259,9 +260,10 @@ fn permuted(axes: &[usize], node: &crate::Node) -> Option<Vec<usize>> {
     }
 }
 
-/// Inputs like the states found (same type and rank) that only move into an attention: cross-attention caches.
+/// Read-only states (cross-attention caches): inputs of the same type and rank as a found state that only data movement
+/// and elementwise operators separate from an attention.
 fn find_read_only(graph: &Graph, weights: &WeightUse, pairs: &BTreeMap<ValueId, StatePair>) -> Vec<StatePair> {
-    let like_a_state = |v: ValueId| {
+    let resembles_state = |v: ValueId| {
         let value = graph.value(v);
         let rank = value.shape.as_ref().map(Vec::len);
         rank.is_some_and(|r| r >= 3)
@@ -270,16 +272,16 @@ fn find_read_only(graph: &Graph, weights: &WeightUse, pairs: &BTreeMap<ValueId, 
                 past.dtype == value.dtype && past.shape.as_ref().map(Vec::len) == rank
             })
     };
-    let candidates = graph.inputs.iter().copied().filter(|v| !pairs.contains_key(v) && may_carry(graph, *v));
+    let candidates = graph.inputs.iter().copied().filter(|v| !pairs.contains_key(v) && may_be_state(graph, *v));
     candidates
-        .filter(|v| like_a_state(*v) && moves_into_attention(graph, weights, *v))
+        .filter(|v| resembles_state(*v) && reaches_only_attention(graph, weights, *v))
         .filter_map(|past| {
             Some(StatePair { past, present: None, reader: first_reader(graph, past)?, change: StateChange::ReadOnly })
         })
         .collect()
 }
 
-fn moves_into_attention(graph: &Graph, weights: &WeightUse, input: ValueId) -> bool {
+fn reaches_only_attention(graph: &Graph, weights: &WeightUse, input: ValueId) -> bool {
     let mut todo = vec![input];
     let mut seen = BTreeSet::new();
     let mut attends = false;
@@ -292,7 +294,7 @@ fn moves_into_attention(graph: &Graph, weights: &WeightUse, input: ValueId) -> b
             let with_matrix = node.reads().any(|v| weights.is_matrix(graph, v));
             if ops::is_attention(node) || (ops::is_contraction(node) && !with_matrix) {
                 attends = true;
-            } else if ops::is_movement(node) || ops::is_elementwise(node) {
+            } else if ops::is_movement(node) || ops::is_elementwise_or_reduction(node) {
                 todo.extend(node.writes());
             } else {
                 return false;
@@ -302,12 +304,12 @@ fn moves_into_attention(graph: &Graph, weights: &WeightUse, input: ValueId) -> b
     attends
 }
 
-/// The numbers in a name.
+/// The decimal numbers in a name.
 pub(crate) fn digits(name: &str) -> Vec<u64> {
     name.split(|c: char| !c.is_ascii_digit()).filter_map(|part| part.parse().ok()).collect()
 }
 
-fn says_state(name: &str) -> bool {
+fn is_state_name(name: &str) -> bool {
     let name = name.to_lowercase();
     ["past", "present", "state", "cache", "conv", "recurrent", "ssm", "memory", "mem_", "hidden_in", "hidden_out"]
         .iter()

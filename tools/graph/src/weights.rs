@@ -1,30 +1,30 @@
-//! Which nodes compute on weights alone, and which weights each node draws on. Knows nothing of blocks.
+//! Finds nodes that compute on weights only, and the weights that each node uses. Does not know blocks.
 
 use crate::ops;
 use crate::{Attribute, Graph, NodeId, Origin, ValueId};
 
-/// The weights behind every node, seen through nodes that compute on weights alone.
+/// The weights that each node uses, directly or through weight-only nodes.
 ///
-/// A weight-only node (a transposed or dequantised weight, a `Constant`) is treated like a weight: it belongs to
-/// whoever reads it and may be repeated in several partitions.
+/// A weight-only node (a transposed or dequantised weight, a `Constant`) is treated like a weight: every partition that
+/// reads it gets a copy.
 #[derive(Clone, Debug)]
 pub struct WeightUse {
     weight_only: Vec<bool>,
     matrix: Vec<bool>,
-    drawn: Vec<Vec<ValueId>>,
+    used: Vec<Vec<ValueId>>,
 }
 
 impl WeightUse {
-    /// Walks the graph once, in order.
+    /// Analyses a graph in one pass.
     pub fn of(graph: &Graph) -> Self {
         let count = graph.nodes.len();
         let mut this =
-            WeightUse { weight_only: vec![false; count], matrix: vec![false; count], drawn: vec![vec![]; count] };
+            WeightUse { weight_only: vec![false; count], matrix: vec![false; count], used: vec![vec![]; count] };
         for id in graph.node_ids() {
-            let mut drawn: Vec<ValueId> = graph.node(id).reads().flat_map(|v| this.weights_behind(graph, v)).collect();
-            drawn.sort_unstable();
-            drawn.dedup();
-            this.drawn[id.0 as usize] = drawn;
+            let mut used: Vec<ValueId> = graph.node(id).reads().flat_map(|v| this.weights_behind(graph, v)).collect();
+            used.sort_unstable();
+            used.dedup();
+            this.used[id.0 as usize] = used;
             this.weight_only[id.0 as usize] = this.computes_on_weights(graph, id);
             this.matrix[id.0 as usize] = this.makes_matrix(graph, id);
         }
@@ -42,12 +42,12 @@ impl WeightUse {
             && reads.all(|v| self.is_weight_like(graph, v))
     }
 
-    /// Whether a node computes on weights alone.
+    /// Whether a node computes on weights only.
     pub fn is_weight_only(&self, node: NodeId) -> bool {
         self.weight_only[node.0 as usize]
     }
 
-    /// Whether a value is a weight or made from weights alone.
+    /// Whether a value is a weight or computed from weights only.
     pub fn is_weight_like(&self, graph: &Graph, value: ValueId) -> bool {
         match graph.value(value).origin {
             Origin::Weight(_) => true,
@@ -57,28 +57,28 @@ impl WeightUse {
     }
 
     /// The weights a node reads, directly or through weight-only nodes, each once, in order.
-    pub fn drawn_by(&self, node: NodeId) -> &[ValueId] {
-        &self.drawn[node.0 as usize]
+    pub fn used_by(&self, node: NodeId) -> &[ValueId] {
+        &self.used[node.0 as usize]
     }
 
-    /// The weights a value is made of, when it is weight-like; empty otherwise.
+    /// The weights that a weight-like value is computed from; empty for other values.
     pub fn weights_behind(&self, graph: &Graph, value: ValueId) -> Vec<ValueId> {
         match graph.value(value).origin {
             Origin::Weight(_) => vec![value],
-            Origin::Node { node, .. } if self.is_weight_only(node) => self.drawn[node.0 as usize].clone(),
+            Origin::Node { node, .. } if self.is_weight_only(node) => self.used[node.0 as usize].clone(),
             _ => vec![],
         }
     }
 
-    /// The weights of several nodes, each once, in order.
-    pub fn drawn_by_all(&self, nodes: impl IntoIterator<Item = NodeId>) -> Vec<ValueId> {
-        let mut all: Vec<ValueId> = nodes.into_iter().flat_map(|n| self.drawn_by(n).iter().copied()).collect();
+    /// The weights that several nodes use, each once, in order.
+    pub fn used_by_all(&self, nodes: impl IntoIterator<Item = NodeId>) -> Vec<ValueId> {
+        let mut all: Vec<ValueId> = nodes.into_iter().flat_map(|n| self.used_by(n).iter().copied()).collect();
         all.sort_unstable();
         all.dedup();
         all
     }
 
-    /// Whether a value is, or is made of, a weight with at least two dimensions larger than one.
+    /// Whether a value is a weight with at least two dimensions larger than one, or computed from one.
     pub fn is_matrix(&self, graph: &Graph, value: ValueId) -> bool {
         match graph.value(value).origin {
             Origin::Weight(_) => has_two_dims(graph, value),
@@ -97,7 +97,7 @@ impl WeightUse {
     }
 }
 
-/// Total bytes of some weights.
+/// Total bytes of these weights.
 pub fn weight_bytes(graph: &Graph, weights: &[ValueId]) -> u64 {
     weights.iter().filter_map(|w| graph.weight(*w)).fold(0u64, |sum, w| sum.saturating_add(w.bytes))
 }

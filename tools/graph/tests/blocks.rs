@@ -1,4 +1,4 @@
-//! What the structure of exporters' models says: layers, boundaries, classes, states.
+//! Layers, boundaries, classes and states of graphs in the style of exporters.
 
 mod build;
 
@@ -10,7 +10,7 @@ fn labels(graph: &Graph) -> Vec<String> {
     segment(graph).blocks.into_iter().map(|b| b.label).collect()
 }
 
-/// The same graph with names that say nothing.
+/// The same graph with meaningless names.
 fn nameless(mut graph: Graph) -> Graph {
     for (i, value) in graph.values.iter_mut().enumerate() {
         value.name = format!("t{}", i * 7919 % 10007);
@@ -97,7 +97,7 @@ fn states_pair_by_structure_even_without_names() {
 }
 
 #[test]
-fn embeddings_in_hidden_states_out_are_no_state() {
+fn embeddings_and_hidden_states_are_not_paired_as_a_state() {
     let mut b = Build::default();
     b.input("inputs_embeds", DType::Float32, "batch, sequence, 8");
     b.weight("w", "8, 8");
@@ -159,7 +159,7 @@ fn residual_blocks_of_a_vision_model() {
 }
 
 #[test]
-fn skips_over_the_whole_model_are_carried() {
+fn skips_over_the_whole_model_cross_every_boundary() {
     let mut b = Build::default();
     b.input("x0", DType::Float32, "batch, 8, 32, 32");
     let depth = 12;
@@ -196,7 +196,7 @@ fn a_long_plain_chain_is_cut_into_a_bounded_number_of_blocks() {
 }
 
 #[test]
-fn caches_shared_between_layers_are_carried() {
+fn caches_shared_between_layers_cross_boundaries() {
     // Layers 2 and 3 attend to the keys and values of layer 1.
     let mut graph = decoder(4, Cache::None);
     for (layer, k, v) in [(2, "k.1", "v.1"), (3, "k.1", "v.1")] {
@@ -220,7 +220,7 @@ fn redirect(graph: &mut Graph, from: &str, to: hpp_graph::ValueId) {
 }
 
 #[test]
-fn a_later_part_gets_shapes_not_embeddings_or_states() {
+fn a_later_part_receives_shapes_instead_of_embeddings_or_states() {
     let mut graph = decoder(4, Cache::Appended);
     let shape_of = graph.find("past.0.key").unwrap();
     let made = graph.add_value("past_size", Some(DType::Int64), None, hpp_graph::Origin::Input);
@@ -278,7 +278,7 @@ fn insert_first(graph: &mut Graph, node: hpp_graph::Node) {
 }
 
 #[test]
-fn no_structure_is_one_block() {
+fn a_model_without_structure_is_one_block() {
     let mut b = Build::default();
     b.input("x", DType::Float32, "n");
     b.node("Relu", &["x"], &["y"]);
@@ -300,9 +300,9 @@ fn groups_must_cover_the_blocks() {
 }
 
 #[test]
-fn the_picture_shows_blocks_boundaries_and_states() {
+fn dot_shows_blocks_boundaries_and_states() {
     let graph = decoder(2, Cache::Fused);
-    let dot = to_dot(&graph, &segment(&graph), Fold::Nothing);
+    let dot = to_dot(&graph, &segment(&graph), Fold::None);
     for part in ["digraph", "embedding", "layers.1", "head", "h1", "past.0.key", "b0 -> b1"] {
         assert!(dot.contains(part), "{part} in\n{dot}");
     }
@@ -310,7 +310,7 @@ fn the_picture_shows_blocks_boundaries_and_states() {
 }
 
 #[test]
-fn neighbours_of_one_class_are_one_box() {
+fn dot_folds_neighbours_of_one_class() {
     let graph = decoder(12, Cache::Fused);
     let segmentation = segment(&graph);
     let boxes = |fold| {
@@ -319,15 +319,15 @@ fn neighbours_of_one_class_are_one_box() {
             .filter(|line| line.contains("[label=") && !line.contains("->"))
             .count()
     };
-    assert!(boxes(Fold::Nothing) >= 2 * 12 + 2, "a box for each layer and one for its states");
-    let folded = to_dot(&graph, &segmentation, Fold::Alike);
-    assert!(boxes(Fold::Alike) <= 10 && folded.contains(" blocks, each:"), "{folded}");
+    assert!(boxes(Fold::None) >= 2 * 12 + 2, "a box for each layer and one for its states");
+    let folded = to_dot(&graph, &segmentation, Fold::Equal);
+    assert!(boxes(Fold::Equal) <= 10 && folded.contains(" blocks, each:"), "{folded}");
     assert!(folded.contains("head") && folded.contains("embedding"), "{folded}");
 }
 
-/// Not a benchmark: a bound that only a quadratic walk over nodes would break, even unoptimised.
+/// Not a benchmark: only an algorithm quadratic in nodes exceeds this bound, even unoptimised.
 #[test]
-fn a_deep_model_is_seen_quickly() {
+fn a_deep_model_is_segmented_in_linear_time() {
     let graph = decoder(120, Cache::Appended);
     let start = std::time::Instant::now();
     let s = segment(&graph);

@@ -1,4 +1,4 @@
-//! Models built other ways than most: parallel residuals, norms after, hybrids, side inputs, tables by token.
+//! Unusual architectures: parallel residuals, post-norm, hybrids, side inputs, per-layer embedding tables.
 
 mod build;
 
@@ -11,7 +11,7 @@ struct Net {
     count: usize,
 }
 
-/// Writes layers in short: every step names its result and returns the name.
+/// Builds layers. Every method adds nodes and returns the name of its result.
 impl Net {
     fn new(input: &str, dtype: DType, dims: &str) -> Self {
         let mut b = Build::default();
@@ -130,7 +130,7 @@ fn norms_after_each_sum() {
 }
 
 #[test]
-fn patches_of_an_image_then_layers() {
+fn image_patches_then_layers() {
     let mut n = Net::new("pixels", DType::Float32, "batch, 3, 16, 16");
     n.b.weight("patch", "8, 3, 4, 4");
     n.b.weight("class_token", "1, 1, 8");
@@ -178,7 +178,7 @@ fn cross_attention_does_not_make_a_layer() {
     }
 }
 
-/// A state-space layer carries a window and a recurrence, with projections between the two.
+/// A state-space layer has a convolution window and a recurrence, with projections in between.
 #[test]
 fn convolution_and_recurrence_are_one_layer() {
     let mut n = Net::new("ids", DType::Int64, "batch, sequence");
@@ -214,7 +214,7 @@ fn convolution_and_recurrence_are_one_layer() {
     assert!(s.states.iter().all(|s| s.pair.change == StateChange::Replace));
 }
 
-/// Every layer adds something looked up by token: the table stays with the embedding, what was looked up travels.
+/// Every layer adds a row looked up by token. The tables stay with the embedding; the rows cross boundaries.
 #[test]
 fn embeddings_for_each_layer_stay_with_the_embedding() {
     let mut n = Net::new("ids", DType::Int64, "batch, sequence");
@@ -238,9 +238,9 @@ fn embeddings_for_each_layer_stay_with_the_embedding() {
     assert_eq!(widths(&s), [2, 2, 2, 2, 1]);
 }
 
-/// Each layer also reads the values of the first one.
+/// Each layer also reads the values of the first layer.
 #[test]
-fn values_kept_from_the_first_layer_are_carried() {
+fn values_of_the_first_layer_cross_every_boundary() {
     let mut n = Net::new("ids", DType::Int64, "batch, sequence");
     let mut x = n.embedding("ids");
     let mut first: Option<String> = None;
@@ -269,7 +269,7 @@ fn values_kept_from_the_first_layer_are_carried() {
     assert_eq!(widths(&s), [1, 2, 2, 2, 2, 2, 1]);
 }
 
-/// Keys and rotary tables made by every layer for itself, as older exporters do.
+/// Every layer computes its own rotary tables, as in older exporters.
 #[test]
 fn rotary_tables_in_every_layer() {
     let mut n = Net::new("ids", DType::Int64, "batch, sequence");
@@ -297,7 +297,7 @@ fn rotary_tables_in_every_layer() {
     assert_eq!(classes(&s), [0, 1, 1, 1, 1, 2]);
 }
 
-/// Two towers that meet at the end: the deeper one is cut into layers, nothing is refused.
+/// Two towers that join at the end: the deeper one is cut into layers.
 #[test]
 fn two_towers_are_cut_along_the_deeper() {
     let mut n = Net::new("ids", DType::Int64, "batch, sequence");

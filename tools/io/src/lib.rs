@@ -1,7 +1,7 @@
-//! Files and streams as the three commands use them: reads with a size limit, result files, stdout.
+//! File and stream I/O for the three commands: reads with a size limit, result files, stdout.
 //!
-//! One implementation, so that every output option treats devices, pipes and symbolic links alike. Knows no format and no
-//! other crate of this workspace.
+//! One implementation, so that all output options handle devices, pipes and symbolic links in the same way. Does not
+//! know file formats or other crates of this workspace.
 
 mod output_file;
 mod read;

@@ -1,28 +1,28 @@
-//! Result files: whole or not at all where a path names a regular file or nothing yet, written through where it names a
-//! device, a pipe or an open descriptor.
+//! Result files. A regular or new file is written atomically; a device, a pipe or an open descriptor is written
+//! through.
 
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
-/// How the names of temporary files end.
+/// Suffix of temporary files.
 const PARTIAL: &str = ".partial";
 
-/// Symbolic links followed one after another, as many as Linux follows.
-const MOST_LINKS: usize = 40;
+/// Maximum length of a chain of symbolic links, as in Linux.
+const MAX_LINKS: usize = 40;
 
-/// Why a file could not be written.
+/// The reason why a file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}", path.display())]
 pub struct WriteError {
     /// The file, as the user named it.
     pub path: PathBuf,
-    /// What the system said.
+    /// The cause.
     pub source: io::Error,
 }
 
-/// A result being written. Dropped before [`finish`](Self::finish), it leaves nothing behind.
+/// A result under construction. If dropped before [`finish`](Self::finish), it leaves no file.
 pub struct OutputFile {
     /// The path as the user gave it.
     path: PathBuf,
@@ -30,20 +30,21 @@ pub struct OutputFile {
 }
 
 enum Sink {
-    /// Written beside the final place, then renamed over it.
+    /// A temporary file in the target's directory, renamed over the target at the end.
     Replace { temporary: NamedTempFile, target: PathBuf },
-    /// Collected in a temporary file, then copied: a pipe cannot be sought in, and a run that fails must send it nothing.
+    /// A temporary file, copied to the stream at the end: a pipe does not support seeking, and a failed run must send
+    /// nothing.
     Stream { collected: File, into: File },
 }
 
 impl OutputFile {
-    /// Begins a result for `path`. A path that cannot be written is an error here, not at the end.
+    /// Begins a result for `path`. Fails here, not at the end, if the path cannot be written.
     pub fn create(path: &Path) -> Result<Self, WriteError> {
         let error = |source| WriteError { path: path.to_owned(), source };
         Ok(Self { path: path.to_owned(), sink: sink(path).map_err(error)? })
     }
 
-    /// The file that takes the bytes for now; it can be sought in.
+    /// The temporary file to write to; it supports seeking.
     pub fn file(&mut self) -> &mut File {
         match &mut self.sink {
             Sink::Replace { temporary, .. } => temporary.as_file_mut(),
@@ -56,14 +57,14 @@ impl OutputFile {
         &self.path
     }
 
-    /// Flushes the result to disk and puts it in its place, or sends it down the stream.
+    /// Flushes the result to disk and renames it, or copies it to the stream.
     pub fn finish(self) -> Result<(), WriteError> {
         let path = self.path;
         deliver(self.sink).map_err(|source| WriteError { path, source })
     }
 }
 
-/// Writes these bytes as the whole result.
+/// Writes a complete result.
 pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     let mut file = OutputFile::create(path)?;
     if let Err(source) = file.file().write_all(bytes) {
@@ -72,15 +73,15 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     file.finish()
 }
 
-/// Whether writing to this path sends bytes somewhere instead of storing them: a device, a pipe, an open descriptor.
+/// Whether the path names a stream: a device, a pipe or an open descriptor.
 pub fn is_stream(path: &Path) -> bool {
     matches!(destination(path), Ok(Destination::Stream(_)))
 }
 
-/// The path a symbolic link finally leads to, whether or not anything is there; any other path as it is.
+/// The target of a chain of symbolic links, even if it does not exist. Returns any other path unchanged.
 pub fn resolve_link(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         if !fs::symlink_metadata(&at).is_ok_and(|m| m.is_symlink()) {
             return Ok(at);
         }
@@ -111,23 +112,23 @@ fn deliver(sink: Sink) -> io::Result<()> {
 }
 
 enum Destination {
-    /// A regular file, or nothing yet, links followed.
+    /// A regular or new file, with links resolved.
     File(PathBuf),
-    /// What to write through.
+    /// A stream to write through.
     Stream(Stream),
 }
 
 enum Stream {
-    /// A node or a descriptor, to be opened.
+    /// A device node or a descriptor, to be opened.
     Node,
-    /// A regular file that is this process's own stdout or stderr: replaced, it would lose what is printed there.
+    /// A regular file that is this process's stdout or stderr: replacing it would lose other output.
     Standard(File),
 }
 
 impl Stream {
     fn open(self, path: &Path) -> io::Result<File> {
         match self {
-            // Appending matters for a descriptor of a regular file: what is in it already stays.
+            // Append, to keep the contents if the descriptor is of a regular file.
             Stream::Node => File::options().append(true).open(path),
             Stream::Standard(file) => Ok(file),
         }
@@ -153,7 +154,7 @@ fn destination(path: &Path) -> io::Result<Destination> {
     Ok(Destination::File(resolve_link(path)?))
 }
 
-/// Standard output or standard error, where this is its file. Its own offset is shared, so nothing is overwritten.
+/// Standard output or standard error, if this is its file. The duplicate shares the offset, so nothing is overwritten.
 #[cfg(unix)]
 fn standard_stream(metadata: &Metadata) -> Option<File> {
     use std::os::fd::AsFd;
@@ -169,10 +170,10 @@ fn standard_stream(_: &Metadata) -> Option<File> {
     None
 }
 
-/// Whether a path leads through `/dev/fd` or `/proc/PID/fd`: it names an open descriptor, whatever that is of.
+/// Whether a path goes through `/dev/fd` or `/proc/PID/fd`, and so names an open descriptor.
 fn is_descriptor(path: &Path) -> io::Result<bool> {
     let mut at = path.to_owned();
-    for _ in 0..MOST_LINKS {
+    for _ in 0..MAX_LINKS {
         if !fs::symlink_metadata(&at)?.is_symlink() {
             return Ok(false);
         }
@@ -189,8 +190,8 @@ fn directory(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A locked temporary file in the target's directory. The lock ends with the process, so a file whose lock can be had was left by a
-/// killed one.
+/// A locked temporary file in the target's directory. The lock ends with the process, so a file with a free lock is
+/// abandoned.
 fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     let prefix = format!(".{name}.hpp-");
@@ -200,8 +201,8 @@ fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
     ordinary_permissions(&mut builder);
     loop {
         let temporary = builder.tempfile_in(directory(target))?;
-        // On a file system without locks nobody removes the file of another. On others, another process may have taken it for abandoned
-        // between the two steps.
+        // Another process may remove the file as abandoned before it is locked; then try again. On a file system
+        // without locks, no process removes abandoned files.
         let is_taken = matches!(temporary.as_file().try_lock(), Err(TryLockError::WouldBlock));
         if is_taken || !temporary.path().exists() {
             continue;
@@ -213,7 +214,7 @@ fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
     }
 }
 
-/// Removes temporary files of the same target that killed processes left.
+/// Removes temporary files that killed processes left for the same target.
 fn remove_abandoned(directory: &Path, prefix: &str) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -224,7 +225,7 @@ fn remove_abandoned(directory: &Path, prefix: &str) {
     }
 }
 
-/// Temporary files are private; a result is as readable as any file the user makes.
+/// Gives a temporary file the permissions of any new file: by default only the owner could read it.
 #[cfg(unix)]
 fn ordinary_permissions(builder: &mut tempfile::Builder<'_, '_>) {
     use std::os::unix::fs::PermissionsExt;
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_goes_with_the_next_result_of_that_name() {
+    fn files_of_killed_processes_are_removed_with_the_next_result_of_that_name() {
         let dir = tempfile::tempdir().unwrap();
         let abandoned = dir.path().join(".x.hpp-abc123.partial");
         let foreign = dir.path().join(".y.hpp-abc123.partial");
@@ -289,7 +290,7 @@ mod tests {
         let (file, link, chain) = (dir.path().join("sub/file"), dir.path().join("link"), dir.path().join("sub/chain"));
         symlink("sub/file", &link).unwrap();
         symlink("../link", &chain).unwrap();
-        // First the link leads nowhere, then to a private file.
+        // First the target does not exist, then it is a private file.
         for text in ["new", "newer"] {
             write_file(&chain, text.as_bytes()).unwrap();
             assert!(
@@ -320,7 +321,7 @@ mod tests {
         });
         let mut file = OutputFile::create(&pipe).unwrap();
         file.file().write_all(b"__ of it").unwrap();
-        // A result may be completed at its beginning, which a pipe does not allow.
+        // Writing a result may seek back, which a pipe does not support.
         file.file().seek(SeekFrom::Start(0)).unwrap();
         file.file().write_all(b"all").unwrap();
         file.finish().unwrap();
@@ -328,7 +329,7 @@ mod tests {
         assert!(fs::symlink_metadata(&pipe).unwrap().file_type().is_fifo());
     }
 
-    /// Nodes of its own: a mistake here, run by root, must not replace the machine's.
+    /// Creates its own device nodes: run as root, a bug must not replace those of the machine.
     #[cfg(target_os = "linux")]
     #[test]
     fn a_device_is_written_through() {

@@ -1,20 +1,20 @@
-//! Reads that end: a path may name a device that never does, and what names it may be hostile.
+//! Reads with a size limit: a path may come from hostile input and name an endless device.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
-/// The bytes of a file, at most `limit` of them.
+/// Reads a file of at most `limit` bytes.
 pub fn read(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     bytes(File::open(path)?, limit)
 }
 
-/// The text of a file of at most `limit` bytes.
+/// Reads a UTF-8 file of at most `limit` bytes.
 pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     read_text_from(File::open(path)?, limit)
 }
 
-/// The text of a stream of at most `limit` bytes.
+/// Reads a UTF-8 stream of at most `limit` bytes.
 pub fn read_text_from(reader: impl Read, limit: u64) -> io::Result<String> {
     String::from_utf8(bytes(reader, limit)?)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not valid UTF-8 text"))
@@ -22,7 +22,7 @@ pub fn read_text_from(reader: impl Read, limit: u64) -> io::Result<String> {
 
 fn bytes(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    // One more byte than allowed tells a file of exactly that size from a longer one.
+    // One extra byte distinguishes a file of exactly `limit` bytes from a longer one.
     reader.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("it is larger than {}", size(limit))));
@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_may_be_as_long_as_the_limit() {
+    fn a_text_of_exactly_the_limit_is_read() {
         assert_eq!(read_text_from(&b"four"[..], 4).unwrap(), "four");
         let error = read_text_from(&b"five!"[..], 4).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
@@ -53,7 +53,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_device_without_an_end_is_refused() {
+    fn an_endless_device_is_refused() {
         let error = read(Path::new("/dev/zero"), 1 << 20).unwrap_err();
         assert!(error.to_string().contains("larger than 1 MiB"), "{error}");
     }

@@ -1,21 +1,21 @@
-//! Standard output carries results: each is shown at once, and one that cannot be written is an error. A reader that
-//! closed the pipe wants no more and is no error to report.
+//! Writes results to standard output and flushes each one. A failed write is an error; a closed pipe is reported
+//! separately, so that the command can end without a message.
 
 use std::io::{self, Write};
 
-/// Why a result could not be shown.
+/// The reason why a result could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum StdoutError {
     /// The reader closed the pipe, as `head` does.
     #[error("the reader of stdout closed the pipe")]
     Closed,
-    /// Anything else, a full disk for one.
+    /// Any other error, such as a full disk.
     #[error("cannot write to stdout")]
     Write(#[source] io::Error),
 }
 
 impl StdoutError {
-    /// Whether the reader went away: the command ends quietly, and successfully.
+    /// Whether the reader closed the pipe. The command then ends without a message, with success.
     pub fn is_closed(&self) -> bool {
         matches!(self, StdoutError::Closed)
     }
@@ -52,7 +52,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_device_is_an_error_and_a_closed_pipe_is_told_from_it() {
+    fn a_full_device_and_a_closed_pipe_are_different_errors() {
         let mut full = std::fs::File::options().write(true).open("/dev/full").unwrap();
         assert!(matches!(show(&mut full, "x"), Err(StdoutError::Write(_))));
         let (reader, mut writer) = io::pipe().unwrap();

@@ -3,7 +3,7 @@
 use crate::Analysis;
 use hpp_graph::{BlockKind, Graph, Part, ValueId, cut};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Lifted, Made, WeightBytes, embed_structure, lift};
+use hpp_onnx::{Extractor, Lifted, VirtualFiles, WeightBytes, embed_structure, lift};
 use hpp_partition::{Block, Streamed};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -72,7 +72,7 @@ pub(crate) fn fill(analysis: &Analysis, blocks: &mut [Block]) {
 
 fn lifted(analysis: &Analysis, extractor: &Extractor, part: &Part, shared: &HashSet<String>) -> Option<Lifted> {
     let mut proto = extractor.part("", part).ok()?;
-    embed_structure(&mut proto, analysis.model.dir(), &Made::new()).ok()?;
+    embed_structure(&mut proto, analysis.model.dir(), &VirtualFiles::new()).ok()?;
     lift(&proto, |name| shared.contains(name)).ok()
 }
 

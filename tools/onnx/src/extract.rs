@@ -1,38 +1,36 @@
-//! Writes a part of a model as a model of its own: the nodes asked for, and exactly what they need.
+//! Extracts parts of a model as separate models with exactly the weights, functions and operator sets that they need.
 //!
-//! Weights in files stay references into the original file; nothing is read or copied. The same part gives the same bytes.
+//! External weights stay references into the original file; no weight is read or copied. Invariant: equal parts give
+//! equal bytes.
 
 use crate::flatten::{Fresh, Renamer, needed_functions};
 use crate::model::Model;
-use crate::names;
+use crate::names::{self, default_domain, label};
 use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorAnnotation, ValueInfoProto};
-use crate::read::{default_domain, label};
 use crate::typed;
 use crate::walk;
 use hpp_graph::{Graph, Origin, Part, ValueId};
 use std::collections::{HashMap, HashSet};
 
-/// Newest IR version ONNX Runtime loads.
+/// Newest IR version that ONNX Runtime loads.
 const NEWEST_RUNNABLE_IR: i64 = 13;
 
-/// Oldest IR version in which weights need not be graph inputs.
+/// Oldest IR version in which weights are not also graph inputs.
 const OLDEST_PLAIN_IR: i64 = 4;
 
-/// Why a part cannot be a model of its own.
+/// The reason why a part cannot be extracted.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum ExtractError {
-    #[error(
-        "cannot write part {part}: {reader} reads {value:?}, which the part neither takes in nor computes before it"
-    )]
+    #[error("cannot extract part {part}: {reader} reads {value:?}, which is neither an input nor computed before it")]
     Missing { part: String, reader: String, value: String },
-    #[error("cannot write part {part}: it takes in {value:?}, whose element type is not known")]
+    #[error("cannot extract part {part}: the element type of its input {value:?} is unknown")]
     UnknownType { part: String, value: String },
-    #[error("cannot write part {part}: {value:?} is a weight and cannot be taken in")]
+    #[error("cannot extract part {part}: its input {value:?} is a weight")]
     WeightInput { part: String, value: String },
 }
 
-/// Writes parts of one model. Looks its names up once.
+/// Extracts parts of one model.
 pub struct Extractor<'a> {
     model: &'a Model,
     graph: &'a Graph,
@@ -40,14 +38,14 @@ pub struct Extractor<'a> {
 }
 
 impl<'a> Extractor<'a> {
-    /// Over a model and its graph; `graph` must be `model.graph()`, with whatever facts were added since.
+    /// `graph` must be `model.graph()`, possibly with inferred facts.
     pub fn new(model: &'a Model, graph: &'a Graph) -> Self {
         let source = model.graph_proto();
         let infos = source.value_info.iter().chain(&source.output).chain(&source.input);
         Extractor { model, graph, infos: infos.map(|info| (info.name(), info)).collect() }
     }
 
-    /// A part as a model named `name`.
+    /// The part as a model whose graph is called `name`.
     pub fn part(&self, name: &str, part: &Part) -> Result<ModelProto, ExtractError> {
         let nodes = self.nodes(part);
         let used = self.used_names(name, &nodes, part)?;
@@ -69,10 +67,10 @@ impl<'a> Extractor<'a> {
             metadata_props: source.metadata_props.clone(),
             node: nodes,
         };
-        Ok(around(self.model.proto(), graph))
+        Ok(with_graph(self.model.proto(), graph))
     }
 
-    /// The whole model with more of its values among the outputs.
+    /// The whole model with additional outputs.
     pub fn tapped(&self, values: &[ValueId]) -> ModelProto {
         let mut graph = self.model.graph_proto().clone();
         let mut outputs: HashSet<String> = graph.output.iter().map(|o| o.name().to_owned()).collect();
@@ -82,10 +80,10 @@ impl<'a> Extractor<'a> {
             }
         }
         graph.value_info.retain(|info| !outputs.contains(info.name()));
-        around(self.model.proto(), graph)
+        with_graph(self.model.proto(), graph)
     }
 
-    /// The part's nodes, reading the shape of their own state where the model reads another's of the same shape.
+    /// The part's nodes, with shape reads redirected as [`Part::same_shape`] says.
     fn nodes(&self, part: &Part) -> Vec<NodeProto> {
         let source = &self.model.graph_proto().node;
         let mut nodes: Vec<NodeProto> = part.nodes.iter().map(|id| source[id.0 as usize].clone()).collect();
@@ -97,16 +95,16 @@ impl<'a> Extractor<'a> {
             .map(|(from, to)| (name(from), name(to)))
             .collect();
         if !swapped.is_empty() {
-            let mut fresh = Fresh::beside(&GraphProto::default());
+            let mut fresh = Fresh::for_graph(&GraphProto::default());
             nodes.iter_mut().for_each(|node| Renamer::new(&mut fresh, "", swapped.clone()).reads(node));
         }
         nodes
     }
 
-    /// Every name the part reads or returns. Refuses a read of what is not there yet.
+    /// Every name that the part reads or returns. Fails if a node reads a name before it is available.
     fn used_names(&self, part_name: &str, nodes: &[NodeProto], part: &Part) -> Result<HashSet<String>, ExtractError> {
         let weights: HashSet<&str> = names::weights(self.model.graph_proto()).collect();
-        let mut there: HashSet<&str> = part.inputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
+        let mut available: HashSet<&str> = part.inputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
         let mut used = HashSet::new();
         let missing = |reader: String, value: &str| ExtractError::Missing {
             part: part_name.to_owned(),
@@ -115,17 +113,17 @@ impl<'a> Extractor<'a> {
         };
         for node in nodes {
             for name in names::reads(node) {
-                if !there.contains(name) && !weights.contains(name) {
+                if !available.contains(name) && !weights.contains(name) {
                     return Err(missing(label(node), name));
                 }
                 used.insert(name.to_owned());
             }
-            there.extend(node.output.iter().map(String::as_str));
+            available.extend(node.output.iter().map(String::as_str));
             used.extend(node.output.iter().cloned());
         }
         for value in &part.outputs {
             let name = self.graph.value(*value).name.as_str();
-            if !there.contains(name) && !weights.contains(name) {
+            if !available.contains(name) && !weights.contains(name) {
                 return Err(missing("its list of outputs".into(), name));
             }
             used.insert(name.to_owned());
@@ -150,7 +148,7 @@ impl<'a> Extractor<'a> {
         typed::describe(value, self.infos.get(value.name.as_str()).copied())
     }
 
-    /// What the exporter wrote of the values inside, in its order of nodes.
+    /// The exporter's declarations of inner values, in the order of nodes.
     fn value_infos(&self, nodes: &[NodeProto], part: &Part) -> Vec<ValueInfoProto> {
         let outputs: HashSet<&str> = part.outputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
         let inside = names::produced(nodes).filter(|name| !outputs.contains(name));
@@ -158,9 +156,9 @@ impl<'a> Extractor<'a> {
     }
 }
 
-/// A model like `source` around another graph: what its nodes use of operator sets and functions, and all it says of
-/// itself. Training information stays behind.
-fn around(source: &ModelProto, graph: GraphProto) -> ModelProto {
+/// `source` with another graph: the operator sets and functions that its nodes use, and all metadata but training
+/// information.
+fn with_graph(source: &ModelProto, graph: GraphProto) -> ModelProto {
     let functions: Vec<_> = needed_functions(&graph.node, &source.functions).cloned().collect();
     let mut domains = HashSet::from([""]);
     functions.iter().flat_map(|f| &f.node).chain(&graph.node).for_each(|node| domains_of(node, &mut domains));
@@ -186,7 +184,7 @@ fn domains_of<'a>(node: &'a NodeProto, into: &mut HashSet<&'a str>) {
     walk::bodies(node).flat_map(|body| &body.node).for_each(|inner| domains_of(inner, into));
 }
 
-/// Quantization annotations of tensors in the part.
+/// Quantization annotations of the tensors that the part uses.
 fn annotations(source: &GraphProto, used: &HashSet<String>) -> Vec<TensorAnnotation> {
     source.quantization_annotation.iter().filter(|a| used.contains(a.tensor_name())).cloned().collect()
 }

@@ -1,54 +1,54 @@
-//! Hashes of files: BLAKE3 over everything, and over the samples that `hpp_schema::sample_ranges` names.
+//! Hashes files with BLAKE3: whole files, and the samples that `hpp_schema::sample_ranges` defines.
 
-use crate::store::Contents;
+use crate::virtual_file::VirtualFile;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Bytes read at a time; large enough for several threads to hash one piece.
+/// Bytes per read: enough for several threads to hash one chunk.
 const CHUNK: usize = 4 << 20;
 
-/// A file could not be read to its end.
+/// A file could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot hash {path}")]
 pub struct HashError {
     /// The file.
     pub path: PathBuf,
-    /// What went wrong.
+    /// The cause.
     pub source: io::Error,
 }
 
-/// BLAKE3 of a whole file, in hexadecimal, in bounded memory and on every core for large files.
+/// Hash of a whole file, in hexadecimal. Uses bounded memory, and all cores for large files.
 pub fn full(path: &Path) -> Result<String, HashError> {
     let hash = File::open(path).and_then(|mut file| {
         let bytes = file.metadata()?.len();
         range_of(&mut file, 0..bytes)
     });
-    said(path, hash)
+    to_hex(path, hash)
 }
 
-fn said(path: &Path, hash: io::Result<blake3::Hash>) -> Result<String, HashError> {
+fn to_hex(path: &Path, hash: io::Result<blake3::Hash>) -> Result<String, HashError> {
     hash.map(|hash| hash.to_hex().to_string()).map_err(|source| HashError { path: path.to_owned(), source })
 }
 
-/// The sampled hash of a file, in hexadecimal: the same time whatever its length.
+/// Hash of samples of a file and its length, in hexadecimal. The time does not depend on the length.
 pub fn sampled(path: &Path) -> Result<String, HashError> {
     let hash = File::open(path).and_then(|mut file| {
         let bytes = file.metadata()?.len();
         samples_of(&mut file, bytes)
     });
-    said(path, hash)
+    to_hex(path, hash)
 }
 
-/// What [`full`] says of a file called `path` that holds this.
-pub fn full_of(contents: &Contents, path: &Path) -> Result<String, HashError> {
-    said(path, range_of(&mut contents.reader(), 0..contents.bytes()))
+/// Same as [`full`], for a virtual file. `path` is for error messages.
+pub fn full_virtual(file: &VirtualFile, path: &Path) -> Result<String, HashError> {
+    to_hex(path, range_of(&mut file.reader(), 0..file.bytes()))
 }
 
-/// What [`sampled`] says of it.
-pub fn sampled_of(contents: &Contents, path: &Path) -> Result<String, HashError> {
-    said(path, samples_of(&mut contents.reader(), contents.bytes()))
+/// Same as [`sampled`], for a virtual file. `path` is for error messages.
+pub fn sampled_virtual(file: &VirtualFile, path: &Path) -> Result<String, HashError> {
+    to_hex(path, samples_of(&mut file.reader(), file.bytes()))
 }
 
 fn samples_of(file: &mut (impl Read + Seek), bytes: u64) -> io::Result<blake3::Hash> {
@@ -60,7 +60,7 @@ fn samples_of(file: &mut (impl Read + Seek), bytes: u64) -> io::Result<blake3::H
     Ok(hasher.finalize())
 }
 
-/// BLAKE3 of one range of an open file.
+/// Hash of one range of an open file.
 pub fn range_of(file: &mut (impl Read + Seek), range: Range<u64>) -> io::Result<blake3::Hash> {
     let mut hasher = blake3::Hasher::new();
     feed(&mut hasher, file, range)?;
@@ -75,7 +75,7 @@ fn feed(hasher: &mut blake3::Hasher, file: &mut (impl Read + Seek), range: Range
         let piece = &mut buffer[..CHUNK.min(left.try_into().unwrap_or(CHUNK))];
         file.read_exact(piece)?;
         left -= piece.len() as u64;
-        // Below this, waking threads costs more than hashing.
+        // For shorter chunks, waking threads costs more than hashing.
         if piece.len() >= 256 << 10 {
             hasher.update_rayon(piece)
         } else {
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn sixty_sparse_gigabytes_take_no_time() {
+    fn sampling_60_sparse_gigabytes_is_fast() {
         let file = tempfile::NamedTempFile::new().unwrap();
         file.as_file().set_len(60 << 30).unwrap();
         let start = std::time::Instant::now();

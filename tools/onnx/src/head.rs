@@ -1,38 +1,39 @@
-//! Gives the head only the positions whose logits are asked for: a `Gather` on the sequence axis before the LM head.
+//! Restricts the LM head to requested positions: inserts a `Gather` on the sequence axis before the vocabulary
+//! projection.
 //!
-//! Walks from the logits back through operators that treat every position alike to the contraction that makes them
-//! vocabulary-wide. Where anything on the way is not provably so, the model stays as it is and the reason is given.
+//! Walks back from the logits through position-wise operators to the projection. If an operator on the way is not
+//! provably position-wise, the model is left unchanged and the reason is returned.
 
 mod chain;
 
 use crate::flatten::Fresh;
 use crate::model::Model;
+use crate::names::default_domain;
 use crate::proto::{AttributeProto, NodeProto, attribute_proto::AttributeType};
-use crate::read::default_domain;
 use crate::typed;
 use chain::Chain;
 use hpp_graph::{Graph, ValueId};
 use hpp_schema::{DType, Dim};
 use std::collections::HashSet;
 
-/// Name of the dimension of the positions asked for.
+/// Name of the dimension that counts the requested positions.
 pub const POSITIONS_DIM: &str = "logit_positions";
 
-/// Why the head computes every position it is given.
+/// The reason why the head computes all positions.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum HeadReason {
-    #[error("the model returns one position itself")]
+    #[error("the model already returns a single position")]
     OnePosition,
     #[error("the logits have rank {0:?}, not 3")]
     Rank(Option<usize>),
     #[error("the logits' second axis ({0}) is not known to be the sequence axis of the input")]
     Axis(String),
-    #[error("{0} makes the logits and is not known to treat every position alike")]
+    #[error("{0} computes the logits and is not known to be position-wise")]
     Operator(String),
-    #[error("{0} has operands that may differ from position to position")]
+    #[error("{0} has operands that may differ between positions")]
     Operand(String),
-    #[error("{0:?} is read by more than the head")]
+    #[error("other nodes than the head read {0:?}")]
     Shared(String),
     #[error("the logits are not computed by a node")]
     NotComputed,
@@ -40,9 +41,9 @@ pub enum HeadReason {
     NameTaken(String),
 }
 
-/// The model with a new `int64` input `positions` of shape `[logit_positions]`, and logits for those positions only.
+/// Adds an `int64` input `positions` of shape `[logit_positions]`, and computes logits for those positions only.
 ///
-/// `graph` must be the model's graph with inferred shapes. Node ids change: take the graph of the result.
+/// `graph` must be the model's graph with inferred shapes. Node ids change, so use the graph of the result afterwards.
 pub fn gather_logit_positions(
     model: &Model,
     graph: &Graph,
@@ -57,7 +58,7 @@ pub fn gather_logit_positions(
     Ok(rewrite(model, graph, &chain, positions))
 }
 
-/// The logits must be `[batch, sequence, vocabulary]`, with the sequence axis of an input.
+/// Checks that the logits are `[batch, sequence, vocabulary]`, and that an input has the same sequence axis.
 fn check_axis(graph: &Graph, logits: ValueId) -> Result<(), HeadReason> {
     let shape = graph.value(logits).shape.as_ref();
     let Some([_, sequence, _]) = shape.map(Vec::as_slice) else { return Err(HeadReason::Rank(shape.map(Vec::len))) };
@@ -80,7 +81,7 @@ fn check_axis(graph: &Graph, logits: ValueId) -> Result<(), HeadReason> {
 fn rewrite(model: &Model, graph: &Graph, chain: &Chain, positions: &str) -> Model {
     let mut model = model.clone();
     let proto = model.proto.graph.get_or_insert_default();
-    let mut fresh = Fresh::beside(proto);
+    let mut fresh = Fresh::for_graph(proto);
     let activation = &graph.value(chain.activation).name;
     let gathered = fresh.name(&format!("{positions}/hidden"));
     let at = chain.contraction.0 as usize;
@@ -100,7 +101,7 @@ fn rewrite(model: &Model, graph: &Graph, chain: &Chain, positions: &str) -> Mode
     model
 }
 
-/// For the model without a single standard operator: the version every runtime of today reads.
+/// Operator set for a model that imports none of the default domain: every current runtime reads it.
 const OLDEST_OPSET: i64 = 13;
 
 fn gather(activation: &str, positions: &str, gathered: &str) -> NodeProto {

@@ -1,6 +1,7 @@
-//! ONNX files in and out: reads models without loading weights, flattens and cuts them, and writes partitions.
+//! Reads and writes ONNX files: reads models without loading weights, flattens them, extracts partitions, and writes
+//! partitions and weight files.
 //!
-//! This room knows protobuf, files and hostile input. It knows nothing of tiers, devices and plans.
+//! Handles protobuf, files and hostile input. Does not know devices or plans.
 
 mod extract;
 mod flatten;
@@ -9,29 +10,34 @@ mod head;
 mod lift;
 mod model;
 mod names;
+mod note;
 pub mod proto;
 mod read;
 mod samples;
 mod store;
 mod tensor;
 mod typed;
+mod virtual_file;
 mod walk;
 mod weights;
 mod work_dir;
 mod write;
 
 pub use extract::{ExtractError, Extractor};
-pub use flatten::{BranchChoice, FunctionError};
+pub use flatten::FunctionError;
 pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
-pub use model::{Model, Note};
+pub use model::Model;
+pub use note::{BranchChoice, Note};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use samples::looks_widened;
 pub use store::{
-    Contents, ExternaliseError, Made, PackError, PackProgress, Packed, PlaceError, Placed, RoundError, Rounding,
-    SourceError, embed_structure, externalise, externalised, needs_externalising, pack, packed, place, place_of, round,
+    ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,
+    embed_structure, externalise, externalise_virtually, link, needs_externalising, pack, pack_virtually, predict_link,
+    round,
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
+pub use virtual_file::{VirtualFile, VirtualFiles};
 pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};

@@ -1,13 +1,12 @@
-//! A model in hand: the flattened protobuf over its mapped file, where its weights lie, and what reading did to it.
+//! A model that was read: the flattened protobuf over the mapped file, the location of each weight, and notes.
 
-use crate::flatten::BranchChoice;
+use crate::note::{BranchChoice, Note};
 use crate::proto::{GraphProto, ModelProto};
 use crate::weights::{Weights, directory_of};
 use bytes::Bytes;
-use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A model that was read, checked and flattened. Weights are not in memory.
+/// A checked and flattened model. Its weights stay in files.
 #[derive(Clone, Debug)]
 pub struct Model {
     pub(crate) path: PathBuf,
@@ -17,39 +16,13 @@ pub struct Model {
     pub(crate) notes: Vec<Note>,
 }
 
-/// Something reading changed, for people to know.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Note {
-    /// Nodes were not in an order in which they could run; they were sorted.
-    Sorted,
-    /// Functions of the model's own were inlined.
-    InlinedFunctions {
-        /// Different functions.
-        functions: usize,
-        /// Calls.
-        calls: usize,
-    },
-    /// A function could not be inlined, for it uses another operator set version; it is carried along.
-    KeptFunction {
-        /// Domain and name.
-        function: String,
-    },
-    /// Large `Constant` nodes became weights.
-    LiftedConstants {
-        /// How many.
-        constants: usize,
-    },
-    /// A merged decoder: one of two branches was taken.
-    Branch(BranchChoice),
-}
-
 impl Model {
     /// The ONNX file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory that external locations are relative to.
+    /// The directory to which external locations are relative.
     pub fn dir(&self) -> &Path {
         directory_of(&self.path)
     }
@@ -64,12 +37,12 @@ impl Model {
         self.proto.graph.as_ref().expect("a model without a graph is refused when it is read")
     }
 
-    /// Where the weights lie.
+    /// The locations of the weights.
     pub fn weights(&self) -> &Weights {
         &self.weights
     }
 
-    /// The branch of a merged decoder that became the graph, if this is one.
+    /// The branch that became the graph, if the model is a merged decoder.
     pub fn branch(&self) -> Option<&BranchChoice> {
         self.notes.iter().find_map(|note| match note {
             Note::Branch(choice) => Some(choice),
@@ -77,24 +50,8 @@ impl Model {
         })
     }
 
-    /// What reading changed.
+    /// The changes that reading made.
     pub fn notes(&self) -> &[Note] {
         &self.notes
-    }
-}
-
-impl fmt::Display for Note {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Note::InlinedFunctions { functions, calls } => {
-                write!(f, "inlined {calls} calls of {functions} functions the model defines")
-            }
-            Note::KeptFunction { function } => {
-                write!(f, "kept the function {function}: it uses another operator set version than the model")
-            }
-            Note::LiftedConstants { constants } => write!(f, "made weights of {constants} large Constant nodes"),
-            Note::Branch(choice) => choice.fmt(f),
-            Note::Sorted => f.write_str("nodes were not in a topological order; sorted them"),
-        }
     }
 }

@@ -1,4 +1,4 @@
-//! Weights looked at here and there: enough to tell what their numbers are like, without reading all of them.
+//! Samples weights to find out whether they hold widened 16-bit numbers, without reading all of them.
 
 use crate::model::Model;
 use crate::proto::TensorProto;
@@ -9,18 +9,18 @@ use hpp_schema::DType;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// Bytes looked at together.
+/// Bytes of one sample.
 const PIECE: u64 = 4096;
-/// Most pieces of one weight.
+/// Maximum number of samples of one weight.
 const PIECES: u64 = 16;
 
-/// Whether a float32 weight looks like 16-bit numbers that were widened: all numbers looked at are exactly bfloat16,
-/// or all exactly float16, and not all of them are 0. Zeros say nothing, because a file with holes has no others.
-/// What cannot be read does not look like it either.
+/// Whether a float32 weight seems to hold widened 16-bit numbers: all sampled numbers are exact in bfloat16, or all are
+/// exact in float16, and not all are 0. Samples of only zeros are not evidence, because a hole in a sparse file reads
+/// as zeros. False for a weight that cannot be read.
 pub fn looks_widened(model: &Model, name: &str) -> bool {
     let tensor = model.graph_proto().initializer.iter().find(|tensor| tensor.name() == name);
-    let looked_at = tensor.filter(|tensor| tensor.data_type() == DType::Float32.to_onnx());
-    looked_at.and_then(|tensor| samples(model, tensor)).is_some_and(|bytes| are_widened(&bytes))
+    let float32 = tensor.filter(|tensor| tensor.data_type() == DType::Float32.to_onnx());
+    float32.and_then(|tensor| samples(model, tensor)).is_some_and(|bytes| are_widened(&bytes))
 }
 
 fn are_widened(bytes: &[u8]) -> bool {
@@ -30,7 +30,7 @@ fn are_widened(bytes: &[u8]) -> bool {
     numbers().any(|bits| bits != 0) && (numbers().all(is_bfloat16) || numbers().all(is_float16))
 }
 
-/// Pieces of a tensor of numbers of 4 bytes, from its first to its last; `None` where they cannot be read.
+/// Samples of a tensor with elements of 4 bytes, from its first to its last element; `None` if they cannot be read.
 fn samples(model: &Model, tensor: &TensorProto) -> Option<Vec<u8>> {
     let mut samples = Vec::new();
     if !tensor::is_external(tensor).ok()? {
@@ -53,7 +53,7 @@ fn samples(model: &Model, tensor: &TensorProto) -> Option<Vec<u8>> {
     Some(samples)
 }
 
-/// Where to look at so many bytes: `(offset, length)`, evenly spread; everywhere where that is no more.
+/// Evenly spaced samples of `bytes` bytes, as `(offset, length)`; one sample of everything if that is not more.
 fn pieces(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= PIECE * PIECES {
         return vec![(0, bytes)];
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_reach_from_the_first_to_the_last_byte() {
+    fn samples_span_the_whole_weight() {
         assert_eq!(pieces(0), [(0, 0)]);
         assert_eq!(pieces(65536), [(0, 65536)]);
         let many = pieces(1 << 40);
@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_of_one_narrow_type_and_not_all_zero() {
+    fn all_numbers_are_exact_in_one_16_bit_type_and_some_are_not_zero() {
         let looks = |numbers: &[f32]| are_widened(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
         // The first is bfloat16 and not float16, the second float16 and not bfloat16.
         let (wide, fine) = (1e30f32.to_bits() & 0xffff_0000, 1.0 + 1.0 / 1024.0);

@@ -1,6 +1,6 @@
-//! What one `TensorProto` says: element type, dimensions, how many bytes it must hold, and the bytes of embedded ones.
+//! Reads a `TensorProto`: element type, dimensions, expected size, and the bytes of embedded tensors.
 //!
-//! Knows nothing of files: where external bytes lie is [`crate::weights`]'s business.
+//! Does not know files: [`crate::weights`] locates external bytes.
 
 use crate::proto::{TensorProto, tensor_proto::DataLocation};
 use hpp_schema::DType;
@@ -15,21 +15,21 @@ pub struct TensorShape {
     pub dims: Vec<u64>,
     /// Number of elements.
     pub elements: u64,
-    /// Bytes all elements take, packed; `None` for strings.
+    /// Bytes of all elements, packed; `None` for strings.
     pub bytes: Option<u64>,
 }
 
-/// What is wrong with a tensor.
+/// An invalid tensor.
 #[derive(Debug, thiserror::Error)]
 #[error("weight {name:?} {problem}")]
 pub struct TensorError {
     /// The tensor's name.
     pub name: String,
-    /// What is wrong with it.
+    /// The problem.
     pub problem: TensorProblem,
 }
 
-/// What is wrong with a tensor.
+/// A problem with a tensor.
 #[derive(Debug, thiserror::Error, PartialEq)]
 #[allow(missing_docs)]
 pub enum TensorProblem {
@@ -37,17 +37,17 @@ pub enum TensorProblem {
     UnknownType(i32),
     #[error("has a negative dimension {0}")]
     NegativeDim(i64),
-    #[error("has dimensions {0:?}, whose size leaves 64 bits")]
+    #[error("has dimensions {0:?}, whose size exceeds 64 bits")]
     TooLarge(Vec<i64>),
     #[error("is stored in segments, which no exporter writes and this build does not read")]
     Segmented,
     #[error("has data location {0}, which this build does not know")]
     UnknownLocation(i32),
-    #[error("holds {found} {unit} where its type and dimensions ask for {wanted}")]
+    #[error("has {found} {unit}, but its type and dimensions require {wanted}")]
     WrongSize { found: u64, wanted: u64, unit: &'static str },
-    #[error("holds its data in more than one field")]
+    #[error("stores its data in more than one field")]
     TwoFields,
-    #[error("holds its data in {0}, which does not fit its element type")]
+    #[error("stores its data in {0}, which does not match its element type")]
     WrongField(&'static str),
     #[error("is external and of type string, which ONNX does not allow")]
     ExternalStrings,
@@ -69,7 +69,7 @@ pub fn shape_of(tensor: &TensorProto) -> Result<TensorShape, TensorError> {
     Ok(TensorShape { dtype, dims, elements, bytes })
 }
 
-/// Checked dimensions and their product.
+/// The dimensions and their product, checked.
 pub fn dims_of(dims: &[i64]) -> Result<(Vec<u64>, u64), TensorProblem> {
     let sizes: Vec<u64> =
         dims.iter().map(|d| u64::try_from(*d).map_err(|_| TensorProblem::NegativeDim(*d))).collect::<Result<_, _>>()?;
@@ -81,7 +81,7 @@ pub fn dims_of(dims: &[i64]) -> Result<(Vec<u64>, u64), TensorProblem> {
     Ok((sizes, elements))
 }
 
-/// Whether the bytes lie in another file.
+/// Whether the bytes are in another file.
 pub fn is_external(tensor: &TensorProto) -> Result<bool, TensorError> {
     match tensor.data_location.unwrap_or_default() {
         location if location == DataLocation::Default as i32 => Ok(false),
@@ -92,8 +92,7 @@ pub fn is_external(tensor: &TensorProto) -> Result<bool, TensorError> {
     }
 }
 
-/// The raw little-endian bytes of an embedded tensor, borrowed where the file holds them as such.
-/// Strings have none: `Ok(None)`.
+/// The little-endian bytes of an embedded tensor, borrowed if the file stores them raw. `Ok(None)` for strings.
 pub fn embedded_bytes<'a>(tensor: &'a TensorProto, shape: &TensorShape) -> Result<Option<Cow<'a, [u8]>>, TensorError> {
     let fail = |problem| TensorError { name: tensor.name().to_owned(), problem };
     check_fields(tensor, shape).map_err(fail)?;
@@ -145,7 +144,7 @@ fn check_fields(tensor: &TensorProto, shape: &TensorShape) -> Result<(), TensorP
     }
 }
 
-/// The typed field that may hold this type's elements, and how many entries it needs.
+/// The typed field for elements of this type, and the number of entries it needs.
 fn typed_entries(shape: &TensorShape) -> (&'static str, u64) {
     let n = shape.elements;
     match shape.dtype {
@@ -157,12 +156,12 @@ fn typed_entries(shape: &TensorShape) -> (&'static str, u64) {
         DType::Uint32 | DType::Uint64 => ("uint64_data", n),
         DType::String => ("string_data", n),
         DType::Float6E2m3 | DType::Float6E3m2 => ("int32_data", n),
-        // Two- and four-bit types are packed into bytes first, one byte in each entry.
+        // Two- and four-bit elements are packed into bytes, and each entry holds one byte.
         _ => ("int32_data", shape.bytes.unwrap_or(n).min(n)),
     }
 }
 
-/// The typed fields as the raw bytes that mean the same.
+/// The typed field of a tensor, converted to raw bytes.
 fn typed_bytes(tensor: &TensorProto, dtype: DType) -> Vec<u8> {
     let low_bytes = |width: usize| tensor.int32_data.iter().flat_map(move |v| v.to_le_bytes().into_iter().take(width));
     match dtype {
@@ -181,7 +180,7 @@ fn typed_bytes(tensor: &TensorProto, dtype: DType) -> Vec<u8> {
     }
 }
 
-/// Four six-bit elements into three bytes, from the low bits up.
+/// Packs four six-bit elements into three bytes, low bits first.
 fn pack_six_bits(elements: &[i32]) -> Vec<u8> {
     let mut out = vec![0u8; (elements.len() * 6).div_ceil(8)];
     for (i, element) in elements.iter().enumerate() {
@@ -195,16 +194,16 @@ fn pack_six_bits(elements: &[i32]) -> Vec<u8> {
     out
 }
 
-/// Most elements whose values the graph keeps.
+/// Maximum number of elements of a tensor whose elements the graph keeps.
 pub const MAX_INTS: u64 = 64;
 
-/// Whether the values of such a tensor may be sizes, axes or indices worth keeping.
+/// Whether the elements of such a tensor may be sizes, axes or indices.
 pub fn holds_small_ints(shape: &TensorShape) -> bool {
     let integer = matches!(shape.dtype, DType::Int64 | DType::Int32 | DType::Bool | DType::Uint8 | DType::Int8);
     integer && shape.elements <= MAX_INTS
 }
 
-/// The values in raw bytes of an integer or boolean type; `None` for other types.
+/// The elements of a tensor of an integer or boolean type; `None` for other types.
 pub fn ints_of(dtype: DType, raw: &[u8]) -> Option<Vec<i64>> {
     Some(match dtype {
         DType::Int64 => raw.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
@@ -262,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_and_one_thing() {
+    fn empty_tensors_and_scalars() {
         assert!(bytes_of(&tensor(DType::Float32, &[0, 1 << 40])).unwrap().is_empty());
         let scalar = TensorProto { int64_data: vec![9], ..tensor(DType::Int64, &[]) };
         assert_eq!(ints_of(DType::Int64, &bytes_of(&scalar).unwrap()), Some(vec![9]));

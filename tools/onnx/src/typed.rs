@@ -1,4 +1,4 @@
-//! Types and shapes as protobuf says them, from what the exporter wrote or else from what is known of the graph.
+//! Protobuf records of types and shapes, from the exporter's declarations or from inferred facts.
 
 use crate::proto::tensor_shape_proto::{Dimension, dimension};
 use crate::proto::type_proto::{Tensor, Value as TypeValue};
@@ -6,14 +6,15 @@ use crate::proto::{TensorShapeProto, TypeProto, ValueInfoProto};
 use hpp_graph::Value;
 use hpp_schema::{DType, Dim};
 
-/// The record of a value. What the exporter wrote wins where it says a shape; facts fill in the rest.
+/// The record of a value. The exporter's declaration takes precedence if it has a type and a shape; facts replace it
+/// otherwise.
 pub fn describe(value: &Value, written: Option<&ValueInfoProto>) -> ValueInfoProto {
-    let says_enough = |info: &&ValueInfoProto| match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
+    let is_complete = |info: &&ValueInfoProto| match info.r#type.as_ref().and_then(|t| t.value.as_ref()) {
         Some(TypeValue::TensorType(tensor)) => tensor.elem_type() != 0 && tensor.shape.is_some(),
         Some(_) => true,
         None => false,
     };
-    if let Some(written) = written.filter(says_enough) {
+    if let Some(written) = written.filter(is_complete) {
         return written.clone();
     }
     let shape = value.shape.as_ref().map(|dims| shape_proto(dims));
@@ -25,7 +26,7 @@ pub fn describe(value: &Value, written: Option<&ValueInfoProto>) -> ValueInfoPro
     }
 }
 
-/// A tensor of a type and shape.
+/// The record of a tensor of this type and shape.
 pub fn tensor(name: &str, dtype: DType, shape: &[Dim]) -> ValueInfoProto {
     let r#type = Some(tensor_type(dtype, Some(shape_proto(shape))));
     ValueInfoProto { name: Some(name.to_owned()), r#type, ..ValueInfoProto::default() }
@@ -48,7 +49,7 @@ fn dim_value(dim: &Dim) -> Option<dimension::Value> {
     }
 }
 
-/// Replaces one dimension of a tensor's record; does nothing where the rank is not known.
+/// Replaces one dimension of a tensor's record. Does nothing if the rank is unknown.
 pub fn set_dim(info: &mut ValueInfoProto, axis: usize, dim: &Dim) {
     let value = info.r#type.as_mut().and_then(|t| t.value.as_mut());
     let Some(TypeValue::TensorType(Tensor { shape: Some(shape), .. })) = value else { return };

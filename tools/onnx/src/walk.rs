@@ -1,13 +1,13 @@
-//! Visits every tensor and every body of a graph, however deep. Knows where they can hide, not what they are for.
+//! Visits every tensor and every body of a model, at any depth: initializers, attributes, functions, sparse tensors.
 
 use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, SparseTensorProto, TensorProto};
 
-/// The bodies of a node: graphs of `If`, `Loop`, `Scan` and their like.
+/// The bodies of a node: the graphs of `If`, `Loop`, `Scan` and similar operators.
 pub fn bodies(node: &NodeProto) -> impl Iterator<Item = &GraphProto> {
     node.attribute.iter().flat_map(|a| a.g.iter().chain(&a.graphs))
 }
 
-/// The bodies of a node, to change them.
+/// The bodies of a node, mutable.
 pub fn bodies_mut(node: &mut NodeProto) -> impl Iterator<Item = &mut GraphProto> {
     node.attribute.iter_mut().flat_map(|a| a.g.iter_mut().chain(&mut a.graphs))
 }
@@ -52,7 +52,7 @@ fn parts(sparse: &SparseTensorProto) -> impl Iterator<Item = &TensorProto> {
     sparse.values.iter().chain(&sparse.indices)
 }
 
-/// Calls `visit` on every tensor that [`tensors`] visits, to change it.
+/// Calls `visit` on every tensor that [`tensors`] visits, mutable.
 pub fn tensors_mut<E>(
     model: &mut ModelProto,
     visit: &mut impl FnMut(&mut TensorProto) -> Result<(), E>,

@@ -1,8 +1,8 @@
-//! Where each weight's bytes lie, with every external location treated as hostile.
+//! Locates the bytes of each weight. Treats every external location as hostile.
 //!
-//! A location may not leave the model's directory (or the real directory behind a symlinked model), a range may not pass
-//! its file's end, and a length must be what type and dimensions ask for. Files are looked at once each, however many
-//! weights they hold, and never read here.
+//! Invariants: a location stays inside the model's directory (or the real directory of a symlinked model), a range ends
+//! inside its file, and a length matches type and dimensions. Each file is checked once for all weights in it, and is
+//! not read.
 
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError, TensorProblem, TensorShape};
@@ -14,11 +14,11 @@ use std::{fs, io};
 /// A file that holds weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightFile {
-    /// As the model writes it: relative to the model's directory.
+    /// The location as the model writes it, relative to the model's directory.
     pub location: String,
-    /// The real file behind it.
+    /// The real file, symbolic links resolved.
     pub path: PathBuf,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Span {
     pub length: u64,
 }
 
-/// Where one initializer's bytes lie.
+/// The location of one initializer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Storage {
     /// In the model file.
@@ -42,16 +42,16 @@ pub enum Storage {
     External(Span),
 }
 
-/// Every weight file of a model, and where each initializer of its graph lies.
+/// The weight files of a model, and the location of each initializer of its graph.
 #[derive(Clone, Debug, Default)]
 pub struct Weights {
-    /// Weight files in the order the model first names them.
+    /// Weight files, in the order in which the model first names them.
     pub files: Vec<WeightFile>,
-    /// One for each initializer of the graph, in order.
+    /// One location per initializer of the graph, in order.
     pub storage: Vec<Storage>,
 }
 
-/// Why a weight cannot be found.
+/// The reason why a weight cannot be located.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum WeightError {
@@ -61,31 +61,33 @@ pub enum WeightError {
     Directory { path: PathBuf, source: io::Error },
     #[error("weight {name:?} is external but names no location")]
     NoLocation { name: String },
-    #[error("weight {name:?} names the location {location:?}, which {why}; weights must lie beside or below the model")]
+    #[error(
+        "weight {name:?} has the location {location:?}, which {why}; weight files must be in or below the model's directory"
+    )]
     Escapes { name: String, location: String, why: &'static str },
-    #[error("weight {name:?} lies in {path}, which is missing; copy it beside the model")]
+    #[error("weight {name:?} is in {path}, which is missing; copy that file to the model's directory")]
     Missing { name: String, path: PathBuf },
-    #[error("weight {name:?} lies in {path}, which is not a regular file")]
+    #[error("weight {name:?} is in {path}, which is not a regular file")]
     NotAFile { name: String, path: PathBuf },
-    #[error("cannot look at {path}, which holds weight {name:?}")]
+    #[error("cannot access {path}, which contains weight {name:?}")]
     Io { name: String, path: PathBuf, source: io::Error },
     #[error("weight {name:?} has {key} {value:?} in its external data, which is not a number of bytes")]
     NotANumber { name: String, key: String, value: String },
     #[error("weight {name:?} has the external data key {key:?}, which this build does not know")]
     UnknownKey { name: String, key: String },
-    #[error("weight {name:?} says it has {found} external bytes where its type and dimensions ask for {wanted}")]
+    #[error("weight {name:?} declares {found} external bytes, but its type and dimensions require {wanted}")]
     WrongLength { name: String, found: u64, wanted: u64 },
-    #[error("weight {name:?} lies in {location:?}, which is not one of the model's weight files")]
+    #[error("weight {name:?} is in {location:?}, which is not one of the model's weight files")]
     UnknownFile { name: String, location: String },
     #[error(
-        "weight {name:?} lies at offset {offset} of {path} and takes {wanted} bytes, but the file has only {found}; \
-         it is short or belongs to another model"
+        "weight {name:?} has {wanted} bytes at offset {offset} of {path}, but the file has only {found}; it is truncated \
+         or belongs to another model"
     )]
     PastTheEnd { name: String, path: PathBuf, offset: u64, wanted: u64, found: u64 },
 }
 
 /// The parsed `external_data` of a tensor.
-pub(crate) struct Place<'a> {
+pub(crate) struct ExternalLocation<'a> {
     /// The file, as the model writes it.
     pub location: &'a str,
     /// First byte.
@@ -93,32 +95,32 @@ pub(crate) struct Place<'a> {
     length: Option<u64>,
 }
 
-/// Finds and checks the bytes of every tensor of a model in `dir`.
+/// Locates and checks the bytes of every tensor of the model at `path`.
 pub fn resolve(model: &ModelProto, path: &Path) -> Result<Weights, WeightError> {
-    let mut finder = Finder::new(path)?;
+    let mut resolver = Resolver::new(path)?;
     let storage = match &model.graph {
-        Some(graph) => graph.initializer.iter().map(|t| finder.storage(t)).collect::<Result<Vec<_>, _>>()?,
+        Some(graph) => graph.initializer.iter().map(|t| resolver.storage(t)).collect::<Result<Vec<_>, _>>()?,
         None => vec![],
     };
     let known = storage.len();
     let mut seen = 0;
     walk::tensors(model, &mut |tensor| {
         seen += 1;
-        // The graph's own initializers come first and are done.
-        if seen > known { finder.storage(tensor).map(drop) } else { Ok(()) }
+        // The walk visits the graph's initializers first; they are already located.
+        if seen > known { resolver.storage(tensor).map(drop) } else { Ok(()) }
     })?;
-    Ok(Weights { files: finder.files, storage })
+    Ok(Weights { files: resolver.files, storage })
 }
 
-struct Finder<'a> {
+struct Resolver<'a> {
     dir: &'a Path,
-    /// Real directories weights may lie under.
+    /// Real directories that may contain weights.
     roots: Vec<PathBuf>,
     files: Vec<WeightFile>,
     by_location: HashMap<String, usize>,
 }
 
-impl<'a> Finder<'a> {
+impl<'a> Resolver<'a> {
     fn new(model: &'a Path) -> Result<Self, WeightError> {
         let failed = |source| WeightError::Directory { path: model.to_owned(), source };
         let dir = directory_of(model);
@@ -127,7 +129,7 @@ impl<'a> Finder<'a> {
         if !real.starts_with(&roots[0]) {
             roots.push(real);
         }
-        Ok(Finder { dir, roots, files: vec![], by_location: HashMap::new() })
+        Ok(Resolver { dir, roots, files: vec![], by_location: HashMap::new() })
     }
 
     fn storage(&mut self, tensor: &TensorProto) -> Result<Storage, WeightError> {
@@ -136,26 +138,32 @@ impl<'a> Finder<'a> {
             tensor::check_embedded(tensor, &shape)?;
             return Ok(Storage::Embedded);
         }
-        let place = parse_place(tensor)?;
+        let external = parse_external(tensor)?;
         let wanted = shape
             .bytes
             .ok_or_else(|| TensorError { name: tensor.name().to_owned(), problem: TensorProblem::ExternalStrings })?;
-        let file = self.file(tensor.name(), place.location)?;
-        self.span(tensor, &place, wanted, file).map(Storage::External)
+        let file = self.file(tensor.name(), external.location)?;
+        self.span(tensor, &external, wanted, file).map(Storage::External)
     }
 
-    fn span(&self, tensor: &TensorProto, place: &Place, wanted: u64, file: usize) -> Result<Span, WeightError> {
+    fn span(
+        &self,
+        tensor: &TensorProto,
+        external: &ExternalLocation,
+        wanted: u64,
+        file: usize,
+    ) -> Result<Span, WeightError> {
         let name = || tensor.name().to_owned();
-        if let Some(found) = place.length.filter(|length| *length != wanted) {
+        if let Some(found) = external.length.filter(|length| *length != wanted) {
             return Err(WeightError::WrongLength { name: name(), found, wanted });
         }
         let WeightFile { path, bytes, .. } = &self.files[file];
-        match place.offset.checked_add(wanted) {
-            Some(end) if end <= *bytes => Ok(Span { file, offset: place.offset, length: wanted }),
+        match external.offset.checked_add(wanted) {
+            Some(end) if end <= *bytes => Ok(Span { file, offset: external.offset, length: wanted }),
             _ => Err(WeightError::PastTheEnd {
                 name: name(),
                 path: path.clone(),
-                offset: place.offset,
+                offset: external.offset,
                 wanted,
                 found: *bytes,
             }),
@@ -169,13 +177,13 @@ impl<'a> Finder<'a> {
         if let Some(why) = escapes(location) {
             return Err(WeightError::Escapes { name: name.into(), location: location.into(), why });
         }
-        let file = self.look_at(name, location)?;
+        let file = self.check_file(name, location)?;
         self.files.push(file);
         self.by_location.insert(location.to_owned(), self.files.len() - 1);
         Ok(self.files.len() - 1)
     }
 
-    fn look_at(&self, name: &str, location: &str) -> Result<WeightFile, WeightError> {
+    fn check_file(&self, name: &str, location: &str) -> Result<WeightFile, WeightError> {
         let path = self.dir.join(location);
         let failed = |source: io::Error| match source.kind() {
             io::ErrorKind::NotFound => WeightError::Missing { name: name.into(), path: path.clone() },
@@ -186,24 +194,24 @@ impl<'a> Finder<'a> {
             let why = "leads outside through a symbolic link";
             return Err(WeightError::Escapes { name: name.into(), location: location.into(), why });
         }
-        let about = fs::metadata(&real).map_err(failed)?;
-        if !about.is_file() {
+        let metadata = fs::metadata(&real).map_err(failed)?;
+        if !metadata.is_file() {
             return Err(WeightError::NotAFile { name: name.into(), path: real });
         }
-        Ok(WeightFile { location: location.into(), path: real, bytes: about.len() })
+        Ok(WeightFile { location: location.into(), path: real, bytes: metadata.len() })
     }
 }
 
-/// Where a tensor's bytes lie, for a model that was checked: its location is one of `files`, by name.
+/// The range of an external tensor of a checked model. `files` maps locations to indices of [`Weights::files`].
 pub fn span_of(tensor: &TensorProto, files: &HashMap<&str, usize>) -> Result<Span, WeightError> {
     let shape = tensor::shape_of(tensor)?;
-    let place = parse_place(tensor)?;
-    let unknown = || WeightError::UnknownFile { name: tensor.name().into(), location: place.location.into() };
-    let file = files.get(place.location).copied().ok_or_else(unknown)?;
-    Ok(Span { file, offset: place.offset, length: shape.bytes.unwrap_or_default() })
+    let external = parse_external(tensor)?;
+    let unknown = || WeightError::UnknownFile { name: tensor.name().into(), location: external.location.into() };
+    let file = files.get(external.location).copied().ok_or_else(unknown)?;
+    Ok(Span { file, offset: external.offset, length: shape.bytes.unwrap_or_default() })
 }
 
-/// The directory a model's locations are relative to.
+/// The directory to which the locations of a model are relative.
 pub fn directory_of(model: &Path) -> &Path {
     match model.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -211,17 +219,17 @@ pub fn directory_of(model: &Path) -> &Path {
     }
 }
 
-/// Why a location may not be followed, whatever the file system says.
+/// The reason why a location is refused without looking at the file system; `None` if it is acceptable.
 fn escapes(location: &str) -> Option<&'static str> {
     let windows_drive = location.as_bytes().get(1) == Some(&b':');
     if location.is_empty() {
         Some("is empty")
     } else if location.contains('\0') {
-        Some("holds a zero byte")
+        Some("contains a zero byte")
     } else if location.starts_with(['/', '\\']) || windows_drive || Path::new(location).is_absolute() {
         Some("is absolute")
     } else if location.split(['/', '\\']).any(|part| part == "..") {
-        Some("goes up with \"..\"")
+        Some("contains \"..\"")
     } else if !Path::new(location).components().any(|c| matches!(c, Component::Normal(_))) {
         Some("names no file")
     } else {
@@ -229,10 +237,10 @@ fn escapes(location: &str) -> Option<&'static str> {
     }
 }
 
-/// Where an external tensor says its bytes lie.
-pub(crate) fn parse_place(tensor: &TensorProto) -> Result<Place<'_>, WeightError> {
+/// Parses the `external_data` of a tensor.
+pub(crate) fn parse_external(tensor: &TensorProto) -> Result<ExternalLocation<'_>, WeightError> {
     let name = || tensor.name().to_owned();
-    let mut place = Place { location: "", offset: 0, length: None };
+    let mut external = ExternalLocation { location: "", offset: 0, length: None };
     for entry in &tensor.external_data {
         let number = || {
             entry.value().parse::<u64>().map_err(|_| WeightError::NotANumber {
@@ -242,22 +250,22 @@ pub(crate) fn parse_place(tensor: &TensorProto) -> Result<Place<'_>, WeightError
             })
         };
         match entry.key() {
-            "location" => place.location = entry.value(),
-            "offset" => place.offset = number()?,
-            "length" => place.length = Some(number()?),
+            "location" => external.location = entry.value(),
+            "offset" => external.offset = number()?,
+            "length" => external.length = Some(number()?),
             "checksum" => {}
-            // ONNX Runtime's own: prepacked copies of a weight in the same file.
+            // ONNX Runtime writes these for prepacked copies of a weight in the same file.
             key if key.starts_with("prepacked_") => {}
             key => return Err(WeightError::UnknownKey { name: name(), key: key.into() }),
         }
     }
-    if place.location.is_empty() {
+    if external.location.is_empty() {
         return Err(WeightError::NoLocation { name: name() });
     }
-    Ok(place)
+    Ok(external)
 }
 
-/// Bytes an initializer takes wherever it lies: strings count their contents.
+/// Stored bytes of an initializer. Strings count the bytes of their contents.
 pub fn stored_bytes(tensor: &TensorProto, shape: &TensorShape) -> u64 {
     shape.bytes.unwrap_or_else(|| tensor.string_data.iter().map(|s| s.len() as u64).sum())
 }

@@ -1,34 +1,33 @@
-//! Directories for intermediate files. They are removed when their owner is done, and by the next program if the owner was killed.
+//! Temporary directories. The owner removes its directory when it finishes; if it was killed, the next program does.
 //!
-//! The owner holds a lock on a file inside for as long as it lives; the system releases it whatever ends the process. A directory
-//! whose lock can be had belongs to nobody.
+//! The owner locks a file in the directory. The operating system releases the lock when the process ends for any
+//! reason, so a directory whose lock is free is abandoned.
 
 use std::fs::{self, File};
 use std::io;
 use std::path::Path;
 use tempfile::TempDir;
 
-/// The file inside that the owner has locked.
+/// The lock file in each directory.
 const LOCK: &str = "lock";
-/// Letters and digits after the prefix.
+/// Number of letters and digits after the prefix.
 const SUFFIX: usize = 6;
 
-/// A directory of this process, removed when dropped.
+/// A temporary directory, removed when dropped.
 #[derive(Debug)]
 pub struct WorkDir {
     dir: TempDir,
-    /// Where the file system has no locks, nobody removes the directory of another.
+    /// `None` on a file system without locks, where no process removes abandoned directories.
     _lock: Option<File>,
 }
 
 impl WorkDir {
-    /// Makes one in `parent` whose name begins with `prefix`, and removes those that killed processes left there.
+    /// Creates a directory in `parent` whose name begins with `prefix`, and removes abandoned ones.
     pub fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
         remove_abandoned(parent, prefix);
         loop {
             let dir = tempfile::Builder::new().prefix(prefix).rand_bytes(SUFFIX).tempdir_in(parent)?;
-            // Another process may have found the directory between the two steps, without a lock: then it is gone, and a
-            // new one is made.
+            // Another process may remove the directory before it is locked; then create a new one.
             match File::create(dir.path().join(LOCK)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -48,7 +47,7 @@ impl WorkDir {
     }
 }
 
-/// Removes directories of this prefix that nobody owns. One that cannot be removed stays for the next time.
+/// Removes abandoned directories of this prefix. Ignores errors: the next call tries again.
 fn remove_abandoned(parent: &Path, prefix: &str) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -79,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_killed_process_left_goes_with_the_next_start() {
+    fn directories_of_killed_processes_are_removed_at_the_next_start() {
         let parent = tempfile::tempdir().unwrap();
         // One killed while it worked, and one between making the directory and locking it.
         fs::create_dir_all(parent.path().join(".work-abc123/stage-1")).unwrap();

@@ -1,4 +1,5 @@
-//! Writes files so that a name never holds half a file: `.partial` beside it, flushed to disk, then renamed.
+//! Writes files atomically: to `.partial` in the same directory, flushed to disk, then renamed. A name never holds half
+//! a file.
 
 use crate::proto::ModelProto;
 use prost::Message;
@@ -7,10 +8,10 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Largest protobuf message anything can parse.
+/// Maximum size of a protobuf message.
 const MAX_PROTO: u64 = (1 << 31) - 1;
 
-/// Why a file could not be written.
+/// The reason why a file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum WriteError {
@@ -23,7 +24,7 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// Wraps an I/O error, telling a full disk from the rest.
+    /// Wraps an I/O error. A full disk becomes [`WriteError::DiskFull`].
     pub fn new(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
@@ -33,14 +34,14 @@ impl WriteError {
     }
 }
 
-/// Writes a model, whole or not at all.
+/// Writes a model atomically. Returns the length of the file in bytes.
 pub fn write_model(path: &Path, model: &ModelProto) -> Result<u64, WriteError> {
     let bytes = encode(path, model)?;
     write_bytes(path, &bytes)?;
     Ok(bytes.len() as u64)
 }
 
-/// The bytes of a model's file.
+/// Encodes a model for the file `path`, which the error names.
 pub fn encode(path: &Path, model: &ModelProto) -> Result<Vec<u8>, WriteError> {
     let bytes = model.encoded_len() as u64;
     match bytes > MAX_PROTO {
@@ -49,13 +50,13 @@ pub fn encode(path: &Path, model: &ModelProto) -> Result<Vec<u8>, WriteError> {
     }
 }
 
-/// Writes bytes, whole or not at all.
+/// Writes a file atomically.
 pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write_whole(path, bytes).map_err(|source| WriteError::new(path, source))
 }
 
-/// What was there stays until the new file is whole. For directories this program made itself: a path a user names goes
-/// through `hpp-io`, which follows links and knows devices.
+/// An existing file stays until the new one is complete. For directories that this program created: paths that a user
+/// names go through `hpp-io`, which handles symbolic links and devices.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = partial_of(path);
     let written = File::create(&partial).and_then(|mut file| {
@@ -67,7 +68,7 @@ fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     })
 }
 
-/// The name a file has until it is whole.
+/// The name of a file until it is complete.
 pub fn partial_of(path: &Path) -> PathBuf {
     let mut name: OsString = path.as_os_str().to_owned();
     name.push(".partial");

@@ -1,6 +1,6 @@
-//! Inference over every model at hand: forget what the files say of inner values, infer it again, compare.
+//! Inference on every available model: removes the declarations of inner values, infers them again, and compares.
 //!
-//! Sweeps `fixtures/models`, and the directory `HPP_MODELS` names if it is set.
+//! Covers `fixtures/models`, and the directory in `HPP_MODELS` if it is set.
 
 use hpp_graph::infer::{Disagreement, bytes_read, flops, infer};
 use hpp_graph::{Graph, Origin, ValueId, segment};
@@ -40,8 +40,8 @@ fn is_inner(graph: &Graph, id: ValueId) -> bool {
     graph.producer(id).is_some()
 }
 
-/// The graph without a word on what its nodes produce.
-fn forgetful(graph: &Graph) -> Graph {
+/// The graph without declarations of the outputs of its nodes.
+fn without_declarations(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
     for value in graph.values.iter_mut().filter(|v| matches!(v.origin, Origin::Node { .. })) {
         (value.dtype, value.shape) = (None, None);
@@ -49,16 +49,16 @@ fn forgetful(graph: &Graph) -> Graph {
     graph
 }
 
-/// Whether a node is a control-flow operator, whose bodies are seen from outside only.
+/// Whether a control-flow operator produces the value: its bodies are not in the graph.
 fn comes_from_a_body(graph: &Graph, id: ValueId) -> bool {
     graph.producer(id).is_some_and(|node| matches!(graph.node(node).op_type.as_str(), "If" | "Loop" | "Scan"))
 }
 
 #[test]
-fn every_inner_value_gets_the_type_the_file_gives_it() {
+fn inferred_types_equal_declared_types() {
     for path in models() {
         let declared = read(&path);
-        let mut inferred = forgetful(&declared);
+        let mut inferred = without_declarations(&declared);
         let report = infer(&mut inferred);
         assert!(report.unknown_ops.is_empty(), "{}: {:?}", path.display(), report.unknown_ops);
         for id in declared.value_ids().filter(|id| is_inner(&declared, *id)) {
@@ -70,27 +70,27 @@ fn every_inner_value_gets_the_type_the_file_gives_it() {
     }
 }
 
-/// Exporters write constant vectors down as scalars; nothing else may disagree.
+/// Only constants may contradict: exporters declare constant vectors as scalars.
 #[test]
-fn no_file_contradicts_the_rules() {
+fn no_declaration_contradicts_the_rules() {
     for path in models() {
         let mut graph = read(&path);
         let report = infer(&mut graph);
-        for told in &report.disagreements {
-            let (Disagreement::Shape { value, .. } | Disagreement::DType { value, .. }) = told;
+        for disagreement in &report.disagreements {
+            let (Disagreement::Shape { value, .. } | Disagreement::DType { value, .. }) = disagreement;
             let constant = graph.producer(*value).is_some_and(|node| graph.node(node).op_type == "Constant");
-            assert!(constant, "{}: {}: {told:?}", path.display(), graph.value(*value).name);
+            assert!(constant, "{}: {}: {disagreement:?}", path.display(), graph.value(*value).name);
         }
     }
 }
 
-/// Shapes found without the file's help never contradict it, and nearly every dimension is found.
+/// Shapes inferred without declarations never contradict them, and nearly every dimension is inferred.
 #[test]
-fn shapes_are_found_again() {
+fn declared_shapes_are_inferred() {
     let (mut known, mut all) = (0, 0);
     for path in models() {
         let declared = read(&path);
-        let mut inferred = forgetful(&declared);
+        let mut inferred = without_declarations(&declared);
         infer(&mut inferred);
         let (mut known_here, mut all_here) = (0, 0);
         for id in declared.value_ids().filter(|id| is_inner(&declared, *id) && !comes_from_a_body(&declared, *id)) {
@@ -120,12 +120,12 @@ fn compatible(a: &Shape, b: &Shape) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(same)
 }
 
-/// What crosses from block to block has a type and a shape that can be evaluated, found without the file's help; in
-/// language models something of it is a hidden state `[batch, sequence, width]`.
+/// Every value at a boundary has an inferred type and a shape that can be evaluated, and one of them is a hidden state
+/// `[batch, sequence, width]`.
 #[test]
 fn boundaries_are_evaluable() {
     for path in models() {
-        let mut graph = forgetful(&read(&path));
+        let mut graph = without_declarations(&read(&path));
         infer(&mut graph);
         let inputs: Vec<&Shape> = graph.inputs.iter().filter_map(|id| graph.value(*id).shape.as_ref()).collect();
         for boundary in segment(&graph).boundaries {
@@ -142,7 +142,7 @@ fn boundaries_are_evaluable() {
     }
 }
 
-/// Floating point, symbolic in front, of fixed width (or channels) behind.
+/// A float tensor with a symbolic first dimension and a fixed width (or number of channels).
 fn is_hidden_state(graph: &Graph, id: ValueId) -> bool {
     let value = graph.value(id);
     let shape = value.shape.as_deref().unwrap_or_default();
@@ -152,11 +152,12 @@ fn is_hidden_state(graph: &Graph, id: ValueId) -> bool {
         && shape.iter().skip(1).any(fixed)
 }
 
-/// Given values for the inputs' symbols, the work of every node can be counted, bodies and token-packed attention aside.
+/// Given values for the inputs' symbols, the work of every node can be counted, bodies and token-packed attention
+/// aside.
 #[test]
-fn work_can_be_counted() {
+fn costs_are_known() {
     for path in models() {
-        let mut graph = forgetful(&read(&path));
+        let mut graph = without_declarations(&read(&path));
         infer(&mut graph);
         let symbols = sizes_of(&graph);
         let uncounted: Vec<&str> = graph

@@ -1,6 +1,6 @@
-//! Blocks, states and cuts of every model at hand, against what its exporter says of itself.
+//! Blocks, states and cuts of every available model, compared with the exporter's configuration.
 //!
-//! Sweeps `fixtures/models`, and the directory `HPP_MODELS` names if it is set.
+//! Covers `fixtures/models`, and the directory in `HPP_MODELS` if it is set.
 
 use hpp_graph::{BlockKind, Graph, Part, Segmentation, StateChange, cut, join, segment};
 use hpp_onnx::Model;
@@ -41,7 +41,7 @@ fn json(path: &Path) -> Option<Json> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// How many layers the model's own configuration says it has.
+/// The number of layers in the model's configuration.
 fn configured_layers(path: &Path) -> Option<u64> {
     let directory = path.parent()?;
     if let Some(config) = json(&directory.join("genai_config.json")) {
@@ -54,7 +54,7 @@ fn configured_layers(path: &Path) -> Option<u64> {
     keys.filter_map(|k| config[k].as_u64()).next()
 }
 
-/// How many layers number the states, going by the numbers in their names.
+/// The number of different layer numbers in the names of states.
 fn numbered_layers(graph: &Graph) -> Option<u64> {
     let pasts = graph.inputs.iter().map(|v| graph.value(*v).name.as_str()).filter(|n| n.starts_with("past"));
     let number = |name: &str| name.split('.').find_map(|part| part.parse::<u64>().ok());
@@ -62,7 +62,7 @@ fn numbered_layers(graph: &Graph) -> Option<u64> {
     (!numbers.is_empty()).then_some(numbers.len() as u64)
 }
 
-/// Exports of four layers whose directories say nothing of themselves.
+/// Exports of four layers without a configuration.
 const FOUR_LAYERS: [&str; 5] = [
     "torch/gpt-dynamo",
     "torch/gpt-torchscript",
@@ -84,7 +84,7 @@ fn is_genai(path: &Path) -> bool {
     path.parent().is_some_and(|d| d.join("genai_config.json").exists())
 }
 
-/// The same graph with names that say nothing.
+/// The same graph with meaningless names.
 fn nameless(mut graph: Graph) -> Graph {
     let outputs: BTreeSet<_> = graph.outputs.iter().copied().collect();
     for id in graph.value_ids() {
@@ -121,7 +121,7 @@ fn residual_networks_have_stem_blocks_and_head() {
     }
 }
 
-/// Exporters with fused residual norms pass two tensors between layers and one to the head; others pass one.
+/// Models with fused residual norms pass two tensors between layers and one to the head; others pass one.
 #[test]
 fn as_few_tensors_cross_as_the_exporter_allows() {
     for path in models() {
@@ -186,7 +186,7 @@ fn states_are_the_recorded_pairs() {
 }
 
 #[test]
-fn names_decide_nothing() {
+fn names_do_not_matter() {
     for path in models() {
         let graph = read(&path);
         let (named, anonymous) = (segment(&graph), segment(&nameless(graph.clone())));
@@ -198,7 +198,7 @@ fn names_decide_nothing() {
     }
 }
 
-/// All, each alone, and every split in two.
+/// One group, one group per block, and every split into two groups.
 fn groupings(blocks: usize) -> Vec<Vec<Range<usize>>> {
     let mut all = vec![vec![0..blocks], (0..blocks).map(|i| i..i + 1).collect()];
     all.extend((1..blocks).map(|at| vec![0..at, at..blocks]));
@@ -206,7 +206,7 @@ fn groupings(blocks: usize) -> Vec<Vec<Range<usize>>> {
 }
 
 #[test]
-fn every_grouping_joins_and_no_part_drags_another_along() {
+fn every_grouping_joins_and_no_part_contains_another() {
     for path in models() {
         let graph = read(&path);
         let s = segment(&graph);
@@ -215,20 +215,20 @@ fn every_grouping_joins_and_no_part_drags_another_along() {
             join(&graph, &parts, |n| s.weights.is_weight_only(n))
                 .unwrap_or_else(|e| panic!("{}: {groups:?}: {e}", path.display()));
             for part in &parts {
-                no_more_than_it_needs(&path, &graph, &s, part);
+                contains_only_what_it_needs(&path, &graph, &s, part);
             }
         }
     }
 }
 
-fn no_more_than_it_needs(path: &Path, graph: &Graph, s: &Segmentation, part: &Part) {
+fn contains_only_what_it_needs(path: &Path, graph: &Graph, s: &Segmentation, part: &Part) {
     let place = format!("{}: blocks {:?}", path.display(), part.blocks);
-    // An embedding that numbers positions by the length of the cache reads a state's shape, if it stands alone.
+    // An embedding that derives positions from the length of the cache reads a state's shape, if it is a part by itself.
     let alone = part.blocks == (0..1);
     assert!(alone || part.foreign_states(s).is_empty(), "{place}");
     let own: BTreeSet<_> = s.blocks[part.blocks.clone()].iter().flat_map(|b| b.weights.iter()).collect();
     let global: BTreeSet<_> = s.global_weights().into_iter().collect();
-    for weight in s.weights.drawn_by_all(part.nodes.iter().copied()) {
+    for weight in s.weights.used_by_all(part.nodes.iter().copied()) {
         assert!(own.contains(&weight) || global.contains(&weight), "{place} takes {}", graph.value(weight).name);
     }
     let tiny = |v: &&hpp_graph::ValueId| graph.producer(**v).is_some_and(|p| graph.node(p).op_type == "Shape");

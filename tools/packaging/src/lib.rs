@@ -1,5 +1,5 @@
-//! Shell completions and man pages of a command, from its clap definition: what a package or `make install` puts beside the
-//! command. Knows no command; a command has this behind its feature `shell-files`.
+//! Generates shell completions and man pages from a command's clap definition, for packages and `make install`. Each
+//! command enables it with its feature `shell-files`.
 
 use clap::Command;
 use clap_complete::{Generator, Shell, generate};
@@ -8,10 +8,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-/// The first argument that asks for the files; a directory such as /usr/local/share follows.
+/// The first argument that requests the files. The second is a directory such as /usr/local/share.
 pub const ASKED: &str = "write-shell-files";
 
-/// Writes the files of `command` if this process was asked to; then that was all it was asked.
+/// Writes the files of `command` if the arguments of this process request it, and returns the exit code. `None`
+/// otherwise.
 pub fn written(command: Command) -> Option<ExitCode> {
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next()? != ASKED {
@@ -30,7 +31,7 @@ pub fn written(command: Command) -> Option<ExitCode> {
     }
 }
 
-/// Writes completions for bash, zsh and fish, and the man pages, to the places below `share` where shells and man look.
+/// Writes completions for bash, zsh and fish, and man pages, to the standard directories below `share`.
 pub fn write(mut command: Command, share: &Path) -> io::Result<()> {
     let name = command.get_name().to_owned();
     let places = [
@@ -41,7 +42,7 @@ pub fn write(mut command: Command, share: &Path) -> io::Result<()> {
     for (shell, place, file) in places {
         let dir = share.join(place);
         fs::create_dir_all(&dir)?;
-        // In memory first: the generator panics where it cannot write.
+        // Generate in memory first, because the generator panics on I/O errors.
         let mut text = Vec::new();
         generate(shell, &mut command, name.clone(), &mut text);
         fs::write(dir.join(file), text)?;
@@ -73,6 +74,6 @@ mod tests {
             assert!(read(file).contains("seed"), "{file}");
         }
         assert!(read("man/man1/hpp-x-bench.1").contains("runs"));
-        assert!(!dir.path().join("man/man1/hpp-x-probe.1").exists(), "nobody is to run it by hand");
+        assert!(!dir.path().join("man/man1/hpp-x-probe.1").exists(), "hidden commands have no man page");
     }
 }

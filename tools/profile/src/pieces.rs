@@ -6,7 +6,7 @@ pub use case::Repeats;
 
 use hpp_graph::{Part, cut, infer};
 use hpp_model::Analysis;
-use hpp_onnx::{Extractor, Model, Placed, externalise, needs_externalising, place, write_model};
+use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, link, needs_externalising, write_model};
 use hpp_schema::Dim;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ pub enum PieceError {
     Externalise(#[from] hpp_onnx::ExternaliseError),
     /// Weight files cannot be linked.
     #[error("cannot provide the weights")]
-    Place(#[from] hpp_onnx::PlaceError),
+    Place(#[from] hpp_onnx::LinkError),
     /// A weight file lies where it cannot be linked from.
     #[error("{location} cannot be linked into {} ({why}), and the model has embedded weights too", dir.display())]
     NotLinkable {
@@ -82,7 +82,7 @@ impl<'a> Pieces<'a> {
         let model = if embedded { externalise(&analysis.model, dir, WEIGHTS_FILE)? } else { analysis.model.clone() };
         if embedded {
             for file in &analysis.model.weights().files {
-                if let Placed::NotLinkable { why } = place(file, dir)? {
+                if let LinkOutcome::NotLinkable { why } = link(file, dir)? {
                     let location = file.location.clone();
                     return Err(PieceError::NotLinkable { location, dir: dir.to_owned(), why });
                 }

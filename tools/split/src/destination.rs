@@ -6,8 +6,8 @@ use crate::output::Output;
 use crate::progress;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{
-    Contents, Made, Model, PackProgress, Placed, Weights, WriteError, encode, externalise, externalised, pack, packed,
-    place, place_of, write_model,
+    LinkOutcome, Model, PackProgress, VirtualFile, VirtualFiles, Weights, WriteError, encode, externalise,
+    externalise_virtually, link, pack, pack_virtually, predict_link, write_model,
 };
 use std::fs;
 use std::path::{Component, Path, PathBuf};
@@ -19,7 +19,7 @@ pub struct Destination {
     /// Where relative paths in the plan begin, symlinks resolved.
     base: PathBuf,
     /// What would be written in a dry run, by path in the plan.
-    made: Made,
+    made: VirtualFiles,
     /// Weight files that have a second name now.
     hard_links: Vec<String>,
 }
@@ -29,7 +29,7 @@ impl Destination {
     pub fn new(target: &Path, output: Option<Output>) -> Result<Self, SplitError> {
         let io = |source| SplitError::Io { action: "resolve", path: target.to_owned(), source };
         let target = std::path::absolute(target).map_err(io)?;
-        Ok(Destination { output, base: resolved(&target), made: Made::new(), hard_links: vec![] })
+        Ok(Destination { output, base: resolved(&target), made: VirtualFiles::new(), hard_links: vec![] })
     }
 
     /// The directory being written, unless this is a dry run, and weight files that have a second name now.
@@ -38,7 +38,7 @@ impl Destination {
     }
 
     /// Files that are not written, by location.
-    pub fn made(&self) -> &Made {
+    pub fn made(&self) -> &VirtualFiles {
         &self.made
     }
 
@@ -56,7 +56,7 @@ impl Destination {
         match &self.output {
             Some(output) => externalise(model, output.staging(), location).map_err(failed),
             None => {
-                let (moved, contents) = externalised(model, &self.base, location).map_err(failed)?;
+                let (moved, contents) = externalise_virtually(model, &self.base, location).map_err(failed)?;
                 self.made.insert(location.to_owned(), contents);
                 Ok(moved)
             }
@@ -77,7 +77,7 @@ impl Destination {
                 bar.finish_and_clear();
             }
             None => {
-                let contents = packed(models, weights, &self.made, location).map_err(failed)?;
+                let contents = pack_virtually(models, weights, &self.made, location).map_err(failed)?;
                 self.made.insert(location.to_owned(), contents);
             }
         }
@@ -97,16 +97,16 @@ impl Destination {
         let mut refused = None;
         for file in &model.weights().files {
             let placed = match &self.output {
-                Some(output) => place(file, output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))?,
-                None if self.made.contains_key(&file.location) => Placed::AlreadyThere,
-                None => place_of(file, &self.base),
+                Some(output) => link(file, output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))?,
+                None if self.made.contains_key(&file.location) => LinkOutcome::AlreadyThere,
+                None => predict_link(file, &self.base),
             };
             match placed {
-                Placed::NotLinkable { why } => refused = Some((file.location.clone(), why)),
-                Placed::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
-                Placed::AlreadyThere | Placed::Clone if self.output.is_some() => {}
-                Placed::AlreadyThere => {}
-                Placed::HardLink | Placed::Clone => self.refer(&file.location, &file.path)?,
+                LinkOutcome::NotLinkable { why } => refused = Some((file.location.clone(), why)),
+                LinkOutcome::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
+                LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.output.is_some() => {}
+                LinkOutcome::AlreadyThere => {}
+                LinkOutcome::HardLink | LinkOutcome::Clone => self.refer(&file.location, &file.path)?,
             }
         }
         Ok(refused)
@@ -145,7 +145,7 @@ impl Destination {
     /// A file of the plan is another one that is there.
     fn refer(&mut self, name: &str, from: &Path) -> Result<(), SplitError> {
         let io = |source| SplitError::Io { action: "read", path: from.to_owned(), source };
-        self.made.insert(name.to_owned(), Contents::of_file(from).map_err(io)?);
+        self.made.insert(name.to_owned(), VirtualFile::of_file(from).map_err(io)?);
         Ok(())
     }
 

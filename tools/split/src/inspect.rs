@@ -92,7 +92,7 @@ pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
 }
 
 fn fold(args: &InspectArgs) -> Fold {
-    if args.all { Fold::Nothing } else { Fold::Alike }
+    if args.all { Fold::None } else { Fold::Equal }
 }
 
 fn inspect(a: &Analysis) -> Inspection {
@@ -183,7 +183,7 @@ fn kv_bytes_per_token(a: &Analysis) -> u64 {
 }
 
 fn text(i: &Inspection, fold: Fold) -> String {
-    let folds = fold == Fold::Alike;
+    let folds = fold == Fold::Equal;
     let alike = |a: &BlockInfo, b: &BlockInfo| folds && a.key() == b.key();
     let rows = i.blocks.chunk_by(alike).map(|blocks| {
         let (first, labels) = (&blocks[0], blocks.iter().map(|block| block.label.clone()).collect::<Vec<_>>());

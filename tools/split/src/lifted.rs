@@ -3,7 +3,7 @@
 
 use crate::error::SplitError;
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Lifted, LiftedWeight, Made, WeightBytes, WeightError, embed_structure};
+use hpp_onnx::{Lifted, LiftedWeight, VirtualFiles, WeightBytes, WeightError, embed_structure};
 use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency, WeightInput};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
@@ -44,7 +44,7 @@ pub fn lift(
     protos: &mut Vec<(String, ModelProto)>,
     shared: &HashSet<String>,
     which: Which,
-    weights: (&Path, &Made),
+    weights: (&Path, &VirtualFiles),
 ) -> Result<Vec<u8>, SplitError> {
     let own: HashSet<String> = plan.partitions.iter().map(|partition| partition.file.clone()).collect();
     let mut classes = lift_pieces(plan, protos, shared, which, weights)?;
@@ -62,7 +62,7 @@ fn lift_pieces(
     protos: &[(String, ModelProto)],
     shared: &HashSet<String>,
     which: Which,
-    weights: (&Path, &Made),
+    weights: (&Path, &VirtualFiles),
 ) -> Result<Classes, SplitError> {
     let gpus: BTreeSet<String> = gpus(plan);
     let mut classes = Classes::default();

@@ -2,7 +2,7 @@
 
 use crate::destination::Destination;
 use crate::error::SplitError;
-use hpp_onnx::{Contents, hash};
+use hpp_onnx::{VirtualFile, hash};
 use hpp_schema::{ByteSize, FileIdentity, FileRecord, FileRole, Known, Plan, VERIFIED_FILE, Verified};
 use std::fs;
 use std::path::Path;
@@ -39,14 +39,14 @@ impl<'a> Records<'a> {
         let file = self.to.find(path);
         let io = |source| SplitError::Io { action: "read", path: file.clone(), source };
         let contents = self.to.made().get(path).cloned();
-        let contents = contents.map_or_else(|| Contents::of_file(&file).map_err(io), Ok)?;
+        let contents = contents.map_or_else(|| VirtualFile::of_file(&file).map_err(io), Ok)?;
         let bytes = contents.bytes();
         let weights = |e: hash::HashError| SplitError::Weights(Box::new(e));
-        let sampled = hash::sampled_of(&contents, &file).map_err(weights)?;
+        let sampled = hash::sampled_virtual(&contents, &file).map_err(weights)?;
         let is_within = bytes <= self.left;
         self.left -= if is_within { bytes } else { 0 };
         let whole = must_hash || is_within;
-        let blake3 = whole.then(|| hash::full_of(&contents, &file)).transpose().map_err(weights)?;
+        let blake3 = whole.then(|| hash::full_virtual(&contents, &file)).transpose().map_err(weights)?;
         self.records.push(FileRecord { path: path.to_owned(), role, bytes: ByteSize(bytes), sampled, blake3 });
         Ok(())
     }

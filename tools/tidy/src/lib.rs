@@ -1,4 +1,4 @@
-//! Reads the workspace for the tests that keep its rules. The rules themselves are in `tests/`; it knows nothing of ONNX.
+//! Reads the manifests and source files of the workspace for the tests in `tests/`, which enforce the project's rules.
 
 mod metadata;
 mod tree;

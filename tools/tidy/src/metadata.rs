@@ -1,4 +1,4 @@
-//! The workspace's packages and what each declares as a dependency, from `cargo metadata`.
+//! The packages of the workspace and their declared dependencies, from `cargo metadata`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -10,25 +10,25 @@ use serde_json::Value;
 pub struct Package {
     /// Its name.
     pub name: String,
-    /// The folder of its manifest.
+    /// The directory of its manifest.
     pub dir: PathBuf,
-    /// Everything it declares, for all targets.
+    /// Its dependencies for all targets.
     pub dependencies: Vec<Dependency>,
 }
 
 /// One declared dependency.
 #[derive(Debug)]
 pub struct Dependency {
-    /// The package depended on.
+    /// The package.
     pub name: String,
-    /// Whether only tests use it.
+    /// Whether it is a dev-dependency.
     pub dev: bool,
 }
 
-/// All packages of the workspace; reads manifests only, so neither a network nor a build is needed.
+/// All packages of the workspace. Reads manifests only: needs no network and no build.
 ///
 /// # Panics
-/// When cargo cannot be run or answers something else: the rules cannot be checked then.
+/// If cargo cannot be run or its output is not as expected.
 pub fn packages() -> Vec<Package> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".into());
     let answer = Command::new(cargo)
@@ -45,7 +45,7 @@ fn package(value: &Value) -> Package {
     let manifest = PathBuf::from(text(&value["manifest_path"]));
     Package {
         name: text(&value["name"]),
-        dir: manifest.parent().expect("a manifest lies in a folder").to_owned(),
+        dir: manifest.parent().expect("a manifest is in a directory").to_owned(),
         dependencies: list(&value["dependencies"]).iter().map(dependency).collect(),
     }
 }

@@ -1,4 +1,4 @@
-//! The files people write, found by walking the rooms; build outputs, fetched things and model files are left out.
+//! Finds the text files of the project, without build outputs, downloads and model files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub struct SourceFile {
     /// Its path from the root, with forward slashes.
     pub path: String,
-    /// What it says.
+    /// Its contents.
     pub text: String,
 }
 

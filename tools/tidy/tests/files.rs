@@ -1,17 +1,17 @@
-//! What every file keeps: a size one can read, a name that says something, a first sentence, no path of one machine.
+//! Rules for every file: a maximum length, a meaningful name, a module comment, no path of a particular machine.
 
 use hpp_tidy::{SourceFile, source_files};
 
-const MOST_LINES: usize = 800;
+const MAX_LINES: usize = 800;
 
-/// File names that say nothing about what is inside.
+/// File names that do not describe the contents.
 const EMPTY_NAMES: [&str; 4] = ["utils.rs", "util.rs", "common.rs", "helpers.rs"];
 
-/// Where home folders and checkouts lie on somebody's machine; pieced together so that this file passes its own test.
+/// Prefixes of home directories and checkouts. Concatenated, so that this file passes its own test.
 const MACHINE_PATHS: [&str; 4] =
     [concat!("/wo", "rk/"), concat!("/ro", "ot/"), concat!("/ho", "me/"), concat!("/Us", "ers/")];
 
-/// What is left behind by work that is not done; pieced together likewise.
+/// Macros that mark unfinished work. Concatenated for the same reason.
 const UNFINISHED: [&str; 3] = [concat!("to", "do!("), concat!("unimple", "mented!("), concat!("db", "g!(")];
 
 fn rust(files: &[SourceFile]) -> impl Iterator<Item = &SourceFile> {
@@ -26,22 +26,22 @@ fn assert_none(wrong: Vec<String>) {
 fn files_stay_readable() {
     let files = source_files();
     assert!(rust(&files).count() > 10, "the walk finds the sources");
-    let too_long = rust(&files).filter(|file| file.text.lines().count() > MOST_LINES);
-    assert_none(too_long.map(|file| format!("{} is longer than {MOST_LINES} lines", file.path)).collect());
+    let too_long = rust(&files).filter(|file| file.text.lines().count() > MAX_LINES);
+    assert_none(too_long.map(|file| format!("{} is longer than {MAX_LINES} lines", file.path)).collect());
 }
 
 #[test]
-fn names_say_something() {
+fn names_describe_the_contents() {
     let files = source_files();
     let empty = rust(&files).filter(|file| EMPTY_NAMES.iter().any(|name| file.path.ends_with(&format!("/{name}"))));
-    assert_none(empty.map(|file| format!("{} needs a name that says what it holds", file.path)).collect());
+    assert_none(empty.map(|file| format!("{} needs a name that describes its contents", file.path)).collect());
 }
 
 #[test]
 fn modules_begin_with_a_sentence() {
     let files = source_files();
-    let silent = rust(&files).filter(|file| !file.text.starts_with("//! "));
-    assert_none(silent.map(|file| format!("{} does not begin with a //! sentence", file.path)).collect());
+    let undocumented = rust(&files).filter(|file| !file.text.starts_with("//! "));
+    assert_none(undocumented.map(|file| format!("{} does not begin with a //! sentence", file.path)).collect());
 }
 
 #[test]

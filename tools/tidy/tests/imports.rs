@@ -1,11 +1,11 @@
-//! Who may import whom. Imports point down only, and `tools` and `runtime` meet in `hpp-schema` alone; `hpp-io`, which
-//! knows no format of ours, serves every command.
+//! Rules for dependencies between crates: imports point down, and `tools` and `runtime` share only `hpp-schema`,
+//! `hpp-io` and `hpp-packaging`.
 
 use std::fs;
 
 use hpp_tidy::{Package, packages};
 
-/// Each room and the rooms it may import. A new crate gets its line here, in the change that adds it.
+/// Each crate and the crates of the workspace that it may import. Add a line here for a new crate.
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-schema", &[]),
     ("hpp-io", &[]),
@@ -18,19 +18,19 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
     ("hpp-exec", &["hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
-    // Completions and man pages of any command, behind a feature: it knows clap and no room.
+    // Completions and man pages of any command, behind a feature.
     ("hpp-packaging", &[]),
-    // The generator writes ONNX with the reader's own types; it is a test tool, and nothing imports it.
+    // The model generator uses the reader's protobuf types. It is a test tool; no crate imports it.
     ("hpp-fixtures", &["hpp-onnx", "hpp-schema", "hpp-packaging"]),
-    // The tests that run the commands use the tools' own types to make odd models, never to make answers.
-    // One of them holds the planner's simulator against the engine on a virtual clock: neither may know the other.
+    // End-to-end tests use the tools' types to create unusual models, never to compute expected results. One test
+    // compares the planner's simulator with the engine on a virtual clock, so it imports both.
     ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
-    // The campaigns call what reads hostile input in one process, and the commands as programs.
+    // Campaigns call the readers of hostile input in one process, and run the commands as programs.
     ("hpp-campaigns", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-engine", "hpp-onnx", "hpp-schema"]),
     ("hpp-tidy", &[]),
 ];
 
-/// Crates from outside that belong to some rooms only.
+/// External crates that only some crates may use.
 const ONLY_IN: &[(&str, &[&str])] = &[
     ("ort", &["hpp-backend"]),
     ("ort-sys", &["hpp-backend"]),
@@ -51,8 +51,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("minijinja", &["hpp-exec"]),
 ];
 
-/// The one room that may hold `unsafe`.
-const UNSAFE_ROOM: &str = "hpp-backend";
+/// The only crate that may contain `unsafe` code.
+const UNSAFE_CRATE: &str = "hpp-backend";
 
 fn rule<'a>(rules: &'a [(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a str]> {
     rules.iter().find(|(key, _)| *key == name).map(|(_, allowed)| *allowed)
@@ -100,10 +100,10 @@ fn the_check_notices_a_forbidden_import() {
 }
 
 #[test]
-fn unsafe_stays_in_one_room() {
+fn unsafe_stays_in_one_crate() {
     let workspace = fs::read_to_string(hpp_tidy::root().join("Cargo.toml")).expect("the workspace manifest is there");
     assert!(workspace.contains("unsafe_code = \"forbid\""), "the workspace forbids unsafe code");
-    for package in packages().iter().filter(|package| package.name != UNSAFE_ROOM) {
+    for package in packages().iter().filter(|package| package.name != UNSAFE_CRATE) {
         let manifest = fs::read_to_string(package.dir.join("Cargo.toml")).expect("a package has a manifest");
         assert!(manifest.contains("[lints]\nworkspace = true"), "{} must take the workspace's lints", package.name);
     }

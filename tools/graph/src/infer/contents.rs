@@ -1,4 +1,4 @@
-//! Arithmetic on the contents of small integer tensors, element by element, as shape computations need it.
+//! Elementwise symbolic arithmetic on small integer tensors, for shape computations.
 
 use super::fact::Elements;
 use super::merge::MAX_ELEMENTS;
@@ -6,7 +6,7 @@ use super::poly::{as_constant, at_most, below, constant, differ, divide, divide_
 use crate::{Graph, Origin};
 use hpp_schema::Dim;
 
-/// The contents of every small integer weight, by value.
+/// The elements of every small integer weight, by value.
 pub(super) fn of_weights(graph: &Graph) -> Vec<Option<Elements>> {
     let small = |values: &Vec<i64>| values.iter().copied().map(constant).collect();
     let contents = |origin: &Origin| match origin {
@@ -16,10 +16,10 @@ pub(super) fn of_weights(graph: &Graph) -> Vec<Option<Elements>> {
     graph.values.iter().map(|value| contents(&value.origin)).collect()
 }
 
-/// An operator on two elements.
+/// A binary operator on elements.
 pub(super) type Binary = fn(&Dim, &Dim) -> Dim;
 
-/// The operator behind an arithmetic or logical op, on whole numbers.
+/// The integer operator for a binary ONNX operator.
 pub(super) fn binary(op: &str) -> Option<Binary> {
     Some(match op {
         "Add" => |a, b| a.clone() + b.clone(),
@@ -40,7 +40,7 @@ pub(super) fn binary(op: &str) -> Option<Binary> {
     })
 }
 
-/// The operator behind a unary op, on whole numbers.
+/// The integer operator for a unary ONNX operator.
 pub(super) fn unary(op: &str) -> Option<fn(&Dim) -> Dim> {
     Some(match op {
         "Neg" => |a| constant(0) - a.clone(),
@@ -77,7 +77,7 @@ fn pick(a: &Dim, b: &Dim, first: bool, second: bool) -> Dim {
     }
 }
 
-/// Integer division as ONNX does it (toward zero), where that is certain.
+/// Integer division as in ONNX, toward zero; unknown where the result is not certain.
 fn whole_quotient(a: &Dim, b: &Dim) -> Dim {
     if let (Some(a), Some(b)) = (as_constant(a), as_constant(b)) {
         return a.checked_div(b).map_or(Dim::Unknown, constant);
@@ -88,7 +88,7 @@ fn whole_quotient(a: &Dim, b: &Dim) -> Dim {
     }
 }
 
-/// The remainder with the divisor's sign, as `Mod` has it for integers.
+/// The remainder with the divisor's sign, as in `Mod` for integers.
 fn remainder(a: &Dim, b: &Dim) -> Dim {
     match (as_constant(a), as_constant(b)) {
         (Some(a), Some(b)) if b > 0 => a.checked_rem_euclid(b).map_or(Dim::Unknown, constant),
@@ -97,7 +97,7 @@ fn remainder(a: &Dim, b: &Dim) -> Dim {
     }
 }
 
-/// Element by element; a single element meets each of the others.
+/// Applies an operator elementwise; a single element is broadcast. `None` if the lengths do not match.
 pub(super) fn zip(a: &[Dim], b: &[Dim], op: impl Fn(&Dim, &Dim) -> Dim) -> Option<Elements> {
     let length = if a.len() == 1 { b.len() } else { a.len() };
     if !matches!(b.len(), l if l == length || l == 1) {
@@ -106,7 +106,7 @@ pub(super) fn zip(a: &[Dim], b: &[Dim], op: impl Fn(&Dim, &Dim) -> Dim) -> Optio
     Some((0..length).map(|i| op(&a[i % a.len()], &b[i % b.len()])).collect())
 }
 
-/// `Where` on contents: an undecided condition still decides between equals.
+/// `Where` on elements. An unknown condition gives a known result if both choices are equal.
 pub(super) fn select(condition: &[Dim], yes: &[Dim], no: &[Dim]) -> Option<Elements> {
     let length = [condition.len(), yes.len(), no.len()].into_iter().max()?;
     let fits = |list: &[Dim]| list.len() == length || list.len() == 1;

@@ -1,12 +1,15 @@
-//! What a rule may look at: one node, the facts of its inputs, its attributes.
+//! The input of a rule: one node, facts about its inputs, and its attributes.
 
-use super::fact::{Elements, Fact, fact};
+use super::fact::{Elements, Fact, Facts, fact};
 use super::merge::MAX_ELEMENTS;
 use super::poly::{as_constant, constant};
 use crate::{Attribute, Graph, Node, ValueId};
 use hpp_schema::{DType, Dim, Shape};
 
-/// One node seen by its rule.
+/// Derives facts about the outputs of a node.
+pub(super) type Rule = fn(&Context) -> Facts;
+
+/// One node, as its rule sees it.
 pub(super) struct Context<'a> {
     pub graph: &'a Graph,
     pub node: &'a Node,
@@ -15,7 +18,7 @@ pub(super) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The value at an input, if it is there.
+    /// The value at an input, if present.
     pub fn input(&self, at: usize) -> Option<ValueId> {
         self.node.inputs.get(at).copied().flatten()
     }
@@ -46,7 +49,7 @@ impl<'a> Context<'a> {
         fact(self.dtype(at), self.shape_of(at))
     }
 
-    /// Elements of an input: tracked ones, or as many unknowns as a small vector of known length has.
+    /// Elements of an input: the tracked ones, or unknown ones for a small integer vector of known length.
     pub fn elements(&self, at: usize) -> Option<Elements> {
         let id = self.input(at)?;
         if let Some(elements) = &self.elements[id.0 as usize] {
@@ -62,23 +65,23 @@ impl<'a> Context<'a> {
         (countable && count <= MAX_ELEMENTS).then(|| vec![Dim::Unknown; count])
     }
 
-    /// Elements of an input when all of them are plain numbers.
+    /// Elements of an input, if all are numbers.
     pub fn constants(&self, at: usize) -> Option<Vec<i64>> {
         self.elements(at)?.iter().map(as_constant).collect()
     }
 
-    /// The single number an input holds.
+    /// The element of an input with exactly one.
     pub fn scalar(&self, at: usize) -> Option<Dim> {
         let elements = self.elements(at)?;
         if elements.len() == 1 { elements.into_iter().next() } else { None }
     }
 
-    /// A list of integers that older operator sets take as an attribute and newer ones as an input.
+    /// A list of integers that is an attribute in older operator sets and an input in newer ones.
     pub fn list(&self, attribute: &str, input: usize) -> Option<Vec<i64>> {
         self.ints(attribute).map(<[i64]>::to_vec).or_else(|| self.constants(input))
     }
 
-    /// Whether an optional list is given at all, readable or not.
+    /// Whether such a list is present, even if its elements are unknown.
     pub fn has_list(&self, attribute: &str, input: usize) -> bool {
         self.node.attributes.contains_key(attribute) || self.input(input).is_some()
     }
@@ -88,12 +91,12 @@ impl<'a> Context<'a> {
         self.node.int(name).unwrap_or(default)
     }
 
-    /// An integer attribute as a dimension, if given and positive.
+    /// A positive integer attribute as a dimension; unknown otherwise.
     pub fn size(&self, name: &str) -> Dim {
         self.node.int(name).filter(|v| *v > 0).map_or(Dim::Unknown, constant)
     }
 
-    /// A list attribute.
+    /// An attribute with a list of integers.
     pub fn ints(&self, name: &str) -> Option<&'a [i64]> {
         match self.node.attributes.get(name) {
             Some(Attribute::Ints(values)) => Some(values),
@@ -101,7 +104,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// A text attribute.
+    /// A string attribute.
     pub fn text(&self, name: &str) -> Option<&'a str> {
         match self.node.attributes.get(name) {
             Some(Attribute::String(bytes)) => std::str::from_utf8(bytes).ok(),
@@ -114,24 +117,24 @@ impl<'a> Context<'a> {
         DType::from_onnx(i32::try_from(self.node.int(name)?).ok()?)
     }
 
-    /// Version of the operator set this node belongs to; the newest where the file does not say.
+    /// Version of the node's operator set; the newest if the file does not declare it.
     pub fn opset(&self) -> i64 {
         self.graph.opsets.get(&self.node.domain).copied().unwrap_or(i64::MAX)
     }
 
-    /// The `axis` attribute against a rank.
+    /// The `axis` attribute as an index below `rank`.
     pub fn axis(&self, default: i64, rank: usize) -> Option<usize> {
         wrap(self.int("axis", default), rank)
     }
 }
 
-/// An axis counted from either end, if the rank has it.
+/// An axis, counted from the end if negative, as an index; `None` if out of range.
 pub(super) fn wrap(axis: i64, rank: usize) -> Option<usize> {
     let axis = if axis < 0 { axis.checked_add(i64::try_from(rank).ok()?)? } else { axis };
     usize::try_from(axis).ok().filter(|axis| *axis < rank)
 }
 
-/// Several axes; `None` if one is out of range.
+/// Several axes as indices; `None` if one is out of range.
 pub(super) fn wrap_all(axes: &[i64], rank: usize) -> Option<Vec<usize>> {
     axes.iter().map(|axis| wrap(*axis, rank)).collect()
 }

@@ -1,12 +1,11 @@
-//! What a rule says of one output: element type, shape, and the elements of small integer tensors.
+//! Facts that a rule states about one output: element type, shape, and the elements of small integer tensors.
 
-use super::context::Context;
 use hpp_schema::{DType, Dim, Shape};
 
-/// The contents of a small integer (or boolean) tensor in row-major order, each element symbolic or unknown.
+/// The elements of a small integer or boolean tensor in row-major order, each symbolic or unknown.
 pub(super) type Elements = Vec<Dim>;
 
-/// Everything a rule found out about one output; what it left out stays as the file has it.
+/// The facts about one output. The declaration in the file fills missing fields.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fact {
     pub dtype: Option<DType>,
@@ -14,23 +13,20 @@ pub(super) struct Fact {
     pub elements: Option<Elements>,
 }
 
-/// What a rule says of all outputs, in order; missing ones are unknown.
+/// The facts about all outputs, in order; missing outputs are unknown.
 pub(super) type Facts = Vec<Fact>;
 
-/// What an operator's outputs are, given its inputs.
-pub(super) type Rule = fn(&Context) -> Facts;
-
-/// A fact of a type and a shape.
+/// A fact with a type and a shape.
 pub(super) fn fact(dtype: Option<DType>, shape: Option<Shape>) -> Fact {
     Fact { dtype, shape, elements: None }
 }
 
-/// One output.
+/// Facts about a single output.
 pub(super) fn one(dtype: Option<DType>, shape: Option<Shape>) -> Facts {
     vec![fact(dtype, shape)]
 }
 
-/// One output of a fixed type.
+/// Facts about a single output of a fixed type.
 pub(super) fn typed(dtype: DType, shape: Option<Shape>) -> Facts {
     one(Some(dtype), shape)
 }
@@ -42,7 +38,7 @@ pub(super) fn ranked(rank: usize) -> Shape {
 
 impl Fact {
     /// This fact with these elements.
-    pub fn holding(mut self, elements: Option<Elements>) -> Fact {
+    pub fn with_elements(mut self, elements: Option<Elements>) -> Fact {
         self.elements = elements;
         self
     }

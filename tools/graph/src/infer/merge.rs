@@ -1,4 +1,4 @@
-//! How inferred facts meet what the file says: the file wins, gaps are filled, disagreements are noted.
+//! Merges inferred facts into declarations of the file: declarations win, gaps are filled, contradictions are recorded.
 
 use super::Disagreement;
 use super::fact::Fact;
@@ -7,26 +7,28 @@ use crate::{Graph, ValueId};
 use hpp_schema::{Dim, Shape};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Contents of tensors larger than this are not tracked.
+/// Maximum number of elements of a tensor whose elements are tracked.
 pub(super) const MAX_ELEMENTS: usize = 64;
 
-/// No real tensor has more dimensions; hostile input must not make shapes grow for ever.
+/// Maximum rank. No real tensor has more dimensions; the limit stops hostile input from growing shapes without bound.
 const MAX_RANK: usize = 64;
 
-/// Symbols of the file that nothing but an exporter's numbering stands behind, and what they turned out to be.
+/// Symbols that the exporter invented for inner dimensions, and the inferred dimensions that replace them.
 ///
-/// A symbol is opaque when no graph input carries it: nobody could give it a value before running.
-pub(super) struct Opaque {
+/// A symbol is invented if no graph input has it: its value is not known before a run.
+pub(super) struct ExporterSymbols {
+    /// Symbols of graph inputs.
     bound: BTreeSet<String>,
-    meanings: BTreeMap<String, Option<Dim>>,
+    /// The dimension that replaces each invented symbol; `None` if inference found different ones.
+    replacements: BTreeMap<String, Option<Dim>>,
 }
 
-impl Opaque {
-    /// Takes every symbol of the graph's inputs as meaningful.
+impl ExporterSymbols {
+    /// Collects the symbols of the graph's inputs.
     pub fn of(graph: &Graph) -> Self {
         let shapes = graph.inputs.iter().filter_map(|id| graph.value(*id).shape.as_ref());
         let bound = shapes.flatten().flat_map(|dim| dim.symbols().into_iter().map(str::to_owned)).collect();
-        Opaque { bound, meanings: BTreeMap::new() }
+        ExporterSymbols { bound, replacements: BTreeMap::new() }
     }
 
     /// Whether every symbol of `dim` comes from a graph input.
@@ -34,34 +36,36 @@ impl Opaque {
         *dim != Dim::Unknown && dim.symbols().into_iter().all(|s| self.bound.contains(s))
     }
 
-    /// Whether `declared` says less than `inferred`. An opaque name is remembered for where nothing is inferred.
-    fn says_less(&mut self, declared: &Dim, inferred: &Dim) -> bool {
+    /// Whether `inferred` is more specific than `declared`. Records the replacement of an invented symbol.
+    fn is_more_specific(&mut self, declared: &Dim, inferred: &Dim) -> bool {
         if self.is_bound(declared) || !self.is_bound(inferred) {
             return *declared == Dim::Unknown;
         }
         if let Some(name) = declared.as_symbol() {
-            let meaning = self.meanings.entry(name.to_owned()).or_insert_with(|| Some(inferred.clone()));
-            meaning.take_if(|meaning| meaning != inferred);
+            let replacement = self.replacements.entry(name.to_owned()).or_insert_with(|| Some(inferred.clone()));
+            replacement.take_if(|replacement| replacement != inferred);
         }
         true
     }
 
-    /// Puts meanings in place of names everywhere. A name with two meanings keeps none.
-    pub fn replace_in(self, graph: &mut Graph) {
-        let meanings: BTreeMap<String, Dim> = self.meanings.into_iter().filter_map(|(n, m)| Some((n, m?))).collect();
-        if meanings.is_empty() {
+    /// Substitutes invented symbols everywhere. A symbol with two different replacements stays.
+    pub fn substitute(self, graph: &mut Graph) {
+        let replacements: BTreeMap<String, Dim> =
+            self.replacements.into_iter().filter_map(|(name, dim)| Some((name, dim?))).collect();
+        if replacements.is_empty() {
             return;
         }
         for dim in graph.values.iter_mut().filter_map(|v| v.shape.as_mut()).flatten() {
-            if dim.symbols().iter().any(|s| meanings.contains_key(*s)) {
-                *dim = dim.substitute(&meanings);
+            if dim.symbols().iter().any(|s| replacements.contains_key(*s)) {
+                *dim = dim.substitute(&replacements);
             }
         }
     }
 }
 
-/// Drops what no tensor can have: negative sizes, absurd ranks, long contents.
-pub(super) fn sane(mut fact: Fact) -> Fact {
+/// Drops facts that no tensor can have: negative sizes, excessive ranks. Also drops element lists that are too long to
+/// track.
+pub(super) fn drop_impossible(mut fact: Fact) -> Fact {
     fact.elements = fact.elements.filter(|elements| elements.len() <= MAX_ELEMENTS);
     fact.shape = fact.shape.filter(|shape| shape.len() <= MAX_RANK);
     for dim in fact.shape.iter_mut().flatten() {
@@ -72,8 +76,8 @@ pub(super) fn sane(mut fact: Fact) -> Fact {
     fact
 }
 
-/// Takes an inferred fact over what the file says: for constants, whose tensor is the file's better word.
-pub(super) fn correct(graph: &mut Graph, id: ValueId, fact: &Fact, disagreements: &mut Vec<Disagreement>) {
+/// Replaces a declaration by an inferred fact: for `Constant` nodes, whose tensor is authoritative.
+pub(super) fn overwrite(graph: &mut Graph, id: ValueId, fact: &Fact, disagreements: &mut Vec<Disagreement>) {
     let value = &mut graph.values[id.0 as usize];
     if let (Some(declared), Some(inferred)) = (&value.shape, &fact.shape)
         && contradicts(declared, inferred)
@@ -89,12 +93,12 @@ pub(super) fn correct(graph: &mut Graph, id: ValueId, fact: &Fact, disagreements
     value.shape = fact.shape.clone().or(value.shape.take());
 }
 
-/// Fills a value's gaps from an inferred fact and notes what does not agree.
+/// Fills the gaps of a declaration from an inferred fact, and records contradictions.
 pub(super) fn merge(
     graph: &mut Graph,
     id: ValueId,
     inferred: &Fact,
-    opaque: &mut Opaque,
+    symbols: &mut ExporterSymbols,
     disagreements: &mut Vec<Disagreement>,
 ) {
     let value = &mut graph.values[id.0 as usize];
@@ -116,13 +120,13 @@ pub(super) fn merge(
         return;
     }
     for (declared, found) in declared.iter_mut().zip(found) {
-        if opaque.says_less(declared, found) {
+        if symbols.is_more_specific(declared, found) {
             *declared = found.clone();
         }
     }
 }
 
-/// Whether no values of the symbols make the two shapes equal.
+/// Whether the shapes differ for every value of the symbols.
 pub(super) fn contradicts(declared: &Shape, inferred: &Shape) -> bool {
     declared.len() != inferred.len() || declared.iter().zip(inferred).any(|(a, b)| differ(a, b))
 }

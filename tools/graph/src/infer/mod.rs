@@ -1,10 +1,11 @@
-//! Element types and symbolic shapes for graphs whose exporter left them out, and what the nodes then cost.
+//! Infers element types and symbolic shapes that the exporter left out, and computes the cost of nodes from them.
 //!
-//! One pass in execution order: each operator's rule sees the facts of its inputs (and the contents of small integer
-//! tensors, symbolically, so that `Reshape` and `Expand` get `batch_size` and not a question mark) and says what its
-//! outputs are. A rule answers only what is certain; two things it takes for granted, because every exporter does:
-//! sizes are not negative, and a symbolic bound of a slice lies inside what it cuts. What a file says of a value wins
-//! over what was inferred; where they cannot both be right the [`Report`] says so. This module knows no file format.
+//! One pass in execution order. The rule of each operator derives facts about the outputs (type, shape, and the
+//! symbolic elements of small integer tensors, so that `Reshape` and `Expand` produce `batch_size` instead of an
+//! unknown size) from facts about the inputs. Invariant: a rule states only what is certain, under two assumptions that
+//! hold for every exporter: sizes are not negative, and a symbolic slice bound lies inside the sliced dimension. A
+//! declaration in the file takes precedence over an inferred fact; the [`Report`] lists contradictions. Does not know
+//! file formats.
 
 mod contents;
 mod context;
@@ -20,62 +21,63 @@ use crate::{Graph, NodeId, ValueId};
 use context::Context;
 use fact::{Elements, Facts};
 use hpp_schema::{DType, Dim, Shape};
-use merge::{Opaque, correct, merge, sane};
+use merge::{ExporterSymbols, drop_impossible, merge, overwrite};
 use std::collections::BTreeMap;
 
-/// What inference could not do.
+/// Operators, values and declarations that inference could not resolve.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Operators without a rule, as `domain::op`, and how often each occurs.
+    /// Operators without a rule, as `domain::op`, and the number of their nodes.
     pub unknown_ops: BTreeMap<String, usize>,
-    /// Values still without an element type: outputs of unknown operators, and sequences.
+    /// Values without an element type: outputs of unknown operators, and sequences.
     pub untyped: Vec<ValueId>,
-    /// Places where the file contradicts the rules. The file's word was kept, except over a constant's own tensor.
+    /// Declarations that contradict the rules. The declaration was kept, except for a `Constant`, whose tensor is
+    /// authoritative.
     pub disagreements: Vec<Disagreement>,
 }
 
-/// A declared fact that cannot be what the operator yields.
+/// A declaration that contradicts the operator's rule.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Disagreement {
     /// Different element types.
     DType { value: ValueId, declared: DType, inferred: DType },
-    /// Shapes no sizes make equal.
+    /// Shapes that differ for every value of the symbols.
     Shape { value: ValueId, declared: Shape, inferred: Shape },
 }
 
-/// Fills element types and shapes of values where they are missing.
+/// Adds missing element types and shapes to the values of a graph.
 pub fn infer(graph: &mut Graph) -> Report {
     let mut report = Report::default();
-    let mut opaque = Opaque::of(graph);
+    let mut exporter_symbols = ExporterSymbols::of(graph);
     let mut elements = contents::of_weights(graph);
     for id in graph.node_ids() {
         let facts = facts_of(graph, id, &elements, &mut report);
         let outputs = graph.node(id).outputs.clone();
         for (output, fact) in outputs.into_iter().zip(facts) {
             let Some(output) = output else { continue };
-            let fact = sane(fact);
+            let fact = drop_impossible(fact);
             match graph.node(id).op_type.as_str() {
-                "Constant" => correct(graph, output, &fact, &mut report.disagreements),
-                _ => merge(graph, output, &fact, &mut opaque, &mut report.disagreements),
+                "Constant" => overwrite(graph, output, &fact, &mut report.disagreements),
+                _ => merge(graph, output, &fact, &mut exporter_symbols, &mut report.disagreements),
             }
             elements[output.0 as usize] = fact.elements;
         }
     }
-    opaque.replace_in(graph);
+    exporter_symbols.substitute(graph);
     report.untyped = graph.value_ids().filter(|id| graph.value(*id).dtype.is_none()).collect();
     report
 }
 
-/// The contents of small integer tensors as far as they follow from shapes, each element symbolic or unknown, by value.
-/// `graph` has been through [`infer()`]. Elements are in row-major order; what is larger than shape computations need is `None`.
+/// The elements of small integer tensors, by value, as far as they follow from shapes. Each element is symbolic or
+/// unknown, in row-major order; `None` for other tensors. Call [`infer()`] on `graph` first.
 pub fn contents(graph: &Graph) -> Vec<Option<Vec<Dim>>> {
     let mut elements = contents::of_weights(graph);
     for id in graph.node_ids() {
         let facts = facts_of(graph, id, &elements, &mut Report::default());
         for (output, fact) in graph.node(id).outputs.iter().zip(facts) {
             if let Some(output) = output {
-                elements[output.0 as usize] = sane(fact).elements;
+                elements[output.0 as usize] = drop_impossible(fact).elements;
             }
         }
     }

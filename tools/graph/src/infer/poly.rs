@@ -1,19 +1,20 @@
-//! Exact arithmetic on dimensions that [`Dim`]'s operators do not offer: signed constants, division, comparison.
+//! Exact arithmetic on dimensions beyond the operators of [`Dim`]: signed constants, division, comparison.
 //!
-//! Everything here answers "provably" or not at all. Symbols are taken to be sizes, that is, never negative.
+//! Invariant: a result holds for all values of the symbols, or it is unknown. Symbols are sizes, so they are not
+//! negative.
 
 use hpp_schema::Dim;
 use std::collections::BTreeMap;
 
-/// Products of more symbols than this are not worth keeping; hostile input must not make us multiply for ever.
+/// Maximum degree of a product. The limit stops hostile input from growing polynomials without bound.
 const MAX_DEGREE: usize = 8;
 
-/// A dimension-like number that may be negative, as slices and reshapes use.
+/// A constant, which may be negative as in slices and reshapes.
 pub(super) fn constant(value: i64) -> Dim {
     Dim::Known(if value == 0 { BTreeMap::new() } else { BTreeMap::from([(vec![], value)]) })
 }
 
-/// The number, negative ones included, if there are no symbols.
+/// The value of a constant, which may be negative; `None` if there are symbols.
 pub(super) fn as_constant(dim: &Dim) -> Option<i64> {
     let Dim::Known(terms) = dim else { return None };
     match terms.len() {
@@ -28,7 +29,7 @@ fn degree(dim: &Dim) -> usize {
     terms.keys().map(Vec::len).max().unwrap_or(0)
 }
 
-/// `a * b`, unknown where the product has too many symbols to be worth keeping.
+/// `a * b`; unknown if the degree exceeds the maximum.
 pub(super) fn multiply(a: &Dim, b: &Dim) -> Dim {
     if as_constant(a) == Some(0) || as_constant(b) == Some(0) {
         return constant(0);
@@ -36,17 +37,17 @@ pub(super) fn multiply(a: &Dim, b: &Dim) -> Dim {
     if degree(a) + degree(b) > MAX_DEGREE { Dim::Unknown } else { a.clone() * b.clone() }
 }
 
-/// The product of all, 1 for none.
+/// The product of all dimensions; 1 for none.
 pub(super) fn product<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
     dims.into_iter().fold(constant(1), |all, dim| multiply(&all, dim))
 }
 
-/// The sum of all, 0 for none.
+/// The sum of all dimensions; 0 for none.
 pub(super) fn sum<'a>(dims: impl IntoIterator<Item = &'a Dim>) -> Dim {
     dims.into_iter().fold(constant(0), |all, dim| all + dim.clone())
 }
 
-/// `a / b` where it divides without remainder whatever the symbols are, else unknown.
+/// `a / b` if the division is exact for all values of the symbols; unknown otherwise.
 pub(super) fn divide(a: &Dim, b: &Dim) -> Dim {
     let (Dim::Known(terms), Dim::Known(divisor)) = (a, b) else { return Dim::Unknown };
     if a == b && !terms.is_empty() {
@@ -65,7 +66,7 @@ pub(super) fn divide(a: &Dim, b: &Dim) -> Dim {
     Dim::Known(quotient)
 }
 
-/// The sorted multiset `all` without the sorted multiset `some`, if it holds all of them.
+/// The sorted multiset `all` without the elements of `some`; `None` if one is missing.
 fn without(all: &[String], some: &[String]) -> Option<Vec<String>> {
     let mut rest = all.to_vec();
     for name in some {
@@ -74,7 +75,7 @@ fn without(all: &[String], some: &[String]) -> Option<Vec<String>> {
     Some(rest)
 }
 
-/// `floor(a / by)` for a positive divisor, where that is a polynomial.
+/// `floor(a / by)` for a positive divisor, if that is a polynomial.
 pub(super) fn divide_down(a: &Dim, by: i64) -> Dim {
     let Dim::Known(terms) = a else { return Dim::Unknown };
     if by < 1 {
@@ -91,12 +92,12 @@ pub(super) fn divide_down(a: &Dim, by: i64) -> Dim {
     Dim::Known(quotient)
 }
 
-/// `ceil(a / by)` for a positive divisor, where that is a polynomial.
+/// `ceil(a / by)` for a positive divisor, if that is a polynomial.
 pub(super) fn divide_up(a: &Dim, by: i64) -> Dim {
     if by < 1 { Dim::Unknown } else { divide_down(&(a.clone() + constant(by - 1)), by) }
 }
 
-/// The product of `dividends` over the product of `divisors`, equal factors cancelled first.
+/// The product of `dividends` divided by the product of `divisors`. Equal factors are cancelled first.
 pub(super) fn quotient(mut dividends: Vec<Dim>, divisors: &[Dim]) -> Dim {
     let mut left = vec![];
     for divisor in divisors {
@@ -109,22 +110,22 @@ pub(super) fn quotient(mut dividends: Vec<Dim>, divisors: &[Dim]) -> Dim {
     if as_constant(&divisor) == Some(0) { Dim::Unknown } else { divide(&product(&dividends), &divisor) }
 }
 
-/// Whether `dim` is at least zero whatever the symbols are.
+/// Whether `dim >= 0` for all values of the symbols.
 pub(super) fn never_negative(dim: &Dim) -> bool {
     matches!(dim, Dim::Known(terms) if terms.values().all(|c| *c >= 0))
 }
 
-/// Whether `a <= b` whatever the symbols are.
+/// Whether `a <= b` for all values of the symbols.
 pub(super) fn at_most(a: &Dim, b: &Dim) -> bool {
     never_negative(&(b.clone() - a.clone()))
 }
 
-/// Whether `a < b` whatever the symbols are.
+/// Whether `a < b` for all values of the symbols.
 pub(super) fn below(a: &Dim, b: &Dim) -> bool {
     at_most(&(a.clone() + constant(1)), b)
 }
 
-/// Whether `a` and `b` differ whatever the symbols are.
+/// Whether `a` and `b` differ for all values of the symbols.
 pub(super) fn differ(a: &Dim, b: &Dim) -> bool {
     below(a, b) || below(b, a)
 }
@@ -174,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn squaring_for_ever_ends() {
+    fn repeated_squaring_is_bounded() {
         let mut d = dim("s");
         for _ in 0..200 {
             d = multiply(&d, &d);

@@ -1,4 +1,4 @@
-//! Builds small graphs for tests: values by name, nodes one per line.
+//! Builds small graphs for tests, with values by name.
 
 use hpp_graph::{Attribute, Graph, Node, NodeId, Origin, ValueId, Weight};
 use hpp_schema::{DType, Dim, Shape};
@@ -18,7 +18,7 @@ pub fn shape(text: &str) -> Shape {
 #[allow(dead_code)]
 impl Build {
     pub fn value(&mut self, name: &str, dtype: Option<DType>, shape: Option<Shape>, origin: Origin) -> ValueId {
-        assert!(!self.names.contains_key(name), "{name} is made twice");
+        assert!(!self.names.contains_key(name), "{name} is defined twice");
         let id = self.graph.add_value(name, dtype, shape, origin);
         self.names.insert(name.to_owned(), id);
         id
@@ -37,7 +37,7 @@ impl Build {
         self.value(name, Some(DType::Float32), Some(shape), Origin::Weight(weight))
     }
 
-    /// An operator as `domain::Op`, its inputs by name (empty for one left out) and its outputs.
+    /// Adds a node: an operator as `domain::Op`, and names of inputs and outputs (empty for an omitted one).
     pub fn node(&mut self, op: &str, inputs: &[&str], outputs: &[&str]) -> NodeId {
         self.node_with(op, inputs, outputs, &[])
     }
@@ -71,7 +71,7 @@ impl Build {
     }
 }
 
-/// How a decoder stores what it has seen.
+/// How a decoder stores keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(dead_code)]
 pub enum Cache {
@@ -79,7 +79,7 @@ pub enum Cache {
     Fused,
     /// Concat, product, softmax, product.
     Appended,
-    /// Every pass starts from nothing.
+    /// No cache.
     None,
 }
 

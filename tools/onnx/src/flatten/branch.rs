@@ -1,35 +1,20 @@
-//! Merged decoders: where an `If` on a boolean graph input holds the whole model twice, keeps the branch generation uses.
+//! Merged decoders: an `If` on a boolean graph input holds the model twice. Keeps the branch for generation.
 //!
-//! The branch that generates is the one that reads state: graph inputs the other one has no use for. The choice is made
-//! from what the branches read, never from names.
+//! That is the branch that reads states: graph inputs that the other branch does not read. Names do not matter.
 
 use super::functions::identity;
 use super::rename::{Fresh, Renamer};
-use crate::names;
+use crate::names::{self, default_domain};
+use crate::note::BranchChoice;
 use crate::proto::{GraphProto, NodeProto, tensor_proto::DataType, type_proto::Value};
-use crate::read::default_domain;
 use std::collections::{HashMap, HashSet};
-use std::fmt;
 
-/// Which branch of a merged decoder became the graph.
-#[derive(Clone, Debug, PartialEq)]
-pub struct BranchChoice {
-    /// The boolean graph input that chose between the branches.
-    pub condition: String,
-    /// The value that input would need for this branch.
-    pub value: bool,
-    /// Graph inputs only this branch reads: the state it carries.
-    pub state_inputs: Vec<String>,
-    /// Graph inputs nothing reads any more, the condition first. They are gone from the graph.
-    pub dropped_inputs: Vec<String>,
-}
-
-/// Chooses and inlines, if the graph is a merged decoder.
+/// Inlines the branch for generation if the graph is a merged decoder.
 pub fn choose(graph: &mut GraphProto) -> Option<BranchChoice> {
     let (condition, value, state_inputs) = decide(graph)?;
-    let mut taker = Taker { fresh: names_outside(graph, &condition), condition: &condition, value };
+    let mut inliner = BranchInliner { fresh: names_outside(graph, &condition), condition: &condition, value };
     for node in std::mem::take(&mut graph.node) {
-        taker.node(node, graph);
+        inliner.node(node, graph);
     }
     let outputs: HashSet<String> = graph.output.iter().map(|o| o.name().to_owned()).collect();
     graph.value_info.retain(|info| !outputs.contains(info.name()));
@@ -37,7 +22,7 @@ pub fn choose(graph: &mut GraphProto) -> Option<BranchChoice> {
     Some(BranchChoice { condition, value, state_inputs, dropped_inputs })
 }
 
-/// Names that inlining must not take: all but those inside the branches.
+/// Avoids all names outside the branches.
 fn names_outside(graph: &GraphProto, condition: &str) -> Fresh {
     let mut taken: HashSet<String> = names::given(graph).map(str::to_owned).collect();
     taken.extend(graph.output.iter().map(|o| o.name().to_owned()));
@@ -47,10 +32,10 @@ fn names_outside(graph: &GraphProto, condition: &str) -> Fresh {
             false => names::all_of_node(node, &mut taken),
         }
     }
-    Fresh::apart_from(taken)
+    Fresh::avoiding(taken)
 }
 
-/// The condition, its value for the branch that reads more state, and that state.
+/// The condition, its value for the branch that reads more states, and the inputs of those states.
 fn decide(graph: &GraphProto) -> Option<(String, bool, Vec<String>)> {
     let inputs: Vec<&str> = graph.input.iter().map(|i| i.name()).collect();
     let weights: HashSet<&str> = names::weights(graph).collect();
@@ -93,7 +78,7 @@ fn is_if_on(node: &NodeProto, condition: &str) -> bool {
     condition_of(node) == Some(condition)
 }
 
-/// What decides an `If` that has both branches.
+/// The condition of an `If` with both branches.
 fn condition_of(node: &NodeProto) -> Option<&str> {
     let is_if = node.op_type() == "If" && default_domain(node.domain()).is_empty();
     let whole = is_if && branch(node, true).is_some() && branch(node, false).is_some();
@@ -105,14 +90,14 @@ fn branch(node: &NodeProto, value: bool) -> Option<&GraphProto> {
     node.attribute.iter().find(|a| a.name() == wanted)?.g.as_ref()
 }
 
-/// Rebuilds a graph's nodes, with the chosen branch in place of each `If` on the condition.
-struct Taker<'a> {
+/// Rebuilds the nodes of a graph, with the chosen branch in place of each `If` on the condition.
+struct BranchInliner<'a> {
     fresh: Fresh,
     condition: &'a str,
     value: bool,
 }
 
-impl Taker<'_> {
+impl BranchInliner<'_> {
     fn node(&mut self, node: NodeProto, graph: &mut GraphProto) {
         let chosen = if is_if_on(&node, self.condition) { branch(&node, self.value) } else { None };
         let Some(mut body) = chosen.cloned() else {
@@ -127,7 +112,7 @@ impl Taker<'_> {
         graph.sparse_initializer.append(&mut body.sparse_initializer);
         graph.quantization_annotation.append(&mut body.quantization_annotation);
         graph.value_info.append(&mut body.value_info);
-        // A branch may choose again, on the same condition.
+        // A branch may contain another `If` on the same condition.
         for inner in body.node {
             self.node(inner, graph);
         }
@@ -135,8 +120,8 @@ impl Taker<'_> {
     }
 }
 
-/// What the branch's outputs are called outside: names for values its nodes produce, and, where a value has a name
-/// already (an outer value, a weight, a second output), the index of the output and the name it also needs.
+/// Outer names of the branch's outputs: new names for values that its nodes produce, and, for values that keep their
+/// name (outer values, weights, repeated outputs), the index of the output and its outer name.
 fn outputs(node: &NodeProto, body: &GraphProto) -> (HashMap<String, String>, Vec<(usize, String)>) {
     let produced: HashSet<&str> = names::produced(&body.node).collect();
     let mut decided = HashMap::new();
@@ -154,7 +139,7 @@ fn outputs(node: &NodeProto, body: &GraphProto) -> (HashMap<String, String>, Vec
     (decided, aliases)
 }
 
-/// Removes inputs that nothing reads any more, if the choice made them so; names them, the condition first.
+/// Removes unread inputs. Returns their names, the condition first.
 fn drop_unread(graph: &mut GraphProto, condition: &str) -> Vec<String> {
     let read: HashSet<String> = {
         let nodes = graph.node.iter().flat_map(names::reads);
@@ -166,12 +151,4 @@ fn drop_unread(graph: &mut GraphProto, condition: &str) -> Vec<String> {
     graph.input.retain(|i| !unread(i.name()));
     dropped.sort_by_key(|name| name != condition);
     dropped
-}
-
-impl fmt::Display for BranchChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let BranchChoice { condition, value, state_inputs, .. } = self;
-        let n = state_inputs.len();
-        write!(f, "merged decoder: took the branch for {condition} = {value}, which reads {n} state inputs")
-    }
 }

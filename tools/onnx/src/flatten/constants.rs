@@ -1,13 +1,13 @@
-//! Weights that an exporter left inside `Constant` nodes become initializers, like every other weight.
+//! Turns weights in `Constant` nodes into initializers.
 
+use crate::names::default_domain;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
-use crate::read::default_domain;
 use crate::tensor;
 
-/// Constants from this size on are weights; smaller ones are part of the graph's structure.
+/// Constants of at least this size are weights; smaller ones are structure.
 const WEIGHT_BYTES: u64 = 16 << 10;
 
-/// Lifts large constants; says how many. The values keep their names.
+/// Turns large constants into initializers of the same names. Returns their number.
 pub fn lift(graph: &mut GraphProto) -> usize {
     let large: Vec<NodeProto> = graph.node.extract_if(.., |node| value_of(node).is_some()).collect();
     for node in &large {

@@ -1,32 +1,31 @@
-//! Inlines functions a model defines itself, nested calls included, into plain nodes with names of their own.
+//! Inlines functions that the model defines, nested calls included, as plain nodes with fresh names.
 //!
-//! A function written against another version of an operator set than the model's is not inlined: its nodes would
-//! change meaning. It stays a function, and its calls stay nodes.
+//! A function that uses another operator set version than the model is not inlined, because its nodes would change
+//! meaning. The function and its calls stay.
 
 use super::rename::{Fresh, Renamer};
-use crate::model::Note;
-use crate::names;
+use crate::names::{self, default_domain};
+use crate::note::Note;
 use crate::proto::{
     AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
-use crate::read::default_domain;
 use crate::walk;
 use prost::Message;
 use std::collections::{HashMap, HashSet};
 
-/// Deepest nesting of calls.
+/// Maximum nesting depth of calls.
 const MAX_CALLS: usize = 64;
 
-/// Most nodes inlining may make: a few lines of nested functions can ask for billions.
+/// Maximum number of nodes that inlining may create: a few nested functions could ask for billions.
 const MAX_NODES: usize = 1 << 18;
 
-/// Most bytes of names and attributes (raw tensor data is shared, not copied) inlining may make.
+/// Maximum bytes of names and attributes that inlining may create. Raw tensor data is shared, not copied.
 const MAX_BYTES: usize = 1 << 30;
 
-/// Longest name a call may lend to what it is replaced by.
+/// Maximum length of a call's name that is used as a prefix.
 const MAX_PREFIX: usize = 512;
 
-/// Why functions cannot be inlined.
+/// The reason why functions cannot be inlined.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum FunctionError {
@@ -44,9 +43,10 @@ pub enum FunctionError {
     Arity { function: String, what: &'static str, takes: usize, given: usize },
 }
 
-type Key = (String, String, String);
+/// Domain, name and overload of a function.
+type FunctionKey = (String, String, String);
 
-/// Inlines every function that can be, and leaves only the others (and what they call) in the model.
+/// Inlines every possible function. Only the others, and the functions that they call, stay in the model.
 pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
     if model.functions.is_empty() {
         return Ok(vec![]);
@@ -55,7 +55,7 @@ pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
     let opsets = model.opset_import.clone();
     let mut inliner = Inliner::new(&opsets, &functions)?;
     if let Some(graph) = &mut model.graph {
-        inliner.fresh = Fresh::beside(graph);
+        inliner.fresh = Fresh::for_graph(graph);
         inliner.graph(graph, &mut vec![])?;
         graph.value_info.append(&mut inliner.value_info);
     }
@@ -68,13 +68,13 @@ pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
 
 struct Inliner<'a> {
     /// Each function, and whether it may be inlined.
-    table: HashMap<Key, (&'a FunctionProto, bool)>,
+    table: HashMap<FunctionKey, (&'a FunctionProto, bool)>,
     fresh: Fresh,
     value_info: Vec<ValueInfoProto>,
     imports: Vec<OperatorSetIdProto>,
     calls: usize,
-    made: usize,
-    made_bytes: usize,
+    created_nodes: usize,
+    created_bytes: usize,
 }
 
 impl<'a> Inliner<'a> {
@@ -87,11 +87,11 @@ impl<'a> Inliner<'a> {
                 return Err(FunctionError::DefinedTwice { function: title(function) });
             }
         }
-        let fresh = Fresh::beside(&GraphProto::default());
-        Ok(Inliner { table, fresh, value_info: vec![], imports: vec![], calls: 0, made: 0, made_bytes: 0 })
+        let fresh = Fresh::for_graph(&GraphProto::default());
+        Ok(Inliner { table, fresh, value_info: vec![], imports: vec![], calls: 0, created_nodes: 0, created_bytes: 0 })
     }
 
-    fn graph(&mut self, graph: &mut GraphProto, stack: &mut Vec<Key>) -> Result<(), FunctionError> {
+    fn graph(&mut self, graph: &mut GraphProto, stack: &mut Vec<FunctionKey>) -> Result<(), FunctionError> {
         let mut nodes = Vec::with_capacity(graph.node.len());
         for node in std::mem::take(&mut graph.node) {
             self.node(node, &mut nodes, stack)?;
@@ -104,7 +104,7 @@ impl<'a> Inliner<'a> {
         &mut self,
         mut node: NodeProto,
         into: &mut Vec<NodeProto>,
-        stack: &mut Vec<Key>,
+        stack: &mut Vec<FunctionKey>,
     ) -> Result<(), FunctionError> {
         for body in walk::bodies_mut(&mut node) {
             self.graph(body, stack)?;
@@ -128,12 +128,12 @@ impl<'a> Inliner<'a> {
         Ok(())
     }
 
-    /// The nodes of one call, with the caller's names for arguments and results and fresh ones for the rest.
+    /// The nodes of one call, with the caller's names for inputs and outputs and fresh names for inner values.
     fn instantiate(&mut self, call: &NodeProto, function: &FunctionProto) -> Result<Vec<NodeProto>, FunctionError> {
         self.calls += 1;
-        self.made += function.node.len();
-        self.made_bytes += function.node.iter().map(own_bytes).sum::<usize>();
-        if self.made > MAX_NODES || self.made_bytes > MAX_BYTES {
+        self.created_nodes += function.node.len();
+        self.created_bytes += function.node.iter().map(own_bytes).sum::<usize>();
+        if self.created_nodes > MAX_NODES || self.created_bytes > MAX_BYTES {
             return Err(FunctionError::TooMuch { function: title(function) });
         }
         check_arity(function, "inputs", function.input.len(), call.input.len())?;
@@ -155,7 +155,7 @@ impl<'a> Inliner<'a> {
             renamer.info(&mut info);
             self.value_info.push(info);
         }
-        match renamer.first_free() {
+        match renamer.first_outer_name() {
             Some(name) => Err(FunctionError::Undefined { function: title(function), name }),
             None => Ok(nodes),
         }
@@ -174,7 +174,7 @@ impl<'a> Inliner<'a> {
             match names.get(output) {
                 Some(source) if !actual.is_empty() => passed_through.push(identity(source, &actual)),
                 None if !actual.is_empty() => drop(names.insert(output.clone(), actual)),
-                // A result nobody asked for gets a fresh name like any other inner value.
+                // An omitted output gets a fresh name like an inner value.
                 _ => {}
             }
         }
@@ -187,7 +187,7 @@ impl<'a> Inliner<'a> {
     }
 }
 
-/// What a copy of a node takes: all but raw tensor data, which is shared.
+/// Bytes that a copy of a node uses: everything but raw tensor data, which is shared.
 fn own_bytes(node: &NodeProto) -> usize {
     let mut shared = 0;
     let _ = walk::tensors_of_node(node, &mut |tensor| {
@@ -197,7 +197,7 @@ fn own_bytes(node: &NodeProto) -> usize {
     node.encoded_len().saturating_sub(shared) + MAX_PREFIX
 }
 
-/// A node that gives a value a second name.
+/// An `Identity` node, which gives a value a second name.
 pub fn identity(from: &str, to: &str) -> NodeProto {
     NodeProto {
         name: Some(format!("{to}/Identity")),
@@ -215,8 +215,8 @@ fn check_arity(f: &FunctionProto, what: &'static str, takes: usize, given: usize
     }
 }
 
-/// One node of a function, renamed, with references to attributes replaced by what the call gives, or the default.
-/// What the call gives is in the caller's names already, so it is put in after renaming.
+/// One node of a function, renamed, with attribute references replaced by the call's attributes or the defaults. These
+/// already use the caller's names, so they are added after renaming.
 fn bind_attributes(
     inner: &NodeProto,
     call: &NodeProto,
@@ -250,8 +250,8 @@ fn value_of(reference: &AttributeProto, call: &NodeProto, function: &FunctionPro
     Some(AttributeProto { name: reference.name.clone(), ..found.clone() })
 }
 
-/// Whether the function means by every operator set it uses what the model means. If it does, what only the function
-/// uses becomes the model's.
+/// Whether the function and the model agree on the version of every operator set that the function uses. If so, adds
+/// operator sets that only the function uses to `model`.
 fn agrees<'a>(function: &'a FunctionProto, model: &mut HashMap<&'a str, i64>) -> bool {
     let mut used = HashSet::new();
     domains_of(&function.node, &mut used);
@@ -279,18 +279,18 @@ fn merge_opsets(into: &mut Vec<OperatorSetIdProto>, more: Vec<OperatorSetIdProto
     }
 }
 
-/// The functions that nodes of the model still call, directly or through others, in their old order.
+/// The functions that nodes of the model still call, directly or indirectly, in their old order.
 fn reachable(model: &ModelProto, functions: &[FunctionProto]) -> Vec<FunctionProto> {
     let top = model.graph.as_ref().map_or(&[][..], |graph| &graph.node);
     needed(top, functions).cloned().collect()
 }
 
-/// The functions that nodes call, directly or through others, in the order given.
+/// The functions that nodes call, directly or indirectly, in the given order.
 pub fn needed<'a>(nodes: &[NodeProto], functions: &'a [FunctionProto]) -> impl Iterator<Item = &'a FunctionProto> {
-    let table: HashMap<Key, &FunctionProto> = functions.iter().map(|f| (key(f), f)).collect();
+    let table: HashMap<FunctionKey, &FunctionProto> = functions.iter().map(|f| (key(f), f)).collect();
     let mut todo = HashSet::new();
     calls_of(nodes, &mut todo);
-    let mut todo: Vec<Key> = todo.into_iter().collect();
+    let mut todo: Vec<FunctionKey> = todo.into_iter().collect();
     let mut called = HashSet::new();
     while let Some(call) = todo.pop() {
         if let Some(function) = table.get(&call).filter(|_| called.insert(call.clone())) {
@@ -302,14 +302,14 @@ pub fn needed<'a>(nodes: &[NodeProto], functions: &'a [FunctionProto]) -> impl I
     functions.iter().filter(move |f| called.contains(&key(f)))
 }
 
-fn calls_of(nodes: &[NodeProto], into: &mut HashSet<Key>) {
+fn calls_of(nodes: &[NodeProto], into: &mut HashSet<FunctionKey>) {
     for node in nodes {
         into.insert((node.domain().to_owned(), node.op_type().to_owned(), node.overload().to_owned()));
         walk::bodies(node).for_each(|body| calls_of(&body.node, into));
     }
 }
 
-fn key(function: &FunctionProto) -> Key {
+fn key(function: &FunctionProto) -> FunctionKey {
     (function.domain().to_owned(), function.name().to_owned(), function.overload().to_owned())
 }
 

@@ -1,19 +1,18 @@
-//! Makes a model one ordinary graph: local functions inlined, the generating branch of a merged decoder
-//! chosen, large constants lifted to weights.
+//! Flattens a model into one plain graph: inlines its functions, keeps the generating branch of a merged decoder, and
+//! turns large `Constant` nodes into weights.
 
 mod branch;
 mod constants;
 mod functions;
 mod rename;
 
-pub use branch::BranchChoice;
 pub use functions::{FunctionError, needed as needed_functions};
 pub use rename::{Fresh, Renamer};
 
-use crate::model::Note;
+use crate::note::Note;
 use crate::proto::ModelProto;
 
-/// Flattens a model in place and says what changed. Functions come first: a branch may hide inside one.
+/// Flattens a model in place. Returns the changes. Functions come first, because they may contain a branch.
 pub fn flatten(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
     let mut notes = functions::inline(model)?;
     if let Some(graph) = &mut model.graph {

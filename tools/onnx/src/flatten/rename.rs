@@ -1,28 +1,28 @@
-//! Fresh names, and renaming nodes and bodies so that one graph can be moved into another without a collision.
+//! Fresh names, and renaming of nodes and bodies, to inline one graph into another without collisions.
 
 use crate::names;
 use crate::proto::{GraphProto, NodeProto, ValueInfoProto};
 use crate::walk;
 use std::collections::{HashMap, HashSet};
 
-/// Hands out names that occur nowhere else.
+/// Generates unused names.
 pub struct Fresh {
     used: HashSet<String>,
     next: HashMap<String, u32>,
 }
 
 impl Fresh {
-    /// Knows every name of a graph, bodies included.
-    pub fn beside(graph: &GraphProto) -> Self {
-        Self::apart_from(names::all(graph))
+    /// Avoids every name of a graph, bodies included.
+    pub fn for_graph(graph: &GraphProto) -> Self {
+        Self::avoiding(names::all(graph))
     }
 
-    /// Knows these names.
-    pub fn apart_from(used: HashSet<String>) -> Self {
+    /// Avoids these names.
+    pub fn avoiding(used: HashSet<String>) -> Self {
         Fresh { used, next: HashMap::new() }
     }
 
-    /// `wanted`, or the first of `wanted_1`, `wanted_2`, ... that is free. It is taken from now on.
+    /// Reserves and returns `wanted`, or the first unused of `wanted_1`, `wanted_2`, ...
     pub fn name(&mut self, wanted: &str) -> String {
         if self.used.insert(wanted.to_owned()) {
             return wanted.to_owned();
@@ -38,21 +38,21 @@ impl Fresh {
     }
 }
 
-/// Renames what a graph defines and everything that reads it. Names from outside stay, and are remembered.
+/// Renames the definitions of a graph and all reads of them. Names from outside stay; the first one is recorded.
 pub struct Renamer<'a> {
     fresh: &'a mut Fresh,
     prefix: &'a str,
     scopes: Vec<HashMap<String, String>>,
-    free: Option<String>,
+    first_outer: Option<String>,
 }
 
 impl<'a> Renamer<'a> {
-    /// Starts with a scope of names already decided; new ones get `prefix`.
+    /// Starts with a scope of assigned names. New names get `prefix`.
     pub fn new(fresh: &'a mut Fresh, prefix: &'a str, decided: HashMap<String, String>) -> Self {
-        Renamer { fresh, prefix, scopes: vec![decided], free: None }
+        Renamer { fresh, prefix, scopes: vec![decided], first_outer: None }
     }
 
-    /// Decides fresh names for what is defined in the innermost scope and not decided yet.
+    /// Assigns fresh names to definitions of the innermost scope that have none.
     pub fn define<'n>(&mut self, defined: impl Iterator<Item = &'n str>) {
         let scope = self.scopes.last_mut().expect("there is always a scope");
         for name in defined.filter(|name| !name.is_empty()) {
@@ -62,7 +62,7 @@ impl<'a> Renamer<'a> {
         }
     }
 
-    /// Renames a node, and everything inside its bodies.
+    /// Renames a node and everything inside its bodies.
     pub fn node(&mut self, node: &mut NodeProto) {
         node.input.iter_mut().chain(&mut node.output).for_each(|name| self.rename(name));
         if let Some(name) = node.name.as_mut().filter(|name| !name.is_empty()) {
@@ -74,7 +74,7 @@ impl<'a> Renamer<'a> {
         walk::bodies_mut(node).for_each(|body| self.body(body));
     }
 
-    /// Renames what a node reads, inside its bodies too, and nothing else.
+    /// Renames only the names that a node reads, also inside its bodies.
     pub fn reads(&mut self, node: &mut NodeProto) {
         node.input.iter_mut().for_each(|name| self.rename(name));
         walk::bodies_mut(node).for_each(|body| self.body(body));
@@ -87,7 +87,7 @@ impl<'a> Renamer<'a> {
         self.scopes.pop();
     }
 
-    /// Renames everything in a graph whose definitions are decided.
+    /// Renames everything in a graph whose definitions have names.
     pub fn contents(&mut self, graph: &mut GraphProto) {
         let infos = graph.input.iter_mut().chain(&mut graph.output).chain(&mut graph.value_info);
         infos.for_each(|info| self.info(info));
@@ -102,7 +102,7 @@ impl<'a> Renamer<'a> {
         graph.node.iter_mut().for_each(|node| self.node(node));
     }
 
-    /// Renames a value's type and shape record.
+    /// Renames a record of type and shape.
     pub fn info(&mut self, info: &mut ValueInfoProto) {
         info.name.as_mut().into_iter().for_each(|name| self.rename(name));
     }
@@ -113,13 +113,13 @@ impl<'a> Renamer<'a> {
         }
         match self.scopes.iter().rev().find_map(|scope| scope.get(name.as_str())) {
             Some(new) => name.clone_from(new),
-            None if self.free.is_none() => self.free = Some(name.clone()),
+            None if self.first_outer.is_none() => self.first_outer = Some(name.clone()),
             None => {}
         }
     }
 
-    /// The first name that came from outside.
-    pub fn first_free(self) -> Option<String> {
-        self.free
+    /// The first name from outside, if there is one.
+    pub fn first_outer_name(self) -> Option<String> {
+        self.first_outer
     }
 }

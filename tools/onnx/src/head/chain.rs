@@ -1,21 +1,21 @@
-//! The way back from the logits to the contraction that makes them, through operators that treat every position alike.
+//! Walks from the logits back to the vocabulary projection, through position-wise operators.
 
 use super::HeadReason;
 use hpp_graph::{Attribute, Graph, Node, NodeId, Origin, ValueId};
 
-/// What the walk found.
+/// The path from the projection to the logits.
 pub struct Chain {
-    /// The contraction.
+    /// The vocabulary projection.
     pub contraction: NodeId,
-    /// Which of its inputs is the activation.
+    /// Index of its activation input.
     pub operand: usize,
     /// The activation `[batch, sequence, hidden]`.
     pub activation: ValueId,
-    /// Values that get fewer positions: from the contraction's output to the logits.
+    /// Values that will have fewer positions: from the projection's output to the logits.
     pub narrowed: Vec<ValueId>,
 }
 
-/// Longest weight-only expression looked at.
+/// Maximum number of nodes of a constant expression that is examined.
 const MAX_CONSTANT_NODES: usize = 64;
 
 /// Walks back from the logits.
@@ -35,7 +35,7 @@ pub fn find(graph: &Graph, logits: ValueId) -> Result<Chain, HeadReason> {
     }
 }
 
-/// A value on the way must be read by the way alone, or others would see fewer positions.
+/// Checks that only the next node on the path reads a value: other readers would get fewer positions.
 fn check_private(graph: &Graph, v: ValueId, logits: ValueId, next: Option<ValueId>) -> Result<(), HeadReason> {
     let value = graph.value(v);
     let readers = usize::from(next.is_some());
@@ -55,7 +55,7 @@ fn label(node: &Node) -> String {
     format!("{} {:?}", node.op_type, node.name)
 }
 
-/// The activation's place, if the node is a product with a weight of rank 2 that mixes nothing but the last axis.
+/// Index of the activation input, if the node is a product with a weight of rank 2 that contracts only the last axis.
 fn contraction(graph: &Graph, node: &Node) -> Result<Option<usize>, HeadReason> {
     let plain = match (node.domain.as_str(), node.op_type.as_str()) {
         ("", "MatMul") => input(node, 1).and_then(|w| rank(graph, w)) == Some(2),
@@ -63,7 +63,7 @@ fn contraction(graph: &Graph, node: &Node) -> Result<Option<usize>, HeadReason> 
             let untouched = ["transA", "transBatchA", "transBatchB"].iter().all(|a| node.int(a).unwrap_or(0) == 0);
             untouched && input(node, 1).and_then(|w| rank(graph, w)) == Some(2)
         }
-        // These take a quantised weight [N, K] by definition.
+        // These operators take a quantised weight [N, K] by definition.
         ("com.microsoft", "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4") => true,
         _ => return Ok(None),
     };
@@ -74,7 +74,7 @@ fn contraction(graph: &Graph, node: &Node) -> Result<Option<usize>, HeadReason> 
     }
 }
 
-/// The operand that carries positions through an operator that treats each of them alike.
+/// The operand that carries positions through a position-wise operator.
 fn position_wise(graph: &Graph, node: &Node) -> Result<ValueId, HeadReason> {
     let unknown = || HeadReason::Operator(label(node));
     if !node.domain.is_empty() || !node.captures.is_empty() {
@@ -94,10 +94,10 @@ fn position_wise(graph: &Graph, node: &Node) -> Result<ValueId, HeadReason> {
     }
 }
 
-/// Of an elementwise operator: the one operand that is not a constant alike for every position.
+/// The single operand of an elementwise operator that is not a constant equal for all positions.
 fn varying_operand(graph: &Graph, node: &Node) -> Result<ValueId, HeadReason> {
     let operands: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
-    let varying: Vec<ValueId> = operands.into_iter().filter(|v| !alike_everywhere(graph, *v)).collect();
+    let varying: Vec<ValueId> = operands.into_iter().filter(|v| !is_position_independent(graph, *v)).collect();
     match varying.as_slice() {
         [one] => Ok(*one),
         _ => Err(HeadReason::Operand(label(node))),
@@ -105,7 +105,7 @@ fn varying_operand(graph: &Graph, node: &Node) -> Result<ValueId, HeadReason> {
 }
 
 /// Whether a value is constant and broadcasts over the sequence axis of a tensor of rank 3.
-fn alike_everywhere(graph: &Graph, v: ValueId) -> bool {
+fn is_position_independent(graph: &Graph, v: ValueId) -> bool {
     let Some(dims) = dims(graph, v) else { return false };
     let broadcasts = dims.len() < 2 || (dims.len() <= 3 && dims[dims.len() - 2] == Some(1));
     broadcasts && is_constant(graph, v)
@@ -120,7 +120,7 @@ fn slices_last_axis(graph: &Graph, node: &Node) -> bool {
     constant && axes.is_some_and(|axes| !axes.is_empty() && axes.iter().all(|axis| matches!(axis, -1 | 2)))
 }
 
-/// Whether a value comes from weights and constants alone.
+/// Whether a value depends on weights and constants only.
 fn is_constant(graph: &Graph, v: ValueId) -> bool {
     let mut todo = vec![v];
     let mut seen = vec![];
@@ -145,7 +145,7 @@ fn is_random(node: &Node) -> bool {
     node.op_type.starts_with("Random") || node.op_type == "Bernoulli" || node.op_type == "Multinomial"
 }
 
-/// Known dimensions: of facts, of constants, and through operators that keep the rank.
+/// Known dimensions, from facts or from a constant.
 fn dims(graph: &Graph, v: ValueId) -> Option<Vec<Option<u64>>> {
     let value = graph.value(v);
     if let Some(shape) = &value.shape {
@@ -157,7 +157,7 @@ fn dims(graph: &Graph, v: ValueId) -> Option<Vec<Option<u64>>> {
     }
 }
 
-/// Rank of a value; looks through operators that keep it where shapes are not known.
+/// Rank of a value. Looks through operators that keep the rank if the shape is unknown.
 fn rank(graph: &Graph, v: ValueId) -> Option<usize> {
     let mut value = v;
     for _ in 0..MAX_CONSTANT_NODES {
@@ -173,7 +173,7 @@ fn rank(graph: &Graph, v: ValueId) -> Option<usize> {
     None
 }
 
-/// The values of a small constant.
+/// The elements of a small integer constant.
 fn ints(graph: &Graph, v: ValueId) -> Option<Vec<i64>> {
     if let Some(weight) = graph.weight(v) {
         return weight.ints.clone();

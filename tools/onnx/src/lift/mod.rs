@@ -1,107 +1,108 @@
-//! A partition as a file whose weights are inputs, under names that say nothing of the model: partitions that are the same
-//! graph with other weights become the same bytes, so that one file, and one session, serves all of them.
+//! Turns the weights of a partition into graph inputs and gives all values canonical names. Partitions that are the
+//! same graph with different weights become equal bytes, so that one file, and one session, serves all of them.
 //!
-//! Pure: reads no file, and knows neither devices nor plans.
+//! Reads no files. Does not know devices or plans.
 
 mod constants;
 mod names;
-mod words;
+mod strip;
 
 pub(crate) use constants::is_structure;
 
 use crate::proto::{GraphProto, ModelProto, TensorProto, ValueInfoProto};
 use crate::tensor::{self, TensorError, TensorShape};
 use crate::typed;
-use crate::weights::{WeightError, parse_place};
+use crate::weights::{WeightError, parse_external};
 use bytes::Bytes;
 use constants::Constants;
 use hpp_schema::{DType, Dim};
-use names::{Kind, Namer};
+use names::{Namer, ValueKind};
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-/// A partition whose weights are inputs.
+/// A partition with its weights as inputs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lifted {
-    /// The file: inputs `i0`.., then weights `w0`.., outputs `o0`.., constants `c0`.., all in the order nodes meet them.
+    /// The model: inputs `i0`.., then weights `w0`.., outputs `o0`.., constants `c0`.., each numbered in the order of
+    /// first use by nodes.
     pub proto: ModelProto,
-    /// What its inputs, weights apart, are called in the partition. What no node reads comes last.
+    /// The partition's names of the inputs, without weights. Unread inputs come last.
     pub inputs: Vec<String>,
-    /// What its outputs are called in the partition. What no node makes comes last.
+    /// The partition's names of the outputs. Outputs that no node produces come last.
     pub outputs: Vec<String>,
-    /// Its weights, in the file's order.
+    /// The weights, in the order of the model's inputs.
     pub weights: Vec<LiftedWeight>,
-    /// Bytes of its constants.
+    /// Bytes of the constants.
     pub constants: u64,
-    /// Bytes of weights that are neither shared nor part of the structure, and stay constants all the same: a kernel or a body
-    /// wants them so.
+    /// Bytes of weights that are neither shared nor structure, but stay constants because a kernel or a body requires
+    /// it.
     pub kept: u64,
 }
 
 /// A weight that became an input.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LiftedWeight {
-    /// Its name in the partition.
+    /// The partition's name of the weight.
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Sizes.
+    /// Dimensions.
     pub shape: Vec<u64>,
-    /// Where its bytes are.
+    /// The location of its bytes.
     pub bytes: WeightBytes,
 }
 
-/// Where the bytes of a weight are.
+/// The location of a weight's bytes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum WeightBytes {
     /// In a file.
     External {
-        /// As the partition writes it.
+        /// The location as the partition writes it.
         location: String,
         /// First byte.
         offset: u64,
         /// Number of bytes.
         length: u64,
     },
-    /// They were in the partition's own file.
+    /// In the partition's own file.
     Embedded(Bytes),
 }
 
-/// Makes inputs of a partition's weights. What stays a constant: tensors that are structure (small integers, single
-/// numbers), weights that are `shared` with other partitions, and those that kernels or bodies can only take so; see
-/// `constants.rs`.
+/// Turns the weights of a partition into inputs. These stay constants: tensors that are structure (small integers,
+/// scalars), weights that are `shared` with other partitions, and weights that a kernel or a body requires as constants
+/// (see `constants.rs`).
 ///
-/// Copies no weight that lies in a file as it is. What says nothing about what is computed is dropped: names, docs, metadata, recorded types and shapes of values inside and
-/// shapes of outputs, annotations, initializers nobody reads.
+/// Copies no weight that a file stores raw. Drops everything that does not affect results: names, docs, metadata, types
+/// and shapes of inner values, shapes of outputs, annotations, unread initializers.
 pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted, WeightError> {
-    let mut proto = words::without(model);
+    let mut proto = strip::strip_metadata(model);
     let graph = proto.graph.get_or_insert_default();
     let constants = Constants::of(graph);
     let mut tensors = HashMap::new();
     let mut kept = 0;
     for tensor in std::mem::take(&mut graph.initializer) {
         let shape = tensor::shape_of(&tensor)?;
-        let wanted = !shared(tensor.name()) && !is_structure(&shape);
-        let bytes = shape.bytes.filter(|_| wanted);
-        let lifts = bytes.is_some() && !constants.forces(tensor.name());
+        let is_candidate = !shared(tensor.name()) && !is_structure(&shape);
+        let bytes = shape.bytes.filter(|_| is_candidate);
+        let lifts = bytes.is_some() && !constants.contains(tensor.name());
         kept += bytes.filter(|_| !lifts).unwrap_or(0);
-        tensors.insert(tensor.name().to_owned(), (tensor, shape, lifts));
+        tensors.insert(tensor.name().to_owned(), Initializer { tensor, shape, lifts });
     }
-    let is_weight = |name: &str| tensors.get(name).map(|(_, _, lifts)| *lifts);
+    let is_weight = |name: &str| tensors.get(name).map(|initializer| initializer.lifts);
     let mut namer = Namer::new(graph, is_weight);
     namer.graph(graph);
-    let inputs = namer.met(Kind::Input);
-    let weights = namer.met(Kind::Weight);
+    let inputs = namer.named(ValueKind::Input);
+    let weights = namer.named(ValueKind::Weight);
     let mut weight_inputs = Vec::new();
     let mut lifted = Vec::new();
     for name in &weights {
-        let (tensor, shape, _) = &tensors[name];
+        let Initializer { tensor, shape, .. } = &tensors[name];
         weight_inputs.push(weight_input(&namer.name(name), shape));
         lifted.push(weight(tensor, shape)?);
     }
-    let constants = namer.met(Kind::Constant);
+    let constants = namer.named(ValueKind::Constant);
     graph.initializer = constants.iter().filter_map(|name| constant(&namer, name, &tensors)).collect();
-    let constants = constants.iter().filter_map(|name| tensors.get(name)?.1.bytes).sum();
+    let constants = constants.iter().filter_map(|name| tensors.get(name)?.shape.bytes).sum();
     graph.sparse_initializer.sort_by_key(|sparse| namer.position(crate::names::sparse_name(sparse)));
     arrange(&mut graph.input, &inputs, &namer);
     let outputs = outputs(graph, &namer);
@@ -111,15 +112,23 @@ pub fn lift(model: &ModelProto, shared: impl Fn(&str) -> bool) -> Result<Lifted,
     Ok(Lifted { proto, inputs, outputs, weights: lifted, constants, kept })
 }
 
-/// Outputs that nodes make in the order they do, then inputs and constants that are returned as they are.
-fn outputs(graph: &GraphProto, namer: &Namer) -> Vec<String> {
-    let made = namer.met(Kind::Output);
-    let handed_on = graph.output.iter().map(|info| info.name().to_owned()).filter(|name| !made.contains(name));
-    let handed_on: Vec<String> = handed_on.collect();
-    made.into_iter().chain(handed_on).collect()
+/// An initializer of the partition.
+struct Initializer {
+    tensor: TensorProto,
+    shape: TensorShape,
+    /// Whether it becomes an input.
+    lifts: bool,
 }
 
-/// Puts records into this order, under their new names.
+/// Outputs in the order in which nodes produce them, then inputs and constants that the graph returns unchanged.
+fn outputs(graph: &GraphProto, namer: &Namer) -> Vec<String> {
+    let made = namer.named(ValueKind::Output);
+    let unchanged = graph.output.iter().map(|info| info.name().to_owned()).filter(|name| !made.contains(name));
+    let unchanged: Vec<String> = unchanged.collect();
+    made.into_iter().chain(unchanged).collect()
+}
+
+/// Sorts records into this order and renames them.
 fn arrange(infos: &mut Vec<ValueInfoProto>, order: &[String], namer: &Namer) {
     let mut known: HashMap<String, ValueInfoProto> =
         infos.drain(..).map(|info| (info.name().to_owned(), info)).collect();
@@ -129,13 +138,8 @@ fn arrange(infos: &mut Vec<ValueInfoProto>, order: &[String], namer: &Namer) {
     }));
 }
 
-fn constant(
-    namer: &Namer,
-    name: &str,
-    tensors: &HashMap<String, (TensorProto, TensorShape, bool)>,
-) -> Option<TensorProto> {
-    let (tensor, ..) = tensors.get(name)?;
-    Some(TensorProto { name: Some(namer.name(name)), ..tensor.clone() })
+fn constant(namer: &Namer, name: &str, tensors: &HashMap<String, Initializer>) -> Option<TensorProto> {
+    Some(TensorProto { name: Some(namer.name(name)), ..tensors.get(name)?.tensor.clone() })
 }
 
 fn weight_input(name: &str, shape: &TensorShape) -> ValueInfoProto {
@@ -145,9 +149,9 @@ fn weight_input(name: &str, shape: &TensorShape) -> ValueInfoProto {
 
 fn weight(tensor: &TensorProto, shape: &TensorShape) -> Result<LiftedWeight, WeightError> {
     let bytes = if tensor::is_external(tensor)? {
-        let place = parse_place(tensor)?;
+        let external = parse_external(tensor)?;
         let length = shape.bytes.unwrap_or_default();
-        WeightBytes::External { location: place.location.to_owned(), offset: place.offset, length }
+        WeightBytes::External { location: external.location.to_owned(), offset: external.offset, length }
     } else {
         WeightBytes::Embedded(embedded(tensor, shape)?)
     };

@@ -1,4 +1,4 @@
-//! Canonical names: a letter for what a value is and a number, counted in the order nodes meet them.
+//! Canonical names: a letter for the kind of value and a number, in the order of first use by nodes.
 
 use crate::names;
 use crate::proto::tensor_shape_proto::{Dimension, dimension};
@@ -7,74 +7,74 @@ use crate::proto::{GraphProto, NodeProto, ValueInfoProto};
 use crate::walk;
 use std::collections::HashMap;
 
-/// What a value is.
+/// The kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    /// The graph takes it in.
+pub enum ValueKind {
+    /// A graph input.
     Input,
     /// A weight that becomes an input.
     Weight,
-    /// A weight that stays.
+    /// A weight that stays a constant.
     Constant,
-    /// The graph returns it, and a node makes it.
+    /// A graph output that a node produces.
     Output,
-    /// A node makes it.
+    /// Any other value that a node produces.
     Inner,
 }
 
-impl Kind {
+impl ValueKind {
     fn letter(self) -> char {
         match self {
-            Kind::Input => 'i',
-            Kind::Weight => 'w',
-            Kind::Constant => 'c',
-            Kind::Output => 'o',
-            Kind::Inner => 'v',
+            ValueKind::Input => 'i',
+            ValueKind::Weight => 'w',
+            ValueKind::Constant => 'c',
+            ValueKind::Output => 'o',
+            ValueKind::Inner => 'v',
         }
     }
 }
 
-/// Gives names, and remembers what had them before.
+/// Assigns canonical names, and records the old ones.
 pub struct Namer {
-    /// What values of the outer graph are; those not here are inner ones.
-    kinds: HashMap<String, Kind>,
-    /// New names by old ones, innermost scope last.
+    /// Kinds of the values of the outer graph; missing ones are inner values.
+    kinds: HashMap<String, ValueKind>,
+    /// New names by old names, innermost scope last.
     scopes: Vec<HashMap<String, String>>,
-    /// Old names of the outer graph, in the order they were met.
-    met: HashMap<Kind, Vec<String>>,
+    /// Old names of the outer graph by kind, in the order of their numbers.
+    named: HashMap<ValueKind, Vec<String>>,
     inner: usize,
     nodes: usize,
     dims: HashMap<String, String>,
 }
 
 impl Namer {
-    /// For a graph; `is_weight` says of an initializer whether it becomes an input, and nothing of other values.
+    /// `is_weight` returns for an initializer whether it becomes an input, and `None` for other values.
     pub fn new(graph: &GraphProto, is_weight: impl Fn(&str) -> Option<bool>) -> Self {
         let mut kinds = HashMap::new();
         for output in names::produced(&graph.node) {
-            kinds.insert(output.to_owned(), Kind::Inner);
+            kinds.insert(output.to_owned(), ValueKind::Inner);
         }
         for output in &graph.output {
-            kinds.entry(output.name().to_owned()).and_modify(|kind| *kind = Kind::Output);
+            kinds.entry(output.name().to_owned()).and_modify(|kind| *kind = ValueKind::Output);
         }
-        kinds.extend(graph.input.iter().map(|input| (input.name().to_owned(), Kind::Input)));
-        kinds.extend(graph.sparse_initializer.iter().map(|s| (names::sparse_name(s).to_owned(), Kind::Constant)));
+        kinds.extend(graph.input.iter().map(|input| (input.name().to_owned(), ValueKind::Input)));
+        kinds.extend(graph.sparse_initializer.iter().map(|s| (names::sparse_name(s).to_owned(), ValueKind::Constant)));
         let read = graph.node.iter().flat_map(names::reads).chain(graph.output.iter().map(|o| o.name()));
         kinds.extend(read.filter_map(|name| {
-            let kind = if is_weight(name)? { Kind::Weight } else { Kind::Constant };
+            let kind = if is_weight(name)? { ValueKind::Weight } else { ValueKind::Constant };
             Some((name.to_owned(), kind))
         }));
-        Namer { kinds, scopes: vec![HashMap::new()], met: HashMap::new(), inner: 0, nodes: 0, dims: HashMap::new() }
+        Namer { kinds, scopes: vec![HashMap::new()], named: HashMap::new(), inner: 0, nodes: 0, dims: HashMap::new() }
     }
 
-    /// Renames nodes and sparse initializers. Inputs that no node reads get the last numbers. Records, and initializers that
-    /// are not sparse, are the caller's to rename.
+    /// Renames nodes and sparse initializers. Unread inputs get the last numbers. The caller renames records and dense
+    /// initializers.
     pub fn graph(&mut self, graph: &mut GraphProto) {
         for node in &mut graph.node {
             self.node(node);
         }
         for info in graph.input.iter().chain(&graph.output) {
-            self.meet(info.name());
+            self.rename(info.name());
         }
         graph.sparse_initializer.retain(|sparse| self.scopes[0].contains_key(names::sparse_name(sparse)));
         for values in graph.sparse_initializer.iter_mut().filter_map(|sparse| sparse.values.as_mut()) {
@@ -82,16 +82,16 @@ impl Namer {
         }
     }
 
-    /// What the node reads, in bodies too, its own name, and what it makes.
+    /// Renames a node: its own name, its inputs, its bodies, its outputs.
     fn node(&mut self, node: &mut NodeProto) {
         node.name = Some(format!("n{}", self.nodes));
         self.nodes += 1;
         for name in node.input.iter_mut().filter(|name| !name.is_empty()) {
-            *name = self.meet(name);
+            *name = self.rename(name);
         }
         walk::bodies_mut(node).for_each(|body| self.body(body));
         for name in node.output.iter_mut().filter(|name| !name.is_empty()) {
-            *name = self.meet(name);
+            *name = self.rename(name);
         }
     }
 
@@ -108,31 +108,31 @@ impl Namer {
             self.node(node);
         }
         for info in body.input.iter_mut().chain(&mut body.output) {
-            info.name = Some(self.meet(info.name()));
+            info.name = Some(self.rename(info.name()));
             self.info(info);
         }
         let sparse = body.sparse_initializer.iter_mut().filter_map(|sparse| sparse.values.as_mut());
         for tensor in body.initializer.iter_mut().chain(sparse) {
-            tensor.name = Some(self.meet(tensor.name()));
+            tensor.name = Some(self.rename(tensor.name()));
         }
         self.scopes.pop();
     }
 
-    /// The new name of a value, the next one of its kind where it has none yet.
-    fn meet(&mut self, name: &str) -> String {
+    /// The new name of a value. Assigns the next name of its kind at first use.
+    fn rename(&mut self, name: &str) -> String {
         if let Some(known) = self.scopes.iter().rev().find_map(|scope| scope.get(name)) {
             return known.clone();
         }
-        let kind = self.kinds.get(name).copied().unwrap_or(Kind::Inner);
+        let kind = self.kinds.get(name).copied().unwrap_or(ValueKind::Inner);
         let number = match kind {
-            Kind::Inner => {
+            ValueKind::Inner => {
                 self.inner += 1;
                 self.inner - 1
             }
             _ => {
-                let met = self.met.entry(kind).or_default();
-                met.push(name.to_owned());
-                met.len() - 1
+                let named = self.named.entry(kind).or_default();
+                named.push(name.to_owned());
+                named.len() - 1
             }
         };
         let new = format!("{}{number}", kind.letter());
@@ -140,24 +140,24 @@ impl Namer {
         new
     }
 
-    /// Old names of this kind in the order of their numbers; inner ones are not remembered.
-    pub fn met(&self, kind: Kind) -> Vec<String> {
-        self.met.get(&kind).cloned().unwrap_or_default()
+    /// Old names of this kind in the order of their numbers; empty for inner values.
+    pub fn named(&self, kind: ValueKind) -> Vec<String> {
+        self.named.get(&kind).cloned().unwrap_or_default()
     }
 
-    /// The new name of a value of the outer graph that was met.
+    /// The new name of a renamed value of the outer graph.
     pub fn name(&self, old: &str) -> String {
         self.scopes[0].get(old).cloned().unwrap_or_default()
     }
 
-    /// Where a constant stands among the constants, by its new name.
+    /// The number of a constant, by its new name.
     pub fn position(&self, new: &str) -> usize {
-        let met = self.met.get(&Kind::Constant).into_iter().flatten();
-        met.into_iter().position(|old| self.scopes[0].get(old).is_some_and(|name| name == new)).unwrap_or(usize::MAX)
+        let named = self.named.get(&ValueKind::Constant).into_iter().flatten();
+        named.into_iter().position(|old| self.scopes[0].get(old).is_some_and(|name| name == new)).unwrap_or(usize::MAX)
     }
 
-    /// Renames symbolic sizes of inputs, in their order; drops the sizes of outputs, which follow. The number of their axes
-    /// stays, because a checker wants a shape.
+    /// Renames symbolic dimensions of inputs, in order, and drops the dimensions of outputs, which follow from them.
+    /// The rank of outputs stays, because the ONNX checker requires a shape.
     pub fn dims(&mut self, graph: &mut GraphProto) {
         graph.input.iter_mut().for_each(|info| self.info(info));
         for info in &mut graph.output {

@@ -1,4 +1,4 @@
-//! A control-flow body seen from outside: a hash of its structure, blind to the names inside and outside.
+//! Summarises control-flow bodies: a hash of the structure that does not depend on names, and totals.
 
 use crate::names;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
@@ -10,7 +10,7 @@ use hpp_schema::DType;
 use prost::Message;
 use std::collections::HashMap;
 
-/// Describes a body whose outer names are numbered by `captures`.
+/// Summarises a body. Captured names are numbered in the order of `captures`.
 pub fn describe(body: &GraphProto, captures: &[&str]) -> Body {
     let mut structure = Structure { hash: Hasher::new(), numbers: HashMap::new() };
     captures.iter().for_each(|name| structure.number(name));
@@ -23,13 +23,13 @@ pub fn describe(body: &GraphProto, captures: &[&str]) -> Body {
     }
 }
 
-/// The first 64 bits of a hash, for keys that need only be equal for equal contents.
+/// The first 64 bits of a hash.
 pub fn truncate(hash: &Hasher) -> u64 {
     let bytes = hash.finalize();
     u64::from_le_bytes(*bytes.as_bytes().first_chunk().expect("a hash has 32 bytes"))
 }
 
-/// A key for bytes.
+/// A 64-bit hash of several byte strings.
 pub fn key_of(parts: &[&[u8]]) -> u64 {
     let mut hash = Hasher::new();
     for part in parts {
@@ -38,7 +38,7 @@ pub fn key_of(parts: &[&[u8]]) -> u64 {
     truncate(&hash)
 }
 
-/// Element type of a value, where it is a tensor of a known one.
+/// Element type of a tensor value, if known.
 pub fn dtype_of(value: &crate::proto::ValueInfoProto) -> Option<DType> {
     use crate::proto::type_proto::Value;
     match value.r#type.as_ref()?.value.as_ref()? {
@@ -63,7 +63,7 @@ fn count_nodes(body: &GraphProto) -> usize {
 
 struct Structure<'a> {
     hash: Hasher,
-    /// Names in the order they were met.
+    /// Numbers of names in the order of definition.
     numbers: HashMap<&'a str, u64>,
 }
 
@@ -107,7 +107,7 @@ impl<'a> Structure<'a> {
         self.bytes(&attribute.encode_to_vec());
     }
 
-    /// Type, dimensions, and contents where they are small.
+    /// Hashes type and dimensions, and contents if they are small.
     fn tensor(&mut self, tensor: &TensorProto) {
         self.count(tensor.data_type() as usize);
         self.count(tensor.dims.len());
@@ -131,11 +131,11 @@ impl<'a> Structure<'a> {
     }
 }
 
-/// Longest embedded tensor whose contents tell blocks apart.
+/// Maximum bytes of an embedded tensor whose contents distinguish blocks.
 const MAX_CONTENT: u64 = 1024;
 
-/// A key for the contents of a small embedded tensor that is structure rather than something learned: integers, booleans,
-/// strings, and single numbers. Learned vectors (norms, biases) differ in every layer and say nothing.
+/// A hash of the contents of a small embedded tensor, if they are structure: integers, booleans, strings, and scalars.
+/// `None` for learned vectors (norms, biases), which differ in every layer.
 pub fn content_key(tensor: &TensorProto, shape: &tensor::TensorShape) -> Option<u64> {
     let learned = shape.dtype.is_float() && shape.elements > 1;
     if learned || shape.bytes.is_some_and(|bytes| bytes > MAX_CONTENT) || tensor::is_external(tensor).ok()? {

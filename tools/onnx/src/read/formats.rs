@@ -1,4 +1,4 @@
-//! Models in other formats than ONNX, by what is in them, and the command that exports what HPP reads.
+//! Recognises models in other formats than ONNX by their contents, and suggests a command that exports them.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -8,13 +8,13 @@ use std::path::{Path, PathBuf};
 /// A format that is not ONNX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// llama.cpp's.
+    /// The format of llama.cpp.
     Gguf,
-    /// One file of Hugging Face weights.
+    /// A file of weights in safetensors format.
     Safetensors,
-    /// Weights pickled by torch.
+    /// A file of weights pickled by PyTorch.
     Torch,
-    /// A directory as Hugging Face has it.
+    /// A directory with a Hugging Face checkpoint.
     HuggingFace,
 }
 
@@ -30,18 +30,18 @@ impl fmt::Display for Format {
 }
 
 impl Format {
-    /// Told by how a file begins.
+    /// The format of a file, from its first bytes; `None` if it may be ONNX.
     pub fn of_file(path: &Path) -> Option<Format> {
         let mut begin = Vec::new();
         File::open(path).ok()?.take(9).read_to_end(&mut begin).ok()?;
         match begin.as_slice() {
             [b'G', b'G', b'U', b'F', ..] => Some(Format::Gguf),
-            // The length of a header in JSON, then the header.
+            // The length of a JSON header, then the header.
             [length @ .., b'{'] if length.len() == 8 => {
                 let length = u64::from_le_bytes(length.try_into().ok()?);
                 (2..=100 << 20).contains(&length).then_some(Format::Safetensors)
             }
-            // A zip archive, or a pickle of protocol 2 and later, under the names torch gives.
+            // A zip archive, or a pickle of protocol 2 or later, with a file name that PyTorch uses.
             [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => {
                 let is_torch =
                     path.extension().is_some_and(|e| ["bin", "pt", "pth", "ckpt"].iter().any(|name| e == *name));
@@ -51,7 +51,7 @@ impl Format {
         }
     }
 
-    /// Told by the files of a directory without an ONNX file: a checkpoint as a whole, or the one file that is there.
+    /// The format of a directory without an ONNX file: a checkpoint as a whole, or else its first recognised file.
     pub fn of_directory(dir: &Path) -> Option<(PathBuf, Format)> {
         let mut files: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
         files.sort();
@@ -65,7 +65,7 @@ impl Format {
         }
     }
 
-    /// The command that makes a model HPP reads.
+    /// The command that exports a model in this format to ONNX.
     pub fn export(self, path: &Path) -> String {
         const BUILDER: &str = "python -m onnxruntime_genai.models.builder";
         let packages = "pip install onnxruntime-genai onnxruntime onnx-ir torch transformers";
@@ -103,7 +103,7 @@ mod tests {
     const SAFETENSORS: &[u8] = b"\x02\0\0\0\0\0\0\0{}";
 
     #[test]
-    fn files_are_told_by_how_they_begin_whatever_their_name() {
+    fn the_first_bytes_decide_not_the_name() {
         let cases: [(&str, &[u8], Option<Format>); 7] = [
             ("a.onnx", b"GGUF\x03\0\0\0", Some(Format::Gguf)),
             ("b", SAFETENSORS, Some(Format::Safetensors)),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_is_told_as_a_whole() {
+    fn a_checkpoint_is_recognised_as_a_directory() {
         let checkpoint = dir_with(&[("config.json", b"{}"), ("model-00001-of-00002.safetensors", SAFETENSORS)]);
         assert_eq!(Format::of_directory(checkpoint.path()), Some((checkpoint.path().to_owned(), Format::HuggingFace)));
         let gguf = dir_with(&[("README.md", b"# A model"), ("model-q4.gguf", b"GGUF....")]);

@@ -1,6 +1,6 @@
-//! From a checked, flattened, ordered model to the arena [`Graph`]: names become ids, protobuf ends here.
+//! Builds the arena [`Graph`] from a checked, flattened and sorted model: names become ids.
 
-use crate::names;
+use crate::names::{self, default_domain, label};
 use crate::proto::attribute_proto::AttributeType;
 use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto};
@@ -13,7 +13,7 @@ use hpp_schema::{Dim, Shape};
 use prost::Message;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// Why a graph's contents cannot be understood.
+/// The reason why a graph cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum GraphError {
@@ -29,7 +29,7 @@ pub enum GraphError {
     TooManyValues,
 }
 
-/// Builds the arena. Node ids are the positions of the nodes in `graph`.
+/// Builds the arena. Node ids are positions in `graph`.
 pub fn build(graph: &GraphProto, opsets: BTreeMap<String, i64>, weights: &Weights) -> Result<Graph, GraphError> {
     let mut builder = Builder::new(graph, opsets, weights);
     builder.inputs(graph);
@@ -65,7 +65,7 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Inputs that are not overridable defaults of a weight.
+    /// Adds graph inputs, without weights that are also listed as inputs.
     fn inputs(&mut self, graph: &'a GraphProto) {
         let weights: HashSet<&str> = names::weights(graph).collect();
         for input in graph.input.iter().filter(|i| !weights.contains(i.name())) {
@@ -161,11 +161,6 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// `ai.onnx` is another spelling of the default domain.
-pub fn default_domain(domain: &str) -> &str {
-    if domain == "ai.onnx" { "" } else { domain }
-}
-
 fn shape_of(info: &ValueInfoProto) -> Option<Shape> {
     match info.r#type.as_ref()?.value.as_ref()? {
         TypeValue::TensorType(tensor) => tensor.shape.as_ref().map(dims),
@@ -186,7 +181,7 @@ fn dims(shape: &TensorShapeProto) -> Shape {
 fn attribute(node: &NodeProto, a: &AttributeProto, captures: &[&str]) -> Result<Attribute, GraphError> {
     if !a.ref_attr_name().is_empty() {
         let (attribute, refers_to) = (a.name().to_owned(), a.ref_attr_name().to_owned());
-        return Err(GraphError::StrayReference { node: super::order::label(node), attribute, refers_to });
+        return Err(GraphError::StrayReference { node: label(node), attribute, refers_to });
     }
     Ok(match type_of(node, a)? {
         AttributeType::Int => Attribute::Int(a.i()),
@@ -207,11 +202,11 @@ fn attribute(node: &NodeProto, a: &AttributeProto, captures: &[&str]) -> Result<
     })
 }
 
-/// The attribute's type; older files leave it out, and it shows in the field that is set.
+/// The attribute's type. Older files omit it; then the field that is set determines it.
 fn type_of(node: &NodeProto, a: &AttributeProto) -> Result<AttributeType, GraphError> {
     let number = a.r#type.unwrap_or_default();
     let known = AttributeType::try_from(number).map_err(|_| GraphError::UnknownAttribute {
-        node: super::order::label(node),
+        node: label(node),
         attribute: a.name().to_owned(),
         found: number,
     })?;

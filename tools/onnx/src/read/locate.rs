@@ -1,17 +1,17 @@
-//! From what a person names (a file, or a directory as exporters leave it) to one ONNX file.
+//! Finds the ONNX file for a path: a file, or a directory in the layout of an exporter.
 
 use super::formats::Format;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
-/// Names exporters give the model that generates, best first.
+/// File names that exporters use for the generating model, in order of preference.
 const KNOWN: [&str; 4] =
     ["model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx"];
 
-/// Longest configuration read; real ones have a few kilobytes.
-const MOST_BYTES: u64 = 16 << 20;
+/// Maximum size of a configuration; real ones have a few kilobytes.
+const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
-/// Why no ONNX file could be chosen.
+/// The reason why no ONNX file was chosen.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum LocateError {
@@ -30,7 +30,7 @@ pub enum LocateError {
 }
 
 impl LocateError {
-    /// The next step for a person.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             LocateError::OtherFormat { path, format } => Some(format.export(path)),
@@ -39,7 +39,7 @@ impl LocateError {
     }
 }
 
-/// The ONNX file behind `path`.
+/// The ONNX file at or below `path`.
 pub fn locate(path: &Path) -> Result<PathBuf, LocateError> {
     match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_directory(path),
@@ -71,10 +71,10 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
     }
 }
 
-/// The decoder's file name in ONNX Runtime GenAI's configuration, if there is one.
+/// The decoder's file according to the configuration of ONNX Runtime GenAI, if there is one.
 fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
     let config = dir.join("genai_config.json");
-    let text = match hpp_io::read(&config, MOST_BYTES) {
+    let text = match hpp_io::read(&config, MAX_CONFIG_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(LocateError::Io { path: config, source }),

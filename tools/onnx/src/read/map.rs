@@ -1,4 +1,7 @@
-//! A whole file as zero-copy [`Bytes`] over a read-only memory map.
+//! Maps a file read-only as zero-copy [`Bytes`].
+//!
+//! Uses mmap-io because the mapping functions of memmap2, fmmap and rustix are `unsafe`, which the workspace allows in
+//! `hpp-backend` only. As with any map, access to a file that was truncated after mapping raises SIGBUS.
 
 use bytes::Bytes;
 use mmap_io::MemoryMappedFile;
@@ -16,13 +19,13 @@ impl AsRef<[u8]> for Mapped {
     }
 }
 
-/// Maps a file; the map lives as long as any slice of the result. An empty file gives empty bytes.
+/// Maps a file. The map lives as long as any slice of the result. An empty file gives empty bytes.
 pub fn map_file(path: &Path) -> io::Result<Bytes> {
-    let about = std::fs::metadata(path)?;
-    if about.is_dir() {
+    let metadata = std::fs::metadata(path)?;
+    if metadata.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
     }
-    if about.len() == 0 {
+    if metadata.len() == 0 {
         return Ok(Bytes::new());
     }
     let file = MemoryMappedFile::open_ro(path).map_err(|error| match error {
@@ -33,7 +36,7 @@ pub fn map_file(path: &Path) -> io::Result<Bytes> {
     Ok(Bytes::from_owner(Mapped { file, len }))
 }
 
-/// Where `part` begins inside `whole`, if it is a slice of it.
+/// The offset of `part` in `whole`, if it is a slice of it.
 pub fn position_in(whole: &Bytes, part: &[u8]) -> Option<u64> {
     let start = (part.as_ptr() as usize).checked_sub(whole.as_ptr() as usize)?;
     (start + part.len() <= whole.len()).then_some(start as u64)

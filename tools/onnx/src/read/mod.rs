@@ -1,4 +1,4 @@
-//! From a path to a checked [`Model`]: locate, map, check the wire, decode, flatten, order, resolve weights.
+//! Reads a model: locate the file, map it, check the wire format, decode, flatten, sort, locate weights.
 
 mod body;
 mod formats;
@@ -9,14 +9,16 @@ mod order;
 mod small;
 mod wire;
 
-pub use graph::{GraphError, default_domain};
+pub use graph::GraphError;
 pub use locate::{LocateError, locate};
 pub use map::{map_file, position_in};
-pub use order::{OrderError, label, sort};
+pub use order::{OrderError, sort};
 pub use wire::{WireError, check_model};
 
 use crate::flatten::{FunctionError, flatten};
-use crate::model::{Model, Note};
+use crate::model::Model;
+use crate::names::default_domain;
+use crate::note::Note;
 use crate::proto::{ModelProto, Version};
 use crate::weights::{self, WeightError};
 use bytes::Bytes;
@@ -26,10 +28,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Newest IR version this build reads.
+/// Newest IR version that this build reads.
 pub const NEWEST_IR: i64 = Version::IrVersion as i64;
 
-/// Why a model cannot be read.
+/// The reason why a model cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum ReadError {
@@ -64,7 +66,7 @@ pub enum ReadError {
 }
 
 impl ReadError {
-    /// The next step for a person.
+    /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             ReadError::Locate(error) => error.hint(),
@@ -74,7 +76,7 @@ impl ReadError {
 }
 
 impl Model {
-    /// Reads a model: an ONNX file, or a directory as exporters leave it. Weights stay where they are.
+    /// Reads a model from an ONNX file, or from a directory in the layout of an exporter. Weights stay in their files.
     pub fn open(path: &Path) -> Result<Model, ReadError> {
         let path = locate(path)?;
         let file = map_file(&path).map_err(|source| ReadError::Open { path: path.clone(), source })?;
@@ -88,7 +90,7 @@ impl Model {
         Ok(Model { path, file, proto, weights, notes })
     }
 
-    /// The graph, with names as ids. Node ids are positions in the flattened model.
+    /// The graph in arena form. Node ids are positions in the flattened model.
     pub fn graph(&self) -> Result<Graph, ReadError> {
         graph::build(self.graph_proto(), self.opsets(), &self.weights)
             .map_err(|source| ReadError::Graph { path: self.path.clone(), source })
@@ -100,13 +102,13 @@ impl Model {
     }
 }
 
-/// Checks and decodes a model's bytes; raw tensor data keeps pointing into them.
+/// Checks and decodes the bytes of a model. Raw tensor data is borrowed from them.
 fn decode(path: &Path, file: &Bytes) -> Result<ModelProto, ReadError> {
     let path = || path.to_owned();
     if file.is_empty() {
         return Err(ReadError::Empty { path: path() });
     }
-    // A newer IR is the reason for its unknown fields, so it is what a person should hear about.
+    // A newer IR version explains unknown fields, so report it first.
     let checked = check_model(file);
     if let Some(found) = early_ir(file).filter(|found| *found > NEWEST_IR && *found < 1000) {
         return Err(ReadError::NewerIr { path: path(), found });
@@ -124,7 +126,7 @@ fn decode(path: &Path, file: &Bytes) -> Result<ModelProto, ReadError> {
     }
 }
 
-/// The IR version, where it is the first field of the file, as every serializer writes it.
+/// The IR version, read without decoding. Every serializer writes it as the first field.
 fn early_ir(file: &[u8]) -> Option<i64> {
     match file {
         [0x08, low @ 0..0x80, ..] => Some(i64::from(*low)),

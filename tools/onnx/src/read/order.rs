@@ -1,12 +1,12 @@
-//! Checks that a graph can run: every name defined once and before it is read; sorts nodes that are merely out of order.
+//! Checks that every name is defined exactly once and that the graph has no cycle, and sorts nodes topologically.
 
-use crate::names;
+use crate::names::{self, label};
 use crate::proto::{GraphProto, NodeProto};
 use crate::walk;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, HashSet};
 
-/// Why nodes cannot run in any order.
+/// The reason why a graph has no execution order.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum OrderError {
@@ -20,9 +20,9 @@ pub enum OrderError {
     NamelessWeight,
 }
 
-/// Checks the model's graph and brings it and its bodies into a topological order. Says whether anything had to move.
+/// Checks a graph and sorts its nodes and those of its bodies. Returns whether any node moved.
 pub fn sort(graph: &mut GraphProto) -> Result<bool, OrderError> {
-    // What bodies read from outside counts as read by their node, so undefined names show here at every depth.
+    // Captures count as reads of their node, so this check covers bodies at every depth.
     check_reads(graph, &definitions(graph)?)?;
     sort_nodes(graph)
 }
@@ -39,7 +39,7 @@ fn sort_nodes(graph: &mut GraphProto) -> Result<bool, OrderError> {
     Ok(moved)
 }
 
-/// Each name and the node that produces it; `None` for inputs and weights.
+/// Each defined name with the node that produces it; `None` for inputs and weights.
 fn definitions(graph: &GraphProto) -> Result<HashMap<&str, Option<usize>>, OrderError> {
     let mut defined: HashMap<&str, Option<usize>> = HashMap::new();
     let twice = |name: &str, first: &Option<usize>, second: String| OrderError::DefinedTwice {
@@ -86,7 +86,7 @@ fn check_reads(graph: &GraphProto, defined: &HashMap<&str, Option<usize>>) -> Re
     }
 }
 
-/// The earliest order in which nodes can run; the given one where it already can.
+/// The topological order nearest to the given one; the given order if it is topological.
 fn order_of(nodes: &[NodeProto], producers: &HashMap<&str, Option<usize>>) -> Result<Vec<usize>, OrderError> {
     let mut readers: Vec<Vec<usize>> = vec![vec![]; nodes.len()];
     let mut waiting = vec![0usize; nodes.len()];
@@ -113,7 +113,7 @@ fn order_of(nodes: &[NodeProto], producers: &HashMap<&str, Option<usize>>) -> Re
     }
 }
 
-/// Labels along one cycle among the nodes that never became ready.
+/// The labels of one cycle (at most 8 nodes, the first repeated) among nodes that never became ready.
 fn cycle(nodes: &[NodeProto], producers: &HashMap<&str, Option<usize>>, waiting: &[usize]) -> Vec<String> {
     let stuck_producer = |index: usize| {
         let reads = names::reads(&nodes[index]);
@@ -140,13 +140,4 @@ fn cycle(nodes: &[NodeProto], producers: &HashMap<&str, Option<usize>>, waiting:
 fn reorder(nodes: &mut Vec<NodeProto>, order: &[usize]) {
     let mut taken: Vec<Option<NodeProto>> = std::mem::take(nodes).into_iter().map(Some).collect();
     nodes.extend(order.iter().filter_map(|i| taken[*i].take()));
-}
-
-/// How errors speak of a node.
-pub fn label(node: &NodeProto) -> String {
-    match (node.name(), node.output.first()) {
-        ("", Some(output)) => format!("the {} node that produces {output:?}", node.op_type()),
-        ("", None) => format!("a {} node without a name", node.op_type()),
-        (name, _) => format!("{} node {name:?}", node.op_type()),
-    }
 }

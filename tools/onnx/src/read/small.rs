@@ -1,22 +1,22 @@
-//! Reads the few bytes of small external integers (axes, sizes) while a graph is built.
+//! Reads small external tensors (axes, sizes) while the graph is built.
 
 use crate::weights::{Span, WeightError, Weights};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
-/// Keeps the last file open: models with a file for each weight must not run out of handles.
+/// A reader that keeps only the last file open: a model with one file per weight must not exhaust file descriptors.
 pub struct SmallReader<'a> {
     weights: &'a Weights,
     open: Option<(usize, File)>,
 }
 
 impl<'a> SmallReader<'a> {
-    /// A reader over a model's weight files; opens nothing yet.
+    /// A reader of a model's weight files. Opens no file.
     pub fn new(weights: &'a Weights) -> Self {
         SmallReader { weights, open: None }
     }
 
-    /// The bytes of a span, which the caller knows to be short.
+    /// The bytes of a span. The caller guarantees that it is short.
     pub fn read(&mut self, name: &str, span: Span) -> Result<Vec<u8>, WeightError> {
         let path = &self.weights.files[span.file].path;
         let failed = |source| WeightError::Io { name: name.to_owned(), path: path.clone(), source };

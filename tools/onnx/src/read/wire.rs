@@ -1,30 +1,30 @@
-//! A strict look at protobuf bytes before they are decoded: unknown fields, depth, and the memory decoding would take.
+//! Checks protobuf bytes before they are decoded: unknown fields, nesting depth, and memory that decoding would use.
 //!
-//! prost drops fields it does not know; a field lost from a model changes its answers, so here it is an error. This
-//! module knows the wire format and the field table, not what any field means.
+//! prost silently drops unknown fields. A dropped field could change a model's results, so an unknown field is an error
+//! here. Uses the table of fields that `build.rs` generates; does not know the meaning of fields.
 
 mod table {
-    use super::{Field, Kind, Message};
+    use super::{Field, FieldKind, Message};
     include!(concat!(env!("OUT_DIR"), "/field_table.rs"));
 }
 
-/// A message of the schema.
+/// A message type of the schema.
 pub struct Message {
     name: &'static str,
     fields: &'static [Field],
 }
 
-/// A field of a message.
+/// A field of a message type.
 pub struct Field {
     number: u32,
     name: &'static str,
-    kind: Kind,
+    kind: FieldKind,
     repeated: bool,
 }
 
-/// How a field lies on the wire.
+/// The wire format of a field.
 #[derive(Clone, Copy, PartialEq)]
-pub enum Kind {
+pub enum FieldKind {
     /// Variable-length integers, booleans, enums.
     Varint,
     /// Four bytes.
@@ -37,7 +37,7 @@ pub enum Kind {
     Message(usize),
 }
 
-/// Why bytes are not a model this build can read.
+/// The reason why bytes are not a model that this build can read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum WireError {
@@ -59,10 +59,13 @@ pub enum WireError {
     TooLarge { message: &'static str, at: usize },
 }
 
-/// Deepest nesting of messages; prost itself stops at 100.
+/// Maximum nesting depth of messages; the limit of prost is 100.
 pub const MAX_DEPTH: usize = 96;
 
-/// Most memory the decoded structure may take, raw weights not counted.
+/// Maximum length of a varint of 64 bits.
+const MAX_VARINT_BYTES: usize = 10;
+
+/// Maximum memory of the decoded structure in bytes, without raw weights.
 pub const MAX_DECODED: u64 = 4 << 30;
 
 struct Frame {
@@ -75,7 +78,7 @@ struct Cursor<'a> {
     at: usize,
 }
 
-/// Checks that `bytes` hold a `ModelProto` made only of fields this build knows.
+/// Checks that `bytes` are a `ModelProto` with known fields only.
 pub fn check_model(bytes: &[u8]) -> Result<(), WireError> {
     let mut cursor = Cursor { bytes, at: 0 };
     let mut stack = vec![Frame { message: &table::MESSAGES[table::MODEL], end: bytes.len() }];
@@ -104,7 +107,7 @@ pub fn check_model(bytes: &[u8]) -> Result<(), WireError> {
 }
 
 impl Cursor<'_> {
-    /// Reads a key and finds its field.
+    /// Reads a key and looks up its field.
     fn key(&mut self, message: &'static Message, end: usize) -> Result<(&'static Field, u8), WireError> {
         let at = self.at;
         let key = self.varint(message, end)?;
@@ -116,7 +119,7 @@ impl Cursor<'_> {
         }
     }
 
-    /// Steps over a value, or into it where it is a message; also says how much memory decoding it takes.
+    /// Skips a value, or enters it if it is a message. Also returns the memory that decoding it uses.
     fn value(
         &mut self,
         message: &'static Message,
@@ -125,15 +128,15 @@ impl Cursor<'_> {
         end: usize,
     ) -> Result<(Option<Frame>, u64), WireError> {
         match (field.kind, wire_type) {
-            (Kind::Varint, 0) => self.varint(message, end).map(|_| (None, 8)),
-            (Kind::Fixed64, 1) => self.skip(message, field, 8, end).map(|()| (None, 8)),
-            (Kind::Fixed32, 5) => self.skip(message, field, 4, end).map(|()| (None, 4)),
-            (Kind::Message(index), 2) => {
+            (FieldKind::Varint, 0) => self.varint(message, end).map(|_| (None, 8)),
+            (FieldKind::Fixed64, 1) => self.skip(message, field, 8, end).map(|()| (None, 8)),
+            (FieldKind::Fixed32, 5) => self.skip(message, field, 4, end).map(|()| (None, 4)),
+            (FieldKind::Message(index), 2) => {
                 let len = self.length(message, field, end)?;
                 let inner = &table::MESSAGES[index];
                 Ok((Some(Frame { message: inner, end: self.at + len }), inner.decoded_bytes()))
             }
-            (kind, 2) if kind == Kind::Bytes || field.repeated => {
+            (kind, 2) if kind == FieldKind::Bytes || field.repeated => {
                 let len = self.length(message, field, end)?;
                 self.at += len;
                 Ok((None, field.decoded_bytes(len as u64)))
@@ -160,22 +163,14 @@ impl Cursor<'_> {
     }
 
     fn varint(&mut self, message: &'static Message, end: usize) -> Result<u64, WireError> {
-        let start = self.at;
-        let mut value = 0u64;
-        for shift in (0..70).step_by(7) {
-            let Some(byte) = self.bytes[..end].get(self.at).copied() else {
-                return Err(WireError::Truncated { inside: message.name.into(), at: start, len: self.bytes.len() });
-            };
-            self.at += 1;
-            if shift == 63 && byte > 1 {
-                break;
-            }
-            value |= u64::from(byte & 0x7f) << shift;
-            if byte < 0x80 {
-                return Ok(value);
-            }
-        }
-        Err(WireError::Malformed { message: message.name, at: start })
+        let (at, len) = (self.at, self.bytes.len());
+        let mut rest = &self.bytes[at..end];
+        let value = prost::encoding::decode_varint(&mut rest);
+        self.at = end - rest.len();
+        value.map_err(|_| match self.bytes[at..end].iter().take(MAX_VARINT_BYTES).any(|byte| *byte < 0x80) {
+            false if end - at < MAX_VARINT_BYTES => WireError::Truncated { inside: message.name.into(), at, len },
+            _ => WireError::Malformed { message: message.name, at },
+        })
     }
 
     fn truncated(&self, message: &Message, field: &Field, at: usize) -> WireError {
@@ -184,18 +179,18 @@ impl Cursor<'_> {
 }
 
 impl Message {
-    /// An upper estimate of the decoded struct: a vector or an optional string for each field.
+    /// An upper bound for the decoded struct: a vector or an optional string for each field.
     fn decoded_bytes(&self) -> u64 {
         32 + 32 * self.fields.len() as u64
     }
 }
 
 impl Field {
-    /// Memory `len` bytes of this field decode to. Raw data stays in the file.
+    /// Memory for `len` bytes of this field after decoding. Raw data stays in the file.
     fn decoded_bytes(&self, len: u64) -> u64 {
         match self.kind {
-            Kind::Bytes if self.name == "raw_data" => 0,
-            Kind::Varint => len.saturating_mul(8),
+            FieldKind::Bytes if self.name == "raw_data" => 0,
+            FieldKind::Varint => len.saturating_mul(8),
             _ => len + 24,
         }
     }
@@ -208,12 +203,7 @@ mod tests {
     /// A length-delimited field.
     fn wrap(tag: u8, body: &[u8]) -> Vec<u8> {
         let mut out = vec![tag];
-        let mut len = body.len();
-        while len >= 0x80 {
-            out.push(len as u8 | 0x80);
-            len >>= 7;
-        }
-        out.push(len as u8);
+        prost::encoding::encode_varint(body.len() as u64, &mut out);
         out.extend(body);
         out
     }

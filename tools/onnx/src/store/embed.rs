@@ -1,28 +1,28 @@
-//! Puts into a model's file what is structure and lies in weight files: sizes, axes, single numbers.
+//! Embeds small external tensors that are structure (sizes, axes, scalars) into the model's file.
 
-use super::contents::Made;
 use crate::lift::is_structure;
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor;
-use crate::weights::{WeightError, parse_place};
+use crate::virtual_file::VirtualFiles;
+use crate::weights::{WeightError, parse_external};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-/// Embeds external initializers that are structure; the same numbers are then the same bytes, wherever they lay. `dir` is what
-/// locations are relative to, but for those of files that are `made` and not written.
-pub fn embed_structure(model: &mut ModelProto, dir: &Path, made: &Made) -> Result<(), WeightError> {
+/// Embeds external initializers that are structure, so that equal values give equal models wherever they were stored.
+/// Locations are relative to `dir`, or keys of `virtual_files`.
+pub fn embed_structure(model: &mut ModelProto, dir: &Path, virtual_files: &VirtualFiles) -> Result<(), WeightError> {
     for tensor in model.graph.iter_mut().flat_map(|graph| &mut graph.initializer) {
         let shape = tensor::shape_of(tensor)?;
         if !is_structure(&shape) || !tensor::is_external(tensor)? {
             continue;
         }
-        let place = parse_place(tensor)?;
-        let path = dir.join(place.location);
+        let external = parse_external(tensor)?;
+        let path = dir.join(external.location);
         let length = shape.bytes.unwrap_or_default();
-        let bytes = match made.get(place.location) {
-            Some(contents) => read(contents.reader(), place.offset, length),
-            None => File::open(&path).and_then(|file| read(file, place.offset, length)),
+        let bytes = match virtual_files.get(external.location) {
+            Some(file) => read(file.reader(), external.offset, length),
+            None => File::open(&path).and_then(|file| read(file, external.offset, length)),
         };
         let failed = |source| WeightError::Io { name: tensor.name().to_owned(), path: path.clone(), source };
         let bytes = bytes.map_err(failed)?;

@@ -1,10 +1,10 @@
-//! Moves weights embedded in a model file into one weight file, range by range: nothing is loaded whole.
+//! Moves embedded weights from a model file to a weight file, range by range, without loading them.
 
-use super::contents::Contents;
 use super::layout::{Layout, refer};
 use crate::model::Model;
 use crate::read::position_in;
 use crate::tensor::{self, TensorError, TensorShape};
+use crate::virtual_file::VirtualFile;
 use crate::weights::{Span, Storage, WeightFile};
 use crate::write::{WriteError, partial_of};
 use std::borrow::Cow;
@@ -12,10 +12,10 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-/// Weights below this stay in the model: they are small, and some are shapes ONNX Runtime wants to see while loading.
+/// Smaller weights stay in the model: some are shapes that ONNX Runtime reads while it loads.
 const MIN_BYTES: u64 = 1024;
 
-/// Why weights could not be moved out.
+/// The reason why weights could not be moved.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum ExternaliseError {
@@ -25,18 +25,18 @@ pub enum ExternaliseError {
     Write(#[from] WriteError),
     #[error("cannot read weights from {path}")]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot name the new weight file {location:?}: the model has weights in a file of that name")]
+    #[error("cannot create the weight file {location:?}: the model already has a weight file of that name")]
     NameTaken { location: String },
 }
 
-/// Whether a model has weights inside that [`externalise`] would move out.
+/// Whether a model has embedded weights that [`externalise`] would move.
 pub fn needs_externalising(model: &Model) -> bool {
     moves(model).any(|moved| moved.is_some())
 }
 
-/// Writes the embedded weights of `model` to `dir/location` and gives the model that refers to them there.
+/// Writes the embedded weights of `model` to `dir/location`. Returns the model with references to them.
 ///
-/// The file appears under its name when it is complete. Weights that are external already stay where they are.
+/// The file gets its name when it is complete. External weights are not touched.
 pub fn externalise(model: &Model, dir: &Path, location: &str) -> Result<Model, ExternaliseError> {
     refuse_taken(model, location)?;
     let path = dir.join(location);
@@ -50,10 +50,14 @@ pub fn externalise(model: &Model, dir: &Path, location: &str) -> Result<Model, E
     Ok(relink(model, location, path, &spans))
 }
 
-/// The same without writing: the model, and what the file holds.
-pub fn externalised(model: &Model, dir: &Path, location: &str) -> Result<(Model, Contents), ExternaliseError> {
+/// Same as [`externalise`], but returns the contents of the weight file instead of writing it.
+pub fn externalise_virtually(
+    model: &Model,
+    dir: &Path,
+    location: &str,
+) -> Result<(Model, VirtualFile), ExternaliseError> {
     refuse_taken(model, location)?;
-    let mut contents = Contents::default();
+    let mut contents = VirtualFile::default();
     let (spans, _) = lay_out(model, |offset, raw| {
         match position_in(&model.file, &raw) {
             Some(position) => contents.put_file(offset, &model.path, position, raw.len() as u64),
@@ -71,7 +75,7 @@ fn refuse_taken(model: &Model, location: &str) -> Result<(), ExternaliseError> {
     }
 }
 
-/// For each initializer its shape, if it moves.
+/// For each initializer, its shape if it moves.
 fn moves(model: &Model) -> impl Iterator<Item = Option<TensorShape>> + '_ {
     let tensors = model.graph_proto().initializer.iter().zip(&model.weights.storage);
     tensors.map(|(tensor, storage)| {
@@ -80,11 +84,11 @@ fn moves(model: &Model) -> impl Iterator<Item = Option<TensorShape>> + '_ {
     })
 }
 
-/// Writes the file; offset and length for each initializer that moved.
+/// Writes the file. Returns offset and length of each initializer that moved.
 fn write(model: &Model, path: &Path) -> Result<Spans, ExternaliseError> {
     let failed = |source| ExternaliseError::Write(WriteError::new(path, source));
     let partial = partial_of(path);
-    let mut source = Source::open(model)?;
+    let mut source = ModelFile::open(model)?;
     let mut file = File::create(&partial).map_err(failed)?;
     let (spans, end) = lay_out(model, |offset, raw| {
         file.seek(SeekFrom::Start(offset)).map_err(failed)?;
@@ -95,10 +99,11 @@ fn write(model: &Model, path: &Path) -> Result<Spans, ExternaliseError> {
     Ok(spans)
 }
 
-/// Offset and length for each initializer that moves.
+/// Offset and length of each initializer that moves.
 type Spans = Vec<Option<(u64, u64)>>;
 
-/// Gives each initializer that moves its place, and its bytes to `put` there; the length of the file.
+/// Assigns an offset to each initializer that moves, and calls `put` with the offset and the bytes. Also returns the
+/// length of the file.
 fn lay_out<'a>(
     model: &'a Model,
     mut put: impl FnMut(u64, Cow<'a, [u8]>) -> Result<(), ExternaliseError>,
@@ -116,19 +121,19 @@ fn lay_out<'a>(
     Ok((spans, layout.end()))
 }
 
-/// The model file, to copy ranges of it without touching its mapped pages.
-struct Source<'a> {
+/// The model file. Copies ranges without reading its mapped pages.
+struct ModelFile<'a> {
     model: &'a Model,
     file: File,
 }
 
-impl<'a> Source<'a> {
+impl<'a> ModelFile<'a> {
     fn open(model: &'a Model) -> Result<Self, ExternaliseError> {
         let failed = |source| ExternaliseError::Read { path: model.path.clone(), source };
-        Ok(Source { model, file: File::open(&model.path).map_err(failed)? })
+        Ok(ModelFile { model, file: File::open(&model.path).map_err(failed)? })
     }
 
-    /// From file to file in the kernel where the bytes lie in the model file as such.
+    /// Writes bytes to a file: by a copy in the kernel if they are a range of the model file.
     fn copy(&mut self, raw: &[u8], to: &mut File) -> io::Result<()> {
         let Some(position) = position_in(&self.model.file, raw) else { return to.write_all(raw) };
         self.file.seek(SeekFrom::Start(position))?;

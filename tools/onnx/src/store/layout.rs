@@ -1,20 +1,20 @@
-//! Where weights go in a file of ours: in the order they are given, large ones on pages, small ones on cache lines.
+//! The layout of weight files: weights in the given order, large ones aligned to pages, small ones to cache lines.
 
 use crate::proto::{StringStringEntryProto, TensorProto, tensor_proto::DataLocation};
 
-/// Weights from this size on begin on a page, so that they can be mapped, cloned and read around the page cache.
+/// Weights of at least this size are page-aligned, so that they can be mapped, cloned and read with direct I/O.
 const LARGE: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 const LINE: u64 = 64;
 
-/// Hands out offsets.
+/// Assigns offsets.
 #[derive(Default)]
 pub struct Layout {
     end: u64,
 }
 
 impl Layout {
-    /// The offset of the next weight.
+    /// Assigns an offset to the next weight.
     pub fn place(&mut self, bytes: u64) -> u64 {
         let align = if bytes >= LARGE { PAGE } else { LINE };
         let offset = self.end.next_multiple_of(align);
@@ -28,7 +28,7 @@ impl Layout {
     }
 }
 
-/// Makes a tensor a reference to a range of a file. Its name, type and dimensions stay.
+/// Turns a tensor into a reference to a range of a file. Name, type and dimensions stay.
 pub fn refer(tensor: &mut TensorProto, location: &str, offset: u64, length: u64) {
     let entry = |key: &str, value: String| StringStringEntryProto { key: Some(key.into()), value: Some(value) };
     *tensor = TensorProto {

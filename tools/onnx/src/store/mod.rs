@@ -1,20 +1,17 @@
-//! Puts weight bytes where partitions can reach them: out of a model file once, packed into one file (rounded, if asked), or
-//! linked in place; and small ones back into model files. What would be written can be had without writing it.
+//! Stores weights for partitions: moves embedded weights to a weight file, packs weights into one file, rounds them,
+//! links weight files, and embeds small tensors. Externalising and packing can also produce a virtual file.
 
-mod contents;
 mod embed;
 mod externalise;
 mod layout;
+mod link;
 mod pack;
-mod place;
 mod round;
-mod slabs;
 mod source;
 
-pub use contents::{Contents, Made};
 pub use embed::embed_structure;
-pub use externalise::{ExternaliseError, externalise, externalised, needs_externalising};
-pub use pack::{PackError, PackProgress, Packed, pack, packed};
-pub use place::{PlaceError, Placed, place, place_of};
+pub use externalise::{ExternaliseError, externalise, externalise_virtually, needs_externalising};
+pub use link::{LinkError, LinkOutcome, link, predict_link};
+pub use pack::{PackError, PackProgress, PackStats, pack, pack_virtually};
 pub use round::{RoundError, Rounding, round};
-pub use source::SourceError;
+pub use source::RangeReadError;

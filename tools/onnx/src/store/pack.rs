@@ -1,14 +1,14 @@
-//! Copies exactly the weight bytes that some models need into one file, and verifies every range by hash.
+//! Copies the weights that some models need into one file, and verifies every range by hash.
 //!
-//! The layout depends on the models alone, so a killed pack resumes: ranges of the `.partial` file that already hash like
-//! their source are kept. The file gets its name when every range is right.
+//! The layout depends on the models only, so an interrupted pack resumes: ranges of the `.partial` file whose hash
+//! equals that of their source are kept. The file gets its name when every range is correct.
 
-use super::contents::{Contents, Made};
 use super::layout::{Layout, refer};
-use super::source::{Files, SourceError, files};
+use super::source::{FileIndex, RangeReadError, index_files};
 use crate::hash;
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError};
+use crate::virtual_file::{VirtualFile, VirtualFiles};
 use crate::walk;
 use crate::weights::{Span, WeightError, WeightFile, Weights, span_of};
 use crate::write::{WriteError, partial_of};
@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Why weights could not be packed.
+/// The reason why weights could not be packed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PackError {
@@ -26,132 +26,132 @@ pub enum PackError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
-    Read(#[from] SourceError),
-    #[error("{path} does not hold at offset {offset} what was just copied there: the disk or its driver is at fault")]
+    Read(#[from] RangeReadError),
+    #[error("{path} differs at offset {offset} from what was just copied there: the disk or its driver is faulty")]
     Corrupt { path: PathBuf, offset: u64 },
 }
 
-/// What packing did.
+/// Statistics of a pack.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Packed {
-    /// Length of the packed file.
+pub struct PackStats {
+    /// Length of the packed file in bytes.
     pub bytes: u64,
-    /// Bytes copied now.
+    /// Bytes copied by this run.
     pub copied: u64,
-    /// Bytes an earlier, interrupted pack had copied already.
+    /// Bytes kept from an earlier, interrupted run.
     pub resumed: u64,
 }
 
-/// How far a pack is.
+/// Progress of a pack.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PackProgress {
-    /// Bytes in place and verified.
+    /// Verified bytes.
     pub done: u64,
-    /// Bytes in all.
+    /// Total bytes.
     pub total: u64,
 }
 
-/// A range to copy and where it goes.
-struct Move {
+/// A range to copy, and its offset in the packed file.
+struct RangeCopy {
     from: Span,
     to: u64,
 }
 
-/// Packs the external weights of `models` into `dir/location` and makes the models refer to it.
+/// Packs the external weights of `models` into `dir/location`, and updates their references.
 ///
-/// `weights` says where the models' locations lie. The models change only when everything is written.
+/// `weights` resolves the locations of the models. The models change only after the file is complete.
 pub fn pack(
     models: &mut [ModelProto],
     weights: &Weights,
     dir: &Path,
     location: &str,
     progress: &mut dyn FnMut(PackProgress),
-) -> Result<Packed, PackError> {
+) -> Result<PackStats, PackError> {
     let mut layout = Layout::default();
-    let files = files(weights);
-    let moves = plan(models, &files, &mut layout)?;
+    let files = index_files(weights);
+    let copies = plan(models, &files, &mut layout)?;
     let path = dir.join(location);
-    let packed = write(&moves, &weights.files, &path, layout.end(), progress)?;
-    relink(models, &files, location, &moves)?;
-    Ok(packed)
+    let stats = write(&copies, &weights.files, &path, layout.end(), progress)?;
+    relink(models, &files, location, &copies)?;
+    Ok(stats)
 }
 
-/// The same without writing: what the file holds. `made` are source files that are not written either.
-pub fn packed(
+/// Same as [`pack`], but returns the contents of the file instead of writing it. Source files may be virtual as well.
+pub fn pack_virtually(
     models: &mut [ModelProto],
     weights: &Weights,
-    made: &Made,
+    virtual_files: &VirtualFiles,
     location: &str,
-) -> Result<Contents, PackError> {
-    let files = files(weights);
-    let moves = plan(models, &files, &mut Layout::default())?;
-    let mut contents = Contents::default();
-    for Move { from: Span { file, offset, length }, to } in &moves {
+) -> Result<VirtualFile, PackError> {
+    let files = index_files(weights);
+    let copies = plan(models, &files, &mut Layout::default())?;
+    let mut contents = VirtualFile::default();
+    for RangeCopy { from: Span { file, offset, length }, to } in &copies {
         let file = &weights.files[*file];
-        match made.get(&file.location) {
+        match virtual_files.get(&file.location) {
             Some(source) => contents.put_part(*to, source, *offset, *length),
             None => contents.put_file(*to, &file.path, *offset, *length),
         }
     }
-    relink(models, &files, location, &moves)?;
+    relink(models, &files, location, &copies)?;
     Ok(contents)
 }
 
-/// Each range once, in the order the models name them.
-fn plan(models: &[ModelProto], files: &Files, layout: &mut Layout) -> Result<Vec<Move>, PackError> {
+/// The ranges to copy, each once, in the order of the models.
+fn plan(models: &[ModelProto], files: &FileIndex, layout: &mut Layout) -> Result<Vec<RangeCopy>, PackError> {
     let mut seen = HashMap::new();
-    let mut moves = vec![];
+    let mut copies = vec![];
     for model in models {
         walk::tensors(model, &mut |tensor| {
             if let Some(from) = external(tensor, files)? {
-                seen.entry(from).or_insert_with(|| moves.push(Move { from, to: layout.place(from.length) }));
+                seen.entry(from).or_insert_with(|| copies.push(RangeCopy { from, to: layout.place(from.length) }));
             }
             Ok::<(), PackError>(())
         })?;
     }
-    Ok(moves)
+    Ok(copies)
 }
 
-fn external(tensor: &TensorProto, files: &Files) -> Result<Option<Span>, PackError> {
+fn external(tensor: &TensorProto, files: &FileIndex) -> Result<Option<Span>, PackError> {
     let external = tensor::is_external(tensor).map_err(WeightError::from)?;
     Ok(if external { Some(span_of(tensor, files)?) } else { None })
 }
 
 fn write(
-    moves: &[Move],
+    copies: &[RangeCopy],
     files: &[WeightFile],
     path: &Path,
     length: u64,
     progress: &mut dyn FnMut(PackProgress),
-) -> Result<Packed, PackError> {
+) -> Result<PackStats, PackError> {
     let partial = partial_of(path);
     let failed = |source| PackError::Write(WriteError::new(path, source));
     let mut target = Target::open(path, &partial, length).map_err(failed)?;
-    let total = moves.iter().map(|m| m.from.length).sum();
-    let mut packed = Packed { bytes: length, ..Packed::default() };
-    let mut sources = Sources { files, open: None };
-    for Move { from, to } in moves {
-        let resumed = target.bring(&mut sources, *from, *to)?;
-        *(if resumed { &mut packed.resumed } else { &mut packed.copied }) += from.length;
-        progress(PackProgress { done: packed.resumed + packed.copied, total });
+    let total = copies.iter().map(|copy| copy.from.length).sum();
+    let mut stats = PackStats { bytes: length, ..PackStats::default() };
+    let mut sources = SourceFiles { files, open: None };
+    for RangeCopy { from, to } in copies {
+        let resumed = target.ensure_range(&mut sources, *from, *to)?;
+        *(if resumed { &mut stats.resumed } else { &mut stats.copied }) += from.length;
+        progress(PackProgress { done: stats.resumed + stats.copied, total });
     }
     target.file.sync_all().map_err(failed)?;
     fs::rename(&partial, path).map_err(failed)?;
-    Ok(packed)
+    Ok(stats)
 }
 
-/// The last source file used stays open: there may be thousands.
-struct Sources<'a> {
+/// The source files. Only the last one used stays open: there may be thousands.
+struct SourceFiles<'a> {
     files: &'a [WeightFile],
     open: Option<(usize, File)>,
 }
 
-impl Sources<'_> {
+impl SourceFiles<'_> {
     fn file(&mut self, span: Span) -> Result<&mut File, PackError> {
         let from = &self.files[span.file];
         let file = match self.open.take() {
             Some((index, file)) if index == span.file => file,
-            _ => File::open(&from.path).map_err(|source| SourceError::new(from, span, source))?,
+            _ => File::open(&from.path).map_err(|source| RangeReadError::new(from, span, source))?,
         };
         Ok(&mut self.open.insert((span.file, file)).1)
     }
@@ -159,7 +159,7 @@ impl Sources<'_> {
     fn hash(&mut self, span: Span) -> Result<blake3::Hash, PackError> {
         let files = self.files;
         let hash = hash::range_of(self.file(span)?, span.offset..span.offset + span.length);
-        Ok(hash.map_err(|source| SourceError::new(&files[span.file], span, source))?)
+        Ok(hash.map_err(|source| RangeReadError::new(&files[span.file], span, source))?)
     }
 }
 
@@ -167,7 +167,7 @@ impl Sources<'_> {
 struct Target<'a> {
     path: &'a Path,
     file: File,
-    /// How much of it an earlier pack left.
+    /// Bytes that an interrupted run left.
     found: u64,
 }
 
@@ -179,8 +179,8 @@ impl<'a> Target<'a> {
         Ok(Target { path, file, found })
     }
 
-    /// Makes the range right; whether it was already.
-    fn bring(&mut self, sources: &mut Sources, from: Span, to: u64) -> Result<bool, PackError> {
+    /// Copies the range unless its hash is already correct. Returns whether it was.
+    fn ensure_range(&mut self, sources: &mut SourceFiles, from: Span, to: u64) -> Result<bool, PackError> {
         let wanted = sources.hash(from)?;
         if to + from.length <= self.found && self.hash(from, to)? == wanted {
             return Ok(true);
@@ -197,8 +197,8 @@ impl<'a> Target<'a> {
         hash.map_err(|source| PackError::Write(WriteError::new(self.path, source)))
     }
 
-    /// From file to file in the kernel, sharing blocks where the file system can.
-    fn copy(&mut self, sources: &mut Sources, from: Span, to: u64) -> Result<(), PackError> {
+    /// Copies a range in the kernel, which shares blocks if the file system supports it.
+    fn copy(&mut self, sources: &mut SourceFiles, from: Span, to: u64) -> Result<(), PackError> {
         let source = sources.file(from)?;
         let copied = source.seek(SeekFrom::Start(from.offset)).and_then(|_| {
             self.file.seek(SeekFrom::Start(to))?;
@@ -206,18 +206,18 @@ impl<'a> Target<'a> {
         });
         match copied {
             Ok(n) if n == from.length => Ok(()),
-            Ok(_) => Err(SourceError::short(&sources.files[from.file], from).into()),
+            Ok(_) => Err(RangeReadError::short(&sources.files[from.file], from).into()),
             Err(error) => Err(PackError::Write(WriteError::new(self.path, error))),
         }
     }
 }
 
-fn relink(models: &mut [ModelProto], files: &Files, location: &str, moves: &[Move]) -> Result<(), PackError> {
-    let places: HashMap<Span, u64> = moves.iter().map(|m| (m.from, m.to)).collect();
+fn relink(models: &mut [ModelProto], files: &FileIndex, location: &str, copies: &[RangeCopy]) -> Result<(), PackError> {
+    let offsets: HashMap<Span, u64> = copies.iter().map(|copy| (copy.from, copy.to)).collect();
     for model in models {
         let mut visit = |tensor: &mut TensorProto| {
             let found = external(tensor, files)?;
-            if let Some((to, length)) = found.and_then(|from| Some((*places.get(&from)?, from.length))) {
+            if let Some((to, length)) = found.and_then(|from| Some((*offsets.get(&from)?, from.length))) {
                 refer(tensor, location, to, length);
             }
             Ok::<(), PackError>(())

@@ -1,17 +1,19 @@
-//! Writes the weights of a model to one file, some of them rounded to few bits: what quantising them would do to their
-//! values, in their own element type.
+//! Writes the weights of a model to one file, some of them rounded to fewer bits: simulates quantisation without
+//! changing element types.
 //!
-//! Rounding is symmetric, with one scale for each group of neighbours along an axis: `scale = max |w| / (2^(bits-1) - 1)`,
-//! `w' = round(w / scale) * scale`. Weights go through memory a group of rows at a time.
+//! Rounding is symmetric with one scale per group of neighbours along an axis: `scale = max |w| / (2^(bits-1) - 1)`,
+//! `w' = round(w / scale) * scale`. Reads one group of rows at a time.
+
+mod slabs;
 
 use super::layout::{Layout, refer};
-use super::slabs::Slabs;
-use super::source::{Files, SourceError, files};
+use super::source::{FileIndex, RangeReadError, index_files};
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError};
 use crate::walk;
 use crate::weights::{Span, WeightError, WeightFile, Weights, span_of};
 use crate::write::{WriteError, partial_of};
+use slabs::Slabs;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File};
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -20,13 +22,13 @@ use std::path::Path;
 /// How weights are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding {
-    /// Bits a number is left with, 2 to 16.
+    /// Bits of a rounded number, 2 to 16.
     pub bits: u32,
-    /// Neighbours along the axis that share a scale.
+    /// Number of neighbours along the axis that share a scale.
     pub group: usize,
 }
 
-/// Why weights could not be rounded.
+/// The reason why weights could not be rounded.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum RoundError {
@@ -35,7 +37,7 @@ pub enum RoundError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
-    Read(#[from] SourceError),
+    Read(#[from] RangeReadError),
     #[error("weight {name:?} cannot be rounded: {why}")]
     Unsuitable { name: String, why: String },
     #[error("numbers cannot be rounded to {0} bits: 2 to 16 are possible")]
@@ -48,11 +50,11 @@ impl From<TensorError> for RoundError {
     }
 }
 
-/// Copies every external weight of `model` to `dir/location`, rounding those that `axes` names along the axis it gives, and
-/// makes the model refer to the copies. Embedded weights that are named are rounded where they are.
+/// Copies every external weight of `model` to `dir/location`, and updates the references. `axes` names the weights to
+/// round and the axis of their groups. Embedded weights are rounded in place.
 ///
-/// `weights` says where the model's locations lie. The file appears under its name when it is complete; the model changes
-/// only then.
+/// `weights` resolves the locations of the model. The file gets its name when it is complete; the model changes only
+/// then.
 pub fn round(
     model: &mut ModelProto,
     weights: &Weights,
@@ -83,8 +85,8 @@ pub fn round(
     Ok(())
 }
 
-/// A range of the old files, and the axis it is rounded along: one range may be read both ways under two names.
-type Key = (Span, Option<usize>);
+/// A source range, and the axis along which it is rounded. Two names may share a range and differ in the axis.
+type RoundedRange = (Span, Option<usize>);
 
 struct Writer<'a> {
     weights: &'a Weights,
@@ -92,14 +94,14 @@ struct Writer<'a> {
     rounding: Rounding,
     path: &'a Path,
     layout: Layout,
-    moved: HashMap<Key, u64>,
+    moved: HashMap<RoundedRange, u64>,
 }
 
 impl Writer<'_> {
     fn write(&mut self, model: &ModelProto) -> Result<File, RoundError> {
         let failed = |source| RoundError::Write(WriteError::new(self.path, source));
         let mut out = BufWriter::with_capacity(1 << 20, File::create(partial_of(self.path)).map_err(failed)?);
-        let files = files(self.weights);
+        let files = index_files(self.weights);
         walk::tensors(model, &mut |tensor| {
             if tensor::is_external(tensor)? { self.copy(tensor, &files, &mut out) } else { Ok(()) }
         })?;
@@ -109,7 +111,7 @@ impl Writer<'_> {
         Ok(file)
     }
 
-    fn copy(&mut self, tensor: &TensorProto, files: &Files, out: &mut BufWriter<File>) -> Result<(), RoundError> {
+    fn copy(&mut self, tensor: &TensorProto, files: &FileIndex, out: &mut BufWriter<File>) -> Result<(), RoundError> {
         let span = span_of(tensor, files)?;
         let axis = self.axes.get(tensor.name()).copied();
         if self.moved.contains_key(&(span, axis)) {
@@ -119,7 +121,7 @@ impl Writer<'_> {
         self.moved.insert((span, axis), offset);
         let failed = |source| RoundError::Write(WriteError::new(self.path, source));
         out.seek(SeekFrom::Start(offset)).map_err(failed)?;
-        let mut source = Source::open(&self.weights.files[span.file], span)?;
+        let mut source = WeightReader::open(&self.weights.files[span.file], span)?;
         match axis {
             Some(axis) => {
                 let slabs = Slabs::of(tensor, axis, self.rounding)?;
@@ -130,37 +132,37 @@ impl Writer<'_> {
     }
 }
 
-/// A range of a weight file, read from front to back.
-struct Source<'a> {
+/// Reads a range of a weight file sequentially.
+struct WeightReader<'a> {
     from: &'a WeightFile,
     span: Span,
     file: BufReader<File>,
 }
 
-impl<'a> Source<'a> {
-    fn open(from: &'a WeightFile, span: Span) -> Result<Self, SourceError> {
+impl<'a> WeightReader<'a> {
+    fn open(from: &'a WeightFile, span: Span) -> Result<Self, RangeReadError> {
         let opened = File::open(&from.path).and_then(|mut file| {
             file.seek(SeekFrom::Start(span.offset))?;
             Ok(BufReader::with_capacity(1 << 20, file))
         });
-        let file = opened.map_err(|source| SourceError::new(from, span, source))?;
-        Ok(Source { from, span, file })
+        let file = opened.map_err(|source| RangeReadError::new(from, span, source))?;
+        Ok(WeightReader { from, span, file })
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), RoundError> {
-        Ok(self.file.read_exact(bytes).map_err(|source| SourceError::new(self.from, self.span, source))?)
+        Ok(self.file.read_exact(bytes).map_err(|source| RangeReadError::new(self.from, self.span, source))?)
     }
 
-    /// Writes all of it; the inner error is the source's.
+    /// Copies the range. The inner error is one of reading, the outer one of writing.
     fn copy(&mut self, out: &mut impl Write) -> io::Result<Result<(), RoundError>> {
         let copied = io::copy(&mut (&mut self.file).take(self.span.length), out)?;
-        let short = || SourceError::short(self.from, self.span).into();
+        let short = || RangeReadError::short(self.from, self.span).into();
         Ok(if copied == self.span.length { Ok(()) } else { Err(short()) })
     }
 }
 
 fn relink(model: &mut ModelProto, writer: &Writer, location: &str) -> Result<(), RoundError> {
-    let files = files(writer.weights);
+    let files = index_files(writer.weights);
     let mut relink = |tensor: &mut TensorProto| {
         let axis = writer.axes.get(tensor.name()).copied();
         if tensor::is_external(tensor)? {

@@ -1,35 +1,35 @@
-//! Where weights come from that are written anew: the files a model's locations lie in, and ranges of them that cannot be read.
+//! Source files for packing and rounding: an index by location, and the error of a range that cannot be read.
 
 use crate::weights::{Span, WeightFile, Weights};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
 
-/// Weight files by location: indices among [`Weights::files`].
-pub(super) type Files<'a> = HashMap<&'a str, usize>;
+/// Indices of [`Weights::files`] by location.
+pub(super) type FileIndex<'a> = HashMap<&'a str, usize>;
 
-/// The files of these weights.
-pub(super) fn files(weights: &Weights) -> Files<'_> {
+/// Indexes the files of these weights.
+pub(super) fn index_files(weights: &Weights) -> FileIndex<'_> {
     weights.files.iter().enumerate().map(|(index, file)| (file.location.as_str(), index)).collect()
 }
 
 /// A range of a weight file could not be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {length} bytes at offset {offset} of {path}")]
-pub struct SourceError {
+pub struct RangeReadError {
     /// The file.
     pub path: PathBuf,
-    /// Where the range begins, bytes.
+    /// Offset of the range, bytes.
     pub offset: u64,
-    /// How long it is, bytes.
+    /// Length of the range, bytes.
     pub length: u64,
-    /// What the system said.
+    /// The cause.
     pub source: io::Error,
 }
 
-impl SourceError {
+impl RangeReadError {
     pub(super) fn new(file: &WeightFile, span: Span, source: io::Error) -> Self {
-        SourceError { path: file.path.clone(), offset: span.offset, length: span.length, source }
+        RangeReadError { path: file.path.clone(), offset: span.offset, length: span.length, source }
     }
 
     /// The file ends before the range does.

@@ -1,4 +1,4 @@
-//! Small models for tests, in a few words.
+//! Builders of small models for tests.
 
 use hpp_onnx::proto::attribute_proto::AttributeType;
 use hpp_onnx::proto::tensor_shape_proto::{Dimension, dimension};
@@ -70,7 +70,7 @@ pub fn header(name: &str, dtype: DType, dims: &[i64]) -> TensorProto {
     }
 }
 
-/// A tensor with bytes counting up.
+/// A tensor whose bytes count up.
 pub fn tensor(name: &str, dtype: DType, dims: &[i64]) -> TensorProto {
     let elements = dims.iter().product::<i64>() as u64;
     let bytes = dtype.bytes_for(elements).expect("a type with a size");
@@ -118,7 +118,7 @@ pub fn save(dir: &Path, model: &ModelProto) -> PathBuf {
     path
 }
 
-/// Writes the model somewhere and reads it back.
+/// Writes the model to a temporary directory and reads it back.
 pub fn open(model: &ModelProto) -> Result<Model, ReadError> {
     let dir = tempfile::tempdir().unwrap();
     Model::open(&save(dir.path(), model))
@@ -135,7 +135,7 @@ pub fn chain(error: &dyn Error) -> String {
     text
 }
 
-/// Why a model is refused.
+/// The error of a refused model.
 pub fn refusal(model: &ModelProto) -> String {
     match open(model).and_then(|model| model.graph()) {
         Ok(_) => panic!("the model was read"),

@@ -1,4 +1,4 @@
-//! Truncated and bit-flipped models: an error or a model, never a panic, a hang or a mountain of memory.
+//! Truncated and bit-flipped models: reading returns an error or a model, and never panics, hangs or exhausts memory.
 
 use crate::models;
 use hpp_onnx::Model;
@@ -8,7 +8,7 @@ use prost::Message;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Models whose files are mostly structure: weights elsewhere, or none to speak of.
+/// Models with small or external weights, so that most bytes of the file are structure.
 fn structural() -> Vec<(PathBuf, Vec<u8>)> {
     let read = models::all().into_iter().map(|path| (fs::read(&path).unwrap(), path));
     let small: Vec<_> = read.filter(|(bytes, _)| bytes.len() < 400_000).map(|(bytes, path)| (path, bytes)).collect();
@@ -16,7 +16,7 @@ fn structural() -> Vec<(PathBuf, Vec<u8>)> {
     small
 }
 
-/// Opens damaged bytes beside the weights of the model they came from.
+/// Opens damaged bytes in the directory of the original model, next to its weights.
 fn survives(original: &Path, bytes: &[u8]) -> bool {
     let dir = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(original.parent().unwrap()).unwrap() {
@@ -31,7 +31,7 @@ fn survives(original: &Path, bytes: &[u8]) -> bool {
     Model::open(&path).and_then(|model| model.graph()).is_ok()
 }
 
-/// Where the part of a file begins that reading does not insist on: all operator sets but one, metadata, functions.
+/// The end of the required part of a file. Optional parts follow: all operator sets but one, metadata, functions.
 fn needed(bytes: &[u8]) -> usize {
     let whole = ModelProto::decode(bytes).unwrap();
     let rest = ModelProto {
@@ -81,7 +81,7 @@ proptest! {
 }
 
 #[test]
-fn the_undamaged_survive() {
+fn undamaged_models_open() {
     for (path, bytes) in structural() {
         assert!(survives(&path, &bytes), "{}", path.display());
         assert!(!survives(&path, &bytes[..bytes.len() / 2]), "{}", path.display());
@@ -89,7 +89,7 @@ fn the_undamaged_survive() {
 }
 
 #[test]
-fn encoding_what_was_decoded_loses_nothing() {
+fn decoding_and_encoding_preserve_a_model() {
     for path in models::all() {
         let bytes = fs::read(&path).unwrap();
         let decoded = ModelProto::decode(bytes.as_slice()).unwrap();

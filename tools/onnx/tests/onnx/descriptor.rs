@@ -1,4 +1,4 @@
-//! `schemas/onnx.proto` says what PyPI's `onnx` package says.
+//! `schemas/onnx.proto` equals the schema of PyPI's `onnx` package.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,9 +1,9 @@
-//! Parts as models of their own: complete, minimal, typed, and the same bytes every time.
+//! Extracted parts are complete, minimal, typed and deterministic.
 
 use crate::build::{body, external, holding, model, node, open, opset, save, tensor, untyped, value, with};
 use crate::models;
 use hpp_graph::{Graph, NodeId, Part, ValueId, cut, infer, segment};
-use hpp_onnx::{ExtractError, Extractor, Model, place, proto::*, write_model};
+use hpp_onnx::{ExtractError, Extractor, Model, link, proto::*, write_model};
 use hpp_schema::DType;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap};
@@ -22,7 +22,7 @@ fn every_model_in_one_part_per_block() {
         infer::infer(&mut graph);
         let dir = tempfile::tempdir().unwrap();
         for file in &model.weights().files {
-            place(file, dir.path()).unwrap();
+            link(file, dir.path()).unwrap();
         }
         let extractor = Extractor::new(&model, &graph);
         for (i, part) in one_part_per_block(&graph).iter().enumerate() {
@@ -123,7 +123,7 @@ fn sample() -> ModelProto {
 }
 
 #[test]
-fn a_part_holds_what_it_needs_and_says_what_the_model_said() {
+fn a_part_has_what_it_needs_and_keeps_metadata() {
     let model = open(&sample()).unwrap();
     let graph = model.graph().unwrap();
     let extractor = Extractor::new(&model, &graph);
@@ -148,7 +148,7 @@ fn a_part_holds_what_it_needs_and_says_what_the_model_said() {
 }
 
 #[test]
-fn a_part_that_is_not_whole_is_refused() {
+fn an_incomplete_part_is_refused() {
     let model = open(&sample()).unwrap();
     let graph = model.graph().unwrap();
     let extractor = Extractor::new(&model, &graph);
@@ -171,7 +171,7 @@ fn a_part_that_is_not_whole_is_refused() {
 }
 
 #[test]
-fn a_shape_is_read_from_the_state_at_hand() {
+fn a_shape_is_read_from_the_parts_own_state() {
     let source = model(GraphProto {
         node: vec![node("Shape", &["past0"], &["s"]), node("Expand", &["past1", "s"], &["y"])],
         input: vec![value("past0", DType::Float32, &["n"]), value("past1", DType::Float32, &["n"])],
@@ -188,7 +188,7 @@ fn a_shape_is_read_from_the_state_at_hand() {
 }
 
 #[test]
-fn functions_that_stay_go_where_they_are_called() {
+fn parts_keep_the_functions_they_call() {
     let mut source = sample();
     let f = |name: &str, nodes: Vec<NodeProto>| FunctionProto {
         name: Some(name.into()),

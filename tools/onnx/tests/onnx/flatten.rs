@@ -1,4 +1,4 @@
-//! Functions of a model's own, and merged decoders, in their odder forms.
+//! Unusual functions and merged decoders.
 
 use crate::build::{self, body, int, model, node, open, opset, reference, refusal, tensor, untyped, value, with};
 use hpp_graph::Graph;
@@ -51,7 +51,7 @@ fn read(source: &ModelProto) -> (Vec<String>, Vec<Note>) {
 }
 
 #[test]
-fn calls_nest_and_names_stay_apart() {
+fn nested_calls_do_not_collide() {
     let inner = function("Inner", &["a"], &["b"], vec![node("Exp", &["a"], &["t"]), node("Neg", &["t"], &["b"])]);
     let outer = function("Outer", &["a"], &["t"], vec![call("Inner", &["a"], &["u"]), call("Inner", &["u"], &["t"])]);
     let source = calling(vec![call("Outer", &["x"], &["t"]), call("Inner", &["t"], &["y"])], vec![inner, outer]);
@@ -72,7 +72,7 @@ fn calls_nest_and_names_stay_apart() {
 }
 
 #[test]
-fn attributes_come_from_the_call_or_the_default_or_not_at_all() {
+fn attributes_come_from_the_call_or_the_default() {
     let mut scaled = function(
         "Scaled",
         &["a"],
@@ -91,7 +91,7 @@ fn attributes_come_from_the_call_or_the_default_or_not_at_all() {
 }
 
 #[test]
-fn results_nobody_wants_and_results_that_are_arguments() {
+fn omitted_outputs_and_outputs_that_are_inputs() {
     let f =
         function("F", &["a", "b"], &["a", "c", "d"], vec![node("Neg", &["a"], &["c"]), node("Abs", &["b"], &["d"])]);
     let source = calling(vec![call("F", &["x"], &["t", "", "u"]), node("Add", &["t", "u"], &["y"])], vec![f]);
@@ -100,7 +100,7 @@ fn results_nobody_wants_and_results_that_are_arguments() {
 }
 
 #[test]
-fn overloads_are_told_apart() {
+fn overloads_are_distinguished() {
     let one = FunctionProto {
         overload: Some("one".into()),
         ..function("F", &["a"], &["b"], vec![node("Neg", &["a"], &["b"])])
@@ -139,7 +139,7 @@ fn bodies_inside_functions_see_the_right_names() {
 }
 
 #[test]
-fn functions_of_another_operator_set_are_carried_along() {
+fn functions_of_another_operator_set_are_kept() {
     let mut old = function("Old", &["a"], &["b"], vec![node("Neg", &["a"], &["b"])]);
     old.opset_import = vec![opset("", 9)];
     let source = calling(vec![call("Old", &["x"], &["y"])], vec![old]);
@@ -150,7 +150,7 @@ fn functions_of_another_operator_set_are_carried_along() {
 }
 
 #[test]
-fn functions_that_never_end() {
+fn endless_functions_are_refused() {
     let recursive = function("F", &["a"], &["b"], vec![call("G", &["a"], &["b"])]);
     let back = function("G", &["a"], &["b"], vec![call("F", &["a"], &["b"])]);
     let error = refusal(&calling(vec![call("F", &["x"], &["y"])], vec![recursive, back]));
@@ -173,7 +173,7 @@ fn functions_that_never_end() {
     assert!(error.contains("takes 1 inputs but is called with 2"), "{error}");
 }
 
-/// A merged decoder in small: both branches hold a whole model; `then` also reads the past.
+/// A small merged decoder: both branches hold a model, and `then` also reads the past.
 fn merged(then: GraphProto, otherwise: GraphProto) -> ModelProto {
     let branches = with(node("If", &["use_past"], &["logits", "present"]), body("then_branch", then));
     model(GraphProto {
@@ -221,7 +221,7 @@ fn the_branch_that_reads_state_becomes_the_graph() {
 }
 
 #[test]
-fn names_inside_the_branch_give_way_to_names_outside() {
+fn inner_names_are_renamed_on_collision() {
     // `shared` is an outer value that the branch shadows with one of its own.
     let with_past =
         branch(vec![node("Add", &["ids", "past"], &["shared"]), node("Neg", &["shared"], &["o"])], ["o", "shared"]);
@@ -231,8 +231,8 @@ fn names_inside_the_branch_give_way_to_names_outside() {
 }
 
 #[test]
-fn an_if_that_does_not_choose_a_model_stays() {
-    // Both branches read the same inputs: nothing says which one generates.
+fn an_if_within_a_model_stays() {
+    // Both branches read the same inputs, so the branch for generation is unknown.
     let one = || branch(vec![node("Add", &["ids", "past"], &["o"])], ["o", "past"]);
     let two = branch(vec![node("Sub", &["ids", "past"], &["o"])], ["o", "past"]);
     let model = open(&merged(one(), two)).unwrap();
@@ -248,7 +248,7 @@ fn an_if_that_does_not_choose_a_model_stays() {
 }
 
 #[test]
-fn a_choice_inside_a_choice_falls_the_same_way() {
+fn nested_ifs_on_the_condition_take_the_same_branch() {
     let deep = |op: &str| branch(vec![node(op, &["ids", "past"], &["i"])], ["i", "past"]);
     let inner = with(node("If", &["use_past"], &["a", "b"]), body("then_branch", deep("Add")));
     let inner = with(inner, body("else_branch", deep("Sub")));

@@ -1,4 +1,4 @@
-//! Logits for the positions asked for: where it is provable, and why not where it is not.
+//! Logits for requested positions: applied where it is provably correct, refused with a reason elsewhere.
 
 use crate::build::{int, model, node, open, tensor, value, with};
 use crate::models;
@@ -23,7 +23,7 @@ fn rewrite(model: &Model) -> Result<(Model, Graph), HeadReason> {
 }
 
 #[test]
-fn every_decoder_is_given_positions() {
+fn every_decoder_gets_a_positions_input() {
     let mut decoders = 0;
     for path in models::all() {
         let model = Model::open(&path).unwrap();
@@ -81,7 +81,7 @@ fn outcome(tail: Vec<NodeProto>) -> Result<Vec<String>, HeadReason> {
 }
 
 #[test]
-fn the_gather_stands_before_the_contraction() {
+fn the_gather_precedes_the_projection() {
     let plain = outcome(vec![node("MatMul", &["hidden", "head"], &["logits"])]);
     assert_eq!(plain.unwrap(), ["Gather", "Gather", "MatMul"]);
     let tied = outcome(vec![
@@ -97,7 +97,7 @@ fn the_gather_stands_before_the_contraction() {
 }
 
 #[test]
-fn the_rest_of_the_model_keeps_every_position() {
+fn other_readers_keep_every_position() {
     let mut source = decoder(vec![node("MatMul", &["hidden", "head"], &["logits"])]);
     source.graph.get_or_insert_default().output.push(value("hidden", DType::Float32, &["batch", "sequence", "4"]));
     let (_, graph) = rewrite(&open(&source).unwrap()).unwrap();
@@ -106,7 +106,7 @@ fn the_rest_of_the_model_keeps_every_position() {
 }
 
 #[test]
-fn what_cannot_be_proved_is_left_alone() {
+fn unproved_cases_are_left_unchanged() {
     let mixing = outcome(vec![
         node("MatMul", &["hidden", "head"], &["raw"]),
         node("LayerNormalization", &["raw", "bias"], &["logits"]),

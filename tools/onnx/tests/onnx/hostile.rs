@@ -1,4 +1,4 @@
-//! Files that lie: every refusal names what is wrong.
+//! Hostile files: every error names the problem.
 
 use crate::build::{self, external, holding, refusal, save};
 use hpp_onnx::{Model, proto::*};
@@ -7,7 +7,7 @@ use prost::Message;
 use std::fs;
 
 /// A directory with `model.data` (64 bytes), a sub-directory, and a model in it.
-fn room() -> tempfile::TempDir {
+fn model_dir() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     fs::create_dir_all(dir.path().join("m/sub")).unwrap();
     for name in ["m/model.data", "m/sub/more.data", "outside.data"] {
@@ -16,15 +16,15 @@ fn room() -> tempfile::TempDir {
     dir
 }
 
-/// Opens a model in the room with one external weight of 16 floats.
+/// Opens a model in the directory with one external weight of 16 floats.
 fn opened(dir: &tempfile::TempDir, entries: &[(&str, &str)]) -> Result<Model, String> {
     let model = holding(vec![external("w", DType::Float32, &[16], entries)]);
     Model::open(&save(&dir.path().join("m"), &model)).map_err(|e| build::chain(&e))
 }
 
 #[test]
-fn places_that_are_fine() {
-    let dir = room();
+fn valid_locations() {
+    let dir = model_dir();
     let fine: &[&[(&str, &str)]] = &[
         &[("location", "model.data")],
         &[("location", "model.data"), ("offset", "0"), ("length", "64")],
@@ -38,12 +38,12 @@ fn places_that_are_fine() {
 }
 
 #[test]
-fn places_that_are_not() {
-    let dir = room();
+fn invalid_locations() {
+    let dir = model_dir();
     let hostile: &[(&[(&str, &str)], &str)] = &[
-        (&[("location", "../outside.data")], "goes up with \"..\""),
-        (&[("location", "sub/../../outside.data")], "goes up with \"..\""),
-        (&[("location", "sub\\..\\..\\outside.data")], "goes up with \"..\""),
+        (&[("location", "../outside.data")], "contains \"..\""),
+        (&[("location", "sub/../../outside.data")], "contains \"..\""),
+        (&[("location", "sub\\..\\..\\outside.data")], "contains \"..\""),
         (&[("location", "/etc/passwd")], "is absolute"),
         (&[("location", "C:\\secret")], "is absolute"),
         (&[("location", "\\\\server\\share")], "is absolute"),
@@ -54,8 +54,8 @@ fn places_that_are_not() {
         (&[("location", "*/_ORT_MEM_ADDR_/*"), ("offset", "4096")], "is missing"),
         (&[], "names no location"),
         (&[("location", "model.data"), ("offset", "1")], "at offset 1"),
-        (&[("location", "model.data"), ("offset", "64")], "takes 64 bytes, but the file has only 64"),
-        (&[("location", "model.data"), ("offset", "18446744073709551615")], "takes 64 bytes"),
+        (&[("location", "model.data"), ("offset", "64")], "has 64 bytes at offset 64"),
+        (&[("location", "model.data"), ("offset", "18446744073709551615")], "has 64 bytes"),
         (&[("location", "model.data"), ("offset", "18446744073709551616")], "not a number of bytes"),
         (&[("location", "model.data"), ("offset", "-1")], "not a number of bytes"),
         (&[("location", "model.data"), ("length", "63")], "63 external bytes"),
@@ -72,7 +72,7 @@ fn places_that_are_not() {
 #[test]
 fn links_may_not_lead_outside_but_a_linked_model_may_live_elsewhere() {
     use std::os::unix::fs::symlink;
-    let dir = room();
+    let dir = model_dir();
     symlink(dir.path().join("outside.data"), dir.path().join("m/link.data")).unwrap();
     let error = opened(&dir, &[("location", "link.data")]).unwrap_err();
     assert!(error.contains("symbolic link"), "{error}");
@@ -80,7 +80,7 @@ fn links_may_not_lead_outside_but_a_linked_model_may_live_elsewhere() {
     let error = opened(&dir, &[("location", "up/outside.data")]).unwrap_err();
     assert!(error.contains("symbolic link"), "{error}");
 
-    // A download cache: names in one directory, contents in another.
+    // A download cache: links in one directory, files in another.
     let cache = tempfile::tempdir().unwrap();
     let (blobs, snapshot) = (cache.path().join("blobs"), cache.path().join("snapshot"));
     fs::create_dir_all(&blobs).unwrap();
@@ -97,7 +97,7 @@ fn links_may_not_lead_outside_but_a_linked_model_may_live_elsewhere() {
 
 #[test]
 fn offsets_beyond_four_gigabytes() {
-    let dir = room();
+    let dir = model_dir();
     let path = dir.path().join("m/model.data");
     fs::File::options().write(true).open(&path).unwrap().set_len((5 << 30) + 64).unwrap();
     let offset = (5u64 << 30).to_string();

@@ -1,10 +1,10 @@
-//! Weights as inputs: one file for partitions that are the same graph, nothing lost, and constants where they must be.
+//! Weights as inputs: equal partitions give one file, no information is lost, and required constants stay.
 
 use crate::build::{attribute, body, external, int, model, node, tensor, untyped, value, with};
 use crate::models;
 use hpp_graph::{Graph, cut, infer, segment};
 use hpp_onnx::proto::attribute_proto::AttributeType;
-use hpp_onnx::{Extractor, Lifted, Made, Model, WeightBytes, embed_structure, lift, proto::*};
+use hpp_onnx::{Extractor, Lifted, Model, VirtualFiles, WeightBytes, embed_structure, lift, proto::*};
 use hpp_schema::DType;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -21,7 +21,7 @@ fn partitions(path: &Path) -> Vec<ModelProto> {
     let parts = cut(&graph, &segmentation, &groups).unwrap();
     let named = |(i, part): (usize, _)| {
         let mut proto = extractor.part(&format!("part_{i}"), part).unwrap();
-        embed_structure(&mut proto, model.dir(), &Made::new()).unwrap();
+        embed_structure(&mut proto, model.dir(), &VirtualFiles::new()).unwrap();
         proto
     };
     parts.iter().enumerate().map(named).collect()
@@ -41,7 +41,7 @@ fn lift_all(partitions: &[ModelProto]) -> Vec<Lifted> {
     partitions.iter().map(|partition| lift(partition, |name| shared.contains(name)).unwrap()).collect()
 }
 
-/// Which partitions are one file: a number for each, in the order they come.
+/// A number for each partition; partitions with the same file have the same number.
 fn files(name: &str) -> Vec<usize> {
     let path = models::all().into_iter().find(|path| path.to_string_lossy().contains(name)).unwrap();
     let lifted = lift_all(&partitions(&path));
@@ -60,9 +60,9 @@ fn files(name: &str) -> Vec<usize> {
     files
 }
 
-/// The first layer may take another residual in, the last may hand on one that is normed already.
+/// The first layer may have a different residual input, and the last may return a normalised one.
 #[test]
-fn layers_that_differ_in_their_weights_are_one_file() {
+fn layers_that_differ_only_in_weights_share_a_file() {
     for (name, wanted) in [
         ("genai/llama3-fp32-cpu/", &[0, 1, 2, 2, 3, 4][..]),
         ("genai/llama3-int4-cpu/", &[0, 1, 2, 2, 3, 4]),
@@ -70,7 +70,7 @@ fn layers_that_differ_in_their_weights_are_one_file() {
         ("optimum/llama-with-past/", &[0, 1, 2, 2, 2, 3]),
         ("optimum-legacy/gpt2-merged/", &[0, 1, 1, 1, 1, 2]),
         ("torch/gpt-dynamo/", &[0, 1, 2, 2, 2, 3]),
-        // The second layer says how long the past is.
+        // The second layer also returns the length of the past.
         ("torch/llama-dynamo-kv/", &[0, 1, 2, 3, 3, 4]),
     ] {
         assert_eq!(files(name), wanted, "{name}");
@@ -134,7 +134,7 @@ fn tensor_header(name: &str, dtype: DType, dims: &[i64]) -> TensorProto {
     crate::build::header(name, dtype, dims)
 }
 
-/// A renaming of one graph into another, found by walking both; it must be one to one.
+/// A bijective renaming of one graph into another, found by walking both.
 #[derive(Default)]
 struct Names {
     there: HashMap<String, String>,
@@ -245,7 +245,7 @@ fn lifts(model: &ModelProto, shared: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn structure_stays_and_weights_go() {
+fn structure_stays_and_weights_become_inputs() {
     let weights = vec![
         tensor("axes", DType::Int64, &[64]),
         tensor("long", DType::Int64, &[65]),
@@ -261,7 +261,7 @@ fn structure_stays_and_weights_go() {
 }
 
 #[test]
-fn shared_weights_and_those_returned_stay_where_they_lie() {
+fn shared_and_returned_weights_stay() {
     let place = [("location", "w"), ("offset", "8"), ("length", "16")];
     let cache = external("cache", DType::Float32, &[4], &place);
     let mut source = of(
@@ -281,7 +281,7 @@ fn contrib(node: NodeProto) -> NodeProto {
 }
 
 #[test]
-fn kernels_that_want_constants_get_them() {
+fn constants_that_kernels_require_stay() {
     let names = ["q", "scales", "zeros", "groups", "bias"];
     let weights = || names.iter().map(|name| tensor(name, DType::Uint8, &[8])).collect::<Vec<_>>();
     let bits = |attributes: &[AttributeProto]| {
@@ -314,7 +314,7 @@ fn kernels_that_want_constants_get_them() {
 }
 
 #[test]
-fn what_bodies_read_stays_and_is_called_the_same_inside() {
+fn weights_that_bodies_read_stay_with_consistent_names() {
     let branch = |weight: &str, out: &str| GraphProto {
         name: Some(format!("branch of {weight}")),
         node: vec![node("Mul", &["a", weight], &["m"]), node("Add", &["m", "inside"], &[out])],
@@ -354,7 +354,7 @@ fn what_bodies_read_stays_and_is_called_the_same_inside() {
 }
 
 #[test]
-fn words_do_not_tell_partitions_apart_and_numbers_do() {
+fn metadata_does_not_distinguish_partitions_but_structure_does() {
     let entry = || vec![StringStringEntryProto { key: Some("k".into()), value: Some("layer 3".into()) }];
     let named = |words: &str| AttributeProto {
         t: Some(TensorProto { doc_string: Some(words.into()), ..tensor(words, DType::Float32, &[2]) }),
@@ -376,7 +376,7 @@ fn words_do_not_tell_partitions_apart_and_numbers_do() {
         graph.quantization_annotation = vec![TensorAnnotation { tensor_name: Some(a), ..TensorAnnotation::default() }];
         (graph.metadata_props, graph.node[0].metadata_props) = (entry(), entry());
         (graph.doc_string, graph.node[0].doc_string) = (Some(words.into()), Some(words.into()));
-        // Read by nobody.
+        // Unread.
         graph.initializer.push(tensor(&format!("{words} scale"), DType::Float32, &[7]));
         (source.metadata_props, source.doc_string) = (entry(), Some(words.into()));
         lift(&source, |_| false).unwrap()
@@ -431,7 +431,7 @@ fn structure_in_weight_files_is_embedded_and_weights_are_not() {
         ],
     );
     let weight = source.graph.as_ref().unwrap().initializer[2].clone();
-    embed_structure(&mut source, dir.path(), &Made::new()).unwrap();
+    embed_structure(&mut source, dir.path(), &VirtualFiles::new()).unwrap();
     let after = &source.graph.as_ref().unwrap().initializer;
     let raw = |at: usize| after[at].raw_data().to_vec();
     assert_eq!((raw(0), raw(1)), ((4..12).collect(), (12..16).collect()));
@@ -439,6 +439,6 @@ fn structure_in_weight_files_is_embedded_and_weights_are_not() {
     assert_eq!(after[2], weight);
     let mut missing =
         of(vec![node("Odd", &["x", "axes"], &["y"])], vec![external("axes", DType::Int32, &[2], &place("60"))]);
-    let error = embed_structure(&mut missing, dir.path(), &Made::new()).unwrap_err();
+    let error = embed_structure(&mut missing, dir.path(), &VirtualFiles::new()).unwrap_err();
     assert!(error.to_string().contains("axes"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Real models by real exporters, hostile files, and every kind of tensor, through the public interface.
+//! Tests of the public interface: models by real exporters, hostile files, and every kind of tensor.
 
 mod build;
 mod damage;

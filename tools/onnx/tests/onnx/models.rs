@@ -1,8 +1,8 @@
-//! Finds models: the committed fixtures, and any below the directory `HPP_MODELS` names.
+//! Finds models: the committed fixtures, and those below the directory in `HPP_MODELS`.
 
 use std::path::{Path, PathBuf};
 
-/// Every `.onnx` file there is.
+/// All `.onnx` files.
 pub fn all() -> Vec<PathBuf> {
     let mut found = vec![];
     below(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models")), &mut found);

@@ -1,4 +1,4 @@
-//! Every model reads, and its graph says what the protobuf says.
+//! Every model can be read, and its graph equals the protobuf.
 
 use crate::models;
 use hpp_graph::Origin;

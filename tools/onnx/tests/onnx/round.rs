@@ -1,4 +1,4 @@
-//! Rounded weights: every group against plain arithmetic, everything else byte for byte, nothing half written.
+//! Rounded weights: every group equals a direct computation, other weights are unchanged, and files are complete.
 
 use crate::build::{external, header, holding, save};
 use half::{bf16, f16};
@@ -25,7 +25,8 @@ fn decode(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     }
 }
 
-/// `[outer, axis, inner]`, element by element: each value rounded, and how far the other level may be where it lies between two.
+/// `[outer, axis, inner]`, element by element: each value rounded, and how far the other level may be where it lies
+/// between two.
 fn expected(values: &[f32], [outer, axis, inner]: [usize; 3], rounding: Rounding) -> Vec<(f32, f32)> {
     let levels = f64::from((1 << (rounding.bits - 1)) - 1);
     let mut rounded: Vec<(f32, f32)> = values.iter().map(|value| (*value, 0.0)).collect();
@@ -70,7 +71,8 @@ fn axes(named: &[(&str, usize)]) -> BTreeMap<String, usize> {
     named.iter().map(|(name, axis)| ((*name).to_owned(), *axis)).collect()
 }
 
-/// Whether these are the expected values but for rounding in another order of operations: `slack`, and at a tie a whole step.
+/// Whether these are the expected values but for rounding in another order of operations: `slack`, and at a tie a whole
+/// step.
 fn close(have: &[f32], want: &[(f32, f32)], slack: f32) -> bool {
     have.len() == want.len() && have.iter().zip(want).all(|(have, (value, step))| (have - value).abs() <= step + slack)
 }
@@ -149,7 +151,7 @@ fn embedded_weights_are_rounded_where_they_are() {
 }
 
 #[test]
-fn zeros_and_what_is_not_finite_stay() {
+fn zeros_and_nonfinite_values_stay() {
     let values = [0.0f32, 0.0, f32::INFINITY, 0.7, f32::NAN, 0.7, 1e-42, 0.0];
     let home = tempfile::tempdir().unwrap();
     let model = model(home.path(), &[("w", DType::Float32, &[4, 2], encode(DType::Float32, &values))]);
@@ -161,7 +163,7 @@ fn zeros_and_what_is_not_finite_stay() {
 }
 
 #[test]
-fn what_cannot_be_rounded_changes_nothing() {
+fn an_unsuitable_weight_changes_nothing() {
     let home = tempfile::tempdir().unwrap();
     let model = model(home.path(), &[("q", DType::Int8, &[4], vec![1, 2, 3, 4])]);
     let out = tempfile::tempdir().unwrap();

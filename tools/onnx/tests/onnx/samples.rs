@@ -1,4 +1,4 @@
-//! Weights that are looked at: embedded and external ones, large and small, with holes and without.
+//! Sampling of weights: embedded and external, large and small, with and without holes.
 
 use crate::build::{external, header, holding, save};
 use hpp_onnx::{Model, looks_widened, proto::TensorProto};
@@ -6,7 +6,7 @@ use hpp_schema::DType;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// A model with a weight `w` of so many bytes in `w.data`, 4 bytes behind its beginning.
+/// A model with a weight `w` of `bytes` bytes at offset 4 of `w.data`.
 fn model(dir: &Path, bytes: u64) -> Model {
     let (dims, length) = ([bytes as i64 / 4], bytes.to_string());
     let entries = [("location", "w.data"), ("offset", "4"), ("length", length.as_str())];
@@ -14,12 +14,12 @@ fn model(dir: &Path, bytes: u64) -> Model {
 }
 
 #[test]
-fn external_weights_are_looked_at_in_many_places() {
+fn external_weights_are_sampled_in_many_places() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("w.data");
     let mut numbers = vec![1.5f32; 1 << 20];
     let write = |numbers: &[f32]| fs::write(&file, numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
-    // What lies before the weight is not looked at.
+    // Bytes before the weight are not sampled.
     numbers[0] = 0.1;
     write(&numbers).unwrap();
     let model = model(dir.path(), (4 << 20) - 4);
@@ -31,7 +31,7 @@ fn external_weights_are_looked_at_in_many_places() {
         assert!(!looks_widened(&model, "w"), "{at}");
         numbers[at] = 1.5;
     }
-    // A file that has become short, or is gone.
+    // A truncated or missing file.
     write(&numbers[..1 << 19]).unwrap();
     assert!(!looks_widened(&model, "w"));
     fs::remove_file(&file).unwrap();
@@ -39,14 +39,14 @@ fn external_weights_are_looked_at_in_many_places() {
 }
 
 #[test]
-fn a_hole_looks_like_nothing() {
+fn a_hole_is_no_evidence() {
     let dir = tempfile::tempdir().unwrap();
     File::create(dir.path().join("w.data")).unwrap().set_len(1 << 30).unwrap();
     assert!(!looks_widened(&model(dir.path(), (1 << 30) - 4), "w"));
 }
 
 #[test]
-fn embedded_weights_are_looked_at_however_they_are_written() {
+fn embedded_weights_are_sampled_in_any_encoding() {
     let raw = |number: f32| Some(number.to_le_bytes().repeat(8).into());
     let weights = vec![
         TensorProto { raw_data: raw(1.5), ..header("narrow", DType::Float32, &[8]) },

@@ -1,9 +1,9 @@
-//! Weights moved out, packed and resumed: the bytes stay the same and names never hold half a file.
+//! Externalising, packing and resuming: bytes stay equal, and a name never holds half a file.
 
 use crate::build::{self, external, header, holding, open, save, tensor};
 use hpp_onnx::{
-    Model, PackError, PackProgress, Packed, SourceError, Storage, Weights, externalise, needs_externalising, pack,
-    proto::*,
+    Model, PackError, PackProgress, PackStats, RangeReadError, Storage, Weights, externalise, needs_externalising,
+    pack, proto::*,
 };
 use hpp_schema::DType;
 use std::fs;
@@ -17,7 +17,7 @@ fn bytes_of(tensor: &TensorProto, dir: &Path) -> Vec<u8> {
 }
 
 #[test]
-fn embedded_weights_move_out_once() {
+fn embedded_weights_are_moved_once() {
     let raw = tensor("raw", DType::Float32, &[1000]);
     let typed = TensorProto { int32_data: (0..2000).collect(), ..header("typed", DType::Int8, &[2000]) };
     let large = tensor("large", DType::Uint8, &[100_000]);
@@ -46,7 +46,7 @@ fn embedded_weights_move_out_once() {
 }
 
 #[test]
-fn a_large_weight_moves_out_by_range() {
+fn a_large_weight_is_moved_by_range() {
     let bytes = 1u64 << 27;
     let home = tempfile::tempdir().unwrap();
     let path = save(home.path(), &holding(vec![]));
@@ -90,7 +90,7 @@ fn scattered(dir: &Path) -> Model {
     Model::open(&save(dir, &holding(weights))).unwrap()
 }
 
-fn packed(model: &Model, out: &Path) -> Result<(Vec<ModelProto>, Packed, Vec<PackProgress>), PackError> {
+fn packed(model: &Model, out: &Path) -> Result<(Vec<ModelProto>, PackStats, Vec<PackProgress>), PackError> {
     let mut protos = vec![model.proto().clone()];
     let mut seen = vec![];
     let packed = pack(&mut protos, model.weights(), out, "packed.bin", &mut |p| seen.push(p))?;
@@ -98,7 +98,7 @@ fn packed(model: &Model, out: &Path) -> Result<(Vec<ModelProto>, Packed, Vec<Pac
 }
 
 #[test]
-fn a_pack_holds_the_needed_bytes_once() {
+fn a_pack_contains_each_needed_range_once() {
     let (home, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let model = scattered(home.path());
     let (protos, packed, progress) = packed(&model, out.path()).unwrap();
@@ -117,13 +117,13 @@ fn a_pack_holds_the_needed_bytes_once() {
 }
 
 #[test]
-fn a_killed_pack_resumes_and_mends_what_was_torn() {
+fn an_interrupted_pack_resumes_and_repairs_torn_ranges() {
     let (home, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let model = scattered(home.path());
     packed(&model, out.path()).unwrap();
     let whole = fs::read(out.path().join("packed.bin")).unwrap();
 
-    // As a kill leaves it: the first weight written, the second torn, the rest absent.
+    // The state after a kill: the first weight complete, the second torn, the rest missing.
     let mut torn = whole.clone();
     torn.truncate(102_400 + 3_000);
     torn[102_401] ^= 1;
@@ -136,14 +136,14 @@ fn a_killed_pack_resumes_and_mends_what_was_torn() {
 }
 
 #[test]
-fn a_pack_that_cannot_finish_has_no_name() {
+fn an_incomplete_pack_has_no_final_name() {
     let (home, out) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let model = scattered(home.path());
     let data = home.path().join("a.data");
     fs::File::options().write(true).open(&data).unwrap().set_len(250_000).unwrap();
     let before = model.proto().clone();
     let error = packed(&model, out.path()).unwrap_err();
-    assert!(matches!(&error, PackError::Read(SourceError { offset: 200_000, length: 200_000, .. })), "{error}");
+    assert!(matches!(&error, PackError::Read(RangeReadError { offset: 200_000, length: 200_000, .. })), "{error}");
     assert!(!out.path().join("packed.bin").exists());
     assert_eq!(model.proto(), &before);
 }

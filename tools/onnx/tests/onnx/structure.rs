@@ -1,4 +1,4 @@
-//! The shape of graphs: order, cycles, names, captures, defaults.
+//! Graph structure: order, cycles, names, captures, defaults.
 
 use crate::build::{body, header, int, model, node, open, opset, refusal, tensor, untyped, value, with};
 use hpp_graph::{Attribute, Origin};
@@ -15,7 +15,7 @@ fn line(nodes: Vec<NodeProto>) -> ModelProto {
 }
 
 #[test]
-fn nodes_out_of_order_are_sorted_and_said_so() {
+fn unordered_nodes_are_sorted_and_noted() {
     let source = line(vec![node("Neg", &["b"], &["y"]), node("Abs", &["a"], &["b"]), node("Exp", &["x"], &["a"])]);
     let read = open(&source).unwrap();
     assert_eq!(read.notes(), [Note::Sorted]);
@@ -59,7 +59,7 @@ fn names_are_defined_once_and_before_use() {
 }
 
 #[test]
-fn facts_keep_their_expressions() {
+fn declared_dimensions_keep_their_expressions() {
     let graph = open(&line(vec![node("Neg", &["x"], &["y"])])).unwrap().graph().unwrap();
     let x = graph.value(graph.inputs[0]);
     assert_eq!(x.shape.as_deref().unwrap(), [Dim::symbol("batch"), "1 + a".parse().unwrap(), Dim::fixed(4)]);
@@ -120,13 +120,13 @@ fn bodies_capture_what_they_do_not_define() {
     let Attribute::Body(one) = &node.attributes["then_branch"] else { panic!() };
     assert_eq!((one.nodes, one.weight_bytes, one.output_dtypes.as_slice()), (3, 32, &[Some(DType::Float32)][..]));
 
-    // Names inside do not matter to the structure; what is done does.
+    // Inner names do not affect the structure; operators do.
     let other = open(&source("elsewhere")).unwrap().graph().unwrap();
     assert_eq!(node.attributes, other.nodes.last().unwrap().attributes);
 }
 
 #[test]
-fn a_body_that_reads_what_nobody_defines_is_refused() {
+fn a_body_with_an_undefined_read_is_refused() {
     let source = line(vec![node("Neg", &["x"], &["a"]), node("Cast", &["x"], &["c"]), nested("local")]);
     let error = refusal(&source);
     assert!(error.contains("If node") && error.contains("reads \"b\""), "{error}");

@@ -1,11 +1,11 @@
-//! Every kind of tensor through reading, the graph, and a partition.
+//! Every kind of tensor survives reading, the graph and extraction.
 
 use crate::build::{self, header, holding, model, node, open, refusal, save, tensor, value, with};
 use hpp_graph::{Attribute, Part};
 use hpp_onnx::{Extractor, Model, proto::*, write_model};
 use hpp_schema::{DType, Dim};
 
-/// Writes everything as one partition, reads that again and gives its protobuf.
+/// Extracts the whole model as one partition, writes and reads it, and returns its protobuf.
 fn through(model: &ModelProto) -> ModelProto {
     let model = open(model).unwrap_or_else(|e| panic!("{}", build::chain(&e)));
     let graph = model.graph().unwrap();
@@ -39,7 +39,7 @@ fn every_element_type_is_kept() {
 }
 
 #[test]
-fn strings_and_nothing_at_all() {
+fn strings_and_empty_tensors() {
     let strings = TensorProto {
         string_data: vec![b"one".to_vec(), "zw\u{f6}lf".into(), vec![]],
         ..header("words", DType::String, &[3])
@@ -54,7 +54,7 @@ fn strings_and_nothing_at_all() {
 }
 
 #[test]
-fn small_integers_are_known_and_learned_vectors_are_not() {
+fn the_graph_keeps_small_integers_but_not_learned_vectors() {
     let axes = TensorProto { int64_data: vec![-1, 2], ..header("axes", DType::Int64, &[2]) };
     let flags = TensorProto { raw_data: Some(vec![1, 0].into()), ..header("flags", DType::Bool, &[2]) };
     let norm = tensor("norm", DType::Float32, &[64]);
@@ -86,13 +86,13 @@ fn sparse_initializers_are_kept() {
 }
 
 #[test]
-fn weights_that_lie_about_themselves() {
+fn inconsistent_weights_are_refused() {
     let short = TensorProto { raw_data: Some(vec![0; 15].into()), ..header("short", DType::Float32, &[4]) };
     let unknown = TensorProto { data_type: Some(99), ..tensor("odd", DType::Int8, &[1]) };
     let segmented = TensorProto { segment: Some(tensor_proto::Segment::default()), ..tensor("cut", DType::Int8, &[1]) };
     let nowhere = TensorProto { data_location: Some(7), ..tensor("lost", DType::Int8, &[1]) };
     let table = [
-        (short, "\"short\" holds 15 bytes where its type and dimensions ask for 16"),
+        (short, "\"short\" has 15 bytes, but its type and dimensions require 16"),
         (unknown, "\"odd\" has element type 99"),
         (segmented, "\"cut\" is stored in segments"),
         (nowhere, "\"lost\" has data location 7"),

@@ -3,7 +3,7 @@
 use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, Load, Piece, assemble, blocks};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Model, Placed, externalise, hash, needs_externalising, place, write_bytes, write_model};
+use hpp_onnx::{LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
 use hpp_partition::{Choice, KvHome, Where};
 use hpp_schema::{Budgets, ByteSize, FileRecord, FileRole, Finding, Plan, Predictions, Severity};
 use std::fs;
@@ -75,11 +75,11 @@ impl Weights {
             return Ok(Weights { model: model.clone(), dir: own });
         }
         for file in files {
-            match place(file, work).map_err(|e| PlanDirError::Weights(Box::new(e)))? {
-                Placed::NotLinkable { why } => {
+            match link(file, work).map_err(|e| PlanDirError::Weights(Box::new(e)))? {
+                LinkOutcome::NotLinkable { why } => {
                     return Err(PlanDirError::NotLinkable { location: file.location.clone(), why });
                 }
-                Placed::AlreadyThere | Placed::HardLink | Placed::Clone => {}
+                LinkOutcome::AlreadyThere | LinkOutcome::HardLink | LinkOutcome::Clone => {}
             }
         }
         Ok(Weights { model: model.clone(), dir: real(work)? })

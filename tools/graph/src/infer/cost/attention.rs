@@ -1,20 +1,20 @@
-//! Attention: scores of every query with every key, then values weighed by them.
+//! Cost of attention: the products of queries with keys, and of the resulting weights with values.
 
 use super::sizes::{Sizes, times};
 
-/// Sizes an attention works on.
+/// The sizes that determine the cost of an attention.
 struct Extent {
     /// Batch times query heads times query length.
     rows: u64,
-    /// Keys each query may see.
+    /// Keys that each query attends to.
     keys: u64,
-    /// Width of a key and of a value, together.
+    /// Width of a key plus width of a value.
     widths: u64,
-    /// Operations of projections that are fused in.
+    /// Operations of fused projections.
     projection: u64,
 }
 
-/// Two per row, key and width; a window limits the keys.
+/// `2 * rows * keys * widths`, plus fused projections. A local window limits the keys.
 pub(super) fn flops(s: &Sizes) -> Option<u64> {
     let standard = s.node.domain != "com.microsoft";
     let extent = match s.node.op_type.as_str() {
@@ -78,7 +78,7 @@ fn multi_head(s: &Sizes, past: usize) -> Option<Extent> {
     })
 }
 
-/// How long each sequence is lies in a tensor; the symbol `total_sequence_length` stands for it.
+/// The lengths of the sequences are in a tensor, so the symbol `total_sequence_length` gives the number of keys.
 fn paged(s: &Sizes) -> Option<Extent> {
     let heads = s.attribute("num_heads")?;
     let packed = heads.checked_add(s.attribute("kv_num_heads")?.checked_mul(2)?)?;
@@ -103,7 +103,7 @@ fn packed(s: &Sizes) -> Option<Extent> {
     })
 }
 
-/// Projections of query, key and value come first: input `[.., W]` with weights `[W, 3 * hidden]`.
+/// With fused projections of query, key and value: input `[.., W]`, weights `[W, 3 * hidden]`.
 fn projected(s: &Sizes) -> Option<Extent> {
     let heads = s.attribute("num_heads")?;
     let width = s.output_dim(0, -1)?.checked_div(heads)?;
@@ -126,7 +126,7 @@ fn projected(s: &Sizes) -> Option<Extent> {
     })
 }
 
-/// Two or three products with the state per token and head: write, read, and with a delta rule correct.
+/// Two products with the state per token and head, write and read; a delta rule adds a third for the correction.
 pub(super) fn linear(s: &Sizes) -> Option<u64> {
     let delta = match s.node.attributes.get("update_rule") {
         Some(crate::Attribute::String(rule)) => rule.ends_with(b"delta"),

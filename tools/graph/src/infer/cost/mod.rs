@@ -1,12 +1,16 @@
-//! What one node computes and reads, once its symbols have values.
+//! Cost of one node for given values of the symbols: floating-point operations, and bytes of weights that it reads.
 //!
-//! A multiply and an add are two operations. Contractions are counted by their definition: a product `[M, K] x [K, N]`
-//! takes `2 * M * K * N` (the GEMM count of BLAS literature), a convolution two per output and kernel tap (Dumoulin and
-//! Visin, "A guide to convolution arithmetic"), attention `2 * S * T * (width of keys + width of values)` per head
-//! (Vaswani et al., section 3.2.1, both products, causal or not), a mixture of experts its `k` chosen experts per token
-//! (Shazeer et al., "Outrageously large neural networks"), linear attention two or three products with its state per
-//! token (Yang et al., "Gated delta networks"). Everything else counts one operation per element, and operators that
-//! only move data count none. Nothing here knows a device.
+//! A multiply and an add are two operations. Formulas:
+//! - product `[M, K] x [K, N]`: `2 * M * K * N` (the GEMM count of BLAS literature)
+//! - convolution: two per output element and kernel tap (Dumoulin and Visin, "A guide to convolution arithmetic")
+//! - attention: `2 * S * T * (width of keys + width of values)` per head for both products, causal or not (Vaswani et al.,
+//!   "Attention is all you need", section 3.2.1)
+//! - mixture of experts: the `k` selected experts per token (Shazeer et al., "Outrageously large neural networks")
+//! - linear attention: two or three products with the state per token (Yang et al., "Gated delta networks")
+//! - data movement: none
+//! - any other operator with a rule: one per element
+//!
+//! Does not know devices.
 
 mod attention;
 mod experts;
@@ -18,10 +22,10 @@ use hpp_schema::Symbols;
 use sizes::Sizes;
 use std::collections::BTreeSet;
 
-/// Floating-point operations of one node; `None` where a size is missing or the operator is not known.
+/// Floating-point operations of one node; `None` if a size is missing or the operator has no rule.
 ///
-/// For attention with a cache buffer of fixed capacity the cache's own dimension counts as the total length: give the
-/// symbol of that dimension the length so far to count one step exactly.
+/// For attention with a cache buffer of fixed capacity, the cache's own dimension counts as the total length. To count
+/// one step exactly, set the symbol of that dimension to the current length.
 pub fn flops(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
     let sizes = Sizes { graph, node: graph.node(node), symbols };
     match operators(&sizes) {
@@ -32,21 +36,23 @@ pub fn flops(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
     }
 }
 
-/// Bytes of weights one node touches; `None` where how many rows or experts it touches cannot be told.
+/// Bytes of weights that one node reads; `None` if the number of rows or experts is unknown.
 ///
-/// A gather touches the rows it picks, rotary positions one row of each table per token, a mixture of experts at most
-/// `k` experts per token, anything else all of it.
+/// A gather reads the selected rows, rotary positions read one row of each table per token, a mixture of experts reads
+/// at most `k` experts per token, and any other operator reads the whole weight.
 pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
     let sizes = Sizes { graph, node: graph.node(node), symbols };
     let weights: BTreeSet<ValueId> = sizes.node.inputs.iter().flatten().chain(&sizes.node.captures).copied().collect();
     let weights = weights.into_iter().filter_map(|id| Some((id, weight_bytes(graph, id)?)));
-    let touched = weights.map(|(id, bytes)| match Touch::of(sizes.node, id) {
-        Touch::All => Some(bytes),
-        Touch::Rows { indices, axis } => share(bytes, sizes.count(indices)?, sizes.dim(0, sizes.axis(axis, 0)?)?),
-        Touch::Positions => share(bytes, sizes.tokens()?, sizes.dim_of(id, 0)?),
-        Touch::Experts => share(bytes, experts::chosen(&sizes)?, sizes.dim_of(id, 0)?),
+    let read = weights.map(|(id, bytes)| match WeightAccess::of(sizes.node, id) {
+        WeightAccess::All => Some(bytes),
+        WeightAccess::Rows { indices, axis } => {
+            share(bytes, sizes.count(indices)?, sizes.dim(0, sizes.axis(axis, 0)?)?)
+        }
+        WeightAccess::Positions => share(bytes, sizes.tokens()?, sizes.dim_of(id, 0)?),
+        WeightAccess::Experts => share(bytes, experts::selected(&sizes)?, sizes.dim_of(id, 0)?),
     });
-    touched.chain([Some(inside(sizes.node))]).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
+    read.chain([Some(embedded_bytes(sizes.node))]).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
 }
 
 enum Work {
@@ -60,7 +66,6 @@ fn operators(s: &Sizes) -> Work {
     Work::Operations(match s.node.op_type.as_str() {
         "MatMul"
         | "MatMulInteger"
-        | "MatMulInteger16"
         | "DynamicQuantizeMatMul"
         | "MatMulIntegerToFloat"
         | "QLinearMatMul"
@@ -70,7 +75,6 @@ fn operators(s: &Sizes) -> Work {
         | "Gemm"
         | "FusedGemm"
         | "GemmFastGelu"
-        | "GemmFloat8"
         | "QGemm" => s.product(),
         "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4" => s.packed_product(s.attribute("N")),
         "MatMulBlockQuantizedFp4Weight" | "MatMulBlockQuantizedFp8Weight" => s.packed_product(s.dim(1, 0)),
@@ -101,39 +105,39 @@ fn operators(s: &Sizes) -> Work {
     })
 }
 
-/// Operators that compute nothing.
+/// Operators that only move data.
 #[rustfmt::skip]
 const MOVES: &[&str] = &[
-    "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "ExpandDims", "EyeLike", "Flatten", "Gather",
+    "Concat", "Constant", "ConstantOfShape", "DepthToSpace", "Expand", "EyeLike", "Flatten", "Gather",
     "GatherElements", "GatherND", "Identity", "Pad", "Reshape", "Scatter", "ScatterElements", "ScatterND", "Shape",
     "Size", "Slice", "SpaceToDepth", "Split", "Squeeze", "TensorScatter", "Tile", "Transpose", "Trilu", "Unsqueeze",
 ];
 
-/// How much of a weight a node reads.
-enum Touch {
+/// The part of a weight that a node reads.
+enum WeightAccess {
     All,
     Rows {
         indices: usize,
         axis: &'static str,
     },
-    /// One row for each token: caches of cosines and sines.
+    /// One row per token: tables of cosines and sines.
     Positions,
     Experts,
 }
 
-impl Touch {
-    fn of(node: &Node, weight: ValueId) -> Touch {
+impl WeightAccess {
+    fn of(node: &Node, weight: ValueId) -> WeightAccess {
         let slot = node.inputs.iter().position(|input| *input == Some(weight));
         let standard = node.domain != "com.microsoft";
         match (node.op_type.as_str(), slot) {
-            ("Gather", Some(0)) => Touch::Rows { indices: 1, axis: "axis" },
-            ("GatherBlockQuantized", Some(0 | 2 | 3)) => Touch::Rows { indices: 1, axis: "gather_axis" },
-            ("GroupQueryAttention", Some(7 | 8)) | ("PagedAttention", Some(8 | 9)) => Touch::Positions,
-            ("SparseAttention", Some(9 | 10)) | ("SparsePagedAttention", Some(11 | 12)) => Touch::Positions,
-            ("RotaryEmbedding" | "MRotaryEmbedding", Some(2 | 3)) if !standard => Touch::Positions,
-            ("RotaryEmbedding", Some(1 | 2)) if node.inputs.len() > 3 => Touch::Positions,
-            ("MoE" | "QMoE", Some(2..)) => Touch::Experts,
-            _ => Touch::All,
+            ("Gather", Some(0)) => WeightAccess::Rows { indices: 1, axis: "axis" },
+            ("GatherBlockQuantized", Some(0 | 2 | 3)) => WeightAccess::Rows { indices: 1, axis: "gather_axis" },
+            ("GroupQueryAttention", Some(7 | 8)) | ("PagedAttention", Some(8 | 9)) => WeightAccess::Positions,
+            ("SparseAttention", Some(9 | 10)) | ("SparsePagedAttention", Some(11 | 12)) => WeightAccess::Positions,
+            ("RotaryEmbedding" | "MRotaryEmbedding", Some(2 | 3)) if !standard => WeightAccess::Positions,
+            ("RotaryEmbedding", Some(1 | 2)) if node.inputs.len() > 3 => WeightAccess::Positions,
+            ("MoE" | "QMoE", Some(2..)) => WeightAccess::Experts,
+            _ => WeightAccess::All,
         }
     }
 }
@@ -145,7 +149,7 @@ fn weight_bytes(graph: &Graph, id: ValueId) -> Option<u64> {
     }
 }
 
-/// `bytes * some / all`, at most all of it.
+/// `bytes * some / all`, at most `bytes`.
 fn share(bytes: u64, some: u64, all: u64) -> Option<u64> {
     if all == 0 {
         return Some(0);
@@ -153,8 +157,8 @@ fn share(bytes: u64, some: u64, all: u64) -> Option<u64> {
     u64::try_from(u128::from(bytes) * u128::from(some.min(all)) / u128::from(all)).ok()
 }
 
-/// Bytes kept in the node itself: constants, and weights of its bodies.
-fn inside(node: &Node) -> u64 {
+/// Bytes of constants and body weights stored in the node itself.
+fn embedded_bytes(node: &Node) -> u64 {
     let bytes = |attribute: &Attribute| match attribute {
         Attribute::Tensor(tensor) => tensor.bytes,
         Attribute::Body(body) => body.weight_bytes,

@@ -1,10 +1,10 @@
-//! Shapes with their symbols put in, and the contraction counts that follow from them.
+//! Evaluates shapes for given values of the symbols, and counts operations of products and convolutions.
 
 use crate::infer::rules::einsum_axes;
 use crate::{Attribute, Graph, Node, ValueId};
 use hpp_schema::{Dim, Shape, Symbols};
 
-/// One node and the values of the symbols.
+/// One node, and the values of the symbols.
 pub(super) struct Sizes<'a> {
     pub graph: &'a Graph,
     pub node: &'a Node,
@@ -16,7 +16,7 @@ impl Sizes<'_> {
         self.node.inputs.get(input).copied().flatten()
     }
 
-    /// Whether an input is given.
+    /// Whether an input is present.
     pub fn has(&self, input: usize) -> bool {
         self.id(input).is_some()
     }
@@ -62,37 +62,39 @@ impl Sizes<'_> {
         self.dim_of((*self.node.outputs.get(at)?)?, axis)
     }
 
-    /// The larger of the first output and the first input: what an element-wise operator or a reduction goes through.
+    /// Elements that an elementwise operator or a reduction processes: those of the first output or, in a reduction, of
+    /// the first input if that is larger.
     pub fn widest(&self) -> Option<u64> {
         let output = self.output(0)?;
         if self.node.op_type.starts_with("Reduce") { Some(output.max(self.count(0)?)) } else { Some(output) }
     }
 
-    /// An integer attribute that is a size.
+    /// A positive integer attribute.
     pub fn attribute(&self, name: &str) -> Option<u64> {
         u64::try_from(self.node.int(name)?).ok().filter(|size| *size > 0)
     }
 
-    /// Tokens in the first input: all but the last axis, and but the heads of `[batch, heads, length, width]`.
+    /// Number of tokens in the first input: the product of all axes but the last, and but the heads of
+    /// `[batch, heads, length, width]`.
     pub fn tokens(&self) -> Option<u64> {
         let width = self.dim(0, -1)?;
         let heads = if self.shape(0)?.len() == 4 { self.dim(0, 1)? } else { 1 };
         self.count(0)?.checked_div(width.checked_mul(heads)?)
     }
 
-    /// An axis attribute as an axis of the first input; 0 if it is not given.
+    /// An axis attribute.
     pub fn axis(&self, name: &str, default: i64) -> Option<isize> {
         isize::try_from(self.node.int(name).unwrap_or(default)).ok()
     }
 
-    /// Two per output element and element of the inner dimension.
+    /// `2 * (output elements) * (inner dimension)`.
     pub fn product(&self) -> Option<u64> {
         let transposed = self.node.int("transA").unwrap_or(0) != 0;
         let inner = self.dim(0, if transposed { -2 } else { -1 })?;
         times(&[2, self.output(0)?, inner])
     }
 
-    /// The same where the right side is packed and only its width is known.
+    /// The same for a packed right side, of which only the width is known.
     pub fn packed_product(&self, width: Option<u64>) -> Option<u64> {
         times(&[2, self.count(0)?, width?])
     }
@@ -102,19 +104,19 @@ impl Sizes<'_> {
         self.attribute("Nq")?.checked_add(self.attribute("Nkv")?.checked_mul(2)?)
     }
 
-    /// Two per output element and tap: a weight `[M, C / group, kernel..]` has `C / group * kernel` taps.
+    /// `2 * (output elements) * taps`, where a weight `[M, C / group, kernel..]` has `C / group * kernel` taps.
     pub fn convolution(&self, weight: usize) -> Option<u64> {
         let taps = self.count(weight)?.checked_div(self.dim(weight, 0)?)?;
         times(&[2, self.output(0)?, taps])
     }
 
-    /// Two per input element and tap: a weight `[C, M / group, kernel..]`.
+    /// `2 * (input elements) * taps`, for a weight `[C, M / group, kernel..]`.
     pub fn transposed_convolution(&self) -> Option<u64> {
         let taps = self.count(1)?.checked_div(self.dim(1, 0)?)?;
         times(&[2, self.count(0)?, taps])
     }
 
-    /// Two per combination of all letters, one where there is a single operand.
+    /// Two per combination of all letters; one for a single operand.
     pub fn einsum(&self) -> Option<u64> {
         let Some(Attribute::String(equation)) = self.node.attributes.get("equation") else { return None };
         let shapes: Vec<&Shape> = (0..self.node.inputs.len()).map(|at| self.shape(at)).collect::<Option<_>>()?;
@@ -123,14 +125,14 @@ impl Sizes<'_> {
         times(&[shapes.len().min(2) as u64, all])
     }
 
-    /// Both weight matrices for each step and sequence.
+    /// Both weight matrices, for each step and sequence.
     pub fn recurrent(&self) -> Option<u64> {
         let weights = self.count(1)?.checked_add(self.count(2)?)?;
         times(&[2, self.dim(0, 0)?, self.dim(0, 1)?, weights])
     }
 }
 
-/// A product that does not overflow.
+/// The product of all factors; `None` on overflow.
 pub(super) fn times(factors: &[u64]) -> Option<u64> {
     factors.iter().try_fold(1u64, |product, factor| product.checked_mul(*factor))
 }

@@ -1,7 +1,8 @@
-//! Attention in its many forms: the query's length, the value's width, and caches that grow or stay.
+//! Rules for attention operators: output shapes from query length and value width, and caches that grow or keep their
+//! size.
 
-use crate::infer::context::Context;
-use crate::infer::fact::{Fact, Facts, Rule, fact};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Fact, Facts, fact};
 use crate::infer::poly::{constant, divide, multiply};
 use hpp_schema::{DType, Dim, Shape};
 
@@ -23,10 +24,8 @@ pub(super) fn contrib(op: &str) -> Option<Rule> {
         "SparseAttention" => sparse,
         "MultiHeadAttention" | "DecoderMaskedMultiHeadAttention" => multi_head,
         "Attention" | "QAttention" | "DecoderMaskedSelfAttention" => projected,
-        "DecoderAttention" => decoder,
         "PagedAttention" | "SparsePagedAttention" => paged,
         "PackedAttention" | "PackedMultiHeadAttention" => packed,
-        "LongformerAttention" => super::elementwise::keep,
         "LinearAttention" => linear,
         "GatedDeltaNet" => delta_net,
         "CausalConvWithState" => conv_with_state,
@@ -36,7 +35,7 @@ pub(super) fn contrib(op: &str) -> Option<Rule> {
     })
 }
 
-/// A cache `[batch, heads, length, width]` grown by `new` along its third axis.
+/// A cache `[batch, heads, length, width]` with `new` more tokens along its third axis.
 fn grown(cx: &Context, past: usize, new: &Dim) -> Option<Shape> {
     let mut cache = cx.shape_of(past).filter(|shape| shape.len() == 4)?;
     cache[2] = cache[2].clone() + new.clone();
@@ -68,14 +67,14 @@ fn attention_type(cx: &Context, output: usize) -> Option<DType> {
     if output == 2 { cx.dtype(2) } else { cx.dtype(0) }
 }
 
-/// Width of one head of a query that may carry keys and values packed behind it.
+/// Width of one head. If `packed`, keys and values follow the query in the same tensor.
 fn head_width(cx: &Context, packed: bool) -> Dim {
     let heads = cx.size("num_heads");
     let all = if packed { heads + multiply(&constant(2), &cx.size("kv_num_heads")) } else { heads };
     divide(&cx.dim(0, -1), &all)
 }
 
-/// Output as wide as the query without what was packed behind it.
+/// Shape of the output: that of the query, without keys and values packed behind it.
 fn grouped_output(cx: &Context) -> Option<Shape> {
     let mut shape = cx.shape_of(0)?;
     if cx.input(1).is_none() {
@@ -84,7 +83,7 @@ fn grouped_output(cx: &Context) -> Option<Shape> {
     Some(shape)
 }
 
-/// Caches grow by the new keys, unless they are windows that evict.
+/// Caches grow by the new keys, except sliding-window caches, which keep their size.
 fn grouped(cx: &Context) -> Facts {
     let new = if cx.input(1).is_some() { cx.dim(1, 1) } else { cx.dim(0, 1) };
     let cache = |at: usize| {
@@ -107,7 +106,8 @@ fn sparse(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), grouped_output(cx)), cx.same(3), cx.same(4)]
 }
 
-/// Past caches are inputs 6 and 7 (5 and 6 where the query is one token); a key or value may itself be a cache.
+/// Past caches are inputs 6 and 7 of `MultiHeadAttention`, 5 and 6 of the decoder variant. A key or value of rank 4 is
+/// itself a cache.
 fn multi_head(cx: &Context) -> Facts {
     let past = if cx.node.op_type == "MultiHeadAttention" { 6 } else { 5 };
     let heads = cx.size("num_heads");
@@ -143,7 +143,7 @@ fn multi_head(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), output), cache(past, 1), cache(past + 1, 2), fact(cx.dtype(0), Some(scores))]
 }
 
-/// Input projections fused in: weights are `[width, q + k + v]`, the cache `[2, batch, heads, length, width]`.
+/// With fused input projections: weights are `[width, q + k + v]`, the cache is `[2, batch, heads, length, width]`.
 fn projected(cx: &Context) -> Facts {
     let quantized = cx.node.op_type == "QAttention";
     let (dtype, past) = if quantized { (cx.dtype(3), 8) } else { (cx.dtype(0), 4) };
@@ -165,11 +165,7 @@ fn projected(cx: &Context) -> Facts {
     vec![fact(dtype, output), fact(dtype, present)]
 }
 
-fn decoder(cx: &Context) -> Facts {
-    vec![cx.same(0), fact(cx.dtype(0), None), fact(cx.dtype(0), None)]
-}
-
-/// Tokens of all sequences in one row; the block caches are updated in place.
+/// The query holds the tokens of all sequences as `[tokens, width]`; paged caches are updated in place.
 fn paged(cx: &Context) -> Facts {
     let output = match cx.size("v_head_size") {
         Dim::Unknown => grouped_output(cx),
@@ -193,7 +189,7 @@ fn packed(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), cx.shape(0).map(|_| vec![cx.dim(0, 0), width]))]
 }
 
-/// The state is `[batch, kv_heads, key width, value width]`, with a window axis in front if it keeps several.
+/// The state is `[batch, kv_heads, key width, value width]`, with a leading window axis if it keeps several states.
 fn linear(cx: &Context) -> Facts {
     let (q_heads, kv_heads) = (cx.int("q_num_heads", 0), cx.int("kv_num_heads", 0));
     let heads = |count: i64| if count > 0 { constant(count) } else { Dim::Unknown };
@@ -211,14 +207,14 @@ fn linear(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), known.then_some(output)), present]
 }
 
-/// Token-major; the state is float whatever the activations are.
+/// Tokens come first. The state is float32 for any type of activations.
 fn delta_net(cx: &Context) -> Facts {
     let output = cx.shape_of(2).filter(|_| cx.input(1).is_some());
     let float = Some(DType::Float32);
     vec![fact(cx.dtype(0), output), fact(float, cx.shape_of(6)), fact(float, None)]
 }
 
-/// The carried state holds the last `(kernel - 1) * dilation` positions.
+/// The state holds the last `(kernel - 1) * dilation` positions.
 fn conv_with_state(cx: &Context) -> Facts {
     let state = || {
         let plain = cx.int("ndim", 1) == 1 && cx.int("channels_last", 0) == 0 && cx.int("state_window", 0) == 0;

@@ -1,10 +1,10 @@
-//! Multidirectional broadcasting of symbolic shapes: certain or unknown, never guessed.
+//! Multidirectional broadcasting of symbolic shapes. A dimension that cannot be proved is unknown.
 
 use crate::infer::context::Context;
 use crate::infer::poly::{as_constant, below, constant};
 use hpp_schema::{Dim, Shape};
 
-/// The common shape of two.
+/// The broadcast shape of two shapes.
 pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Shape {
     let rank = a.len().max(b.len());
     let one = constant(1);
@@ -12,7 +12,8 @@ pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Shape {
     (0..rank).map(|i| broadcast_dim(at(a, i), at(b, i))).collect()
 }
 
-/// The common size of two: whoever is 1 yields; a size that cannot be 1 wins; two that may be 1 say nothing.
+/// The broadcast size of two dimensions. A dimension of 1 takes the other size; one that cannot be 1 is the result; if
+/// both may be 1, the result is unknown.
 pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Dim {
     match (as_constant(&a), as_constant(&b)) {
         (Some(1), _) => b,
@@ -33,12 +34,12 @@ pub(super) fn broadcast_dim(a: Dim, b: Dim) -> Dim {
     }
 }
 
-/// The common shape of all inputs that are given; `None` if the rank of one is not known.
+/// The broadcast shape of all inputs that are present; `None` if one has no known rank.
 pub(super) fn all_inputs(cx: &Context) -> Option<Shape> {
     inputs(cx, 0..cx.node.inputs.len())
 }
 
-/// The common shape of some inputs.
+/// The broadcast shape of these inputs.
 pub(super) fn inputs(cx: &Context, which: impl IntoIterator<Item = usize>) -> Option<Shape> {
     which
         .into_iter()

@@ -1,8 +1,8 @@
-//! Matrix products: the inner dimension goes, batch dimensions broadcast.
+//! Rules for matrix products: the inner dimension is contracted, batch dimensions are broadcast.
 
 use super::broadcast::broadcast;
-use crate::infer::context::Context;
-use crate::infer::fact::{Facts, Rule, one, typed};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Facts, one, typed};
 use hpp_schema::{DType, Dim, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
@@ -11,7 +11,6 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "Gemm" => gemm,
         "Einsum" => super::einsum::einsum,
         "MatMulInteger" => matmul_integer,
-        "Det" => det,
         _ => return None,
     })
 }
@@ -29,7 +28,7 @@ pub(super) fn product_shape(cx: &Context, a: usize, b: usize) -> Option<Shape> {
     matmul_shape(cx.shape(a)?, cx.shape(b)?)
 }
 
-/// The shape of `numpy.matmul`: a vector on either side lends a dimension and takes it back.
+/// The shape of `numpy.matmul`: a vector on either side gets a dimension for the product and loses it afterwards.
 pub(super) fn matmul_shape(a: &[Dim], b: &[Dim]) -> Option<Shape> {
     let (rows, a_batch): (&[Dim], &[Dim]) = match a {
         [] => return None,
@@ -46,12 +45,12 @@ pub(super) fn matmul_shape(a: &[Dim], b: &[Dim]) -> Option<Shape> {
     Some(shape)
 }
 
-/// Also the fused forms that keep `Gemm`'s attributes.
+/// Also for fused operators with `Gemm`'s attributes.
 pub(super) fn gemm(cx: &Context) -> Facts {
     one(cx.dtype(0).or(cx.dtype(1)), gemm_shape(cx, 0, 1))
 }
 
-/// `[M, N]` of a product of two matrices, each transposed or not.
+/// `[M, N]`, the shape of a product of two matrices, each possibly transposed.
 pub(super) fn gemm_shape(cx: &Context, a: usize, b: usize) -> Option<Shape> {
     cx.shape(a).or(cx.shape(b))?;
     let rows = cx.dim(a, if cx.int("transA", 0) == 0 { 0 } else { 1 });
@@ -59,7 +58,8 @@ pub(super) fn gemm_shape(cx: &Context, a: usize, b: usize) -> Option<Shape> {
     Some(vec![rows, columns])
 }
 
-/// `com.microsoft::FusedMatMul`: `transA` swaps the last two, `transBatchA` moves the first axis to the front of the matrix.
+/// `com.microsoft::FusedMatMul`: `transA` swaps the last two axes, `transBatchA` moves the first axis to the matrix's
+/// front.
 pub(super) fn fused_matmul(cx: &Context) -> Facts {
     let side = |at, matrix: &str, batch: &str| {
         let mut shape = cx.shape_of(at)?;
@@ -74,9 +74,4 @@ pub(super) fn fused_matmul(cx: &Context) -> Facts {
     };
     let shape = || matmul_shape(&side(0, "transA", "transBatchA")?, &side(1, "transB", "transBatchB")?);
     one(cx.dtype(0), shape())
-}
-
-fn det(cx: &Context) -> Facts {
-    let batch = cx.shape(0).and_then(|shape| Some(shape[..shape.len().checked_sub(2)?].to_vec()));
-    one(cx.dtype(0), batch)
 }

@@ -1,13 +1,12 @@
-//! The rest of `com.microsoft`: fused activations and products, quantized products, mixtures of experts.
+//! Rules for other operators of `com.microsoft`: fused activations and products, products with packed weights, experts.
 
-use super::broadcast::all_inputs;
-use super::contract::{fused_matmul, gemm};
+use super::contract::{fused_matmul, gemm, product_shape};
 use super::elementwise::keep;
+use super::norm;
 use super::norm::{embed, keep_all, skip};
 use super::quantize::gather_block;
-use super::{generate, indexing, norm, slicing};
-use crate::infer::context::{Context, wrap};
-use crate::infer::fact::{Fact, Facts, Rule, fact, one, typed};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Facts, fact, one};
 use crate::infer::poly::{constant, divide};
 use hpp_schema::{DType, Dim, Shape};
 
@@ -22,6 +21,7 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         | "GatedRMSNorm"
         | "Gelu"
         | "GroupNorm"
+        | "HyperConnectionPostMix"
         | "Inverse"
         | "MoE"
         | "MRotaryEmbedding"
@@ -29,12 +29,10 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         | "QuickGelu"
         | "RotaryEmbedding"
         | "ScaledSiLU"
-        | "Trilu"
-        | "ComplexMul"
-        | "ComplexMulConj"
-        | "HyperConnectionPostMix" => keep,
+        | "Trilu" => keep,
         "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => skip,
-        "SkipGroupNorm" | "EngramGate" | "GemmaRotaryEmbedding" => keep_all_typed,
+        "SkipGroupNorm" | "EngramGate" => keep_all,
+        "GemmaRotaryEmbedding" => rotate_both,
         "EmbedLayerNormalization" => embed,
         "SimplifiedLayerNormalization" => return norm::rule(op),
         "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4" => weight_product,
@@ -42,54 +40,23 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "MatMulNBitsMlp" => mlp,
         "MatMulNBitsQkv" => qkv,
         "FusedMatMul" | "FusedMatMulActivation" | "TransposeMatMul" => fused_matmul,
-        "FusedGemm" | "GemmFastGelu" => gemm_like,
-        "GemmFloat8" => gemm_float8,
-        "SparseToDenseMatMul" => second_typed,
-        "NGramRepeatBlock" => keep_second,
-        "DynamicTimeWarping" => warping,
+        "FusedGemm" => gemm,
+        "GemmFastGelu" => product,
         "FusedConv" => return super::conv::rule("Conv"),
         "GatherBlockQuantized" => gather_block,
-        "GatherND" => indexing::gather_nd,
-        "Unique" => indexing::unique,
-        "Range" => generate::range,
-        "Pad" => return slicing::rule("Pad"),
-        "ExpandDims" => expand_dims,
         "BiasSplitGelu" => split_gelu,
-        "BiasDropout" | "BitmaskDropout" | "BitmaskBiasDropout" => dropout,
         "HyperConnectionPreMix" => premix,
-        "ReduceSumInteger" => untold,
         "DynamicSparseAttention" => all_first_typed,
         "SparseAttentionIndexer" | "PackedSparseAttentionIndexer" => indexer,
         "RemovePadding" => remove_padding,
-        "IsAllFinite" => finite,
-        "Tokenizer" => tokenizer,
-        "BeamSearch" | "GreedySearch" | "Sampling" | "WhisperBeamSearch" => tokens,
-        "CDist"
-        | "ConvTransposeWithDynamicPads"
-        | "CropAndResize"
-        | "Irfft"
-        | "Rfft"
-        | "NhwcConv"
-        | "NhwcFusedConv"
-        | "NhwcMaxPool"
-        | "TorchEmbedding"
-        | "UnfoldTensor"
-        | "RelativePositionBias"
-        | "GatedRelativePositionBias"
-        | "RestorePadding"
-        | "MaxpoolWithMask"
-        | "GridSample"
-        | "SampleOp"
-        | "QOrderedAttention"
-        | "QOrderedGelu"
-        | "QOrderedLayerNormalization"
-        | "QOrderedLongformerAttention"
-        | "QOrderedMatMul" => first_typed,
+        "NhwcConv" | "RelativePositionBias" | "GatedRelativePositionBias" | "RestorePadding" | "GridSample" => {
+            first_typed
+        }
         _ => return None,
     })
 }
 
-/// Operators ONNX Runtime registers in the default domain too.
+/// Operators that ONNX Runtime also registers in the default domain.
 pub(super) fn adopted(op: &str) -> Option<Rule> {
     match op {
         "FusedConv" | "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization" => rule(op),
@@ -97,25 +64,23 @@ pub(super) fn adopted(op: &str) -> Option<Rule> {
     }
 }
 
-fn keep_all_typed(cx: &Context) -> Facts {
-    if cx.node.op_type == "GemmaRotaryEmbedding" { vec![cx.same(1), cx.same(2)] } else { keep_all(cx) }
+/// Inputs 1 and 2 are the query and the key.
+fn rotate_both(cx: &Context) -> Facts {
+    vec![cx.same(1), cx.same(2)]
 }
 
-fn gemm_like(cx: &Context) -> Facts {
-    if cx.node.op_type == "FusedGemm" {
-        return gemm(cx);
-    }
-    one(cx.dtype(0), super::contract::product_shape(cx, 0, 1))
+fn product(cx: &Context) -> Facts {
+    one(cx.dtype(0), product_shape(cx, 0, 1))
 }
 
-/// Input 0's shape with another last dimension.
+/// The shape of input 0 with another last dimension.
 fn with_last(cx: &Context, last: Dim) -> Option<Shape> {
     let mut shape = cx.shape_of(0)?;
     *shape.last_mut()? = last;
     Some(shape)
 }
 
-/// Weights are packed: `N` says how wide the product is.
+/// Weights are packed, so attribute `N` gives the width of the product.
 fn weight_product(cx: &Context) -> Facts {
     one(cx.dtype(0), with_last(cx, cx.size("N")))
 }
@@ -133,24 +98,6 @@ fn qkv(cx: &Context) -> Facts {
     vec![wide("Nq"), wide("Nkv"), wide("Nkv"), cx.same(0)]
 }
 
-fn gemm_float8(cx: &Context) -> Facts {
-    let dtype = cx.dtype_attribute("dtype").or(Some(DType::Float32));
-    one(dtype, super::contract::gemm_shape(cx, 0, 1))
-}
-
-fn second_typed(cx: &Context) -> Facts {
-    one(cx.dtype(1), None)
-}
-
-fn keep_second(cx: &Context) -> Facts {
-    vec![cx.same(1)]
-}
-
-/// The path through a cost matrix: two rows of indices.
-fn warping(_: &Context) -> Facts {
-    typed(DType::Int32, Some(vec![constant(2), Dim::Unknown]))
-}
-
 fn first_typed(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), None)]
 }
@@ -159,7 +106,7 @@ fn all_first_typed(cx: &Context) -> Facts {
     vec![fact(cx.dtype(0), None); cx.node.outputs.len()]
 }
 
-/// Positions chosen for each query come first (and, packed, where each query's begin), then caches.
+/// Selected positions per query first, then caches. The packed variant also has the start of each query's positions.
 fn indexer(cx: &Context) -> Facts {
     let packed = cx.node.op_type != "SparseAttentionIndexer";
     let positions = if packed { [0, 1, 5].as_slice() } else { &[0] };
@@ -167,40 +114,17 @@ fn indexer(cx: &Context) -> Facts {
     (0..cx.node.outputs.len()).map(|at| fact(dtype(at), None)).collect()
 }
 
-/// Tokens without padding, then where they came from.
+/// Tokens without padding, then their original positions.
 fn remove_padding(cx: &Context) -> Facts {
     let counts = (1..cx.node.outputs.len()).map(|_| fact(Some(DType::Int32), None));
     std::iter::once(fact(cx.dtype(0), None)).chain(counts).collect()
-}
-
-fn untold(cx: &Context) -> Facts {
-    one(cx.dtype_attribute("data_type"), None)
-}
-
-fn expand_dims(cx: &Context) -> Facts {
-    let shape = cx.shape_of(0).and_then(|mut shape| {
-        let at = wrap(*cx.constants(1)?.first()?, shape.len() + 1)?;
-        shape.insert(at, constant(1));
-        Some(shape)
-    });
-    one(cx.dtype(0), shape)
 }
 
 fn split_gelu(cx: &Context) -> Facts {
     one(cx.dtype(0), with_last(cx, divide(&cx.dim(0, -1), &constant(2))))
 }
 
-fn dropout(cx: &Context) -> Facts {
-    let bits = cx.node.op_type != "BiasDropout";
-    let mask = if bits { fact(Some(DType::Uint32), None) } else { fact(Some(DType::Bool), cx.shape_of(0)) };
-    vec![fact(cx.dtype(0), all_inputs_or_first(cx)), mask]
-}
-
-fn all_inputs_or_first(cx: &Context) -> Option<Shape> {
-    if cx.node.op_type == "BitmaskDropout" { cx.shape_of(0) } else { all_inputs(cx).or_else(|| cx.shape_of(0)) }
-}
-
-/// Streams `[.., C, H]`, or `[.., C * H]` when the number of branches is given, come down to `[.., H]`.
+/// Reduces streams `[.., C, H]`, or `[.., C * H]` if `num_branches` is given, to `[.., H]`.
 fn premix(cx: &Context) -> Facts {
     let shape = cx.shape_of(0).and_then(|mut shape| match cx.int("num_branches", 0) {
         0 if shape.len() > 1 => {
@@ -211,21 +135,4 @@ fn premix(cx: &Context) -> Facts {
         branches => with_last(cx, divide(shape.last()?, &constant(branches))),
     });
     one(cx.dtype(0), shape)
-}
-
-fn finite(_: &Context) -> Facts {
-    typed(DType::Bool, None)
-}
-
-fn tokenizer(_: &Context) -> Facts {
-    typed(DType::String, None)
-}
-
-/// Whole generation loops yield token ids, then scores of a type they do not tell.
-fn tokens(cx: &Context) -> Facts {
-    let mut facts = vec![Fact::default(); cx.node.outputs.len()];
-    if let Some(first) = facts.first_mut() {
-        first.dtype = Some(DType::Int32);
-    }
-    facts
 }

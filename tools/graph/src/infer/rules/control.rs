@@ -1,7 +1,7 @@
-//! Control flow, sequences, optionals, strings: types from the bodies, no shapes.
+//! Rules for control flow and sequences: element types come from the bodies; shapes are unknown.
 
-use crate::infer::context::Context;
-use crate::infer::fact::{Fact, Facts, Rule, fact, ranked, typed};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Fact, Facts, fact, typed};
 use crate::{Attribute, Body};
 use hpp_schema::DType;
 
@@ -10,14 +10,9 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "If" => branch,
         "Loop" => repeat,
         "Scan" => scan,
-        "SequenceAt" | "SequenceConstruct" | "SequenceEmpty" | "SequenceErase" | "SequenceInsert" | "SequenceMap"
-        | "SplitToSequence" | "ConcatFromSequence" | "Optional" => untold,
-        "OptionalGetElement" => super::elementwise::keep,
+        "SequenceAt" | "SequenceConstruct" | "SequenceEmpty" | "SequenceErase" | "SequenceInsert"
+        | "SplitToSequence" | "ConcatFromSequence" => unknown,
         "SequenceLength" => length,
-        "OptionalHasElement" => has,
-        "StringNormalizer" => text,
-        "StringSplit" => words,
-        "TfIdfVectorizer" => frequencies,
         _ => return None,
     })
 }
@@ -29,7 +24,7 @@ fn body<'a>(cx: &Context<'a>, name: &str) -> Option<&'a Body> {
     }
 }
 
-/// What a body says of its output, if it says anything.
+/// The element type that a body declares for its output.
 fn result(body: Option<&Body>, at: usize) -> Option<DType> {
     body?.output_dtypes.get(at).copied().flatten()
 }
@@ -39,19 +34,19 @@ fn branch(cx: &Context) -> Facts {
     (0..cx.node.outputs.len()).map(|at| fact(result(yes, at).or(result(no, at)), None)).collect()
 }
 
-/// The body yields a condition, then what the node yields; carried values keep the type they came in with.
+/// The outputs of the body are a condition, then the outputs of the node. Loop-carried values keep their type.
 fn repeat(cx: &Context) -> Facts {
     let body = body(cx, "body");
     let carried = cx.node.inputs.len().saturating_sub(2);
     let output = |at: usize| {
-        let came_in = if at < carried { cx.dtype(at + 2) } else { None };
-        fact(result(body, at + 1).or(came_in), None)
+        let initial = if at < carried { cx.dtype(at + 2) } else { None };
+        fact(result(body, at + 1).or(initial), None)
     };
     (0..cx.node.outputs.len()).map(output).collect()
 }
 
-/// State variables keep type and shape; what is scanned out has the body's type. Before operator set 9 the sequence
-/// lengths came first.
+/// State variables keep type and shape; scan outputs have the body's type. Before operator set 9, input 0 held the
+/// sequence lengths.
 fn scan(cx: &Context) -> Facts {
     let body = body(cx, "body");
     let first = if cx.opset() < 9 { 1 } else { 0 };
@@ -64,27 +59,10 @@ fn scan(cx: &Context) -> Facts {
     (0..cx.node.outputs.len()).map(output).collect()
 }
 
-fn untold(cx: &Context) -> Facts {
+fn unknown(cx: &Context) -> Facts {
     vec![Fact::default(); cx.node.outputs.len()]
 }
 
 fn length(_: &Context) -> Facts {
     typed(DType::Int64, Some(vec![]))
-}
-
-fn has(_: &Context) -> Facts {
-    typed(DType::Bool, Some(vec![]))
-}
-
-fn text(cx: &Context) -> Facts {
-    typed(DType::String, cx.shape(0).map(|shape| ranked(shape.len())))
-}
-
-fn words(cx: &Context) -> Facts {
-    let shape = cx.shape(0).map(|shape| [shape.as_slice(), &ranked(1)].concat());
-    vec![fact(Some(DType::String), shape), fact(Some(DType::Int64), cx.shape_of(0))]
-}
-
-fn frequencies(cx: &Context) -> Facts {
-    typed(DType::Float32, cx.shape(0).map(|shape| ranked(shape.len())))
 }

@@ -1,8 +1,7 @@
-//! Convolution, pooling and resampling: channels change, spatial sizes follow kernel, stride and padding.
+//! Rules for convolution, pooling and resampling: spatial sizes follow from kernel, stride and padding.
 
-use super::elementwise::keep;
-use crate::infer::context::{Context, wrap_all};
-use crate::infer::fact::{Facts, Rule, fact, one, ranked};
+use crate::infer::context::{Context, Rule, wrap_all};
+use crate::infer::fact::{Facts, fact, one, ranked};
 use crate::infer::poly::{as_constant, constant, divide_down, divide_up, multiply, sum};
 use hpp_schema::{DType, Dim, Shape};
 
@@ -10,15 +9,13 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
     Some(match op {
         "Conv" | "DeformConv" => conv,
         "ConvTranspose" => conv_transpose,
-        "AveragePool" | "LpPool" => pool,
+        "AveragePool" => pool,
         "MaxPool" => max_pool,
-        "GlobalAveragePool" | "GlobalMaxPool" | "GlobalLpPool" => global_pool,
+        "GlobalAveragePool" | "GlobalMaxPool" => global_pool,
         "Resize" | "Upsample" => resize,
         "GridSample" => grid_sample,
-        "MaxRoiPool" | "RoiAlign" => regions,
-        "MaxUnpool" | "CenterCropPad" => same_rank,
-        "Col2Im" | "DFT" | "STFT" | "Crop" | "DynamicSlice" => untold,
-        "DisentangledAttention_TRT" => keep,
+        "RoiAlign" => regions,
+        "Col2Im" | "DFT" | "STFT" => same_type,
         _ => return None,
     })
 }
@@ -27,7 +24,7 @@ fn conv(cx: &Context) -> Facts {
     one(cx.dtype(0), conv_shape(cx, 0, 1))
 }
 
-/// `[N, M, spatial..]` of a convolution of input `x` with weights `w`.
+/// `[N, M, spatial..]`, the shape of a convolution of input `x` with weights `w`.
 pub(super) fn conv_shape(cx: &Context, x: usize, w: usize) -> Option<Shape> {
     let input = cx.shape(x)?;
     let kernel: Shape = match (cx.ints("kernel_shape"), cx.shape(w)) {
@@ -86,11 +83,11 @@ impl Window {
     }
 }
 
-/// Steps of a window whose last one may hang over the end, but must not begin past the data.
+/// Number of window steps if the last window may extend past the end but must not begin past the data.
 fn rounded_up(data: i64, room: i64, stride: i64) -> i64 {
     let Some(whole) = room.checked_div(stride) else { return -1 };
-    let hangs = room % stride != 0 && whole.saturating_add(1).saturating_mul(stride) < data;
-    whole.saturating_add(if hangs { 2 } else { 1 })
+    let extends = room % stride != 0 && whole.saturating_add(1).saturating_mul(stride) < data;
+    whole.saturating_add(if extends { 2 } else { 1 })
 }
 
 fn pool_shape(cx: &Context) -> Option<Shape> {
@@ -100,8 +97,7 @@ fn pool_shape(cx: &Context) -> Option<Shape> {
     Some([&input[..2], window.over(&input[2..]).as_slice()].concat())
 }
 
-/// Also the quantized and masked forms that keep `AveragePool`'s attributes.
-pub(super) fn pool(cx: &Context) -> Facts {
+fn pool(cx: &Context) -> Facts {
     one(cx.dtype(0), pool_shape(cx))
 }
 
@@ -134,7 +130,7 @@ fn conv_transpose(cx: &Context) -> Facts {
 }
 
 impl Window {
-    /// The transposed window: what `over` would have shrunk to this.
+    /// The spatial sizes of a transposed convolution: the inverse of `over`.
     fn spread(&self, spatial: &[Dim], extra: &[i64]) -> Shape {
         let along = |i: usize| {
             let stride = constant(self.strides[i]);
@@ -148,7 +144,7 @@ impl Window {
     }
 }
 
-/// Sizes are exact only where they are given as sizes; scales are fractions.
+/// Only sizes that are given as sizes are known; scales are fractions.
 fn resize(cx: &Context) -> Facts {
     let shape = cx.shape_of(0).map(|mut shape| {
         let axes = match cx.ints("axes") {
@@ -176,19 +172,11 @@ fn grid_sample(cx: &Context) -> Facts {
 
 /// `[regions, C, height, width]`.
 fn regions(cx: &Context) -> Facts {
-    let size = |at: usize, name: &str| match cx.ints("pooled_shape") {
-        Some(sizes) => sizes.get(at).copied().map_or(Dim::Unknown, constant),
-        None => constant(cx.int(name, 1)),
-    };
-    let shape = vec![cx.dim(1, 0), cx.dim(0, 1), size(0, "output_height"), size(1, "output_width")];
-    one(cx.dtype(0), Some(shape))
+    let size = |name: &str| constant(cx.int(name, 1));
+    one(cx.dtype(0), Some(vec![cx.dim(1, 0), cx.dim(0, 1), size("output_height"), size("output_width")]))
 }
 
-fn same_rank(cx: &Context) -> Facts {
-    one(cx.dtype(0), cx.shape(0).map(|shape| ranked(shape.len())))
-}
-
-/// The type is input 0's; the shape is beyond what is worth knowing.
-fn untold(cx: &Context) -> Facts {
+/// The type of input 0, without a shape.
+fn same_type(cx: &Context) -> Facts {
     one(cx.dtype(0), None)
 }

@@ -1,4 +1,4 @@
-//! `Einsum`: the output's letters name dimensions of the inputs.
+//! The rule for `Einsum`: letters of the equation name dimensions of the inputs.
 
 use super::broadcast::{broadcast, broadcast_dim};
 use crate::infer::context::Context;
@@ -10,7 +10,7 @@ pub(super) fn einsum(cx: &Context) -> Facts {
     one(cx.dtype(0), cx.text("equation").and_then(|equation| Axes::read(cx, equation)?.output(equation)))
 }
 
-/// What each letter, and the ellipsis, stands for.
+/// The sizes behind the letters and the ellipsis of an equation.
 pub(in crate::infer) struct Axes {
     /// Size of each letter.
     pub letters: BTreeMap<char, Dim>,
@@ -19,7 +19,8 @@ pub(in crate::infer) struct Axes {
 }
 
 impl Axes {
-    /// Matches the terms of an equation with the inputs' shapes; `None` if they do not fit or one is missing.
+    /// Matches the terms of an equation with the shapes of the inputs; `None` if they do not match or a shape is
+    /// unknown.
     pub(in crate::infer) fn read(cx: &Context, equation: &str) -> Option<Axes> {
         let shapes: Vec<&Shape> = (0..cx.node.inputs.len()).map(|at| cx.shape(at)).collect::<Option<_>>()?;
         Axes::bind(equation, &shapes)
@@ -29,7 +30,7 @@ impl Axes {
     pub(in crate::infer) fn bind(equation: &str, shapes: &[&Shape]) -> Option<Axes> {
         let inputs = equation.split("->").next()?;
         let mut axes = Axes { letters: BTreeMap::new(), ellipsis: vec![] };
-        let terms: Vec<String> = inputs.split(',').map(tidy).collect();
+        let terms: Vec<String> = inputs.split(',').map(without_spaces).collect();
         if terms.len() != shapes.len() {
             return None;
         }
@@ -63,10 +64,11 @@ impl Axes {
         };
     }
 
-    /// The output's shape: its letters as written, or those that occur once in alphabetical order.
+    /// The output shape: the letters after the arrow, or, without an arrow, the letters that occur once, in
+    /// alphabetical order.
     fn output(&self, equation: &str) -> Option<Shape> {
         let Some((_, output)) = equation.split_once("->") else { return Some(self.implicit(equation)) };
-        let output = tidy(output);
+        let output = without_spaces(output);
         let (before, after) = output.split_once("...").unwrap_or((output.as_str(), ""));
         let named = |part: &str| part.chars().map(|c| self.letters.get(&c).cloned()).collect::<Option<Shape>>();
         let middle = if output.contains("...") { self.ellipsis.as_slice() } else { &[] };
@@ -80,6 +82,6 @@ impl Axes {
     }
 }
 
-fn tidy(term: &str) -> String {
+fn without_spaces(term: &str) -> String {
     term.chars().filter(|c| !c.is_whitespace()).collect()
 }

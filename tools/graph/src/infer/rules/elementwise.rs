@@ -1,9 +1,9 @@
-//! Operators that keep or broadcast shapes: arithmetic, comparison, activation, casts.
+//! Rules for operators that keep or broadcast shapes: arithmetic, comparison, activation, casts.
 
 use super::broadcast::{all_inputs, inputs};
 use crate::infer::contents::{binary, select, unary, zip};
-use crate::infer::context::Context;
-use crate::infer::fact::{Elements, Facts, Rule, fact, one};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Elements, Facts, fact, one};
 use crate::infer::poly::divide;
 use hpp_schema::DType;
 
@@ -13,12 +13,11 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         | "Cos" | "Cosh" | "Elu" | "Erf" | "Exp" | "Floor" | "Gelu" | "HardSigmoid" | "HardSwish" | "Identity"
         | "LeakyRelu" | "Log" | "Mish" | "Neg" | "Not" | "PRelu" | "Reciprocal" | "Relu" | "Round" | "Selu"
         | "Shrink" | "Sigmoid" | "Sign" | "Sin" | "Sinh" | "Softplus" | "Softsign" | "Sqrt" | "Swish" | "SwiGLU"
-        | "Tan" | "Tanh" | "ThresholdedRelu" | "CumSum" | "CumProd" | "Trilu" | "ReverseSequence" | "Affine"
-        | "ParametricSoftplus" | "ScaledTanh" | "Scale" | "ImageScaler" | "MemcpyFromHost" | "MemcpyToHost" => keep,
+        | "Tan" | "Tanh" | "ThresholdedRelu" | "CumSum" | "CumProd" | "Trilu" | "ReverseSequence" => keep,
         "Add" | "Sub" | "Mul" | "Div" | "Mod" | "Min" | "Max" | "Pow" | "Mean" | "Sum" | "BitShift" | "BitwiseAnd"
-        | "BitwiseOr" | "BitwiseXor" | "And" | "Or" | "Xor" | "StringConcat" => arithmetic,
+        | "BitwiseOr" | "BitwiseXor" | "And" | "Or" | "Xor" => arithmetic,
         "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" => comparison,
-        "IsNaN" | "IsInf" | "RegexFullMatch" => predicate,
+        "IsNaN" | "IsInf" => predicate,
         "Where" => choice,
         "Cast" | "BitCast" => cast,
         "CastLike" => cast_like,
@@ -31,15 +30,15 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
 /// Type and shape of input 0.
 pub(super) fn keep(cx: &Context) -> Facts {
     let elements = unary(&cx.node.op_type).and_then(|op| Some(cx.elements(0)?.iter().map(op).collect()));
-    vec![cx.same(0).holding(elements)]
+    vec![cx.same(0).with_elements(elements)]
 }
 
 fn arithmetic(cx: &Context) -> Facts {
     let dtype = cx.dtype(0).or_else(|| if cx.node.op_type == "Pow" { None } else { cx.dtype(1) });
-    vec![fact(dtype, all_inputs(cx)).holding(folded(cx))]
+    vec![fact(dtype, all_inputs(cx)).with_elements(folded(cx))]
 }
 
-/// The elements of a two-input op. Fractions are not tracked: a division of floats counts only if it is exact.
+/// The output elements of an operator with two inputs. Fractions are not tracked, so a float division must be exact.
 fn folded(cx: &Context) -> Option<Elements> {
     let op = binary(&cx.node.op_type).filter(|_| cx.node.inputs.len() == 2)?;
     let fractional = cx.dtype(0).is_some_and(DType::is_float);
@@ -48,7 +47,7 @@ fn folded(cx: &Context) -> Option<Elements> {
 }
 
 fn comparison(cx: &Context) -> Facts {
-    vec![fact(Some(DType::Bool), all_inputs(cx)).holding(folded(cx))]
+    vec![fact(Some(DType::Bool), all_inputs(cx)).with_elements(folded(cx))]
 }
 
 fn predicate(cx: &Context) -> Facts {
@@ -57,28 +56,28 @@ fn predicate(cx: &Context) -> Facts {
 
 fn choice(cx: &Context) -> Facts {
     let elements = || select(&cx.elements(0)?, &cx.elements(1)?, &cx.elements(2)?);
-    vec![fact(cx.dtype(1).or(cx.dtype(2)), inputs(cx, 0..3)).holding(elements())]
+    vec![fact(cx.dtype(1).or(cx.dtype(2)), inputs(cx, 0..3)).with_elements(elements())]
 }
 
-/// Whole numbers stay what they are in any numeric type; booleans and bit patterns are not followed.
+/// Integers keep their value in any numeric type; casts to boolean and bit casts drop the elements.
 fn cast(cx: &Context) -> Facts {
     let to = cx.dtype_attribute("to");
     let keeps = cx.node.op_type == "Cast" && to.is_some_and(|t| t != DType::Bool);
-    vec![fact(to, cx.shape_of(0)).holding(cx.elements(0).filter(|_| keeps))]
+    vec![fact(to, cx.shape_of(0)).with_elements(cx.elements(0).filter(|_| keeps))]
 }
 
 fn cast_like(cx: &Context) -> Facts {
     let keeps = cx.dtype(1).is_some_and(|t| t != DType::Bool);
-    vec![fact(cx.dtype(1), cx.shape_of(0)).holding(cx.elements(0).filter(|_| keeps))]
+    vec![fact(cx.dtype(1), cx.shape_of(0)).with_elements(cx.elements(0).filter(|_| keeps))]
 }
 
-/// The mask output is boolean since operator set 10; before, it had the input's type.
+/// The mask is boolean since operator set 10; before, it had the input's type.
 fn dropout(cx: &Context) -> Facts {
     let mask = if cx.opset() >= 10 { Some(DType::Bool) } else { cx.dtype(0) };
-    vec![cx.same(0).holding(cx.elements(0)), fact(mask, cx.shape_of(0))]
+    vec![cx.same(0).with_elements(cx.elements(0)), fact(mask, cx.shape_of(0))]
 }
 
-/// Input 0's shape with the type of attribute `dtype`, input 0's where that is absent.
+/// The shape of input 0, with the type in attribute `dtype` or else the type of input 0.
 pub(super) fn retyped(cx: &Context) -> Facts {
     one(cx.dtype_attribute("dtype").or(cx.dtype(0)), cx.shape_of(0))
 }

@@ -1,9 +1,9 @@
-//! Operators that make tensors out of attributes, shapes or nothing: constants, ranges, shapes, random numbers.
+//! Rules for operators that create tensors from attributes or shapes: constants, ranges, shapes, random numbers.
 
 use super::elementwise::retyped;
 use crate::Attribute;
-use crate::infer::context::Context;
-use crate::infer::fact::{Elements, Fact, Facts, Rule, fact, one, ranked, typed};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Elements, Fact, Facts, fact, one, ranked, typed};
 use crate::infer::merge::MAX_ELEMENTS;
 use crate::infer::poly::{as_constant, constant, divide_up, multiply, product};
 use hpp_schema::{DType, Dim, Shape};
@@ -19,9 +19,6 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
         "RandomNormal" | "RandomUniform" => random,
         "Multinomial" => multinomial,
         "HannWindow" | "HammingWindow" | "BlackmanWindow" => window,
-        "MelWeightMatrix" => mel,
-        "ImageDecoder" => image,
-        "AffineGrid" => affine_grid,
         _ => return None,
     })
 }
@@ -37,11 +34,11 @@ fn literal_of(name: &str, value: &Attribute) -> Option<Fact> {
         ("value", Attribute::Tensor(tensor)) => {
             let shape = tensor.dims.iter().copied().map(Dim::fixed).collect();
             let elements = tensor.ints.as_ref().map(|ints| ints.iter().copied().map(constant).collect());
-            fact(Some(tensor.dtype), Some(shape)).holding(elements)
+            fact(Some(tensor.dtype), Some(shape)).with_elements(elements)
         }
-        ("value_int", Attribute::Int(value)) => scalar(DType::Int64).holding(Some(vec![constant(*value)])),
+        ("value_int", Attribute::Int(value)) => scalar(DType::Int64).with_elements(Some(vec![constant(*value)])),
         ("value_ints", Attribute::Ints(values)) => vector(DType::Int64, values.len())
-            .holding((values.len() <= MAX_ELEMENTS).then(|| values.iter().copied().map(constant).collect())),
+            .with_elements((values.len() <= MAX_ELEMENTS).then(|| values.iter().copied().map(constant).collect())),
         ("value_float", _) => scalar(DType::Float32),
         ("value_floats", Attribute::Floats(values)) => vector(DType::Float32, values.len()),
         ("value_string", _) => scalar(DType::String),
@@ -59,10 +56,10 @@ fn filled(cx: &Context) -> Facts {
     let count = shape.as_ref().and_then(|s| product(s).as_fixed()).filter(|n| *n <= MAX_ELEMENTS as u64);
     let number = value.and_then(|t| t.ints.as_ref()).and_then(|ints| ints.first()).copied();
     let elements = count.zip(number).map(|(count, number)| vec![constant(number); count as usize]);
-    vec![fact(Some(value.map_or(DType::Float32, |t| t.dtype)), shape).holding(elements)]
+    vec![fact(Some(value.map_or(DType::Float32, |t| t.dtype)), shape).with_elements(elements)]
 }
 
-/// `start` and `end` came with operator set 15.
+/// Attributes `start` and `end` exist since operator set 15.
 fn shape(cx: &Context) -> Facts {
     let Some(dims) = cx.shape(0) else { return typed(DType::Int64, Some(ranked(1))) };
     let rank = dims.len() as i64;
@@ -72,16 +69,15 @@ fn shape(cx: &Context) -> Facts {
     };
     let (start, end) = (bound("start", 0), bound("end", rank));
     let elements: Elements = dims.get(start..end).unwrap_or_default().to_vec();
-    vec![fact(Some(DType::Int64), Some(vec![constant(elements.len() as i64)])).holding(Some(elements))]
+    vec![fact(Some(DType::Int64), Some(vec![constant(elements.len() as i64)])).with_elements(Some(elements))]
 }
 
 fn size(cx: &Context) -> Facts {
     let count = cx.shape(0).map(|shape| vec![product(shape)]);
-    vec![fact(Some(DType::Int64), Some(vec![])).holding(count)]
+    vec![fact(Some(DType::Int64), Some(vec![])).with_elements(count)]
 }
 
-/// Also `com.microsoft::Range`.
-pub(super) fn range(cx: &Context) -> Facts {
+fn range(cx: &Context) -> Facts {
     let dtype = cx.dtype(0).or(cx.dtype(1));
     let step = cx.input(2).map_or(Some(constant(1)), |_| cx.scalar(2));
     let bounds = (cx.scalar(0), cx.scalar(1), step);
@@ -89,10 +85,10 @@ pub(super) fn range(cx: &Context) -> Facts {
     let count = steps(&start, &limit, &step);
     let known = as_constant(&count).filter(|n| *n <= MAX_ELEMENTS as i64);
     let elements = known.map(|n| (0..n).map(|i| start.clone() + multiply(&constant(i), &step)).collect());
-    vec![fact(dtype, Some(vec![count])).holding(elements)]
+    vec![fact(dtype, Some(vec![count])).with_elements(elements)]
 }
 
-/// `max(ceil((limit - start) / step), 0)`; a symbolic range is taken to run forward.
+/// `max(ceil((limit - start) / step), 0)`. A symbolic range is assumed not to be empty.
 fn steps(start: &Dim, limit: &Dim, step: &Dim) -> Dim {
     let Some(step) = as_constant(step) else { return Dim::Unknown };
     let (span, step) = match step {
@@ -118,23 +114,4 @@ fn multinomial(cx: &Context) -> Facts {
 fn window(cx: &Context) -> Facts {
     let length = cx.scalar(0).unwrap_or(Dim::Unknown);
     one(cx.dtype_attribute("output_datatype").or(Some(DType::Float32)), Some(vec![length]))
-}
-
-fn mel(cx: &Context) -> Facts {
-    one(cx.dtype_attribute("output_datatype").or(Some(DType::Float32)), Some(ranked(2)))
-}
-
-fn image(_: &Context) -> Facts {
-    typed(DType::Uint8, Some(ranked(3)))
-}
-
-fn affine_grid(cx: &Context) -> Facts {
-    let grid = |size: Elements| match size.as_slice() {
-        [n, _, spatial @ ..] => {
-            let axes = constant(spatial.len() as i64);
-            [std::slice::from_ref(n), spatial, &[axes]].concat()
-        }
-        _ => ranked(size.len()),
-    };
-    one(cx.dtype(0), cx.elements(1).map(grid))
 }

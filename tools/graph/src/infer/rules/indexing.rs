@@ -1,7 +1,7 @@
-//! Operators that pick or place elements by index: gather, scatter, top-k, one-hot and their kin.
+//! Rules for operators that read or write elements by index: gather, scatter, top-k, one-hot.
 
-use crate::infer::context::{Context, wrap};
-use crate::infer::fact::{Elements, Facts, Rule, fact, one, ranked, typed};
+use crate::infer::context::{Context, Rule, wrap};
+use crate::infer::fact::{Elements, Facts, fact, one, ranked, typed};
 use crate::infer::poly::{as_constant, constant};
 use hpp_schema::{DType, Dim, Shape};
 
@@ -22,7 +22,7 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
 }
 
 fn gather(cx: &Context) -> Facts {
-    vec![fact(cx.dtype(0), gathered(cx, "axis")).holding(picked(cx))]
+    vec![fact(cx.dtype(0), gathered(cx, "axis")).with_elements(picked(cx))]
 }
 
 /// The data's shape with one axis replaced by the shape of the indices.
@@ -46,8 +46,7 @@ fn gather_elements(cx: &Context) -> Facts {
     one(cx.dtype(0), cx.shape_of(1))
 }
 
-/// Also `com.microsoft::GatherND`, which has no batch dimensions.
-pub(super) fn gather_nd(cx: &Context) -> Facts {
+fn gather_nd(cx: &Context) -> Facts {
     let shape = || {
         let (data, indices) = (cx.shape(0)?, cx.shape(1)?);
         let batch = usize::try_from(cx.int("batch_dims", 0)).ok()?;
@@ -98,8 +97,7 @@ fn compress(cx: &Context) -> Facts {
     one(cx.dtype(0), shape)
 }
 
-/// Also `com.microsoft::Unique`, which is flat and has three outputs.
-pub(super) fn unique(cx: &Context) -> Facts {
+fn unique(cx: &Context) -> Facts {
     let mut facts = compress(cx);
     facts.extend((1..cx.node.outputs.len()).map(|_| fact(Some(DType::Int64), Some(ranked(1)))));
     facts

@@ -1,8 +1,8 @@
-//! Operators that rearrange dimensions without touching the data: reshape, transpose, expand and their kin.
+//! Rules for operators that rearrange dimensions: reshape, transpose, expand and similar ones.
 
 use super::broadcast::broadcast;
-use crate::infer::context::{Context, wrap, wrap_all};
-use crate::infer::fact::{Facts, Rule, fact, one, ranked};
+use crate::infer::context::{Context, Rule, wrap, wrap_all};
+use crate::infer::fact::{Facts, fact, one, ranked};
 use crate::infer::poly::{as_constant, constant, divide, multiply, product, quotient};
 use hpp_schema::{Dim, Shape};
 
@@ -27,10 +27,10 @@ fn reshape(cx: &Context) -> Facts {
         None => cx.elements(1),
     };
     let shape = target.map(|target| reshaped(cx.shape(0), &target, cx.int("allowzero", 0) == 0));
-    vec![fact(cx.dtype(0), shape).holding(cx.elements(0))]
+    vec![fact(cx.dtype(0), shape).with_elements(cx.elements(0))]
 }
 
-/// The shape `Reshape` gives. One size that is -1, or not known, follows from the number of elements.
+/// The output shape of `Reshape`. One size that is -1 or unknown follows from the number of elements.
 fn reshaped(input: Option<&Shape>, target: &[Dim], zero_copies: bool) -> Shape {
     let mut left = input.cloned();
     let mut shape = ranked(target.len());
@@ -75,10 +75,10 @@ fn squeeze(cx: &Context) -> Facts {
         };
         Some((0..shape.len()).filter(|i| !axes.contains(i)).map(|i| shape[i].clone()).collect())
     });
-    vec![fact(cx.dtype(0), shape).holding(cx.elements(0))]
+    vec![fact(cx.dtype(0), shape).with_elements(cx.elements(0))]
 }
 
-/// Axes of size 1, if every size is certain enough to tell.
+/// Axes of size 1; `None` if a size is unknown or symbolic.
 fn ones(shape: &Shape) -> Option<Vec<usize>> {
     let sizes: Vec<i64> = shape.iter().map(as_constant).collect::<Option<_>>()?;
     Some((0..sizes.len()).filter(|i| sizes[*i] == 1).collect())
@@ -94,7 +94,7 @@ fn unsqueeze(cx: &Context) -> Facts {
         let shape: Option<Shape> = (0..rank).map(dim).collect();
         shape.filter(|_| rest.next().is_none())
     });
-    vec![fact(cx.dtype(0), shape).holding(cx.elements(0))]
+    vec![fact(cx.dtype(0), shape).with_elements(cx.elements(0))]
 }
 
 fn transpose(cx: &Context) -> Facts {
@@ -106,7 +106,7 @@ fn transpose(cx: &Context) -> Facts {
         None => Some(shape.iter().rev().cloned().collect()),
     };
     let flat = cx.shape(0).is_some_and(|shape| shape.len() < 2);
-    vec![fact(cx.dtype(0), cx.shape(0).and_then(permuted)).holding(cx.elements(0).filter(|_| flat))]
+    vec![fact(cx.dtype(0), cx.shape(0).and_then(permuted)).with_elements(cx.elements(0).filter(|_| flat))]
 }
 
 fn expand(cx: &Context) -> Facts {
@@ -117,7 +117,7 @@ fn expand(cx: &Context) -> Facts {
     };
     let count = shape.as_ref().and_then(|shape| product(shape).as_fixed()).and_then(|n| usize::try_from(n).ok());
     let repeated = cx.scalar(0).zip(count.filter(|n| *n <= crate::infer::merge::MAX_ELEMENTS));
-    vec![fact(cx.dtype(0), shape).holding(repeated.map(|(value, count)| vec![value; count]))]
+    vec![fact(cx.dtype(0), shape).with_elements(repeated.map(|(value, count)| vec![value; count]))]
 }
 
 fn tile(cx: &Context) -> Facts {

@@ -1,6 +1,7 @@
-//! Which rule speaks for an operator: one table per family, the families tried in turn.
+//! The table of inference rules by operator, one module per family.
 //!
-//! An operator in no table has no rule; nothing is assumed of it.
+//! The rules cover what exporters of language, vision and speech models emit, and ONNX Runtime's fused operators in
+//! such models. Outputs of any other operator keep the types and shapes that the file declares.
 
 mod attention;
 mod broadcast;
@@ -19,10 +20,10 @@ mod recurrent;
 mod reduce;
 mod slicing;
 
-use super::fact::Rule;
+use super::context::Rule;
 use hpp_schema::Shape;
 
-/// The rule for an operator, if there is one.
+/// The rule of an operator; `None` if it has none.
 pub(super) fn find(domain: &str, op: &str) -> Option<Rule> {
     match domain {
         "" | "ai.onnx" => standard(op),
@@ -51,7 +52,7 @@ fn standard(op: &str) -> Option<Rule> {
     FAMILIES.iter().find_map(|family| family(op))
 }
 
-/// The size of every letter of an `Einsum`, and of what the ellipsis stands for.
+/// The sizes of all letters of an `Einsum` equation and of the dimensions behind the ellipsis.
 pub(super) fn einsum_axes(equation: &str, shapes: &[&Shape]) -> Option<Shape> {
     let axes = einsum::Axes::bind(equation, shapes)?;
     Some(axes.letters.into_values().chain(axes.ellipsis).collect())

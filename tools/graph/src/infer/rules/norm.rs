@@ -1,21 +1,14 @@
-//! Normalizations and softmax: the input's shape, with statistics beside it.
+//! Rules for normalizations and softmax: the input's shape, and statistics as further outputs.
 
 use super::elementwise::keep;
-use crate::infer::context::Context;
-use crate::infer::fact::{Facts, Rule, fact, one};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Facts, fact, one};
 use crate::infer::poly::constant;
 use hpp_schema::{DType, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
     Some(match op {
-        "Softmax"
-        | "LogSoftmax"
-        | "Hardmax"
-        | "LRN"
-        | "LpNormalization"
-        | "MeanVarianceNormalization"
-        | "InstanceNormalization"
-        | "GroupNormalization" => keep,
+        "Softmax" | "LogSoftmax" | "LpNormalization" | "InstanceNormalization" | "GroupNormalization" => keep,
         "LayerNormalization" => layer,
         "SimplifiedLayerNormalization" | "RMSNormalization" => simplified,
         "BatchNormalization" => batch,
@@ -23,7 +16,7 @@ pub(super) fn rule(op: &str) -> Option<Rule> {
     })
 }
 
-/// Mean and inverse deviation have the type `stash_type` says and size 1 from `axis` on.
+/// Mean and inverse deviation have the type in `stash_type` and size 1 from `axis` on.
 fn layer(cx: &Context) -> Facts {
     let stats = fact(cx.dtype_attribute("stash_type").or(Some(DType::Float32)), reduced(cx));
     vec![cx.same(0), stats.clone(), stats]
@@ -42,7 +35,7 @@ fn reduced(cx: &Context) -> Option<Shape> {
     Some(shape)
 }
 
-/// Running statistics have the shape and type of the statistics that came in.
+/// Running statistics have the shapes and types of inputs 3 and 4.
 fn batch(cx: &Context) -> Facts {
     let mut facts = vec![cx.same(0), cx.same(3), cx.same(4)];
     facts.extend((3..cx.node.outputs.len()).map(|at| cx.same(at)));
@@ -55,7 +48,7 @@ pub(super) fn skip(cx: &Context) -> Facts {
     vec![cx.same(0), stats.clone(), stats, cx.same(0)]
 }
 
-/// Outputs that all look like input 0.
+/// Every output has the type and shape of input 0.
 pub(super) fn keep_all(cx: &Context) -> Facts {
     vec![cx.same(0); cx.node.outputs.len()]
 }

@@ -1,10 +1,10 @@
-//! Quantized operators: the output's type comes from a zero point, a scale or an attribute.
+//! Rules for quantized operators: the output type comes from a zero point, a scale or an attribute.
 
 use super::broadcast::inputs;
 use super::contract::{gemm_shape, product_shape};
 use super::conv::conv_shape;
-use crate::infer::context::Context;
-use crate::infer::fact::{Facts, Rule, fact, one, typed};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Facts, fact, one, typed};
 use crate::infer::poly::{constant, sum};
 use hpp_schema::{DType, Dim, Shape};
 
@@ -31,7 +31,6 @@ pub(super) fn contrib(op: &str) -> Option<Rule> {
         "QLinearConcat" => q_concat,
         "QLinearWhere" => q_where,
         "QGemm" => q_gemm,
-        "MatMulInteger16" | "MulInteger" => whole_product,
         "DynamicQuantizeMatMul" => dynamic_matmul,
         "MatMulIntegerToFloat" => to_float,
         _ => return None,
@@ -72,7 +71,7 @@ fn typed_as_first(cx: &Context) -> Facts {
     one(cx.dtype(0), None)
 }
 
-/// Inputs are the output's scale and zero point, then tensor, scale, zero point of each part.
+/// Inputs are scale and zero point of the output, then tensor, scale and zero point of each part.
 fn q_concat(cx: &Context) -> Facts {
     let parts: Vec<usize> = (2..cx.node.inputs.len()).step_by(3).collect();
     let joined = || -> Option<Shape> {
@@ -93,11 +92,6 @@ fn q_gemm(cx: &Context) -> Facts {
     one(cx.dtype(8).or(Some(DType::Float32)), gemm_shape(cx, 0, 3))
 }
 
-fn whole_product(cx: &Context) -> Facts {
-    let shape = if cx.node.op_type == "MulInteger" { inputs(cx, [0, 2]) } else { product_shape(cx, 0, 1) };
-    typed(DType::Int32, shape)
-}
-
 fn dynamic_matmul(cx: &Context) -> Facts {
     typed(DType::Float32, product_shape(cx, 0, 1))
 }
@@ -106,7 +100,8 @@ fn to_float(cx: &Context) -> Facts {
     one(cx.dtype(2), product_shape(cx, 0, 1))
 }
 
-/// `com.microsoft::GatherBlockQuantized`: rows of a packed table, unpacked. A byte holds `8 / bits` elements.
+/// `com.microsoft::GatherBlockQuantized`: dequantized rows of a packed table, whose bytes hold `8 / bits` elements
+/// each.
 pub(super) fn gather_block(cx: &Context) -> Facts {
     let shape = super::indexing::gathered(cx, "gather_axis").and_then(|mut shape| {
         let packed = cx.dtype(0) == Some(DType::Uint8);

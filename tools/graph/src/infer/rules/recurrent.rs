@@ -1,19 +1,18 @@
-//! Recurrent layers: a sequence of hidden states, and the last one.
+//! Rules for recurrent layers: all hidden states, and the last one.
 
-use crate::infer::context::Context;
-use crate::infer::fact::{Facts, Rule, fact};
+use crate::infer::context::{Context, Rule};
+use crate::infer::fact::{Facts, fact};
 use hpp_schema::{Dim, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
     Some(match op {
         "LSTM" | "GRU" | "RNN" => recurrent,
-        "GRUUnit" => unit,
         _ => return None,
     })
 }
 
-/// `layout` 1 puts the batch first.
-pub(super) fn recurrent(cx: &Context) -> Facts {
+/// With `layout` 1 the batch is the first axis.
+fn recurrent(cx: &Context) -> Facts {
     let hidden = match cx.size("hidden_size") {
         Dim::Unknown => cx.dim(2, -1),
         size => size,
@@ -29,8 +28,4 @@ pub(super) fn recurrent(cx: &Context) -> Facts {
     };
     let last = fact(cx.dtype(0), known.then_some(last));
     vec![fact(cx.dtype(0), known.then_some(all)), last.clone(), last]
-}
-
-fn unit(cx: &Context) -> Facts {
-    vec![fact(cx.dtype(0), None)]
 }

@@ -1,25 +1,24 @@
-//! Reductions: the reduced axes go, or stay with size 1.
+//! Rules for reductions: reduced axes are removed, or kept with size 1.
 
-use crate::infer::context::{Context, wrap_all};
-use crate::infer::fact::{Elements, Facts, Rule, fact, one, ranked};
+use crate::infer::context::{Context, Rule, wrap_all};
+use crate::infer::fact::{Elements, Facts, fact, one, ranked};
 use crate::infer::poly::{constant, product, sum};
-use hpp_schema::{DType, Dim, Shape};
+use hpp_schema::{DType, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
     Some(match op {
         "ReduceL1" | "ReduceL2" | "ReduceLogSum" | "ReduceLogSumExp" | "ReduceMax" | "ReduceMean" | "ReduceMin"
         | "ReduceProd" | "ReduceSum" | "ReduceSumSquare" => reduce,
         "ArgMax" | "ArgMin" => arg,
-        "NegativeLogLikelihoodLoss" | "SoftmaxCrossEntropyLoss" => loss,
         _ => return None,
     })
 }
 
 fn reduce(cx: &Context) -> Facts {
-    vec![fact(cx.dtype(0), reduced(cx)).holding(folded(cx))]
+    vec![fact(cx.dtype(0), reduced(cx)).with_elements(folded(cx))]
 }
 
-/// Axes are an attribute until operator set 13 (`ReduceSum`) or 18, an input after.
+/// Axes are an attribute before operator set 13 (`ReduceSum`) or 18, and an input since.
 fn reduced(cx: &Context) -> Option<Shape> {
     let shape = cx.shape(0)?;
     let keep = cx.int("keepdims", 1) != 0;
@@ -45,7 +44,7 @@ fn without(shape: &Shape, axes: &[usize], keep: bool) -> Shape {
     (0..shape.len()).filter_map(dim).collect()
 }
 
-/// The element a reduced vector leaves: `ReduceProd` of a shape is a count.
+/// The element that remains of a reduced vector: `ReduceProd` of a shape is an element count.
 fn folded(cx: &Context) -> Option<Elements> {
     let all = cx.elements(0).filter(|_| cx.shape(0).is_some_and(|shape| shape.len() == 1))?;
     match cx.node.op_type.as_str() {
@@ -63,10 +62,4 @@ fn arg(cx: &Context) -> Facts {
         Some(without(shape, &[axis], cx.int("keepdims", 1) != 0))
     });
     one(Some(DType::Int64), shape)
-}
-
-/// A scalar unless `reduction` is none; the second output is the log-probabilities.
-fn loss(cx: &Context) -> Facts {
-    let shape = if cx.text("reduction") == Some("none") { cx.shape_of(1) } else { Some(Vec::<Dim>::new()) };
-    vec![fact(cx.dtype(0), shape), cx.same(0)]
 }

@@ -1,7 +1,7 @@
-//! Operators that cut tensors up or put them together along an axis: slice, split, concat, pad.
+//! Rules for operators that cut or join tensors along an axis: slice, split, concat, pad.
 
-use crate::infer::context::{Context, wrap_all};
-use crate::infer::fact::{Elements, Facts, Rule, fact, one, ranked};
+use crate::infer::context::{Context, Rule, wrap_all};
+use crate::infer::fact::{Elements, Facts, fact, one, ranked};
 use crate::infer::poly::{as_constant, at_most, constant, divide, divide_up, sum};
 use hpp_schema::{Dim, Shape};
 
@@ -37,10 +37,10 @@ fn slice(cx: &Context) -> Facts {
         Some([cut]) if rank == Some(1) => pick(&cx.elements(0)?, cut),
         _ => None,
     };
-    vec![fact(cx.dtype(0), shape).holding(picked())]
+    vec![fact(cx.dtype(0), shape).with_elements(picked())]
 }
 
-/// Bounds by axis, from attributes (operator set 1) or inputs (10 and later).
+/// Bounds by axis, from attributes (operator set 1) or inputs (since 10).
 fn cuts(cx: &Context, rank: usize) -> Option<Vec<Cut>> {
     let bounds = |name, at| match cx.ints(name) {
         Some(values) => Some(values.iter().copied().map(constant).collect::<Elements>()),
@@ -61,7 +61,7 @@ fn cuts(cx: &Context, rank: usize) -> Option<Vec<Cut>> {
     (cuts.len() == axes.len()).then_some(cuts)
 }
 
-/// How many elements a slice leaves of `dim`.
+/// Number of elements that a slice keeps of `dim`.
 fn length(dim: &Dim, cut: &Cut) -> Dim {
     let Some(step) = as_constant(&cut.step) else { return Dim::Unknown };
     if step < 0 {
@@ -74,9 +74,9 @@ fn length(dim: &Dim, cut: &Cut) -> Dim {
     }
 }
 
-/// A bound as a position: counted from the end if negative, moved to the end if beyond.
+/// A bound as a position: a negative one counts from the end, one past the end is clamped.
 ///
-/// A symbolic bound is taken to lie inside the dimension, and a dimension to hold at least one element.
+/// Assumes that a symbolic bound lies inside the dimension, and that a dimension has at least one element.
 fn inside(dim: &Dim, bound: &Dim) -> Dim {
     let end = as_constant(dim);
     match as_constant(bound) {
@@ -98,12 +98,12 @@ fn inside(dim: &Dim, bound: &Dim) -> Dim {
     }
 }
 
-/// Whether a symbolic bound counts from the end: every term is negative.
+/// Whether a symbolic bound counts from the end, because every term is negative.
 fn negative(bound: &Dim) -> bool {
     at_most(bound, &constant(0))
 }
 
-/// A slice with a negative step; only whole reversals and constants are certain.
+/// The length of a slice with a negative step: known for complete reversals and constant bounds only.
 fn backward(dim: &Dim, cut: &Cut, step: i64) -> Dim {
     let (Some(start), Some(end)) = (as_constant(&cut.start), as_constant(&cut.end)) else { return Dim::Unknown };
     let Some(size) = as_constant(dim) else {
@@ -115,7 +115,7 @@ fn backward(dim: &Dim, cut: &Cut, step: i64) -> Dim {
     divide_up(&constant((first - last).max(0)), step.saturating_neg())
 }
 
-/// The elements a slice with constant bounds leaves.
+/// The elements that a slice with constant bounds keeps.
 fn pick(elements: &[Dim], cut: &Cut) -> Option<Elements> {
     let dim = constant(elements.len() as i64);
     let step = as_constant(&cut.step).filter(|step| *step > 0)?;
@@ -131,10 +131,10 @@ fn concat(cx: &Context) -> Facts {
     let rank = (0..count).find_map(|at| cx.shape(at).map(Vec::len));
     let shape = rank.and_then(|rank| joined(cx, cx.axis(0, rank)?, rank));
     let flat = || (0..count).map(|at| cx.elements(at)).collect::<Option<Vec<_>>>().map(|parts| parts.concat());
-    vec![fact(dtype, shape).holding(if rank == Some(1) { flat() } else { None })]
+    vec![fact(dtype, shape).with_elements(if rank == Some(1) { flat() } else { None })]
 }
 
-/// Sizes add up along the axis; elsewhere the best known one stands.
+/// Along the axis, sizes add up. Other dimensions are those of the first input that knows them, constants preferred.
 fn joined(cx: &Context, axis: usize, rank: usize) -> Option<Shape> {
     let all: Vec<Option<&Shape>> = (0..cx.node.inputs.len()).map(|at| cx.shape(at)).collect();
     if all.iter().flatten().any(|shape| shape.len() != rank) {
@@ -162,12 +162,12 @@ fn split(cx: &Context) -> Facts {
         if taken.is_none() {
             rest = None;
         }
-        fact(cx.dtype(0), Some(shape)).holding(taken)
+        fact(cx.dtype(0), Some(shape)).with_elements(taken)
     };
     sizes.iter().map(part).collect()
 }
 
-/// The size of each part of a split: as given, or equal with a shorter last one.
+/// The size of each part of a split: as given, or equal parts with a shorter last one.
 fn sizes(cx: &Context, dim: &Dim, parts: usize) -> Elements {
     let given = match cx.ints("split") {
         Some(sizes) => Some(sizes.iter().copied().map(constant).collect::<Elements>()),

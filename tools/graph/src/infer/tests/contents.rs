@@ -1,10 +1,10 @@
-//! Contents of small integer tensors, followed so that reshapes and expansions keep their symbols.
+//! Elements of small integer tensors, tracked so that reshapes and expansions keep symbols.
 
 use super::{Net, int, tensor};
 use crate::ValueId;
 use hpp_schema::DType::*;
 
-/// `Shape(x)[at]` as a vector of one element, as exporters write it.
+/// Adds `Shape(x)[at]` as a vector of one element, in the form that exporters use.
 fn size_of(net: &mut Net, x: ValueId, at: i64) -> ValueId {
     let shape = net.node("Shape", &[x], &[]);
     let (index, axes) = (net.scalar(at), net.list(&[0]));
@@ -32,7 +32,7 @@ fn reshape_to_heads_and_back() {
 }
 
 #[test]
-fn a_reshape_target_not_known_follows_from_the_rest() {
+fn one_unknown_reshape_size_follows_from_the_others() {
     let mut net = Net::new(18);
     let x = net.input(Float32, "batch, past + seq, 8, 16");
     let (b, free) = (size_of(&mut net, x, 0), net.input(Int64, "1"));
@@ -99,7 +99,7 @@ fn slices_with_symbolic_bounds() {
 }
 
 #[test]
-fn slices_that_cannot_be_told() {
+fn slices_with_constant_bounds() {
     for (dims, start, end, step, expected) in [
         ("s", 0, i64::MAX, 1, "[s]"),
         ("s", -1, i64::MAX, 1, "[1]"),
@@ -143,9 +143,9 @@ fn arithmetic_on_sizes() {
     assert_eq!(net.fact(all), "float32[64*batch*seq]");
 }
 
-/// What a caller would feed in the place of a tiny tensor, read from a graph that was inferred before.
+/// Elements can be queried after inference, for a caller that feeds small tensors itself.
 #[test]
-fn contents_can_be_asked_for_afterwards() {
+fn contents_are_available_after_inference() {
     let mut net = Net::new(18);
     let x = net.input(Float32, "batch, past + seq, 64");
     let unknown = net.input(Int64, "2");

@@ -1,4 +1,4 @@
-//! Fused operators of `com.microsoft` as language-model exporters use them.
+//! Fused operators of `com.microsoft` in exported language models.
 
 use super::{Net, int, ints, output_of, outputs_of, text};
 use hpp_schema::DType::{Float16, Float32, Int8, Int32, Int64, Uint4, Uint8};

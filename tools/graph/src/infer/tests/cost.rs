@@ -1,4 +1,4 @@
-//! What nodes compute and read, against numbers worked out by hand.
+//! Operations and weight bytes of nodes, against numbers computed by hand.
 
 use super::{Net, int, text};
 use crate::infer::{bytes_read, flops};
@@ -45,9 +45,9 @@ fn convolution() {
     assert_eq!(cost(&mut net, STEP), (Some(2 * (2 * 6 * 6 * 6) * (2 * 9)), Some(4 * 108)));
 }
 
-/// Rows of a table, not the table; and a table read twice counts once.
+/// A gather counts rows, not the table. A table that is read twice counts once.
 #[test]
-fn gathers_touch_rows() {
+fn gathers_read_rows() {
     let mut net = Net::new(21);
     let (table, ids) = (net.weight(Float16, &[1000, 64]), net.input(Int64, "b, s"));
     net.node("Gather", &[table, ids], &[]);
@@ -78,7 +78,7 @@ fn attention_counts_the_total_length() {
     assert_eq!(cost(&mut net, STEP).0, Some(2 * (2 * 4 * 3) * 4 * 32));
 }
 
-/// A declared present length wins: that is how a buffer of fixed capacity is counted by what it holds.
+/// A declared length of `present` takes precedence, so that a buffer of fixed capacity is counted by its current length.
 #[test]
 fn attention_follows_the_declared_present() {
     let mut net = Net::new(21);
@@ -89,7 +89,7 @@ fn attention_follows_the_declared_present() {
     assert_eq!(cost(&mut net, &step).0, Some(2 * (2 * 4 * 3) * 6 * 32));
 }
 
-/// Eight experts of which each token uses two: six tokens may touch all, one touches a quarter.
+/// Two of eight experts per token: six tokens may use all experts, one token uses a quarter.
 #[test]
 fn experts_by_k() {
     let mut net = Net::new(21);
@@ -103,7 +103,7 @@ fn experts_by_k() {
 }
 
 #[test]
-fn moving_is_free_and_the_unknown_is_unknown() {
+fn data_movement_is_free_and_unknown_operators_have_no_cost() {
     let mut net = Net::new(21);
     let x = net.input(Float32, "b, s, 64");
     net.node("Transpose", &[x], &[]);

@@ -1,4 +1,4 @@
-//! Laws: symbols and numbers agree, nothing panics, nothing known is lost.
+//! Properties: symbolic and concrete inference agree, hostile nodes cause no panic, and a second pass changes nothing.
 
 use super::Net;
 use super::operators::OPERATORS;
@@ -7,7 +7,7 @@ use crate::{Attribute, Constant, Graph, ValueId};
 use hpp_schema::{DType, Dim, Symbols};
 use proptest::prelude::*;
 
-/// A random chain of shape arithmetic and tensor surgery over one symbolic input.
+/// A random chain of shape arithmetic and tensor operations on one symbolic input.
 fn program(net: &mut Net, dims: &str, steps: &[(u8, i64)]) {
     let x = net.input(DType::Float32, dims);
     let (mut tensor, mut sizes) = (x, net.node("Shape", &[x], &[]));
@@ -35,7 +35,7 @@ fn program(net: &mut Net, dims: &str, steps: &[(u8, i64)]) {
     }
 }
 
-/// Every number known symbolically is the number found when the symbols are numbers from the start.
+/// Evaluated symbolic dimensions equal those of inference with concrete sizes.
 fn agree(symbolic: &Graph, concrete: &Graph, symbols: &Symbols) -> Result<(), TestCaseError> {
     for id in symbolic.value_ids() {
         let (Some(with), Some(without)) = (&symbolic.value(id).shape, &concrete.value(id).shape) else { continue };
@@ -70,7 +70,7 @@ fn attribute() -> impl Strategy<Value = Attribute> {
     ]
 }
 
-/// Names of attributes some rule reads.
+/// Attributes that rules read.
 const ATTRIBUTES: &[&str] = &[
     "axis",
     "axes",
@@ -150,7 +150,7 @@ proptest! {
 
     /// Any operator with any inputs and attributes: no panic, no absurd shape, and a second pass changes nothing.
     #[test]
-    fn hostile_nodes_are_survived(
+    fn hostile_nodes_do_not_panic(
         op in prop::sample::select(OPERATORS),
         inputs in prop::collection::vec(input(), 0..7),
         attributes in prop::collection::vec((prop::sample::select(ATTRIBUTES), attribute()), 0..6),

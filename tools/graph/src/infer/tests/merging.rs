@@ -1,4 +1,4 @@
-//! Where the file and the rules meet: the file's word stands, gaps are filled, contradictions are told.
+//! Merging of declarations and inferred facts: declarations stay, gaps are filled, contradictions are reported.
 
 use super::{Net, shape, tensor};
 use crate::infer::Disagreement;
@@ -10,7 +10,7 @@ fn declare(graph: &mut Graph, id: ValueId, dims: &str) {
 }
 
 #[test]
-fn what_the_file_says_stays() {
+fn declarations_stay() {
     let mut net = Net::new(18);
     let x = net.input(Float32, "batch, seq, total, 4");
     let y = net.node("Relu", &[x], &[]);
@@ -21,7 +21,7 @@ fn what_the_file_says_stays() {
 }
 
 #[test]
-fn contradictions_are_told_and_the_file_kept() {
+fn contradictions_are_reported_and_the_declaration_kept() {
     let mut net = Net::new(18);
     let x = net.input(Float32, "batch, seq, 4");
     let (rank, size, offset) = (net.node("Relu", &[x], &[]), net.node("Relu", &[x], &[]), net.node("Relu", &[x], &[]));
@@ -30,21 +30,22 @@ fn contradictions_are_told_and_the_file_kept() {
     declare(&mut net.graph, offset, "batch, seq + 1, 4");
     net.graph.values[size.0 as usize].dtype = Some(Int8);
     let report = net.infer();
-    let told = |value, dims| Disagreement::Shape { value, declared: shape(dims), inferred: shape("batch, seq, 4") };
+    let contradiction =
+        |value, dims| Disagreement::Shape { value, declared: shape(dims), inferred: shape("batch, seq, 4") };
     assert_eq!(
         report.disagreements,
         [
-            told(rank, "batch, seq"),
+            contradiction(rank, "batch, seq"),
             Disagreement::DType { value: size, declared: Int8, inferred: Float32 },
-            told(size, "batch, seq, 5"),
-            told(offset, "batch, seq + 1, 4"),
+            contradiction(size, "batch, seq, 5"),
+            contradiction(offset, "batch, seq + 1, 4"),
         ]
     );
     assert_eq!(net.fact(size), "int8[batch, seq, 5]");
 }
 
 #[test]
-fn gaps_and_opaque_names_are_filled() {
+fn gaps_and_exporter_symbols_are_replaced() {
     let mut net = Net::new(18);
     let x = net.input(Float32, "batch, seq, 4");
     let (y, z) = (net.node("Relu", &[x], &[]), net.node("my.domain::Op", &[x], &[]));
@@ -56,7 +57,7 @@ fn gaps_and_opaque_names_are_filled() {
 }
 
 #[test]
-fn a_name_with_two_meanings_has_none() {
+fn a_symbol_with_two_meanings_stays() {
     let mut net = Net::new(18);
     let x = net.input(Float32, "batch, seq");
     let (a, b) = (net.node("Relu", &[x], &[]), net.node("my.domain::Op", &[x], &[]));
@@ -67,9 +68,9 @@ fn a_name_with_two_meanings_has_none() {
     assert_eq!(net.fact(b), "?[unk]");
 }
 
-/// Some exporters declare constant vectors as scalars; the tensor itself is right.
+/// Some exporters declare constant vectors as scalars. The tensor is authoritative.
 #[test]
-fn a_constant_is_its_tensor() {
+fn the_tensor_of_a_constant_takes_precedence() {
     let mut net = Net::new(18);
     let c = net.node("Constant", &[], &[("value", tensor(Int64, &[1], Some(&[1])))]);
     declare(&mut net.graph, c, "");

@@ -1,4 +1,4 @@
-//! Inference on hand-built graphs, one file per concern, and laws that hold for any graph.
+//! Inference on small graphs, one file per topic, and properties that hold for any graph.
 
 mod contents;
 mod contrib;
@@ -18,7 +18,7 @@ pub(super) struct Net {
     pub graph: Graph,
 }
 
-/// `b, s, 64` as a shape; empty text is a scalar.
+/// Parses a shape such as `b, s, 64`. An empty text is a scalar.
 pub(super) fn shape(text: &str) -> Shape {
     text.split(',').map(str::trim).filter(|t| !t.is_empty()).map(|t| t.parse().unwrap()).collect()
 }
@@ -77,7 +77,7 @@ impl Net {
         self.graph.add_value(name, Some(dtype), Some(shape), Origin::Weight(weight))
     }
 
-    /// A node with that many outputs; `None` leaves an input out.
+    /// Adds a node with several outputs. `None` omits an input.
     pub fn many(
         &mut self,
         op: &str,
@@ -102,7 +102,7 @@ impl Net {
         outputs
     }
 
-    /// A node with all inputs given and one output.
+    /// Adds a node with one output.
     pub fn node(&mut self, op: &str, inputs: &[ValueId], attributes: Attributes) -> ValueId {
         let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
         self.many(op, &inputs, attributes, 1)[0]
@@ -112,7 +112,7 @@ impl Net {
         infer(&mut self.graph)
     }
 
-    /// `float32[b, s, 64]`, with question marks for what is not known.
+    /// Type and shape as text, such as `float32[b, s, 64]`, with question marks for unknown parts.
     pub fn fact(&self, id: ValueId) -> String {
         let value = self.graph.value(id);
         let dtype = value.dtype.map_or("?".to_owned(), |dtype| dtype.to_string());
@@ -121,7 +121,7 @@ impl Net {
     }
 }
 
-/// What inference says of the outputs of one node over fresh inputs.
+/// The inferred types and shapes of the outputs of a single node.
 pub(super) fn outputs_of(op: &str, inputs: &[(DType, &str)], attributes: Attributes, outputs: usize) -> Vec<String> {
     let mut net = Net::new(21);
     let inputs: Vec<_> = inputs.iter().map(|(dtype, dims)| Some(net.input(*dtype, dims))).collect();
@@ -130,7 +130,7 @@ pub(super) fn outputs_of(op: &str, inputs: &[(DType, &str)], attributes: Attribu
     outputs.into_iter().map(|id| net.fact(id)).collect()
 }
 
-/// The same for one output.
+/// Same as [`outputs_of`], for one output.
 pub(super) fn output_of(op: &str, inputs: &[(DType, &str)], attributes: Attributes) -> String {
     outputs_of(op, inputs, attributes, 1).remove(0)
 }

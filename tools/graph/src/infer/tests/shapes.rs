@@ -1,4 +1,4 @@
-//! Shapes, family by family, with symbols kept.
+//! Shapes by operator family, with symbols.
 
 use super::{Net, int, ints, output_of, outputs_of, text};
 use hpp_schema::DType::{Float16, Float32, Int64};
@@ -43,7 +43,7 @@ fn matrix_products() {
 }
 
 #[test]
-fn axes_come_and_go() {
+fn axes_are_added_and_removed() {
     let x = (Float32, "b, 1, s");
     for opset in [11, 13] {
         let mut net = Net::new(opset);

@@ -1,13 +1,14 @@
-//! Drops what a model says of itself and computes nothing with.
+//! Removes metadata that does not affect the results of a model.
 
 use crate::proto::{GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto};
 use crate::walk;
 
-/// What a canonical graph is called.
+/// The name of every canonical graph.
 const NAME: &str = "block";
 
-/// The model without docs, metadata, annotations, records of values inside, names of graphs and of tensors that are attributes.
-pub fn without(model: &ModelProto) -> ModelProto {
+/// The model without docs, metadata, annotations, records of inner values, names of graphs, and names of attribute
+/// tensors.
+pub fn strip_metadata(model: &ModelProto) -> ModelProto {
     let mut model = ModelProto {
         doc_string: None,
         metadata_props: vec![],

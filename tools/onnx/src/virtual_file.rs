@@ -1,4 +1,4 @@
-//! What a file would hold that is not written: ranges of memory and of other files, and zeros between them.
+//! The contents of a file without writing it: ranges of memory and of other files, with zeros between them.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -6,66 +6,68 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-/// Files that are not written, by location.
-pub type Made = BTreeMap<String, Contents>;
+/// Virtual files by location.
+pub type VirtualFiles = BTreeMap<String, VirtualFile>;
 
-/// What a file would hold.
+/// The contents of a file that does not exist on disk.
 #[derive(Clone, Debug, Default)]
-pub struct Contents {
-    /// In order; they do not overlap.
+pub struct VirtualFile {
+    /// Ranges in order. Invariant: they do not overlap.
     pieces: Vec<Piece>,
     bytes: u64,
 }
 
 #[derive(Clone, Debug)]
 struct Piece {
-    /// Where it begins in the file, bytes.
+    /// Offset in the virtual file, bytes.
     at: u64,
     length: u64,
-    from: From,
+    source: PieceSource,
 }
 
 #[derive(Clone, Debug)]
-enum From {
+enum PieceSource {
     Memory(Bytes),
-    /// A file, and where the piece begins there, bytes.
+    /// A file, and the offset of the piece in it, bytes.
     File(PathBuf, u64),
 }
 
-impl Contents {
-    /// Those of a file that is there.
+impl VirtualFile {
+    /// The contents of an existing file.
     pub fn of_file(path: &Path) -> io::Result<Self> {
-        let mut contents = Contents::default();
-        contents.put_file(0, path, 0, fs::metadata(path)?.len());
-        Ok(contents)
+        let mut file = VirtualFile::default();
+        file.put_file(0, path, 0, fs::metadata(path)?.len());
+        Ok(file)
     }
 
-    /// Length of the file, bytes.
+    /// Length in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Puts bytes behind what is there.
-    pub(super) fn put_bytes(&mut self, at: u64, bytes: Bytes) {
-        self.put(Piece { at, length: bytes.len() as u64, from: From::Memory(bytes) });
+    /// Appends bytes at offset `at`.
+    pub(crate) fn put_bytes(&mut self, at: u64, bytes: Bytes) {
+        self.put(Piece { at, length: bytes.len() as u64, source: PieceSource::Memory(bytes) });
     }
 
-    /// Puts a range of a file behind what is there.
-    pub(super) fn put_file(&mut self, at: u64, path: &Path, offset: u64, length: u64) {
-        self.put(Piece { at, length, from: From::File(path.to_owned(), offset) });
+    /// Appends a range of a file at offset `at`.
+    pub(crate) fn put_file(&mut self, at: u64, path: &Path, offset: u64, length: u64) {
+        self.put(Piece { at, length, source: PieceSource::File(path.to_owned(), offset) });
     }
 
-    /// Puts a range of other contents behind what is there.
-    pub(super) fn put_part(&mut self, at: u64, of: &Contents, offset: u64, length: u64) {
+    /// Appends a range of another virtual file at offset `at`.
+    pub(crate) fn put_part(&mut self, at: u64, of: &VirtualFile, offset: u64, length: u64) {
         for piece in &of.pieces {
             let (start, end) = (piece.at.max(offset), (piece.at + piece.length).min(offset + length));
             if start < end {
                 let skipped = start - piece.at;
-                let from = match &piece.from {
-                    From::Memory(bytes) => From::Memory(bytes.slice(skipped as usize..(end - piece.at) as usize)),
-                    From::File(path, begins) => From::File(path.clone(), begins + skipped),
+                let source = match &piece.source {
+                    PieceSource::Memory(bytes) => {
+                        PieceSource::Memory(bytes.slice(skipped as usize..(end - piece.at) as usize))
+                    }
+                    PieceSource::File(path, begins) => PieceSource::File(path.clone(), begins + skipped),
                 };
-                self.put(Piece { at: at + start - offset, length: end - start, from });
+                self.put(Piece { at: at + start - offset, length: end - start, source });
             }
         }
         self.bytes = self.bytes.max(at + length);
@@ -77,39 +79,39 @@ impl Contents {
         self.pieces.push(piece);
     }
 
-    /// To be read like a file.
-    pub fn reader(&self) -> Reader<'_> {
-        Reader { contents: self, position: 0, open: None }
+    /// A reader that starts at the beginning.
+    pub fn reader(&self) -> VirtualFileReader<'_> {
+        VirtualFileReader { contents: self, position: 0, open: None }
     }
 }
 
-impl<T: Into<Bytes>> std::convert::From<T> for Contents {
+impl<T: Into<Bytes>> From<T> for VirtualFile {
     fn from(bytes: T) -> Self {
-        let mut contents = Contents::default();
-        contents.put_bytes(0, bytes.into());
-        contents
+        let mut file = VirtualFile::default();
+        file.put_bytes(0, bytes.into());
+        file
     }
 }
 
-/// Reads contents.
-pub struct Reader<'a> {
-    contents: &'a Contents,
+/// Reads a virtual file.
+pub struct VirtualFileReader<'a> {
+    contents: &'a VirtualFile,
     position: u64,
-    /// The last file used stays open.
+    /// The last source file that was read.
     open: Option<(&'a Path, File)>,
 }
 
-impl Reader<'_> {
+impl VirtualFileReader<'_> {
     fn read_piece(&mut self, piece: usize, buffer: &mut [u8]) -> io::Result<usize> {
         let contents = self.contents;
-        let Piece { at, from, .. } = &contents.pieces[piece];
-        let (path, offset) = match from {
-            From::Memory(bytes) => {
-                let from = (self.position - at) as usize;
-                buffer.copy_from_slice(&bytes[from..from + buffer.len()]);
+        let Piece { at, source, .. } = &contents.pieces[piece];
+        let (path, offset) = match source {
+            PieceSource::Memory(bytes) => {
+                let start = (self.position - at) as usize;
+                buffer.copy_from_slice(&bytes[start..start + buffer.len()]);
                 return Ok(buffer.len());
             }
-            From::File(path, offset) => (path.as_path(), offset + self.position - at),
+            PieceSource::File(path, offset) => (path.as_path(), offset + self.position - at),
         };
         let file = match self.open.take() {
             Some((open, file)) if open == path => file,
@@ -121,9 +123,9 @@ impl Reader<'_> {
     }
 }
 
-impl Read for Reader<'_> {
+impl Read for VirtualFileReader<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Contents { pieces, bytes } = self.contents;
+        let VirtualFile { pieces, bytes } = self.contents;
         let next = pieces.partition_point(|piece| piece.at + piece.length <= self.position);
         let piece = pieces.get(next);
         let within = piece.filter(|piece| piece.at <= self.position);
@@ -145,7 +147,7 @@ impl Read for Reader<'_> {
     }
 }
 
-impl Seek for Reader<'_> {
+impl Seek for VirtualFileReader<'_> {
     fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
         let position = match to {
             SeekFrom::Start(at) => Some(at),
@@ -162,9 +164,9 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Contents made of memory, a file, parts of other contents and gaps, and the same bytes.
-    fn made(lengths: &[(u8, u8)], file: &Path) -> (Contents, Vec<u8>) {
-        let (mut contents, mut bytes) = (Contents::default(), Vec::new());
+    /// A virtual file of memory, a file, parts of other virtual files and gaps, and its bytes.
+    fn example(lengths: &[(u8, u8)], file: &Path) -> (VirtualFile, Vec<u8>) {
+        let (mut contents, mut bytes) = (VirtualFile::default(), Vec::new());
         let all = fs::read(file).unwrap();
         for (number, (gap, length)) in lengths.iter().enumerate() {
             bytes.resize(bytes.len() + usize::from(*gap), 0);
@@ -190,7 +192,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let file = dir.path().join("file");
             fs::write(&file, (1..=100).collect::<Vec<u8>>()).unwrap();
-            let (contents, bytes) = made(&lengths, &file);
+            let (contents, bytes) = example(&lengths, &file);
             let mut read = Vec::new();
             contents.reader().read_to_end(&mut read).unwrap();
             prop_assert_eq!(&read, &bytes);

@@ -1,25 +1,28 @@
-//! Chooses where to cut between two positions of a spine: at a node everything passes, with the fewest values live.
+//! Chooses where to cut the spine: next to a node that every path passes (a dominator), where the fewest values are
+//! live.
 
 use crate::spine::Spine;
 use std::ops::RangeInclusive;
 
-/// A place to cut: nodes at positions below `at` are on the left.
+/// A position where the spine can be cut: nodes at positions below `at` are on the left side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Candidate {
+pub(crate) struct CutCandidate {
     pub at: usize,
-    /// Values that cross.
+    /// Number of values that cross.
     pub live: u64,
-    /// Known or nominal bytes that cross.
+    /// Bytes that cross, with a nominal size for symbols.
     pub bytes: u64,
 }
 
-/// Both cuts at each node that everything passes, within a range of cut positions, in order.
-pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<Candidate> {
+/// The cuts next to each dominator within a range of positions, in order: one per dominator, or those that lie in the
+/// range.
+pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<CutCandidate> {
     let mut found = vec![];
     for position in spine.chain.iter().filter_map(|n| spine.position(*n)) {
         let both = [candidate(spine, position), candidate(spine, position + 1)];
         let [before, after] = both;
-        // With one tensor on each side, what ends here belongs to the left; with several, this node joins them again.
+        // If one value is live on either side, the dominator ends the left part. If several are, it joins them and
+        // begins the right part.
         let choice =
             if before.live < after.live || (before.live == after.live && before.live > 1) { before } else { after };
         let fits: Vec<_> = both.into_iter().filter(|c| range.contains(&c.at)).collect();
@@ -28,11 +31,11 @@ pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<Can
     found
 }
 
-fn candidate(spine: &Spine, at: usize) -> Candidate {
-    Candidate { at, live: spine.live[at], bytes: spine.live_bytes[at] }
+fn candidate(spine: &Spine, at: usize) -> CutCandidate {
+    CutCandidate { at, live: spine.live[at], bytes: spine.live_bytes[at] }
 }
 
-/// The last cut with the fewest live values; where nothing dominates, the one with the fewest live bytes.
+/// The last candidate with the fewest live values; without candidates, the position with the fewest live values.
 pub(crate) fn best_cut(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     let found = candidates(spine, range.clone());
     match found.iter().rev().min_by_key(|c| c.live) {
@@ -41,7 +44,7 @@ pub(crate) fn best_cut(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     }
 }
 
-/// The last position with the fewest live values, then bytes.
+/// The last position with the fewest live values; among those, the fewest live bytes.
 pub(crate) fn least_live(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     let end = *range.end();
     range.rev().min_by_key(|at| (spine.live[*at], spine.live_bytes[*at])).unwrap_or(end)

@@ -1,12 +1,12 @@
-//! Rounds a weight group by group, in memory of one group's rows.
+//! Rounds a weight one group of rows at a time.
 
-use super::round::{RoundError, Rounding};
+use super::{RoundError, Rounding};
 use crate::proto::TensorProto;
 use crate::tensor::{self, TensorShape};
 use half::{bf16, f16};
 use hpp_schema::DType;
 
-/// A weight as slabs: the elements of one group of every column, `rows` times `inner`, one after another.
+/// A weight as a sequence of slabs. A slab holds one group of every column: `rows * inner` contiguous elements.
 pub(super) struct Slabs {
     dtype: DType,
     outer: usize,
@@ -16,7 +16,7 @@ pub(super) struct Slabs {
 }
 
 impl Slabs {
-    /// Of a tensor of floats, its groups along `axis`.
+    /// The slabs of a float tensor, with groups along `axis`.
     pub fn of(tensor: &TensorProto, axis: usize, rounding: Rounding) -> Result<Self, RoundError> {
         let TensorShape { dtype, dims, .. } = tensor::shape_of(tensor)?;
         let no = |why: String| RoundError::Unsuitable { name: tensor.name().to_owned(), why };
@@ -30,7 +30,7 @@ impl Slabs {
         Ok(Slabs { dtype, outer, axis: dims[axis], inner, rounding })
     }
 
-    /// Rounds slab by slab: `fill` brings the next bytes, `write` takes them.
+    /// Rounds slab by slab: `fill` reads the next bytes, `write` writes them.
     pub fn each(
         &self,
         mut fill: impl FnMut(&mut [u8]) -> Result<(), RoundError>,
@@ -51,7 +51,7 @@ impl Slabs {
         Ok(())
     }
 
-    /// The same for a weight that is in memory.
+    /// Rounds a weight in memory.
     pub fn all(&self, raw: &[u8]) -> Vec<u8> {
         let mut work = Work::default();
         let mut rounded = Vec::with_capacity(raw.len());
@@ -72,7 +72,7 @@ fn element(dtype: DType) -> usize {
     if dtype == DType::Float32 { 4 } else { 2 }
 }
 
-/// One slab on its way.
+/// Buffers for one slab.
 #[derive(Default)]
 struct Work {
     bytes: Vec<u8>,
@@ -109,8 +109,7 @@ impl Work {
     }
 }
 
-/// Rounds `[rows, inner]` column by column. Columns of zeros, columns with something infinite and what is no number stay as
-/// they are.
+/// Rounds `[rows, inner]` column by column. Columns of zeros, columns with infinities, and NaNs stay unchanged.
 fn round_columns(values: &mut [f32], inner: usize, bits: u32, most: &mut Vec<f32>) {
     let levels = ((1u32 << (bits - 1)) - 1) as f32;
     most.clear();

@@ -1,68 +1,69 @@
-//! Makes a weight file visible beside the partitions without copying it: a clone that shares its blocks, or a hard link.
+//! Makes a weight file available in the directory of the partitions without copying it: a copy-on-write clone or a hard
+//! link.
 
 use crate::weights::WeightFile;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// How a weight file came to be visible.
+/// How a weight file was made available.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Placed {
-    /// It was there already.
+pub enum LinkOutcome {
+    /// The directory already contained the file.
     AlreadyThere,
-    /// A hard link to it.
+    /// A hard link.
     HardLink,
-    /// A copy-on-write clone of it.
+    /// A copy-on-write clone.
     Clone,
-    /// Neither is possible (another file system, say): use the weights' own directory instead.
+    /// Neither is possible, for example across file systems. Refer to the weights in their own directory instead.
     NotLinkable {
-        /// Why, for people.
+        /// The reason, for messages.
         why: String,
     },
 }
 
-/// Why a weight file cannot be placed and its own directory cannot help.
+/// The reason why a weight file cannot be linked, although it might be with another directory.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
-pub enum PlaceError {
-    #[error("cannot make the directory {path}")]
+pub enum LinkError {
+    #[error("cannot create the directory {path}")]
     Directory { path: PathBuf, source: io::Error },
-    #[error("cannot place the weights {from} at {path}: another file of that name is there")]
+    #[error("cannot link the weights {from} at {path}: another file of that name exists")]
     Occupied { from: PathBuf, path: PathBuf },
 }
 
-/// Makes `file` visible in `dir` under its location.
-pub fn place(file: &WeightFile, dir: &Path) -> Result<Placed, PlaceError> {
+/// Makes `file` available in `dir` under its location.
+pub fn link(file: &WeightFile, dir: &Path) -> Result<LinkOutcome, LinkError> {
     let path = dir.join(&file.location);
     if path.exists() {
         return match same_file(&file.path, &path) {
-            true => Ok(Placed::AlreadyThere),
-            false => Err(PlaceError::Occupied { from: file.path.clone(), path }),
+            true => Ok(LinkOutcome::AlreadyThere),
+            false => Err(LinkError::Occupied { from: file.path.clone(), path }),
         };
     }
     if let Some(parent) = path.parent() {
-        fs::create_dir_all(parent).map_err(|source| PlaceError::Directory { path: parent.to_owned(), source })?;
+        fs::create_dir_all(parent).map_err(|source| LinkError::Directory { path: parent.to_owned(), source })?;
     }
-    // A clone leaves the original as it was; some readers refuse weights with a second hard link (onnx#7686).
-    let Err(no_clone) = reflink_copy::reflink(&file.path, &path) else { return Ok(Placed::Clone) };
+    // A clone does not change the original: some readers refuse weights with a second hard link (onnx#7686).
+    let Err(no_clone) = reflink_copy::reflink(&file.path, &path) else { return Ok(LinkOutcome::Clone) };
     // A failed clone may leave an empty file.
     let _ = fs::remove_file(&path);
-    let Err(no_link) = fs::hard_link(&file.path, &path) else { return Ok(Placed::HardLink) };
-    Ok(Placed::NotLinkable { why: format!("no hard link ({no_link}) and no clone ({no_clone})") })
+    let Err(no_link) = fs::hard_link(&file.path, &path) else { return Ok(LinkOutcome::HardLink) };
+    Ok(LinkOutcome::NotLinkable { why: format!("no hard link ({no_link}) and no clone ({no_clone})") })
 }
 
-/// What placing `file` in a directory that is yet to be made comes to: it can be linked from a directory of the same file system.
-/// File systems that link nothing are only found by trying.
-pub fn place_of(file: &WeightFile, dir: &Path) -> Placed {
-    let above = dir.ancestors().find(|above| above.exists()).unwrap_or(dir);
-    match same_system(&file.path, above) {
-        true => Placed::HardLink,
-        false => Placed::NotLinkable { why: "it lies on another file system".to_owned() },
+/// Predicts the outcome of linking `file` into a directory that may not exist yet: possible on the same file system.
+/// Does not detect file systems without hard links.
+pub fn predict_link(file: &WeightFile, dir: &Path) -> LinkOutcome {
+    let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(dir);
+    match same_file_system(&file.path, existing) {
+        true => LinkOutcome::HardLink,
+        false => LinkOutcome::NotLinkable { why: "it is on another file system".to_owned() },
     }
 }
 
-/// Whether two paths lie on one file system.
-fn same_system(a: &Path, b: &Path) -> bool {
+/// Whether two paths are on one file system.
+fn same_file_system(a: &Path, b: &Path) -> bool {
     #[cfg(unix)]
     {
         use std::os::unix::fs::MetadataExt;
@@ -78,7 +79,7 @@ fn same_system(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Whether two paths lead to one file.
+/// Whether two paths name one file.
 fn same_file(a: &Path, b: &Path) -> bool {
     #[cfg(unix)]
     {
@@ -107,11 +108,11 @@ mod tests {
     fn linked_once_and_found_again() {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let file = weight_file(from.path(), "weights/model.data");
-        let placed = place(&file, to.path()).unwrap();
-        assert!(matches!(placed, Placed::HardLink | Placed::Clone));
+        let outcome = link(&file, to.path()).unwrap();
+        assert!(matches!(outcome, LinkOutcome::HardLink | LinkOutcome::Clone));
         assert_eq!(fs::read(to.path().join("weights/model.data")).unwrap(), b"weights");
-        if placed == Placed::HardLink {
-            assert_eq!(place(&file, to.path()).unwrap(), Placed::AlreadyThere);
+        if outcome == LinkOutcome::HardLink {
+            assert_eq!(link(&file, to.path()).unwrap(), LinkOutcome::AlreadyThere);
         }
     }
 
@@ -120,7 +121,7 @@ mod tests {
         let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let file = weight_file(from.path(), "model.data");
         fs::write(to.path().join("model.data"), b"mine").unwrap();
-        assert!(matches!(place(&file, to.path()), Err(PlaceError::Occupied { .. })));
+        assert!(matches!(link(&file, to.path()), Err(LinkError::Occupied { .. })));
         assert_eq!(fs::read(to.path().join("model.data")).unwrap(), b"mine");
     }
 
@@ -129,7 +130,7 @@ mod tests {
     fn another_file_system_is_reported() {
         let file = WeightFile { location: "status".into(), path: "/proc/self/status".into(), bytes: 0 };
         let to = tempfile::tempdir().unwrap();
-        assert!(matches!(place(&file, to.path()).unwrap(), Placed::NotLinkable { .. }));
+        assert!(matches!(link(&file, to.path()).unwrap(), LinkOutcome::NotLinkable { .. }));
         assert!(!to.path().join("status").exists());
     }
 }
