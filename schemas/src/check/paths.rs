@@ -1,8 +1,7 @@
-//! Paths: relative, and no further out than their purpose needs.
+//! Paths are relative and leave the plan's directory only where their purpose requires it.
 //!
-//! Partition files and text files written by `hpp-split` lie in the plan's directory. The model a plan was made from, its weights
-//! and its tokenizer may lie beside or above it, so these may begin with `..`; none may be absolute, and none may climb
-//! after it has descended.
+//! Partition files are in the plan's directory. The source model, its weights and its tokenizer may be beside or above
+//! it, so their paths may start with `..`. No path may be absolute, or contain `..` after a name.
 
 use super::Findings;
 use crate::{FileRole, Plan};
@@ -17,7 +16,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     recorded(plan, found, "model.source", &plan.model.source);
     for (at, partition) in plan.partitions.iter().enumerate() {
         let place = format!("partitions[{at}].file");
-        // A plan of one partition may be the source model itself.
+        // The partition of an unsplit plan is the source model itself.
         if partition.file == plan.model.source {
             upward(found, &place, &partition.file);
         } else {
@@ -72,12 +71,12 @@ fn inside(found: &mut Findings, place: &str, path: &str) {
 
 fn upward(found: &mut Findings, place: &str, path: &str) {
     let mut parts = path.split('/').skip_while(|part| matches!(*part, ".." | "."));
-    found.require(!parts.any(|part| part == ".."), place, format!("{path:?} climbs after it has descended"));
+    found.require(!parts.any(|part| part == ".."), place, format!("{path:?} has .. after a name"));
     let drive = path.as_bytes().get(1) == Some(&b':');
     let absolute = path.starts_with('/') || drive;
     found.require(!absolute, place, format!("{path:?} is absolute; paths are relative to the plan"));
     let clean = !path.is_empty() && !path.contains(['\\', '\0']);
-    found.require(clean, place, format!("{path:?} is no path: write names joined by /"));
+    found.require(clean, place, format!("{path:?} is not a path: give names separated by /"));
 }
 
 fn recorded(plan: &Plan, found: &mut Findings, place: &str, path: &str) {

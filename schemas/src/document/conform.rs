@@ -1,6 +1,7 @@
-//! A value held against a JSON Schema as this room's types generate it: every place where they differ, not the first.
+//! Validates a value against a JSON Schema generated from this crate's types, and reports all violations with their
+//! places.
 //!
-//! Knows the words that schemars uses for the types of this room: `$ref`, `anyOf`, `oneOf`, `const`, `enum`, `type`,
+//! Supports the keywords that schemars generates for these types: `$ref`, `anyOf`, `oneOf`, `const`, `enum`, `type`,
 //! `properties`, `required`, `additionalProperties`, `items`, `minimum`, `maximum`, `exclusiveMinimum`.
 
 use super::finding;
@@ -18,7 +19,7 @@ impl<'a> Conform<'a> {
         Conform { root }
     }
 
-    /// Every place where the value is not what the schema asks for.
+    /// All violations.
     pub fn findings(&self, value: &Value) -> Vec<Finding> {
         let mut found = Vec::new();
         self.walk(self.root, value, "", &mut found);
@@ -71,7 +72,7 @@ impl<'a> Conform<'a> {
         self.walk(&self.root["$defs"][name], value, place, found);
     }
 
-    /// The form that the value comes closest to says what is wrong.
+    /// Reports the violations of the alternative with the fewest.
     fn one_of(&self, forms: &[Value], value: &Value, place: &str, found: &mut Vec<Finding>) {
         let consts: Vec<&Value> = forms.iter().filter_map(|form| form.get("const")).collect();
         if consts.len() == forms.len() {
@@ -108,7 +109,7 @@ impl<'a> Conform<'a> {
 
 fn unknown(properties: &Value) -> String {
     let names = properties.as_object().into_iter().flat_map(Map::keys).map(String::as_str);
-    format!("there is no such field; fields here are {}", names.collect::<Vec<_>>().join(", "))
+    format!("there is no such field; the fields are {}", names.collect::<Vec<_>>().join(", "))
 }
 
 fn range(schema: &Value, value: &Value, place: &str, found: &mut Vec<Finding>) {
@@ -155,7 +156,7 @@ fn type_names(wanted: &Value) -> String {
     };
     match wanted {
         Value::String(one) => name(one).to_owned(),
-        // An absent value is simply left out; saying so helps nobody.
+        // Optional fields are omitted rather than null.
         Value::Array(names) => {
             let names = names.iter().filter_map(Value::as_str).filter(|one| *one != "null").map(name);
             names.collect::<Vec<_>>().join(" or ")
@@ -169,7 +170,7 @@ fn none_of<'v>(value: &Value, wanted: impl Iterator<Item = &'v Value>) -> String
     format!("{} is none of {}", shown(value), wanted.collect::<Vec<_>>().join(", "))
 }
 
-/// JSON has no word for what is not a number, and null stands for it.
+/// JSON represents NaN and infinity as null.
 fn shown(value: &Value) -> String {
     let text = if value.is_null() { "null, .nan or .inf".to_owned() } else { value.to_string() };
     match text.char_indices().nth(40) {
