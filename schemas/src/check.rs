@@ -33,6 +33,13 @@ pub struct Finding {
     pub message: String,
 }
 
+impl Finding {
+    /// An error at a place.
+    pub fn error(place: impl Into<String>, message: impl Into<String>) -> Finding {
+        Finding { severity: Severity::Error, place: place.into(), message: message.into() }
+    }
+}
+
 impl fmt::Display for Finding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place, self.message)
@@ -61,11 +68,11 @@ struct Findings(Vec<Finding>);
 
 impl Findings {
     fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Finding { severity: Severity::Error, place: place.into(), message: message.into() });
+        self.0.push(Finding::error(place, message));
     }
 
     fn warning(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Finding { severity: Severity::Warning, place: place.into(), message: message.into() });
+        self.0.push(Finding { severity: Severity::Warning, ..Finding::error(place, message) });
     }
 
     /// Adds an error unless `holds`.

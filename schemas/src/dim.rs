@@ -192,12 +192,12 @@ impl FromStr for Dim {
 
     /// Parses `?`, integers, symbols, `+`, `-`, `*` and their combinations, without parentheses.
     fn from_str(text: &str) -> Result<Self, DimError> {
-        let bad = |why| DimError { text: text.chars().take(80).collect(), why };
+        let error = |why| DimError { text: text.chars().take(80).collect(), why };
         if text.trim() == "?" {
             return Ok(Dim::Unknown);
         }
         if text.len() > 1024 {
-            return Err(bad("longer than 1024 bytes"));
+            return Err(error("longer than 1024 bytes"));
         }
         let mut sum = Dim::fixed(0);
         let mut rest = text.trim();
@@ -217,12 +217,12 @@ impl FromStr for Dim {
                     } else if is_symbol {
                         Dim::symbol(factor)
                     } else {
-                        return Err(bad("expected integers and names joined by + - *"));
+                        return Err(error("expected integers and names joined by + - *"));
                     };
             }
             sum = if negative { sum - term } else { sum + term };
             if end == rest.len() {
-                return if sum == Dim::Unknown { Err(bad("too large")) } else { Ok(sum) };
+                return if sum == Dim::Unknown { Err(error("too large")) } else { Ok(sum) };
             }
             negative = rest.as_bytes()[end] == b'-';
             rest = rest[end + 1..].trim_start();

@@ -3,7 +3,7 @@
 
 mod conform;
 
-use crate::{Finding, Severity};
+use crate::Finding;
 use conform::Conform;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -131,7 +131,7 @@ fn lenient() -> serde_saphyr::Options {
 pub(crate) fn check<T: Serialize + JsonSchema>(document: &T, more: impl Fn(&Value) -> Vec<Finding>) -> Vec<Finding> {
     match serde_json::to_value(document) {
         Ok(value) => findings::<T>(&value, more),
-        Err(error) => vec![finding("", error.to_string())],
+        Err(error) => vec![Finding::error("", error.to_string())],
     }
 }
 
@@ -157,9 +157,4 @@ fn findings<T: JsonSchema>(value: &Value, more: impl Fn(&Value) -> Vec<Finding>)
         }
     }
     findings
-}
-
-/// An error at a place.
-pub(crate) fn finding(place: impl Into<String>, message: impl Into<String>) -> Finding {
-    Finding { severity: Severity::Error, place: place.into(), message: message.into() }
 }

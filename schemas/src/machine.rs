@@ -1,6 +1,6 @@
 //! The machine file: memory sizes and rates of a machine, for `--machine FILE` and as measured in a profile.
 
-use crate::document::{self, DocumentError, Format, finding};
+use crate::document::{self, DocumentError, Format};
 use crate::{ByteSize, Finding, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -139,7 +139,7 @@ fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
     let mut memory = |place: String, of: &Value| {
         let bytes = ByteSize::deserialize(&of["memory"]);
         if bytes.is_ok_and(|bytes| bytes.0 == 0) {
-            found.push(finding(format!("{place}.memory"), "memory of 0 bytes holds nothing"));
+            found.push(Finding::error(format!("{place}.memory"), "memory of 0 bytes holds nothing"));
         }
     };
     memory("cpu".to_owned(), &machine["cpu"]);
@@ -149,7 +149,7 @@ fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
     }
     for (at, _) in gpus.iter().enumerate().filter(|(_, gpu)| gpu["provider"] == "cpu") {
         let place = format!("gpus[{at}].provider");
-        found.push(finding(place, "the cpu provider computes on the host, which is described under cpu"));
+        found.push(Finding::error(place, "the cpu provider computes on the host, which is described under cpu"));
     }
     found
 }

@@ -41,9 +41,9 @@ impl fmt::Display for ByteSize {
 impl FromStr for ByteSize {
     type Err = SizeError;
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let bad = || SizeError(text.chars().take(40).collect());
+        let error = || SizeError(text.chars().take(40).collect());
         let body = match text.split_once('(') {
-            Some((_, exact)) => exact.strip_suffix(')').ok_or_else(bad)?,
+            Some((_, exact)) => exact.strip_suffix(')').ok_or_else(error)?,
             None => text,
         }
         .trim();
@@ -55,14 +55,14 @@ impl FromStr for ByteSize {
             "m" | "mb" | "mib" => 1 << 20,
             "g" | "gb" | "gib" => 1 << 30,
             "t" | "tb" | "tib" => 1 << 40,
-            _ => return Err(bad()),
+            _ => return Err(error()),
         };
         if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(scale).map(ByteSize).ok_or_else(bad);
+            return whole.checked_mul(scale).map(ByteSize).ok_or_else(error);
         }
-        let value: f64 = number.parse().map_err(|_| bad())?;
+        let value: f64 = number.parse().map_err(|_| error())?;
         let bytes = value * scale as f64;
-        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(bad()) }
+        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(error()) }
     }
 }
 

@@ -4,7 +4,6 @@
 //! Supports the keywords that schemars generates for these types: `$ref`, `anyOf`, `oneOf`, `const`, `enum`, `type`,
 //! `properties`, `required`, `additionalProperties`, `items`, `minimum`, `maximum`, `exclusiveMinimum`.
 
-use super::finding;
 use crate::{ByteSize, Finding};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -35,18 +34,18 @@ impl<'a> Conform<'a> {
         }
         if let Some(wanted) = schema.get("const") {
             if wanted != value {
-                found.push(finding(place, format!("it is {value}, not {wanted}")));
+                found.push(Finding::error(place, format!("it is {value}, not {wanted}")));
             }
             return;
         }
         if let Some(wanted) = schema["enum"].as_array() {
             if !wanted.contains(value) {
-                found.push(finding(place, none_of(value, wanted.iter())));
+                found.push(Finding::error(place, none_of(value, wanted.iter())));
             }
             return;
         }
         if !has_type(&schema["type"], value) {
-            found.push(finding(place, format!("{} is not {}", shown(value), type_names(&schema["type"]))));
+            found.push(Finding::error(place, format!("{} is not {}", shown(value), type_names(&schema["type"]))));
             return;
         }
         match value {
@@ -65,7 +64,7 @@ impl<'a> Conform<'a> {
         let name = target.rsplit('/').next().unwrap_or_default();
         if name == "ByteSize" {
             if let Err(why) = ByteSize::deserialize(value) {
-                found.push(finding(place, why.to_string()));
+                found.push(Finding::error(place, why.to_string()));
             }
             return;
         }
@@ -77,7 +76,7 @@ impl<'a> Conform<'a> {
         let consts: Vec<&Value> = forms.iter().filter_map(|form| form.get("const")).collect();
         if consts.len() == forms.len() {
             if !consts.contains(&value) {
-                found.push(finding(place, none_of(value, consts.into_iter())));
+                found.push(Finding::error(place, none_of(value, consts.into_iter())));
             }
             return;
         }
@@ -93,13 +92,15 @@ impl<'a> Conform<'a> {
         let below = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
         for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if !fields.contains_key(name) {
-                found.push(finding(below(name), "it is missing"));
+                found.push(Finding::error(below(name), "it is missing"));
             }
         }
         for (name, value) in fields {
             match (schema["properties"].get(name), schema.get("additionalProperties")) {
                 (Some(field), _) => self.walk(field, value, &below(name), found),
-                (None, Some(Value::Bool(false))) => found.push(finding(below(name), unknown(&schema["properties"]))),
+                (None, Some(Value::Bool(false))) => {
+                    found.push(Finding::error(below(name), unknown(&schema["properties"])))
+                }
                 (None, Some(of_each @ Value::Object(_))) => self.walk(of_each, value, &below(name), found),
                 (None, _) => {}
             }
@@ -116,18 +117,18 @@ fn range(schema: &Value, value: &Value, place: &str, found: &mut Vec<Finding>) {
     let Some(number) = value.as_f64() else { return };
     let bound = |name: &str| schema[name].as_f64();
     if let Some(least) = bound("minimum").filter(|least| number < *least) {
-        found.push(finding(place, format!("{value} is less than {least}")));
+        found.push(Finding::error(place, format!("{value} is less than {least}")));
     }
     if let Some(most) = bound("maximum").filter(|most| number > *most) {
-        found.push(finding(place, format!("{value} is more than {most}")));
+        found.push(Finding::error(place, format!("{value} is more than {most}")));
     }
     if let Some(least) = bound("exclusiveMinimum").filter(|least| number <= *least) {
-        found.push(finding(place, format!("{value} is not more than {least}")));
+        found.push(Finding::error(place, format!("{value} is not more than {least}")));
     }
 }
 
 fn has_type(wanted: &Value, value: &Value) -> bool {
-    let is = |name: &str| match name {
+    let is_of_type = |name: &str| match name {
         "object" => value.is_object(),
         "array" => value.is_array(),
         "string" => value.is_string(),
@@ -138,8 +139,8 @@ fn has_type(wanted: &Value, value: &Value) -> bool {
         _ => false,
     };
     match wanted {
-        Value::String(name) => is(name),
-        Value::Array(names) => names.iter().filter_map(Value::as_str).any(is),
+        Value::String(name) => is_of_type(name),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).any(is_of_type),
         _ => true,
     }
 }

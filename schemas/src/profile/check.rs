@@ -1,6 +1,5 @@
 //! Rules for profiles that the schema cannot express: all parts refer to the same blocks, classes and providers.
 
-use crate::document::finding;
 use crate::{Finding, Machine, Statistics};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -37,7 +36,7 @@ struct Check<'a> {
 
 impl<'a> Check<'a> {
     fn report(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.found.push(finding(place, message));
+        self.found.push(Finding::error(place, message));
     }
 
     fn text(&mut self, place: &str, value: &Value, is: fn(&str) -> bool, message: &str) {
@@ -155,8 +154,8 @@ impl<'a> Check<'a> {
     }
 
     fn timing(&mut self, place: &str, timing: &Value) {
-        let at = |name: &str| timing[name].as_f64();
-        if let (Some(p10), Some(median), Some(p90)) = (at("p10_ms"), at("median_ms"), at("p90_ms"))
+        let ms = |name: &str| timing[name].as_f64();
+        if let (Some(p10), Some(median), Some(p90)) = (ms("p10_ms"), ms("median_ms"), ms("p90_ms"))
             && !(p10 <= median && median <= p90)
         {
             self.report(place, format!("the median {median} ms is not between the deciles {p10} and {p90}"));

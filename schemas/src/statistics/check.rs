@@ -2,7 +2,7 @@
 
 use super::derived::sum;
 use super::{BoundaryStatistics, ExpertStatistics, NeuronStatistics, Statistics};
-use crate::{Finding, Severity};
+use crate::Finding;
 use std::collections::BTreeSet;
 
 impl Statistics {
@@ -42,7 +42,7 @@ impl PlacedFindings {
     fn require(&mut self, holds: bool, field: &str, message: impl FnOnce() -> String) {
         if !holds {
             let place = format!("{}.{field}", self.place);
-            self.findings.push(Finding { severity: Severity::Error, place, message: message() });
+            self.findings.push(Finding::error(place, message()));
         }
     }
 

@@ -89,7 +89,8 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
     Ok((graph, segmentation))
 }
 
-/// Rewrites the head of a decoder to compute requested positions only; `None` if the model is not a decoder with logits.
+/// Rewrites the head of a decoder to compute requested positions only; `None` if the model is not a decoder with
+/// logits.
 fn gather_positions(
     model: &Model,
     graph: &Graph,
@@ -211,7 +212,8 @@ impl Analysis {
         self
     }
 
-    /// Limit on the tokens of a prefill pass; 1 if the model's exported branch takes single tokens; `None` for no limit.
+    /// Limit on the tokens of a prefill pass; 1 if the model's exported branch takes single tokens; `None` for no
+    /// limit.
     pub fn prefill_chunk(&self, scenario: Scenario) -> Option<u64> {
         if self.takes_one_token() {
             return Some(1);
@@ -219,7 +221,8 @@ impl Analysis {
         (scenario.chunk < scenario.context).then_some(scenario.chunk)
     }
 
-    /// Whether a present state is always declared one token longer than its past: the branch was exported for single tokens.
+    /// Whether a present state is always declared one token longer than its past: the branch was exported for single
+    /// tokens.
     fn takes_one_token(&self) -> bool {
         let declared = |id: ValueId| self.graph.value(id).shape.as_ref();
         self.states.iter().any(|s| {

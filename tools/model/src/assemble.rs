@@ -63,8 +63,8 @@ pub struct Decision<'a> {
     pub predictions: Predictions,
 }
 
-/// Assembles the plan. Paths in `model`, `generation`, `files` and every `weights_dir`, and weights that become inputs, are still
-/// empty; the writer fills them in.
+/// Assembles the plan. Paths in `model`, `generation`, `files` and every `weights_dir`, and weights that become inputs,
+/// are still empty; the writer fills them in.
 pub fn assemble(decision: &Decision) -> Plan {
     let names = partition_names(decision);
     let partitions = partitions(decision, &names);
@@ -155,7 +155,8 @@ fn devices(decision: &Decision) -> Vec<Device> {
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
-/// The ring of a GPU, with slots that hold any block streamed through them. The writer replaces the slot size by the exact one.
+/// The ring of a GPU, with slots that hold any block streamed through them. The writer replaces the slot size by the
+/// exact one.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
     let streamed =
@@ -349,17 +350,17 @@ mod tests {
         let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), is_table: vec![true, false] };
         let spec =
             |blocks| PartitionSpec { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
-        let at = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
+        let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
             [Where::Cpu, Where::Resident(0), Where::Streamed(0)]
                 .map(|place| residency(disk, &spec(blocks.clone()), place))
         };
         let (resident, streamed) = (Residency::Resident, Residency::Streamed);
-        assert_eq!(at(0..2, None), [resident, resident, streamed]);
-        assert_eq!(at(0..2, Some(&disk)), [streamed, resident, streamed]);
-        assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
+        assert_eq!(residencies(0..2, None), [resident, resident, streamed]);
+        assert_eq!(residencies(0..2, Some(&disk)), [streamed, resident, streamed]);
+        assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
         // If everything except tables fits, only tables stay on disk.
         let disk = DiskStreaming { pinned_share: 1.0, window: None, ..disk };
-        assert_eq!(at(1..2, Some(&disk)), [resident, resident, streamed]);
-        assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
+        assert_eq!(residencies(1..2, Some(&disk)), [resident, resident, streamed]);
+        assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
     }
 }

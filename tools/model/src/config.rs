@@ -1,7 +1,8 @@
-//! Reads the configuration files beside a model: tokenizer, chat template, end-of-text tokens, context length, sampling.
+//! Reads the configuration files beside a model: tokenizer, chat template, end-of-text tokens, context length,
+//! sampling.
 //!
-//! Supports the layouts of ONNX Runtime GenAI (`genai_config.json`) and Hugging Face (`config.json`, `generation_config.json`).
-//! Missing files are ignored; unreadable ones are errors.
+//! Supports the layouts of ONNX Runtime GenAI (`genai_config.json`) and Hugging Face (`config.json`,
+//! `generation_config.json`). Missing files are ignored; unreadable ones are errors.
 
 use hpp_schema::SamplingDefaults;
 use serde_json::Value;

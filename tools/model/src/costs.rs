@@ -29,7 +29,8 @@ impl Scenario {
     }
 }
 
-/// The planner's view of every block. `streamed` is only a default, all weights of the block; [`crate::problem`] sets the exact value.
+/// The planner's view of every block. `streamed` is only a default, all weights of the block; [`crate::problem`] sets
+/// the exact value.
 pub fn blocks(
     graph: &Graph,
     segmentation: &Segmentation,
@@ -158,7 +159,8 @@ impl<'a> Counter<'a> {
         self.states.iter().filter(move |planned| pasts.contains(&planned.past))
     }
 
-    /// Twice the largest number of bytes that one node reads and writes: the allocator rounds up, and kernels need scratch memory.
+    /// Twice the largest number of bytes that one node reads and writes: the allocator rounds up, and kernels need
+    /// scratch memory.
     fn workspace(&self, nodes: &[NodeId], symbols: &Symbols) -> u64 {
         let operands = |id: &NodeId| {
             let node = self.graph.node(*id);

@@ -17,8 +17,8 @@ pub fn faulty_blocks(analysis: &Analysis, provider: Provider) -> Vec<(usize, &'s
     blocks.filter_map(faulty).collect()
 }
 
-/// Sets the cost of a block to infinity on GPUs whose provider computes one of its operators wrongly, so that no planner places it
-/// there.
+/// Sets the cost of a block to infinity on GPUs whose provider computes one of its operators wrongly, so that no
+/// planner places it there.
 pub fn avoid_faults(problem: &mut Problem, analysis: &Analysis, source: CostSource<'_>) {
     let providers = source.rates().into_iter().flat_map(|machine| &machine.gpus).map(|gpu| gpu.provider);
     for (gpu, provider) in problem.gpus.iter_mut().zip(providers) {

@@ -3,11 +3,12 @@
 use hpp_onnx::{Model, hash};
 use std::fs;
 
-/// Model files up to this size, bytes, get a full hash; larger ones contain their weights, and samples of them are hashed.
+/// Model files up to this size, bytes, get a full hash; larger ones contain their weights, and samples of them are
+/// hashed.
 const FULL_HASH_BYTES: u64 = 64 << 20;
 
-/// BLAKE3 (64 hexadecimal digits) over the model file and, for each weight file in the model's order, its location and the same
-/// samples as in a plan's file records. Reads a few hundred kilobytes of each weight file.
+/// BLAKE3 (64 hexadecimal digits) over the model file and, for each weight file in the model's order, its location and
+/// the same samples as in a plan's file records. Reads a few hundred kilobytes of each weight file.
 pub fn model_hash(model: &Model) -> Result<String, hash::HashError> {
     let path = model.path();
     let failed = |source| hash::HashError { path: path.to_owned(), source };

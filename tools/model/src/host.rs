@@ -9,7 +9,8 @@ use std::path::Path;
 /// Fraction (1/16) by which the reported memory of one machine may vary: kernels reserve different amounts.
 const MEMORY_TOLERANCE: u64 = 16;
 
-/// Properties that identify a machine. Invariant: read in the same way as by `hpp-exec probe`, which records them in a profile.
+/// Properties that identify a machine. Invariant: read in the same way as by `hpp-exec probe`, which records them in a
+/// profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThisHost {
     /// Model name of the processor, else the architecture.

@@ -1,5 +1,5 @@
-//! Analyses a model for planning and profiling: graph, blocks, states, roles of inputs and outputs, configuration. Turns costs into
-//! a planning problem, and a placement decision into a plan.
+//! Analyses a model for planning and profiling: graph, blocks, states, roles of inputs and outputs, configuration.
+//! Turns costs into a planning problem, and a placement decision into a plan.
 //!
 //! This crate makes no placement decisions and writes no files.
 

@@ -32,8 +32,8 @@ impl HostMemory {
     }
 }
 
-/// Bytes of a field of `/proc/meminfo`. (The `procfs` crate refuses the whole file if any other field is missing, as in some
-/// sandboxes.)
+/// Bytes of a field of `/proc/meminfo`. (The `procfs` crate refuses the whole file if any other field is missing, as in
+/// some sandboxes.)
 pub(crate) fn kibibytes(text: &str, field: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
     line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
@@ -47,8 +47,8 @@ struct ControlGroup {
     cache: &'static str,
 }
 
-/// The group that a line of `/proc/self/cgroup` names, and its ancestors. Version 1 has one line per controller, version 2 one line
-/// without a controller.
+/// The group that a line of `/proc/self/cgroup` names, and its ancestors. Version 1 has one line per controller,
+/// version 2 one line without a controller.
 fn enclosing_groups(root: &Path, line: &str) -> Vec<ControlGroup> {
     let mut fields = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { return vec![] };

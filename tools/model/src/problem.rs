@@ -11,7 +11,7 @@ mod roofline;
 
 use crate::{Analysis, Scenario, streams};
 use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
-use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile, Severity};
+use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile};
 use passes::passes;
 
 /// The source of costs.
@@ -60,8 +60,8 @@ impl CostSource<'_> {
     }
 }
 
-/// The problem of placing this model's blocks within a budget. Reports all errors at once: budgets beyond the machine's memory,
-/// missing GPUs, blocks that a profile lacks.
+/// The problem of placing this model's blocks within a budget. Reports all errors at once: budgets beyond the machine's
+/// memory, missing GPUs, blocks that a profile lacks.
 pub fn problem(
     analysis: &Analysis,
     scenario: Scenario,
@@ -132,7 +132,8 @@ fn gpu_costs(gpu: &GpuRates, blocks: Vec<hpp_partition::Cost>, launch_ms: f64) -
     }
 }
 
-/// Time per token outside partitions, milliseconds: feeding inputs, reading logits, sampling. Measured if a profile has it.
+/// Time per token outside partitions, milliseconds: feeding inputs, reading logits, sampling. Measured if a profile has
+/// it.
 fn pass_ms(analysis: &Analysis, source: &CostSource) -> f64 {
     let measured = match source {
         CostSource::Profile(profile) => profile.pass.as_ref().and_then(|pass| pass.timing),
@@ -144,8 +145,9 @@ fn pass_ms(analysis: &Analysis, source: &CostSource) -> f64 {
     }
 }
 
-/// Assumed time per token outside partitions, milliseconds: linear in the number of states, which are bound one by one, and of
-/// logits (`scores`), which are read one by one. `hpp-exec bench` on two server cores of the 2 GHz class, microseconds:
+/// Assumed time per token outside partitions, milliseconds: linear in the number of states, which are bound one by one,
+/// and of logits (`scores`), which are read one by one. `hpp-exec bench` on two server cores of the 2 GHz class,
+/// microseconds:
 ///
 /// | states | scores | measured | this formula |
 /// |---|---|---|---|
@@ -163,7 +165,7 @@ fn budget_findings(source: &CostSource<'_>, budget: &Budget) -> Vec<Finding> {
     if let Some((asked, available)) =
         budget.ram.zip(source.host_memory()).filter(|(asked, available)| asked > available)
     {
-        findings.push(finding(
+        findings.push(Finding::error(
             "--ram",
             format!("{} are asked for, and the machine has {}", human(asked), human(available)),
         ));
@@ -172,29 +174,25 @@ fn budget_findings(source: &CostSource<'_>, budget: &Budget) -> Vec<Finding> {
         if !budget.vram.is_empty() && matches!(source, CostSource::Profile(_)) {
             let what =
                 "the profile lacks the rates of the machine and its links; complete it with hpp-profile --resume";
-            findings.push(finding("machine.rates", what.to_owned()));
+            findings.push(Finding::error("machine.rates", what));
         }
         return findings;
     };
     if budget.vram.len() > machine.gpus.len() {
         let what = format!("{} GPUs are asked for, and {} has {}", budget.vram.len(), machine.name, machine.gpus.len());
-        findings.push(finding("gpus", what));
+        findings.push(Finding::error("gpus", what));
     }
     for (at, (asked, gpu)) in
         budget.vram.iter().zip(&machine.gpus).enumerate().filter(|(_, (asked, gpu))| **asked > gpu.memory.0)
     {
         let what = format!("--vram asks for {}, and {} has {}", human(*asked), gpu.name, gpu.memory.human());
-        findings.push(finding(&format!("gpus[{at}]"), what));
+        findings.push(Finding::error(format!("gpus[{at}]"), what));
     }
     findings
 }
 
 fn human(bytes: u64) -> String {
     ByteSize(bytes).human()
-}
-
-fn finding(place: &str, message: String) -> Finding {
-    Finding { severity: Severity::Error, place: place.to_owned(), message }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and the graph's
-//! structure cannot distinguish a mask from positions.
+//! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and
+//! the graph's structure cannot distinguish a mask from positions.
 
 use hpp_graph::{Graph, ValueId};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape};

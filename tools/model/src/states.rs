@@ -22,8 +22,8 @@ pub struct PlannedState {
     pub state: State,
 }
 
-/// Whether the runtime carries this pair from pass to pass. The caller supplies others: cross-attention keys that another model
-/// computes, and paged caches with a block table.
+/// Whether the runtime carries this pair from pass to pass. The caller supplies others: cross-attention keys that
+/// another model computes, and paged caches with a block table.
 pub fn is_carried(pair: &StatePair) -> bool {
     let rank_one_buffer = matches!(pair.change, StateChange::SharedBuffer { axis: None });
     pair.present.is_some() && !rank_one_buffer && pair.change != StateChange::ReadOnly

@@ -1,4 +1,5 @@
-//! Bytes that each block occupies if its weights are streamed to a GPU, computed from the partition file that would be written.
+//! Bytes that each block occupies if its weights are streamed to a GPU, computed from the partition file that would be
+//! written.
 
 use crate::Analysis;
 use hpp_graph::{BlockKind, Graph, Part, ValueId, cut};
@@ -13,8 +14,9 @@ fn single_block_parts(analysis: &Analysis) -> Vec<Part> {
     cut(&analysis.graph, &analysis.segmentation, &blocks).unwrap_or_default()
 }
 
-/// Names of weights that more than one layer reads. A session that serves several layers holds them once, as constants. A table that
-/// only the embedding and the head read is not shared in this sense: each of the two is a session of its own and streams it.
+/// Names of weights that more than one layer reads. A session that serves several layers holds them once, as constants.
+/// A table that only the embedding and the head read is not shared in this sense: each of the two is a session of its
+/// own and streams it.
 pub fn shared_weights(analysis: &Analysis) -> HashSet<String> {
     shared(analysis, &single_block_parts(analysis))
 }
@@ -38,7 +40,8 @@ fn weights(graph: &Graph, part: &Part) -> BTreeSet<ValueId> {
     reads.filter(|id| graph.weight(*id).is_some()).collect()
 }
 
-/// Adds to each block the weights of nodes that each partition recomputes, such as rotary tables: every partition file contains them.
+/// Adds to each block the weights of nodes that each partition recomputes, such as rotary tables: every partition file
+/// contains them.
 pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
     for (block, part) in blocks.iter_mut().zip(&single_block_parts(analysis)) {
         for id in weights(&analysis.graph, part) {
@@ -49,7 +52,8 @@ pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
     }
 }
 
-/// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are copied.
+/// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are
+/// copied.
 pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [Block]) {
     let parts = single_block_parts(analysis);
     let shared = shared(analysis, &parts);

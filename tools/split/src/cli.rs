@@ -4,7 +4,7 @@ mod planning;
 mod values;
 
 pub use planning::PlanningArgs;
-pub use values::{GpuLayers, KvPlace, Stream, VramRange};
+pub use values::{KvPlace, LayerCount, VramRange};
 
 use clap::{Args, Parser, Subcommand};
 use hpp_model::LogitsMode;
@@ -15,9 +15,8 @@ use std::path::PathBuf;
 /// Plan where each part of an ONNX model computes, and write the partitions and plan.yaml that hpp-exec runs.
 #[derive(Debug, Parser)]
 #[command(name = "hpp-split", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command line, 130 interrupted."
-)]
+#[command(after_help = "Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command line, \
+                  130 interrupted.")]
 pub struct Cli {
     /// A subcommand that runs instead of splitting.
     #[command(subcommand)]
@@ -57,12 +56,12 @@ pub struct SplitArgs {
     #[arg(required_unless_present = "machine")]
     pub model: Option<PathBuf>,
 
-    /// Device memory of each GPU, such as 24G or 24G,12G; 0 for no GPU [default: the memory of the machine in --machine or
-    /// --profile, else the free memory of this machine's GPUs].
+    /// Device memory of each GPU, such as 24G or 24G,12G; 0 for no GPU [default: the memory of the machine in --machine
+    /// or --profile, else the free memory of this machine's GPUs].
     #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',', value_parser = values::memory)]
     pub vram: Vec<ByteSize>,
-    /// Host memory the plan may use [default: 15/16 of the memory of the machine in --machine or --profile; without them,
-    /// 15/16 of this machine's free memory if the model needs more than that, else no limit].
+    /// Host memory the plan may use [default: 15/16 of the memory of the machine in --machine or --profile; without
+    /// them, 15/16 of this machine's free memory if the model needs more than that, else no limit].
     #[arg(long, value_name = "SIZE", value_parser = values::memory)]
     pub ram: Option<ByteSize>,
     /// Device memory to leave unused on each GPU [default: a sixteenth, 1 GiB at most].
@@ -77,8 +76,8 @@ pub struct SplitArgs {
     /// Prompt length that predictions and the objective assume.
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = values::tokens)]
     pub prompt_tokens: u64,
-    /// Number of generated tokens that predictions and the objective assume; the time per token is the one at the middle of
-    /// the answer.
+    /// Number of generated tokens that predictions and the objective assume; the time per token is the one at the
+    /// middle of the answer.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::tokens)]
     pub new_tokens: u64,
 
@@ -95,13 +94,13 @@ pub struct SplitArgs {
     /// Write a self-contained directory: copy the weight bytes that the partitions read.
     #[arg(long)]
     pub pack: bool,
-    /// Refer to the model's weight files by path instead of linking them into the plan directory. Weights embedded in the
-    /// .onnx file and weights streamed to a GPU still need a file beside the plan. hpp-exec can open the partitions of such
-    /// a plan; stock ONNX Runtime cannot.
+    /// Refer to the model's weight files by path instead of linking them into the plan directory. Weights embedded in
+    /// the .onnx file and weights streamed to a GPU still need a file beside the plan. hpp-exec can open the partitions
+    /// of such a plan; stock ONNX Runtime cannot.
     #[arg(long, conflicts_with = "pack")]
     pub in_place: bool,
-    /// Record full hashes of all weight files, so that `hpp-exec` detects any damage. By default only the first 1 GiB of
-    /// files and files that hpp-split writes get full hashes; other files get hashes of samples.
+    /// Record full hashes of all weight files, so that `hpp-exec` detects any damage. By default only the first 1 GiB
+    /// of files and files that hpp-split writes get full hashes; other files get hashes of samples.
     #[arg(long)]
     pub hash_weights: bool,
     /// Print the table and write nothing.
@@ -113,13 +112,13 @@ pub struct SplitArgs {
 
     /// Place the last N layers on the GPU: a number, `all`, or `auto` to let the planner decide within the budget.
     #[arg(long, value_name = "N|auto")]
-    pub gpu_layers: Option<GpuLayers>,
-    /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; overrides all other placement options.
-    /// `stream` means `gpu0:stream`.
+    pub gpu_layers: Option<LayerCount>,
+    /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; overrides all other placement
+    /// options. `stream` means `gpu0:stream`.
     #[arg(long, value_name = "BLOCKS=DEVICE,...")]
     pub assign: Option<Assign>,
-    /// Make each GPU layer a partition of its own whose weights are in a slot instead of in the session, so that hpp-exec can
-    /// move it at run time. Costs one launch per layer.
+    /// Make each GPU layer a partition of its own whose weights are in a slot instead of in the session, so that
+    /// hpp-exec can move it at run time. Costs one launch per layer.
     #[arg(long)]
     pub movable: bool,
     /// Accept operators and element types that ONNX Runtime lacks, because a custom operator library provides them.
@@ -152,15 +151,15 @@ impl SplitArgs {
         self.planning.requests_streaming() || self.planning.stream.is_some() || assigned || by_default
     }
 
-    /// Whether the planner must not stream weights by default. `--refine` attributes a partition's time to its blocks, which
-    /// waits for streamed weights would distort; `--kv cpu` already copies state to the device around each block.
+    /// Whether the planner must not stream weights by default. `--refine` attributes a partition's time to its blocks,
+    /// which waits for streamed weights would distort; `--kv cpu` already copies state to the device around each block.
     pub fn avoids_streaming(&self) -> bool {
         self.planning.refine.is_some() || self.kv == KvPlace::Cpu
     }
 
     /// Whether the user places blocks, so that the planner has nothing to decide.
     pub fn places_by_hand(&self) -> bool {
-        let streams = matches!(self.planning.stream, Some(Stream::Count(_)));
-        streams || matches!(self.gpu_layers, Some(GpuLayers::Count(_))) || self.assign.is_some()
+        let streams = matches!(self.planning.stream, Some(LayerCount::Count(_)));
+        streams || matches!(self.gpu_layers, Some(LayerCount::Count(_))) || self.assign.is_some()
     }
 }

@@ -1,4 +1,5 @@
-//! Reads the source of costs (a profile, a machine file, or neither) and checks that a profile belongs to the model and this machine.
+//! Reads the source of costs (a profile, a machine file, or neither) and checks that a profile belongs to the model and
+//! this machine.
 
 use crate::cli::PlanningArgs;
 use crate::input_errors::{InputError, InputErrors};

@@ -1,14 +1,14 @@
-//! The destination of a plan's files: a staging directory, or memory in a dry run. Both give the same plan, with the same sizes
-//! and hashes; a dry run writes no file.
+//! The destination of a plan's files: a staging directory, or memory in a dry run. Both give the same plan, with the
+//! same sizes and hashes; a dry run writes no file.
 
 use crate::error::SplitError;
 use crate::output::OutputDir;
-use crate::progress;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{
     Contents, Made, Model, PackProgress, Placed, Weights, WriteError, encode, externalise, externalised, pack, packed,
     place, place_of, write_model,
 };
+use indicatif::{ProgressBar, ProgressStyle};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
@@ -50,7 +50,8 @@ impl Destination {
         &self.dry_files
     }
 
-    /// Directory that holds the weights of `weights_dir` while the plan is written; in a dry run, the model's own directory.
+    /// Directory that holds the weights of `weights_dir` while the plan is written; in a dry run, the model's own
+    /// directory.
     pub fn weights_dir(&self, weights_dir: &str, model: &Model) -> PathBuf {
         match &self.output {
             Some(output) => output.staging().join(weights_dir),
@@ -76,7 +77,7 @@ impl Destination {
         let failed = |error| SplitError::Weights(Box::new(error));
         match &self.output {
             Some(output) => {
-                let bar = progress::bytes("packing weights");
+                let bar = progress_bar("packing weights");
                 let mut report = |p: PackProgress| {
                     bar.set_length(p.total);
                     bar.set_position(p.done);
@@ -100,7 +101,8 @@ impl Destination {
         }
     }
 
-    /// Clones or links the weight files of a model into the plan directory; returns the last one for which neither is possible.
+    /// Clones or links the weight files of a model into the plan directory; returns the last one for which neither is
+    /// possible.
     pub fn place(&mut self, model: &Model) -> Result<Option<Unplaceable>, SplitError> {
         let mut unplaceable = None;
         for file in &model.weights().files {
@@ -157,8 +159,8 @@ impl Destination {
         Ok(())
     }
 
-    /// Resolves a path of the plan. The staging directory is a sibling of the final one, so relative paths that lead out of it
-    /// resolve alike; in a dry run neither directory need exist, so `..` is resolved lexically.
+    /// Resolves a path of the plan. The staging directory is a sibling of the final one, so relative paths that lead
+    /// out of it resolve alike; in a dry run neither directory need exist, so `..` is resolved lexically.
     pub fn resolve(&self, path: &str) -> PathBuf {
         match &self.output {
             Some(output) => output.staging().join(path),
@@ -173,6 +175,12 @@ impl Destination {
         let parts: Vec<_> = relative.components().map(|c| c.as_os_str().to_string_lossy().into_owned()).collect();
         if parts.is_empty() { ".".to_owned() } else { parts.join("/") }
     }
+}
+
+/// A progress bar in bytes on stderr, drawn only on a terminal.
+fn progress_bar(what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    ProgressBar::new(0).with_message(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// `target` with symlinks resolved in the part of the path that exists.

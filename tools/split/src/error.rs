@@ -88,7 +88,8 @@ impl SplitError {
         SplitError::Setting { message: message.into(), hint }
     }
 
-    /// Prints the error, its causes and a hint; returns the exit status. A closed stdout, as in `hpp-split ... | head`, is success.
+    /// Prints the error, its causes and a hint; returns the exit status. A closed stdout, as in `hpp-split ... | head`,
+    /// is success.
     pub fn report(&self) -> ExitCode {
         match self {
             SplitError::InputErrors(errors) => return report_all(errors),

@@ -23,7 +23,8 @@ pub fn find_exec() -> Result<PathBuf, ExecNotFound> {
     if path.is_file() { Ok(path) } else { Err(ExecNotFound(path)) }
 }
 
-/// Waits for a child, and polls it and `cancelled` every `interval`. Kills the child and returns `None` once `cancelled` is true.
+/// Waits for a child, and polls it and `cancelled` every `interval`. Kills the child and returns `None` once
+/// `cancelled` is true.
 pub fn wait(mut child: Child, interval: Duration, cancelled: impl Fn() -> bool) -> io::Result<Option<ExitStatus>> {
     loop {
         let status = child.try_wait();

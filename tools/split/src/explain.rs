@@ -1,5 +1,5 @@
-//! `--explain`: why each partition is on its device, what other devices would cost, and what more memory or another context
-//! length would change.
+//! `--explain`: why each partition is on its device, what other devices would cost, and what more memory or another
+//! context length would change.
 
 use crate::amount::{self, MEASURED};
 use crate::cli::SplitArgs;

@@ -178,7 +178,8 @@ impl<'a> PlanWriter<'a> {
             return Ok(false);
         }
         if weights_dir != "." {
-            let why = "embedded weights would be streamed from a file in the plan directory, but the model's weight files are elsewhere";
+            let why = "embedded weights would be streamed from a file in the plan directory, but the model's weight \
+                       files are elsewhere";
             return Err(SplitError::setting(why, "choose --out on the model's file system, or use --pack"));
         }
         if !self.options.pack && model.weights().files.iter().any(|file| file.location == SLOTS_FILE) {
@@ -191,8 +192,8 @@ impl<'a> PlanWriter<'a> {
         Ok(true)
     }
 
-    /// Links or clones every weight file into the plan directory; returns the weights directory, which is the model's own if that is
-    /// impossible.
+    /// Links or clones every weight file into the plan directory; returns the weights directory, which is the model's
+    /// own if that is impossible.
     fn place(&mut self, model: &Model, plan: &Plan) -> Result<String, SplitError> {
         // All weight inputs come from one directory, and formerly embedded ones are in a file of the plan directory.
         let is_gpu = |device: &str| plan.devices.iter().any(|d| d.name == device && d.kind == DeviceKind::Gpu);

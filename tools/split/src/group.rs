@@ -3,7 +3,8 @@
 use hpp_model::PartitionSpec;
 use hpp_partition::{Choice, KvHome, Phase, Place, Problem, Where, runs};
 
-/// Kinds of blocks that need a partition of their own, besides streamed ones and GPU blocks whose state is in host memory.
+/// Kinds of blocks that need a partition of their own, besides streamed ones and GPU blocks whose state is in host
+/// memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnPartition {
     /// Blocks on the host, because the runtime reads and releases weights from disk partition by partition.
@@ -14,9 +15,10 @@ pub struct OwnPartition {
     pub movable: bool,
 }
 
-/// Groups adjacent blocks with the same choice into the fewest partitions, or into `min_partitions` if that is more (at most one
-/// per block). A streamed block is a partition of its own because its slot holds one partition's weights. While state is kept in
-/// host memory, each GPU block is a partition of its own, so that the device holds the state of one block at a time.
+/// Groups adjacent blocks with the same choice into the fewest partitions, or into `min_partitions` if that is more (at
+/// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights.
+/// While state is kept in host memory, each GPU block is a partition of its own, so that the device holds the state of
+/// one block at a time.
 pub fn group(problem: &Problem, choices: &[Choice], min_partitions: usize, rules: OwnPartition) -> Vec<PartitionSpec> {
     // `runs` joins adjacent blocks with equal places: give each group a number and pass it as a GPU index.
     let mut group = 0;

@@ -2,6 +2,7 @@
 
 use crate::cli::InspectArgs;
 use crate::error::SplitError;
+use crate::print::print_json;
 use crate::table::{blocks as blocks_of, table};
 use hpp_graph::{Fold, ValueId};
 use hpp_io::print_line;
@@ -83,7 +84,7 @@ pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
         hpp_io::write_file(path, dot.as_bytes())?;
     }
     if args.json {
-        print_line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"))?;
+        print_json(&inspection)?;
     } else {
         print_line(&text(&inspection, fold(args)))?;
     }
@@ -96,19 +97,22 @@ fn fold(args: &InspectArgs) -> Fold {
 
 fn inspect(a: &Analysis) -> Inspection {
     let bytes = |weights: &[ValueId]| weights.iter().filter_map(|id| a.graph.weight(*id)).map(|w| w.bytes).sum();
-    let mut classes: Vec<_> = a.segmentation.blocks.iter().map(|block| block.class).collect();
-    let class = |block: &hpp_graph::Block| class_number(&a.segmentation.blocks, block);
+    // Number classes in order of first appearance.
+    let mut classes = Vec::new();
+    for block in &a.segmentation.blocks {
+        if !classes.contains(&block.class) {
+            classes.push(block.class);
+        }
+    }
     let blocks = a.segmentation.blocks.iter().map(|block| BlockInfo {
         label: block.label.clone(),
-        class: class(block),
+        class: classes.iter().position(|class| *class == block.class).unwrap_or_default(),
         nodes: block.nodes.len(),
         weights: block.weights.len(),
         weight_bytes: bytes(&block.weights),
         states: block.states.len(),
     });
     let blocks: Vec<BlockInfo> = blocks.collect();
-    classes.sort_unstable();
-    classes.dedup();
     Inspection {
         model: a.name.clone(),
         kind: a.kind,
@@ -128,20 +132,6 @@ fn weight_bytes(value: &hpp_graph::Value) -> Option<u64> {
         hpp_graph::Origin::Weight(weight) => Some(weight.bytes),
         _ => None,
     }
-}
-
-/// The number of a block's class, in order of first appearance.
-fn class_number(blocks: &[hpp_graph::Block], block: &hpp_graph::Block) -> usize {
-    let mut seen = Vec::new();
-    for other in blocks {
-        if !seen.contains(&other.class) {
-            seen.push(other.class);
-        }
-        if other.class == block.class {
-            break;
-        }
-    }
-    seen.len() - 1
 }
 
 fn boundaries(a: &Analysis) -> Vec<BoundaryInfo> {
@@ -170,7 +160,8 @@ fn state(state: &hpp_schema::State) -> StateInfo {
     }
 }
 
-/// Bytes that one more token adds to the states of one sequence. Sliding windows do not grow once they are full, so they are left out.
+/// Bytes that one more token adds to the states of one sequence. Sliding windows do not grow once they are full, so
+/// they are left out.
 fn kv_bytes_per_token(a: &Analysis) -> u64 {
     let per_token = |s: &PlannedState| match s.state.update {
         StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if capacity == a.context => {

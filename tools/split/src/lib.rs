@@ -1,7 +1,8 @@
-//! `hpp-split`: plans where each part of an ONNX model computes, cuts the model there, and writes the partitions and `plan.yaml`.
+//! `hpp-split`: plans where each part of an ONNX model computes, cuts the model there, and writes the partitions and
+//! `plan.yaml`.
 //!
-//! This crate reads settings, calls one library per step and prints the result. The planner is `hpp-partition`, graph surgery
-//! is `hpp-graph` and `hpp-onnx`.
+//! This crate reads settings, calls one library per step and prints the result. The planner is `hpp-partition`, graph
+//! surgery is `hpp-graph` and `hpp-onnx`.
 
 mod amount;
 mod cli;
@@ -22,7 +23,6 @@ mod partitioning;
 mod predicted;
 mod presets;
 mod print;
-mod progress;
 mod reason;
 mod records;
 mod refine;

@@ -1,5 +1,5 @@
-//! The output directory. Files go to a staging directory that is renamed into place in one step, so that a killed split leaves
-//! the previous contents, or nothing.
+//! The output directory. Files go to a staging directory that is renamed into place in one step, so that a killed split
+//! leaves the previous contents, or nothing.
 
 use std::fs::{self, File};
 use std::io;
@@ -109,8 +109,8 @@ impl OutputDir {
         Ok(())
     }
 
-    /// Removes the staging directory; returns its path if that fails. A run that fails does not leave files to resume from,
-    /// because the disk may be full.
+    /// Removes the staging directory; returns its path if that fails. A run that fails does not leave files to resume
+    /// from, because the disk may be full.
     pub fn abandon(self) -> Option<PathBuf> {
         let left = fs::remove_dir_all(&self.staging).is_err() && self.staging.exists();
         self.unlock();

@@ -1,6 +1,7 @@
-//! From a planning request to a place for every block, by the planner or by hand, and to the partitions that follow from it.
+//! From a planning request to a place for every block, by the planner or by hand, and to the partitions that follow
+//! from it.
 
-use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
+use crate::cli::{KvPlace, LayerCount, SplitArgs};
 use crate::error::SplitError;
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
@@ -12,7 +13,8 @@ use hpp_partition::{
 };
 use hpp_schema::memory::READ_AHEAD;
 
-/// Slots of a ring where the user streams blocks by hand without `--slots`: one computes, one is ready, one is being filled.
+/// Slots of a ring where the user streams blocks by hand without `--slots`: one computes, one is ready, one is being
+/// filled.
 const DEFAULT_SLOTS: u32 = 3;
 
 /// A place for every block, its predicted times, and the partitions that it makes of the model.
@@ -41,16 +43,16 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
     Ok(placement)
 }
 
-/// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of its
-/// partitions are counted.
+/// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of
+/// its partitions are counted.
 pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solution) -> Partitioning {
     let placement = Partitioning::new(request, args.partitions, solution, false);
     static_alternative(request, args, &placement).unwrap_or(placement)
 }
 
-/// The best placement in which every block computes on one device whose memory holds its weights, if it takes less time. A block
-/// that is streamed or changes its device between phases is a partition of its own in both phases; the planner does not count
-/// the launches of those partitions, so a solution may turn out slower than predicted.
+/// The best placement in which every block computes on one device whose memory holds its weights, if it takes less
+/// time. A block that is streamed or changes its device between phases is a partition of its own in both phases; the
+/// planner does not count the launches of those partitions, so a solution may turn out slower than predicted.
 fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Partitioning) -> Option<Partitioning> {
     let is_dynamic = |choice: &Choice| choice.prefill != choice.decode || matches!(choice.decode, Where::Streamed(_));
     if !planned.solution.choices.iter().any(is_dynamic) {
@@ -67,11 +69,11 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
 fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
     let problem = &request.problem;
     let all_on_host = || judge_by_hand(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
-    let is_counted =
-        matches!(args.planning.stream, Some(Stream::Count(_))) || matches!(args.gpu_layers, Some(GpuLayers::Count(_)));
+    let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
+        || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
     let (solution, by_hand) = if is_counted {
         (counted_layers(request, args)?, true)
-    } else if args.gpu_layers == Some(GpuLayers::Auto) && problem.budget.vram.is_empty() {
+    } else if args.gpu_layers == Some(LayerCount::Auto) && problem.budget.vram.is_empty() {
         return Err(SplitError::setting(
             "--gpu-layers auto needs a VRAM budget",
             "give --vram the size of the GPU's memory, such as 24G",
@@ -98,13 +100,13 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
 /// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
 fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solution, SplitError> {
     let blocks = &request.problem.blocks;
-    let count = if let Some(GpuLayers::Count(count)) = args.gpu_layers { count } else { 0 };
+    let count = if let Some(LayerCount::Count(count)) = args.gpu_layers { count } else { 0 };
     let resident = gpu_layers(blocks, count).into_iter().map(|place| match place {
         Place::Cpu => Where::Cpu,
         Place::Gpu(gpu) => Where::Resident(gpu),
     });
     let mut places: Vec<Where> = resident.collect();
-    if let Some(Stream::Count(count)) = args.planning.stream {
+    if let Some(LayerCount::Count(count)) = args.planning.stream {
         let streamed = stream_layers(blocks, &mut places, count);
         if streamed == 0 {
             return Err(SplitError::setting(
@@ -112,7 +114,6 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
                 "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
             ));
         }
-        // u64::MAX stands for `all`.
         if count != u64::MAX && count > streamed as u64 {
             let layers = crate::amount::count(streamed, "layer");
             eprintln!("note: --stream {count}: only {layers} would compute on the host, all of them are streamed");
@@ -122,8 +123,8 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
     Ok(judge_by_hand(request, args, places.into_iter().map(Choice::both).collect(), &[]))
 }
 
-/// Predicts the times of choices made by hand. A GPU that streams has the planner's number of slots (`planned`), else `--slots`,
-/// else the default.
+/// Predicts the times of choices made by hand. A GPU that streams has the planner's number of slots (`planned`), else
+/// `--slots`, else the default.
 fn judge_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
     let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|phase| c.of(*phase) == Where::Streamed(gpu)));
     let by_hand = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
@@ -137,8 +138,8 @@ fn judge_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choic
 }
 
 impl Partitioning {
-    /// Groups blocks into at least `min_partitions` partitions and predicts the times with their launches. `proven` survives only
-    /// if the extra cuts cost nothing.
+    /// Groups blocks into at least `min_partitions` partitions and predicts the times with their launches. `proven`
+    /// survives only if the extra cuts cost nothing.
     pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, by_hand: bool) -> Self {
         let partitions = partitions(request, min_partitions, &solution.choices, &solution.slots);
         Partitioning { solution, partitions, by_hand, min_partitions }.rejudged(request)
@@ -221,8 +222,8 @@ fn partitions(
         };
         group(&request.problem, choices, min_partitions, rules)
     };
-    // Each partition holds constants of its own: weights that fit in host memory as one partition may not fit as several. The
-    // second pass decides about disk streaming with the cuts of the first.
+    // Each partition holds constants of its own: weights that fit in host memory as one partition may not fit as
+    // several. The second pass decides about disk streaming with the cuts of the first.
     let cuts = starts(&grouped(&request.problem));
     grouped(&Problem { cuts, ..request.problem.clone() })
 }

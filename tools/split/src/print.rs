@@ -1,4 +1,5 @@
-//! Prints the result of a split: the plan as a table or JSON, the explanation, measured plans, and the command that runs it.
+//! Prints the result of a split: the plan as a table or JSON, the explanation, measured plans, and the command that
+//! runs it.
 
 use crate::cli::SplitArgs;
 use crate::explain::{self, ExplanationReport};
@@ -21,28 +22,33 @@ struct JsonResult<'a> {
     refined: &'a [TrialRun],
 }
 
-/// Prints the plan, its explanation and the measured plans, as text or JSON. JSON is the plan alone if there is nothing else.
+/// Prints the plan, its explanation and the measured plans, as text or JSON. JSON is the plan alone if there is nothing
+/// else.
 pub fn result(
     args: &SplitArgs,
     plan: &Plan,
     explanation: Option<&ExplanationReport>,
     refined: &[TrialRun],
 ) -> Result<(), StdoutError> {
-    let json = |value: Result<String, _>| value.expect("plain data serialises");
-    match args.json {
-        true if explanation.is_none() && refined.is_empty() => print_line(&json(serde_json::to_string_pretty(plan))),
-        true => print_line(&json(serde_json::to_string_pretty(&JsonResult { plan, explanation, refined }))),
-        false => {
-            print_line(&plan_summary(plan))?;
-            if let Some(explanation) = explanation {
-                print_line(&format!("\n{}", explain::text(explanation)))?;
-            }
-            if !refined.is_empty() {
-                print_line(&format!("\n{}", trial_table(refined)))?;
-            }
-            Ok(())
-        }
+    if args.json {
+        return match explanation.is_none() && refined.is_empty() {
+            true => print_json(plan),
+            false => print_json(&JsonResult { plan, explanation, refined }),
+        };
     }
+    print_line(&plan_summary(plan))?;
+    if let Some(explanation) = explanation {
+        print_line(&format!("\n{}", explain::text(explanation)))?;
+    }
+    if !refined.is_empty() {
+        print_line(&format!("\n{}", trial_table(refined)))?;
+    }
+    Ok(())
+}
+
+/// Prints indented JSON to stdout.
+pub fn print_json(value: &impl Serialize) -> Result<(), StdoutError> {
+    print_line(&serde_json::to_string_pretty(value).expect("plain data serialises"))
 }
 
 /// Prints where the plan is and the command that runs it, to stderr.

@@ -57,8 +57,8 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Writes the identity of weight files without a full hash beside the plan, so that `hpp-exec` can warn if one changes. Ignores
-/// errors: the plan works without this file.
+/// Writes the identity of weight files without a full hash beside the plan, so that `hpp-exec` can warn if one changes.
+/// Ignores errors: the plan works without this file.
 pub fn record_unhashed(plan: &Plan, dir: &Path) {
     let mut verified = Verified::default();
     let unhashed = plan.files.iter().filter(|file| file.blake3.is_none() && file.role == FileRole::Weights);

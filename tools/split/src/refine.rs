@@ -1,5 +1,5 @@
-//! `--refine N`: runs N tokens of the best few plans on this machine, corrects the cost model with the measured times, and
-//! repeats until the plan that is then predicted to be best has been measured. Keeps the fastest measured plan.
+//! `--refine N`: runs N tokens of the best few plans on this machine, corrects the cost model with the measured times,
+//! and repeats until the plan that is then predicted to be best has been measured. Keeps the fastest measured plan.
 
 mod bench;
 mod feedback;
@@ -35,8 +35,8 @@ pub struct TrialRun {
     pub time_to_first_token_ms: [f64; 2],
 }
 
-/// Returns the fastest measured plan, with its measured times as predictions, and all measured plans. Afterwards `request` holds
-/// the corrected costs.
+/// Returns the fastest measured plan, with its measured times as predictions, and all measured plans. Afterwards
+/// `request` holds the corrected costs.
 pub fn refine(
     request: &mut PlanningRequest,
     args: &SplitArgs,
@@ -98,20 +98,20 @@ impl Trials<'_> {
 
     fn into_fastest(self, request: &PlanningRequest) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
         let objective_ms =
-            |trial: &Trial| trial.measured.times().objective_ms(request.options.objective, request.scenario.new_tokens);
+            |trial: &Trial| trial.measured.times.objective_ms(request.options.objective, request.scenario.new_tokens);
         let by_objective = |a: &usize, b: &usize| objective_ms(&self.done[*a]).total_cmp(&objective_ms(&self.done[*b]));
         let kept = (0..self.done.len()).min_by(by_objective).unwrap_or(0);
         let rows = self.done.iter().enumerate().map(|(at, Trial { placement, predicted, measured })| TrialRun {
             placement: describe(request, placement),
             kept: at == kept,
-            decode_ms: [round(predicted.decode_ms), round(measured.decode_ms)],
-            time_to_first_token_ms: [round(predicted.prefill_ms), round(measured.prefill_ms)],
+            decode_ms: [round(predicted.decode_ms), round(measured.times.decode_ms)],
+            time_to_first_token_ms: [round(predicted.prefill_ms), round(measured.times.prefill_ms)],
         });
         let rows = rows.collect();
         let fastest = self.done.into_iter().nth(kept);
         let Trial { placement, measured, .. } =
             fastest.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
-        Ok((placement.with_measured_times(request, measured.times()), rows))
+        Ok((placement.with_measured_times(request, measured.times), rows))
     }
 }
 

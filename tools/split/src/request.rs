@@ -1,6 +1,6 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
-use crate::cli::{GpuLayers, KvPlace, SplitArgs, Stream};
+use crate::cli::{KvPlace, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
@@ -59,8 +59,8 @@ impl PlanningRequest {
         if gpus_by_hand(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());
         }
-        // Record this machine's free memory as a limit only if the model can exceed it, so that a plan for a model that fits is
-        // the same on every machine.
+        // Record this machine's free memory as a limit only if the model can exceed it, so that a plan for a model that
+        // fits is the same on every machine.
         if let Some(ram) = local.ram().filter(|ram| args.ram.is_none() && *ram < max_host_bytes(&problem)) {
             problem.budget.ram = Some(ram);
             budgets.ram = Some(ByteSize(ram));
@@ -106,7 +106,7 @@ pub fn notes(args: &SplitArgs, local: &LocalMachine) -> Vec<String> {
 
 /// Whether no option mentions GPUs, so that the plan uses those of this machine.
 fn uses_local_gpus(args: &SplitArgs) -> bool {
-    let by_hand = gpus_by_hand(args) > 0 || matches!(args.gpu_layers, Some(GpuLayers::Count(_)));
+    let by_hand = gpus_by_hand(args) > 0 || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
     args.vram.is_empty() && args.planning.sweep_vram.is_none() && !by_hand
 }
 
@@ -170,9 +170,9 @@ fn budget(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> (Budget, Vec
 
 /// The number of GPUs that placement options name.
 fn gpus_by_hand(args: &SplitArgs) -> usize {
-    let layers = usize::from(matches!(args.gpu_layers, Some(GpuLayers::Count(count)) if count > 0));
+    let layers = usize::from(matches!(args.gpu_layers, Some(LayerCount::Count(count)) if count > 0));
     let assigned = args.assign.as_ref().and_then(|assign| assign.highest_gpu()).map_or(0, |gpu| gpu + 1);
-    let streamed = usize::from(matches!(args.planning.stream, Some(Stream::Count(_))));
+    let streamed = usize::from(matches!(args.planning.stream, Some(LayerCount::Count(_))));
     layers.max(streamed).max(assigned)
 }
 

@@ -1,6 +1,6 @@
 //! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{GpuLayers, SplitArgs, Stream};
+use crate::cli::{LayerCount, SplitArgs};
 use crate::input_errors::InputErrors;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
@@ -45,18 +45,19 @@ fn streaming(args: &SplitArgs, errors: &mut InputErrors) {
         "add --stream auto or --stream N, or omit --slots",
     );
     errors.require(
-        planning.stream != Some(Stream::Count(0)),
+        planning.stream != Some(LayerCount::Count(0)),
         "--stream 0 streams nothing",
         "give --stream a number of layers, or omit it",
     );
-    let (planned, counted) = (planning.stream == Some(Stream::Auto), matches!(planning.stream, Some(Stream::Count(_))));
+    let (planned, counted) =
+        (planning.stream == Some(LayerCount::Auto), matches!(planning.stream, Some(LayerCount::Count(_))));
     errors.require(
-        !(planned && matches!(args.gpu_layers, Some(GpuLayers::Count(_)))),
+        !(planned && matches!(args.gpu_layers, Some(LayerCount::Count(_)))),
         "--stream auto lets the planner decide, and --gpu-layers with a number leaves it nothing to decide",
         "give --stream a number of layers, or omit --gpu-layers",
     );
     errors.require(
-        !(counted && args.gpu_layers == Some(GpuLayers::Auto)),
+        !(counted && args.gpu_layers == Some(LayerCount::Auto)),
         "--gpu-layers auto lets the planner decide, and --stream with a number leaves it nothing to decide",
         "give --gpu-layers a number, or use --stream auto",
     );
@@ -76,7 +77,7 @@ fn targets(args: &SplitArgs, errors: &mut InputErrors) {
 fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {
     let excluded = args.vram.len() == 1 && args.vram[0].0 == 0;
     let requested =
-        args.gpu_layers.is_some_and(|layers| layers != GpuLayers::Count(0)) || args.planning.stream.is_some();
+        args.gpu_layers.is_some_and(|layers| layers != LayerCount::Count(0)) || args.planning.stream.is_some();
     errors.require(
         !(excluded && requested),
         "--vram 0 plans without a GPU, and --gpu-layers or --stream requests one",

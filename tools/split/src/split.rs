@@ -48,13 +48,14 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     Ok(printed?)
 }
 
-/// Checks the settings, reads the costs and analyses the model. Reports all errors in settings and cost files at once, before
-/// it opens the model.
+/// Checks the settings, reads the costs and analyses the model. Reports all errors in settings and cost files at once,
+/// before it opens the model.
 fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
     let mut errors = settings::check(args);
     let costs = Costs::read(&args.planning, &mut errors);
     errors.into_result()?;
-    let hint = "give an ONNX file, or the directory that an exporter wrote: hpp-split MODEL; `hpp-split --help` lists the options";
+    let hint =
+        "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
     let analysis = analyse(path, args.context, args.logits_mode())?;
     operators::check(&analysis, args.allow_unknown_operators)?;

@@ -1,10 +1,12 @@
-//! `--sweep-vram`: plans for each VRAM budget of a range and prints the predicted speeds as a table with bars, or as JSON.
+//! `--sweep-vram`: plans for each VRAM budget of a range and prints the predicted speeds as a table with bars, or as
+//! JSON.
 
 use crate::amount::{ESTIMATED, MEASURED, digits, time};
 use crate::cli::{SplitArgs, VramRange};
 use crate::error::SplitError;
 use crate::partitioning::from_planner;
 use crate::predicted::round;
+use crate::print::print_json;
 use crate::request::{PlanningRequest, default_margin};
 use crate::table::table;
 use hpp_io::print_line;
@@ -63,7 +65,7 @@ pub fn run(request: &PlanningRequest, args: &SplitArgs, range: VramRange, source
             context: scenario.context,
             points: &points,
         };
-        print_line(&serde_json::to_string_pretty(&sweep).expect("plain data serialises"))?;
+        print_json(&sweep)?;
     } else {
         print_line(&text(&points, request, source))?;
     }

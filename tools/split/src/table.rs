@@ -32,7 +32,8 @@ pub fn plan_summary(plan: &Plan) -> String {
     text + &expectation(plan)
 }
 
-/// Partitions by row. Adjacent partitions that are streamed in the same way share a row, because there may be one per layer.
+/// Partitions by row. Adjacent partitions that are streamed in the same way share a row, because there may be one per
+/// layer.
 fn fold(partitions: &[Partition]) -> Vec<&[Partition]> {
     let share_row = |a: &Partition, b: &Partition| a.is_streamed() && b.is_streamed() && device(a) == device(b);
     partitions.chunk_by(share_row).collect()
@@ -117,13 +118,13 @@ fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> St
 /// `gpu0: used of limit at N tokens of context`, with the large items.
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let (name, context) = (&device.name, plan.budgets.context);
-    let on = || plan.partitions.iter().filter(|p| p.device == *name);
+    let on_device = || plan.partitions.iter().filter(|p| p.device == *name);
     let resident_states: u64 =
         plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
     // State kept in host memory is copied here for one partition at a time.
-    let copied_states = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
+    let copied_states = on_device().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
     let kv = resident_states + copied_states.map(|p| p.bytes.kv.0).max().unwrap_or(0);
-    let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
+    let workspace: u64 = on_device().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let (used, limit, parts) = match device.kind {
         DeviceKind::Gpu => {
             let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
@@ -154,8 +155,9 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// Bytes of host memory in use, and their large items as text: weights that compute there, pinned parts of weights read from
-/// disk, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of `limit`.
+/// Bytes of host memory in use, and their large items as text: weights that compute there, pinned parts of weights read
+/// from disk, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
+/// `limit`.
 fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u64, String) {
     let human = |bytes: u64| ByteSize(bytes).human();
     let held = |partition: &Partition| match partition

@@ -1,5 +1,5 @@
-//! `--at-least` and `--first-token-within`: finds a plan that meets these targets, or reports the best achievable speed and
-//! the VRAM that would suffice.
+//! `--at-least` and `--first-token-within`: finds a plan that meets these targets, or reports the best achievable speed
+//! and the VRAM that would suffice.
 
 use crate::cli::SplitArgs;
 use crate::error::SplitError;

@@ -1,4 +1,5 @@
-//! `--trace FILE`: writes the simulated timeline of a prompt and some tokens in the Chrome trace format, which Perfetto opens.
+//! `--trace FILE`: writes the simulated timeline of a prompt and some tokens in the Chrome trace format, which Perfetto
+//! opens.
 
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;

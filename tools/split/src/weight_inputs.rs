@@ -1,5 +1,5 @@
-//! Turns the weights of streamed and movable partitions into graph inputs. Partitions with the same graph then share one file, and
-//! the plan records where the bytes of each input are.
+//! Turns the weights of streamed and movable partitions into graph inputs. Partitions with the same graph then share
+//! one file, and the plan records where the bytes of each input are.
 
 use crate::error::SplitError;
 use hpp_onnx::proto::ModelProto;
@@ -36,10 +36,10 @@ pub struct WeightSource<'a> {
     pub dry_files: &'a Made,
 }
 
-/// Turns weights into inputs in partitions that are streamed to a GPU and, if `movable`, in single-block partitions that stay on
-/// a GPU. `protos` starts with the partitions' own models, in order; those stay in use on machines without the GPU, and the shared
-/// models are appended. Weights named in `shared` stay constants. Updates the plan's partitions and ring sizes, prints notes, and
-/// returns the contents of [`SLOTS_FILE`], which may be empty.
+/// Turns weights into inputs in partitions that are streamed to a GPU and, if `movable`, in single-block partitions
+/// that stay on a GPU. `protos` starts with the partitions' own models, in order; those stay in use on machines without
+/// the GPU, and the shared models are appended. Weights named in `shared` stay constants. Updates the plan's partitions
+/// and ring sizes, prints notes, and returns the contents of [`SLOTS_FILE`], which may be empty.
 pub fn weights_to_inputs(
     plan: &mut Plan,
     protos: &mut Vec<(String, ModelProto)>,
@@ -119,7 +119,8 @@ impl SharedFiles {
         }
     }
 
-    /// Sets a partition's file and weights in the forms that have weight inputs, and reorders its inputs and outputs as in the file.
+    /// Sets a partition's file and weights in the forms that have weight inputs, and reorders its inputs and outputs as
+    /// in the file.
     fn assign(&mut self, partition: &mut Partition, lifted: Lifted, [decode, prefill]: [bool; 2]) {
         sort(&mut partition.inputs, &lifted.inputs, |input| &input.name);
         sort(&mut partition.outputs, &lifted.outputs, |output| &output.name);
@@ -170,8 +171,9 @@ fn sort<T>(items: &mut [T], order: &[String], name: impl Fn(&T) -> &String) {
     items.sort_by_key(|item| order.iter().position(|other| other == name(item)));
 }
 
-/// Sets slot sizes to what the streamed weights really take. That may be more than planned: inseparable blocks become one partition,
-/// and movable partitions need a slot too. If the device's budget is then exceeded, removes slots and adds a note.
+/// Sets slot sizes to what the streamed weights really take. That may be more than planned: inseparable blocks become
+/// one partition, and movable partitions need a slot too. If the device's budget is then exceeded, removes slots and
+/// adds a note.
 fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError> {
     for at in 0..plan.devices.len() {
         let name = plan.devices[at].name.clone();

@@ -1,4 +1,5 @@
-//! Compares predicted numbers of boundary and state tensors with the partitions that models of each exporter are really cut into.
+//! Compares predicted numbers of boundary and state tensors with the partitions that models of each exporter are really
+//! cut into.
 
 use super::{Scenario, blocks};
 use crate::{Analysis, LogitsMode, analyse};
@@ -14,8 +15,8 @@ fn fixture(name: &str) -> (Analysis, Vec<Block>) {
     (a, blocks)
 }
 
-/// Number of floating-point tensors that enter a partition that begins with this block. Integer shape tensors may cross too, but a
-/// session on a device reads them from host memory, so they are not copied.
+/// Number of floating-point tensors that enter a partition that begins with this block. Integer shape tensors may cross
+/// too, but a session on a device reads them from host memory, so they are not copied.
 fn crossing(a: &Analysis, block: usize) -> u64 {
     let groups = [0..block, block..a.segmentation.blocks.len()];
     let parts = cut(&a.graph, &a.segmentation, &groups).unwrap();

@@ -1,10 +1,10 @@
-//! The machine that is assumed without a profile or machine file: a desktop with two-channel memory and mid-range GPUs on PCIe 4.0.
-//! Round numbers that rank placements correctly; they do not predict absolute times.
+//! The machine that is assumed without a profile or machine file: a desktop with two-channel memory and mid-range GPUs
+//! on PCIe 4.0. Round numbers that rank placements correctly; they do not predict absolute times.
 
 use hpp_schema::{ByteSize, CpuRates, GpuRates, Link, MACHINE_VERSION, Machine, Provider};
 
-/// Launch of a partition, microseconds. Two server cores of the 2 GHz class measured 80 to 100; a desktop core is 1.5 times as fast,
-/// as in `fixtures/machines/rtx4090-desktop.yaml`.
+/// Launch of a partition, microseconds. Two server cores of the 2 GHz class measured 80 to 100; a desktop core is 1.5
+/// times as fast, as in `fixtures/machines/rtx4090-desktop.yaml`.
 const LAUNCH_US: f64 = 60.0;
 
 /// Read rate of a low-end solid-state disk, 1e9 bytes per second.

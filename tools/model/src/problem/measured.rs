@@ -1,6 +1,6 @@
 //! Costs from a profile: each block has the measured times of its class.
 
-use super::{DeviceCosts, finding, gpu_costs};
+use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
 use hpp_partition::{Block, BlockKind, Cost, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
@@ -31,7 +31,7 @@ pub fn costs(
     }
     match reader.findings.is_empty() {
         true => Ok(DeviceCosts { cpu, gpus: on_gpus, cpu_launch_ms }),
-        false => Err(reader.findings.into_iter().map(|(place, message)| finding(&place, message)).collect()),
+        false => Err(reader.findings.into_iter().map(|(place, message)| Finding::error(place, message)).collect()),
     }
 }
 
@@ -164,10 +164,11 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Time of a pass of `tokens` after `past` tokens, milliseconds. The fit was measured with empty states, where the quadratic term
-/// covers `tokens` x `tokens` attention scores. CPU and WebGPU kernels compute all `tokens` x `(past + tokens)` scores and then mask,
-/// so the past adds `tokens * past` scores of the same cost. CUDA's flash attention skips masked scores, which are half of the square
-/// and none of the past, so each score of the past costs twice as much relative to the fit.
+/// Time of a pass of `tokens` after `past` tokens, milliseconds. The fit was measured with empty states, where the
+/// quadratic term covers `tokens` x `tokens` attention scores. CPU and WebGPU kernels compute all `tokens` x `(past +
+/// tokens)` scores and then mask, so the past adds `tokens * past` scores of the same cost. CUDA's flash attention
+/// skips masked scores, which are half of the square and none of the past, so each score of the past costs twice as
+/// much relative to the fit.
 fn pass_ms(fit: Fit, tokens: u64, past: u64, provider: Provider) -> f64 {
     let weight = if provider == Provider::Cuda { 2.0 } else { 1.0 };
     fit.ms(tokens) + fit.quadratic_ms * weight * tokens as f64 * past as f64

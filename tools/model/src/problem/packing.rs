@@ -1,5 +1,5 @@
-//! Estimates how many bytes host kernels add when they pack a model's weights, and how many packed bytes can be derived instead of
-//! read from disk. Reads only samples of the weights.
+//! Estimates how many bytes host kernels add when they pack a model's weights, and how many packed bytes can be derived
+//! instead of read from disk. Reads only samples of the weights.
 
 use hpp_graph::{Graph, Node, ValueId};
 use hpp_onnx::{Model, looks_widened};
@@ -16,15 +16,16 @@ const DENSE_READERS: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Tran
 
 /// Packing of this model's weights, averaged over the model.
 ///
-/// - A product of 4- or 8-bit weights that computes in integers (`accuracy_level` 4) stores a float32 sum for each block of
-///   weights: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX Runtime). Without zero points the
-///   sums are derived from the scales and need no reads; the scales need as many bytes as they have, or half if they look like
-///   widened 16-bit numbers.
+/// - A product of 4- or 8-bit weights that computes in integers (`accuracy_level` 4) stores a float32 sum for each
+///   block of weights: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX Runtime). Without
+///   zero points the sums are derived from the scales and need no reads; the scales need as many bytes as they have, or
+///   half if they look like widened 16-bit numbers.
 /// - Host kernels compute 16-bit floating-point weights in 32 bits: the packed bytes are derived from half as many.
-/// - Float32 matrices that look like widened 16-bit ones are derived from half as many bytes. Tables of which a pass reads a few
-///   rows do not count: they are not read completely in each pass anyway.
+/// - Float32 matrices that look like widened 16-bit ones are derived from half as many bytes. Tables of which a pass
+///   reads a few rows do not count: they are not read completely in each pass anyway.
 ///
-/// Where something is unknown, for example weights that are holes in a sparse file, the estimate errs towards more bytes to read.
+/// Where something is unknown, for example weights that are holes in a sparse file, the estimate errs towards more
+/// bytes to read.
 pub(super) fn packing(model: &Model, graph: &Graph) -> Packing {
     let all = bytes(graph, &weights(graph, |_| true));
     let more = sums(graph, |_| true).saturating_add(bytes(graph, &weights(graph, |id| is_half(graph, id))));
@@ -72,8 +73,8 @@ fn derived(model: &Model, graph: &Graph) -> [Derived; 4] {
 /// Whether evenly spaced samples of these weights all look like widened 16-bit numbers.
 fn look_widened(model: &Model, graph: &Graph, ids: &[ValueId]) -> bool {
     let count = ids.len().min(SAMPLED);
-    let at = |number: usize| ids[number * (ids.len() - 1) / (count - 1).max(1)];
-    count > 0 && (0..count).all(|number| looks_widened(model, &graph.value(at(number)).name))
+    let sample = |number: usize| ids[number * (ids.len() - 1) / (count - 1).max(1)];
+    count > 0 && (0..count).all(|number| looks_widened(model, &graph.value(sample(number)).name))
 }
 
 fn weights(graph: &Graph, is_so: impl Fn(ValueId) -> bool) -> Vec<ValueId> {

@@ -28,7 +28,8 @@ pub fn work(analysis: &Analysis, batch: u64, passes: &[u64]) -> Vec<Vec<Work>> {
     (0..passes.len()).map(|at| interpolated(&counted, at)).collect()
 }
 
-/// Passes to count: all if they are few, else evenly spaced ones up to the second to last, and the last, which may be shorter.
+/// Passes to count: all if they are few, else evenly spaced ones up to the second to last, and the last, which may be
+/// shorter.
 fn sample_positions(last: usize) -> Vec<usize> {
     if last < MAX_COUNTED {
         return (0..=last).collect();
@@ -38,8 +39,8 @@ fn sample_positions(last: usize) -> Vec<usize> {
     positions
 }
 
-/// The work of pass `at`, interpolated linearly: work is linear in the tokens that the states hold, and all passes except the last
-/// have equal length.
+/// The work of pass `at`, interpolated linearly: work is linear in the tokens that the states hold, and all passes
+/// except the last have equal length.
 fn interpolated(counted: &[(usize, Vec<Work>)], at: usize) -> Vec<Work> {
     let next = counted.iter().position(|(position, _)| *position >= at).unwrap_or(0);
     let (right, upper) = &counted[next];

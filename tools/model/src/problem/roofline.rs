@@ -1,4 +1,5 @@
-//! Costs from a machine's rates with the roofline model: the maximum of the time to move the bytes and the time to compute.
+//! Costs from a machine's rates with the roofline model: the maximum of the time to move the bytes and the time to
+//! compute.
 
 use super::{DeviceCosts, gpu_costs, passes, per_ms};
 use crate::Analysis;

@@ -112,7 +112,8 @@ fn machine_files_give_roofline_costs() {
     assert_eq!(problem.load.passes, [64, 36]);
     let layer = &problem.blocks[1];
     let weights: u64 = layer.weights.iter().map(|(_, bytes)| bytes).sum();
-    // Two heads of 32 channels, keys and values, four bytes each; a generated token has a context of 100 + 40 / 2 tokens.
+    // Two heads of 32 channels, keys and values, four bytes each; a generated token has a context of 100 + 40 / 2
+    // tokens.
     let state = 120 * 2 * 32 * 2 * 4;
     // Rotary tables are read by the row, all other weights completely.
     assert!(layer.decode.bytes > state && layer.decode.bytes <= weights + state, "{:?}", layer.decode);
@@ -200,7 +201,8 @@ fn a_profile_gives_each_block_the_costs_of_its_class() {
     for block in 0..problem.blocks.len() {
         near(problem.cpu[block].decode_ms, 1.0 + 1.2 + 1.44);
         near(problem.cpu[block].prefill_ms[0], 1.0 + 0.64 + 0.4096);
-        // 36 tokens after 64: the CPU computes the whole rectangle; CUDA skips half of the square, so the past weighs twice as much.
+        // 36 tokens after 64: the CPU computes the whole rectangle; CUDA skips half of the square, so the past weighs
+        // twice as much.
         near(problem.cpu[block].prefill_ms[1], 1.0 + 0.36 + 0.1296 + 0.2304);
         near(problem.gpus[0].blocks[block].prefill_ms[1], 1.0 + 0.36 + 0.1296 + 2.0 * 0.2304);
     }

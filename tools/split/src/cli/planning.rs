@@ -1,6 +1,6 @@
 //! Planning options: cost sources, objective, planner, streaming, and planner reports.
 
-use super::{Stream, VramRange};
+use super::{LayerCount, VramRange};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
@@ -34,25 +34,27 @@ pub struct PlanningArgs {
     /// Ways in which the plan may hold weights [default: all; resident,cpu,disk with --refine or --kv cpu].
     #[arg(long, value_enum)]
     pub mechanisms: Option<Mechanisms>,
-    /// Stream layers to the GPU: `auto` lets the planner choose blocks and phases; a number, or `all`, streams that many of
-    /// the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
+    /// Stream layers to the GPU: `auto` lets the planner choose blocks and phases; a number, or `all`, streams that
+    /// many of the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
     #[arg(long, value_name = "auto|N|all")]
-    pub stream: Option<Stream>,
+    pub stream: Option<LayerCount>,
     /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster; 3 by hand].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
 
-    /// Explain for each partition why it is on its device and what other devices would cost, and what more memory or another
-    /// context length would change.
+    /// Explain for each partition why it is on its device and what other devices would cost, and what more memory or
+    /// another context length would change.
     #[arg(long)]
     pub explain: bool,
     /// Print expected speed for each VRAM budget of a range, such as 4G..24G or 4G..24G:2G, and write no plan.
     #[arg(long, value_name = "FROM..TO[:STEP]")]
     pub sweep_vram: Option<VramRange>,
-    /// Write the simulated timeline of a prompt and some tokens to this file, in the Chrome trace format (for Perfetto).
+    /// Write the simulated timeline of a prompt and some tokens to this file, in the Chrome trace format (for
+    /// Perfetto).
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Run N tokens of the best few plans on this machine, plan again with the measured times, and keep the fastest plan.
+    /// Run N tokens of the best few plans on this machine, plan again with the measured times, and keep the fastest
+    /// plan.
     #[arg(long, value_name = "N")]
     pub refine: Option<u64>,
 }
@@ -93,7 +95,7 @@ pub enum Mechanisms {
 impl PlanningArgs {
     /// Whether the options ask the planner to stream weights to a GPU.
     pub fn requests_streaming(&self) -> bool {
-        self.mechanisms == Some(Mechanisms::All) || self.stream == Some(Stream::Auto)
+        self.mechanisms == Some(Mechanisms::All) || self.stream == Some(LayerCount::Auto)
     }
 
     /// These options for `hpp-partition`. Without `--mechanisms`, weights may be streamed unless `avoid_streaming`.

@@ -4,8 +4,8 @@ use clap::ValueEnum;
 use hpp_schema::ByteSize;
 use std::str::FromStr;
 
-/// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for test models,
-/// are larger.
+/// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
+/// test models, are larger.
 const LEAST_BARE: u64 = 100_000;
 
 /// Parses a memory size. Refuses a small number without a unit: `24` most likely means 24 GiB.
@@ -20,51 +20,31 @@ pub fn memory(text: &str) -> Result<ByteSize, String> {
 
 /// Parses a number of tokens: `8192`, or `8k` with k for 1024, as context lengths are counted.
 pub fn tokens(text: &str) -> Result<u64, String> {
-    let bad = || "give a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
+    let error = || "give a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
     let lower = text.trim().to_ascii_lowercase();
     let (number, unit) = match lower.strip_suffix('k') {
         Some(number) => (number, 1024),
         None => (lower.as_str(), 1),
     };
-    number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(bad)
+    number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(error)
 }
 
-/// `--gpu-layers`.
+/// `--gpu-layers` and `--stream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuLayers {
-    /// The planner decides within the budget.
-    Auto,
-    /// This many, counted from the last layer.
-    Count(u64),
-}
-
-impl FromStr for GpuLayers {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(GpuLayers::Auto),
-            "all" => Ok(GpuLayers::Count(u64::MAX)),
-            _ => text.parse().map(GpuLayers::Count).map_err(|_| "give a number of layers, `all` or `auto`".to_owned()),
-        }
-    }
-}
-
-/// `--stream`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum LayerCount {
     /// The planner decides.
     Auto,
-    /// This many of the layers that would compute on the host.
+    /// This many layers; `u64::MAX` stands for `all`.
     Count(u64),
 }
 
-impl FromStr for Stream {
+impl FromStr for LayerCount {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "auto" => Ok(Stream::Auto),
-            "all" => Ok(Stream::Count(u64::MAX)),
-            _ => text.parse().map(Stream::Count).map_err(|_| "give a number of layers, `all` or `auto`".to_owned()),
+            "auto" => Ok(LayerCount::Auto),
+            "all" => Ok(LayerCount::Count(u64::MAX)),
+            _ => text.parse().map(LayerCount::Count).map_err(|_| "give a number of layers, `all` or `auto`".to_owned()),
         }
     }
 }
@@ -76,8 +56,8 @@ pub enum KvPlace {
     Follow,
     /// The GPU; refused when a layer with state computes on the CPU.
     Gpu,
-    /// Host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the whole cache
-    /// crosses the bus twice per token.
+    /// Host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the whole
+    /// cache crosses the bus twice per token.
     Cpu,
 }
 

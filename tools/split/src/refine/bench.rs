@@ -26,11 +26,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Measured times of a plan.
 #[derive(Clone, Debug)]
 pub struct BenchResult {
-    /// Per generated token, milliseconds.
-    pub decode_ms: f64,
-    /// To the first token, milliseconds.
-    pub prefill_ms: f64,
-    /// Each partition's part of both, in the order of the plan.
+    /// Of the whole plan.
+    pub times: PredictedTimes,
+    /// Each partition's part of them, in the order of the plan.
     pub stages: Vec<StageTimes>,
     /// All copies of a run, milliseconds.
     pub transfer_ms: f64,
@@ -46,13 +44,6 @@ pub struct StageTimes {
     /// Per generated token.
     #[serde(rename = "decode_ms_per_token")]
     pub decode_ms: f64,
-}
-
-impl BenchResult {
-    /// The two times that a prediction has too.
-    pub fn times(&self) -> PredictedTimes {
-        PredictedTimes { decode_ms: self.decode_ms, prefill_ms: self.prefill_ms }
-    }
 }
 
 /// The fields of `hpp-exec bench --json` that `--refine` uses.
@@ -146,8 +137,7 @@ impl BenchRunner {
         let rate = report.decode_tokens_per_second.map(|spread| spread.median).filter(|rate| *rate > 0.0);
         let rate = rate.ok_or_else(|| RefineError::Output("it decoded no tokens".to_owned()))?;
         Ok(BenchResult {
-            decode_ms: 1e3 / rate,
-            prefill_ms: report.time_to_first_token_ms.median,
+            times: PredictedTimes { decode_ms: 1e3 / rate, prefill_ms: report.time_to_first_token_ms.median },
             stages: report.stages,
             transfer_ms: report.transfer_ms.median,
             decoded: self.tokens.saturating_sub(1) as f64,
@@ -155,7 +145,8 @@ impl BenchRunner {
     }
 }
 
-/// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the process.
+/// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the
+/// process.
 #[derive(Clone, Debug)]
 struct Interrupt(Arc<AtomicBool>);
 

@@ -1,9 +1,9 @@
 //! Corrects the cost model with measured times.
 //!
-//! - Blocks that ran in a stage for the first time at a place are scaled so that the stage's predicted time equals its measured
-//!   time minus the launch and minus the time of its blocks that ran at that place before.
-//! - Blocks that never ran at a place are scaled by the ratio over all stages at that place. Without this the planner would keep
-//!   preferring placements with unmeasured, optimistic costs.
+//! - Blocks that ran in a stage for the first time at a place are scaled so that the stage's predicted time equals its
+//!   measured time minus the launch and minus the time of its blocks that ran at that place before.
+//! - Blocks that never ran at a place are scaled by the ratio over all stages at that place. Without this the planner
+//!   would keep preferring placements with unmeasured, optimistic costs.
 //! - Links are scaled by the ratio of measured to predicted copy time.
 //! - The part of a token's time that neither stages nor copies account for becomes the cost of a pass.
 
@@ -95,7 +95,8 @@ impl CostFeedback {
         let is_known = |block: &usize| has_new && self.measured.contains(&(*block, place));
         let known_ms: f64 = partition.blocks.clone().filter(is_known).map(ms).sum();
         let predicted = partition.blocks.clone().filter(|block| !is_known(block)).map(ms).sum();
-        // Launch and known blocks may be predicted longer than the whole stage took: the new blocks get at least 5 % of it.
+        // Launch and known blocks may be predicted longer than the whole stage took: the new blocks get at least 5 % of
+        // it.
         TimePair { predicted, measured: (stage_ms - launches_ms - known_ms).max(stage_ms * 0.05) }
     }
 
@@ -132,7 +133,7 @@ fn scale_links(problem: &mut Problem, placement: &Partitioning, result: &BenchRe
 fn set_pass_cost(problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
     let copies_ms = transfer_ms(problem, placement, Phase::Decode);
     let stages_ms: f64 = result.stages.iter().map(|stage| stage.decode_ms).sum();
-    problem.pass_ms = (result.decode_ms - stages_ms - copies_ms).max(0.0);
+    problem.pass_ms = (result.times.decode_ms - stages_ms - copies_ms).max(0.0);
 }
 
 fn passes(problem: &Problem, phase: Phase) -> f64 {
@@ -168,6 +169,7 @@ fn scale(costs: &mut [Cost], block: usize, phase: Phase, factor: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::predicted::PredictedTimes;
     use hpp_partition::{
         Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload, judge,
     };
@@ -245,8 +247,7 @@ mod tests {
             decode_ms: stage_ms(partition, Phase::Decode),
         };
         BenchResult {
-            decode_ms: placement.solution.decode_ms,
-            prefill_ms: placement.solution.prefill_ms,
+            times: PredictedTimes::of(&placement.solution),
             stages: placement.partitions.iter().map(stage).collect(),
             transfer_ms: transfer_ms(actual, &placement, Phase::Prefill)
                 + 5.0 * transfer_ms(actual, &placement, Phase::Decode),
@@ -267,8 +268,8 @@ mod tests {
         let (before, mut feedback) = (placement(&model, 4), CostFeedback::default());
         feedback.correct(&mut model, &before, &measured);
         let after = placement(&model, 4).solution;
-        near(after.decode_ms, measured.decode_ms);
-        near(after.prefill_ms, measured.prefill_ms);
+        near(after.decode_ms, measured.times.decode_ms);
+        near(after.prefill_ms, measured.times.prefill_ms);
         // Blocks that did not run on the GPU are predicted to be as slow there as those that did.
         near(model.gpus[0].blocks[0].decode_ms, 0.7);
         near(model.cpu[5].prefill_ms[1], 6.0);

@@ -269,8 +269,8 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
     }
 }
 
-/// A slot has one piece per weight position: a block with one large weight and one with many small ones need more together than
-/// either alone.
+/// A slot has one piece per weight position: a block with one large weight and one with many small ones need more
+/// together than either alone.
 #[test]
 fn different_blocks_share_slots_piece_by_piece() {
     let dir = tempfile::tempdir().unwrap();

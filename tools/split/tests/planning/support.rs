@@ -90,7 +90,8 @@ pub fn places(plan: &Plan) -> String {
     plan.partitions.iter().map(line).collect::<Vec<_>>().join(" ")
 }
 
-/// A profile of a model of this repository: a layer takes `cpu_ms` on the host and `gpu_ms` on the GPU, other blocks a tenth.
+/// A profile of a model of this repository: a layer takes `cpu_ms` on the host and `gpu_ms` on the GPU, other blocks a
+/// tenth.
 pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
     let analysis = analyse(&fixture(model), None, LogitsMode::Requested).unwrap();
     let blocks = blocks(&analysis);
