@@ -1,4 +1,4 @@
-//! What can be wrong with a plan that parses. Every rule reports all it finds; nothing here opens a file.
+//! Checks of a parsed plan. Every rule reports all its findings. Opens no files.
 
 mod flow;
 mod names;
@@ -13,24 +13,31 @@ mod tests;
 use crate::Plan;
 use std::fmt;
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
-    /// The plan can run; a person may want to know.
+    /// The plan can run.
     Warning,
     /// The plan must not run.
     Error,
 }
 
-/// One thing that is wrong.
+/// An error or warning at a place of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// How bad it is.
+    /// Its severity.
     pub severity: Severity,
-    /// Where: `partitions[2].inputs[0]`.
+    /// The place, such as `partitions[2].inputs[0]`.
     pub place: String,
-    /// What, in a sentence.
+    /// What is wrong, in a sentence.
     pub message: String,
+}
+
+impl Finding {
+    /// An error at a place.
+    pub fn error(place: impl Into<String>, message: impl Into<String>) -> Finding {
+        Finding { severity: Severity::Error, place: place.into(), message: message.into() }
+    }
 }
 
 impl fmt::Display for Finding {
@@ -40,8 +47,8 @@ impl fmt::Display for Finding {
 }
 
 impl Plan {
-    /// Everything that is wrong with this plan, in the order of the file. Paths, names, dtypes, the flow of values, the
-    /// schedule and the arithmetic are checked; whether files and devices exist is for whoever runs it.
+    /// All findings, grouped by rule: names, paths, sizes, data flow, states, schedule, placement. Does not check
+    /// whether files and devices exist.
     pub fn check(&self) -> Vec<Finding> {
         let mut found = Findings::default();
         names::check(self, &mut found);
@@ -61,14 +68,14 @@ struct Findings(Vec<Finding>);
 
 impl Findings {
     fn error(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Finding { severity: Severity::Error, place: place.into(), message: message.into() });
+        self.0.push(Finding::error(place, message));
     }
 
     fn warning(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.0.push(Finding { severity: Severity::Warning, place: place.into(), message: message.into() });
+        self.0.push(Finding { severity: Severity::Warning, ..Finding::error(place, message) });
     }
 
-    /// An error unless it holds.
+    /// Adds an error unless `holds`.
     fn require(&mut self, holds: bool, place: impl Into<String>, message: impl Into<String>) {
         if !holds {
             self.error(place, message);

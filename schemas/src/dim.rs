@@ -1,4 +1,5 @@
-//! Symbolic tensor dimensions: polynomials over named sizes, so that `past + sequence` can be compared and evaluated.
+//! Symbolic tensor dimensions: polynomials over named sizes, so that expressions like `past + sequence` can be compared
+//! and evaluated.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de};
@@ -15,17 +16,18 @@ pub type Shape = Vec<Dim>;
 
 /// One dimension of a tensor.
 ///
-/// Written in a plan as an integer (`64`), an expression (`past_sequence_length + sequence_length`) or `?`.
-/// Two equal expressions compare equal however they were written: the form is a polynomial in normal form.
+/// Written in a plan as an integer (`64`), an expression (`past_sequence_length + sequence_length`) or `?`. Equal
+/// expressions compare equal however they were written, because the representation is a polynomial in normal form.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dim {
-    /// A sum of `coefficient * product of symbols`; the empty product carries the constant. No zero coefficients.
+    /// A sum of `coefficient * product of symbols`; the empty product has the constant. Invariant: no zero
+    /// coefficients.
     Known(BTreeMap<Vec<String>, i64>),
-    /// Nothing is known.
+    /// An unknown size.
     Unknown,
 }
 
-/// Why a dimension could not be read.
+/// A dimension that cannot be parsed.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("cannot read dimension {text:?}: {why}")]
 pub struct DimError {
@@ -33,7 +35,7 @@ pub struct DimError {
     why: &'static str,
 }
 
-/// Polynomials past this many terms are not worth keeping; hostile input must not make us multiply for ever.
+/// Limit on the terms of a polynomial; larger ones become unknown, so that hostile input cannot cause unbounded work.
 const MAX_TERMS: usize = 32;
 
 impl Dim {
@@ -43,12 +45,12 @@ impl Dim {
         Dim::Known(if size == 0 { BTreeMap::new() } else { BTreeMap::from([(vec![], size)]) })
     }
 
-    /// A dimension with a name and nothing else. The name is kept as it is, even if it looks like an expression.
+    /// A dimension that is one symbol. The name is not parsed, even if it looks like an expression.
     pub fn symbol(name: &str) -> Self {
         Dim::Known(BTreeMap::from([(vec![name.to_owned()], 1)]))
     }
 
-    /// Reads what an exporter wrote into `dim_param`: an expression where it parses as one, else one opaque symbol.
+    /// Parses an exporter's `dim_param`: an expression if it parses as one, else one opaque symbol.
     pub fn from_param(text: &str) -> Self {
         text.parse().unwrap_or_else(|_| Dim::symbol(text))
     }
@@ -67,7 +69,8 @@ impl Dim {
         }
     }
 
-    /// The size under these symbols; `None` if a symbol is missing, the result is negative or leaves 64 bits.
+    /// The size for these values of symbols; `None` if a value is missing, or the result is negative or overflows 64
+    /// bits.
     pub fn eval(&self, symbols: &Symbols) -> Option<u64> {
         let Dim::Known(terms) = self else { return None };
         let mut sum = 0i128;
@@ -81,7 +84,7 @@ impl Dim {
         u64::try_from(sum).ok()
     }
 
-    /// Every symbol that occurs, in order, once.
+    /// All symbols in it, sorted, each once.
     pub fn symbols(&self) -> Vec<&str> {
         let Dim::Known(terms) = self else { return vec![] };
         let mut names: Vec<&str> = terms.keys().flatten().map(String::as_str).collect();
@@ -90,7 +93,7 @@ impl Dim {
         names
     }
 
-    /// This dimension with some symbols replaced; symbols not in the map stay.
+    /// This dimension with symbols replaced by other dimensions; symbols that are not in the map stay.
     pub fn substitute(&self, replace: &BTreeMap<String, Dim>) -> Dim {
         let Dim::Known(terms) = self else { return Dim::Unknown };
         terms.iter().fold(Dim::fixed(0), |sum, (product, coefficient)| {
@@ -158,7 +161,7 @@ impl fmt::Display for Dim {
         if terms.is_empty() {
             return f.write_str("0");
         }
-        // Symbols first, the constant last, as people write it.
+        // The constant comes last.
         let constant = terms.iter().filter(|(p, _)| p.is_empty());
         for (i, (product, coefficient)) in terms.iter().filter(|(p, _)| !p.is_empty()).chain(constant).enumerate() {
             match (i, *coefficient < 0) {
@@ -187,14 +190,14 @@ impl fmt::Debug for Dim {
 impl FromStr for Dim {
     type Err = DimError;
 
-    /// Reads `?`, integers, symbols, `+`, `-`, `*` and their combinations, without parentheses.
+    /// Parses `?`, integers, symbols, `+`, `-`, `*` and their combinations, without parentheses.
     fn from_str(text: &str) -> Result<Self, DimError> {
-        let bad = |why| DimError { text: text.chars().take(80).collect(), why };
+        let error = |why| DimError { text: text.chars().take(80).collect(), why };
         if text.trim() == "?" {
             return Ok(Dim::Unknown);
         }
         if text.len() > 1024 {
-            return Err(bad("longer than 1024 bytes"));
+            return Err(error("longer than 1024 bytes"));
         }
         let mut sum = Dim::fixed(0);
         let mut rest = text.trim();
@@ -214,12 +217,12 @@ impl FromStr for Dim {
                     } else if is_symbol {
                         Dim::symbol(factor)
                     } else {
-                        return Err(bad("expected integers and names joined by + - *"));
+                        return Err(error("expected integers and names joined by + - *"));
                     };
             }
             sum = if negative { sum - term } else { sum + term };
             if end == rest.len() {
-                return if sum == Dim::Unknown { Err(bad("too large")) } else { Ok(sum) };
+                return if sum == Dim::Unknown { Err(error("too large")) } else { Ok(sum) };
             }
             negative = rest.as_bytes()[end] == b'-';
             rest = rest[end + 1..].trim_start();
@@ -264,13 +267,13 @@ impl JsonSchema for Dim {
     }
     fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
         schemars::json_schema!({
-            "description": "A dimension: a size, an expression over named sizes, or `?` where nothing is known.",
+            "description": "A dimension: a size, an expression over named sizes, or `?` if unknown.",
             "oneOf": [{ "type": "integer", "minimum": 0 }, { "type": "string" }]
         })
     }
 }
 
-/// Writes a list as `[a, b, c]`, which in a plan reads better than a line each.
+/// Serialises a list as `[a, b, c]` on one line, which keeps plans readable.
 pub(crate) fn on_one_line<T: Serialize, S: serde::Serializer>(list: &Vec<T>, s: S) -> Result<S::Ok, S::Error> {
     serde_saphyr::FlowSeq(list).serialize(s)
 }
@@ -280,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_however_written() {
+    fn equal_expressions_compare_equal() {
         let a: Dim = "past + 2*seq + 1".parse().unwrap();
         let b: Dim = "1 + seq + past+seq".parse().unwrap();
         assert_eq!(a, b);
@@ -313,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn overflow_is_unknown_not_wrong() {
+    fn overflow_is_unknown() {
         assert_eq!(Dim::fixed(i64::MAX as u64) * Dim::fixed(2), Dim::Unknown);
         assert_eq!(Dim::fixed(u64::MAX), Dim::Unknown);
     }

@@ -1,9 +1,9 @@
-//! Files a person may write or edit by hand: read leniently first, so that everything wrong is named at once and not only
-//! the first thing.
+//! Reads and checks YAML files that users may edit (machine files, profiles). Parses leniently first, so that all
+//! errors are reported at once.
 
 mod conform;
 
-use crate::{Finding, Severity};
+use crate::Finding;
 use conform::Conform;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -11,68 +11,68 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use serde_saphyr::options::NonFiniteFloatPolicy;
 
-/// Longest file that is read. A profile of a thousand blocks is a tenth of it.
-const MOST_BYTES: usize = 64 << 20;
+/// Size limit, bytes. A profile of a thousand blocks has a tenth of it.
+const MAX_BYTES: usize = 64 << 20;
 
 /// Why a machine file or a profile could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
-    /// The text is too long to be one.
-    #[error("this is no {what}: it has {bytes} bytes, and the longest has {MOST_BYTES}")]
+    /// The text exceeds the size limit.
+    #[error("this is not a {what}: it has {bytes} bytes, and the limit is {MAX_BYTES}")]
     TooLong {
-        /// What it should have been.
+        /// The kind of file.
         what: &'static str,
         /// Its length.
         bytes: usize,
     },
-    /// The text is no YAML.
+    /// The text is not valid YAML.
     #[error("cannot read the {what} as YAML: {why}")]
     Syntax {
-        /// What it should have been.
+        /// The kind of file.
         what: &'static str,
-        /// The parser's words.
+        /// The parser's message.
         why: String,
     },
-    /// The text does not say that it is one.
-    #[error("this is no {what}: it does not begin with `{header}: {version}`")]
+    /// The text lacks the header of this kind of file.
+    #[error("this is not a {what}: it does not begin with `{header}: {version}`")]
     Other {
-        /// What it should have been.
+        /// The kind of file.
         what: &'static str,
-        /// The field that says so.
+        /// The header field.
         header: &'static str,
-        /// The version this build reads.
+        /// The version that this build reads.
         version: u32,
     },
-    /// It is of a version this build does not read.
+    /// The file has another version.
     #[error("this {what} has version {found}, and this build reads version {version}")]
     Version {
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
-        /// What it says.
+        /// The version in the file.
         found: u64,
-        /// The version this build reads.
+        /// The version that this build reads.
         version: u32,
     },
-    /// Everything that is wrong inside, in the order of the format.
+    /// The file has errors, in the order of the format.
     #[error("the {what} has {}", count(findings))]
     Findings {
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
-        /// What is wrong.
+        /// The errors.
         findings: Vec<Finding>,
     },
-    /// It cannot be written as YAML.
+    /// The value cannot be written as YAML.
     #[error("cannot write the {what} as YAML: {why}")]
     Write {
-        /// What it is.
+        /// The kind of file.
         what: &'static str,
-        /// Why not.
+        /// The reason.
         why: String,
     },
 }
 
 impl DocumentError {
-    /// Everything wrong inside, where reading got that far.
+    /// The errors in the file; empty for other kinds of error.
     pub fn findings(&self) -> &[Finding] {
         match self {
             DocumentError::Findings { findings, .. } => findings,
@@ -83,12 +83,12 @@ impl DocumentError {
 
 fn count(findings: &[Finding]) -> String {
     match findings.len() {
-        1 => "1 mistake".to_owned(),
-        many => format!("{many} mistakes"),
+        1 => "1 error".to_owned(),
+        many => format!("{many} errors"),
     }
 }
 
-/// A kind of file: what people call it, its first field and the version this build reads.
+/// A kind of file: its name in messages, its header field, and the version that this build reads.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Format {
     pub what: &'static str,
@@ -96,14 +96,14 @@ pub(crate) struct Format {
     pub version: u32,
 }
 
-/// Reads a file of this format. `more` finds what the schema cannot say; it sees the text's values whether or not they
-/// conform.
+/// Reads a file of this format. `more` checks rules that the schema cannot express; it gets the parsed value even if
+/// that violates the schema.
 pub(crate) fn read<T>(text: &str, format: Format, more: impl Fn(&Value) -> Vec<Finding>) -> Result<T, DocumentError>
 where
     T: DeserializeOwned + JsonSchema,
 {
     let Format { what, header, version } = format;
-    if text.len() > MOST_BYTES {
+    if text.len() > MAX_BYTES {
         return Err(DocumentError::TooLong { what, bytes: text.len() });
     }
     let syntax = |error: serde_saphyr::Error| DocumentError::Syntax { what, why: error.to_string() };
@@ -122,26 +122,26 @@ where
     serde_saphyr::from_str(text).map_err(syntax)
 }
 
-/// `.nan` becomes text, which is then no number at a place that can be named.
+/// Parses `.nan` as text, so that the schema check reports its place.
 fn lenient() -> serde_saphyr::Options {
     serde_saphyr::options! { non_finite_float_policy: NonFiniteFloatPolicy::AsString }
 }
 
-/// Everything wrong with a value made in memory: the same rules as for one that was read.
+/// Checks a value in memory by the same rules as [`read`].
 pub(crate) fn check<T: Serialize + JsonSchema>(document: &T, more: impl Fn(&Value) -> Vec<Finding>) -> Vec<Finding> {
     match serde_json::to_value(document) {
         Ok(value) => findings::<T>(&value, more),
-        Err(error) => vec![finding("", error.to_string())],
+        Err(error) => vec![Finding::error("", error.to_string())],
     }
 }
 
-/// Fields in the order of the types, the same bytes for the same document.
+/// Writes YAML with fields in the order of the types. Equal values give equal bytes.
 pub(crate) fn write<T: Serialize>(document: &T, format: Format) -> Result<String, DocumentError> {
     let failed = |error: serde_saphyr::ser::Error| DocumentError::Write { what: format.what, why: error.to_string() };
     serde_saphyr::to_string(document).map_err(failed)
 }
 
-/// The JSON Schema of a type, as the files beside this crate have it.
+/// The JSON Schema of a type, as committed in `schemas/`.
 pub(crate) fn json_schema<T: JsonSchema>() -> String {
     let mut text = serde_json::to_string_pretty(&schemars::schema_for!(T)).unwrap_or_default();
     text.push('\n');
@@ -157,9 +157,4 @@ fn findings<T: JsonSchema>(value: &Value, more: impl Fn(&Value) -> Vec<Finding>)
         }
     }
     findings
-}
-
-/// An error at a place.
-pub(crate) fn finding(place: impl Into<String>, message: impl Into<String>) -> Finding {
-    Finding { severity: Severity::Error, place: place.into(), message: message.into() }
 }

@@ -41,7 +41,7 @@ pub enum DType {
 }
 
 impl DType {
-    /// Every element type this build knows, in the IR's order.
+    /// All element types that this build supports, in the IR's order.
     pub const ALL: [DType; 28] = {
         use DType::*;
         [
@@ -86,7 +86,7 @@ impl DType {
         self as i32
     }
 
-    /// Bits one element occupies when packed; `None` for strings, whose length varies.
+    /// Bits of one element when packed; `None` for strings, whose length varies.
     pub fn bits(self) -> Option<u64> {
         use DType::*;
         Some(match self {
@@ -102,13 +102,13 @@ impl DType {
         })
     }
 
-    /// Bytes `elements` values occupy, sub-byte types packed and rounded up to a whole byte.
-    /// `None` for strings and where the product leaves `u64`.
+    /// Bytes of `elements` values; sub-byte types are packed and rounded up to a whole byte. `None` for strings and on
+    /// overflow of 64 bits.
     pub fn bytes_for(self, elements: u64) -> Option<u64> {
         Some(self.bits()?.checked_mul(elements)?.div_ceil(8))
     }
 
-    /// Whether values of this type are real numbers with a fraction.
+    /// Whether this is a floating-point type.
     pub fn is_float(self) -> bool {
         use DType::*;
         matches!(
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn displays_as_it_serialises() {
+    fn display_equals_the_serialised_name() {
         for t in DType::ALL {
             assert_eq!(serde_json::to_value(t).unwrap(), serde_json::json!(t.to_string()));
         }

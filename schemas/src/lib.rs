@@ -1,6 +1,6 @@
-//! The contract between the tools and the runtime: what a plan says, in types that cannot say anything else.
+//! The file formats that tools and runtime share: plans, profiles, machine files and the probe protocol.
 //!
-//! This room does no I/O and knows no session and no device. It parses, checks and prints.
+//! Types, parsing, checks and JSON Schemas. This crate opens no files, sessions or devices.
 
 mod check;
 mod dim;

@@ -1,21 +1,21 @@
-//! A machine in numbers: what `--machine FILE` reads, and what a profile measures of the machine it was made on.
+//! The machine file: memory sizes and rates of a machine, for `--machine FILE` and as measured in a profile.
 
-use crate::document::{self, DocumentError, Format, finding};
+use crate::document::{self, DocumentError, Format};
 use crate::{ByteSize, Finding, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The machine file version this build writes and reads.
+/// The machine file version that this build reads and writes.
 pub const MACHINE_VERSION: u32 = 1;
 
-/// A machine: memory, bandwidths and arithmetic rates that programs really get, not peaks on paper.
+/// A machine: memory, and the bandwidths and arithmetic rates that programs achieve, not theoretical peaks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Machine {
     /// Format version of this file. Always the first field.
     pub hpp_machine: u32,
-    /// For people.
+    /// Label.
     pub name: String,
     /// Where the numbers come from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -25,7 +25,7 @@ pub struct Machine {
     /// Accelerators, in the order gpu0, gpu1, ...
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuRates>,
-    /// Where weights lie that do not fit in memory.
+    /// The disk that weights are read from if they do not fit in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskRates>,
 }
@@ -34,7 +34,7 @@ pub struct Machine {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CpuRates {
-    /// Memory there is.
+    /// Size of the memory.
     pub memory: ByteSize,
     /// Read bandwidth of memory with the threads used, in 1e9 bytes per second.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
@@ -51,11 +51,11 @@ pub struct CpuRates {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GpuRates {
-    /// For people.
+    /// Label.
     pub name: String,
-    /// The execution provider that computes there.
+    /// Its execution provider.
     pub provider: Provider,
-    /// Memory there is.
+    /// Size of the memory.
     pub memory: ByteSize,
     /// Read bandwidth of its memory, in 1e9 bytes per second.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
@@ -66,9 +66,9 @@ pub struct GpuRates {
     /// Cost of starting a partition, microseconds.
     #[schemars(range(min = 0, max = 1e9))]
     pub launch_us: f64,
-    /// The way to the host.
+    /// Its link to the host.
     pub link: Link,
-    /// What computing on the host and moving bytes do to each other; absent means nothing.
+    /// Mutual slowdown of computing on the host and copying; absent means none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub contention: Option<Contention>,
 }
@@ -77,7 +77,7 @@ pub struct GpuRates {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Host to device from pinned memory (from any memory where nothing can be pinned), in 1e9 bytes per second.
+    /// Host to device from pinned memory (pageable where pinning is impossible), in 1e9 bytes per second.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub to_device_gb_per_s: f64,
     /// Device to host, in 1e9 bytes per second.
@@ -88,14 +88,14 @@ pub struct Link {
     pub latency_us: f64,
 }
 
-/// How much two things slow each other down when they happen at once. Both factors are at least 1.
+/// Mutual slowdown of concurrent host computation and copies. Both factors are at least 1.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Contention {
-    /// Time of computing on the host while the link is busy, over its time alone.
+    /// Time of computing on the host while the link is busy, divided by its time alone.
     #[schemars(range(min = 1, max = 1e6))]
     pub compute: f64,
-    /// Time of a copy while the host computes, over its time alone.
+    /// Time of a copy while the host computes, divided by its time alone.
     #[schemars(range(min = 1, max = 1e6))]
     pub link: f64,
 }
@@ -112,34 +112,34 @@ pub struct DiskRates {
 const FORMAT: Format = Format { what: "machine file", header: "hpp_machine", version: MACHINE_VERSION };
 
 impl Machine {
-    /// Reads a machine file and checks it; everything wrong with it is in the one error.
+    /// Reads and checks a machine file; the error contains all findings.
     pub fn from_yaml(text: &str) -> Result<Machine, DocumentError> {
         document::read(text, FORMAT, beyond_the_schema)
     }
 
-    /// Writes a machine file: fields in the order of the types, the same bytes for the same machine.
+    /// Writes a machine file. Equal machines give equal bytes.
     pub fn to_yaml(&self) -> Result<String, DocumentError> {
         document::write(self, FORMAT)
     }
 
-    /// Everything that is wrong with this machine, places as in the file.
+    /// All errors in this machine, with places as in the file.
     pub fn check(&self) -> Vec<Finding> {
         document::check(self, beyond_the_schema)
     }
 }
 
-/// The JSON Schema of a machine file, as `schemas/machine.schema.json` has it.
+/// The JSON Schema of a machine file, as in `schemas/machine.schema.json`.
 pub fn machine_json_schema() -> String {
     document::json_schema::<Machine>()
 }
 
-/// Memory of no bytes holds nothing, and an accelerator is no CPU.
+/// Rules that the schema cannot express: memory is not 0 bytes, and a GPU's provider is not the CPU.
 fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut memory = |place: String, of: &Value| {
         let bytes = ByteSize::deserialize(&of["memory"]);
         if bytes.is_ok_and(|bytes| bytes.0 == 0) {
-            found.push(finding(format!("{place}.memory"), "memory of 0 bytes holds nothing"));
+            found.push(Finding::error(format!("{place}.memory"), "memory of 0 bytes holds nothing"));
         }
     };
     memory("cpu".to_owned(), &machine["cpu"]);
@@ -149,7 +149,7 @@ fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
     }
     for (at, _) in gpus.iter().enumerate().filter(|(_, gpu)| gpu["provider"] == "cpu") {
         let place = format!("gpus[{at}].provider");
-        found.push(finding(place, "the cpu provider computes on the host, which is described under cpu"));
+        found.push(Finding::error(place, "the cpu provider computes on the host, which is described under cpu"));
     }
     found
 }

@@ -1,16 +1,16 @@
-//! Host memory that is neither weights nor state nor activations: the same for who plans it and for who keeps to it.
+//! Constants for host memory that the planner and the runtime must agree on.
 
-/// What the process takes for itself, bytes: the runtime's library, its arena, its tables.
+/// Memory of the process itself, bytes: code and tables of ONNX Runtime, its arena.
 pub const PROCESS: u64 = 64 << 20;
-/// Weights read ahead of the block that is needed next, bytes: what a disk of 4 GB/s reads in 4 ms, longer than a
-/// block on the host computes where reading is the bottleneck.
+/// Bytes of weights read ahead of the next block. A disk of 4 GB/s reads them in 4 ms, which is longer than a block
+/// computes on the host when reading is the bottleneck.
 pub const READ_AHEAD: u64 = 16 << 20;
 
-/// State that lies on the host and is computed on elsewhere is laid out for a multiple of so many tokens, because another layout
-/// costs a copy of all that is filled.
+/// Granularity, tokens, of the layout of state that is kept in host memory and copied to a device: a change of layout
+/// copies all filled tokens.
 const STATE_STEP: u64 = 64;
 
-/// Tokens that such a state is laid out for, and copied, while it holds so many.
+/// Tokens that such a state is laid out for, and copied, while it holds `held` of at most `capacity` tokens.
 pub fn state_tokens(held: u64, capacity: u64) -> u64 {
     held.max(1).checked_next_multiple_of(STATE_STEP).map_or(capacity, |tokens| tokens.min(capacity))
 }

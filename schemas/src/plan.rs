@@ -1,7 +1,7 @@
-//! The plan: everything `hpp-split` decided, with no choice left for `hpp-exec`.
+//! The plan: all decisions of `hpp-split`, which `hpp-exec` carries out without making its own.
 //!
-//! Paths are relative to the directory the plan lies in. Unknown fields are refused. A plan is hostile input:
-//! [`Plan::check`](crate::Plan::check) says what is wrong with one before anything it names is opened.
+//! Paths are relative to the plan's directory. Unknown fields are refused. A plan is untrusted input:
+//! [`Plan::check`](crate::Plan::check) must pass before any file that it names is opened.
 
 mod generation;
 mod partition;
@@ -18,64 +18,64 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The plan version this build writes and the newest it reads.
+/// The plan version that this build reads and writes.
 pub const PLAN_VERSION: u32 = 1;
 
-/// A complete, ordered decision: which partition computes where, from which files, in which order.
+/// A complete plan: which partition computes where, from which files, in which order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
     /// Format version of this file. Always the first field.
     pub hpp_plan: u32,
-    /// Which model this is a plan for.
+    /// The model.
     pub model: Model,
-    /// The limits the plan was made for.
+    /// The limits that the plan keeps.
     pub budgets: Budgets,
-    /// Where partitions may compute.
+    /// The host, and the GPUs that partitions may use.
     pub devices: Vec<Device>,
     /// Runs of blocks in execution order, each one ONNX file.
     pub partitions: Vec<Partition>,
-    /// Tensors carried from one step to the next: KV caches, convolution and recurrent state.
+    /// Tensors carried from pass to pass: KV caches, convolution and recurrent state.
     pub states: Vec<State>,
-    /// What happens, in order, in each phase.
+    /// The steps of each phase, in order.
     pub schedule: Schedule,
-    /// Room for the tensors that cross a partition boundary.
+    /// Buffers for the tensors that cross a partition boundary.
     pub buffers: Vec<Buffer>,
-    /// How text becomes tokens and tokens become text; absent for models that are not language models.
+    /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
-    /// What the cost model expects.
+    /// Predicted times.
     pub predictions: Predictions,
-    /// Every file this plan depends on, with what it must contain.
+    /// Every file that this plan depends on, with its size and hashes.
     pub files: Vec<FileRecord>,
-    /// Digests of what `hpp-split` decided. Only in the file: written by [`Plan::to_yaml`], compared and taken out by
-    /// [`Plan::from_yaml`].
+    /// Digests of what `hpp-split` decided. Only in the file: [`Plan::to_yaml`] writes it, [`Plan::from_yaml`] compares
+    /// and removes it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seal: Option<Seal>,
 }
 
-/// The model a plan was made from.
+/// The model that a plan was made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// A label for people: usually the model directory's name.
+    /// Label, usually the name of the model's directory.
     pub name: String,
-    /// The unsplit ONNX file, relative to the plan; what `hpp-exec verify` compares with.
+    /// The unsplit ONNX file, relative to the plan; `hpp-exec verify` compares with it.
     pub source: String,
-    /// The unsplit model with every boundary tensor added to its outputs, relative to the plan; used by
-    /// `hpp-exec verify` to find the first boundary that differs.
+    /// The unsplit model with all boundary tensors as additional outputs, relative to the plan; `hpp-exec verify` uses
+    /// it to find the first boundary that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tapped: Option<String>,
     /// Directory, relative to the plan, that external data locations in `source` resolve against.
     pub weights_dir: String,
-    /// What kind of step the runtime has to drive.
+    /// How the runtime runs the model.
     pub kind: ModelKind,
-    /// Number of layers found.
+    /// Number of layers.
     pub layers: u32,
-    /// Longest sequence the model was built for, in tokens, where its configuration says so.
+    /// Longest sequence that the model supports, tokens, if its configuration says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u64>,
-    /// Number of token ids, where known; larger ids are refused.
+    /// Size of the vocabulary, if known; the runtime refuses larger token ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u64>,
     /// Inputs of the unsplit model, in its own order, states excluded.
@@ -84,13 +84,13 @@ pub struct Model {
     pub outputs: Vec<ModelOutput>,
 }
 
-/// What drives the model.
+/// How a model is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ModelKind {
-    /// Generates tokens and carries state from step to step.
+    /// Generates tokens and carries state from pass to pass.
     Decoder,
-    /// Generates tokens but keeps no state: every step recomputes the sequence.
+    /// Generates tokens without state: every pass recomputes the sequence.
     DecoderWithoutCache,
     /// One run from inputs to outputs: encoders, vision models, parts of a pipeline.
     SingleRun,
@@ -107,11 +107,11 @@ pub struct ModelInput {
     /// Symbolic shape.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
-    /// What the runtime puts there.
+    /// What the runtime writes into it.
     pub role: InputRole,
 }
 
-/// What the runtime puts into an input. Symbols: B batch, S tokens of this step, T tokens so far including this step.
+/// What the runtime writes into an input. Symbols: B batch, S tokens of this pass, T tokens so far including this pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InputRole {
@@ -121,15 +121,16 @@ pub enum InputRole {
     Embeddings,
     /// Ones `[B, T]`.
     AttentionMask,
-    /// Positions of this step's tokens `[B, S]`, or `[3, B, S]` for three-axis rotary positions.
+    /// Positions of this pass's tokens `[B, S]`, or `[3, B, S]` for three-axis rotary positions.
     PositionIds,
     /// Segment ids `[B, S]`, zero for a single text.
     TokenTypeIds,
-    /// Indices into this step's tokens `[n]` whose logits are wanted. Added by `hpp-split`; absent in the source model.
+    /// Indices `[n]` of the tokens of this pass whose logits are computed. `hpp-split` adds it; the source model lacks
+    /// it.
     LogitPositions,
     /// A boolean that is always true: the cache branch of a merged decoder. Bound only when the source model runs.
     UseCacheBranch,
-    /// Anything else: the caller must supply it.
+    /// Any other input, which the caller must supply.
     Free,
 }
 
@@ -144,57 +145,57 @@ pub struct ModelOutput {
     /// Symbolic shape.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
-    /// Whether this is the next-token scores.
+    /// Whether it is the logits.
     pub role: OutputRole,
 }
 
-/// What an output means.
+/// The meaning of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputRole {
-    /// Next-token scores `[B, positions, vocab]`.
+    /// Logits of the next token `[B, positions, vocab]`.
     Logits,
-    /// Anything else.
+    /// Any other output.
     Free,
 }
 
-/// The limits a plan keeps.
+/// The limits that a plan keeps.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Budgets {
     /// Device memory of each GPU, in the order gpu0, gpu1, ...
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub vram: Vec<ByteSize>,
-    /// Host memory, where a limit was asked for.
+    /// Host memory, if limited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ram: Option<ByteSize>,
-    /// Tokens one sequence may grow to; KV capacity is planned for this many.
+    /// Longest sequence, tokens; the KV cache has this capacity.
     pub context: u64,
     /// Sequences in one pass.
     pub batch: u64,
-    /// Device memory left for other programs and allocator slack, per GPU.
+    /// Device memory left unused on each GPU, for other programs and allocator overhead.
     pub margin: ByteSize,
 }
 
-/// A place that computes.
+/// A device that computes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
     /// `cpu`, `gpu0`, `gpu1`, ...
     pub name: String,
-    /// Whether this is an accelerator or the host.
+    /// Whether it is the host or a GPU.
     pub kind: DeviceKind,
-    /// Room for streamed weights; absent where nothing is streamed there.
+    /// Ring of slots for streamed weights; absent if nothing is streamed to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ring: Option<Ring>,
-    /// Most bytes of weights read from disk that lie in memory at once; absent where none are.
+    /// Memory for weights while they are read from disk, bytes; absent if none are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<ByteSize>,
 }
 
 impl Plan {
-    /// Bytes of each piece of a slot on a device, largest first: as many pieces as the partition with the most weights among
-    /// its inputs there has, each as large as the largest that may come to lie in it. See [`in_slot`].
+    /// Bytes of each piece of a slot on a device, in decreasing order. A slot has as many pieces as the partition with
+    /// the most weight inputs on that device, each as large as the largest weight assigned to it. See [`in_slot`].
     pub fn slot(&self, device: &str) -> Vec<u64> {
         let mut slot: Vec<u64> = Vec::new();
         for form in self.partitions.iter().flat_map(Partition::forms).filter(|form| form.device == device) {
@@ -211,8 +212,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// Bytes of weights that lie on an accelerator for good: all of those that are constants of their partition's file, those in
-    /// slots of their own, and what files whose weights are inputs keep as constants, each file once. `None` beyond 64 bits.
+    /// Bytes of weights that are resident on a GPU: weights of partitions without weight inputs, weights in slots of
+    /// their own, and the constants of files with weight inputs, once per file. `None` on overflow of 64 bits.
     pub fn weights_on(&self, device: &str) -> Option<u64> {
         let mut files: BTreeMap<&str, u64> = BTreeMap::new();
         let mut slots = 0u64;
@@ -228,8 +229,9 @@ impl Plan {
     }
 }
 
-/// Weights of one partition in the order of the pieces of a slot they go to: largest first, equal ones as they come. So
-/// partitions of one class, whose weights differ in nothing but their contents, share slots without waste.
+/// Indices of the weights of one partition in the order of the slot pieces that they go to: in decreasing size, equal
+/// sizes in file order. So partitions of one class, whose weights differ only in their contents, share slots without
+/// waste.
 pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..weights.len()).collect();
     order.sort_by_key(|at| std::cmp::Reverse(weights[*at].bytes()));
@@ -237,29 +239,29 @@ pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
 }
 
 impl Device {
-    /// A device through which nothing is streamed.
+    /// A device without ring and window.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
         Device { name: name.into(), kind, ring: None, window: None }
     }
 }
 
-/// A ring of slots in device memory, each with room for any partition streamed through it.
+/// A ring of slots in device memory. Each slot holds the weights of any partition streamed through it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Ring {
-    /// Slots.
+    /// Number of slots.
     pub slots: u32,
     /// Bytes of one slot.
     pub slot_bytes: ByteSize,
 }
 
-/// Host or accelerator.
+/// Host or GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
     /// The host processor and its memory.
     Cpu,
-    /// An accelerator with memory of its own.
+    /// An accelerator with its own memory.
     Gpu,
 }
 
@@ -276,7 +278,7 @@ pub enum Provider {
 }
 
 impl Provider {
-    /// As people call it.
+    /// Its name in messages.
     pub fn name(self) -> &'static str {
         match self {
             Provider::Cuda => "CUDA",
@@ -286,15 +288,15 @@ impl Provider {
     }
 }
 
-/// What happens, in order, in each phase.
+/// The steps of each phase, in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Schedule {
-    /// Steps that take the prompt in.
+    /// Steps of a pass over prompt tokens.
     pub prefill: Vec<Step>,
-    /// Steps that produce one more token.
+    /// Steps of a pass that generates one token.
     pub decode: Vec<Step>,
-    /// Most tokens one prefill pass may take; absent when there is no limit but the context.
+    /// Limit on the tokens of a prefill pass; absent if only the context limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_chunk: Option<u64>,
 }
@@ -305,65 +307,66 @@ pub struct Schedule {
 pub enum Step {
     /// Run a partition.
     Run(String),
-    /// Move boundary tensors to another device.
+    /// Copy boundary tensors to another device.
     Copy(CopyStep),
 }
 
-/// A move of boundary tensors between devices.
+/// A copy of boundary tensors between devices.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CopyStep {
     /// Tensor names.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub values: Vec<String>,
-    /// Device they are on.
+    /// Source device.
     pub from: String,
-    /// Device they go to.
+    /// Target device.
     pub to: String,
 }
 
-/// Room for one boundary tensor on one device.
+/// The buffer of one boundary tensor on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Buffer {
     /// Name of the tensor.
     pub value: String,
-    /// Device it lies on.
+    /// Device of the buffer.
     pub device: String,
-    /// Bytes per token of the pass where that is known; the runtime sizes it for the pass at hand.
+    /// Bytes per token of a pass, if known; the runtime sizes the buffer for each pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_token: Option<u64>,
 }
 
-/// A file the plan depends on.
+/// A file that the plan depends on.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FileRecord {
     /// Path relative to the plan.
     pub path: String,
-    /// What it is for.
+    /// Its purpose.
     pub role: FileRole,
-    /// Its exact length.
+    /// Its length.
     pub bytes: ByteSize,
-    /// BLAKE3 over the length, the first, last and evenly spaced 4 KiB samples: cheap, catches replacement.
+    /// BLAKE3 over the length and 4 KiB samples (the first, the last and evenly spaced ones): cheap, detects a replaced
+    /// file.
     pub sampled: String,
-    /// BLAKE3 over everything, where the file was small enough to read or reading it was asked for.
+    /// BLAKE3 over the whole file; absent for large files unless `--hash-weights` was given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blake3: Option<String>,
 }
 
-/// What a file is for.
+/// The purpose of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FileRole {
     /// The unsplit model.
     Source,
-    /// The unsplit model with boundary outputs.
+    /// The unsplit model with boundary tensors as outputs.
     Tapped,
     /// A partition.
     Partition,
     /// Weight bytes.
     Weights,
-    /// Tokenizer, chat template.
+    /// Tokenizer or chat template.
     Text,
 }

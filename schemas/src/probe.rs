@@ -1,8 +1,9 @@
-//! What `hpp-profile` and `hpp-exec probe` say to each other: one JSON object a line, requests on stdin, replies on stdout.
+//! The protocol between `hpp-profile` and its child process `hpp-exec probe`: one JSON object per line, requests on
+//! stdin, replies on stdout.
 //!
-//! The child answers [`Reply::Ready`] first, then each request in turn with any number of [`Reply::Measured`] or
-//! [`Reply::Progress`] and one [`Reply::Done`] or [`Reply::Failed`]. It ends when stdin ends. Everything else it has to say
-//! goes to stderr.
+//! The child first sends [`Reply::Ready`]. It answers each request in order with any number of [`Reply::Measured`] or
+//! [`Reply::Progress`], then one [`Reply::Done`] or [`Reply::Failed`]. It exits when stdin ends. All other output goes
+//! to stderr.
 
 mod corpus;
 
@@ -13,22 +14,22 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// The protocol version this build speaks.
+/// The protocol version of this build.
 pub const PROBE_VERSION: u32 = 1;
 
-/// What the parent asks for.
+/// A request of the parent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "request", deny_unknown_fields)]
 pub enum Request {
-    /// Run one partition on made-up inputs and time it.
+    /// Run one partition on generated inputs and time it.
     Partition(PartitionProbe),
-    /// Decode tokens and time what of each no partition bears.
+    /// Decode tokens and time the part of each outside partitions.
     Pass(PassProbe),
-    /// Measure a path of the machine.
+    /// Measure a rate of the machine.
     Machine(MachineProbe),
-    /// Run prompts through a model with taps and count what they show.
+    /// Run prompts through a model with taps and collect statistics.
     Observe(ObserveProbe),
-    /// Compare the scores of two models over prompts.
+    /// Compare the logits of two models on prompts.
     Compare(CompareProbe),
 }
 
@@ -38,56 +39,55 @@ pub enum Request {
 pub struct PartitionProbe {
     /// The partition's ONNX file.
     pub file: PathBuf,
-    /// Directory its external data lies in.
+    /// Directory of its external data.
     pub weights_dir: PathBuf,
     /// The unsplit model it was cut from.
     pub model: PathBuf,
-    /// Bytes of all the model's weights.
+    /// Bytes of all weights of the model.
     pub weight_bytes: u64,
-    /// The provider to run it under; never another.
+    /// The provider to run it with, without fallback.
     pub provider: Provider,
-    /// What to run, in order; the session stays loaded in between.
+    /// Cases to run, in order, in one session.
     pub cases: Vec<Case>,
 }
 
-/// Tokens to decode through a plan, which should compute next to nothing.
+/// Tokens to decode with a plan that computes almost nothing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PassProbe {
     /// The plan.
     pub plan: PathBuf,
-    /// Tokens, one by one.
+    /// Number of tokens, decoded one by one.
     pub tokens: u64,
-    /// Bytes of other memory to read between two tokens, as a whole model does in a pass.
+    /// Bytes of other memory to read between two tokens, so that caches are as cold as in a pass of the whole model.
     pub evict_bytes: u64,
 }
 
-/// One shape of pass to time.
+/// One size of pass to time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
     /// Its name in replies.
     pub name: String,
-    /// Every input of the partition.
+    /// All inputs of the partition.
     pub inputs: Vec<Feed>,
-    /// Every output whose shape is known; others are left to the session.
+    /// Outputs with known shapes; the session allocates others.
     pub outputs: Vec<Fact>,
-    /// States, whose past is among the inputs and whose present is among the outputs.
+    /// States, with `past` among the inputs and `present` among the outputs.
     pub carried: Vec<Carried>,
-    /// Bytes of other memory to read between two runs: what the rest of the model would read, so that caches are as cold
-    /// as they are in a whole pass.
+    /// Bytes of other memory to read between two runs, so that caches are as cold as in a pass of the whole model.
     pub evict_bytes: u64,
-    /// Runs that are not counted.
+    /// Warm-up runs, which are not counted.
     pub warmup: u32,
-    /// Fewest counted runs.
+    /// Minimum of counted runs.
     pub min_runs: u32,
-    /// Most counted runs.
+    /// Maximum of counted runs.
     pub max_runs: u32,
-    /// No further run begins after this time, milliseconds, once there are `min_runs`.
+    /// Time after which no further run starts, milliseconds, once there are `min_runs`.
     pub budget_ms: f64,
 }
 
-/// An input and what to put there.
+/// An input and its generated contents.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Feed {
@@ -101,7 +101,7 @@ pub struct Feed {
     pub fill: Fill,
 }
 
-/// What to put into a made-up input.
+/// Generated contents of an input.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
 pub enum Fill {
@@ -109,40 +109,40 @@ pub enum Fill {
     Zeros,
     /// Ones.
     Ones,
-    /// The same number everywhere in the first axis but the last, counting up along the last: positions from `start` on.
+    /// Positions: counts up from `start` along the last axis, equal along all others.
     Positions {
         /// The first position.
         start: i64,
     },
-    /// Whole numbers below a limit, the same for the same seed.
+    /// Pseudorandom integers below a limit.
     Integers {
         /// The limit.
         below: u64,
-        /// Where chance starts.
+        /// Seed of the generator.
         seed: u64,
     },
-    /// Normally distributed with mean 0 and deviation 1, the same for the same seed.
+    /// Pseudorandom numbers with mean 0 and standard deviation 1.
     Normal {
-        /// Where chance starts.
+        /// Seed of the generator.
         seed: u64,
     },
-    /// Like `normal` as far as an axis is filled, and zeros beyond, which take no memory: a buffer that is only partly in use.
+    /// Like `normal` in the filled part of an axis, and untouched zero pages beyond: a partly filled buffer.
     PartlyNormal {
-        /// Where chance starts.
+        /// Seed of the generator.
         seed: u64,
         /// The axis.
         axis: usize,
         /// Indices along it that are filled.
         filled: u64,
     },
-    /// These numbers.
+    /// Given numbers.
     Values {
         /// In row-major order.
         values: Vec<i64>,
     },
 }
 
-/// An output of known shape.
+/// An output with known shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fact {
@@ -162,60 +162,60 @@ pub struct Carried {
     pub past: String,
     /// The output.
     pub present: String,
-    /// Whether both are one buffer.
+    /// Whether both are bound to one buffer.
     pub in_place: bool,
 }
 
-/// A path of the machine to measure.
+/// A rate of the machine to measure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "path", deny_unknown_fields)]
 pub enum MachineProbe {
-    /// Reading host memory.
+    /// Reads of host memory.
     RamRead {
-        /// Sizes of the arrays read, bytes.
+        /// Sizes of the arrays, bytes.
         bytes: Vec<u64>,
     },
-    /// Reading a file past the page cache.
+    /// Direct reads of a file, which bypass the page cache.
     DiskRead {
-        /// A large file on the disk in question; only read.
+        /// A large file on the disk to measure; never written.
         file: PathBuf,
         /// Sizes of single reads, bytes.
         bytes: Vec<u64>,
     },
-    /// Copies between host and device, both ways, pinned where that is possible, and pageable.
+    /// Copies between host and device, in both directions, from pinned memory if possible and from pageable memory.
     Link {
-        /// Whose device.
+        /// The provider of the device.
         provider: Provider,
         /// Sizes of single copies, bytes.
         bytes: Vec<u64>,
     },
-    /// What reading host memory with all threads and copying to the device do to each other.
+    /// Mutual slowdown of reading host memory with all threads and copying to the device.
     Contention {
-        /// Whose device.
+        /// The provider of the device.
         provider: Provider,
         /// Size of single copies, bytes.
         bytes: u64,
     },
-    /// Arithmetic of the host in one matrix product.
+    /// Arithmetic rate of the host in a matrix product.
     Arithmetic,
 }
 
-/// What the child says.
+/// A reply of the child.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "reply", deny_unknown_fields)]
 pub enum Reply {
-    /// First of all: who speaks.
+    /// The first message of the child.
     Ready {
         /// The protocol's version.
         version: u32,
-        /// Machine and programs.
+        /// Machine and software versions.
         host: Host,
     },
     /// The partition is loaded.
     Loaded {
-        /// Milliseconds it took.
+        /// Load time, milliseconds.
         load_ms: f64,
-        /// The processor it computes on.
+        /// The processor that it computes on.
         processor: String,
     },
     /// A case was measured.
@@ -224,27 +224,27 @@ pub enum Reply {
         case: String,
         /// Its times.
         timing: Timing,
-        /// Most bytes of the child in RAM so far, where the system tells.
+        /// Peak resident memory of the child so far, bytes, if the system reports it.
         peak_resident: Option<u64>,
     },
-    /// A case could not be measured; the next one is tried.
+    /// A case could not be measured; the child continues with the next.
     CaseFailed {
         /// The case.
         case: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// What of a token no partition bears was measured.
+    /// The time outside partitions was measured.
     Pass {
         /// Its times.
         timing: Timing,
     },
-    /// A path of the machine was measured.
+    /// A rate of the machine was measured.
     Bandwidth {
         /// The curves.
         curves: Vec<BandwidthCurve>,
     },
-    /// Contention was measured: time of each while the other goes on, over its time alone.
+    /// Contention was measured: the time of each activity while the other runs, divided by its time alone.
     Contention {
         /// Of reading host memory with all threads.
         compute: f64,
@@ -256,53 +256,53 @@ pub enum Reply {
         /// 1e12 operations per second.
         tflops: f64,
     },
-    /// One more prompt is done.
+    /// A prompt is done.
     Progress {
-        /// Its line.
+        /// Its line in the corpus.
         line: u64,
-        /// Its tokens.
+        /// Tokens of the prompt.
         prompt_tokens: u64,
     },
-    /// A prompt could not be used; the next one is tried.
+    /// A prompt could not be used; the child continues with the next.
     PromptFailed {
-        /// Its line.
+        /// Its line in the corpus.
         line: u64,
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// What the prompts of this request showed.
+    /// Statistics of the prompts of this request.
     Observed {
-        /// Sums.
+        /// The statistics.
         statistics: Statistics,
     },
-    /// How far the scores are apart.
+    /// Differences of the logits.
     Compared {
         /// Positions compared.
         positions: u64,
         /// Mean Kullback-Leibler divergence from the reference, nats.
         kl: f64,
-        /// Part of the positions whose best token changed.
+        /// Share of the positions whose best token changed, 0 to 1.
         top1_changed: f64,
     },
     /// The request is done.
     Done,
     /// The request failed; the next one may succeed.
     Failed {
-        /// Why.
+        /// The reason.
         reason: String,
     },
 }
 
-/// A line of the conversation, in either direction: what `schemas/probe.schema.json` describes.
+/// A message in either direction, as described by `schemas/probe.schema.json`.
 #[derive(JsonSchema)]
 #[serde(untagged)]
-#[allow(dead_code, reason = "only its schema is wanted")]
+#[allow(dead_code, reason = "only its schema is used")]
 enum Line {
     Request(Request),
     Reply(Reply),
 }
 
-/// The JSON Schema of a line, as `schemas/probe.schema.json` has it.
+/// The JSON Schema of a message, as in `schemas/probe.schema.json`.
 pub fn probe_json_schema() -> String {
     document::json_schema::<Line>()
 }

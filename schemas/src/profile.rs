@@ -1,7 +1,8 @@
-//! The profile: what was measured of a model on a machine. Written after each measurement, read by `hpp-split --profile`.
+//! The profile: measurements of a model on a machine. `hpp-profile` writes it after each measurement, `hpp-split
+//! --profile` reads it.
 //!
-//! Times are milliseconds, medians of several runs. A measurement that failed keeps its place with the reason. What is not
-//! measured yet has no entry among the points, so that a profile is good at every moment.
+//! Times are medians of several runs, milliseconds. A failed measurement is recorded with its reason. Pending
+//! measurements have no points, so an incomplete profile is valid.
 
 mod check;
 mod costs;
@@ -13,57 +14,57 @@ use crate::{ByteSize, Finding, Machine, Provider, Statistics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The profile version this build writes and reads.
+/// The profile version that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 1;
 
-/// From this share of CPU time taken by other programs on, measured times are doubtful.
+/// Share of CPU time used by other programs from which measured times are unreliable.
 pub const BUSY_CPU_SHARE: f64 = 0.10;
 
-/// Everything measured of one model on one machine.
+/// All measurements of one model on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Format version of this file. Always the first field.
     pub hpp_profile: u32,
-    /// Which model was measured.
+    /// The model.
     pub model: ProfiledModel,
-    /// Which machine it was measured on.
+    /// The machine.
     pub host: Host,
-    /// When the profile was begun, RFC 3339.
+    /// Start of the measurements, RFC 3339.
     pub date: String,
-    /// How it was measured.
+    /// Settings of the measurements.
     pub settings: ProfileSettings,
-    /// What the machine can do.
+    /// Rates of the machine.
     pub machine: MeasuredMachine,
-    /// What of a token no partition bears; absent before it was measured, and in profiles of a version that did not.
+    /// Time per token outside partitions; absent before it is measured, and in profiles of older versions.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pass: Option<PassCosts>,
-    /// What each class of isomorphic blocks costs.
+    /// Costs of each class of isomorphic blocks.
     pub classes: Vec<ClassCosts>,
-    /// What the corpus showed; absent before it was run.
+    /// Statistics of the corpus; absent before it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub corpus: Option<CorpusStatistics>,
-    /// What rounding one block's weights does to the scores; absent where it was not asked for.
+    /// Effect of rounding one block's weights on the logits; absent unless requested.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sensitivity: Vec<Sensitivity>,
-    /// Gain of each block on a device for each byte it takes there; absent without a device.
+    /// Time saved per byte by placing each block on a device; absent without a device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub hotness: Vec<BlockHotness>,
-    /// Largest share of the machine's CPU time that other programs took during the measurements of one start of hpp-profile, 0 to 1;
-    /// absent where the system does not say.
+    /// Largest share of the machine's CPU time that other programs used during one run of hpp-profile, 0 to 1; absent
+    /// if the system does not report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1))]
     pub others_cpu_share: Option<f64>,
-    /// What else a person should know: what was left out, and why.
+    /// Notes for users: what was left out, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
-/// The model a profile speaks of.
+/// The model of a profile.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProfiledModel {
-    /// For people.
+    /// Label.
     pub name: String,
     /// BLAKE3 of the model file and samples of its weights: a profile of another model is refused.
     pub hash: String,
@@ -79,22 +80,22 @@ pub struct ProfiledModel {
 pub struct ProfiledBlock {
     /// `embedding`, `layers.3`, `head`.
     pub label: String,
-    /// Blocks of one class are the same graph with other weights.
+    /// Its class. Blocks of one class have the same graph and different weights.
     pub class: u32,
     /// Bytes of its weights.
     pub weight_bytes: ByteSize,
 }
 
-/// The machine and programs a profile was made with.
+/// The machine and the software versions of a profile.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// The processor, as it calls itself.
+    /// Model name of the processor.
     pub cpu: String,
     /// Physical cores.
     #[schemars(range(min = 1))]
     pub cores: u32,
-    /// Memory there is.
+    /// Size of the memory.
     pub memory: ByteSize,
     /// Operating system and architecture.
     pub system: String,
@@ -105,28 +106,28 @@ pub struct Host {
     pub onnxruntime: String,
     /// Version of HPP.
     pub hpp: String,
-    /// Processors each provider computes on, as their owners call them.
+    /// Devices of each provider.
     pub devices: Vec<HostDevice>,
 }
 
-/// What a provider computes on.
+/// The device of a provider.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct HostDevice {
     /// The provider.
     pub provider: Provider,
-    /// The processor.
+    /// Its name.
     pub name: String,
-    /// Memory of its own, where it tells.
+    /// Its own memory, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
 }
 
-/// How a profile was measured.
+/// Settings of a profile's measurements.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProfileSettings {
-    /// Providers asked for.
+    /// Requested providers.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
     /// Context lengths at which decoding was measured, tokens.
@@ -135,75 +136,76 @@ pub struct ProfileSettings {
     /// Token counts at which prefill was measured.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub prefill_tokens: Vec<u64>,
-    /// Fewer runs of fewer cases.
+    /// Whether `--quick` was given: fewer runs of fewer cases.
     pub quick: bool,
-    /// Every block instead of one of each class.
+    /// Whether every block was measured instead of one per class.
     pub all_blocks: bool,
     /// Tokens generated after each prompt of the corpus.
     pub decode_tokens: u64,
 }
 
-/// The machine in numbers, with the curves they were read from.
+/// Rates of the machine, and the bandwidth curves that they are read from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredMachine {
-    /// The numbers planning uses; absent until all of them are measured.
+    /// The rates that the planner uses; absent until all are measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rates: Option<Machine>,
-    /// Bandwidth by size, one entry for each thing measured.
+    /// Bandwidth by size, one curve per path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub curves: Vec<BandwidthCurve>,
     /// Arithmetic of the host in matrix products with the threads used for computing, in 1e12 operations per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub tflops: Option<f64>,
-    /// What computing on the host and copying do to each other, one entry for each device.
+    /// Mutual slowdown of host computation and copies, one entry per device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<MeasuredContention>,
-    /// What could not be measured, with the reason.
+    /// Failed measurements, with reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,
 }
 
-/// Contention between the host's memory and one device's link: time of each while the other goes on, over its time alone.
+/// Contention between the host's memory and one device's link: the time of each activity while the other runs, divided
+/// by its time alone.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredContention {
-    /// The provider whose device it is.
+    /// The provider of the device.
     pub provider: Provider,
-    /// Of reading host memory with all threads.
+    /// For reads of host memory with all threads.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub compute: f64,
-    /// Of copies to the device.
+    /// For copies to the device.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub link: f64,
 }
 
-/// Bandwidth of one path by size of what is moved.
+/// Bandwidth of one path by size of the transfer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BandwidthCurve {
-    /// Which path.
+    /// The path.
     pub path: BandwidthPath,
-    /// Points in the order of size.
+    /// Points in increasing order of size.
     pub points: Vec<BandwidthPoint>,
 }
 
-/// A path bytes take.
+/// A path of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
 pub enum BandwidthPath {
-    /// Reading host memory with the threads used for computing.
+    /// Reads of host memory with the threads used for computing.
     RamRead,
-    /// Reading the disk the model lies on, past the page cache.
+    /// Direct reads of the model's disk, which bypass the page cache.
     DiskRead,
     /// Between host and device memory.
     Link {
-        /// The provider whose device it is.
+        /// The provider of the device.
         provider: Provider,
         /// Host to device, or back.
         to_device: bool,
-        /// Whether the host's side was pinned.
+        /// Whether the host memory was pinned.
         pinned: bool,
     },
 }
@@ -212,7 +214,7 @@ pub enum BandwidthPath {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BandwidthPoint {
-    /// Bytes in one piece.
+    /// Bytes of one transfer.
     #[schemars(range(min = 1))]
     pub bytes: u64,
     /// Median, in 1e9 bytes per second.
@@ -220,45 +222,45 @@ pub struct BandwidthPoint {
     pub gb_per_s: f64,
 }
 
-/// What running the corpus showed.
+/// Statistics of a corpus run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CorpusStatistics {
     /// BLAKE3 of the corpus file.
     pub hash: String,
-    /// Prompts taken from it so far.
+    /// Prompts done so far.
     pub prompts_done: u64,
-    /// Prompts it has, or `--max-prompts`; absent while it is not known.
+    /// Prompts to run: all of the corpus, or `--max-prompts`; absent while unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompts_in_all: Option<u64>,
-    /// Lines that were skipped because they could not be read or used, with the reason; the first few.
+    /// The first few skipped lines, with reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub skipped: Vec<String>,
-    /// Lines that were skipped.
+    /// Number of skipped lines.
     pub skipped_in_all: u64,
-    /// What was counted.
+    /// The statistics.
     pub statistics: Statistics,
 }
 
-/// What rounding one block's weights does to the scores.
+/// Effect of rounding one block's weights on the logits.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sensitivity {
     /// The block.
     pub block: String,
-    /// Bits its weights were rounded to, in groups of 32 with one scale each.
+    /// Bits per rounded weight, in groups of 32 with one scale each.
     pub bits: u32,
     /// Positions compared.
     pub positions: u64,
-    /// Mean Kullback-Leibler divergence of the scores from those of the model as it is, nats.
+    /// Mean Kullback-Leibler divergence from the unchanged model, nats.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub kl: Option<f64>,
-    /// Part of the positions whose best token changed, 0 to 1.
+    /// Share of the positions whose best token changed, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1))]
     pub top1_changed: Option<f64>,
-    /// Why there are no numbers, where there are none.
+    /// Reason of a failed measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
@@ -271,9 +273,9 @@ pub struct BlockHotness {
     pub block: String,
     /// The device's provider.
     pub provider: Provider,
-    /// One more token at the longest context measured.
+    /// For one token at the longest measured context.
     pub decode: HotnessTerms,
-    /// A pass of the most tokens measured.
+    /// For a pass with the largest measured number of tokens.
     pub prefill: HotnessTerms,
 }
 
@@ -287,9 +289,9 @@ pub struct HotnessTerms {
     /// Time on the device, milliseconds.
     #[schemars(range(min = 0, max = 1e9))]
     pub gpu_ms: f64,
-    /// Weights the device would hold, bytes.
+    /// Weights that the device would hold, bytes.
     pub weight_bytes: u64,
-    /// State the device would hold, bytes.
+    /// State that the device would hold, bytes.
     pub kv_bytes: u64,
     /// Milliseconds saved per GiB of device memory.
     pub ms_per_gib: f64,
@@ -298,7 +300,7 @@ pub struct HotnessTerms {
 const FORMAT: Format = Format { what: "profile", header: "hpp_profile", version: PROFILE_VERSION };
 
 impl Profile {
-    /// A warning for people where other programs kept the machine busy during the measurements.
+    /// A warning if other programs kept the machine busy during the measurements.
     pub fn busy_machine(&self) -> Option<String> {
         let share = self.others_cpu_share.filter(|share| *share >= BUSY_CPU_SHARE)?;
         Some(format!(
@@ -308,24 +310,24 @@ impl Profile {
         ))
     }
 
-    /// Reads a profile and checks it; everything wrong with it is in the one error.
+    /// Reads and checks a profile; the error contains all findings.
     pub fn from_yaml(text: &str) -> Result<Profile, DocumentError> {
         document::read(text, FORMAT, check::beyond_the_schema)
     }
 
-    /// Writes a profile: fields in the order of the types, the same bytes for the same profile.
+    /// Writes a profile. Equal profiles give equal bytes.
     pub fn to_yaml(&self) -> Result<String, DocumentError> {
         document::write(self, FORMAT)
     }
 
-    /// Everything in this profile that cannot have been measured: negative times, classes that are missing or occur twice,
-    /// blocks the model does not have. Places are as in the file. What is not measured yet is no finding.
+    /// All errors in this profile: negative times, missing or repeated classes, unknown blocks. Places are as in the
+    /// file. Pending measurements are no errors.
     pub fn check(&self) -> Vec<Finding> {
         document::check(self, check::beyond_the_schema)
     }
 }
 
-/// The JSON Schema of a profile, as `schemas/profile.schema.json` has it.
+/// The JSON Schema of a profile, as in `schemas/profile.schema.json`.
 pub fn profile_json_schema() -> String {
     document::json_schema::<Profile>()
 }

@@ -1,5 +1,5 @@
-//! Operators that an execution provider computes wrongly, as measured. The planner places them elsewhere, and the runtime warns where
-//! a person insists.
+//! Operators that an execution provider computes wrongly, as measured. The planner places them on other providers, and
+//! the runtime warns if the user forces such a placement.
 //!
 //! docs/PROVIDERS.md has the evidence for each row, and `tools/bench/provider_repeats.py` repeats the measurement.
 
@@ -16,7 +16,8 @@ pub struct ProviderFault {
     pub what: &'static str,
 }
 
-/// All that are known. Remove a row when `provider_repeats.py` finds no difference with the ONNX Runtime that the project uses.
+/// All known faults. Remove a row when `provider_repeats.py` finds no difference with the ONNX Runtime that the project
+/// uses.
 pub const PROVIDER_FAULTS: [ProviderFault; 1] = [ProviderFault {
     provider: Provider::Webgpu,
     operator: "QMoE",
@@ -24,7 +25,7 @@ pub const PROVIDER_FAULTS: [ProviderFault; 1] = [ProviderFault {
 }];
 
 impl ProviderFault {
-    /// What is known against an operator on a provider.
+    /// The fault of an operator on a provider, if known.
     pub fn find(provider: Provider, operator: &str) -> Option<&'static ProviderFault> {
         PROVIDER_FAULTS.iter().find(|fault| fault.provider == provider && fault.operator == operator)
     }

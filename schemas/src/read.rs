@@ -1,37 +1,37 @@
-//! Plans as text: YAML in and out, with a newer version named before anything else is complained about.
+//! Reads and writes plans as YAML. A plan of another version is refused by its version, before any other error.
 
-use crate::{PLAN_VERSION, Plan, Seal};
+use crate::{PLAN_VERSION, Plan, Seal, document};
 use serde::Deserialize;
 
-/// Longest plan that is read. A plan of a thousand partitions is a hundredth of it.
-const MOST_BYTES: usize = 64 << 20;
+/// Size limit, bytes. A plan of a thousand partitions has a hundredth of it.
+const MAX_BYTES: usize = 64 << 20;
 
 /// Why a plan could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The text is too long to be a plan.
-    #[error("this is no plan: it has {0} bytes, and plans have at most {MOST_BYTES}")]
+    /// The text exceeds the size limit.
+    #[error("this is not a plan: it has {0} bytes, and the limit is {MAX_BYTES}")]
     TooLong(usize),
-    /// The text says it is of a version this build does not read.
+    /// The plan has another version.
     #[error("this plan has version {found}, and this build reads version {PLAN_VERSION}")]
     Version {
-        /// What it says.
+        /// The version in the plan.
         found: u64,
     },
-    /// The text does not say it is a plan.
-    #[error("this is no plan: it does not begin with `hpp_plan: {PLAN_VERSION}`")]
+    /// The text lacks the header of a plan.
+    #[error("this is not a plan: it does not begin with `hpp_plan: {PLAN_VERSION}`")]
     NotAPlan,
-    /// The text is not what a plan of this version looks like.
+    /// The text is not valid YAML, or violates the format.
     #[error("cannot read the plan: {0}")]
     Syntax(String),
-    /// The plan has a seal, and is not what was sealed.
+    /// The plan differs from its seal.
     #[error("the plan was changed after hpp-split wrote it, at {}", .places.join(", "))]
     Changed {
-        /// Where, by path in the plan.
+        /// The changed places, by path in the plan.
         places: Vec<String>,
     },
     /// A plan that is to be run has no seal.
-    #[error("the plan has no seal, so nothing tells whether it still is what hpp-split wrote")]
+    #[error("the plan has no seal, so changes to it cannot be detected")]
     NoSeal,
     /// The plan cannot be written as YAML.
     #[error("cannot write the plan as YAML: {0}")]
@@ -39,7 +39,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// The next step for a person, where there is one.
+    /// What the user can do, if anything.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             PlanError::Version { found } if *found > u64::from(PLAN_VERSION) => {
@@ -47,28 +47,27 @@ impl PlanError {
             }
             PlanError::Write(_) => None,
             PlanError::Changed { .. } => Some(
-                "make the plan again with hpp-split, whose options decide these things; by hand only budgets, generation, \
-                 predictions, model.name and each partition's providers and reason may be edited",
+                "make the plan again with hpp-split and other options; only budgets, generation, predictions, model.name and \
+                 each partition's providers and reason may be edited by hand",
             ),
             _ => Some("make the plan again with hpp-split"),
         }
     }
 }
 
-/// The one field every version has. Others are ignored here and looked at afterwards.
+/// The field that every version has; ignores all others.
 #[derive(Deserialize)]
 struct Header {
     hpp_plan: Option<u64>,
 }
 
 impl Plan {
-    /// Reads a plan, whether or not it has a seal; one that it has must be right. The plan itself is not checked: see
-    /// [`Plan::check`].
+    /// Parses a plan. If it has a seal, the seal must match. Does not check the plan: see [`Plan::check`].
     pub fn from_yaml(text: &str) -> Result<Plan, PlanError> {
         unsealed(text).map(|(plan, _)| plan)
     }
 
-    /// [`from_yaml`](Plan::from_yaml) of a plan that is to be run, which must have a seal.
+    /// Like [`from_yaml`](Plan::from_yaml), but requires a seal: for plans that are to be run.
     pub fn from_sealed_yaml(text: &str) -> Result<Plan, PlanError> {
         match unsealed(text)? {
             (plan, true) => Ok(plan),
@@ -76,7 +75,7 @@ impl Plan {
         }
     }
 
-    /// Writes a plan with its seal: fields in the order of the types, the same bytes for the same plan.
+    /// Writes a plan with its seal, fields in the order of the types. Equal plans give equal bytes.
     pub fn to_yaml(&self) -> Result<String, PlanError> {
         let seal = Seal::of(self).map_err(|error| PlanError::Write(error.to_string()))?;
         let sealed = Plan { seal: Some(seal), ..self.clone() };
@@ -84,9 +83,9 @@ impl Plan {
     }
 }
 
-/// A plan without the seal it may have had, and whether it had one.
+/// Parses a plan and removes its seal; returns whether it had one.
 fn unsealed(text: &str) -> Result<(Plan, bool), PlanError> {
-    if text.len() > MOST_BYTES {
+    if text.len() > MAX_BYTES {
         return Err(PlanError::TooLong(text.len()));
     }
     let syntax = |error: serde_saphyr::Error| PlanError::Syntax(error.to_string());
@@ -101,10 +100,7 @@ fn unsealed(text: &str) -> Result<(Plan, bool), PlanError> {
     if places.is_empty() { Ok((plan, true)) } else { Err(PlanError::Changed { places }) }
 }
 
-/// The JSON Schema of a plan, as `schemas/plan.schema.json` has it.
+/// The JSON Schema of a plan, as in `schemas/plan.schema.json`.
 pub fn plan_json_schema() -> String {
-    let schema = schemars::schema_for!(Plan);
-    let mut text = serde_json::to_string_pretty(&schema).unwrap_or_default();
-    text.push('\n');
-    text
+    document::json_schema::<Plan>()
 }

@@ -1,14 +1,16 @@
-//! Which bytes of a file its sampled hash covers. Reads nothing itself.
+//! The byte ranges that a file's sampled hash covers. Reads no files.
 
 /// Bytes in one sample.
 const SAMPLE: u64 = 4096;
-/// Gaps between samples: one sample more than this is taken.
+/// Gaps between samples; there is one more sample than gaps.
 const GAPS: u64 = 65;
 
-/// The `(offset, length)` ranges that [`FileRecord::sampled`](crate::FileRecord::sampled) covers of a file of `length` bytes.
+/// The `(offset, length)` ranges that [`FileRecord::sampled`](crate::FileRecord::sampled) covers of a file of `length`
+/// bytes.
 ///
-/// The first 4 KiB, the last 4 KiB and 64 more evenly between them; the whole file where that is no more. The hash is
-/// BLAKE3 over `length` as eight little-endian bytes, followed by the ranges' bytes in order, as lower-case hexadecimal.
+/// The first 4 KiB, the last 4 KiB and 64 more, evenly spaced between them; the whole file if it is not larger than
+/// these samples. The hash is BLAKE3 over `length` as eight little-endian bytes, followed by the ranges' bytes in
+/// order, as lower-case hexadecimal.
 pub fn sample_ranges(length: u64) -> Vec<(u64, u64)> {
     if length <= SAMPLE * (GAPS + 1) {
         return if length == 0 { Vec::new() } else { vec![(0, length)] };

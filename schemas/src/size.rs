@@ -1,4 +1,4 @@
-//! Byte counts as people write and read them, without losing a byte.
+//! Byte counts with units for people, exact to the byte.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de};
@@ -8,20 +8,20 @@ use std::str::FromStr;
 /// A number of bytes.
 ///
 /// Read from `24G`, `24GiB`, `1.5 GB`, `512M`, `4096` or `12.3 MiB (12897280 B)`. As in most tools, `K`, `M`, `G`, `T`
-/// mean powers of 1024; `KB`, `MB`, `GB`, `TB` are taken the same way, because that is how memory is sold.
-/// Printed with a unit and, where that rounds, the exact count behind it.
+/// mean powers of 1024; so do `KB`, `MB`, `GB`, `TB`, as in the sizes of memory modules.
+/// Printed with a unit and, if that rounds, the exact count in parentheses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteSize(pub u64);
 
 /// Why a size could not be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("cannot read size {0:?}: write bytes or a number with K, M, G or T, such as 24G, 512M or 1.5GiB")]
+#[error("cannot read size {0:?}: give bytes or a number with K, M, G or T, such as 24G, 512M or 1.5GiB")]
 pub struct SizeError(String);
 
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl ByteSize {
-    /// Rounded for people: `12.3 MiB`.
+    /// Rounded, with a unit: `12.3 MiB`.
     pub fn human(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
             Some((name, unit)) if self.0.is_multiple_of(*unit) => format!("{} {name}", self.0 / unit),
@@ -41,9 +41,9 @@ impl fmt::Display for ByteSize {
 impl FromStr for ByteSize {
     type Err = SizeError;
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let bad = || SizeError(text.chars().take(40).collect());
+        let error = || SizeError(text.chars().take(40).collect());
         let body = match text.split_once('(') {
-            Some((_, exact)) => exact.strip_suffix(')').ok_or_else(bad)?,
+            Some((_, exact)) => exact.strip_suffix(')').ok_or_else(error)?,
             None => text,
         }
         .trim();
@@ -55,14 +55,14 @@ impl FromStr for ByteSize {
             "m" | "mb" | "mib" => 1 << 20,
             "g" | "gb" | "gib" => 1 << 30,
             "t" | "tb" | "tib" => 1 << 40,
-            _ => return Err(bad()),
+            _ => return Err(error()),
         };
         if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(scale).map(ByteSize).ok_or_else(bad);
+            return whole.checked_mul(scale).map(ByteSize).ok_or_else(error);
         }
-        let value: f64 = number.parse().map_err(|_| bad())?;
+        let value: f64 = number.parse().map_err(|_| error())?;
         let bytes = value * scale as f64;
-        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(bad()) }
+        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(error()) }
     }
 }
 
@@ -108,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_what_people_write() {
+    fn common_spellings_are_parsed() {
         for (text, bytes) in [
             ("24G", 24 << 30),
             ("24GiB", 24 << 30),
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn prints_without_losing_a_byte() {
+    fn printed_sizes_parse_to_the_exact_count() {
         for bytes in [0, 1, 1023, 1024, 1025, 887040, 24 << 30, (24 << 30) + 1, u64::MAX] {
             assert_eq!(ByteSize(bytes).to_string().parse(), Ok(ByteSize(bytes)));
         }

@@ -1,6 +1,7 @@
-//! What a corpus shows of a model: sums that can be added up prompt by prompt, so that memory does not grow with the corpus.
+//! Statistics of a model over a corpus: sums that are merged prompt by prompt, so that memory does not grow with the
+//! corpus.
 //!
-//! Every list is as long as the model has boundaries, layers, experts or neurons, whatever the corpus.
+//! Invariant: the length of every list depends only on the model's numbers of boundaries, layers, experts or neurons.
 
 mod check;
 mod derived;
@@ -13,7 +14,7 @@ pub use merge::StatisticsMismatch;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Everything counted while a corpus ran. Two of the same model can be merged.
+/// All statistics of a corpus run. Statistics of the same model can be merged.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Statistics {
@@ -21,33 +22,33 @@ pub struct Statistics {
     pub prompts: u64,
     /// Tokens of prompts.
     pub prompt_tokens: u64,
-    /// Tokens generated, each of which was fed to the model again.
+    /// Generated tokens, each of which was fed back to the model.
     pub generated_tokens: u64,
     /// Activations at each boundary, in execution order.
     #[serde(default)]
     pub boundaries: Vec<BoundaryStatistics>,
-    /// How much each block changes what passes through it.
+    /// How much each block changes the hidden state.
     #[serde(default)]
     pub influence: Vec<BlockInfluence>,
-    /// How spread each layer's attention is.
+    /// Entropy of each layer's attention.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub attention: Vec<AttentionEntropy>,
-    /// Which experts tokens were routed to.
+    /// Routing of tokens to experts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub experts: Vec<ExpertStatistics>,
-    /// Which neurons of ReLU networks fired.
+    /// Activity of ReLU neurons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub neurons: Vec<NeuronStatistics>,
 }
 
-/// Sums over the elements of the hidden state that leaves a block. Where two tensors carry it (a residual and what is still
-/// to be added), it is their sum; after the last layer it is taken before the final norm, as between other layers.
+/// Sums over the elements of the hidden state that leaves a block. If two tensors carry it (a residual and the next
+/// addend), it is their sum. After the last layer it is taken before the final norm, as between other layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BoundaryStatistics {
     /// The block whose output this is.
     pub block: String,
-    /// Elements seen; those that are not finite are left out and counted apart.
+    /// Finite elements.
     pub elements: u64,
     /// Elements that were not finite.
     pub not_finite: u64,
@@ -70,7 +71,7 @@ pub struct BoundaryStatistics {
 pub struct BlockInfluence {
     /// The block.
     pub block: String,
-    /// Tokens seen; those whose input or output is zero or not finite have no cosine and are left out.
+    /// Tokens, without those whose input or output is zero or not finite, which have no cosine.
     pub tokens: u64,
     /// Mean of `1 - cosine`, 0 to 2.
     #[schemars(range(min = 0, max = 2))]
@@ -83,48 +84,49 @@ pub struct BlockInfluence {
 pub struct AttentionEntropy {
     /// The layer's block.
     pub block: String,
-    /// Rows (token and head) seen.
+    /// Rows (pairs of token and head).
     pub rows: u64,
-    /// Mean entropy, nats. Rows that do not sum to 1, because a sink takes part of the attention, are scaled to 1 first.
+    /// Mean entropy, nats. Rows with a sum other than 1, because a sink takes a part of the attention, are scaled to 1
+    /// first.
     #[schemars(range(min = 0))]
     pub mean: f64,
 }
 
-/// Where one layer's router sent tokens.
+/// Routing of one layer.
 ///
-/// Visits are in the order of tokens, a token's best expert first, and each prompt (with what was generated after it) begins
-/// with empty caches. So sums over prompts do not depend on their order.
+/// Visits are in the order of tokens, a token's best expert first. Each prompt, with its generated tokens, starts with
+/// empty caches, so sums over prompts do not depend on their order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExpertStatistics {
     /// The layer's block.
     pub block: String,
-    /// Experts each token visits.
+    /// Experts that each token uses.
     pub top_k: u32,
-    /// Tokens seen.
+    /// Tokens.
     pub tokens: u64,
     /// Visits of each expert.
     pub counts: Vec<u64>,
-    /// Number of visits by reuse distance: entry `d` counts visits before which `d` other experts of this layer were
-    /// visited since the last visit. An LRU cache of `n` experts hits those with `d < n` (Mattson's stack distances).
+    /// Number of visits by reuse distance: entry `d` counts visits with `d` other experts of this layer visited since
+    /// the previous visit. An LRU cache of `n` experts hits those with `d < n` (Mattson's stack distances).
     pub reuse_distances: Vec<u64>,
-    /// First visits in each prompt, which no cache of any size hits.
+    /// First visits in each prompt, which miss in a cache of any size.
     pub first_visits: u64,
-    /// Hits of the best possible cache (Belady's MIN) of 1, 2, ... experts, over the same visits. Prompts are cut into
-    /// pieces of [`ORACLE_TOKENS`] tokens, at each of which it begins empty: it sees no further ahead.
+    /// Hits of the optimal cache (Belady's MIN) of 1, 2, ... experts over the same visits. It looks ahead at most
+    /// [`ORACLE_TOKENS`] tokens: prompts are cut into runs of that length, each of which starts with an empty cache.
     pub oracle_hits: Vec<u64>,
 }
 
-/// Most tokens the oracle of [`ExpertStatistics::oracle_hits`] looks at together.
+/// Lookahead of the cache in [`ExpertStatistics::oracle_hits`], tokens.
 pub const ORACLE_TOKENS: u64 = 8192;
 
-/// How often each neuron of one layer's ReLU was above zero.
+/// Activity of the ReLU neurons of one layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NeuronStatistics {
     /// The layer's block.
     pub block: String,
-    /// Tokens seen.
+    /// Tokens.
     pub tokens: u64,
     /// Tokens for which each neuron was above zero.
     pub active: Vec<u64>,

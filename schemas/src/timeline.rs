@@ -1,47 +1,47 @@
-//! What happened when, simulated or measured, and the Chrome trace format that Perfetto opens.
+//! Timelines, simulated or measured, and their export to the Chrome trace format, which Perfetto opens.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-/// Spans on lanes; a lane does one thing at a time.
+/// Spans of time on lanes. Spans of a lane do not overlap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Timeline {
-    /// In the order they start.
+    /// In order of their start.
     pub spans: Vec<Span>,
 }
 
-/// One thing that took time.
+/// An interval of work or waiting.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Span {
-    /// What was busy: `cpu`, `gpu0`, `to gpu0`, `from gpu0`, `gpu0 to gpu1`, `disk`, or `passes` for whole passes.
+    /// The busy resource: `cpu`, `gpu0`, `to gpu0`, `from gpu0`, `gpu0 to gpu1`, `disk`, or `passes` for whole passes.
     pub lane: String,
-    /// What it did: a partition's or block's name, the tensor that moved.
+    /// Name of the partition, block or copied tensor.
     pub name: String,
-    /// What kind of work it was.
+    /// The kind of work.
     pub kind: SpanKind,
-    /// When it began, microseconds from the start of the timeline.
+    /// Start, microseconds from the start of the timeline.
     pub start_us: f64,
-    /// How long it took, microseconds.
+    /// Duration, microseconds.
     pub duration_us: f64,
-    /// Which pass it belongs to, from 0.
+    /// Number of the pass, from 0.
     pub pass: u64,
-    /// Bytes moved, where bytes moved.
+    /// Bytes copied, for copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
 }
 
-/// What kind of work a span is.
+/// The kind of work of a span.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SpanKind {
-    /// A partition or block computed.
+    /// Computation of a partition or block.
     Compute,
-    /// Bytes moved.
+    /// A copy.
     Transfer,
-    /// Something waited for something else.
+    /// Waiting for another resource.
     Stall,
     /// A whole pass, from its first input to its last run.
     Pass,
@@ -60,8 +60,8 @@ impl SpanKind {
 }
 
 impl Timeline {
-    /// The timeline as JSON in the Chrome trace event format: one process, one thread for each lane in order of first
-    /// appearance, a complete event (`"ph": "X"`, times in microseconds) for each span.
+    /// Exports to JSON in the Chrome trace event format: one process, one thread per lane in order of first appearance,
+    /// one complete event (`"ph": "X"`, times in microseconds) per span.
     pub fn to_chrome_trace(&self) -> String {
         let mut lanes: Vec<&str> = Vec::new();
         for span in &self.spans {

@@ -1,23 +1,23 @@
-//! The same model as a plan of one partition, which is what a split is compared with. Copies no file.
+//! Derives from a plan the plan of the unsplit model: one partition, with which `hpp-exec verify` compares a split.
+//! Copies no files.
 
 use crate::{
     DeviceKind, InputRole, Model, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan,
     Predictions, Provider, Residency, Schedule, State, Step,
 };
 
-/// Which file of the unsplit model to run.
+/// The file of the unsplit model to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whole {
-    /// The model as its exporter left it.
+    /// The model as exported.
     Source,
-    /// The model with every boundary tensor among its outputs; a plan may have none.
+    /// The model with all boundary tensors as outputs; a plan need not have it.
     Tapped,
 }
 
 impl Plan {
-    /// The unsplit model under the same roles, states and context, as one partition on the host.
-    ///
-    /// `None` for [`Whole::Tapped`] where the plan has no such file.
+    /// The unsplit model with the same roles, states and context, as one partition on the host. `None` if the plan
+    /// lacks the file.
     pub fn unsplit(&self, whole: Whole) -> Option<Plan> {
         let file = match whole {
             Whole::Source => self.model.source.clone(),
@@ -28,14 +28,14 @@ impl Plan {
         if whole == Whole::Tapped {
             outputs.extend(self.boundaries());
         }
-        // The position input is made by splitting and the branch input is gone after it: the source model computes
-        // every position, and still wants to be told its branch.
-        let made_for = match whole {
+        // Splitting adds the input for logit positions and removes the branch input: the source model has no logit
+        // positions, and the tapped model no branch.
+        let absent = match whole {
             Whole::Source => InputRole::LogitPositions,
             Whole::Tapped => InputRole::UseCacheBranch,
         };
         let model = Model {
-            inputs: self.model.inputs.iter().filter(|input| input.role != made_for).cloned().collect(),
+            inputs: self.model.inputs.iter().filter(|input| input.role != absent).cloned().collect(),
             ..self.model.clone()
         };
         let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();
@@ -52,7 +52,7 @@ impl Plan {
             file,
             weights_dir: match whole {
                 Whole::Source => self.model.weights_dir.clone(),
-                // Written beside the partitions, over the same weights.
+                // In the plan directory, with the partitions' weights.
                 Whole::Tapped => self.partitions.first().map_or(".".into(), |first| first.weights_dir.clone()),
             },
             device: device.name.clone(),
@@ -85,7 +85,7 @@ impl Plan {
         partition.outputs.iter().find(|output| output.name == state.present && output.to == OutputUse::State).cloned()
     }
 
-    /// Every tensor that crosses, once.
+    /// All boundary tensors, each once.
     fn boundaries(&self) -> Vec<PartitionOutput> {
         let all = self.partitions.iter().flat_map(|partition| &partition.outputs);
         let mut crossing: Vec<_> = all.filter(|output| output.to == OutputUse::Boundary).cloned().collect();
@@ -105,7 +105,7 @@ impl Plan {
     }
 }
 
-/// Name of the one partition.
+/// Name of the only partition.
 const WHOLE: &str = "whole";
 
 fn model_input(input: &crate::ModelInput) -> PartitionInput {

@@ -1,9 +1,9 @@
-//! An error in words, the same from every command: with its causes, and with what to do about it.
+//! Formats errors with their causes and a hint, the same for all commands.
 
 use std::error::Error;
 use std::fmt::Write;
 
-/// For a person, on lines of their own: `error: ...`, the causes, and `hint: ...`.
+/// Several lines for users: `error: ...`, one `because: ...` per cause, `hint: ...`.
 pub fn error_report(error: &dyn Error, hint: Option<&str>) -> String {
     let mut text = format!("error: {error}");
     for cause in causes(error) {
@@ -15,7 +15,7 @@ pub fn error_report(error: &dyn Error, hint: Option<&str>) -> String {
     text
 }
 
-/// For a record, on one line: the error and its causes.
+/// One line for records: the error and its causes, separated by colons.
 pub fn error_line(error: &dyn Error) -> String {
     let words: Vec<String> = std::iter::once(error.to_string()).chain(causes(error).map(ToString::to_string)).collect();
     words.join(": ").lines().map(str::trim).collect::<Vec<_>>().join(" ")
@@ -43,14 +43,14 @@ mod tests {
     }
 
     #[test]
-    fn a_person_reads_causes_line_by_line() {
+    fn a_report_has_one_line_per_cause() {
         let lines = "error: cannot read x.yaml\n  because: the disk\n  is gone\n  because: no power";
         assert_eq!(error_report(&error(), None), lines);
         assert_eq!(error_report(&error(), Some("plug it in")), format!("{lines}\nhint: plug it in"));
     }
 
     #[test]
-    fn a_record_has_one_line() {
+    fn a_record_is_one_line() {
         assert_eq!(error_line(&error()), "cannot read x.yaml: the disk is gone: no power");
         assert_eq!(error_line(&io::Error::other("alone")), "alone");
     }

@@ -1,4 +1,4 @@
-//! Machine files: read back as written, and everything wrong with one said at once.
+//! Machine files: round trip, and all errors reported at once.
 
 use hpp_schema::{DocumentError, Machine, machine_json_schema};
 use proptest::prelude::*;
@@ -24,9 +24,9 @@ fn places(text: &str) -> Vec<String> {
     error.findings().iter().map(|finding| finding.place.clone()).collect()
 }
 
-/// What is said of one line that was changed.
+/// The only error after one change.
 #[track_caller]
-fn complaint(from: &str, to: &str) -> String {
+fn error_after(from: &str, to: &str) -> String {
     assert!(MACHINE.contains(from), "{from:?}");
     let error = Machine::from_yaml(&MACHINE.replace(from, to)).unwrap_err();
     match error.findings() {
@@ -56,7 +56,7 @@ fn the_committed_schema_is_current() {
 }
 
 #[test]
-fn each_mistake_is_named_with_its_place() {
+fn each_error_names_its_place() {
     for (from, to, words) in [
         ("memory_gb_per_s: 60, ", "", "cpu.memory_gb_per_s: it is missing"),
         ("memory_gb_per_s: 60, ", "memory_gb_per_s: 0, ", "cpu.memory_gb_per_s: 0 is not more than 0"),
@@ -73,13 +73,13 @@ fn each_mistake_is_named_with_its_place() {
         ("name: test", "name: 7", "name: 7 is not text"),
         ("disk: { read_gb_per_s: 3.5 }", "disk: 3.5", "disk: 3.5 is not a mapping"),
     ] {
-        let complaint = complaint(from, to);
-        assert!(complaint.contains(words), "{complaint:?} does not say {words:?}");
+        let error = error_after(from, to);
+        assert!(error.contains(words), "{words:?} is not in {error:?}");
     }
 }
 
 #[test]
-fn every_mistake_is_named_at_once() {
+fn all_errors_are_reported_at_once() {
     let text = MACHINE
         .replace("memory_gb_per_s: 60, ", "")
         .replace("tflops: 120", "tflops: -1")
@@ -102,7 +102,7 @@ fn a_machine_made_in_memory_is_checked_by_the_same_rules() {
 }
 
 #[test]
-fn what_is_no_machine_file_is_refused() {
+fn other_files_are_refused() {
     let error = |text: &str| Machine::from_yaml(text).unwrap_err();
     assert!(matches!(
         error(&MACHINE.replace("hpp_machine: 1", "hpp_machine: 9")),
@@ -120,7 +120,7 @@ fn what_is_no_machine_file_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a damaged file says, it is read or refused without a panic, and what is read is good.
+    /// A damaged file is read or refused without a panic, and a machine that is read is valid.
     #[test]
     fn damage_never_panics(at in 0..MACHINE.len(), with in "\\PC{0,12}", cut in 0usize..80) {
         let mut text: Vec<u8> = MACHINE.as_bytes().to_vec();
@@ -132,9 +132,9 @@ proptest! {
     }
 }
 
-/// The presets people start from: each is good, and each rate has a source.
+/// Each preset is valid, and each rate has a source.
 #[test]
-fn the_presets_are_good_and_say_where_they_are_from() {
+fn presets_are_valid_and_have_sources() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/machines");
     let mut with_gpu = 0;
     let mut files: Vec<_> = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect();

@@ -1,4 +1,4 @@
-//! Plans as text: one that a person can read, its schema, and what is said of versions and of damage.
+//! Plans as text: round trip, schema, versions, damage, seals.
 
 use hpp_schema::{DType, DeviceKind, OutputUse, Plan, PlanError, Seal, WeightInput, Whole, plan_json_schema};
 use proptest::prelude::*;
@@ -19,7 +19,7 @@ fn a_plan_reads_back_as_it_was_written() {
 }
 
 #[test]
-fn the_good_plan_is_good() {
+fn the_valid_plan_has_no_findings() {
     assert_eq!(plan().check(), []);
 }
 
@@ -48,7 +48,7 @@ fn an_unknown_field_is_refused_with_its_name() {
 }
 
 #[test]
-fn what_is_no_plan_is_refused() {
+fn other_files_are_refused() {
     for text in ["", "a: 1", "[]", "hpp_plan: one", "\u{0}", "hpp_plan: -1", "just words", "&a [*a]"] {
         assert!(Plan::from_yaml(text).is_err(), "{text:?}");
     }
@@ -56,7 +56,7 @@ fn what_is_no_plan_is_refused() {
 }
 
 #[test]
-fn yaml_bombs_do_not_go_off() {
+fn yaml_alias_bombs_are_refused() {
     let mut bomb = String::from("hpp_plan: 1\na: &a [x, x, x, x, x, x, x, x, x]\n");
     for (level, name) in ["b", "c", "d", "e", "f", "g", "h", "i"].iter().enumerate() {
         let before = ["a", "b", "c", "d", "e", "f", "g", "h"][level];
@@ -66,7 +66,7 @@ fn yaml_bombs_do_not_go_off() {
 }
 
 #[test]
-fn the_unsplit_plan_is_good_and_whole() {
+fn the_unsplit_plan_is_valid() {
     let whole = plan().unsplit(Whole::Source).unwrap();
     assert_eq!(whole.check(), []);
     assert_eq!(whole.partitions.len(), 1);
@@ -78,7 +78,7 @@ fn the_unsplit_plan_is_good_and_whole() {
 }
 
 #[test]
-fn the_tapped_plan_shows_every_boundary_once() {
+fn the_tapped_plan_has_every_boundary_once() {
     let mut tapped = plan();
     tapped.model.tapped = Some("tapped.onnx".into());
     let whole = tapped.unsplit(Whole::Tapped).unwrap();
@@ -90,7 +90,7 @@ fn the_tapped_plan_shows_every_boundary_once() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a damaged file says, it is read or refused, and what is read is checked, without a panic.
+    /// A damaged file is read and checked, or refused, without a panic.
     #[test]
     fn damage_never_panics(at in 0..PLAN.len(), with in "\\PC{0,12}", cut in 0usize..80) {
         let mut text: Vec<u8> = PLAN.as_bytes().to_vec();
@@ -104,7 +104,7 @@ proptest! {
         }
     }
 
-    /// Numbers at their ends overflow nothing.
+    /// Extreme numbers cause no overflow.
     #[test]
     fn extreme_numbers_never_panic(line in 0usize..200, number in prop::sample::select(vec![0, 1, u64::MAX, u64::MAX / 2, 1 << 63, 1 << 32])) {
         let lines = PLAN.lines().enumerate().map(|(at, text)| match text.rsplit_once(": ") {
@@ -118,7 +118,7 @@ proptest! {
     }
 }
 
-/// What the text of a sealed plan reads as once this is replaced in it.
+/// Parses the text of a sealed plan after one replacement.
 fn edited(from: &str, to: &str) -> Result<Plan, PlanError> {
     let text = plan().to_yaml().unwrap();
     assert!(text.contains(from), "{from:?} is not in {text}");
@@ -126,7 +126,7 @@ fn edited(from: &str, to: &str) -> Result<Plan, PlanError> {
 }
 
 #[test]
-fn what_hpp_split_decided_cannot_be_edited_without_a_word() {
+fn edits_of_sealed_fields_are_detected() {
     for (from, to, place) in [
         ("layers: 2", "layers: 3", "model"),
         ("name: gpu0", "name: gpu1", "devices"),
@@ -145,7 +145,7 @@ fn what_hpp_split_decided_cannot_be_edited_without_a_word() {
 }
 
 #[test]
-fn a_partition_more_or_less_and_weights_exchanged_are_named() {
+fn removed_partitions_and_swapped_weights_are_named() {
     let plan = plan();
     let seal = Seal::of(&plan).unwrap();
     assert_eq!(seal.differences(&plan).unwrap(), Vec::<String>::new());
@@ -168,7 +168,7 @@ fn a_partition_more_or_less_and_weights_exchanged_are_named() {
 }
 
 #[test]
-fn what_a_person_may_edit_is_not_sealed() {
+fn editable_fields_are_not_sealed() {
     let mut other = plan();
     let seal = Seal::of(&other).unwrap();
     other.model.name = "mine".into();
@@ -181,7 +181,7 @@ fn what_a_person_may_edit_is_not_sealed() {
 }
 
 #[test]
-fn a_plan_that_is_run_has_a_seal() {
+fn a_plan_to_run_needs_a_seal() {
     assert!(matches!(Plan::from_sealed_yaml(PLAN), Err(PlanError::NoSeal)));
     assert_eq!(Plan::from_sealed_yaml(&plan().to_yaml().unwrap()).unwrap(), plan());
 }

@@ -1,4 +1,4 @@
-//! What `hpp-profile` and `hpp-exec probe` say to each other: one line each way, nothing unknown, the committed schema.
+//! The probe protocol: messages on one line, unknown fields refused, committed schema.
 
 use hpp_schema::probe::{
     Carried, Case, Fact, Feed, Fill, MachineProbe, ObserveProbe, PartitionProbe, Prompt, PromptContent, Reply, Request,
@@ -17,8 +17,8 @@ fn the_committed_schema_is_current() {
     assert!(committed == probe_json_schema(), "probe.schema.json is stale: run `make schemas`");
 }
 
-/// Writes on one line, reads back the same.
-fn travels<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(what: &T) -> String {
+/// Serialises to one line and parses back to an equal value.
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(what: &T) -> String {
     let line = serde_json::to_string(what).unwrap();
     assert!(!line.contains('\n'));
     assert_eq!(serde_json::from_str::<T>(&line).unwrap(), *what, "{line}");
@@ -56,9 +56,9 @@ fn partition() -> Request {
 }
 
 #[test]
-fn every_request_travels_on_one_line() {
-    let machine = |probe| travels(&Request::Machine(probe));
-    assert!(travels(&partition()).starts_with(r#"{"request":"partition","file":"#));
+fn requests_round_trip_on_one_line() {
+    let machine = |probe| round_trip(&Request::Machine(probe));
+    assert!(round_trip(&partition()).starts_with(r#"{"request":"partition","file":"#));
     assert_eq!(machine(MachineProbe::Arithmetic), r#"{"request":"machine","path":"arithmetic"}"#);
     machine(MachineProbe::RamRead { bytes: vec![1, 2] });
     machine(MachineProbe::DiskRead { file: "weights".into(), bytes: vec![4096] });
@@ -66,7 +66,7 @@ fn every_request_travels_on_one_line() {
     machine(MachineProbe::Contention { provider: Provider::Webgpu, bytes: 1 });
     let contents =
         [PromptContent::Text("a\nb".into()), PromptContent::Messages(vec![]), PromptContent::Tokens(vec![7])];
-    travels(&Request::Observe(ObserveProbe {
+    round_trip(&Request::Observe(ObserveProbe {
         plan: "plan.yaml".into(),
         prompts: contents.into_iter().map(|content| Prompt { line: 1, content }).collect(),
         decode_tokens: 3,
@@ -75,19 +75,19 @@ fn every_request_travels_on_one_line() {
 }
 
 #[test]
-fn every_measurement_travels_on_one_line() {
+fn replies_round_trip_on_one_line() {
     let timing = Timing { runs: 3, median_ms: 1.25, p10_ms: 1.0, p90_ms: 2.0 };
-    travels(&Reply::Measured { case: "c".into(), timing, peak_resident: None });
+    round_trip(&Reply::Measured { case: "c".into(), timing, peak_resident: None });
     let points = vec![BandwidthPoint { bytes: 1, gb_per_s: 0.5 }];
     let path = BandwidthPath::Link { provider: Provider::Cuda, to_device: true, pinned: false };
-    travels(&Reply::Bandwidth { curves: vec![BandwidthCurve { path, points }] });
-    travels(&Reply::Contention { compute: 1.0, link: 1.5 });
-    travels(&Reply::Failed { reason: "no \"device\"\n".into() });
-    assert_eq!(travels(&Reply::Done), r#"{"reply":"done"}"#);
+    round_trip(&Reply::Bandwidth { curves: vec![BandwidthCurve { path, points }] });
+    round_trip(&Reply::Contention { compute: 1.0, link: 1.5 });
+    round_trip(&Reply::Failed { reason: "no \"device\"\n".into() });
+    assert_eq!(round_trip(&Reply::Done), r#"{"reply":"done"}"#);
 }
 
 #[test]
-fn what_nobody_knows_is_refused() {
+fn unknown_fields_and_requests_are_refused() {
     for line in [
         r#"{"request":"machine","path":"ram_read","bytes":[1],"surprise":1}"#,
         r#"{"request":"machine","path":"ram_read","bytes":[-1]}"#,

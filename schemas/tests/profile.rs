@@ -1,4 +1,4 @@
-//! Profiles: read back as written, and everything wrong with one said at once.
+//! Profiles: round trip, and all errors reported at once.
 
 use hpp_schema::{DocumentError, Profile, profile_json_schema};
 use proptest::prelude::*;
@@ -54,9 +54,9 @@ corpus: { hash: abc, prompts_done: 1, skipped_in_all: 0, statistics: { prompts: 
 sensitivity: [{ block: layers.0, bits: 4, positions: 8, kl: 0.01, top1_changed: 0.5 }]
 ";
 
-/// What is said of one thing that was changed; a lie about one class is also silence about another.
+/// The errors after one change; a wrong class also makes another class missing.
 #[track_caller]
-fn complaint(from: &str, to: &str) -> String {
+fn error_after(from: &str, to: &str) -> String {
     assert!(PROFILE.contains(from), "{from:?}");
     let error = Profile::from_yaml(&PROFILE.replacen(from, to, 1)).unwrap_err();
     assert!((1..=3).contains(&error.findings().len()), "{error}: {:#?}", error.findings());
@@ -73,7 +73,7 @@ fn a_profile_reads_back_as_it_was_written() {
 }
 
 #[test]
-fn a_profile_that_says_nothing_of_passes_is_good() {
+fn a_profile_without_pass_costs_is_valid() {
     let pass = PROFILE.lines().find(|line| line.starts_with("pass: ")).unwrap();
     let profile = Profile::from_yaml(&PROFILE.replace(pass, "")).unwrap();
     assert_eq!(profile.pass, None);
@@ -91,38 +91,42 @@ fn the_committed_schema_is_current() {
 }
 
 #[test]
-fn each_mistake_is_named_with_its_place() {
+fn each_error_names_its_place() {
     let second = "{ label: layers.1, class: 1, weight_bytes: 1 MiB }";
     for (from, to, words) in [
         ("ms: 0.5\n", "ms: -0.5\n", "classes[1].providers[0].decode.points[0].ms: -0.5 is less than 0"),
         ("ms: 0.5\n", "ms: .nan\n", "classes[1].providers[0].decode.points[0].ms: \".nan\" is not a number"),
         ("launch_ms: 0.05", "launch_ms: -1", "classes[1].providers[0].launch_ms: -1 is less than 0"),
-        ("median_ms: 0.55", "median_ms: 0.1", "points[0].single: a median of 0.1 ms does not lie between"),
-        ("median_ms: 0.09", "median_ms: 0.9", "pass.timing: a median of 0.9 ms does not lie between"),
+        ("median_ms: 0.55", "median_ms: 0.1", "points[0].single: the median 0.1 ms is not between"),
+        ("median_ms: 0.09", "median_ms: 0.9", "pass.timing: the median 0.9 ms is not between"),
         ("runs: 40, ", "", "pass.timing.runs: it is missing"),
-        ("tokens: 256", "tokens: 128", "decode.points: points are in the order of tokens, each once: 128"),
+        ("tokens: 256", "tokens: 128", "decode.points: points must be in increasing order of tokens, but 128"),
         ("tokens: 128", "tokens: 0", "decode.points[0].tokens: 0 is less than 1"),
         ("runs: 9", "runs: 0", "single.runs: 0 is less than 1"),
         ("run_length: 2", "run_length: 5", "run_length: the model has only 4 blocks"),
         ("run_length: 2", "run_length: 0", "run_length: 0 is less than 1"),
         ("r2: 1 }", "r2: 2 }", "decode.fit.r2: 2 is more than 1"),
         ("block: head\n", "block: tail\n", "classes[2].block: the model has no block \"tail\""),
-        ("class: 2\n    block: head", "class: 1\n    block: layers.1", "nothing is said of the class of head"),
+        ("class: 2\n    block: head", "class: 1\n    block: layers.1", "the class of head is missing"),
         (
             second,
             "{ label: layers.0, class: 1, weight_bytes: 1 MiB }",
             "model.blocks[2].label: \"layers.0\" occurs twice",
         ),
-        (second, "{ label: layers.1, class: 7, weight_bytes: 1 MiB }", "nothing is said of the class of layers.1"),
-        ("providers: [cpu]", "providers: [cpu, webgpu]", "nothing is said of \"webgpu\""),
+        (second, "{ label: layers.1, class: 7, weight_bytes: 1 MiB }", "the class of layers.1 is missing"),
+        ("providers: [cpu]", "providers: [cpu, webgpu]", "\"webgpu\" is missing"),
         ("class: 2\n    block: head", "class: 1\n    block: layers.1", "classes[2].class: class 1 occurs twice"),
         ("contexts: [128, 256]", "contexts: [128, 128]", "settings.contexts: an entry occurs twice"),
         ("prefill_tokens: [64]", "prefill_tokens: [0]", "settings.prefill_tokens: 0 tokens cannot be measured"),
         ("hash: '00112233", "hash: '0011", "model.hash: \"0011"),
-        ("date: '2026-01-31T12:00:00Z'", "date: yesterday", "date: \"yesterday\" is no date"),
+        ("date: '2026-01-31T12:00:00Z'", "date: yesterday", "date: \"yesterday\" is not a date"),
         ("memory_gb_per_s: 20", "memory_gb_per_s: 0", "machine.rates.cpu.memory_gb_per_s: 0 is not more than 0"),
         ("cpu: { memory: 8 GiB", "cpu: { memory: 0", "machine.rates.cpu.memory: memory of 0 bytes"),
-        ("bytes: 1048576", "bytes: 1048576000", "machine.curves[0].points: points are in the order of bytes"),
+        (
+            "bytes: 1048576",
+            "bytes: 1048576000",
+            "machine.curves[0].points: points must be in increasing order of bytes",
+        ),
         ("gb_per_s: 30", "gb_per_s: -30", "machine.curves[0].points[0].gb_per_s: -30 is not more than 0"),
         (
             "sensitivity: [{ block: layers.0",
@@ -136,13 +140,13 @@ fn each_mistake_is_named_with_its_place() {
         ("prompts_done: 1", "prompts_dun: 1, prompts_done: 1", "corpus.prompts_dun: there is no such field"),
         ("prompt_tokens: 3", "prompt_tokens: -3", "corpus.statistics.prompt_tokens: -3 is less than 0"),
     ] {
-        let complaint = complaint(from, to);
-        assert!(complaint.contains(words), "{complaint:?} does not say {words:?}");
+        let error = error_after(from, to);
+        assert!(error.contains(words), "{words:?} is not in {error:?}");
     }
 }
 
 #[test]
-fn every_mistake_is_named_at_once() {
+fn all_errors_are_reported_at_once() {
     let text = PROFILE
         .replace("ms: 0.5\n", "ms: -0.5\n")
         .replace("  - class: 2\n    block: head\n    providers: [{ provider: cpu, run_length: 1, decode: { points: [] }, prefill: { points: [] } }]\n", "")
@@ -158,7 +162,7 @@ fn every_mistake_is_named_at_once() {
     assert!(missing.message.contains("embedding") && missing.message.contains("head"), "{missing}");
 }
 
-/// With every block measured by itself, blocks of one class each have an entry.
+/// With `all_blocks`, blocks of one class each have an entry.
 #[test]
 fn every_block_may_have_an_entry_of_its_own() {
     let text = PROFILE.replace("all_blocks: false", "all_blocks: true");
@@ -169,7 +173,7 @@ fn every_block_may_have_an_entry_of_its_own() {
 }
 
 #[test]
-fn what_is_no_profile_is_refused() {
+fn other_files_are_refused() {
     let error = |text: &str| Profile::from_yaml(text).unwrap_err();
     assert!(matches!(
         error(&PROFILE.replace("hpp_profile: 1", "hpp_profile: 9")),
@@ -184,7 +188,7 @@ fn what_is_no_profile_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever a damaged file says, it is read or refused without a panic, and what is read is good.
+    /// A damaged file is read or refused without a panic, and a profile that is read is valid.
     #[test]
     fn damage_never_panics(at in 0..PROFILE.len(), with in "\\PC{0,12}", cut in 0usize..80) {
         let mut text: Vec<u8> = PROFILE.as_bytes().to_vec();

@@ -1,4 +1,5 @@
-//! Flow: every partition input comes from somewhere earlier with the same element type, and every model output from one place.
+//! Data flow: every partition input has an earlier source with the same element type, and every model output has one
+//! producer.
 
 use super::Findings;
 use crate::{DType, InputRole, ModelKind, OutputRole, OutputUse, Partition, Plan};
@@ -9,10 +10,10 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         outputs(plan, found, at, partition);
     }
     for (at, output) in plan.model.outputs.iter().enumerate() {
-        let makers = plan.partitions.iter().flat_map(|partition| &partition.outputs);
-        let count = makers.filter(|other| other.name == output.name && other.to == OutputUse::Model).count();
+        let producers = plan.partitions.iter().flat_map(|partition| &partition.outputs);
+        let count = producers.filter(|other| other.name == output.name && other.to == OutputUse::Model).count();
         let place = format!("model.outputs[{at}]");
-        found.require(count == 1, place, format!("{count} partitions give {:?} to the model", output.name));
+        found.require(count == 1, place, format!("{count} partitions produce the model output {:?}", output.name));
     }
     roles(plan, found);
 }
@@ -23,20 +24,20 @@ fn inputs(plan: &Plan, found: &mut Findings, at: usize, partition: &Partition) {
         match source(plan, at, &input.from, &input.name) {
             Err(why) => found.error(place, format!("{:?} {why}", input.name)),
             Ok(Some(dtype)) if dtype != input.dtype => {
-                found.error(place, format!("{:?} is {dtype} where it comes from, {} here", input.name, input.dtype));
+                found.error(place, format!("{:?} is {dtype} at its source, {} here", input.name, input.dtype));
             }
             Ok(_) => {}
         }
     }
 }
 
-/// The element type an input has where it comes from; states are looked at with the states.
+/// Element type of an input at its source; `None` for states, which `states` checks.
 fn source(plan: &Plan, at: usize, from: &str, name: &str) -> Result<Option<DType>, String> {
     match from {
         "state" => Ok(None),
         "model" => match plan.model.inputs.iter().find(|input| input.name == name) {
             Some(input) => Ok(Some(input.dtype)),
-            None => Err("is no input of the model".into()),
+            None => Err("is not an input of the model".into()),
         },
         producer => {
             let Some(number) = plan.partitions.iter().position(|partition| partition.name == producer) else {
@@ -48,7 +49,7 @@ fn source(plan: &Plan, at: usize, from: &str, name: &str) -> Result<Option<DType
             let made = plan.partitions[number].outputs.iter().find(|output| output.name == name);
             match made {
                 Some(output) if output.to != OutputUse::State => Ok(Some(output.dtype)),
-                _ => Err(format!("is no output {producer:?} leaves to others")),
+                _ => Err(format!("is not an output of {producer:?} for other partitions")),
             }
         }
     }
@@ -61,9 +62,9 @@ fn outputs(plan: &Plan, found: &mut Findings, at: usize, partition: &Partition) 
         match output.to {
             OutputUse::State => {}
             OutputUse::Model => match plan.model.outputs.iter().find(|other| other.name == *name) {
-                None => found.error(place, format!("{name:?} is no output of the model")),
-                Some(said) if said.dtype != output.dtype => {
-                    found.error(place, format!("{name:?} is {} in the model, {} here", said.dtype, output.dtype));
+                None => found.error(place, format!("{name:?} is not an output of the model")),
+                Some(declared) if declared.dtype != output.dtype => {
+                    found.error(place, format!("{name:?} is {} in the model, {} here", declared.dtype, output.dtype));
                 }
                 Some(_) => {}
             },
@@ -71,7 +72,7 @@ fn outputs(plan: &Plan, found: &mut Findings, at: usize, partition: &Partition) 
                 let readers = plan.partitions.iter().flat_map(|other| &other.inputs);
                 let read = readers.into_iter().any(|input| input.from == partition.name && input.name == *name);
                 if !read {
-                    found.warning(place, format!("nothing reads {name:?}"));
+                    found.warning(place, format!("no partition reads {name:?}"));
                 }
             }
         }
@@ -87,8 +88,8 @@ fn roles(plan: &Plan, found: &mut Findings) {
     if plan.model.kind == ModelKind::SingleRun {
         return;
     }
-    found.require(logits == 1, "model.outputs", format!("a decoder has one output with scores, not {logits}"));
-    let brings = |role| matches!(role, InputRole::TokenIds | InputRole::Embeddings);
-    let fed = plan.model.inputs.iter().any(|input| brings(input.role));
-    found.require(fed, "model.inputs", "a decoder takes token ids or embeddings");
+    found.require(logits == 1, "model.outputs", format!("a decoder has one logits output, not {logits}"));
+    let is_text = |role| matches!(role, InputRole::TokenIds | InputRole::Embeddings);
+    let has_text = plan.model.inputs.iter().any(|input| is_text(input.role));
+    found.require(has_text, "model.inputs", "a decoder takes token ids or embeddings");
 }

@@ -1,4 +1,4 @@
-//! Names: present, unique, not reserved, and pointing at something.
+//! Names are not empty, unique and not reserved, and references resolve.
 
 use super::Findings;
 use crate::{Device, DeviceKind, PLAN_VERSION, Plan, Provider};
@@ -10,7 +10,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         "hpp_plan",
         format!("this build reads version {PLAN_VERSION}, not {}", plan.hpp_plan),
     );
-    found.require(!plan.partitions.is_empty(), "partitions", "there are none");
+    found.require(!plan.partitions.is_empty(), "partitions", "the list is empty");
     unique(found, "model.inputs", plan.model.inputs.iter().map(|input| &input.name));
     unique(found, "model.outputs", plan.model.outputs.iter().map(|output| &output.name));
     unique(found, "devices", plan.devices.iter().map(|device| &device.name));
@@ -21,7 +21,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         unique(found, &format!("{place}.inputs"), partition.inputs.iter().map(|input| &input.name));
         unique(found, &format!("{place}.outputs"), partition.outputs.iter().map(|output| &output.name));
         let reserved = matches!(partition.name.as_str(), "model" | "state");
-        found.require(!reserved, &place, format!("a partition cannot be called {:?}", partition.name));
+        found.require(!reserved, &place, format!("the partition name {:?} is reserved", partition.name));
         for (form, field) in partition.forms().zip(["", ".prefill"]) {
             providers(found, &format!("{place}{field}"), form.providers, device(plan, form.device));
         }
@@ -44,14 +44,14 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
 fn unique<'a>(found: &mut Findings, place: &str, names: impl Iterator<Item = &'a String>) {
     let mut seen = BTreeSet::new();
     for (at, name) in names.enumerate() {
-        found.require(!name.is_empty(), format!("{place}[{at}]"), "it has no name");
+        found.require(!name.is_empty(), format!("{place}[{at}]"), "the name is empty");
         found.require(seen.insert(name), format!("{place}[{at}]"), format!("{name:?} occurs twice"));
     }
 }
 
 fn providers(found: &mut Findings, place: &str, providers: &[Provider], device: Option<&Device>) {
     let place = format!("{place}.providers");
-    found.require(!providers.is_empty(), &place, "there are none");
+    found.require(!providers.is_empty(), &place, "the list is empty");
     let distinct: BTreeSet<_> = providers.iter().collect();
     found.require(distinct.len() == providers.len(), &place, "one occurs twice");
     let on_host = device.is_some_and(|device| device.kind == DeviceKind::Cpu);
@@ -59,7 +59,7 @@ fn providers(found: &mut Findings, place: &str, providers: &[Provider], device: 
     found.require(!(on_host && needs_gpu), &place, "a partition on the host can only use the cpu provider");
 }
 
-/// The device of this name.
+/// The device with this name.
 pub(super) fn device<'a>(plan: &'a Plan, name: &str) -> Option<&'a Device> {
     plan.devices.iter().find(|device| device.name == name)
 }

@@ -1,11 +1,10 @@
-//! Paths: relative, and no further out than their purpose needs.
+//! Paths are relative and leave the plan's directory only where their purpose requires it.
 //!
-//! Partition files and text files written by `hpp-split` lie in the plan's directory. The model a plan was made from, its weights
-//! and its tokenizer may lie beside or above it, so these may begin with `..`; none may be absolute, and none may climb
-//! after it has descended.
+//! Partition files are in the plan's directory. The source model, its weights and its tokenizer may be beside or above
+//! it, so their paths may start with `..`. No path may be absolute, or contain `..` after a name.
 
 use super::Findings;
-use crate::{FileRole, Plan};
+use crate::{FileRole, Partition, Plan};
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
     upward(found, "model.source", &plan.model.source);
@@ -16,30 +15,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     }
     recorded(plan, found, "model.source", &plan.model.source);
     for (at, partition) in plan.partitions.iter().enumerate() {
-        let place = format!("partitions[{at}].file");
-        // A plan of one partition may be the source model itself.
-        if partition.file == plan.model.source {
-            upward(found, &place, &partition.file);
-        } else {
-            inside(found, &place, &partition.file);
-        }
-        upward(found, &format!("partitions[{at}].weights_dir"), &partition.weights_dir);
-        recorded(plan, found, &place, &partition.file);
-        if let Some(prefill) = &partition.prefill {
-            let place = format!("partitions[{at}].prefill.file");
-            inside(found, &place, &prefill.file);
-            recorded(plan, found, &place, &prefill.file);
-        }
-        for (form, field) in partition.forms().zip(["", ".prefill"]) {
-            if let Some(file) = form.host_file {
-                let place = format!("partitions[{at}]{field}.host_file");
-                inside(found, &place, file);
-                recorded(plan, found, &place, file);
-            }
-            for (number, weight) in form.weights.iter().enumerate() {
-                inside(found, &format!("partitions[{at}]{field}.weights[{number}].file"), &weight.file);
-            }
-        }
+        partition_paths(plan, found, &format!("partitions[{at}]"), partition);
     }
     for (at, file) in plan.files.iter().enumerate() {
         let place = format!("files[{at}]");
@@ -64,22 +40,46 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     }
 }
 
+fn partition_paths(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition) {
+    upward(found, &format!("{place}.weights_dir"), &partition.weights_dir);
+    for (form, field) in partition.forms().zip(["", ".prefill"]) {
+        let file_place = format!("{place}{field}.file");
+        // The partition of an unsplit plan is the source model itself.
+        match field.is_empty() && form.file == plan.model.source {
+            true => upward(found, &file_place, form.file),
+            false => inside(found, &file_place, form.file),
+        }
+        recorded(plan, found, &file_place, form.file);
+        if let Some(file) = form.host_file {
+            let place = format!("{place}{field}.host_file");
+            inside(found, &place, file);
+            recorded(plan, found, &place, file);
+        }
+        for (number, weight) in form.weights.iter().enumerate() {
+            inside(found, &format!("{place}{field}.weights[{number}].file"), &weight.file);
+        }
+    }
+}
+
+/// The path stays in the plan's directory.
 fn inside(found: &mut Findings, place: &str, path: &str) {
     let climbs = path.split('/').any(|part| part == "..");
     found.require(!climbs, place, format!("{path:?} leads out of the plan's directory"));
     upward(found, place, path);
 }
 
+/// The path is relative, and has `..` only at its start.
 fn upward(found: &mut Findings, place: &str, path: &str) {
     let mut parts = path.split('/').skip_while(|part| matches!(*part, ".." | "."));
-    found.require(!parts.any(|part| part == ".."), place, format!("{path:?} climbs after it has descended"));
+    found.require(!parts.any(|part| part == ".."), place, format!("{path:?} has .. after a name"));
     let drive = path.as_bytes().get(1) == Some(&b':');
     let absolute = path.starts_with('/') || drive;
     found.require(!absolute, place, format!("{path:?} is absolute; paths are relative to the plan"));
     let clean = !path.is_empty() && !path.contains(['\\', '\0']);
-    found.require(clean, place, format!("{path:?} is no path: write names joined by /"));
+    found.require(clean, place, format!("{path:?} is not a path: give names separated by /"));
 }
 
+/// The path is among the plan's file records.
 fn recorded(plan: &Plan, found: &mut Findings, place: &str, path: &str) {
     let known = plan.files.iter().any(|file| file.path == path);
     found.require(known, place, format!("{path:?} is missing from files, so it cannot be verified"));

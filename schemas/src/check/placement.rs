@@ -1,4 +1,4 @@
-//! Placement: weights that are copied or read have room to go to, and those that are inputs of a file can be found.
+//! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
 use crate::{DeviceKind, Form, Partition, Plan, Residency, WeightInput};
@@ -15,38 +15,38 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         found.require(
             locked <= partition.bytes.weights.0,
             format!("partitions[{at}].bytes.locked"),
-            "it is more than the weights",
+            "it is larger than the weights",
         );
     }
     for (at, device) in plan.devices.iter().enumerate() {
         let place = format!("devices[{at}]");
         let on_host = device.kind == DeviceKind::Cpu;
         if let Some(ring) = device.ring {
-            found.require(!on_host, format!("{place}.ring"), "weights on the host are not copied anywhere");
-            let is_room = ring.slots > 0 && ring.slot_bytes.0 > 0;
-            found.require(is_room, format!("{place}.ring"), "a ring without room holds nothing");
+            found.require(!on_host, format!("{place}.ring"), "the host has no ring");
+            let has_room = ring.slots > 0 && ring.slot_bytes.0 > 0;
+            found.require(has_room, format!("{place}.ring"), "a ring needs slots and slot bytes");
             let need = plan.slot(&device.name).into_iter().try_fold(0u64, u64::checked_add);
             let holds = need.is_some_and(|need| need <= ring.slot_bytes.0);
-            let why = format!("a slot of {} is too small for what is streamed through it", ring.slot_bytes.human());
+            let why = format!("a slot of {} is too small for the weights streamed through it", ring.slot_bytes.human());
             found.require(holds, format!("{place}.ring"), why);
         }
         if let Some(window) = device.window {
-            found.require(on_host, format!("{place}.window"), "weights are read from disk into host memory only");
-            found.require(window.0 > 0, format!("{place}.window"), "a window without room holds nothing");
+            found.require(on_host, format!("{place}.window"), "only the host reads weights from disk");
+            found.require(window.0 > 0, format!("{place}.window"), "a window needs bytes");
         }
     }
 }
 
 fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
     let Some(device) = names::device(plan, form.device) else {
-        // A partition's own device is looked at with its name.
+        // `names` checks the device for decoding.
         if place.ends_with(".prefill") {
             found.error(place, format!("the plan has no device {:?}", form.device));
         }
         return;
     };
     let name = &device.name;
-    let (room, what) = match (form.residency, device.kind) {
+    let (is_possible, why) = match (form.residency, device.kind) {
         (Residency::Resident, _) => return,
         (Residency::Streamed, DeviceKind::Gpu) => {
             let what = "weights that are streamed to a GPU must be inputs of the file";
@@ -58,16 +58,16 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
         }
         (Residency::Mapped, kind) => (kind == DeviceKind::Cpu, format!("{name} cannot map files")),
     };
-    found.require(room, place, what);
+    found.require(is_possible, place, why);
 }
 
-/// Weights that are inputs: on a GPU, under names of their own, within the files the plan records.
+/// Weight inputs are on a GPU, have unique names, and are within files that the plan records.
 fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, form: &Form<'_>) {
     let on_host = names::device(plan, form.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
     found.require(
         !on_host || form.weights.is_empty(),
         place,
-        "on the host weights are constants, or kernels cannot pack them",
+        "weights must be constants on the host, because kernels can pack only constants",
     );
     let mut seen: BTreeSet<&str> = partition.inputs.iter().map(|input| input.name.as_str()).collect();
     for (number, weight) in form.weights.iter().enumerate() {
@@ -92,7 +92,7 @@ fn within(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition,
     match plan.files.iter().find(|file| file.path == path) {
         None => found.error(place, format!("{path:?} is missing from files")),
         Some(file) => {
-            let why = format!("it ends at byte {end} of {path:?}, which has {}", file.bytes);
+            let why = format!("it ends at byte {end} of {path:?}, which has only {}", file.bytes);
             found.require(end <= file.bytes.0, place, why);
         }
     }

@@ -1,42 +1,43 @@
-//! Schedules: each partition once, after what it reads, with a copy wherever a value changes device.
+//! A schedule runs each partition once, after the partitions that it reads from, and copies values that change device.
 
 use super::{Findings, names};
 use crate::{CopyStep, ModelKind, OutputUse, Partition, Plan, Step};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
-    one(plan, found, "schedule.prefill", &plan.schedule.prefill, Partition::prefill_device);
-    // A model that runs once has nothing to decode.
+    phase(plan, found, "schedule.prefill", &plan.schedule.prefill, Partition::prefill_device);
+    // A model that runs once does not decode.
     if plan.model.kind != ModelKind::SingleRun || !plan.schedule.decode.is_empty() {
-        one(plan, found, "schedule.decode", &plan.schedule.decode, |partition| &partition.device);
+        phase(plan, found, "schedule.decode", &plan.schedule.decode, |partition| &partition.device);
     }
 }
 
-/// The device a partition computes on in the phase at hand.
+/// Device of a partition in the phase being checked.
 type DeviceOf = for<'p> fn(&'p Partition) -> &'p str;
 
-fn one(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step], device: DeviceOf) {
-    let mut done = Done { device, ran: BTreeSet::new(), there: BTreeSet::new() };
+fn phase(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step], device: DeviceOf) {
+    let mut done = Progress { device, ran: BTreeSet::new(), copied: BTreeSet::new() };
     for (at, step) in steps.iter().enumerate() {
         let place = format!("{place}[{at}]");
         match step {
             Step::Run(name) => run(plan, found, &place, name, &mut done),
-            Step::Copy(copy) => move_values(plan, found, &place, copy, &mut done),
+            Step::Copy(copy) => copy_values(plan, found, &place, copy, &mut done),
         }
     }
     for partition in plan.partitions.iter().filter(|partition| !done.ran.contains(partition.name.as_str())) {
-        found.error(place, format!("it never runs {:?}", partition.name));
+        found.error(place, format!("no step runs {:?}", partition.name));
     }
 }
 
-struct Done<'a> {
+/// The effect of the steps so far.
+struct Progress<'a> {
     device: DeviceOf,
     ran: BTreeSet<&'a str>,
-    /// (producer, value, device) that copies have made present.
-    there: BTreeSet<(&'a str, &'a str, &'a str)>,
+    /// (producer, value, target device) of the copies so far.
+    copied: BTreeSet<(&'a str, &'a str, &'a str)>,
 }
 
-fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, done: &mut Done<'a>) {
+fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, done: &mut Progress<'a>) {
     let Some(partition) = plan.partitions.iter().find(|partition| partition.name == name) else {
         return found.error(place, format!("the plan has no partition {name:?}"));
     };
@@ -46,33 +47,33 @@ fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, don
         let value = (producer.name.as_str(), input.name.as_str(), device);
         if !done.ran.contains(producer.name.as_str()) {
             found.error(place, format!("{name:?} needs {:?}, which has not run", producer.name));
-        } else if (done.device)(producer) != device && !done.there.contains(&value) {
+        } else if (done.device)(producer) != device && !done.copied.contains(&value) {
             found.error(place, format!("{name:?} needs {:?} on {device}, and no step copies it", input.name));
         }
     }
     found.require(done.ran.insert(name), place, format!("{name:?} runs twice"));
 }
 
-fn move_values<'a>(plan: &'a Plan, found: &mut Findings, place: &str, copy: &'a CopyStep, done: &mut Done<'a>) {
+fn copy_values<'a>(plan: &'a Plan, found: &mut Findings, place: &str, copy: &'a CopyStep, done: &mut Progress<'a>) {
     for device in [&copy.from, &copy.to] {
         let known = names::device(plan, device).is_some();
         found.require(known, place, format!("the plan has no device {device:?}"));
     }
     found.require(copy.from != copy.to, place, format!("it copies from {0} to {0}", copy.from));
     for value in &copy.values {
-        let here = plan.partitions.iter().filter(|partition| {
-            let leaves = |o: &crate::PartitionOutput| o.name == *value && o.to != OutputUse::State;
+        let sources = plan.partitions.iter().filter(|partition| {
+            let produces = |o: &crate::PartitionOutput| o.name == *value && o.to != OutputUse::State;
             (done.device)(partition) == copy.from
                 && done.ran.contains(partition.name.as_str())
-                && partition.outputs.iter().any(leaves)
+                && partition.outputs.iter().any(produces)
         });
-        let before = done.there.len();
-        let producers: Vec<_> = here.map(|partition| partition.name.as_str()).collect();
-        done.there.extend(producers.iter().map(|producer| (*producer, value.as_str(), copy.to.as_str())));
+        let before = done.copied.len();
+        let producers: Vec<_> = sources.map(|partition| partition.name.as_str()).collect();
+        done.copied.extend(producers.iter().map(|producer| (*producer, value.as_str(), copy.to.as_str())));
         if producers.is_empty() {
-            found.error(place, format!("nothing that ran has left {value:?} on {}", copy.from));
-        } else if done.there.len() == before {
-            found.warning(place, format!("{value:?} is on {} already", copy.to));
+            found.error(place, format!("no partition that ran produced {value:?} on {}", copy.from));
+        } else if done.copied.len() == before {
+            found.warning(place, format!("{value:?} was already copied to {}", copy.to));
         }
     }
 }

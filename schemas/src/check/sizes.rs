@@ -1,4 +1,4 @@
-//! Sizes: nothing zero that divides, nothing that overflows, nothing that is not a number.
+//! Sizes are not 0 where they must not be, sums fit in 64 bits, and numbers are finite.
 
 use super::Findings;
 use crate::{ByteSize, DeviceKind, Partition, Plan};
@@ -8,7 +8,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     found.require(budgets.context > 0, "budgets.context", "a sequence must hold a token");
     found.require(budgets.batch > 0, "budgets.batch", "a pass must hold a sequence");
     if let Some(most) = plan.model.context_length.filter(|most| budgets.context > *most) {
-        found.error("budgets.context", format!("{} tokens, where the model was built for {most}", budgets.context));
+        found.error("budgets.context", format!("{} tokens, but the model was built for {most}", budgets.context));
     }
     found.require(plan.model.vocab_size != Some(0), "model.vocab_size", "a vocabulary cannot be empty");
     found.require(plan.schedule.prefill_chunk != Some(0), "schedule.prefill_chunk", "a pass must take a token");
@@ -18,12 +18,12 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
 
 fn totals(plan: &Plan, found: &mut Findings) {
     let files = sum(plan.files.iter().map(|file| file.bytes));
-    found.require(files.is_some(), "files", "their sizes add up to more than 64 bits hold");
+    found.require(files.is_some(), "files", "the sum of their sizes overflows 64 bits");
     let gpus = plan.devices.iter().filter(|device| device.kind == DeviceKind::Gpu);
     for (at, device) in gpus.enumerate() {
         let place = format!("devices.{}", device.name);
         match (needed(plan, &device.name), plan.budgets.vram.get(at)) {
-            (None, _) => found.error(place, "its partitions need more bytes than 64 bits hold"),
+            (None, _) => found.error(place, "the bytes that its partitions need overflow 64 bits"),
             (Some(need), Some(budget)) if need > budget.0 => {
                 found.warning(place, format!("its partitions need {}, the budget is {budget}", ByteSize(need)));
             }
@@ -34,16 +34,17 @@ fn totals(plan: &Plan, found: &mut Findings) {
     for (at, partition) in plan.partitions.iter().enumerate() {
         let bytes = &partition.bytes;
         let known = sum([bytes.weights, bytes.kv, bytes.workspace].into_iter()).is_some();
-        found.require(known, format!("partitions[{at}].bytes"), "they add up to more than 64 bits hold");
+        found.require(known, format!("partitions[{at}].bytes"), "their sum overflows 64 bits");
     }
 }
 
-/// Bytes a device has to have: all weights that stay there, its ring of streamed ones, states that lie there, the most that any
-/// one partition's states from elsewhere and its workspace take, and the margin. `None` beyond 64 bits.
+/// Bytes that a device needs: resident weights, the ring, its own states, the largest state that is copied to it for
+/// one partition, the largest workspace, and the margin. `None` on overflow of 64 bits.
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
     let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
     let here = || plan.partitions.iter().filter(computes);
-    // State that lies elsewhere in both phases visits for one run; what moves once between phases stays for one of them.
+    // State kept elsewhere in both phases is copied here for one run; state that moves between phases stays here during
+    // one of them.
     let visits = |partition: &Partition| {
         let at_home = |state: &&crate::State| partition.forms().any(|form| form.device == state.device);
         plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))
@@ -66,12 +67,20 @@ fn numbers(plan: &Plan, found: &mut Findings) {
         ("decode_tokens_per_second", said.decode_tokens_per_second),
     ] {
         let place = format!("predictions.{name}");
-        found.require(value.is_finite() && value >= 0.0, place, format!("{value} is not a number of at least 0"));
+        found.require(
+            value.is_finite() && value >= 0.0,
+            place,
+            format!("{value} is not a finite number of at least 0"),
+        );
     }
     if let Some(objective) = &said.objective {
         for (name, value) in [("ms", objective.ms), ("bound_ms", objective.bound_ms)] {
             let place = format!("predictions.objective.{name}");
-            found.require(value.is_finite() && value >= 0.0, place, format!("{value} is not a number of at least 0"));
+            found.require(
+                value.is_finite() && value >= 0.0,
+                place,
+                format!("{value} is not a finite number of at least 0"),
+            );
         }
     }
     let Some(text) = &plan.generation else { return };

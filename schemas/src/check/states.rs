@@ -1,4 +1,4 @@
-//! States: each is an input and an output of one partition, with sizes that are known and add up.
+//! Each state is an input and an output of one partition, and its sizes are known and consistent.
 
 use super::{Findings, names};
 use crate::{Dim, ModelKind, OutputUse, Plan, State, StateUpdate};
@@ -13,7 +13,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     per_partition(plan, found);
     let carries = plan.states.iter().any(|state| state.update != StateUpdate::ReadOnly);
     let free = carries && plan.model.kind == ModelKind::DecoderWithoutCache;
-    found.require(!free, "states", "a decoder without cache carries none");
+    found.require(!free, "states", "a decoder without cache has no states");
 }
 
 fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
@@ -22,7 +22,7 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     };
     let past = partition.inputs.iter().find(|input| input.name == state.past && input.from == "state");
     match past {
-        None => found.error(place, format!("{:?} takes no state {:?}", partition.name, state.past)),
+        None => found.error(place, format!("{:?} has no state input {:?}", partition.name, state.past)),
         Some(input) => {
             let fits = input.dtype == state.dtype && input.shape.len() == state.shape.len();
             found.require(fits, place, format!("{:?} has another type or rank in {:?}", state.past, partition.name));
@@ -31,10 +31,10 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     if state.update != StateUpdate::ReadOnly {
         let present = partition.outputs.iter().find(|o| o.name == state.present && o.to == OutputUse::State);
         match present {
-            None => found.error(place, format!("{:?} leaves no state {:?}", partition.name, state.present)),
+            None => found.error(place, format!("{:?} has no state output {:?}", partition.name, state.present)),
             Some(output) => {
                 let same = output.dtype == state.dtype;
-                found.require(same, place, format!("{:?} is {} when it is left", state.present, output.dtype));
+                found.require(same, place, format!("{:?} is {} as an output", state.present, output.dtype));
             }
         }
     }
@@ -51,10 +51,10 @@ fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     if axis.is_some_and(|axis| axis >= state.shape.len()) {
         return found.error(place, format!("it has no axis {}", axis.unwrap_or_default()));
     }
-    found.require(length > 0, place, "it has room for no token");
+    found.require(length > 0, place, "its capacity is 0 tokens");
     if let StateUpdate::Append { capacity, .. } = state.update {
         let same = capacity == plan.budgets.context;
-        let why = format!("it grows to {capacity} tokens, the context is {}", plan.budgets.context);
+        let why = format!("its capacity is {capacity} tokens, but the context is {}", plan.budgets.context);
         found.require(same, place, why);
     }
     if state.update == StateUpdate::ReadOnly {
@@ -64,20 +64,20 @@ fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
         Err(why) => found.error(place, why),
         Ok(elements) => match state.dtype.bytes_for(elements) {
             Some(bytes) if bytes == state.bytes.0 => {}
-            Some(bytes) => found.error(place, format!("its sizes make {bytes} bytes, it says {}", state.bytes)),
-            None => found.error(place, format!("{elements} elements of {} have no size", state.dtype)),
+            Some(bytes) => found.error(place, format!("its shape has {bytes} bytes, but bytes is {}", state.bytes)),
+            None => found.error(place, format!("the bytes of {elements} elements of {} are unknown", state.dtype)),
         },
     }
 }
 
-/// Elements for one sequence: the first symbol met outside the token axis is the batch.
+/// Elements for one sequence: the first symbol outside the token axis is the batch.
 fn elements(state: &State, axis: Option<usize>, length: u64) -> Result<u64, String> {
     let mut batch: Option<&str> = None;
     let mut product = 1u64;
     for (at, dim) in state.shape.iter().enumerate() {
         let size = if Some(at) == axis { Some(length) } else { known(dim, &mut batch) };
-        let size = size.ok_or_else(|| format!("nobody knows how large its axis {at} ({dim}) is"))?;
-        product = product.checked_mul(size).ok_or("it has more elements than 64 bits count")?;
+        let size = size.ok_or_else(|| format!("the size of axis {at} ({dim}) is unknown"))?;
+        product = product.checked_mul(size).ok_or("the number of elements overflows 64 bits")?;
     }
     Ok(product)
 }
@@ -97,12 +97,12 @@ fn claimed(plan: &Plan, found: &mut Findings) {
         for (number, input) in partition.inputs.iter().enumerate().filter(|(_, input)| input.from == "state") {
             let count = mine().filter(|state| state.past == input.name).count();
             let place = format!("partitions[{at}].inputs[{number}]");
-            found.require(count == 1, place, format!("{count} states feed {:?}", input.name));
+            found.require(count == 1, place, format!("{count} states have the input {:?}", input.name));
         }
         for (number, output) in partition.outputs.iter().enumerate().filter(|(_, o)| o.to == OutputUse::State) {
             let count = mine().filter(|state| state.present == output.name).count();
             let place = format!("partitions[{at}].outputs[{number}]");
-            found.require(count == 1, place, format!("{count} states are left in {:?}", output.name));
+            found.require(count == 1, place, format!("{count} states have the output {:?}", output.name));
         }
     }
 }
@@ -114,9 +114,9 @@ fn per_partition(plan: &Plan, found: &mut Findings) {
         let need = need.and_then(|bytes| bytes.checked_mul(plan.budgets.batch));
         let place = format!("partitions[{at}].bytes.kv");
         match need {
-            None => found.error(place, "its states add up to more than 64 bits hold"),
+            None => found.error(place, "the sum of its states overflows 64 bits"),
             Some(need) if need > partition.bytes.kv.0 => {
-                found.error(place, format!("its states need {need} bytes, it says {}", partition.bytes.kv));
+                found.error(place, format!("its states need {need} bytes, but kv is {}", partition.bytes.kv));
             }
             Some(_) => {}
         }

@@ -1,4 +1,4 @@
-//! One row for each rule: a good plan, one thing changed, one complaint about it.
+//! One row for each rule: changes one thing in a valid plan and expects a finding.
 
 use super::Severity;
 use crate::{
@@ -6,14 +6,14 @@ use crate::{
     Provider, Residency, Ring, StateUpdate, Step, WeightInput,
 };
 
-fn good() -> Plan {
+fn valid_plan() -> Plan {
     Plan::from_yaml(include_str!("../../tests/plan.yaml")).unwrap()
 }
 
-/// Changes the good plan; the complaint must be at `place` and contain `words`.
+/// Changes the valid plan and expects a finding at `place` that contains `words`.
 #[track_caller]
-fn complains(severity: Severity, place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
-    let mut plan = good();
+fn expect_finding(severity: Severity, place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
+    let mut plan = valid_plan();
     change(&mut plan);
     let found = plan.check();
     let hit = found.iter().any(|f| f.severity == severity && f.place.contains(place) && f.message.contains(words));
@@ -22,26 +22,26 @@ fn complains(severity: Severity, place: &str, words: &str, change: impl FnOnce(&
 
 #[track_caller]
 fn refuses(place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
-    complains(Severity::Error, place, words, change);
+    expect_finding(Severity::Error, place, words, change);
 }
 
 #[track_caller]
 fn warns(place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
-    complains(Severity::Warning, place, words, change);
+    expect_finding(Severity::Warning, place, words, change);
 }
 
 #[test]
 fn names() {
     refuses("hpp_plan", "not 2", |p| p.hpp_plan = 2);
-    refuses("partitions", "there are none", |p| p.partitions.clear());
+    refuses("partitions", "empty", |p| p.partitions.clear());
     refuses("partitions[1]", "twice", |p| p.partitions[1].name = "gpu_0".into());
-    refuses("partitions[0]", "cannot be called", |p| p.partitions[0].name = "state".into());
+    refuses("partitions[0]", "reserved", |p| p.partitions[0].name = "state".into());
     refuses("partitions[0].device", "no device", |p| p.partitions[0].device = "gpu7".into());
-    refuses("partitions[0].providers", "none", |p| p.partitions[0].providers.clear());
+    refuses("partitions[0].providers", "empty", |p| p.partitions[0].providers.clear());
     refuses("partitions[0].providers", "twice", |p| p.partitions[0].providers.push(Provider::Cpu));
     refuses("partitions[1].providers", "on the host", |p| p.partitions[1].providers.push(Provider::Cuda));
     refuses("partitions[0].inputs[1]", "twice", |p| p.partitions[0].inputs[1].name = "input_ids".into());
-    refuses("model.inputs[0]", "no name", |p| p.model.inputs[0].name.clear());
+    refuses("model.inputs[0]", "name is empty", |p| p.model.inputs[0].name.clear());
     refuses("buffers[0]", "no partition", |p| p.buffers[0].value = "elsewhere".into());
     refuses("buffers[0]", "no device", |p| p.buffers[0].device = "tpu".into());
 }
@@ -74,53 +74,53 @@ fn sizes() {
     refuses("partitions[0].bytes", "64 bits", |p| p.partitions[0].bytes.weights = ByteSize(u64::MAX));
     refuses("devices.gpu0", "64 bits", |p| p.budgets.margin = ByteSize(u64::MAX));
     warns("devices.gpu0", "the budget is 2 MiB", |p| p.partitions[0].bytes.weights = ByteSize(3 << 20));
-    refuses("predictions.decode_ms", "at least 0", |p| p.predictions.decode_ms = f64::NAN);
-    refuses("predictions.decode_tokens", "at least 0", |p| p.predictions.decode_tokens_per_second = -1.0);
+    refuses("predictions.decode_ms", "finite number", |p| p.predictions.decode_ms = f64::NAN);
+    refuses("predictions.decode_tokens", "finite number", |p| p.predictions.decode_tokens_per_second = -1.0);
     refuses("sampling.top_p", "number", |p| p.generation.as_mut().unwrap().sampling.top_p = Some(f64::INFINITY));
 }
 
 #[test]
 fn flow() {
     refuses("partitions[0].inputs[0]", "int32 here", |p| p.partitions[0].inputs[0].dtype = DType::Int32);
-    refuses("partitions[0].inputs[0]", "no input of the model", |p| p.partitions[0].inputs[0].name = "ids".into());
+    refuses("partitions[0].inputs[0]", "not an input of the model", |p| p.partitions[0].inputs[0].name = "ids".into());
     refuses("partitions[1].inputs[0]", "neither model", |p| p.partitions[1].inputs[0].from = "gpu_9".into());
     refuses("partitions[0].inputs[0]", "does not run earlier", |p| p.partitions[0].inputs[0].from = "cpu_0".into());
     refuses("partitions[1].inputs[0]", "does not run earlier", |p| p.partitions[1].inputs[0].from = "cpu_0".into());
-    refuses("partitions[1].inputs[0]", "leaves to others", |p| p.partitions[1].inputs[0].name = "hidden.1".into());
+    refuses("partitions[1].inputs[0]", "for other partitions", |p| p.partitions[1].inputs[0].name = "hidden.1".into());
     refuses("partitions[1].inputs[0]", "float16 here", |p| p.partitions[1].inputs[0].dtype = DType::Float16);
-    refuses("partitions[1].outputs[0]", "no output of the model", |p| p.model.outputs[0].name = "scores".into());
+    refuses("partitions[1].outputs[0]", "not an output of the model", |p| p.model.outputs[0].name = "scores".into());
     refuses("model.outputs[0]", "0 partitions", |p| p.partitions[1].outputs[0].to = OutputUse::Boundary);
-    warns("partitions[1].outputs[0]", "nothing reads", |p| p.partitions[1].outputs[0].to = OutputUse::Boundary);
+    warns("partitions[1].outputs[0]", "no partition reads", |p| p.partitions[1].outputs[0].to = OutputUse::Boundary);
     refuses("model.inputs", "role TokenIds", |p| p.model.inputs[1].role = InputRole::TokenIds);
     refuses("model.inputs", "takes token ids", |p| p.model.inputs[0].role = InputRole::Free);
-    refuses("model.outputs", "one output with scores", |p| p.model.outputs.clear());
+    refuses("model.outputs", "one logits output", |p| p.model.outputs.clear());
 }
 
 #[test]
 fn states() {
     refuses("states[0]", "no partition", |p| p.states[0].partition = "gpu_9".into());
-    refuses("states[0]", "takes no state", |p| p.states[0].past = "elsewhere".into());
-    refuses("states[0]", "leaves no state", |p| p.states[0].present = "elsewhere".into());
+    refuses("states[0]", "no state input", |p| p.states[0].past = "elsewhere".into());
+    refuses("states[0]", "no state output", |p| p.states[0].present = "elsewhere".into());
     refuses("states[0]", "another type", |p| p.states[0].dtype = DType::Float16);
     refuses("states[0]", "no device", |p| p.states[0].device = "tpu".into());
     refuses("states[0]", "no axis 4", |p| p.states[0].update = StateUpdate::InPlace { axis: 4, capacity: 64 });
-    refuses("states[0]", "no token", |p| p.states[0].update = StateUpdate::InPlace { axis: 2, capacity: 0 });
+    refuses("states[0]", "0 tokens", |p| p.states[0].update = StateUpdate::InPlace { axis: 2, capacity: 0 });
     refuses("states[1]", "the context is 64", |p| p.states[1].update = StateUpdate::Append { axis: 2, capacity: 63 });
-    refuses("states[0]", "its sizes make", |p| p.states[0].bytes = ByteSize(8191));
-    refuses("states[0]", "nobody knows", |p| p.states[0].shape[3] = Dim::Unknown);
-    refuses("states[0]", "nobody knows", |p| p.states[0].shape[3] = Dim::symbol("head"));
+    refuses("states[0]", "its shape has", |p| p.states[0].bytes = ByteSize(8191));
+    refuses("states[0]", "is unknown", |p| p.states[0].shape[3] = Dim::Unknown);
+    refuses("states[0]", "is unknown", |p| p.states[0].shape[3] = Dim::symbol("head"));
     refuses("states[0]", "64 bits", |p| p.states[0].shape[3] = Dim::fixed(u64::MAX / 4));
     refuses("partitions[0].bytes.kv", "its states need", |p| p.partitions[0].bytes.kv = ByteSize(8191));
     refuses("partitions[0].inputs[2]", "0 states", |p| {
         p.states.remove(0);
     });
     refuses("partitions[0].outputs[1]", "2 states", |p| p.states.push(p.states[0].clone()));
-    refuses("states", "carries none", |p| p.model.kind = ModelKind::DecoderWithoutCache);
+    refuses("states", "has no states", |p| p.model.kind = ModelKind::DecoderWithoutCache);
 }
 
 #[test]
 fn schedules() {
-    refuses("schedule.decode", "never runs", |p| p.schedule.decode.truncate(2));
+    refuses("schedule.decode", "no step runs", |p| p.schedule.decode.truncate(2));
     refuses("schedule.prefill[1]", "runs twice", |p| p.schedule.prefill[1] = Step::Run("gpu_0".into()));
     refuses("schedule.prefill[1]", "no step copies", |p| {
         p.schedule.prefill.remove(1);
@@ -132,14 +132,14 @@ fn schedules() {
     };
     refuses("schedule.decode[1]", "no device", |p| p.schedule.decode[1] = copy("gpu0", "tpu", "hidden.0"));
     refuses("schedule.decode[1]", "from gpu0 to gpu0", |p| p.schedule.decode[1] = copy("gpu0", "gpu0", "hidden.0"));
-    refuses("schedule.decode[1]", "nothing that ran", |p| p.schedule.decode[1] = copy("gpu0", "cpu", "logits"));
+    refuses("schedule.decode[1]", "no partition that ran", |p| p.schedule.decode[1] = copy("gpu0", "cpu", "logits"));
     warns("schedule.decode[2]", "already", |p| p.schedule.decode.insert(2, p.schedule.decode[1].clone()));
 }
 
 const RING: Option<Ring> = Some(Ring { slots: 3, slot_bytes: ByteSize(256 << 10) });
 
-/// Weights that are inputs of a file, in the weight file the plan records.
-fn inputs() -> Vec<WeightInput> {
+/// Weight inputs in the weight file that the plan records.
+fn weight_inputs() -> Vec<WeightInput> {
     let file = "model.onnx".to_owned();
     let weight = |name: &str, offset| WeightInput {
         name: name.into(),
@@ -151,16 +151,16 @@ fn inputs() -> Vec<WeightInput> {
     vec![weight("w", 0), weight("v", 4)]
 }
 
-/// The good plan with the first partition streamed.
-fn streams(plan: &mut Plan) {
+/// Streams the first partition of the valid plan.
+fn stream_first(plan: &mut Plan) {
     plan.partitions[0].residency = Residency::Streamed;
-    plan.partitions[0].weights = inputs();
+    plan.partitions[0].weights = weight_inputs();
     plan.partitions[0].bytes.weights = ByteSize(8);
     plan.devices[0].ring = RING;
 }
 
 fn prefill(plan: &Plan, device: &str) -> Option<Placement> {
-    let (file, weights) = (plan.partitions[0].file.clone(), inputs());
+    let (file, weights) = (plan.partitions[0].file.clone(), weight_inputs());
     Some(Placement {
         device: device.into(),
         residency: Residency::Streamed,
@@ -173,25 +173,25 @@ fn prefill(plan: &Plan, device: &str) -> Option<Placement> {
 
 #[test]
 fn placements() {
-    let mut plan = good();
-    streams(&mut plan);
+    let mut plan = valid_plan();
+    stream_first(&mut plan);
     assert_eq!(plan.check(), []);
     assert_eq!(plan.slot("gpu0"), [4, 4]);
     refuses("partitions[0]", "must be inputs", |p| {
-        streams(p);
+        stream_first(p);
         p.partitions[0].weights.clear();
     });
     refuses("partitions[0].host_file", "missing from files", |p| p.partitions[0].host_file = Some("other.onnx".into()));
     refuses("partitions[1].prefill", "no ring", |p| p.partitions[1].prefill = prefill(p, "gpu0"));
     refuses("partitions[1].prefill", "no device", |p| p.partitions[1].prefill = prefill(p, "gpu7"));
-    refuses("partitions[1].prefill", "on the host", |p| p.partitions[1].prefill = prefill(p, "cpu"));
+    refuses("partitions[1].prefill", "constants on the host", |p| p.partitions[1].prefill = prefill(p, "cpu"));
     refuses("devices[0].ring", "too small", |p| {
-        streams(p);
+        stream_first(p);
         p.devices[0].ring = Some(Ring { slots: 1, slot_bytes: ByteSize(7) });
     });
     let weight = |place: &str, words: &str, change: fn(&mut WeightInput)| {
         refuses(&format!("partitions[0].weights[1]{place}"), words, |p| {
-            streams(p);
+            stream_first(p);
             change(&mut p.partitions[0].weights[1]);
         });
     };
@@ -201,36 +201,37 @@ fn placements() {
     weight("", "ends at byte", |w| w.offset = 1 << 40);
     weight("", "no size", |w| w.offset = u64::MAX);
     weight(".file", "out of the plan's directory", |w| w.file = "../x".into());
-    refuses("devices[1].ring", "on the host", |p| p.devices[1].ring = RING);
+    refuses("devices[1].ring", "the host has no ring", |p| p.devices[1].ring = RING);
     refuses("partitions[1]", "no window", |p| p.partitions[1].residency = Residency::Streamed);
     refuses("partitions[0]", "cannot map", |p| p.partitions[0].residency = Residency::Mapped);
-    refuses("devices[0].window", "host memory only", |p| p.devices[0].window = Some(ByteSize(1)));
-    refuses("devices[1].window", "without room", |p| p.devices[1].window = Some(ByteSize(0)));
-    refuses("partitions[1].bytes.locked", "more than the weights", |p| {
+    refuses("devices[0].window", "only the host", |p| p.devices[0].window = Some(ByteSize(1)));
+    refuses("devices[1].window", "needs bytes", |p| p.devices[1].window = Some(ByteSize(0)));
+    refuses("partitions[1].bytes.locked", "larger than the weights", |p| {
         p.partitions[1].bytes.locked = Some(ByteSize(p.partitions[1].bytes.weights.0 + 1));
     });
-    let mut reads = good();
+    let mut reads = valid_plan();
     reads.partitions[1].residency = Residency::Streamed;
     reads.devices[1].window = Some(ByteSize(1 << 20));
     assert_eq!(reads.check(), []);
-    refuses("devices[0].ring", "without room", |p| {
+    refuses("devices[0].ring", "needs slots", |p| {
         p.devices[0].ring = Some(Ring { slots: 0, slot_bytes: ByteSize(1) });
     });
     warns("devices.gpu0", "the budget is", |p| {
         p.devices[0].ring = Some(Ring { slots: 3, slot_bytes: ByteSize(1 << 20) });
     });
     refuses("devices.gpu0", "64 bits", |p| p.devices[0].ring = Some(Ring { slots: 3, slot_bytes: ByteSize(u64::MAX) }));
-    refuses("predictions.objective.ms", "at least 0", |p| {
+    refuses("predictions.objective.ms", "finite number", |p| {
         let objective = Achieved { kind: ObjectiveKind::Mixed, ms: f64::NAN, bound_ms: 0.0, proven: false };
         p.predictions.objective = Some(objective);
     });
 }
 
-/// Files whose weights are inputs hold their constants once; slots of their own and constants of other files are each partition's.
+/// Constants of files with weight inputs count once per file; own slots and constants of other files count per
+/// partition.
 #[test]
-fn weights_that_lie_on_a_device_for_good() {
-    let mut plan = good();
-    streams(&mut plan);
+fn resident_weights_are_counted_per_file_or_partition() {
+    let mut plan = valid_plan();
+    stream_first(&mut plan);
     plan.partitions[0].bytes.weights = ByteSize(8 + 100);
     assert_eq!(plan.weights_on("gpu0"), Some(100));
     plan.partitions.push(plan.partitions[0].clone());
@@ -244,10 +245,10 @@ fn weights_that_lie_on_a_device_for_good() {
     assert_eq!(plan.weights_on("gpu0"), None);
 }
 
-/// A partition that computes elsewhere while the prompt is taken in needs its inputs there, and nowhere else.
+/// A partition with another device in prefill needs copies of its inputs there, in that phase only.
 #[test]
-fn phases_have_their_own_copies() {
-    let mut plan = good();
+fn each_phase_has_its_own_copies() {
+    let mut plan = valid_plan();
     plan.devices[0].ring = RING;
     plan.partitions[1].prefill = prefill(&plan, "gpu0");
     let about = |plan: &Plan, place: &str| plan.check().iter().any(|found| found.place.starts_with(place));
@@ -259,7 +260,7 @@ fn phases_have_their_own_copies() {
 
 #[test]
 fn every_finding_is_reported_at_once() {
-    let mut plan = good();
+    let mut plan = valid_plan();
     plan.budgets.context = 0;
     plan.partitions[0].file = "/x".into();
     plan.schedule.decode.clear();

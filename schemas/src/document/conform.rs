@@ -1,9 +1,9 @@
-//! A value held against a JSON Schema as this room's types generate it: every place where they differ, not the first.
+//! Validates a value against a JSON Schema generated from this crate's types, and reports all violations with their
+//! places.
 //!
-//! Knows the words that schemars uses for the types of this room: `$ref`, `anyOf`, `oneOf`, `const`, `enum`, `type`,
+//! Supports the keywords that schemars generates for these types: `$ref`, `anyOf`, `oneOf`, `const`, `enum`, `type`,
 //! `properties`, `required`, `additionalProperties`, `items`, `minimum`, `maximum`, `exclusiveMinimum`.
 
-use super::finding;
 use crate::{ByteSize, Finding};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -18,7 +18,7 @@ impl<'a> Conform<'a> {
         Conform { root }
     }
 
-    /// Every place where the value is not what the schema asks for.
+    /// All violations.
     pub fn findings(&self, value: &Value) -> Vec<Finding> {
         let mut found = Vec::new();
         self.walk(self.root, value, "", &mut found);
@@ -34,18 +34,18 @@ impl<'a> Conform<'a> {
         }
         if let Some(wanted) = schema.get("const") {
             if wanted != value {
-                found.push(finding(place, format!("it is {value}, not {wanted}")));
+                found.push(Finding::error(place, format!("it is {value}, not {wanted}")));
             }
             return;
         }
         if let Some(wanted) = schema["enum"].as_array() {
             if !wanted.contains(value) {
-                found.push(finding(place, none_of(value, wanted.iter())));
+                found.push(Finding::error(place, none_of(value, wanted.iter())));
             }
             return;
         }
         if !has_type(&schema["type"], value) {
-            found.push(finding(place, format!("{} is not {}", shown(value), type_names(&schema["type"]))));
+            found.push(Finding::error(place, format!("{} is not {}", shown(value), type_names(&schema["type"]))));
             return;
         }
         match value {
@@ -64,19 +64,19 @@ impl<'a> Conform<'a> {
         let name = target.rsplit('/').next().unwrap_or_default();
         if name == "ByteSize" {
             if let Err(why) = ByteSize::deserialize(value) {
-                found.push(finding(place, why.to_string()));
+                found.push(Finding::error(place, why.to_string()));
             }
             return;
         }
         self.walk(&self.root["$defs"][name], value, place, found);
     }
 
-    /// The form that the value comes closest to says what is wrong.
+    /// Reports the violations of the alternative with the fewest.
     fn one_of(&self, forms: &[Value], value: &Value, place: &str, found: &mut Vec<Finding>) {
         let consts: Vec<&Value> = forms.iter().filter_map(|form| form.get("const")).collect();
         if consts.len() == forms.len() {
             if !consts.contains(&value) {
-                found.push(finding(place, none_of(value, consts.into_iter())));
+                found.push(Finding::error(place, none_of(value, consts.into_iter())));
             }
             return;
         }
@@ -92,13 +92,15 @@ impl<'a> Conform<'a> {
         let below = |name: &str| if place.is_empty() { name.to_owned() } else { format!("{place}.{name}") };
         for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
             if !fields.contains_key(name) {
-                found.push(finding(below(name), "it is missing"));
+                found.push(Finding::error(below(name), "it is missing"));
             }
         }
         for (name, value) in fields {
             match (schema["properties"].get(name), schema.get("additionalProperties")) {
                 (Some(field), _) => self.walk(field, value, &below(name), found),
-                (None, Some(Value::Bool(false))) => found.push(finding(below(name), unknown(&schema["properties"]))),
+                (None, Some(Value::Bool(false))) => {
+                    found.push(Finding::error(below(name), unknown(&schema["properties"])))
+                }
                 (None, Some(of_each @ Value::Object(_))) => self.walk(of_each, value, &below(name), found),
                 (None, _) => {}
             }
@@ -108,25 +110,25 @@ impl<'a> Conform<'a> {
 
 fn unknown(properties: &Value) -> String {
     let names = properties.as_object().into_iter().flat_map(Map::keys).map(String::as_str);
-    format!("there is no such field; fields here are {}", names.collect::<Vec<_>>().join(", "))
+    format!("there is no such field; the fields are {}", names.collect::<Vec<_>>().join(", "))
 }
 
 fn range(schema: &Value, value: &Value, place: &str, found: &mut Vec<Finding>) {
     let Some(number) = value.as_f64() else { return };
     let bound = |name: &str| schema[name].as_f64();
     if let Some(least) = bound("minimum").filter(|least| number < *least) {
-        found.push(finding(place, format!("{value} is less than {least}")));
+        found.push(Finding::error(place, format!("{value} is less than {least}")));
     }
     if let Some(most) = bound("maximum").filter(|most| number > *most) {
-        found.push(finding(place, format!("{value} is more than {most}")));
+        found.push(Finding::error(place, format!("{value} is more than {most}")));
     }
     if let Some(least) = bound("exclusiveMinimum").filter(|least| number <= *least) {
-        found.push(finding(place, format!("{value} is not more than {least}")));
+        found.push(Finding::error(place, format!("{value} is not more than {least}")));
     }
 }
 
 fn has_type(wanted: &Value, value: &Value) -> bool {
-    let is = |name: &str| match name {
+    let is_of_type = |name: &str| match name {
         "object" => value.is_object(),
         "array" => value.is_array(),
         "string" => value.is_string(),
@@ -137,8 +139,8 @@ fn has_type(wanted: &Value, value: &Value) -> bool {
         _ => false,
     };
     match wanted {
-        Value::String(name) => is(name),
-        Value::Array(names) => names.iter().filter_map(Value::as_str).any(is),
+        Value::String(name) => is_of_type(name),
+        Value::Array(names) => names.iter().filter_map(Value::as_str).any(is_of_type),
         _ => true,
     }
 }
@@ -155,7 +157,7 @@ fn type_names(wanted: &Value) -> String {
     };
     match wanted {
         Value::String(one) => name(one).to_owned(),
-        // An absent value is simply left out; saying so helps nobody.
+        // Optional fields are omitted rather than null.
         Value::Array(names) => {
             let names = names.iter().filter_map(Value::as_str).filter(|one| *one != "null").map(name);
             names.collect::<Vec<_>>().join(" or ")
@@ -169,7 +171,7 @@ fn none_of<'v>(value: &Value, wanted: impl Iterator<Item = &'v Value>) -> String
     format!("{} is none of {}", shown(value), wanted.collect::<Vec<_>>().join(", "))
 }
 
-/// JSON has no word for what is not a number, and null stands for it.
+/// JSON represents NaN and infinity as null.
 fn shown(value: &Value) -> String {
     let text = if value.is_null() { "null, .nan or .inf".to_owned() } else { value.to_string() };
     match text.char_indices().nth(40) {

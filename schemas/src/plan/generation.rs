@@ -1,9 +1,9 @@
-//! How text becomes tokens and tokens become text.
+//! Settings for text generation.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// How text becomes tokens and tokens become text.
+/// Tokenizer, special tokens and recommended sampling.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Generation {
@@ -13,7 +13,7 @@ pub struct Generation {
     /// `tokenizer_config.json` (chat template and special tokens), relative to the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer_config: Option<String>,
-    /// A `chat_template.jinja` file, relative to the plan; wins over the one in `tokenizer_config`.
+    /// A `chat_template.jinja` file, relative to the plan; overrides the one in `tokenizer_config`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chat_template: Option<String>,
     /// Tokens that end a text.
@@ -22,16 +22,16 @@ pub struct Generation {
     /// Token that begins a text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bos_token_id: Option<u32>,
-    /// Sampling the model's authors recommend.
+    /// Recommended sampling parameters.
     pub sampling: SamplingDefaults,
 }
 
-/// Sampling the model's authors recommend; absent fields mean "not said".
+/// Sampling parameters that the model's authors recommend; absent where they recommend none.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 #[allow(missing_docs)]
 pub struct SamplingDefaults {
-    /// False means greedy decoding whatever the other fields say.
+    /// False means greedy decoding, whatever the other fields are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub do_sample: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! Partitions: what is inside, where it computes, what goes in and out.
+//! Partitions: their blocks, devices, weights, inputs and outputs.
 
 use super::Provider;
 use crate::{ByteSize, DType, Shape};
@@ -15,39 +15,39 @@ pub struct Partition {
     pub file: String,
     /// Directory, relative to the plan, that external data locations in `file` resolve against.
     pub weights_dir: String,
-    /// Name of the device it computes on: in both phases, or while decoding where `prefill` says otherwise.
+    /// Device that it computes on: in both phases, or only while decoding if `prefill` is present.
     pub device: String,
-    /// Whether its weights stay on that device.
+    /// Residency of its weights on that device.
     #[serde(default, skip_serializing_if = "Residency::is_resident")]
     pub residency: Residency,
-    /// Weights that are inputs of the file, behind `inputs`, in the file's order; empty where they are constants in it.
+    /// Weights that are inputs of the file, after `inputs`, in the file's order; empty if weights are constants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<WeightInput>,
-    /// Where weights are inputs: the same partition with its weights as constants, relative to the plan, for a machine without
-    /// the device.
+    /// If weights are inputs: the file of the same partition with weights as constants, relative to the plan, for
+    /// machines without the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_file: Option<String>,
-    /// How it computes while the prompt is taken in, where that is elsewhere or otherwise.
+    /// How it computes in prefill, if that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<Placement>,
-    /// Execution providers to try, best first.
+    /// Execution providers in order of preference.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
     /// Labels of the blocks inside, in order.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub blocks: Vec<String>,
-    /// Graph inputs. A file whose weights are inputs may serve several partitions: there they are meant by position, else by
-    /// name.
+    /// Graph inputs. A file with weight inputs may serve several partitions: its inputs are matched by position, those
+    /// of other files by name.
     pub inputs: Vec<PartitionInput>,
-    /// Graph outputs, likewise.
+    /// Graph outputs, matched like inputs.
     pub outputs: Vec<PartitionOutput>,
-    /// Memory this partition needs on its device.
+    /// Memory that it needs on its device.
     pub bytes: PartitionBytes,
-    /// Why it is here, in one line.
+    /// Why it is on this device, in one line.
     pub reason: String,
 }
 
-/// One graph input of a partition and where its value comes from.
+/// A graph input of a partition and its source.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionInput {
@@ -55,14 +55,14 @@ pub struct PartitionInput {
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Symbolic shape; `?` where nothing is known before it runs.
+    /// Symbolic shape; `?` for sizes that are unknown before a run.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// `model`, `state`, or the name of the earlier partition that produces it.
     pub from: String,
 }
 
-/// One graph output of a partition and where its value goes.
+/// A graph output of a partition and its use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionOutput {
@@ -70,77 +70,78 @@ pub struct PartitionOutput {
     pub name: String,
     /// Element type.
     pub dtype: DType,
-    /// Symbolic shape; `?` where nothing is known before it runs.
+    /// Symbolic shape; `?` for sizes that are unknown before a run.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
-    /// Who reads it.
+    /// Its use.
     pub to: OutputUse,
 }
 
-/// Who reads a partition's output.
+/// The use of a partition's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OutputUse {
-    /// It is an output of the model (a later partition may read it too).
+    /// An output of the model, which later partitions may read too.
     Model,
-    /// It is the present value of a state.
+    /// The new value of a state.
     State,
-    /// Later partitions read it.
+    /// A boundary tensor, which later partitions read.
     Boundary,
 }
 
-/// Memory a partition needs on its device.
+/// Memory that a partition needs on its device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PartitionBytes {
     /// Weights, each counted once.
     pub weights: ByteSize,
-    /// The part of them that stays in memory, where the others are read from disk each time it computes.
+    /// The part of the weights that is pinned in memory, if the rest is read from disk in each pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<ByteSize>,
     /// State at the planned context and batch.
     pub kv: ByteSize,
-    /// Activations at the planned prefill.
+    /// Activations in a prefill pass of the planned size.
     pub workspace: ByteSize,
 }
 
-/// Where a partition's weights are when it computes.
+/// Where a partition's weights are between passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Residency {
-    /// On its device for good.
+    /// In the memory of its device.
     #[default]
     Resident,
-    /// One tier below its device: those of an accelerator in host memory, copied into a slot each time it computes; those
-    /// of the host on disk, read each time but for the locked part.
+    /// One tier below its device. Weights of a GPU are in host memory and copied into a slot in each pass; weights of
+    /// the host are on disk and read in each pass, except for the locked part.
     Streamed,
-    /// On disk, for the host only: a run touches few of them (rows of a table), and those are read page by page.
+    /// In a memory-mapped file, for the host only: a run touches a few rows of a table, and the system reads those
+    /// pages.
     Mapped,
 }
 
-/// How a partition computes in one phase, where that differs from the other.
+/// How a partition computes in prefill, if that differs from decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Placement {
-    /// Name of the device.
+    /// Device.
     pub device: String,
-    /// Whether weights stay there.
+    /// Residency of its weights there.
     #[serde(default, skip_serializing_if = "Residency::is_resident")]
     pub residency: Residency,
     /// The ONNX file, relative to the plan.
     pub file: String,
-    /// Execution providers to try, best first.
+    /// Execution providers in order of preference.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
-    /// Weights that are inputs of that file, as in the partition itself.
+    /// Weights that are inputs of that file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub weights: Vec<WeightInput>,
-    /// The file for a machine without the device, as in the partition itself.
+    /// The file with weights as constants, for machines without the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_file: Option<String>,
 }
 
-/// A weight that is an input of a partition's file, and where its bytes lie.
+/// A weight that is an input of a partition's file, and the location of its bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WeightInput {
@@ -153,44 +154,44 @@ pub struct WeightInput {
     pub shape: Vec<u64>,
     /// The file that holds it, relative to the partition's `weights_dir`.
     pub file: String,
-    /// Its first byte there.
+    /// Offset of its first byte.
     pub offset: u64,
 }
 
 impl WeightInput {
-    /// Bytes it takes; `None` beyond 64 bits, and for elements without a size.
+    /// Its bytes; `None` for strings and on overflow of 64 bits.
     pub fn bytes(&self) -> Option<u64> {
         let elements = self.shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;
         self.dtype.bytes_for(elements)
     }
 }
 
-/// How a partition computes in a phase.
+/// How a partition computes in one phase, borrowed from the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form<'a> {
-    /// Name of the device.
+    /// Device.
     pub device: &'a str,
-    /// Whether weights stay there.
+    /// Residency of its weights there.
     pub residency: Residency,
     /// The ONNX file, relative to the plan.
     pub file: &'a str,
-    /// Execution providers to try, best first.
+    /// Execution providers in order of preference.
     pub providers: &'a [Provider],
     /// Weights that are inputs of the file.
     pub weights: &'a [WeightInput],
-    /// The same with weights as constants.
+    /// The file with weights as constants.
     pub host_file: Option<&'a str>,
 }
 
 impl Residency {
-    /// Whether weights stay.
+    /// Whether it is `Resident`.
     pub fn is_resident(&self) -> bool {
         *self == Residency::Resident
     }
 }
 
 impl Partition {
-    /// How it computes while decoding, and in both phases where nothing else is said.
+    /// How it computes while decoding, and in both phases without `prefill`.
     pub fn form(&self) -> Form<'_> {
         Form {
             device: &self.device,
@@ -202,7 +203,7 @@ impl Partition {
         }
     }
 
-    /// How it computes while the prompt is taken in.
+    /// How it computes in prefill.
     pub fn prefill_form(&self) -> Form<'_> {
         self.prefill.as_ref().map_or(self.form(), |placement| Form {
             device: &placement.device,
@@ -214,17 +215,17 @@ impl Partition {
         })
     }
 
-    /// Its forms: that of decoding, and another for the prompt where there is one.
+    /// Its distinct forms: for decoding, and for prefill if that differs.
     pub fn forms(&self) -> impl Iterator<Item = Form<'_>> {
         std::iter::once(self.form()).chain(self.prefill.is_some().then(|| self.prefill_form()))
     }
 
-    /// Where it computes while the prompt is taken in.
+    /// Device that it computes on in prefill.
     pub fn prefill_device(&self) -> &str {
         self.prefill_form().device
     }
 
-    /// Whether its weights are copied or read each time it computes, in either phase.
+    /// Whether its weights are streamed in either phase.
     pub fn is_streamed(&self) -> bool {
         self.forms().any(|form| form.residency == Residency::Streamed)
     }

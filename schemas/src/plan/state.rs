@@ -1,16 +1,16 @@
-//! States: tensors carried from one step to the next.
+//! States: tensors carried from pass to pass.
 
 use crate::{ByteSize, DType, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// A tensor carried from one step to the next.
+/// A tensor carried from pass to pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct State {
     /// Graph input that receives the carried value.
     pub past: String,
-    /// Graph output that holds the next one.
+    /// Graph output that produces the next value.
     pub present: String,
     /// The partition that owns both.
     pub partition: String,
@@ -18,12 +18,13 @@ pub struct State {
     pub layer: u32,
     /// Element type.
     pub dtype: DType,
-    /// Shape of `past`; every dimension but the one at `axis` has a size once the batch is known.
+    /// Shape of `past`. All dimensions except the one at `axis` are known once the batch is.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub shape: Shape,
     /// How `present` relates to `past`.
     pub update: StateUpdate,
-    /// Whether its operator takes a buffer of any capacity that holds the tokens so far; a sliding window wants all of its buffer.
+    /// Whether its operator accepts a buffer of any capacity that holds the tokens so far; a sliding window needs its
+    /// full buffer.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub any_capacity: bool,
     /// Device that holds it.
@@ -32,27 +33,27 @@ pub struct State {
     pub bytes: ByteSize,
 }
 
-/// How a state's present relates to its past.
+/// How a state's `present` relates to its `past`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
 pub enum StateUpdate {
-    /// The operator writes new tokens into the buffer it reads: one buffer of fixed `capacity` along `axis` is bound
-    /// as both past and present.
+    /// The operator writes new tokens into the buffer that it reads: one buffer with `capacity` tokens along `axis` is
+    /// bound as both `past` and `present`.
     InPlace {
         /// The token axis.
         axis: usize,
-        /// Tokens the buffer holds.
+        /// Tokens that the buffer holds.
         capacity: u64,
     },
-    /// Present is past with this step's tokens appended along `axis`; empty at first.
+    /// `present` is `past` with the tokens of this pass appended along `axis`; initially empty.
     Append {
         /// The token axis.
         axis: usize,
-        /// Most tokens it can grow to.
+        /// Limit on its tokens.
         capacity: u64,
     },
-    /// Present has the shape of past and replaces it; zero at first.
+    /// `present` has the shape of `past` and replaces it; initially zero.
     Replace,
-    /// Past is computed once by the caller and only read.
+    /// The caller computes `past` once, and the model only reads it.
     ReadOnly,
 }

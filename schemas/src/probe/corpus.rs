@@ -1,4 +1,4 @@
-//! Prompts to run, and what to look at while they run.
+//! Probe requests that run prompts of a corpus, and the tensors to collect statistics of.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -10,11 +10,11 @@ use std::path::PathBuf;
 pub struct ObserveProbe {
     /// A plan whose partition has the taps among its outputs.
     pub plan: PathBuf,
-    /// What to run.
+    /// The prompts.
     pub prompts: Vec<Prompt>,
-    /// Tokens to generate after each, greedily.
+    /// Tokens to generate greedily after each prompt.
     pub decode_tokens: u64,
-    /// What to count.
+    /// The tensors to collect statistics of.
     pub taps: Vec<Tap>,
 }
 
@@ -24,11 +24,11 @@ pub struct ObserveProbe {
 pub struct Prompt {
     /// Its line in the corpus, from 1.
     pub line: u64,
-    /// What it holds.
+    /// Its content.
     pub content: PromptContent,
 }
 
-/// What a prompt holds.
+/// The content of a prompt.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum PromptContent {
@@ -46,11 +46,11 @@ pub enum PromptContent {
 pub struct Message {
     /// `system`, `user`, `assistant`, ...
     pub role: String,
-    /// What was said.
+    /// Its text.
     pub content: String,
 }
 
-/// A tensor to look at, and what it is.
+/// A tensor to collect statistics of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tap {
@@ -58,24 +58,25 @@ pub struct Tap {
     pub name: String,
     /// The block it belongs to.
     pub block: String,
-    /// What to count there.
+    /// Its meaning.
     pub kind: TapKind,
 }
 
-/// What a tapped tensor is.
+/// The meaning of a tapped tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", tag = "kind", deny_unknown_fields)]
 pub enum TapKind {
-    /// `[..., hidden]`, leaving the block. Where two tensors carry the hidden state, each is a tap; their sum is what passes.
+    /// Hidden state `[..., hidden]` that leaves the block. If two tensors carry it, each is a tap, and the hidden state
+    /// is their sum.
     Boundary,
-    /// Router scores `[tokens, experts]`; the `top_k` best are visited.
+    /// Router scores `[tokens, experts]`; a token uses the `top_k` best experts.
     RouterScores {
-        /// Experts a token visits.
+        /// Experts that a token uses.
         top_k: u32,
     },
-    /// Indices of visited experts `[tokens, top_k]`.
+    /// Indices of the used experts `[tokens, top_k]`.
     RoutedExperts {
-        /// Experts there are.
+        /// Number of experts.
         experts: u32,
     },
     /// Output of a ReLU `[..., neurons]`.
@@ -88,11 +89,11 @@ pub enum TapKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CompareProbe {
-    /// Plan of the model as it is; its scores are kept for the next comparison with the same prompts.
+    /// Plan of the unchanged model; the child keeps its logits for the next comparison with the same prompts.
     pub reference: PathBuf,
-    /// Plan of the other.
+    /// Plan of the other model.
     pub other: PathBuf,
-    /// What to run; scores are compared at the last `positions` tokens of each.
+    /// The prompts; logits are compared at the last `positions` tokens of each.
     pub prompts: Vec<Prompt>,
     /// Positions to compare in each prompt.
     pub positions: u64,

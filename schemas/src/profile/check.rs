@@ -1,16 +1,15 @@
-//! What a profile's schema cannot say: that its parts speak of the same blocks, classes and providers.
+//! Rules for profiles that the schema cannot express: all parts refer to the same blocks, classes and providers.
 
-use crate::document::finding;
 use crate::{Finding, Machine, Statistics};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Everything wrong beyond the schema. Sees the text's values whether or not they conform, and passes over what does not.
+/// All violations of these rules. The value may violate the schema; such parts are skipped.
 pub(super) fn beyond_the_schema(profile: &Value) -> Vec<Finding> {
     let mut check = Check { found: Vec::new(), blocks: BTreeMap::new() };
     check.model(&profile["model"]);
-    check.text("date", &profile["date"], is_date, "is no date such as 2026-01-31T12:00:00Z");
+    check.text("date", &profile["date"], is_date, "is not a date such as 2026-01-31T12:00:00Z");
     check.settings(&profile["settings"]);
     check.timing("pass.timing", &profile["pass"]["timing"]);
     check.classes(profile);
@@ -36,25 +35,25 @@ struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    fn say(&mut self, place: impl Into<String>, message: impl Into<String>) {
-        self.found.push(finding(place, message));
+    fn report(&mut self, place: impl Into<String>, message: impl Into<String>) {
+        self.found.push(Finding::error(place, message));
     }
 
     fn text(&mut self, place: &str, value: &Value, is: fn(&str) -> bool, message: &str) {
         if let Some(text) = value.as_str().filter(|text| !is(text)) {
-            self.say(place, format!("{text:?} {message}"));
+            self.report(place, format!("{text:?} {message}"));
         }
     }
 
     fn model(&mut self, model: &'a Value) {
-        self.text("model.hash", &model["hash"], is_hash, "is no BLAKE3 hash: 64 hexadecimal digits");
+        self.text("model.hash", &model["hash"], is_hash, "is not a BLAKE3 hash of 64 hexadecimal digits");
         if model["blocks"].as_array().is_some_and(Vec::is_empty) {
-            self.say("model.blocks", "a model has at least one block");
+            self.report("model.blocks", "a model has at least one block");
         }
         for (at, block) in items(&model["blocks"]).enumerate() {
             let Some(label) = block["label"].as_str() else { continue };
             if self.blocks.insert(label, block["class"].as_u64()).is_some() {
-                self.say(format!("model.blocks[{at}].label"), format!("{label:?} occurs twice"));
+                self.report(format!("model.blocks[{at}].label"), format!("{label:?} occurs twice"));
             }
         }
     }
@@ -64,18 +63,18 @@ impl<'a> Check<'a> {
             let place = format!("settings.{list}");
             let entries: Vec<String> = items(&settings[list]).map(Value::to_string).collect();
             if entries.iter().collect::<BTreeSet<_>>().len() < entries.len() {
-                self.say(&place, "an entry occurs twice");
+                self.report(&place, "an entry occurs twice");
             }
             if entries.iter().any(|entry| entry == "0") {
-                self.say(&place, "0 tokens cannot be measured");
+                self.report(&place, "0 tokens cannot be measured");
             }
         }
         if settings["providers"].as_array().is_some_and(Vec::is_empty) {
-            self.say("settings.providers", "at least one provider is measured");
+            self.report("settings.providers", "at least one provider is measured");
         }
     }
 
-    /// Every class has one entry, or every block where each was measured; each entry speaks of every provider.
+    /// Every class has one entry, or every block with `all_blocks`; each entry has all providers.
     fn classes(&mut self, profile: &Value) {
         let each_block = profile["settings"]["all_blocks"] == true;
         let mut seen = BTreeSet::new();
@@ -85,7 +84,7 @@ impl<'a> Check<'a> {
             let key = if each_block { entry["block"].to_string() } else { entry["class"].to_string() };
             let what = if each_block { "block" } else { "class" };
             if !seen.insert(key.clone()) {
-                self.say(format!("{place}.{what}"), format!("{what} {key} occurs twice"));
+                self.report(format!("{place}.{what}"), format!("{what} {key} occurs twice"));
             }
             self.providers(&place, &entry["providers"], &profile["settings"]["providers"]);
         }
@@ -99,7 +98,7 @@ impl<'a> Check<'a> {
         let missing: Vec<&str> =
             wanted.iter().filter(|(key, _)| !seen.contains(*key)).map(|(_, block)| *block).collect();
         if profile["classes"].is_array() && !missing.is_empty() {
-            self.say("classes", format!("nothing is said of the class of {}", missing.join(", of ")));
+            self.report("classes", format!("the class of {} is missing", missing.join(" and of ")));
         }
     }
 
@@ -108,15 +107,15 @@ impl<'a> Check<'a> {
         if let (Some(class), Some(said)) = (class, entry["class"].as_u64())
             && class != said
         {
-            self.say(format!("{place}.class"), format!("{} is of class {class}, not {said}", entry["block"]));
+            self.report(format!("{place}.class"), format!("{} is of class {class}, not {said}", entry["block"]));
         }
     }
 
-    /// The class of a block that is named, where there is one.
+    /// The class of a block, if the model has the block.
     fn block(&mut self, place: String, label: &Value) -> Option<u64> {
         let known = self.blocks.get(label.as_str()?).copied();
         if known.is_none() {
-            self.say(place, format!("the model has no block {label}"));
+            self.report(place, format!("the model has no block {label}"));
         }
         known.flatten()
     }
@@ -127,21 +126,21 @@ impl<'a> Check<'a> {
             let place = format!("{place}.providers[{at}]");
             let provider = &costs["provider"];
             if seen.contains(&provider) {
-                self.say(format!("{place}.provider"), format!("{provider} occurs twice"));
+                self.report(format!("{place}.provider"), format!("{provider} occurs twice"));
             } else if wanted.as_array().is_some_and(|wanted| !wanted.contains(provider)) {
-                self.say(format!("{place}.provider"), format!("{provider} is not among settings.providers"));
+                self.report(format!("{place}.provider"), format!("{provider} is not among settings.providers"));
             }
             seen.push(provider);
             self.costs(&place, costs);
         }
         for missing in items(wanted).filter(|provider| providers.is_array() && !seen.contains(provider)) {
-            self.say(format!("{place}.providers"), format!("nothing is said of {missing}"));
+            self.report(format!("{place}.providers"), format!("{missing} is missing"));
         }
     }
 
     fn costs(&mut self, place: &str, costs: &Value) {
         if costs["run_length"].as_u64().is_some_and(|length| length > self.blocks.len().max(1) as u64) {
-            self.say(format!("{place}.run_length"), format!("the model has only {} blocks", self.blocks.len()));
+            self.report(format!("{place}.run_length"), format!("the model has only {} blocks", self.blocks.len()));
         }
         for phase in ["decode", "prefill"] {
             let points = format!("{place}.{phase}.points");
@@ -155,20 +154,20 @@ impl<'a> Check<'a> {
     }
 
     fn timing(&mut self, place: &str, timing: &Value) {
-        let at = |name: &str| timing[name].as_f64();
-        if let (Some(p10), Some(median), Some(p90)) = (at("p10_ms"), at("median_ms"), at("p90_ms"))
+        let ms = |name: &str| timing[name].as_f64();
+        if let (Some(p10), Some(median), Some(p90)) = (ms("p10_ms"), ms("median_ms"), ms("p90_ms"))
             && !(p10 <= median && median <= p90)
         {
-            self.say(place, format!("a median of {median} ms does not lie between the deciles {p10} and {p90}"));
+            self.report(place, format!("the median {median} ms is not between the deciles {p10} and {p90}"));
         }
     }
 
     fn ascending(&mut self, place: &str, points: &Value, by: &str) {
         let keys: Vec<u64> = items(points).filter_map(|point| point[by].as_u64()).collect();
         if let Some(pair) = keys.windows(2).find(|pair| pair[0] >= pair[1]) {
-            self.say(
+            self.report(
                 place,
-                format!("points are in the order of {by}, each once: {} stands before {}", pair[0], pair[1]),
+                format!("points must be in increasing order of {by}, but {} precedes {}", pair[0], pair[1]),
             );
         }
     }
@@ -178,7 +177,7 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
-/// A part with checks of its own, where its form is right; where it is not, the schema says so.
+/// Parses a part that has its own checks; `None` if it violates the schema, which reports that.
 fn nested<T: DeserializeOwned>(value: &Value) -> Option<T> {
     if value.is_null() { None } else { serde_json::from_value(value.clone()).ok() }
 }
@@ -195,9 +194,9 @@ fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// `2026-01-31T...`, as far as a room without a calendar can tell.
+/// Whether the text starts like `2026-01-31T...`. Does not check the calendar.
 fn is_date(text: &str) -> bool {
-    let form = "dddd-dd-ddT";
-    let fits = |(byte, form): (u8, u8)| if form == b'd' { byte.is_ascii_digit() } else { byte == form };
-    text.len() > form.len() && text.bytes().zip(form.bytes()).all(fits)
+    let pattern = "dddd-dd-ddT";
+    let matches = |(byte, expected): (u8, u8)| if expected == b'd' { byte.is_ascii_digit() } else { byte == expected };
+    text.len() > pattern.len() && text.bytes().zip(pattern.bytes()).all(matches)
 }

@@ -1,78 +1,78 @@
-//! What blocks cost: times at token counts, and the curves through them.
+//! Costs of blocks: times at several token counts, and curves fitted to them.
 
 use crate::{ByteSize, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What of a token no partition bears: feeding it, binding what changed, reading its scores, choosing the next.
+/// Time per token outside partitions: feeding inputs, binding buffers, reading logits, sampling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PassCosts {
-    /// Tokens with as many states and scores as the model's, and nothing computed.
+    /// Times of tokens of a model with the same numbers of states and logits that computes nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
-    /// Why there are no times, where there are none.
+    /// Reason of a failed measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// What blocks of one class cost.
+/// Costs of the blocks of one class.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ClassCosts {
     /// The class.
     pub class: u32,
-    /// The block that was measured; with `--all-blocks` the entry speaks of this block alone.
+    /// The measured block; with `--all-blocks` the entry is for this block only.
     pub block: String,
-    /// One entry for each provider asked for.
+    /// One entry for each requested provider.
     pub providers: Vec<ProviderCosts>,
 }
 
-/// What a block costs under one provider.
+/// Costs of a block with one provider.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ProviderCosts {
     /// The provider.
     pub provider: Provider,
-    /// Blocks, from `block` on and whatever their classes, that were also measured in one partition, to tell a block from
-    /// the cost of starting a partition; 1 where nothing but single blocks was measured.
+    /// Number of consecutive blocks, from `block` on, that were also measured as one partition, to separate the time of
+    /// a block from the launch time; 1 if only single blocks were measured.
     #[schemars(range(min = 1))]
     pub run_length: u32,
-    /// Cost of starting a partition, milliseconds, as the run of blocks shows it; absent where there is none.
+    /// Launch time of a partition, milliseconds, derived from the run of blocks; absent without a run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1e9))]
     pub launch_ms: Option<f64>,
-    /// One more token, with which the context has `tokens`. Empty for models that do not generate.
+    /// One token that extends the context to `tokens`. Empty for models that do not generate.
     pub decode: PhaseCosts,
     /// A pass of `tokens` into an empty context.
     pub prefill: PhaseCosts,
-    /// Bytes of device or host memory the block was seen to take, where they can be told.
+    /// Measured device or host memory of the block, bytes, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<ByteSize>,
-    /// Why there are no numbers, where there are none.
+    /// Reason of a failed measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// Times of one phase, and the curve through them.
+/// Times of one phase, and the curve fitted to them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PhaseCosts {
-    /// What was measured, in the order of tokens.
+    /// Measured points, in increasing order of tokens.
     pub points: Vec<CostPoint>,
-    /// What they say of other token counts; absent where too few succeeded.
+    /// The fitted curve; absent if too few measurements succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fit: Option<Fit>,
 }
 
-/// The time of one block at one token count, the cost of starting a partition taken off.
+/// The time of one block at one token count, without the launch time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct CostPoint {
     /// Tokens of context (decode) or of the pass (prefill).
     #[schemars(range(min = 1))]
     pub tokens: u64,
-    /// The block alone, milliseconds.
+    /// Time of the block, milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 1e9))]
     pub ms: Option<f64>,
@@ -82,16 +82,16 @@ pub struct CostPoint {
     /// Runs of the partition with `run_length` blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub run: Option<Timing>,
-    /// What could not be measured, with the reason; of the run where there is a time all the same.
+    /// Reason of a failed measurement; of the run of blocks if there is a time for the single block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
 }
 
-/// Several runs of one thing.
+/// Times of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Timing {
-    /// Measured runs, warm-up apart.
+    /// Measured runs, without warm-up.
     #[schemars(range(min = 1))]
     pub runs: u32,
     /// Median, milliseconds.
@@ -107,7 +107,7 @@ pub struct Timing {
 
 /// `ms(tokens) = constant + linear * tokens + quadratic * tokens^2`, no term negative.
 ///
-/// Through a single point goes the constant (decode) or the line from zero (prefill).
+/// A single point gives a constant (decode) or a line through zero (prefill).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Fit {
@@ -120,7 +120,7 @@ pub struct Fit {
     /// Milliseconds per token squared.
     #[schemars(range(min = 0, max = 1e9))]
     pub quadratic_ms: f64,
-    /// Largest distance from a measured point, as a part of it.
+    /// Largest relative error at a measured point.
     #[schemars(range(min = 0))]
     pub worst_relative_error: f64,
     /// Coefficient of determination; 1 is a perfect fit.

@@ -1,4 +1,4 @@
-//! What follows from the sums: variances, hit rates, frequencies. `None` where nothing was seen.
+//! Variances, hit rates and frequencies derived from the sums. `None` without data.
 
 use super::{BoundaryStatistics, ExpertStatistics, NeuronStatistics};
 
@@ -15,17 +15,17 @@ impl ExpertStatistics {
         sum(&self.counts)
     }
 
-    /// Part of the visits that a cache of the `experts` last visited experts hits (LRU).
+    /// Share of the visits that hit an LRU cache of `experts` experts.
     pub fn lru_hit_rate(&self, experts: usize) -> Option<f64> {
         self.rate(sum(&self.reuse_distances[..experts.min(self.reuse_distances.len())]))
     }
 
-    /// Part of the visits that the `experts` most visited experts take: what a cache that never changes hits.
+    /// Share of the visits that hit a constant set of the `experts` most visited experts.
     pub fn static_hit_rate(&self, experts: usize) -> Option<f64> {
         self.rate(sum_of_largest(&self.counts, experts))
     }
 
-    /// Part of the visits that the best possible cache of `experts` experts hits.
+    /// Share of the visits that hit the optimal cache of `experts` experts.
     pub fn oracle_hit_rate(&self, experts: usize) -> Option<f64> {
         let hits = experts.min(self.oracle_hits.len()).checked_sub(1).map_or(0, |at| self.oracle_hits[at]);
         self.rate(hits)
@@ -37,17 +37,17 @@ impl ExpertStatistics {
 }
 
 impl NeuronStatistics {
-    /// Part of the tokens for which a neuron was above zero.
+    /// Share of the tokens for which a neuron was above zero.
     pub fn frequency(&self, neuron: usize) -> Option<f64> {
         rate(*self.active.get(neuron)?, self.tokens)
     }
 
-    /// Part of all neurons that are above zero for a token, on average.
+    /// Share of all neurons that are above zero for a token, on average.
     pub fn density(&self) -> Option<f64> {
         rate(sum(&self.active), self.tokens.saturating_mul(self.active.len() as u64))
     }
 
-    /// Part of all activations that fall on the `neurons` most active neurons.
+    /// Share of all activations that belong to the `neurons` most active neurons.
     pub fn coverage(&self, neurons: usize) -> Option<f64> {
         rate(sum_of_largest(&self.active, neurons), sum(&self.active))
     }

@@ -1,4 +1,4 @@
-//! Adding up what two corpora showed of one model.
+//! Merges statistics of two corpora for one model.
 
 use super::{AttentionEntropy, BlockInfluence, BoundaryStatistics, ExpertStatistics, NeuronStatistics, Statistics};
 
@@ -10,10 +10,9 @@ pub struct StatisticsMismatch {
 }
 
 impl Statistics {
-    /// Adds what another corpus showed of the same model. Counts are exact; means and squares are those of all elements
-    /// together, up to rounding (Chan, Golub, LeVeque 1979). A list one side does not have is taken from the other.
-    ///
-    /// Nothing changes where the two do not fit each other.
+    /// Adds the statistics of another corpus for the same model. Counts are exact; means and squares equal those over
+    /// all elements, up to rounding (Chan, Golub, LeVeque 1979). A list that one side lacks is taken from the other. On
+    /// an error nothing changes.
     pub fn merge(&mut self, other: &Statistics) -> Result<(), StatisticsMismatch> {
         fits("boundaries", &self.boundaries, &other.boundaries)?;
         fits("influence", &self.influence, &other.influence)?;
@@ -32,38 +31,38 @@ impl Statistics {
     }
 }
 
-/// Something that is summed up for one block.
-trait Sum: Clone {
+/// Statistics of one block that can be merged.
+trait BlockSums: Clone {
     fn block(&self) -> &str;
 
-    /// What must be equal in both, as words; nothing where all is well.
-    fn differs(&self, _other: &Self) -> Option<String> {
+    /// Describes a difference that prevents merging.
+    fn mismatch(&self, _other: &Self) -> Option<String> {
         None
     }
 
     fn merge(&mut self, other: &Self);
 }
 
-fn fits<T: Sum>(list: &str, mine: &[T], theirs: &[T]) -> Result<(), StatisticsMismatch> {
+fn fits<T: BlockSums>(list: &str, mine: &[T], theirs: &[T]) -> Result<(), StatisticsMismatch> {
     if mine.is_empty() || theirs.is_empty() {
         return Ok(());
     }
-    let no = |what: String| Err(StatisticsMismatch { what });
+    let mismatch = |what: String| Err(StatisticsMismatch { what });
     if mine.len() != theirs.len() {
-        return no(format!("{list} has {} entries in one and {} in the other", mine.len(), theirs.len()));
+        return mismatch(format!("{list} has {} entries in one and {} in the other", mine.len(), theirs.len()));
     }
     for (a, b) in mine.iter().zip(theirs) {
         if a.block() != b.block() {
-            return no(format!("{list} has {} in one where the other has {}", a.block(), b.block()));
+            return mismatch(format!("{list} has {} in one where the other has {}", a.block(), b.block()));
         }
-        if let Some(what) = a.differs(b) {
-            return no(format!("{list} of {} has {what}", a.block()));
+        if let Some(what) = a.mismatch(b) {
+            return mismatch(format!("{list} of {} has {what}", a.block()));
         }
     }
     Ok(())
 }
 
-fn join<T: Sum>(mine: &mut Vec<T>, theirs: &[T]) {
+fn join<T: BlockSums>(mine: &mut Vec<T>, theirs: &[T]) {
     if mine.is_empty() {
         *mine = theirs.to_vec();
     } else {
@@ -75,18 +74,18 @@ fn add(sum: &mut u64, more: u64) {
     *sum = sum.saturating_add(more);
 }
 
-/// Entry by entry; the longer list's end stays as it is.
+/// Adds entry by entry; a shorter list counts as padded with zeros.
 fn add_each(sums: &mut Vec<u64>, more: &[u64]) {
     sums.resize(sums.len().max(more.len()), 0);
     sums.iter_mut().zip(more).for_each(|(sum, more)| add(sum, *more));
 }
 
-/// Part of all the weight that `theirs` has.
+/// The share of `theirs` in the sum of both.
 fn share(mine: u64, theirs: u64) -> f64 {
     if theirs == 0 { 0.0 } else { theirs as f64 / (mine as f64 + theirs as f64) }
 }
 
-impl Sum for BoundaryStatistics {
+impl BlockSums for BoundaryStatistics {
     fn block(&self) -> &str {
         &self.block
     }
@@ -103,7 +102,7 @@ impl Sum for BoundaryStatistics {
     }
 }
 
-impl Sum for BlockInfluence {
+impl BlockSums for BlockInfluence {
     fn block(&self) -> &str {
         &self.block
     }
@@ -114,7 +113,7 @@ impl Sum for BlockInfluence {
     }
 }
 
-impl Sum for AttentionEntropy {
+impl BlockSums for AttentionEntropy {
     fn block(&self) -> &str {
         &self.block
     }
@@ -125,12 +124,12 @@ impl Sum for AttentionEntropy {
     }
 }
 
-impl Sum for ExpertStatistics {
+impl BlockSums for ExpertStatistics {
     fn block(&self) -> &str {
         &self.block
     }
 
-    fn differs(&self, other: &Self) -> Option<String> {
+    fn mismatch(&self, other: &Self) -> Option<String> {
         let (mine, theirs) = (self.counts.len(), other.counts.len());
         if mine != theirs {
             return Some(format!("{mine} experts in one and {theirs} in the other"));
@@ -148,12 +147,12 @@ impl Sum for ExpertStatistics {
     }
 }
 
-impl Sum for NeuronStatistics {
+impl BlockSums for NeuronStatistics {
     fn block(&self) -> &str {
         &self.block
     }
 
-    fn differs(&self, other: &Self) -> Option<String> {
+    fn mismatch(&self, other: &Self) -> Option<String> {
         let (mine, theirs) = (self.active.len(), other.active.len());
         (mine != theirs).then(|| format!("{mine} neurons in one and {theirs} in the other"))
     }

@@ -1,9 +1,9 @@
-//! Merging against counting everything at once, and nonsense of every kind.
+//! Compares merging with counting everything at once, and checks findings for contradictory numbers.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Statistics of some elements, the slow way.
+/// Statistics of some elements, computed directly.
 fn of(values: &[f64]) -> Statistics {
     let n = values.len() as f64;
     let mean = if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / n };
@@ -54,7 +54,7 @@ fn values() -> impl Strategy<Value = Vec<f64>> {
 
 proptest! {
     #[test]
-    fn merging_is_counting_everything_at_once(a in values(), b in values()) {
+    fn merging_equals_counting_everything_at_once(a in values(), b in values()) {
         let mut all = of(&[a.clone(), b.clone()].concat());
         all.prompts = 2;
         all.boundaries[0].not_finite = 2;
@@ -118,7 +118,7 @@ fn rates_follow_from_counts() {
 }
 
 #[test]
-fn nonsense_is_found_all_at_once() {
+fn all_contradictions_are_found_at_once() {
     let mut s = of(&[1.0, -2.0]);
     assert_eq!(s.check("s"), []);
     s.boundaries[0].mean_abs = -1.0;

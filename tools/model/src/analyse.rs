@@ -1,7 +1,7 @@
-//! From a path to everything known about the model: graph, blocks, states, roles, configuration.
+//! Reads a model and determines its graph, blocks, states, roles of inputs and outputs, and configuration.
 
 use crate::config::ModelConfig;
-use crate::costs::Load;
+use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::roles;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
@@ -10,65 +10,65 @@ use hpp_onnx::Model;
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::path::Path;
 
-/// Name of the graph input that says which positions' logits are wanted.
+/// Name of the graph input that selects the positions to compute logits for.
 pub const LOGIT_POSITIONS: &str = "hpp.logit_positions";
-/// Context planned for when neither the user nor the model says.
+/// Context length in tokens if neither the user nor the model gives one.
 const DEFAULT_CONTEXT: u64 = 8192;
-/// Tokens a prefill pass takes at most when a GPU's workspace has to be planned for.
+/// Default limit on the tokens of a prefill pass when a GPU's workspace is planned.
 pub const DEFAULT_CHUNK: u64 = 2048;
 
-/// A model, understood.
+/// An analysed model.
 pub struct Analysis {
-    /// The flattened protobuf, ready to be cut.
+    /// The flattened protobuf, ready to cut.
     pub model: Model,
-    /// The same before its head was rewritten, with its graph; `None` where it was not.
+    /// Model and graph before its head was rewritten; `None` if it was not rewritten.
     pub before: Option<(Model, Graph)>,
     /// Its directory's or file's name.
     pub name: String,
-    /// The graph with facts inferred.
+    /// The graph with inferred types and shapes.
     pub graph: Graph,
     /// Its blocks.
     pub segmentation: Segmentation,
-    /// What the files beside it say.
+    /// Configuration from the files beside it.
     pub config: ModelConfig,
-    /// States the runtime carries.
+    /// States that the runtime carries from pass to pass.
     pub states: Vec<PlannedState>,
-    /// Inputs but states.
+    /// Inputs without states.
     pub inputs: Vec<ModelInput>,
-    /// Outputs but states.
+    /// Outputs without states.
     pub outputs: Vec<ModelOutput>,
-    /// What drives it.
+    /// How it is run.
     pub kind: ModelKind,
-    /// Number of token ids.
+    /// Size of the vocabulary.
     pub vocab_size: Option<u64>,
-    /// Tokens planned for.
+    /// Context length to plan for, tokens.
     pub context: u64,
-    /// Things a person should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// How far the analysis changes the graph.
+/// Positions that the model computes logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
-    /// Compute only the positions asked for.
-    AskedFor,
-    /// Leave the head as it is.
+pub enum LogitsMode {
+    /// Requested positions only: the analysis rewrites the head.
+    Requested,
+    /// All positions, as exported.
     All,
 }
 
-/// Reads and understands a model.
-pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Analysis, ModelError> {
+/// Reads and analyses a model. `context` is the context length to plan for, tokens.
+pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<Analysis, ModelError> {
     let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
     let config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
-    let (mut graph, mut segmentation) = understand(&model)?;
+    let (mut graph, mut segmentation) = infer_and_segment(&model)?;
     let mut before = None;
-    if logits == Logits::AskedFor {
+    if logits == LogitsMode::Requested {
         match gather_positions(&model, &graph, &segmentation, &config) {
             Some(Ok(rewritten)) => {
                 let source = (std::mem::replace(&mut model, rewritten), graph);
                 before = Some(source);
-                (graph, segmentation) = understand(&model)?;
+                (graph, segmentation) = infer_and_segment(&model)?;
             }
             Some(Err(why)) => notes.push(format!("logits are computed for every position: {why}")),
             None => {}
@@ -83,14 +83,15 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: Logits) -> Result<Anal
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
 
-fn understand(model: &Model) -> Result<(Graph, Segmentation), ModelError> {
+fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError> {
     let mut graph = model.graph().map_err(|e| ModelError::Read(Box::new(e)))?;
     infer::infer(&mut graph);
     let segmentation = segment(&graph);
     Ok((graph, segmentation))
 }
 
-/// Rewrites the head of a decoder; `None` where there are no logits to speak of.
+/// Rewrites the head of a decoder to compute requested positions only; `None` if the model is not a decoder with
+/// logits.
 fn gather_positions(
     model: &Model,
     graph: &Graph,
@@ -110,7 +111,7 @@ fn gather_positions(
     Some(hpp_onnx::gather_logit_positions(model, graph, logits, LOGIT_POSITIONS).map_err(|e| e.to_string()))
 }
 
-/// A state whose tokens lie along an axis that its shape lacks cannot be allocated.
+/// Refuses a state whose token axis its declared shape lacks: it cannot be allocated.
 fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
     for planned in &analysis.states {
         let (StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. }) = planned.state.update else {
@@ -119,11 +120,11 @@ fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
         let (name, axes) = (&planned.state.past, planned.state.shape.len());
         if axis >= axes {
             let shape = match analysis.graph.value(planned.past).shape {
-                None => "the model does not say its shape".to_owned(),
+                None => "the model does not declare its shape".to_owned(),
                 Some(_) => format!("its shape has {axes} axes"),
             };
             return Err(ModelError::setting(
-                format!("cannot plan the KV cache: tokens of the input {name} lie along axis {axis}, and {shape}"),
+                format!("cannot plan the KV cache: axis {axis} of the input {name} holds the tokens, but {shape}"),
                 "declare the shape of this input, such as [batch_size, heads, past_sequence_length, head_size], and \
                  export again",
             ));
@@ -145,7 +146,7 @@ fn refuse_states_beyond_64_bits(analysis: &Analysis) -> Result<(), ModelError> {
     ))
 }
 
-/// Tokens to plan for; `None` when neither the user nor the model says.
+/// Context length to plan for; `None` if neither the user nor the model gives one.
 fn planned_context(asked: Option<u64>, model: Option<u64>) -> Result<Option<u64>, ModelError> {
     match (asked, model) {
         (Some(0), _) => {
@@ -153,7 +154,7 @@ fn planned_context(asked: Option<u64>, model: Option<u64>) -> Result<Option<u64>
         }
         (Some(asked), Some(most)) if asked > most => Err(ModelError::setting(
             format!("--context {asked} is longer than the {most} tokens this model was built for"),
-            "ask for at most what the model's configuration allows",
+            "lower --context to what the model's configuration allows",
         )),
         (Some(asked), _) => Ok(Some(asked)),
         (None, Some(most)) => Ok(Some(most.clamp(1, DEFAULT_CONTEXT))),
@@ -216,24 +217,26 @@ fn name(model: &Model) -> String {
 }
 
 impl Analysis {
-    /// Says that the context is a guess, where it matters.
+    /// Adds a note that the context length is assumed, where states depend on it.
     fn with_assumed_context(mut self) -> Self {
         if self.kind != ModelKind::SingleRun {
             let tokens = self.context;
-            self.notes.push(format!("the model does not say how long a context it takes; planned {tokens} tokens"));
+            self.notes.push(format!("the model does not declare a context length; planned for {tokens} tokens"));
         }
         self
     }
 
-    /// Most tokens a prefill pass may take: one where the model's branch takes one at a time.
-    pub fn prefill_chunk(&self, load: Load) -> Option<u64> {
+    /// Limit on the tokens of a prefill pass; 1 if the model's exported branch takes single tokens; `None` for no
+    /// limit.
+    pub fn prefill_chunk(&self, scenario: Scenario) -> Option<u64> {
         if self.takes_one_token() {
             return Some(1);
         }
-        (load.chunk < load.context).then_some(load.chunk)
+        (scenario.chunk < scenario.context).then_some(scenario.chunk)
     }
 
-    /// Whether a present is declared one longer than its past, whatever the pass: a branch exported for single tokens.
+    /// Whether a present state is always declared one token longer than its past: the branch was exported for single
+    /// tokens.
     fn takes_one_token(&self) -> bool {
         let declared = |id: ValueId| self.graph.value(id).shape.as_ref();
         self.states.iter().any(|s| {

@@ -1,9 +1,9 @@
-//! The plan, put together from what was found and what was decided. Decides nothing itself.
+//! Assembles a plan from a model's analysis and a placement decision. Makes no decisions.
 
 use crate::analyse::Analysis;
-use crate::costs::Load;
+use crate::costs::Scenario;
 use crate::faults::fault;
-use crate::symbols::{Pass, symbols};
+use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{Part, ValueId};
 use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
 use hpp_schema::*;
@@ -12,59 +12,59 @@ use std::ops::Range;
 
 /// A run of blocks that becomes one partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Blocks, by position.
+pub struct PartitionSpec {
+    /// Positions of the blocks.
     pub blocks: Range<usize>,
-    /// Where they compute.
+    /// Where they compute, in each phase.
     pub choice: Choice,
 }
 
-/// Weights of the host that are read from disk in each pass.
+/// How weights of the host are read from disk in each pass.
 #[derive(Clone, Debug, PartialEq)]
-pub struct FromDisk {
-    /// The part of each partition's weights that stays in memory, 0 to 1.
-    pub locked: f64,
-    /// Most bytes of the rest in memory at once; `None` where everything stays but tables of rows.
+pub struct DiskStreaming {
+    /// The share of each partition's weights that is pinned in memory, 0 to 1.
+    pub pinned_share: f64,
+    /// Memory for the rest while it is read, bytes; `None` if only tables stay on disk.
     pub window: Option<u64>,
-    /// Of each block, whether it reads only a few rows of its weights.
-    pub rows: Vec<bool>,
+    /// For each block, whether it is a table of which a pass reads a few rows.
+    pub is_table: Vec<bool>,
 }
 
-impl FromDisk {
-    /// Whether everything stays in memory but tables of rows.
+impl DiskStreaming {
+    /// Whether all weights except tables stay in memory.
     pub fn holds_all(&self) -> bool {
         self.window.is_none()
     }
 }
 
-/// Everything a plan is made of.
+/// A placement decision, with everything else that a plan records.
 pub struct Decision<'a> {
-    /// What the model is.
+    /// The model.
     pub analysis: &'a Analysis,
-    /// Costs of its blocks.
+    /// Its blocks, as the planner sees them.
     pub blocks: &'a [hpp_partition::Block],
-    /// Runs of blocks that become partitions.
-    pub pieces: &'a [Piece],
-    /// Slots in the ring of each GPU; 0 where nothing is streamed to it.
+    /// Runs of blocks that become partitions, in order.
+    pub partitions: &'a [PartitionSpec],
+    /// Slots in the ring of each GPU; 0 if nothing is streamed to it.
     pub slots: &'a [u32],
-    /// The limits that were kept, as a plan says them.
+    /// The limits that the plan records.
     pub budgets: Budgets,
-    /// How the host's weights are read where its memory cannot hold them; `None` where it can.
-    pub disk: Option<FromDisk>,
-    /// Where state lies.
+    /// How the host's weights are read from disk; `None` if host memory holds them.
+    pub disk: Option<DiskStreaming>,
+    /// The memory that holds state.
     pub kv: KvHome,
-    /// The cut, one part for each piece.
+    /// The cut: one part of the graph for each partition.
     pub parts: &'a [Part],
-    /// What the costs were counted for.
-    pub load: Load,
-    /// Why each piece is where it is.
+    /// Batch, context, prompt and answer lengths that the costs assume.
+    pub scenario: Scenario,
+    /// The reason for each partition's place.
     pub reasons: Vec<String>,
-    /// What the cost model expects.
+    /// Predicted times.
     pub predictions: Predictions,
 }
 
-/// The plan without its files: paths in `model`, `generation`, `files` and every `weights_dir` are filled in when written, and
-/// so are weights that become inputs.
+/// Assembles the plan. Paths in `model`, `generation`, `files` and every `weights_dir`, and weights that become inputs,
+/// are still empty; the writer fills them in.
 pub fn assemble(decision: &Decision) -> Plan {
     let names = partition_names(decision);
     let partitions = partitions(decision, &names);
@@ -89,34 +89,34 @@ pub fn assemble(decision: &Decision) -> Plan {
 
 fn partition_names(decision: &Decision) -> Vec<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
-    let name = |piece: &Piece| {
-        let stem = if piece.choice.decode == Where::Cpu { "cpu" } else { "gpu" };
+    let name = |spec: &PartitionSpec| {
+        let stem = if spec.choice.decode == Where::Cpu { "cpu" } else { "gpu" };
         let count = counts.entry(stem).or_default();
         *count += 1;
         format!("{stem}_{}", *count - 1)
     };
-    decision.pieces.iter().map(name).collect()
+    decision.partitions.iter().map(name).collect()
 }
 
-/// Name of the device a block computes on.
-fn device(place: Where) -> String {
+/// The name of the device of a place.
+fn device_name(place: Where) -> String {
     match place.gpu() {
         None => "cpu".to_owned(),
         Some(gpu) => format!("gpu{gpu}"),
     }
 }
 
-/// Where a piece's weights are when it computes at this place.
-fn residency(disk: Option<&FromDisk>, piece: &Piece, place: Where) -> Residency {
+/// The residency of a partition's weights if it computes at this place.
+fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Where) -> Residency {
     match (place, disk) {
-        (Where::Cpu, Some(disk)) if piece.blocks.clone().all(|block| disk.rows[block]) => Residency::Mapped,
+        (Where::Cpu, Some(disk)) if spec.blocks.clone().all(|block| disk.is_table[block]) => Residency::Mapped,
         (Where::Cpu, Some(disk)) if disk.holds_all() => Residency::Resident,
         (Where::Cpu, Some(_)) | (Where::Streamed(_), _) => Residency::Streamed,
         (Where::Cpu | Where::Resident(_), _) => Residency::Resident,
     }
 }
 
-/// Providers for a part, best first, without those that compute one of its operators wrongly.
+/// Execution providers for a part, the preferred one first, without those that compute one of its operators wrongly.
 fn providers(decision: &Decision, part: &Part, place: Where) -> Vec<Provider> {
     let mut providers = match place {
         Where::Cpu => vec![Provider::Cpu],
@@ -145,41 +145,43 @@ fn model(decision: &Decision) -> Model {
 
 /// The host, and every GPU that has a budget or a partition.
 fn devices(decision: &Decision) -> Vec<Device> {
-    let places = decision.pieces.iter().flat_map(|piece| [piece.choice.prefill, piece.choice.decode]);
+    let places = decision.partitions.iter().flat_map(|spec| [spec.choice.prefill, spec.choice.decode]);
     let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
-    let gpu = |gpu| Device { ring: ring(decision, gpu), ..Device::new(device(Where::Resident(gpu)), DeviceKind::Gpu) };
+    let gpu =
+        |gpu| Device { ring: ring(decision, gpu), ..Device::new(device_name(Where::Resident(gpu)), DeviceKind::Gpu) };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
-    let host = Device { window, ..Device::new(device(Where::Cpu), DeviceKind::Cpu) };
+    let host = Device { window, ..Device::new(device_name(Where::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
-/// Slots that hold any block streamed through them; what they really take is known when the weights are.
+/// The ring of a GPU, with slots that hold any block streamed through them. The writer replaces the slot size by the
+/// exact one.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
-    let streamed = |piece: &&Piece| Phase::BOTH.iter().any(|phase| piece.choice.of(*phase) == Where::Streamed(gpu));
-    let blocks = decision.pieces.iter().filter(streamed).flat_map(|piece| &decision.blocks[piece.blocks.clone()]);
+    let streamed =
+        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| spec.choice.of(*phase) == Where::Streamed(gpu));
+    let blocks = decision.partitions.iter().filter(streamed).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
     Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }
 
 fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
-    let pieces = decision.pieces;
     let build = |index: usize| {
-        let (piece, part) = (&pieces[index], &decision.parts[index]);
-        let Choice { prefill, decode } = piece.choice;
-        let blocks = &decision.blocks[piece.blocks.clone()];
+        let (spec, part) = (&decision.partitions[index], &decision.parts[index]);
+        let Choice { prefill, decode } = spec.choice;
+        let blocks = &decision.blocks[spec.blocks.clone()];
         let demand = demand(decision, index);
         Partition {
             name: names[index].clone(),
             file: format!("{}.onnx", names[index]),
             weights_dir: String::new(),
-            device: device(decode),
-            residency: residency(decision.disk.as_ref(), piece, decode),
+            device: device_name(decode),
+            residency: residency(decision.disk.as_ref(), spec, decode),
             weights: vec![],
             host_file: None,
             prefill: (prefill != decode).then(|| Placement {
-                device: device(prefill),
-                residency: residency(decision.disk.as_ref(), piece, prefill),
+                device: device_name(prefill),
+                residency: residency(decision.disk.as_ref(), spec, prefill),
                 file: format!("{}.onnx", names[index]),
                 providers: providers(decision, part, prefill),
                 weights: vec![],
@@ -191,28 +193,28 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),
             bytes: PartitionBytes {
                 weights: ByteSize(demand.weights),
-                locked: locked(decision, piece, demand.weights),
+                locked: locked(decision, spec, demand.weights),
                 kv: ByteSize(demand.kv),
                 workspace: ByteSize(demand.workspace),
             },
             reason: decision.reasons[index].clone(),
         }
     };
-    (0..pieces.len()).map(build).collect()
+    (0..decision.partitions.len()).map(build).collect()
 }
 
-/// The share of a piece's weights that stays in host memory, where the rest is read from disk.
-fn locked(decision: &Decision, piece: &Piece, weights: u64) -> Option<ByteSize> {
+/// Bytes of a partition's weights that are pinned in host memory while the rest is read from disk.
+fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref()?;
-    let on_host = Phase::BOTH.iter().any(|phase| piece.choice.of(*phase) == Where::Cpu);
-    let streamed = residency(Some(disk), piece, Where::Cpu) == Residency::Streamed;
-    (on_host && streamed).then_some(ByteSize((disk.locked * weights as f64) as u64))
+    let on_host = Phase::BOTH.iter().any(|phase| spec.choice.of(*phase) == Where::Cpu);
+    let streamed = residency(Some(disk), spec, Where::Cpu) == Residency::Streamed;
+    (on_host && streamed).then_some(ByteSize((disk.pinned_share * weights as f64) as u64))
 }
 
-/// What a partition needs, with the weights its own copy of the globals reads.
+/// Memory demand of a partition, with the weights of the nodes that it recomputes.
 fn demand(decision: &Decision, index: usize) -> Demand {
     let graph = &decision.analysis.graph;
-    let mut demand = Demand::of(&decision.blocks[decision.pieces[index].blocks.clone()]);
+    let mut demand = Demand::of(&decision.blocks[decision.partitions[index].blocks.clone()]);
     let read = decision.parts[index].nodes.iter().flat_map(|node| graph.node(*node).reads()).collect::<BTreeSet<_>>();
     demand.weights = read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum();
     demand
@@ -220,7 +222,7 @@ fn demand(decision: &Decision, index: usize) -> Demand {
 
 fn partition_input(decision: &Decision, names: &[String], index: usize, id: ValueId) -> PartitionInput {
     let a = decision.analysis;
-    let (name, dtype, shape) = fact(a, id);
+    let (name, dtype, shape) = described(a, id);
     let from = if a.states.iter().any(|s| s.past == id) {
         "state".to_owned()
     } else if a.graph.inputs.contains(&id) {
@@ -234,7 +236,7 @@ fn partition_input(decision: &Decision, names: &[String], index: usize, id: Valu
 
 fn partition_output(decision: &Decision, id: ValueId) -> PartitionOutput {
     let a = decision.analysis;
-    let (name, dtype, shape) = fact(a, id);
+    let (name, dtype, shape) = described(a, id);
     let to = if a.states.iter().any(|s| s.present == id) {
         OutputUse::State
     } else if a.graph.outputs.contains(&id) {
@@ -245,8 +247,8 @@ fn partition_output(decision: &Decision, id: ValueId) -> PartitionOutput {
     PartitionOutput { name, dtype, shape, to }
 }
 
-/// Name, type and shape of a value; states with the sizes the plan settled.
-fn fact(a: &Analysis, id: ValueId) -> (String, DType, Shape) {
+/// Name, type and shape of a value; for a state, the planned shape.
+fn described(a: &Analysis, id: ValueId) -> (String, DType, Shape) {
     let value = a.graph.value(id);
     let dtype = value.dtype.unwrap_or(DType::Float32);
     let mut shape = value.shape.clone().unwrap_or_default();
@@ -258,39 +260,40 @@ fn fact(a: &Analysis, id: ValueId) -> (String, DType, Shape) {
 
 fn states(decision: &Decision, names: &[String]) -> Vec<State> {
     let owner = |past: ValueId| decision.parts.iter().position(|part| part.inputs.contains(&past));
-    let place = |s: &crate::states::PlannedState| {
+    let placed = |s: &crate::states::PlannedState| {
         let index = owner(s.past)?;
-        let follows = decision.pieces[index].choice.decode;
+        let follows = decision.partitions[index].choice.decode;
         let place = if decision.kv == KvHome::Host { Where::Cpu } else { follows };
-        Some(State { partition: names[index].clone(), device: device(place), ..s.state.clone() })
+        Some(State { partition: names[index].clone(), device: device_name(place), ..s.state.clone() })
     };
-    decision.analysis.states.iter().filter_map(place).collect()
+    decision.analysis.states.iter().filter_map(placed).collect()
 }
 
 fn schedule(decision: &Decision, partitions: &[Partition]) -> Schedule {
     Schedule {
         prefill: steps(partitions, Partition::prefill_device),
         decode: steps(partitions, |partition| &partition.device),
-        prefill_chunk: decision.analysis.prefill_chunk(decision.load),
+        prefill_chunk: decision.analysis.prefill_chunk(decision.scenario),
     }
 }
 
-/// Partitions in order, each after copies of what it reads from other devices.
+/// Runs of the partitions in order, each after copies of the tensors that it reads from other devices.
 fn steps(partitions: &[Partition], device: impl Fn(&Partition) -> &str) -> Vec<Step> {
     let mut steps = Vec::new();
-    let mut there: BTreeSet<(&str, &str)> = BTreeSet::new();
+    // Pairs of a tensor and a device that holds a copy of it.
+    let mut copied: BTreeSet<(&str, &str)> = BTreeSet::new();
     for partition in partitions {
-        let here = device(partition);
+        let own_device = device(partition);
         let device_of = |name: &str| partitions.iter().find(|p| p.name == name).map(&device);
         let mut moves: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for input in &partition.inputs {
-            let Some(from) = device_of(&input.from).filter(|from| *from != here) else { continue };
-            if there.insert((&input.name, here)) {
+            let Some(from) = device_of(&input.from).filter(|from| *from != own_device) else { continue };
+            if copied.insert((&input.name, own_device)) {
                 moves.entry(from).or_default().push(input.name.clone());
             }
         }
         let copy = |(from, values): (&str, Vec<String>)| {
-            Step::Copy(CopyStep { values, from: from.to_owned(), to: here.to_owned() })
+            Step::Copy(CopyStep { values, from: from.to_owned(), to: own_device.to_owned() })
         };
         steps.extend(moves.into_iter().map(copy));
         steps.push(Step::Run(partition.name.clone()));
@@ -298,11 +301,12 @@ fn steps(partitions: &[Partition], device: impl Fn(&Partition) -> &str) -> Vec<S
     steps
 }
 
+/// One buffer for each boundary tensor on each device that writes or reads it.
 fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> {
     let states: Vec<State> = decision.analysis.states.iter().map(|s| s.state.clone()).collect();
     let bytes = |dtype: DType, shape: &Shape, tokens| {
-        let pass = Pass { batch: decision.load.batch, tokens, past: 1 };
-        let symbols = symbols(&decision.analysis.inputs, &states, pass);
+        let pass = PassSize { batch: decision.scenario.batch, tokens, past: 1 };
+        let symbols = symbol_values(&decision.analysis.inputs, &states, pass);
         let sizes = shape.iter().map(|dim| dim.eval(&symbols));
         let elements = sizes.into_iter().try_fold(1u64, |product, size| product.checked_mul(size?))?;
         dtype.bytes_for(elements)
@@ -342,20 +346,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn weights_are_on_the_host_where_the_disk_does_not_have_them() {
-        let disk = FromDisk { locked: 0.5, window: Some(1), rows: vec![true, false] };
-        let piece = |blocks| Piece { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
-        let at = |blocks: Range<usize>, disk: Option<&FromDisk>| {
+    fn residency_follows_place_and_disk_streaming() {
+        let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), is_table: vec![true, false] };
+        let spec =
+            |blocks| PartitionSpec { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
+        let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
             [Where::Cpu, Where::Resident(0), Where::Streamed(0)]
-                .map(|place| residency(disk, &piece(blocks.clone()), place))
+                .map(|place| residency(disk, &spec(blocks.clone()), place))
         };
         let (resident, streamed) = (Residency::Resident, Residency::Streamed);
-        assert_eq!(at(0..2, None), [resident, resident, streamed]);
-        assert_eq!(at(0..2, Some(&disk)), [streamed, resident, streamed]);
-        assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
-        // Where all but the tables fits, only they stay on disk.
-        let disk = FromDisk { locked: 1.0, window: None, ..disk };
-        assert_eq!(at(1..2, Some(&disk)), [resident, resident, streamed]);
-        assert_eq!(at(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
+        assert_eq!(residencies(0..2, None), [resident, resident, streamed]);
+        assert_eq!(residencies(0..2, Some(&disk)), [streamed, resident, streamed]);
+        assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
+        // If everything except tables fits, only tables stay on disk.
+        let disk = DiskStreaming { pinned_share: 1.0, window: None, ..disk };
+        assert_eq!(residencies(1..2, Some(&disk)), [resident, resident, streamed]);
+        assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
     }
 }

@@ -1,31 +1,30 @@
-//! What the files beside a model say: tokenizer, chat template, end-of-text tokens, context length, sampling.
+//! Reads the configuration files beside a model: tokenizer, chat template, end-of-text tokens, context length,
+//! sampling.
 //!
-//! Knows the layouts of ONNX Runtime GenAI (`genai_config.json`) and Hugging Face (`config.json`,
-//! `generation_config.json`). Missing files are normal; unreadable ones are errors.
+//! Supports the layouts of ONNX Runtime GenAI (`genai_config.json`) and Hugging Face (`config.json`,
+//! `generation_config.json`). Missing files are ignored; unreadable ones are errors.
 
 use hpp_schema::SamplingDefaults;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
-/// Longest configuration read; real ones have a few kilobytes, a megabyte with class labels.
-const MOST_BYTES: u64 = 16 << 20;
+/// Size limit of a configuration file, bytes. Real ones have a few kilobytes, a megabyte with class labels.
+const MAX_BYTES: u64 = 16 << 20;
 
-/// What the model directory says about the model.
+/// Configuration of a model; `None` where no file says.
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
-    /// Longest sequence, tokens.
+    /// Longest supported sequence, tokens.
     pub context_length: Option<u64>,
-    /// Number of token ids.
+    /// Size of the vocabulary.
     pub vocab_size: Option<u64>,
     /// Channels of one attention head.
     pub head_size: Option<u64>,
-    /// Layers the configuration claims.
-    pub layers: Option<u64>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
     /// Token that begins a text.
     pub bos_token_id: Option<u32>,
-    /// Recommended sampling.
+    /// Recommended sampling parameters.
     pub sampling: SamplingDefaults,
     /// `tokenizer.json`.
     pub tokenizer: Option<PathBuf>,
@@ -35,7 +34,7 @@ pub struct ModelConfig {
     pub chat_template: Option<PathBuf>,
 }
 
-/// A file beside the model cannot be used.
+/// A configuration file that cannot be read or parsed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {}", path.display())]
 pub struct ConfigError {
@@ -44,7 +43,7 @@ pub struct ConfigError {
 }
 
 impl ModelConfig {
-    /// Reads what lies in `dir`.
+    /// Reads the configuration files in `dir`.
     pub fn read(dir: &Path) -> Result<Self, ConfigError> {
         let mut config = ModelConfig {
             tokenizer: existing(dir, "tokenizer.json"),
@@ -52,7 +51,7 @@ impl ModelConfig {
             chat_template: existing(dir, "chat_template.jinja"),
             ..ModelConfig::default()
         };
-        // The first file to say something wins: generation settings, then the exporter's, then the architecture's.
+        // Precedence: generation settings, then the exporter's, then the architecture's.
         if let Some(json) = json(dir, "generation_config.json")? {
             config.take_generation(&json);
         }
@@ -80,7 +79,6 @@ impl ModelConfig {
         self.context_length = self.context_length.or_else(|| model["context_length"].as_u64());
         self.vocab_size = self.vocab_size.or_else(|| model["vocab_size"].as_u64());
         self.head_size = self.head_size.or_else(|| model["decoder"]["head_size"].as_u64());
-        self.layers = self.layers.or_else(|| model["decoder"]["num_hidden_layers"].as_u64());
     }
 
     fn take_architecture(&mut self, json: &Value) {
@@ -89,7 +87,6 @@ impl ModelConfig {
         self.context_length = (self.context_length)
             .or_else(|| first(&["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"]));
         self.vocab_size = self.vocab_size.or_else(|| first(&["vocab_size"]));
-        self.layers = self.layers.or_else(|| first(&["num_hidden_layers", "n_layer", "num_layers", "n_layers"]));
         self.head_size = self.head_size.or_else(|| {
             first(&["head_dim"]).or_else(|| {
                 let heads = first(&["num_attention_heads", "n_head", "num_heads", "n_heads"]).filter(|n| *n > 0)?;
@@ -127,7 +124,7 @@ fn existing(dir: &Path, name: &str) -> Option<PathBuf> {
 fn json(dir: &Path, name: &str) -> Result<Option<Value>, ConfigError> {
     let Some(path) = existing(dir, name) else { return Ok(None) };
     let error = |source| ConfigError { path: path.clone(), source };
-    let bytes = hpp_io::read(&path, MOST_BYTES).map_err(|e| error(Box::new(e)))?;
+    let bytes = hpp_io::read(&path, MAX_BYTES).map_err(|e| error(Box::new(e)))?;
     serde_json::from_slice(&bytes).map(Some).map_err(|e| error(Box::new(e)))
 }
 
@@ -145,13 +142,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_directory_says_nothing() {
+    fn an_empty_directory_gives_an_empty_configuration() {
         let config = ModelConfig::read(dir(&[]).path()).unwrap();
         assert!(config.eos_token_ids.is_empty() && config.context_length.is_none() && config.tokenizer.is_none());
     }
 
     #[test]
-    fn generation_settings_win_over_the_architecture() {
+    fn generation_settings_take_precedence() {
         let dir = dir(&[
             ("generation_config.json", r#"{"eos_token_id": [7, 8], "temperature": 0.6, "do_sample": true}"#),
             ("config.json", r#"{"eos_token_id": 1, "n_positions": 64, "n_embd": 96, "n_head": 4, "vocab_size": 10}"#),
@@ -163,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn broken_json_is_named() {
+    fn an_error_names_the_invalid_file() {
         let dir = dir(&[("genai_config.json", "{")]);
         assert!(ModelConfig::read(dir.path()).unwrap_err().to_string().contains("genai_config.json"));
     }

@@ -1,57 +1,58 @@
-//! What each block of a graph costs, in the planner's terms: bytes to hold, work per phase, activations alive.
+//! Costs of each block in the planner's terms: bytes of weights and state, work per phase, workspace for activations.
 
 use crate::states::PlannedState;
-use crate::symbols::{Pass, symbols};
+use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{BlockKind, Graph, NodeId, Segmentation, ValueId, infer};
 use hpp_partition as plan;
 use hpp_schema::{ModelInput, State, StateUpdate, Symbols};
 use std::collections::BTreeSet;
 
-/// What the costs are counted for.
+/// The workload that costs are computed for.
 #[derive(Clone, Copy, Debug)]
-pub struct Load {
+pub struct Scenario {
     /// Sequences in one pass.
     pub batch: u64,
-    /// Tokens a sequence may grow to: what memory is planned for.
+    /// Longest sequence, tokens: memory is planned for it.
     pub context: u64,
-    /// Tokens of the prompt the predictions speak of.
+    /// Prompt length that predictions assume, tokens.
     pub prompt: u64,
-    /// Tokens generated after it.
+    /// Answer length that predictions assume, tokens.
     pub new_tokens: u64,
-    /// Most tokens one prefill pass takes.
+    /// Limit on the tokens of one prefill pass.
     pub chunk: u64,
 }
 
-impl Load {
-    /// Tokens of context at which a decoded token is priced: the middle of the answer.
+impl Scenario {
+    /// Context length at which the time of a generated token is computed: the middle of the answer.
     pub fn decode_context(&self) -> u64 {
         self.prompt.saturating_add(self.new_tokens / 2).clamp(1, self.context.max(1))
     }
 }
 
-/// The planner's view of every block. Of streaming it knows only how many bytes there are.
+/// The planner's view of every block. `streamed` is only a default, all weights of the block; [`crate::problem`] sets
+/// the exact value.
 pub fn blocks(
     graph: &Graph,
     segmentation: &Segmentation,
     states: &[PlannedState],
     inputs: &[ModelInput],
-    load: Load,
+    scenario: Scenario,
 ) -> Vec<plan::Block> {
-    let counter = Counter::new(graph, segmentation, states, inputs, load.batch);
-    // Where nothing is carried from pass to pass, a token costs a pass over all there is so far.
+    let counter = Counter::new(graph, segmentation, states, inputs, scenario.batch);
+    // Without states each token recomputes the whole sequence.
     let decode = match states.is_empty() {
-        true => Moment::new(&counter, load.decode_context(), 0),
-        false => Moment::new(&counter, 1, load.decode_context() - 1),
+        true => Moment::new(&counter, scenario.decode_context(), 0),
+        false => Moment::new(&counter, 1, scenario.decode_context() - 1),
     };
-    let one = Moment::new(&counter, 1, load.decode_context() - 1);
-    let prompt = Moment::new(&counter, load.prompt, 0);
-    let widest = Moment::new(&counter, load.chunk, load.context.saturating_sub(load.chunk));
+    let one_token = Moment::new(&counter, 1, scenario.decode_context() - 1);
+    let prompt = Moment::new(&counter, scenario.prompt, 0);
+    let widest = Moment::new(&counter, scenario.chunk, scenario.context.saturating_sub(scenario.chunk));
     let block = |index: usize| {
         let block = &segmentation.blocks[index];
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
         let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
         let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
-        let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_at_home(*id));
+        let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_stored(*id));
         plan::Block {
             label: block.label.clone(),
             kind: kind(block.kind),
@@ -60,9 +61,9 @@ pub fn blocks(
             kv_bytes: counter.state_bytes(index, u64::MAX),
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.grows(index),
-            kv_filled: counter.filled(index, load.context),
+            kv_filled: counter.filled(index, scenario.context),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols),
-            boundary_bytes: entering().map(|id| counter.bytes(id, &one.symbols)).sum(),
+            boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
             decode: counter.work(index, &decode),
             prefill: counter.work(index, &prompt),
@@ -71,23 +72,23 @@ pub fn blocks(
     (0..segmentation.blocks.len()).map(block).collect()
 }
 
-/// A pass at one moment of a sequence's life.
+/// A pass at a given length of the sequence.
 pub(crate) struct Moment {
-    /// Tokens in the states when it ends.
+    /// Tokens in the states after the pass.
     total: u64,
-    /// Sizes of everything in it.
+    /// Values of the symbolic dimensions.
     symbols: Symbols,
 }
 
 impl Moment {
-    /// A pass of `tokens` after `past` others.
+    /// A pass of `tokens` new tokens after `past` tokens.
     pub fn new(counter: &Counter, tokens: u64, past: u64) -> Self {
-        let pass = Pass { batch: counter.batch, tokens, past };
-        Moment { total: past.saturating_add(tokens), symbols: symbols(counter.inputs, &counter.plain, pass) }
+        let pass = PassSize { batch: counter.batch, tokens, past };
+        Moment { total: past.saturating_add(tokens), symbols: symbol_values(counter.inputs, &counter.plain, pass) }
     }
 }
 
-/// Counts what blocks compute and read.
+/// Computes work and bytes of blocks.
 pub(crate) struct Counter<'a> {
     graph: &'a Graph,
     segmentation: &'a Segmentation,
@@ -109,7 +110,7 @@ impl<'a> Counter<'a> {
         Counter { graph, segmentation, states, inputs, plain, batch }
     }
 
-    /// Operations of a block in a pass, and bytes of weights and state it reads.
+    /// Operations of a block in a pass, and bytes of weights and state that it reads.
     pub fn work(&self, index: usize, moment: &Moment) -> plan::Work {
         let nodes = &self.segmentation.blocks[index].nodes;
         let sum = |count: fn(&Graph, NodeId, &Symbols) -> Option<u64>| {
@@ -120,34 +121,34 @@ impl<'a> Counter<'a> {
         plan::Work { flops: sum(infer::flops), bytes: sum(infer::bytes_read).saturating_add(states) }
     }
 
-    /// Bytes a block's states hold after so many tokens, at most their capacity, for the whole batch.
+    /// Bytes of a block's states after `tokens` tokens, at most their capacity, for the whole batch.
     fn state_bytes(&self, index: usize, tokens: u64) -> u64 {
-        let bytes = |planned: &PlannedState| match planned.state.update {
+        let bytes_of_one = |planned: &PlannedState| match planned.state.update {
             StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if tokens < capacity => {
                 let part = u128::from(planned.state.bytes.0) * u128::from(tokens) / u128::from(capacity);
                 u64::try_from(part).unwrap_or(u64::MAX)
             }
             _ => planned.state.bytes.0,
         };
-        let held = self.states_of(index).map(|planned| bytes(planned).saturating_mul(self.batch));
+        let held = self.states_of(index).map(|planned| bytes_of_one(planned).saturating_mul(self.batch));
         held.fold(0, u64::saturating_add)
     }
 
-    /// What there is of a block's states, unless they are updated in place.
+    /// Growth of a block's states per token; `None` if all of them are updated in place.
     fn grows(&self, index: usize) -> Option<plan::Grows> {
         let in_place = |planned: &PlannedState| matches!(planned.state.update, StateUpdate::InPlace { .. });
-        let [none, one] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
-        let grows = plan::Grows { fixed: none, token: one.saturating_sub(none) };
+        let [empty, one_token] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
+        let grows = plan::Grows { fixed: empty, token: one_token.saturating_sub(empty) };
         (!self.states_of(index).all(in_place)).then_some(grows)
     }
 
-    /// What is copied of a block's states that are updated in place, where only what is filled is.
+    /// Bytes copied of a block's in-place states, of which only the filled part is copied if any capacity is accepted.
     fn filled(&self, index: usize, context: u64) -> Option<plan::Filled> {
-        let of = |any_capacity: bool| {
+        let bytes = |any_capacity: bool| {
             let states = self.states_of(index).filter(|planned| planned.state.any_capacity == any_capacity);
             states.map(|planned| planned.state.bytes.0.saturating_mul(self.batch)).fold(0, u64::saturating_add)
         };
-        let (fixed, grows) = (of(false), of(true));
+        let (fixed, grows) = (bytes(false), bytes(true));
         (grows > 0 && context > 0).then(|| plan::Filled { fixed, token: grows / context, capacity: context })
     }
 
@@ -158,25 +159,26 @@ impl<'a> Counter<'a> {
         self.states.iter().filter(move |planned| pasts.contains(&planned.past))
     }
 
-    /// The most bytes any node reads and writes at once, twice, because the allocator rounds up and kernels want scratch.
+    /// Twice the largest number of bytes that one node reads and writes: the allocator rounds up, and kernels need
+    /// scratch memory.
     fn workspace(&self, nodes: &[NodeId], symbols: &Symbols) -> u64 {
-        let around = |id: &NodeId| {
+        let operands = |id: &NodeId| {
             let node = self.graph.node(*id);
             node.reads().chain(node.writes()).map(|value| self.bytes(value, symbols)).fold(0, u64::saturating_add)
         };
-        nodes.iter().map(around).max().unwrap_or(0).saturating_mul(2)
+        nodes.iter().map(operands).max().unwrap_or(0).saturating_mul(2)
     }
 
-    /// Whether it lies where it is used, as weights and states do.
-    fn is_at_home(&self, id: ValueId) -> bool {
+    /// Whether a value is a weight or state, which is stored on the device that uses it and never crosses a boundary.
+    fn is_stored(&self, id: ValueId) -> bool {
         let is_state = || self.segmentation.states.iter().any(|s| s.pair.past == id || s.pair.present == Some(id));
         self.graph.weight(id).is_some() || is_state()
     }
 
-    /// Bytes of an activation; 0 for weights, states and what has no known size.
+    /// Bytes of an activation; 0 for weights, states and values of unknown size.
     fn bytes(&self, id: ValueId, symbols: &Symbols) -> u64 {
         let value = self.graph.value(id);
-        if self.is_at_home(id) {
+        if self.is_stored(id) {
             return 0;
         }
         let sizes = value.shape.iter().flatten().map(|dim| dim.eval(symbols));

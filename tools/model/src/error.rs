@@ -2,7 +2,7 @@
 
 use crate::config::ConfigError;
 
-/// Why there is no [`Analysis`](crate::Analysis).
+/// Why a model could not be analysed.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// The model cannot be read.
@@ -11,7 +11,7 @@ pub enum ModelError {
     /// A configuration file is broken.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A setting makes no sense for this model.
+    /// A setting is invalid for this model.
     #[error("{message}")]
     Setting {
         /// What is wrong.
@@ -26,7 +26,7 @@ impl ModelError {
         ModelError::Setting { message: message.into(), hint }
     }
 
-    /// What to do about it, where there is something to say.
+    /// What the user can do, if anything.
     pub fn hint(&self) -> Option<String> {
         match self {
             ModelError::Setting { hint, .. } => Some((*hint).to_owned()),

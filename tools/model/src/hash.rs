@@ -1,17 +1,18 @@
-//! Which model this is, in one line of hexadecimal: what ties a profile to a model.
+//! The hash that ties a profile to a model.
 
 use hpp_onnx::{Model, hash};
 use std::fs;
 
-/// Model files up to this size are hashed whole; larger ones hold their weights inside and are sampled.
-const HASH_WHOLE: u64 = 64 << 20;
+/// Model files up to this size, bytes, get a full hash; larger ones contain their weights, and samples of them are
+/// hashed.
+const FULL_HASH_BYTES: u64 = 64 << 20;
 
-/// BLAKE3 over the model file and, for each weight file in the order the model names them, its location and the samples
-/// that a plan's file records hash too. Reads a few hundred kilobytes of each weight file, whatever its size.
+/// BLAKE3 (64 hexadecimal digits) over the model file and, for each weight file in the model's order, its location and
+/// the same samples as in a plan's file records. Reads a few hundred kilobytes of each weight file.
 pub fn model_hash(model: &Model) -> Result<String, hash::HashError> {
     let path = model.path();
     let failed = |source| hash::HashError { path: path.to_owned(), source };
-    let whole = fs::metadata(path).map_err(failed)?.len() <= HASH_WHOLE;
+    let whole = fs::metadata(path).map_err(failed)?.len() <= FULL_HASH_BYTES;
     let mut hasher = blake3::Hasher::new();
     hasher.update(if whole { hash::full(path)? } else { hash::sampled(path)? }.as_bytes());
     for file in &model.weights().files {
@@ -41,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_is_the_same_wherever_it_lies_and_another_once_changed() {
+    fn the_hash_depends_on_contents_and_not_on_the_directory() {
         let (a, b) = (copy(), copy());
         let hash = hash_of(a.path());
         assert_eq!(hash.len(), 64);

@@ -1,22 +1,23 @@
-//! Which machine this is, and whether a profile was measured on it.
+//! Identifies this machine, to check whether a profile was measured on it.
 
+use crate::memory::kibibytes;
 use hpp_schema::{ByteSize, Host};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// Part of the memory by which one machine may differ from itself: kernels reserve different amounts.
+/// Fraction (1/16) by which the reported memory of one machine may vary: kernels reserve different amounts.
 const MEMORY_TOLERANCE: u64 = 16;
 
-/// What tells one machine from another, whatever programs run on it. Read the same way as `hpp-exec probe` does, without
-/// ONNX Runtime.
+/// Properties that identify a machine. Invariant: read in the same way as by `hpp-exec probe`, which records them in a
+/// profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ThisHost {
-    /// The processor, as it calls itself; the architecture where it does not.
+    /// Model name of the processor, else the architecture.
     pub cpu: String,
-    /// Physical cores; hardware threads where the system does not tell them apart.
+    /// Physical cores, else hardware threads.
     pub cores: u32,
-    /// Memory there is; 0 where it cannot be told.
+    /// Memory; 0 if unknown.
     pub memory: ByteSize,
     /// Operating system and architecture: `linux x86_64`.
     pub system: String,
@@ -25,21 +26,21 @@ pub struct ThisHost {
 impl ThisHost {
     /// The machine this process runs on.
     pub fn read() -> ThisHost {
-        // Other systems have no such files and are told apart by what is left.
+        // Systems without these files are identified by the other properties.
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
         ThisHost {
             cpu: cpu_name(&text("/proc/cpuinfo")),
             cores: physical_cores(Path::new("/sys/devices/system/cpu")).unwrap_or_else(threads),
-            memory: ByteSize(memory(&text("/proc/meminfo")).unwrap_or(0)),
+            memory: ByteSize(kibibytes(&text("/proc/meminfo"), "MemTotal").unwrap_or(0)),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }
     }
 
-    /// How this machine differs from the one a profile names; empty where it is the same.
+    /// Differences from the machine that a profile records; empty if there are none.
     pub fn differences(&self, other: &Host) -> Vec<String> {
         let mut found = Vec::new();
         let mut differ = |what: &str, here: &dyn std::fmt::Display, there: &dyn std::fmt::Display| {
-            found.push(format!("{what} is {here} here and {there} there"));
+            found.push(format!("{what} is {here} here and {there} in the profile"));
         };
         if self.cpu != other.cpu {
             differ("the processor", &self.cpu, &other.cpu);
@@ -57,21 +58,13 @@ impl ThisHost {
     }
 }
 
-/// The value of the first line `key : value`.
-fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let mut pairs = text.lines().filter_map(|line| line.split_once(':'));
-    pairs.find(|(name, _)| name.trim() == key).map(|(_, value)| value.trim())
-}
-
 fn cpu_name(cpuinfo: &str) -> String {
-    field(cpuinfo, "model name").unwrap_or(std::env::consts::ARCH).to_owned()
+    let mut pairs = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    let name = pairs.find(|(key, _)| key.trim() == "model name").map(|(_, name)| name.trim());
+    name.unwrap_or(std::env::consts::ARCH).to_owned()
 }
 
-fn memory(meminfo: &str) -> Option<u64> {
-    field(meminfo, "MemTotal")?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
-}
-
-/// Distinct pairs of package and core among the processors the system lists.
+/// The number of distinct (package, core) pairs below `/sys/devices/system/cpu`.
 fn physical_cores(dir: &Path) -> Option<u32> {
     let mut seen = BTreeSet::new();
     for entry in fs::read_dir(dir).ok()?.flatten() {
@@ -96,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_is_itself() {
+    fn a_machine_equals_itself() {
         let here = ThisHost::read();
         assert!(here.cores > 0 && !here.cpu.is_empty());
         assert_eq!(here.differences(&as_profiled(&ThisHost::read())), Vec::<String>::new());
     }
 
     #[test]
-    fn every_difference_is_named_and_a_little_memory_is_none() {
+    fn every_difference_is_named_and_a_little_memory_is_tolerated() {
         let here = ThisHost { memory: ByteSize(32 << 30), ..ThisHost::read() };
         let mut there = as_profiled(&here);
         there.memory.0 -= 1 << 30;
@@ -116,16 +109,14 @@ mod tests {
     }
 
     #[test]
-    fn what_linux_says_is_understood() {
+    fn the_processor_name_is_read_from_cpuinfo() {
         let cpuinfo = "processor\t: 0\nmodel name\t: Some CPU: 2 GHz\nflags\t\t: fpu\n";
         assert_eq!(cpu_name(cpuinfo), "Some CPU: 2 GHz");
         assert_eq!(cpu_name(""), std::env::consts::ARCH);
-        assert_eq!(memory("MemTotal:       24576000 kB\nMemFree: 1 kB\n"), Some(24576000 * 1024));
-        assert_eq!(memory("MemTotal: many\n"), None);
     }
 
     #[test]
-    fn hyperthreads_are_one_core() {
+    fn hardware_threads_of_a_core_count_once() {
         let dir = tempfile::tempdir().unwrap();
         for (cpu, package, core) in [(0, 0, 0), (1, 0, 0), (2, 0, 1), (3, 1, 0)] {
             let topology = dir.path().join(format!("cpu{cpu}/topology"));

@@ -1,7 +1,7 @@
-//! From the path of a model to what planning and profiling need of it: graph, blocks, states, roles, configuration, costs
-//! in numbers; and from a decision about its blocks to a plan.
+//! Analyses a model for planning and profiling: graph, blocks, states, roles of inputs and outputs, configuration.
+//! Turns costs into a planning problem, and a placement decision into a plan.
 //!
-//! This room decides nothing and writes nothing.
+//! This crate makes no placement decisions and writes no files.
 
 mod analyse;
 mod assemble;
@@ -19,17 +19,17 @@ mod states;
 mod streams;
 mod symbols;
 
-pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, Logits, analyse};
-pub use assemble::{Decision, FromDisk, Piece, assemble};
+pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, analyse};
+pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{ConfigError, ModelConfig};
-pub use costs::{Load, blocks};
+pub use costs::{Scenario, blocks};
 pub use error::ModelError;
 pub use faults::{avoid_faults, faulty_blocks};
 pub use hash::model_hash;
 pub use host::ThisHost;
 pub use memory::HostMemory;
 pub use operators::{unknown_operators, without_cpu_kernel};
-pub use problem::{Source, problem};
+pub use problem::{CostSource, problem};
 pub use states::PlannedState;
 pub use streams::shared_weights;
-pub use symbols::{Pass, symbols};
+pub use symbols::{PassSize, symbol_values};

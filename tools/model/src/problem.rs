@@ -1,6 +1,6 @@
-//! The planning problem: what each block costs at each place, in milliseconds, and the limits.
+//! Builds the planning problem: the time of each block at each place, milliseconds, and the memory limits.
 //!
-//! The numbers come from a profile, from a machine file through the roofline (the longer of moving the bytes and doing the
+//! Times come from a profile, from a machine file through the roofline (the longer of moving the bytes and doing the
 //! arithmetic; Williams et al., "Roofline: an insightful visual performance model", 2009), or from an assumed machine.
 
 mod assumed;
@@ -9,77 +9,83 @@ mod packing;
 mod passes;
 mod roofline;
 
-use crate::{Analysis, Load, streams};
+use crate::{Analysis, Scenario, streams};
 use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
-use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile, Severity};
+use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile};
 use passes::passes;
 
-/// Where costs come from.
+/// The source of costs.
 #[derive(Clone, Copy, Debug)]
-pub enum Source<'a> {
-    /// Round numbers of a desktop, which order placements and promise nothing.
+pub enum CostSource<'a> {
+    /// Round numbers of a desktop: they rank placements, but predict no absolute times.
     Assumed,
-    /// A machine in numbers, which need not be here.
+    /// A machine file, of this or another machine.
     Machine(&'a Machine),
-    /// What was measured of this model.
+    /// A profile of this model.
     Profile(&'a Profile),
 }
 
-impl Source<'_> {
-    /// Memory of each accelerator; none where nothing is known of the machine.
+impl CostSource<'_> {
+    /// Memory of each GPU, bytes; empty if the machine is unknown.
     pub fn gpu_memory(&self) -> Vec<u64> {
         self.rates().iter().flat_map(|machine| &machine.gpus).map(|gpu| gpu.memory.0).collect()
     }
 
-    /// Memory of the host, where it is known.
+    /// Memory of the host, bytes, if known.
     pub fn host_memory(&self) -> Option<u64> {
         match self {
-            Source::Assumed => None,
-            Source::Machine(machine) => Some(machine.cpu.memory.0),
-            Source::Profile(profile) => Some(profile.host.memory.0).filter(|memory| *memory > 0),
+            CostSource::Assumed => None,
+            CostSource::Machine(machine) => Some(machine.cpu.memory.0),
+            CostSource::Profile(profile) => Some(profile.host.memory.0).filter(|memory| *memory > 0),
         }
     }
 
-    /// Reading from disk past the page cache, 1e9 bytes a second; none where a machine was measured or described without one.
+    /// Rate of direct reads from disk, 1e9 bytes per second; `None` if the machine file or profile has no disk.
     fn disk(&self) -> Option<f64> {
         match self {
-            Source::Assumed => Some(assumed::DISK_GB_PER_S),
-            Source::Machine(_) | Source::Profile(_) => {
+            CostSource::Assumed => Some(assumed::DISK_GB_PER_S),
+            CostSource::Machine(_) | CostSource::Profile(_) => {
                 self.rates().and_then(|machine| machine.disk).map(|disk| disk.read_gb_per_s)
             }
         }
     }
 
-    /// What is known of the machine's rates.
+    /// The machine's rates, if known.
     pub(crate) fn rates(&self) -> Option<&Machine> {
         match self {
-            Source::Assumed => None,
-            Source::Machine(machine) => Some(machine),
-            Source::Profile(profile) => profile.machine.rates.as_ref(),
+            CostSource::Assumed => None,
+            CostSource::Machine(machine) => Some(machine),
+            CostSource::Profile(profile) => profile.machine.rates.as_ref(),
         }
     }
 }
 
-/// The problem of placing this model's blocks within a budget. Everything that stands in the way is found at once: budgets
-/// beyond the machine's memory, accelerators there are none of, blocks that a profile does not know.
-pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budget) -> Result<Problem, Vec<Finding>> {
-    let mut findings = beyond_the_machine(&source, &budget);
-    let mut blocks = crate::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
+/// The problem of placing this model's blocks within a budget. Reports all errors at once: budgets beyond the machine's
+/// memory, missing GPUs, blocks that a profile lacks.
+pub fn problem(
+    analysis: &Analysis,
+    scenario: Scenario,
+    source: CostSource<'_>,
+    budget: Budget,
+) -> Result<Problem, Vec<Finding>> {
+    let mut findings = budget_findings(&source, &budget);
+    let mut blocks =
+        crate::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario);
     streams::add_common_weights(analysis, &mut blocks);
     if !budget.vram.is_empty() {
-        streams::fill(analysis, &mut blocks);
+        streams::set_streamed_bytes(analysis, &mut blocks);
     }
     let workload = Workload {
-        batch: load.batch,
-        prompt_tokens: load.prompt,
-        new_tokens: load.new_tokens,
-        passes: passes(analysis, load),
+        batch: scenario.batch,
+        prompt_tokens: scenario.prompt,
+        new_tokens: scenario.new_tokens,
+        passes: passes(analysis, scenario),
     };
     let gpus = budget.vram.len();
     let costs = match source {
-        Source::Assumed => Ok(roofline::costs(analysis, &blocks, &workload, &assumed::machine(gpus), gpus)),
-        Source::Machine(machine) => Ok(roofline::costs(analysis, &blocks, &workload, machine, gpus)),
-        Source::Profile(profile) => measured::costs(profile, &blocks, load, &workload, gpus),
+        CostSource::Assumed => Ok(roofline::costs(analysis, &blocks, &workload, &assumed::machine(gpus), gpus)),
+        CostSource::Machine(machine) => Ok(roofline::costs(analysis, &blocks, &workload, machine, gpus)),
+        CostSource::Profile(profile) => measured::costs(profile, &blocks, scenario, &workload, gpus),
     };
     match costs {
         Ok(costs) if findings.is_empty() => Ok(Problem {
@@ -102,7 +108,7 @@ pub fn problem(analysis: &Analysis, load: Load, source: Source<'_>, budget: Budg
 }
 
 /// The part of a [`Problem`] that depends on the source.
-struct Costs {
+struct DeviceCosts {
     cpu: Vec<hpp_partition::Cost>,
     gpus: Vec<GpuCosts>,
     cpu_launch_ms: f64,
@@ -113,7 +119,7 @@ fn per_ms(gb_per_s: f64) -> f64 {
     gb_per_s * 1e6
 }
 
-/// An accelerator's link and its costs, which the caller has worked out.
+/// Costs of a GPU from its rates, and from the block costs that the caller has computed.
 fn gpu_costs(gpu: &GpuRates, blocks: Vec<hpp_partition::Cost>, launch_ms: f64) -> GpuCosts {
     GpuCosts {
         blocks,
@@ -126,11 +132,12 @@ fn gpu_costs(gpu: &GpuRates, blocks: Vec<hpp_partition::Cost>, launch_ms: f64) -
     }
 }
 
-/// Feeding a pass, reading its scores and choosing a token, milliseconds: as measured, where a profile says so.
-fn pass_ms(analysis: &Analysis, source: &Source) -> f64 {
+/// Time per token outside partitions, milliseconds: feeding inputs, reading logits, sampling. Measured if a profile has
+/// it.
+fn pass_ms(analysis: &Analysis, source: &CostSource) -> f64 {
     let measured = match source {
-        Source::Profile(profile) => profile.pass.as_ref().and_then(|pass| pass.timing),
-        Source::Assumed | Source::Machine(_) => None,
+        CostSource::Profile(profile) => profile.pass.as_ref().and_then(|pass| pass.timing),
+        CostSource::Assumed | CostSource::Machine(_) => None,
     };
     match measured {
         Some(timing) => timing.median_ms,
@@ -138,10 +145,11 @@ fn pass_ms(analysis: &Analysis, source: &Source) -> f64 {
     }
 }
 
-/// Scores are read and compared one by one; states are bound one by one, or looked at whether they have to be. On two server
-/// cores of the 2 GHz class `hpp-exec bench` found of a token that no partition bears, microseconds:
+/// Assumed time per token outside partitions, milliseconds: linear in the number of states, which are bound one by one,
+/// and of logits (`scores`), which are read one by one. `hpp-exec bench` on two server cores of the 2 GHz class,
+/// microseconds:
 ///
-/// | states | scores | measured | this |
+/// | states | scores | measured | this formula |
 /// |---|---|---|---|
 /// | 8 | 512 | 5 to 10 | 8 |
 /// | 12 | 32,000 | 66 | 70 |
@@ -151,38 +159,40 @@ fn assumed_pass_ms(states: f64, scores: f64) -> f64 {
     2e-3 + 0.6e-3 * states + 1.9e-6 * scores
 }
 
-fn beyond_the_machine(source: &Source<'_>, budget: &Budget) -> Vec<Finding> {
+/// Budgets that exceed the machine's memory, and missing GPUs or rates.
+fn budget_findings(source: &CostSource<'_>, budget: &Budget) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Some((asked, there)) = budget.ram.zip(source.host_memory()).filter(|(asked, there)| asked > there) {
-        findings
-            .push(finding("--ram", format!("{} are asked for, and the machine has {}", human(asked), human(there))));
+    if let Some((asked, available)) =
+        budget.ram.zip(source.host_memory()).filter(|(asked, available)| asked > available)
+    {
+        findings.push(Finding::error(
+            "--ram",
+            format!("{} are asked for, and the machine has {}", human(asked), human(available)),
+        ));
     }
     let Some(machine) = source.rates() else {
-        if !budget.vram.is_empty() && matches!(source, Source::Profile(_)) {
-            let what = "the profile has no rates of the machine and its links; finish it with hpp-profile --resume";
-            findings.push(finding("machine.rates", what.to_owned()));
+        if !budget.vram.is_empty() && matches!(source, CostSource::Profile(_)) {
+            let what =
+                "the profile lacks the rates of the machine and its links; complete it with hpp-profile --resume";
+            findings.push(Finding::error("machine.rates", what));
         }
         return findings;
     };
     if budget.vram.len() > machine.gpus.len() {
         let what = format!("{} GPUs are asked for, and {} has {}", budget.vram.len(), machine.name, machine.gpus.len());
-        findings.push(finding("gpus", what));
+        findings.push(Finding::error("gpus", what));
     }
     for (at, (asked, gpu)) in
         budget.vram.iter().zip(&machine.gpus).enumerate().filter(|(_, (asked, gpu))| **asked > gpu.memory.0)
     {
         let what = format!("--vram asks for {}, and {} has {}", human(*asked), gpu.name, gpu.memory.human());
-        findings.push(finding(&format!("gpus[{at}]"), what));
+        findings.push(Finding::error(format!("gpus[{at}]"), what));
     }
     findings
 }
 
 fn human(bytes: u64) -> String {
     ByteSize(bytes).human()
-}
-
-fn finding(place: &str, message: String) -> Finding {
-    Finding { severity: Severity::Error, place: place.to_owned(), message }
 }
 
 #[cfg(test)]

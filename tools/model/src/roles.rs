@@ -1,10 +1,10 @@
-//! What each input and output of a model is for. The only place where names mean something: they are the interface
-//! exporters agree on, and structure cannot tell a mask from positions.
+//! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and
+//! the graph's structure cannot distinguish a mask from positions.
 
 use hpp_graph::{Graph, ValueId};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape};
 
-/// What the runtime puts into this input.
+/// The role of an input: what the runtime writes into it.
 pub fn input_role(graph: &Graph, id: ValueId) -> InputRole {
     let value = graph.value(id);
     let integer = matches!(value.dtype, Some(DType::Int64 | DType::Int32));
@@ -21,7 +21,7 @@ pub fn input_role(graph: &Graph, id: ValueId) -> InputRole {
     }
 }
 
-/// Inputs of the model, states left out.
+/// The model's inputs without states.
 pub fn model_inputs(graph: &Graph, is_state: impl Fn(ValueId) -> bool) -> Vec<ModelInput> {
     let inputs = graph.inputs.iter().filter(|id| !is_state(**id));
     inputs
@@ -37,7 +37,7 @@ pub fn model_inputs(graph: &Graph, is_state: impl Fn(ValueId) -> bool) -> Vec<Mo
         .collect()
 }
 
-/// Outputs of the model, states left out. One of them is the logits if it looks like scores over a vocabulary.
+/// The model's outputs without states. [`logits`] decides which of them are the logits.
 pub fn model_outputs(graph: &Graph, vocab: Option<u64>, is_state: impl Fn(ValueId) -> bool) -> Vec<ModelOutput> {
     let outputs: Vec<ValueId> = graph.outputs.iter().copied().filter(|id| !is_state(*id)).collect();
     let logits = logits(graph, vocab, &outputs);
@@ -53,15 +53,15 @@ pub fn model_outputs(graph: &Graph, vocab: Option<u64>, is_state: impl Fn(ValueI
     outputs.into_iter().map(describe).collect()
 }
 
-/// The output called `logits`, or the only one whose last dimension is the vocabulary.
+/// The floating-point output named `logits`, else the only one whose last dimension is the vocabulary size.
 pub fn logits(graph: &Graph, vocab: Option<u64>, outputs: &[ValueId]) -> Option<ValueId> {
-    let scores = |id: &ValueId| {
+    let may_be_logits = |id: &ValueId| {
         let value = graph.value(*id);
         value.dtype.is_some_and(DType::is_float) && rank(value.shape.as_ref()).is_none_or(|rank| rank == 3)
     };
     let named = outputs.iter().copied().find(|id| graph.value(*id).name == "logits");
-    named.filter(scores).or_else(|| {
-        let mut over_vocab = outputs.iter().copied().filter(scores).filter(|id| {
+    named.filter(may_be_logits).or_else(|| {
+        let mut over_vocab = outputs.iter().copied().filter(may_be_logits).filter(|id| {
             let last = graph.value(*id).shape.as_ref().and_then(|shape| shape.last()).and_then(Dim::as_fixed);
             last.is_some() && last == vocab
         });
@@ -69,13 +69,13 @@ pub fn logits(graph: &Graph, vocab: Option<u64>, outputs: &[ValueId]) -> Option<
     })
 }
 
-/// What drives this model.
+/// How the model is run: as a decoder, as a decoder without cache, or once.
 pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool) -> ModelKind {
-    let takes_text = inputs.iter().any(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
-    let scores = outputs.iter().any(|o| o.role == OutputRole::Logits);
-    let segments = inputs.iter().any(|i| i.role == InputRole::TokenTypeIds);
-    let asks_for_more = inputs.iter().any(|i| i.role == InputRole::Free);
-    match (takes_text && scores && !asks_for_more, has_states, segments) {
+    let takes_tokens = inputs.iter().any(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
+    let has_logits = outputs.iter().any(|o| o.role == OutputRole::Logits);
+    let has_segments = inputs.iter().any(|i| i.role == InputRole::TokenTypeIds);
+    let has_free_inputs = inputs.iter().any(|i| i.role == InputRole::Free);
+    match (takes_tokens && has_logits && !has_free_inputs, has_states, has_segments) {
         (true, true, _) => ModelKind::Decoder,
         (true, false, false) => ModelKind::DecoderWithoutCache,
         _ => ModelKind::SingleRun,

@@ -1,4 +1,4 @@
-//! From the states a graph shows to the states a plan lists: sizes made concrete, capacities chosen.
+//! Turns the state tensors of a graph into the states of a plan, with concrete sizes and capacities.
 
 use crate::config::ModelConfig;
 use hpp_graph::{Graph, StateChange, StatePair, ValueId};
@@ -11,25 +11,25 @@ pub struct Capacity {
     pub context: u64,
 }
 
-/// A state of the graph with what the plan will say of it. `partition` and `device` are filled in once it is placed.
+/// A state of the graph and its entry in the plan, whose `partition` and `device` are set after placement.
 #[derive(Clone, Debug)]
 pub struct PlannedState {
     /// The graph input.
     pub past: ValueId,
     /// The graph output.
     pub present: ValueId,
-    /// What the plan says.
+    /// The plan's entry.
     pub state: State,
 }
 
-/// Whether the runtime carries this pair from pass to pass. Others (cross-attention keys computed elsewhere, paged
-/// caches with a block table) are inputs the caller brings.
+/// Whether the runtime carries this pair from pass to pass. The caller supplies others: cross-attention keys that
+/// another model computes, and paged caches with a block table.
 pub fn is_carried(pair: &StatePair) -> bool {
     let rank_one_buffer = matches!(pair.change, StateChange::SharedBuffer { axis: None });
     pair.present.is_some() && !rank_one_buffer && pair.change != StateChange::ReadOnly
 }
 
-/// Describes one carried state of `layer`; `None` if the runtime does not carry it.
+/// The plan entry of a state of `layer`; `None` if the runtime does not carry it.
 pub fn plan_state(
     graph: &Graph,
     pair: &StatePair,
@@ -67,7 +67,7 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
     match pair.change {
         StateChange::SharedBuffer { axis: Some(axis) } => {
             let reader = graph.node(pair.reader);
-            // A sliding-window cache holds the window and nothing more.
+            // A sliding-window cache holds only the window.
             let window = reader.int("local_window_size").filter(|_| reader.int("sliding_window_cache") == Some(1));
             let window = window.and_then(|size| u64::try_from(size).ok()).filter(|size| *size > 0);
             StateUpdate::InPlace { axis, capacity: window.unwrap_or(capacity.context) }
@@ -78,14 +78,14 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
     }
 }
 
-/// Whether the operator that reads a cache asks no more of its buffer than that the tokens fit.
+/// Whether the operator that reads a cache accepts a buffer of any capacity that the tokens fit in.
 fn takes_any_capacity(graph: &Graph, pair: &StatePair, update: StateUpdate, capacity: Capacity) -> bool {
     let reader = graph.node(pair.reader);
     let whole = matches!(update, StateUpdate::InPlace { capacity: own, .. } if own == capacity.context);
     whole && reader.op_type == "GroupQueryAttention" && reader.int("sliding_window_cache") != Some(1)
 }
 
-/// GenAI's builder leaves the head size symbolic; the attention operator's heads and its query's width tell it.
+/// Resolves the head size, which GenAI's builder leaves symbolic, from the number of heads and the width of the query.
 fn resolve_head_size(
     graph: &Graph,
     pair: &StatePair,
@@ -114,7 +114,7 @@ fn head_size_from_query(graph: &Graph, pair: &StatePair) -> Option<u64> {
     (parts > 0 && width.is_multiple_of(parts)).then(|| width / parts)
 }
 
-/// Bytes of one sequence's state at full capacity: 0 where a size stays unknown, `None` beyond 64 bits.
+/// Bytes of one sequence's state at full capacity: 0 if a size is unknown, `None` beyond 64 bits.
 pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> Option<u64> {
     let (token_axis, capacity) = match update {
         StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),

@@ -1,4 +1,5 @@
-//! What blocks take where their weights are streamed to a GPU: what is written of each of them then, without writing it.
+//! Bytes that each block occupies if its weights are streamed to a GPU, computed from the partition file that would be
+//! written.
 
 use crate::Analysis;
 use hpp_graph::{BlockKind, Graph, Part, ValueId, cut};
@@ -7,16 +8,17 @@ use hpp_onnx::{Extractor, Lifted, VirtualFiles, WeightBytes, embed_structure, li
 use hpp_partition::{Block, Streamed};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// Every block as a part of its own; nothing where a model cannot be cut so.
-fn alone(analysis: &Analysis) -> Vec<Part> {
+/// Every block as a part of its own; empty if the model cannot be cut between all blocks.
+fn single_block_parts(analysis: &Analysis) -> Vec<Part> {
     let blocks: Vec<_> = (0..analysis.segmentation.blocks.len()).map(|at| at..at + 1).collect();
     cut(&analysis.graph, &analysis.segmentation, &blocks).unwrap_or_default()
 }
 
-/// Names of weights that more than one block of layers reads: a session that serves several of them holds these once. A table
-/// that only the embedding and the head read is not among them: each of the two is a session of its own, and streams it.
+/// Names of weights that more than one layer reads. A session that serves several layers holds them once, as constants.
+/// A table that only the embedding and the head read is not shared in this sense: each of the two is a session of its
+/// own and streams it.
 pub fn shared_weights(analysis: &Analysis) -> HashSet<String> {
-    shared(analysis, &alone(analysis))
+    shared(analysis, &single_block_parts(analysis))
 }
 
 fn shared(analysis: &Analysis, parts: &[Part]) -> HashSet<String> {
@@ -32,16 +34,16 @@ fn shared(analysis: &Analysis, parts: &[Part]) -> HashSet<String> {
     readers.into_iter().filter(|(_, readers)| *readers > 1).map(|(id, _)| graph.value(id).name.clone()).collect()
 }
 
-/// Weights that a part reads.
+/// Weights that the nodes of a part read.
 fn weights(graph: &Graph, part: &Part) -> BTreeSet<ValueId> {
     let reads = part.nodes.iter().flat_map(|node| graph.node(*node).reads());
     reads.filter(|id| graph.weight(*id).is_some()).collect()
 }
 
-/// Adds to each block the weights of what all blocks need and each partition computes for itself, such as rotary tables: they
-/// are written with each partition.
+/// Adds to each block the weights of nodes that each partition recomputes, such as rotary tables: every partition file
+/// contains them.
 pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
-    for (block, part) in blocks.iter_mut().zip(&alone(analysis)) {
+    for (block, part) in blocks.iter_mut().zip(&single_block_parts(analysis)) {
         for id in weights(&analysis.graph, part) {
             if !block.weights.iter().any(|(known, _)| *known == id.0) {
                 block.weights.push((id.0, analysis.graph.weight(id).map_or(0, |weight| weight.bytes)));
@@ -50,10 +52,10 @@ pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
     }
 }
 
-/// Says of each block what it takes where it is streamed. A block that cannot be written by itself, because it is never without
-/// the next one, is taken to be copied whole.
-pub(crate) fn fill(analysis: &Analysis, blocks: &mut [Block]) {
-    let parts = alone(analysis);
+/// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are
+/// copied.
+pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [Block]) {
+    let parts = single_block_parts(analysis);
     let shared = shared(analysis, &parts);
     let extractor = Extractor::new(&analysis.model, &analysis.graph);
     let mut files: Vec<ModelProto> = Vec::new();

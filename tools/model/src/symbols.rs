@@ -1,20 +1,20 @@
-//! Sizes for the symbols of a model's shapes in a pass of so many tokens.
+//! Values of the symbolic dimensions of a model for a pass of given size.
 
 use hpp_schema::{InputRole, ModelInput, Shape, State, StateUpdate, Symbols};
 
-/// A pass to price: `tokens` new ones after `past` old ones, for `batch` sequences.
+/// The size of a pass.
 #[derive(Clone, Copy, Debug)]
-pub struct Pass {
+pub struct PassSize {
     /// Sequences.
     pub batch: u64,
-    /// Tokens taken in.
+    /// New tokens per sequence.
     pub tokens: u64,
-    /// Tokens already in the state.
+    /// Tokens per sequence that the states already hold.
     pub past: u64,
 }
 
-/// The value of every symbol that the model's inputs and states name.
-pub fn symbols(inputs: &[ModelInput], states: &[State], pass: Pass) -> Symbols {
+/// Values of all symbols in the shapes of inputs and states.
+pub fn symbol_values(inputs: &[ModelInput], states: &[State], pass: PassSize) -> Symbols {
     let mut symbols = Symbols::new();
     let (b, s, total) = (pass.batch, pass.tokens, pass.past + pass.tokens);
     for input in inputs {
@@ -34,7 +34,7 @@ pub fn symbols(inputs: &[ModelInput], states: &[State], pass: Pass) -> Symbols {
             *first = Some(b);
         }
         match state.update {
-            // The attention reads what is there so far, not the buffer's whole capacity.
+            // Attention reads the filled part of the buffer, not its whole capacity.
             StateUpdate::InPlace { axis, capacity } => sizes[axis] = Some(total.min(capacity)),
             StateUpdate::Append { axis, .. } => sizes[axis] = Some(pass.past),
             StateUpdate::Replace | StateUpdate::ReadOnly => {}

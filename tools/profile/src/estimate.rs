@@ -4,7 +4,7 @@
 use crate::derive::Phase;
 use crate::effort::{Effort, most_held};
 use crate::jobs::Estimate;
-use hpp_model::{Analysis, Load};
+use hpp_model::{Analysis, Scenario};
 use hpp_partition::{Block, Work};
 use hpp_schema::Provider;
 use std::cell::RefCell;
@@ -75,7 +75,7 @@ impl<'a> Roofline<'a> {
 /// The planner's view of every block at one token count, for decoding and for prefill.
 pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<Block> {
     let context = analysis.context.max(tokens);
-    let load = Load { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens };
+    let load = Scenario { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }
 

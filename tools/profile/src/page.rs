@@ -5,7 +5,7 @@ use crate::error::ProfileError;
 use crate::estimate::{Roofline, blocks_at};
 use crate::report::{BlockWork, ReportInput, Sweep, render};
 use crate::store;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Load, Source, problem};
+use hpp_model::{Analysis, CostSource, DEFAULT_CHUNK, Scenario, problem};
 use hpp_partition::{Budget, Mechanisms, Objective, Options, Planner, sweep};
 use hpp_schema::{Finding, Profile};
 use std::path::Path;
@@ -45,14 +45,14 @@ fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
     let context = analysis.context;
     let prompt = PROMPT_TOKENS.min(context.div_ceil(2));
     let new_tokens = NEW_TOKENS.min(context - prompt);
-    let load = Load { batch: 1, context, prompt, new_tokens, chunk: context.min(DEFAULT_CHUNK) };
+    let load = Scenario { batch: 1, context, prompt, new_tokens, chunk: context.min(DEFAULT_CHUNK) };
     let blocks = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let all = hpp_partition::Demand::of(&blocks).total();
     let most = (all + all / 8).min(gpu.memory.0).max(1);
     let budget = Budget { vram: vec![most], ..Budget::default() };
     let mechanisms = Mechanisms::ResidentCpu;
     let options = Options { planner: Planner::Exact, objective: Objective::Mixed, mechanisms, slots: None };
-    match problem(analysis, load, Source::Profile(profile), budget) {
+    match problem(analysis, load, CostSource::Profile(profile), budget) {
         Err(findings) => Sweep::Absent(format!("Nothing could be planned: {}.", listed(&findings))),
         Ok(problem) => {
             let budgets: Vec<u64> = (1..=POINTS).map(|part| most / POINTS * part).collect();

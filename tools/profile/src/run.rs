@@ -18,7 +18,7 @@ use crate::store::{Store, StoreError, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
-use hpp_model::{Analysis, Logits, ThisHost, analyse, model_hash};
+use hpp_model::{Analysis, LogitsMode, ThisHost, analyse, model_hash};
 use hpp_onnx::WorkDir;
 use hpp_schema::{Host, Profile};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     let store = Store::new(&cli.out);
     let before = opened(cli, &store)?;
     let patience = settings::patience(cli)?;
-    let analysis = analyse(&cli.model, None, Logits::AskedFor)?;
+    let analysis = analyse(&cli.model, None, LogitsMode::Requested)?;
     let corpus = corpus(cli, &analysis)?;
     let corpus = corpus.as_ref().map(|(corpus, hash)| CorpusRun {
         corpus,

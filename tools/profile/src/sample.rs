@@ -5,7 +5,7 @@ use crate::derive::Phase;
 use crate::jobs::point_mut;
 use crate::settings::Settled;
 use crate::targets::{BlockFacts, RunBytes, Target, facts, targets};
-use hpp_model::{Analysis, Logits, analyse};
+use hpp_model::{Analysis, LogitsMode, analyse};
 use hpp_schema::{ByteSize, Host, HostDevice, Profile, ProfileSettings, Provider, Timing};
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ pub fn fixture(name: &str) -> PathBuf {
 
 /// The same, understood.
 pub fn analysis(name: &str) -> Analysis {
-    analyse(&fixture(name), None, Logits::AskedFor).unwrap()
+    analyse(&fixture(name), None, LogitsMode::Requested).unwrap()
 }
 
 /// A host with a WebGPU device.

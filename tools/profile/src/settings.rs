@@ -2,7 +2,7 @@
 
 use crate::cli::{Cli, provider_name};
 use crate::error::ProfileError;
-use hpp_model::{Analysis, Load};
+use hpp_model::{Analysis, Scenario};
 use hpp_schema::{Host, InputRole, ModelKind, Profile, ProfileSettings, Provider};
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ pub struct Limits {
 /// What the model allows.
 pub fn limits(analysis: &Analysis) -> Limits {
     let context = analysis.config.context_length.unwrap_or(USUAL_CONTEXT).max(1);
-    let load = Load { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context };
+    let load = Scenario { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context };
     let tokens = analysis.inputs.iter().find(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
     let fixed = tokens.and_then(|input| match input.shape.len() {
         0 => None,

@@ -1,28 +1,26 @@
-//! Numbers as people read them: two or three significant digits, seconds where there are many milliseconds.
+//! Formats numbers, times and counts for people: two or three significant digits, seconds from one second on.
 
-use std::fmt;
-
-/// Significant digits of a number that was measured, or computed from measurements.
+/// Significant digits of numbers that are measured or computed from measurements.
 pub const MEASURED: i32 = 3;
-/// Significant digits of an estimate from shapes and assumed rates.
+/// Significant digits of estimates from shapes and assumed rates.
 pub const ESTIMATED: i32 = 2;
 
-/// A number with so many significant digits, without an exponent and without digits that say nothing.
-pub fn digits(value: f64, digits: i32) -> String {
+/// `value` rounded to `significant` digits, without an exponent.
+pub fn digits(value: f64, significant: i32) -> String {
     if value == 0.0 || !value.is_finite() {
         return "0".to_owned();
     }
     let exponent = |value: f64| value.abs().log10().floor() as i32;
-    let scale = 10f64.powi(digits - 1 - exponent(value));
+    let scale = 10f64.powi(significant - 1 - exponent(value));
     let rounded = (value * scale).round() / scale;
-    // Rounding may carry: 9.99 has two digits as 10.
-    let decimals = (digits - 1 - exponent(rounded)).max(0);
+    // Rounding may carry: 9.99 to two digits is 10.
+    let decimals = (significant - 1 - exponent(rounded)).max(0);
     format!("{rounded:.*}", usize::try_from(decimals).unwrap_or(0))
 }
 
 /// A time: milliseconds, or seconds from one second on.
 pub fn time(ms: f64, significant: i32) -> String {
-    // What rounds to a second is one.
+    // A time that rounds to 1000 ms is printed in seconds.
     let limit = 1e3 - 0.5 * 10f64.powi(3 - significant);
     match ms.abs() < limit {
         true => format!("{} ms", digits(ms, significant)),
@@ -31,7 +29,7 @@ pub fn time(ms: f64, significant: i32) -> String {
 }
 
 /// A difference in time, with its sign.
-pub fn difference(ms: f64, significant: i32) -> impl fmt::Display {
+pub fn difference(ms: f64, significant: i32) -> String {
     let sign = if ms < 0.0 { '-' } else { '+' };
     format!("{sign}{}", time(ms.abs(), significant))
 }
@@ -46,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_have_the_digits_they_are_worth() {
+    fn numbers_are_rounded_to_significant_digits() {
         for (value, significant, text) in [
             (118.8, 2, "120"),
             (5255.0, 2, "5300"),
@@ -70,8 +68,8 @@ mod tests {
             assert_eq!(time(ms, MEASURED), text);
         }
         assert_eq!(time(996.0, ESTIMATED), "1.0 s");
-        assert_eq!(difference(-243.61, ESTIMATED).to_string(), "-240 ms");
-        assert_eq!(difference(46527.17, ESTIMATED).to_string(), "+47 s");
+        assert_eq!(difference(-243.61, ESTIMATED), "-240 ms");
+        assert_eq!(difference(46527.17, ESTIMATED), "+47 s");
         assert_eq!((count(1, "block"), count(0, "block")), ("1 block".to_owned(), "0 blocks".to_owned()));
     }
 }

@@ -1,19 +1,20 @@
-//! Where costs come from: a profile, a machine file, or assumptions; read, and held against the model and this machine.
+//! Reads the source of costs (a profile, a machine file, or neither) and checks that a profile belongs to the model and
+//! this machine.
 
 use crate::cli::PlanningArgs;
-use crate::complaint::{Complaint, Complaints};
+use crate::input_errors::{InputError, InputErrors};
 use crate::presets;
-use hpp_model::{Analysis, Load, Source, ThisHost, model_hash};
+use hpp_model::{Analysis, CostSource, Scenario, ThisHost, model_hash};
 use hpp_schema::{DocumentError, Machine, Profile};
 use std::path::Path;
 
-/// Longest profile or machine file read, the same as `hpp-schema` parses.
-const MOST_BYTES: u64 = 64 << 20;
+/// Size limit of a profile or machine file, bytes; equal to the limit in `hpp-schema`.
+const MAX_BYTES: u64 = 64 << 20;
 
-/// Costs to plan with.
+/// The source of costs.
 #[derive(Debug)]
 pub enum Costs {
-    /// Round numbers.
+    /// Neither file: assumed rates.
     Assumed,
     /// A machine file.
     Machine(Box<Machine>),
@@ -22,33 +23,33 @@ pub enum Costs {
 }
 
 impl Costs {
-    /// Reads what the settings name; what is wrong with it joins the complaints.
-    pub fn read(args: &PlanningArgs, complaints: &mut Complaints) -> Costs {
+    /// Reads the file that the settings name; adds what is wrong with it to `errors`.
+    pub fn read(args: &PlanningArgs, errors: &mut InputErrors) -> Costs {
         let read = match (&args.profile, &args.machine) {
-            (Some(path), _) => text(path)
-                .and_then(|text| Profile::from_yaml(&text).map_err(|error| damaged(path, &error)))
+            (Some(path), _) => read_text(path)
+                .and_then(|text| Profile::from_yaml(&text).map_err(|error| parse_errors(path, &error)))
                 .map(|profile| Costs::Profile(Box::new(profile), file_name(path))),
             (None, Some(path)) => machine(path)
-                .and_then(|text| Machine::from_yaml(&text).map_err(|error| damaged(path, &error)))
+                .and_then(|text| Machine::from_yaml(&text).map_err(|error| parse_errors(path, &error)))
                 .map(|machine| Costs::Machine(Box::new(machine))),
             (None, None) => Ok(Costs::Assumed),
         };
         read.unwrap_or_else(|found| {
-            complaints.0.extend(found);
+            errors.0.extend(found);
             Costs::Assumed
         })
     }
 
-    /// As the planning problem takes them.
-    pub fn source(&self) -> Source<'_> {
+    /// The source in the form that `hpp-model` takes.
+    pub fn source(&self) -> CostSource<'_> {
         match self {
-            Costs::Assumed => Source::Assumed,
-            Costs::Machine(machine) => Source::Machine(machine),
-            Costs::Profile(profile, _) => Source::Profile(profile),
+            Costs::Assumed => CostSource::Assumed,
+            Costs::Machine(machine) => CostSource::Machine(machine),
+            Costs::Profile(profile, _) => CostSource::Profile(profile),
         }
     }
 
-    /// As a plan says where its predictions come from.
+    /// The text in a plan that says where its predictions come from.
     pub fn label(&self) -> String {
         match self {
             Costs::Assumed => "static".to_owned(),
@@ -57,69 +58,69 @@ impl Costs {
         }
     }
 
-    /// A profile speaks of one model on one machine.
-    pub fn belongs(&self, analysis: &Analysis, allow_other_machine: bool) -> Result<(), Complaints> {
+    /// Refuses a profile of another model, or of another machine unless `allow_other_machine`.
+    pub fn check_origin(&self, analysis: &Analysis, allow_other_machine: bool) -> Result<(), InputErrors> {
         let Costs::Profile(profile, file) = self else { return Ok(()) };
-        let mut found = Complaints::default();
+        let mut errors = InputErrors::default();
         match model_hash(&analysis.model) {
-            Ok(hash) => found.require(
+            Ok(hash) => errors.require(
                 hash == profile.model.hash,
                 format!("{file} was measured of another model ({})", profile.model.name),
-                "profile this one: hpp-profile MODEL --prompts FILE",
+                "profile this model: hpp-profile MODEL --prompts FILE",
             ),
-            Err(error) => found.0.push(Complaint { message: format!("{error}: {}", error.source), hint: None }),
+            Err(error) => errors.0.push(InputError { message: format!("{error}: {}", error.source), hint: None }),
         }
         let differences = ThisHost::read().differences(&profile.host);
-        found.require(
+        errors.require(
             differences.is_empty() || allow_other_machine,
             format!("{file} was measured on another machine: {}", differences.join(", ")),
-            "profile this one with hpp-profile, or plan for that machine with --allow-other-machine",
+            "profile this machine with hpp-profile, or plan for that machine with --allow-other-machine",
         );
-        found.refuse()
+        errors.into_result()
     }
 
-    /// What a person should know of predictions from here.
-    pub fn notes(&self, load: Load) -> Vec<String> {
+    /// Warnings about the accuracy of predictions from this source.
+    pub fn notes(&self, scenario: Scenario) -> Vec<String> {
         let Costs::Profile(profile, file) = self else { return vec![] };
         let mut notes: Vec<String> = profile.busy_machine().map(|busy| format!("{file}: {busy}")).into_iter().collect();
-        let mut beyond = |what: &str, asked: u64, measured: &[u64]| {
-            if let Some(most) = measured.iter().max().filter(|most| asked > **most) {
-                notes.push(format!("{file} measured {what} up to {most} tokens; {asked} lie beyond it"));
+        let mut note_extrapolation = |what: &str, needed: u64, measured: &[u64]| {
+            if let Some(most) = measured.iter().max().filter(|most| needed > **most) {
+                notes.push(format!("{file} measured {what} up to {most} tokens; times for {needed} are extrapolated"));
             }
         };
-        beyond("contexts", load.decode_context(), &profile.settings.contexts);
-        beyond("prompts", load.prompt.min(load.chunk), &profile.settings.prefill_tokens);
+        note_extrapolation("contexts", scenario.decode_context(), &profile.settings.contexts);
+        note_extrapolation("prompts", scenario.prompt.min(scenario.chunk), &profile.settings.prefill_tokens);
         notes
     }
 }
 
-/// The text of a machine: of a file, or of a preset where there is no such file.
-fn machine(path: &Path) -> Result<String, Vec<Complaint>> {
+/// The text of a machine file, or of a preset if there is no such file.
+fn machine(path: &Path) -> Result<String, Vec<InputError>> {
     let preset = path.to_str().filter(|_| !path.exists());
     let names_a_file = path.components().count() > 1 || path.extension().is_some();
     match preset.and_then(presets::find) {
         Some(preset) => Ok(preset.to_owned()),
-        None if path.exists() || names_a_file => text(path),
+        None if path.exists() || names_a_file => read_text(path),
         None => {
-            let message = format!("there is no machine {:?}: known by name are {}", path.display(), presets::names());
-            Err(vec![Complaint::new(
+            let message = format!("there is no machine {:?}; the presets are {}", path.display(), presets::names());
+            Err(vec![InputError::new(
                 message,
-                "give one of these names, or a YAML file like those in fixtures/machines",
+                "give the name of a preset, or a YAML file like those in fixtures/machines",
             )])
         }
     }
 }
 
-fn text(path: &Path) -> Result<String, Vec<Complaint>> {
-    let text = hpp_io::read_text(path, MOST_BYTES);
-    text.map_err(|why| vec![Complaint { message: format!("cannot read {}: {why}", path.display()), hint: None }])
+fn read_text(path: &Path) -> Result<String, Vec<InputError>> {
+    let text = hpp_io::read_text(path, MAX_BYTES);
+    text.map_err(|why| vec![InputError { message: format!("cannot read {}: {why}", path.display()), hint: None }])
 }
 
-fn damaged(path: &Path, error: &DocumentError) -> Vec<Complaint> {
+fn parse_errors(path: &Path, error: &DocumentError) -> Vec<InputError> {
     let file = path.display();
     match error.findings() {
-        [] => vec![Complaint { message: format!("{file}: {error}"), hint: None }],
-        findings => findings.iter().map(|finding| Complaint::in_file(&file.to_string(), finding)).collect(),
+        [] => vec![InputError { message: format!("{file}: {error}"), hint: None }],
+        findings => findings.iter().map(|finding| InputError::in_file(&file.to_string(), finding)).collect(),
     }
 }
 

@@ -1,48 +1,57 @@
-//! Where the files of a plan go: into a directory that is moved into place when all of it is there, or nowhere, for a dry run,
-//! which says the same of every file without writing one.
+//! The destination of a plan's files: a staging directory, or memory in a dry run. Both give the same plan, with the
+//! same sizes and hashes; a dry run writes no file.
 
 use crate::error::SplitError;
-use crate::output::Output;
-use crate::progress;
+use crate::output::OutputDir;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{
     LinkOutcome, Model, PackProgress, VirtualFile, VirtualFiles, Weights, WriteError, encode, externalise,
     externalise_virtually, link, pack, pack_virtually, predict_link, write_model,
 };
+use indicatif::{ProgressBar, ProgressStyle};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Where files go.
+/// Receives the files of a plan.
 pub struct Destination {
     /// The directory being written; `None` in a dry run.
-    output: Option<Output>,
-    /// Where relative paths in the plan begin, symlinks resolved.
+    output: Option<OutputDir>,
+    /// The final plan directory, symlinks resolved: relative paths in the plan start here.
     base: PathBuf,
-    /// What would be written in a dry run, by path in the plan.
-    made: VirtualFiles,
-    /// Weight files that have a second name now.
+    /// The files of a dry run, by path in the plan.
+    dry_files: VirtualFiles,
+    /// Weight files that are hard links to the model's own.
     hard_links: Vec<String>,
 }
 
+/// A weight file that can be neither cloned nor linked into the plan directory.
+pub struct Unplaceable {
+    /// Its name in the model.
+    pub location: String,
+    /// The reason.
+    pub why: String,
+}
+
 impl Destination {
-    /// A directory to be written, or one that only would be.
-    pub fn new(target: &Path, output: Option<Output>) -> Result<Self, SplitError> {
+    /// Writes through `output`, or to memory without it.
+    pub fn new(target: &Path, output: Option<OutputDir>) -> Result<Self, SplitError> {
         let io = |source| SplitError::Io { action: "resolve", path: target.to_owned(), source };
         let target = std::path::absolute(target).map_err(io)?;
-        Ok(Destination { output, base: resolved(&target), made: VirtualFiles::new(), hard_links: vec![] })
+        Ok(Destination { output, base: resolved(&target), dry_files: VirtualFiles::new(), hard_links: vec![] })
     }
 
-    /// The directory being written, unless this is a dry run, and weight files that have a second name now.
-    pub fn finish(self) -> (Option<Output>, Vec<String>) {
+    /// The directory being written, unless this is a dry run, and the weight files that are hard links.
+    pub fn finish(self) -> (Option<OutputDir>, Vec<String>) {
         (self.output, self.hard_links)
     }
 
-    /// Files that are not written, by location.
-    pub fn made(&self) -> &VirtualFiles {
-        &self.made
+    /// The files of a dry run, by location.
+    pub fn dry_files(&self) -> &VirtualFiles {
+        &self.dry_files
     }
 
-    /// The directory that a plan's `weights_dir` is while it is written: in a dry run, where the model's own weights are.
+    /// Directory that holds the weights of `weights_dir` while the plan is written; in a dry run, the model's own
+    /// directory.
     pub fn weights_dir(&self, weights_dir: &str, model: &Model) -> PathBuf {
         match &self.output {
             Some(output) => output.staging().join(weights_dir),
@@ -50,25 +59,25 @@ impl Destination {
         }
     }
 
-    /// The model with no large weights inside its file: they go to `location`.
+    /// Moves large embedded weights of a model to a file `location`; returns the model that refers to it.
     pub fn externalise(&mut self, model: &Model, location: &str) -> Result<Model, SplitError> {
         let failed = |error| SplitError::Weights(Box::new(error));
         match &self.output {
             Some(output) => externalise(model, output.staging(), location).map_err(failed),
             None => {
                 let (moved, contents) = externalise_virtually(model, &self.base, location).map_err(failed)?;
-                self.made.insert(location.to_owned(), contents);
+                self.dry_files.insert(location.to_owned(), contents);
                 Ok(moved)
             }
         }
     }
 
-    /// Gathers the weights that models need in one file.
+    /// Copies all weights that `models` read into one file and points the models to it.
     pub fn pack(&mut self, models: &mut [ModelProto], weights: &Weights, location: &str) -> Result<(), SplitError> {
         let failed = |error| SplitError::Weights(Box::new(error));
         match &self.output {
             Some(output) => {
-                let bar = progress::bytes("packing weights");
+                let bar = progress_bar("packing weights");
                 let mut report = |p: PackProgress| {
                     bar.set_length(p.total);
                     bar.set_position(p.done);
@@ -77,46 +86,47 @@ impl Destination {
                 bar.finish_and_clear();
             }
             None => {
-                let contents = pack_virtually(models, weights, &self.made, location).map_err(failed)?;
-                self.made.insert(location.to_owned(), contents);
+                let contents = pack_virtually(models, weights, &self.dry_files, location).map_err(failed)?;
+                self.dry_files.insert(location.to_owned(), contents);
             }
         }
         Ok(())
     }
 
-    /// Forgets a file that was needed on the way.
+    /// Removes an intermediate file.
     pub fn remove(&mut self, name: &str) {
-        self.made.remove(name);
+        self.dry_files.remove(name);
         if let Some(output) = &self.output {
             let _ = fs::remove_file(output.staging().join(name));
         }
     }
 
-    /// Makes the weight files of a model visible beside the partitions; gives the last one that cannot be, and why.
-    pub fn place(&mut self, model: &Model) -> Result<Option<(String, String)>, SplitError> {
-        let mut refused = None;
+    /// Clones or links the weight files of a model into the plan directory; returns the last one for which neither is
+    /// possible.
+    pub fn place(&mut self, model: &Model) -> Result<Option<Unplaceable>, SplitError> {
+        let mut unplaceable = None;
         for file in &model.weights().files {
             let placed = match &self.output {
                 Some(output) => link(file, output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))?,
-                None if self.made.contains_key(&file.location) => LinkOutcome::AlreadyThere,
+                None if self.dry_files.contains_key(&file.location) => LinkOutcome::AlreadyThere,
                 None => predict_link(file, &self.base),
             };
             match placed {
-                LinkOutcome::NotLinkable { why } => refused = Some((file.location.clone(), why)),
+                LinkOutcome::NotLinkable { why } => unplaceable = Some(Unplaceable { location: file.location.clone(), why }),
                 LinkOutcome::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
                 LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.output.is_some() => {}
                 LinkOutcome::AlreadyThere => {}
                 LinkOutcome::HardLink | LinkOutcome::Clone => self.refer(&file.location, &file.path)?,
             }
         }
-        Ok(refused)
+        Ok(unplaceable)
     }
 
     /// Writes a file.
     pub fn write(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), SplitError> {
         match &self.output {
             Some(output) => output.write(name, &bytes)?,
-            None => drop(self.made.insert(name.to_owned(), bytes.into())),
+            None => drop(self.dry_files.insert(name.to_owned(), bytes.into())),
         }
         Ok(())
     }
@@ -127,7 +137,7 @@ impl Destination {
             Some(output) => write_model(&output.staging().join(name), model).map(drop),
             None => {
                 let bytes = encode(&self.base.join(name), model)?;
-                self.made.insert(name.to_owned(), bytes.into());
+                self.dry_files.insert(name.to_owned(), bytes.into());
                 Ok(())
             }
         }
@@ -142,23 +152,23 @@ impl Destination {
         }
     }
 
-    /// A file of the plan is another one that is there.
+    /// In a dry run, makes `name` stand for an existing file.
     fn refer(&mut self, name: &str, from: &Path) -> Result<(), SplitError> {
         let io = |source| SplitError::Io { action: "read", path: from.to_owned(), source };
-        self.made.insert(name.to_owned(), VirtualFile::of_file(from).map_err(io)?);
+        self.dry_files.insert(name.to_owned(), VirtualFile::of_file(from).map_err(io)?);
         Ok(())
     }
 
-    /// Where a file is that the plan calls so. The directory being written lies beside the one it becomes, so the same relative
-    /// paths lead out of it; in a dry run neither may be there.
-    pub fn find(&self, path: &str) -> PathBuf {
+    /// Resolves a path of the plan. The staging directory is a sibling of the final one, so relative paths that lead
+    /// out of it resolve alike; in a dry run neither directory need exist, so `..` is resolved lexically.
+    pub fn resolve(&self, path: &str) -> PathBuf {
         match &self.output {
             Some(output) => output.staging().join(path),
-            None => plain(&self.base.join(path)),
+            None => normalised(&self.base.join(path)),
         }
     }
 
-    /// A path as the plan writes it: relative to the plan, with forward slashes.
+    /// A path as the plan records it: relative to the plan, with forward slashes.
     pub fn relative(&self, path: &Path) -> String {
         let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let relative = pathdiff::diff_paths(&real, &self.base).unwrap_or(real);
@@ -167,23 +177,29 @@ impl Destination {
     }
 }
 
-/// A directory that may not be there yet, symlinks on the way to it resolved.
+/// A progress bar in bytes on stderr, drawn only on a terminal.
+fn progress_bar(what: &'static str) -> ProgressBar {
+    let style = ProgressStyle::with_template("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
+    ProgressBar::new(0).with_message(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+/// `target` with symlinks resolved in the part of the path that exists.
 fn resolved(target: &Path) -> PathBuf {
     let Some((parent, name)) = target.parent().zip(target.file_name()) else { return target.to_owned() };
-    let there = parent.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
-    let Some((above, real)) = there else { return target.to_owned() };
+    let existing = parent.ancestors().find_map(|above| Some((above, fs::canonicalize(above).ok()?)));
+    let Some((above, real)) = existing else { return target.to_owned() };
     real.join(parent.strip_prefix(above).unwrap_or(parent)).join(name)
 }
 
-/// A path without `..`, whatever of it is there.
-fn plain(path: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
+/// A path with `.` and `..` removed lexically.
+fn normalised(path: &Path) -> PathBuf {
+    let mut normalised = PathBuf::new();
     for component in path.components() {
         match component {
-            Component::ParentDir => drop(plain.pop()),
+            Component::ParentDir => drop(normalised.pop()),
             Component::CurDir => {}
-            other => plain.push(other),
+            other => normalised.push(other),
         }
     }
-    plain
+    normalised
 }

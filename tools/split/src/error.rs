@@ -1,8 +1,8 @@
-//! Every way this command fails, and the one place that says so to a person.
+//! Every error of this command, and its report on stderr.
 
-use crate::complaint::Complaints;
+use crate::exec::ExecNotFound;
+use crate::input_errors::InputErrors;
 use crate::output::OutputError;
-use crate::refine::RefineError;
 use hpp_io::{StdoutError, WriteError};
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, NoFit};
@@ -11,43 +11,43 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-/// Why nothing was split.
+/// Why a split failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SplitError {
-    /// The model cannot be understood.
+    /// The model cannot be read or analysed.
     #[error(transparent)]
     Model(#[from] ModelError),
     /// The model was read but cannot be cut.
     #[error("cannot cut the model")]
     Cut(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// A partition cannot be made or written.
-    #[error("cannot make {name}")]
+    /// A partition cannot be extracted or written.
+    #[error("cannot write {name}")]
     Extract {
         /// Its name.
         name: String,
         /// Why.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
-    /// Weight bytes cannot be reached, copied or hashed.
-    #[error("cannot provide the weights")]
+    /// Weight bytes cannot be read, copied or hashed.
+    #[error("cannot write or hash the weights")]
     Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// The plan cannot be written down.
+    /// The plan cannot be serialised.
     #[error("cannot write the plan as YAML")]
     Plan(#[source] hpp_schema::PlanError),
     /// The placement does not fit.
     #[error("{what}")]
     NoFit {
-        /// What was tried.
+        /// Which memory is too small.
         what: String,
-        /// The smallest budget that would do, bytes.
+        /// The smallest sufficient budget, bytes.
         smallest: u64,
-        /// The numbers.
+        /// Demand and budget.
         source: NoFit,
     },
-    /// `--assign` names something that is not there.
+    /// `--assign` names an unknown block or device.
     #[error("cannot apply --assign")]
     Assign(#[from] AssignError),
-    /// A setting makes no sense for this model.
+    /// A setting is invalid for this model.
     #[error("{message}")]
     Setting {
         /// What is wrong.
@@ -55,16 +55,16 @@ pub enum SplitError {
         /// What to do.
         hint: &'static str,
     },
-    /// Several things are wrong, or one.
+    /// The command line or a file it names has errors.
     #[error(transparent)]
-    Complaints(#[from] Complaints),
-    /// Plans could not be run here.
+    InputErrors(#[from] InputErrors),
+    /// `--refine` could not measure a plan.
     #[error(transparent)]
     Refine(#[from] RefineError),
-    /// The output directory refuses.
+    /// The output directory cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// A result cannot be shown.
+    /// A result cannot be printed.
     #[error(transparent)]
     Stdout(#[from] StdoutError),
     /// A file named on the command line cannot be written.
@@ -83,15 +83,16 @@ pub enum SplitError {
 }
 
 impl SplitError {
-    /// A setting that makes no sense.
+    /// An invalid setting.
     pub fn setting(message: impl Into<String>, hint: &'static str) -> Self {
         SplitError::Setting { message: message.into(), hint }
     }
 
-    /// Prints the error, its causes and what to do, and gives the exit status.
+    /// Prints the error, its causes and a hint; returns the exit status. A closed stdout, as in `hpp-split ... | head`,
+    /// is success.
     pub fn report(&self) -> ExitCode {
         match self {
-            SplitError::Complaints(complaints) => return report_all(complaints),
+            SplitError::InputErrors(errors) => return report_all(errors),
             SplitError::Stdout(error) if error.is_closed() => return ExitCode::SUCCESS,
             _ => {}
         }
@@ -127,14 +128,51 @@ impl SplitError {
     }
 }
 
-/// Each complaint with its hint; a hint that the next one shares is said once, after the last of them.
-fn report_all(complaints: &Complaints) -> ExitCode {
-    for (at, complaint) in complaints.0.iter().enumerate() {
-        eprintln!("error: {}", complaint.message);
-        let shared = complaints.0.get(at + 1).is_some_and(|next| next.hint == complaint.hint);
-        if let Some(hint) = complaint.hint.filter(|_| !shared) {
+/// Prints each error with its hint. A hint that consecutive errors share is printed once, after the last of them.
+fn report_all(errors: &InputErrors) -> ExitCode {
+    for (at, error) in errors.0.iter().enumerate() {
+        eprintln!("error: {}", error.message);
+        let is_repeated = errors.0.get(at + 1).is_some_and(|next| next.hint == error.hint);
+        if let Some(hint) = error.hint.filter(|_| !is_repeated) {
             eprintln!("hint: {hint}");
         }
     }
     ExitCode::from(1)
+}
+
+/// Why `--refine` could not measure a plan.
+#[derive(Debug, thiserror::Error)]
+pub enum RefineError {
+    /// hpp-exec does not exist.
+    #[error(transparent)]
+    NoExec(#[from] ExecNotFound),
+    /// A child process could not be started or waited for.
+    #[error("cannot run {}", path.display())]
+    Run {
+        /// The program.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// hpp-exec failed; holds its stderr.
+    #[error("hpp-exec could not run the plan: {0}")]
+    Failed(String),
+    /// The output of hpp-exec is not a benchmark report.
+    #[error("hpp-exec printed something other than a measurement: {0}")]
+    Output(String),
+    /// SIGINT or SIGTERM arrived.
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+}
+
+impl RefineError {
+    fn hint(&self) -> Option<&'static str> {
+        match self {
+            RefineError::NoExec(_) => Some("install hpp-exec beside hpp-split, or set HPP_EXEC to its path"),
+            RefineError::Failed(_) => {
+                Some("the message of hpp-exec is above; without --refine the plan is written unmeasured")
+            }
+            _ => None,
+        }
+    }
 }

@@ -1,11 +1,12 @@
-//! `hpp-split inspect`: what a model is made of, without planning anything.
+//! `hpp-split inspect`: prints the blocks, boundaries, classes and states of a model, without planning.
 
 use crate::cli::InspectArgs;
 use crate::error::SplitError;
+use crate::print::print_json;
 use crate::table::{blocks as blocks_of, table};
 use hpp_graph::{Fold, ValueId};
 use hpp_io::print_line;
-use hpp_model::{Analysis, Logits, PlannedState, analyse};
+use hpp_model::{Analysis, LogitsMode, PlannedState, analyse};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
 
@@ -35,18 +36,17 @@ struct BlockInfo {
 }
 
 impl BlockInfo {
-    /// What neighbours that share a row have in common.
+    /// Equal for adjacent blocks that share a row.
     fn key(&self) -> (usize, usize, usize, u64, usize) {
         (self.class, self.nodes, self.weights, self.weight_bytes, self.states)
     }
 }
 
 impl BoundaryInfo {
-    /// Whether tensors of the same types and shapes cross, whatever they are called.
+    /// Whether the tensors have the same types and shapes; names may differ.
     fn is_like(&self, other: &BoundaryInfo) -> bool {
-        let kinds = |boundary: &BoundaryInfo| -> Vec<_> {
-            boundary.values.iter().map(|value| (value.dtype, value.shape.clone())).collect()
-        };
+        let kinds =
+            |boundary: &BoundaryInfo| boundary.values.iter().map(|v| (v.dtype, v.shape.clone())).collect::<Vec<_>>();
         kinds(self) == kinds(other)
     }
 }
@@ -75,16 +75,16 @@ struct StateInfo {
     bytes: u64,
 }
 
-/// Prints what the model is made of.
+/// Prints the inspection as text or JSON, and writes the Graphviz file.
 pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
-    let analysis = analyse(&args.model, None, Logits::All)?;
+    let analysis = analyse(&args.model, None, LogitsMode::All)?;
     let inspection = inspect(&analysis);
     if let Some(path) = &args.dot {
         let dot = hpp_graph::to_dot(&analysis.graph, &analysis.segmentation, fold(args));
         hpp_io::write_file(path, dot.as_bytes())?;
     }
     if args.json {
-        print_line(&serde_json::to_string_pretty(&inspection).expect("plain data serialises"))?;
+        print_json(&inspection)?;
     } else {
         print_line(&text(&inspection, fold(args)))?;
     }
@@ -97,19 +97,22 @@ fn fold(args: &InspectArgs) -> Fold {
 
 fn inspect(a: &Analysis) -> Inspection {
     let bytes = |weights: &[ValueId]| weights.iter().filter_map(|id| a.graph.weight(*id)).map(|w| w.bytes).sum();
-    let mut classes: Vec<_> = a.segmentation.blocks.iter().map(|block| block.class).collect();
-    let class = |block: &hpp_graph::Block| class_number(&a.segmentation.blocks, block);
+    // Number classes in order of first appearance.
+    let mut classes = Vec::new();
+    for block in &a.segmentation.blocks {
+        if !classes.contains(&block.class) {
+            classes.push(block.class);
+        }
+    }
     let blocks = a.segmentation.blocks.iter().map(|block| BlockInfo {
         label: block.label.clone(),
-        class: class(block),
+        class: classes.iter().position(|class| *class == block.class).unwrap_or_default(),
         nodes: block.nodes.len(),
         weights: block.weights.len(),
         weight_bytes: bytes(&block.weights),
         states: block.states.len(),
     });
     let blocks: Vec<BlockInfo> = blocks.collect();
-    classes.sort_unstable();
-    classes.dedup();
     Inspection {
         model: a.name.clone(),
         kind: a.kind,
@@ -129,20 +132,6 @@ fn weight_bytes(value: &hpp_graph::Value) -> Option<u64> {
         hpp_graph::Origin::Weight(weight) => Some(weight.bytes),
         _ => None,
     }
-}
-
-/// Classes numbered in the order blocks first show them.
-fn class_number(blocks: &[hpp_graph::Block], block: &hpp_graph::Block) -> usize {
-    let mut seen = Vec::new();
-    for other in blocks {
-        if !seen.contains(&other.class) {
-            seen.push(other.class);
-        }
-        if other.class == block.class {
-            break;
-        }
-    }
-    seen.len() - 1
 }
 
 fn boundaries(a: &Analysis) -> Vec<BoundaryInfo> {
@@ -171,7 +160,8 @@ fn state(state: &hpp_schema::State) -> StateInfo {
     }
 }
 
-/// Bytes one more token adds to the states of one sequence; windows that are full add none and are left out.
+/// Bytes that one more token adds to the states of one sequence. Sliding windows do not grow once they are full, so
+/// they are left out.
 fn kv_bytes_per_token(a: &Analysis) -> u64 {
     let per_token = |s: &PlannedState| match s.state.update {
         StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if capacity == a.context => {

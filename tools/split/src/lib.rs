@@ -1,29 +1,33 @@
-//! `hpp-split`: from a model to partitions and a plan.
+//! `hpp-split`: plans where each part of an ONNX model computes, cuts the model there, and writes the partitions and
+//! `plan.yaml`.
+//!
+//! This crate reads settings, calls one library per step and prints the result. The planner is `hpp-partition`, graph
+//! surgery is `hpp-graph` and `hpp-onnx`.
 
 mod amount;
 mod cli;
-mod complaint;
 mod costs;
 mod destination;
+mod draft;
 mod error;
+mod exec;
 mod explain;
 mod files;
-mod here;
+mod group;
+mod input_errors;
 mod inspect;
-mod lifted;
+mod local_machine;
 mod operators;
 mod output;
-mod pieces;
-mod place;
-mod predict;
+mod partitioning;
+mod predicted;
 mod presets;
 mod print;
-mod progress;
 mod reason;
 mod records;
 mod refine;
 mod request;
-mod run;
+mod run_hint;
 mod settings;
 mod split;
 mod suggest;
@@ -31,12 +35,13 @@ mod sweep;
 mod table;
 mod targets;
 mod trace;
+mod weight_inputs;
 
 pub use cli::Cli;
 pub use error::SplitError;
 pub use suggest::subcommand as suggestion;
 
-/// Does what the command line says.
+/// Runs the command that `cli` describes.
 pub fn run(cli: &Cli) -> Result<(), SplitError> {
     match &cli.command {
         Some(cli::Command::Inspect(args)) => inspect::run(args),

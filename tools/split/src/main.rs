@@ -1,15 +1,15 @@
-//! `hpp-split`: from a model to partitions and a plan.
+//! The `hpp-split` executable: parses arguments, runs the library, sets the exit status.
 
 use clap::Parser;
 use hpp_split::{Cli, run, suggestion};
 use std::process::ExitCode;
 
-/// What clap says of arguments it cannot take, or of `--help`, and what may have been meant.
-fn refuse(error: &clap::Error) -> ExitCode {
+/// Prints clap's error or help text, with a hint where the first argument looks like a mistyped subcommand.
+fn exit_with(error: &clap::Error) -> ExitCode {
     let _ = error.print();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(meant) = suggestion(&arguments).filter(|_| error.use_stderr()) {
-        eprintln!("hint: {meant}");
+    if let Some(hint) = suggestion(&arguments).filter(|_| error.use_stderr()) {
+        eprintln!("hint: {hint}");
     }
     u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
 }
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error),
+        Err(error) => return exit_with(&error),
     };
     match run(&cli) {
         Ok(()) => ExitCode::SUCCESS,

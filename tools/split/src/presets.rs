@@ -1,9 +1,9 @@
-//! Machines that are known by name: `--machine rtx4090`, `--machine list`.
+//! Built-in machine descriptions: `--machine rtx4090`, `--machine list`.
 
 use crate::amount::{MEASURED, digits};
 use hpp_schema::Machine;
 
-/// File names without `.yaml`, and what is in them.
+/// File names without `.yaml`, and contents.
 const PRESETS: [(&str, &str); 4] = [
     ("h200-small-vram", include_str!("../../../fixtures/machines/h200-small-vram.yaml")),
     ("mini-pc", include_str!("../../../fixtures/machines/mini-pc.yaml")),
@@ -11,18 +11,18 @@ const PRESETS: [(&str, &str); 4] = [
     ("rtx4090-desktop", include_str!("../../../fixtures/machines/rtx4090-desktop.yaml")),
 ];
 
-/// What `--machine` takes to list the presets.
+/// The value of `--machine` that lists the presets.
 pub const LIST: &str = "list";
 
-/// The text of the preset with this name, or whose name alone begins so.
+/// The text of the preset with this name, or of the only one whose name starts with it.
 pub fn find(name: &str) -> Option<&'static str> {
     let exact = PRESETS.iter().find(|(known, _)| *known == name);
-    let mut begin = PRESETS.iter().filter(|(known, _)| !name.is_empty() && known.starts_with(name));
-    let only = begin.next().filter(|_| begin.next().is_none());
+    let mut matches = PRESETS.iter().filter(|(known, _)| !name.is_empty() && known.starts_with(name));
+    let only = matches.next().filter(|_| matches.next().is_none());
     exact.or(only).map(|(_, text)| *text)
 }
 
-/// The names, for an error that lists them.
+/// The names, separated by commas.
 pub fn names() -> String {
     PRESETS.map(|(name, _)| name).join(", ")
 }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_preset_is_a_machine_and_has_its_line() {
+    fn every_preset_is_valid_and_listed() {
         for (name, text) in PRESETS {
             assert_eq!(Machine::from_yaml(text).unwrap().check(), [], "{name}");
         }
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_may_be_short_but_not_ambiguous() {
+    fn a_unique_prefix_of_a_name_is_enough() {
         assert_eq!(find("rtx4090"), find("rtx4090-desktop"));
         assert!(find("rtx4090").is_some_and(|text| text.contains("RTX 4090")));
         assert_eq!([find("rtx40"), find("rtx5090"), find("")], [None; 3]);

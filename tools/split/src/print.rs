@@ -1,67 +1,72 @@
-//! What a split says when it is done.
+//! Prints the result of a split: the plan as a table or JSON, the explanation, measured plans, and the command that
+//! runs it.
 
 use crate::cli::SplitArgs;
-use crate::explain::{self, Explained};
+use crate::explain::{self, ExplanationReport};
 use crate::output::PLAN_FILE;
-use crate::refine::Tried;
-use crate::run;
+use crate::refine::TrialRun;
+use crate::run_hint::run_hint;
 use crate::table::{plan_summary, table};
 use hpp_io::{StdoutError, print_line};
 use hpp_schema::Plan;
 use serde::Serialize;
 use std::path::Path;
 
-/// The plan with what was asked for besides it.
+/// The plan and the other requested results, as JSON.
 #[derive(Serialize)]
-struct Answer<'a> {
+struct JsonResult<'a> {
     plan: &'a Plan,
     #[serde(skip_serializing_if = "Option::is_none")]
-    explanation: Option<&'a Explained>,
-    #[serde(skip_serializing_if = "<[Tried]>::is_empty")]
-    refined: &'a [Tried],
+    explanation: Option<&'a ExplanationReport>,
+    #[serde(skip_serializing_if = "<[TrialRun]>::is_empty")]
+    refined: &'a [TrialRun],
 }
 
-/// The plan, why it is so and what was measured, as text or as JSON. JSON is the plan alone where nothing else was asked
-/// for.
-pub fn all(
+/// Prints the plan, its explanation and the measured plans, as text or JSON. JSON is the plan alone if there is nothing
+/// else.
+pub fn result(
     args: &SplitArgs,
     plan: &Plan,
-    explanation: Option<&Explained>,
-    refined: &[Tried],
+    explanation: Option<&ExplanationReport>,
+    refined: &[TrialRun],
 ) -> Result<(), StdoutError> {
-    let json = |value: Result<String, _>| value.expect("plain data serialises");
-    match args.json {
-        true if explanation.is_none() && refined.is_empty() => print_line(&json(serde_json::to_string_pretty(plan))),
-        true => print_line(&json(serde_json::to_string_pretty(&Answer { plan, explanation, refined }))),
-        false => {
-            print_line(&plan_summary(plan))?;
-            if let Some(explanation) = explanation {
-                print_line(&format!("\n{}", explain::text(explanation)))?;
-            }
-            if !refined.is_empty() {
-                print_line(&format!("\n{}", measured(refined)))?;
-            }
-            Ok(())
-        }
+    if args.json {
+        return match explanation.is_none() && refined.is_empty() {
+            true => print_json(plan),
+            false => print_json(&JsonResult { plan, explanation, refined }),
+        };
     }
+    print_line(&plan_summary(plan))?;
+    if let Some(explanation) = explanation {
+        print_line(&format!("\n{}", explain::text(explanation)))?;
+    }
+    if !refined.is_empty() {
+        print_line(&format!("\n{}", trial_table(refined)))?;
+    }
+    Ok(())
 }
 
-/// Where the plan is, and the command that runs it.
-pub fn written(target: &Path, plan: &Plan) {
+/// Prints indented JSON to stdout.
+pub fn print_json(value: &impl Serialize) -> Result<(), StdoutError> {
+    print_line(&serde_json::to_string_pretty(value).expect("plain data serialises"))
+}
+
+/// Prints where the plan is and the command that runs it, to stderr.
+pub fn location(target: &Path, plan: &Plan) {
     let path = target.join(PLAN_FILE);
     eprintln!("wrote {}", path.display());
-    eprintln!("{}", run::hint(&path, plan));
+    eprintln!("{}", run_hint(&path, plan));
 }
 
-/// Predicted beside measured.
-fn measured(tried: &[Tried]) -> String {
-    let rows = tried.iter().map(|run| {
+/// Predicted and measured times of each plan that was run.
+fn trial_table(trials: &[TrialRun]) -> String {
+    let rows = trials.iter().map(|run| {
         let cells = [run.decode_ms, run.time_to_first_token_ms].concat();
         let mut row = vec![if run.kept { "kept" } else { "" }.to_owned()];
         row.extend(cells.iter().map(|ms| format!("{ms:.2}")));
         row.push(run.placement.clone());
         row
     });
-    let header = ["", "ms a token, expected", "measured", "first token, ms, expected", "measured", "plan"];
+    let header = ["", "ms/token expected", "measured", "first token ms expected", "measured", "plan"];
     table(&header, &[1, 2, 3, 4], rows).to_string()
 }

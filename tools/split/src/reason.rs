@@ -1,82 +1,83 @@
-//! One line for each partition that says why it is where it is.
+//! The `reason` of each partition in a plan: one line on why it is on its device.
 
 use crate::amount::{self, MEASURED};
-use crate::place::Placement;
-use crate::request::Request;
-use hpp_model::{FromDisk, Piece};
+use crate::partitioning::Partitioning;
+use crate::request::PlanningRequest;
+use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{BlockKind, Choice, Elsewhere, Objective, RunExplanation, Where, explain_runs};
 use hpp_schema::ByteSize;
 
-/// Why each piece computes where it does, in the order of pieces.
-pub fn reasons(request: &Request, placement: &Placement) -> Vec<String> {
+/// One reason for each partition, in order.
+pub fn reasons(request: &PlanningRequest, placement: &Partitioning) -> Vec<String> {
     if placement.by_hand {
-        return vec!["placed by hand".to_owned(); placement.pieces.len()];
+        return vec!["placed by hand".to_owned(); placement.partitions.len()];
     }
     if request.problem.gpus.is_empty() {
-        let disk = placement.disk(request);
-        return placement.pieces.iter().map(|piece| without_gpus(piece, disk.as_ref())).collect();
+        let disk = placement.disk_streaming(request);
+        return placement.partitions.iter().map(|partition| without_gpus(partition, disk.as_ref())).collect();
     }
-    // With what starting each piece costs, as in the time they are compared with.
-    let cuts = |choices: &[Choice]| placement.cuts(request, choices);
+    // Count the launch of each partition, as the predicted time does.
+    let cuts = |choices: &[Choice]| placement.cuts_for(request, choices);
     let runs = explain_runs(&placement.problem(request), &request.options, &placement.solution, &cuts);
-    let of = |piece: &Piece| runs.iter().find(|run| run.blocks.contains(&piece.blocks.start));
+    let run_of = |partition: &PartitionSpec| runs.iter().find(|run| run.blocks.contains(&partition.blocks.start));
     placement
-        .pieces
+        .partitions
         .iter()
-        .map(|piece| of(piece).map_or(String::new(), |run| reason(request, placement, run)))
+        .map(|partition| run_of(partition).map_or(String::new(), |run| reason(request, placement, run)))
         .collect()
 }
 
-/// Why a piece is as it is where the host is all there is.
-fn without_gpus(piece: &Piece, disk: Option<&FromDisk>) -> String {
+/// The reason in a plan without GPUs.
+fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> String {
     match disk {
         None => "no GPU in this plan".to_owned(),
-        Some(disk) if piece.blocks.clone().all(|block| disk.rows[block]) => TABLE.to_owned(),
+        Some(disk) if partition.blocks.clone().all(|block| disk.is_table[block]) => TABLE.to_owned(),
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
         Some(disk) => format!(
             "{:.0} % of its weights fit in host memory, the rest is read from disk in each pass",
-            100.0 * disk.locked
+            100.0 * disk.pinned_share
         ),
     }
 }
 
 const TABLE: &str = "embedding table: each token reads one row";
 
-fn reason(request: &Request, placement: &Placement, run: &RunExplanation) -> String {
+fn reason(request: &PlanningRequest, placement: &Partitioning, run: &RunExplanation) -> String {
     let inside = &request.problem.blocks[run.blocks.clone()];
     let table = inside.iter().all(|block| block.kind == BlockKind::Embedding);
     if table && run.choice.decode == Where::Cpu {
         return TABLE.to_owned();
     }
     let now = placement.solution.objective_ms;
-    match nearest(run) {
+    match best_alternative(run) {
         None => "no other device can compute it".to_owned(),
         Some(other) => compared(request, other, now),
     }
 }
 
-/// The best of the other places: one that fits before one that does not.
-fn nearest(run: &RunExplanation) -> Option<&Elsewhere> {
-    let key = |other: &&Elsewhere| (other.no_fit.is_some(), other.objective_ms);
+/// The best alternative: those that fit first, then the least time.
+fn best_alternative(run: &RunExplanation) -> Option<&Elsewhere> {
     run.elsewhere.iter().min_by(|a, b| {
-        let (a, b) = (key(a), key(b));
-        a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
+        let by_fit = a.no_fit.is_some().cmp(&b.no_fit.is_some());
+        by_fit.then(a.objective_ms.total_cmp(&b.objective_ms))
     })
 }
 
-fn compared(request: &Request, other: &Elsewhere, now: f64) -> String {
-    let place = place(other.place);
+fn compared(request: &PlanningRequest, other: &Elsewhere, now: f64) -> String {
     match &other.no_fit {
         Some(no_fit) => {
             let short = no_fit.smallest().saturating_sub(no_fit.budget);
             format!("does not fit on {}: {} too much", no_fit.place, ByteSize(short).human())
         }
-        None => format!("{place}: {}", difference(other.objective_ms - now, now, request.options.objective)),
+        None => {
+            let change = difference(other.objective_ms - now, now, request.options.objective);
+            format!("{}: {change}", place_name(other.place))
+        }
     }
 }
 
-/// A place as people say it.
-pub fn place(place: Where) -> String {
+/// `on the CPU`, `on gpu0`, `streamed to gpu0`.
+pub fn place_name(place: Where) -> String {
     match place {
         Where::Cpu => "on the CPU".to_owned(),
         Where::Resident(gpu) => format!("on gpu{gpu}"),
@@ -84,7 +85,7 @@ pub fn place(place: Where) -> String {
     }
 }
 
-/// What a change does to the objective, which is `now` so many milliseconds: `+31.5 s per answer`.
+/// A difference of the objective as text, such as `+31.5 s per answer`; `now` is its current value, milliseconds.
 pub fn difference(ms: f64, now: f64, objective: Objective) -> String {
     let what = match objective {
         Objective::Decode => "per token",
@@ -93,15 +94,15 @@ pub fn difference(ms: f64, now: f64, objective: Objective) -> String {
     };
     match ms {
         ms if !ms.is_finite() => "cannot compute there".to_owned(),
-        ms if is_nothing(ms, now) => "same time".to_owned(),
+        ms if is_rounding(ms, now) => "same time".to_owned(),
         ms => format!("{} {what}", amount::difference(ms, MEASURED)),
     }
 }
 
-/// A difference this small, as a part of the whole, is rounding.
+/// Relative differences up to this are rounding errors.
 const ROUNDING: f64 = 1e-6;
 
-/// Whether a difference is rounding.
-pub fn is_nothing(difference_ms: f64, of_ms: f64) -> bool {
+/// Whether a difference is a rounding error relative to `of_ms`.
+pub fn is_rounding(difference_ms: f64, of_ms: f64) -> bool {
     difference_ms.abs() <= ROUNDING * of_ms.abs()
 }

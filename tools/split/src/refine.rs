@@ -1,154 +1,125 @@
-//! `--refine N`: runs N tokens of the best few plans here, feeds the measured times back into the costs, and goes on until
-//! the plan that is then expected to be best has been measured. The fastest of those measured is kept.
+//! `--refine N`: runs N tokens of the best few plans on this machine, corrects the cost model with the measured times,
+//! and repeats until the plan that is then predicted to be best has been measured. Keeps the fastest measured plan.
 
 mod bench;
 mod feedback;
 
 use crate::cli::SplitArgs;
-use crate::error::SplitError;
-use crate::place::{Placement, no_fit};
-use crate::predict::{Expected, round};
-use crate::request::Request;
-use crate::split::{Draft, draft};
-use bench::{Bench, Measured};
-pub use bench::{EXEC, exec};
-use feedback::Feedback;
-use hpp_model::Analysis;
+use crate::draft::{PlanDraft, draft};
+use crate::error::{RefineError, SplitError};
+use crate::partitioning::{Partitioning, no_fit};
+use crate::predicted::{PredictedTimes, round};
+use crate::request::PlanningRequest;
+use bench::{BenchResult, BenchRunner};
+use feedback::CostFeedback;
+use hpp_model::{Analysis, PartitionSpec};
 use hpp_partition::{Choice, best, plan};
 use serde::Serialize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Plans measured before any time is fed back.
-const FIRST: usize = 3;
-/// Plans measured in all.
-const MOST: usize = 10;
+/// Plans measured before the first correction of the cost model is used to plan again.
+const INITIAL_PLANS: usize = 3;
+/// Upper limit on the number of measured plans.
+const MAX_PLANS: usize = 10;
 
-/// Why plans could not be run here.
-#[derive(Debug, thiserror::Error)]
-pub enum RefineError {
-    /// There is no hpp-exec to run them.
-    #[error("cannot find hpp-exec: {} is not there", .0.display())]
-    NoExec(PathBuf),
-    /// It could not be started or waited for.
-    #[error("cannot run {}", path.display())]
-    Run {
-        /// The program.
-        path: PathBuf,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// It refused a plan.
-    #[error("hpp-exec could not run the plan: {0}")]
-    Failed(String),
-    /// Its answer could not be understood.
-    #[error("hpp-exec answered something else than a measurement: {0}")]
-    Answer(String),
-    /// A person stopped it.
-    #[error("interrupted; nothing was written")]
-    Interrupted,
-}
-
-impl RefineError {
-    /// What a person can do about it.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            RefineError::NoExec(_) => Some("install hpp-exec beside hpp-split, or name it in HPP_EXEC"),
-            RefineError::Failed(_) => Some("hpp-exec says why above; without --refine the plan is written unmeasured"),
-            _ => None,
-        }
-    }
-}
-
-/// A plan that was run.
+/// Predicted and measured times of a plan that was run, for the table and JSON.
 #[derive(Clone, Debug, Serialize)]
-pub struct Tried {
-    /// Blocks and their devices, as the table says them.
+pub struct TrialRun {
+    /// Blocks and their devices, as in the table.
     pub placement: String,
-    /// Whether it is the one that was kept.
+    /// Whether this is the plan that was kept.
     pub kept: bool,
-    /// Milliseconds a token, before and after it was run.
+    /// Milliseconds per token: predicted, measured.
     pub decode_ms: [f64; 2],
-    /// Milliseconds to the first token, before and after it was run.
+    /// Milliseconds to the first token: predicted, measured.
     pub time_to_first_token_ms: [f64; 2],
 }
 
-/// The fastest of the plans that were run, and all of them. What is expected of it is what it took; the request's costs are as
-/// measured afterwards.
+/// Returns the fastest measured plan, with its measured times as predictions, and all measured plans. Afterwards
+/// `request` holds the corrected costs.
 pub fn refine(
-    request: &mut Request,
+    request: &mut PlanningRequest,
     args: &SplitArgs,
     analysis: &Analysis,
     tokens: u64,
     target: &Path,
-) -> Result<(Placement, Vec<Tried>), SplitError> {
-    let bench = Bench::new(request, tokens, target)?;
-    let mut runs = Runs { args, analysis, bench, done: Vec::new() };
-    let mut feedback = Feedback::default();
-    let mut waiting = best(&request.problem, &request.options, FIRST).map_err(no_fit(request))?;
-    waiting.reverse();
-    while runs.done.len() < MOST {
-        let next = match waiting.pop() {
+) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
+    let bench = BenchRunner::new(request, tokens, target)?;
+    let mut trials = Trials { args, analysis, bench, done: Vec::new() };
+    let mut feedback = CostFeedback::default();
+    let mut queue = best(&request.problem, &request.options, INITIAL_PLANS).map_err(no_fit(request))?;
+    queue.reverse();
+    while trials.done.len() < MAX_PLANS {
+        let next = match queue.pop() {
             Some(solution) => solution,
             None => plan(&request.problem, &request.options).map_err(no_fit(request))?,
         };
-        if runs.knows(&next.choices) {
-            if waiting.is_empty() {
+        if trials.contains(&next.choices) {
+            if queue.is_empty() {
                 break;
             }
             continue;
         }
-        let placement = Placement::new(request, args.partitions, next, false);
-        let (run, measured) = runs.measure(request, placement)?;
-        feedback.learn(&mut request.problem, &run, &measured);
+        let placement = Partitioning::new(request, args.partitions, next, false);
+        let trial = trials.measure(request, placement)?;
+        feedback.correct(&mut request.problem, &trial.placement, &trial.measured);
     }
-    runs.fastest(request)
+    trials.into_fastest(request)
 }
 
-/// Plans that were run so far.
-struct Runs<'a> {
+/// A plan that was run.
+struct Trial {
+    placement: Partitioning,
+    predicted: PredictedTimes,
+    measured: BenchResult,
+}
+
+/// All plans that were run.
+struct Trials<'a> {
     args: &'a SplitArgs,
     analysis: &'a Analysis,
-    bench: Bench,
-    done: Vec<(Placement, Expected, Measured)>,
+    bench: BenchRunner,
+    done: Vec<Trial>,
 }
 
-impl Runs<'_> {
-    fn knows(&self, choices: &[Choice]) -> bool {
-        self.done.iter().any(|(placement, ..)| placement.solution.choices == choices)
+impl Trials<'_> {
+    fn contains(&self, choices: &[Choice]) -> bool {
+        self.done.iter().any(|trial| trial.placement.solution.choices == choices)
     }
 
-    fn measure(&mut self, request: &Request, placement: Placement) -> Result<(Placement, Measured), SplitError> {
-        let Draft { placement, parts, plan } = draft(request, self.analysis, placement, String::new())?;
-        let expected = Expected::of(&placement.solution);
+    fn measure(&mut self, request: &PlanningRequest, placement: Partitioning) -> Result<&Trial, SplitError> {
+        let PlanDraft { placement, parts, plan } = draft(request, self.analysis, placement, String::new())?;
+        let predicted = PredictedTimes::of(&placement.solution);
         eprintln!("running plan {}: {}", self.done.len() + 1, describe(request, &placement));
         let measured = self.bench.run(self.args, self.analysis, &parts, plan)?;
-        self.done.push((placement.clone(), expected, measured.clone()));
-        Ok((placement, measured))
+        self.done.push(Trial { placement, predicted, measured });
+        Ok(&self.done[self.done.len() - 1])
     }
 
-    fn fastest(self, request: &Request) -> Result<(Placement, Vec<Tried>), SplitError> {
-        let objective =
-            |measured: &Measured| measured.expected().objective_ms(request.options.objective, request.load.new_tokens);
-        let key = |at: &usize| objective(&self.done[*at].2);
-        let kept = (0..self.done.len()).min_by(|a, b| key(a).total_cmp(&key(b))).unwrap_or(0);
-        let tried = self.done.iter().enumerate().map(|(at, (placement, expected, measured))| Tried {
+    fn into_fastest(self, request: &PlanningRequest) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
+        let objective_ms =
+            |trial: &Trial| trial.measured.times.objective_ms(request.options.objective, request.scenario.new_tokens);
+        let by_objective = |a: &usize, b: &usize| objective_ms(&self.done[*a]).total_cmp(&objective_ms(&self.done[*b]));
+        let kept = (0..self.done.len()).min_by(by_objective).unwrap_or(0);
+        let rows = self.done.iter().enumerate().map(|(at, Trial { placement, predicted, measured })| TrialRun {
             placement: describe(request, placement),
             kept: at == kept,
-            decode_ms: [round(expected.decode_ms), round(measured.decode_ms)],
-            time_to_first_token_ms: [round(expected.prefill_ms), round(measured.prefill_ms)],
+            decode_ms: [round(predicted.decode_ms), round(measured.times.decode_ms)],
+            time_to_first_token_ms: [round(predicted.prefill_ms), round(measured.times.prefill_ms)],
         });
-        let tried = tried.collect();
-        let run = self.done.into_iter().nth(kept);
-        let (placement, _, measured) = run.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
-        Ok((placement.expecting(request, measured.expected()), tried))
+        let rows = rows.collect();
+        let fastest = self.done.into_iter().nth(kept);
+        let Trial { placement, measured, .. } =
+            fastest.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
+        Ok((placement.with_measured_times(request, measured.times), rows))
     }
 }
 
 /// `cpu: embedding, layers.0-1; gpu0: layers.2-3, head`.
-fn describe(request: &Request, placement: &Placement) -> String {
-    let piece = |piece: &hpp_model::Piece| {
-        let blocks = request.problem.blocks[piece.blocks.clone()].iter().map(|block| block.label.clone());
-        format!("{}: {}", piece.choice.decode, crate::table::blocks(&blocks.collect::<Vec<_>>()))
+fn describe(request: &PlanningRequest, placement: &Partitioning) -> String {
+    let describe_one = |partition: &PartitionSpec| {
+        let blocks = request.problem.blocks[partition.blocks.clone()].iter().map(|block| block.label.clone());
+        format!("{}: {}", partition.choice.decode, crate::table::blocks(&blocks.collect::<Vec<_>>()))
     };
-    placement.pieces.iter().map(piece).collect::<Vec<_>>().join("; ")
+    placement.partitions.iter().map(describe_one).collect::<Vec<_>>().join("; ")
 }

@@ -1,109 +1,119 @@
-//! Settings that make no sense whatever the model is, all of them at once.
+//! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{GpuLayers, SplitArgs, Stream};
-use crate::complaint::Complaints;
+use crate::cli::{LayerCount, SplitArgs};
+use crate::input_errors::InputErrors;
 
-/// Largest batch: beyond it the bytes of states and activations leave 64 bits.
-const MOST_SEQUENCES: u64 = 1 << 20;
+/// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
+const MAX_BATCH: u64 = 1 << 20;
 
-/// Everything wrong with the settings themselves.
-pub fn check(args: &SplitArgs) -> Complaints {
-    let mut found = Complaints::default();
-    sizes(args, &mut found);
-    streaming(args, &mut found);
-    targets(args, &mut found);
-    without_gpus(args, &mut found);
-    by_hand(args, &mut found);
-    refining(args, &mut found);
-    found
+/// All errors in the settings.
+pub fn check(args: &SplitArgs) -> InputErrors {
+    let mut errors = InputErrors::default();
+    sizes(args, &mut errors);
+    streaming(args, &mut errors);
+    targets(args, &mut errors);
+    without_gpus(args, &mut errors);
+    placed_by_hand(args, &mut errors);
+    refining(args, &mut errors);
+    errors
 }
 
-fn sizes(args: &SplitArgs, found: &mut Complaints) {
-    found.require(args.batch > 0, "a batch of 0 sequences computes nothing", "give --batch 1 or more");
-    let (most, few) = ("the largest batch is 1048576 sequences", "give --batch what one pass is to compute");
-    found.require(args.batch <= MOST_SEQUENCES, most, few);
-    found.require(args.partitions > 0, "0 partitions hold nothing", "give --partitions 1 or more");
-    found.require(args.prompt_tokens > 0, "a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more");
-    found.require(args.new_tokens > 0, "an answer of 0 tokens takes no time", "give --new-tokens 1 or more");
+fn sizes(args: &SplitArgs, errors: &mut InputErrors) {
+    errors.require(args.batch > 0, "a batch of 0 sequences computes nothing", "give --batch 1 or more");
+    let hint = "give --batch the number of sequences in one pass";
+    errors.require(args.batch <= MAX_BATCH, "the largest batch is 1048576 sequences", hint);
+    errors.require(args.partitions > 0, "0 partitions hold nothing", "give --partitions 1 or more");
+    errors.require(args.prompt_tokens > 0, "a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more");
+    errors.require(args.new_tokens > 0, "an answer of 0 tokens takes no time", "give --new-tokens 1 or more");
     let vram = args.vram.len() == 1 || args.vram.iter().all(|size| size.0 > 0);
     let hint = "give a size for each GPU to use, or --vram 0 alone to compute on the CPU";
-    found.require(vram, "a VRAM budget of 0 holds nothing", hint);
+    errors.require(vram, "a VRAM budget of 0 holds nothing", hint);
     let ram = args.ram.is_none_or(|size| size.0 > 0);
-    found.require(ram, "a RAM budget of 0 holds nothing", "give --ram what the host can spare, or leave it out");
+    errors.require(ram, "a RAM budget of 0 holds nothing", "give --ram a size, or omit it");
 }
 
-fn streaming(args: &SplitArgs, found: &mut Complaints) {
+fn streaming(args: &SplitArgs, errors: &mut InputErrors) {
     let planning = &args.planning;
-    found.require(
+    errors.require(
         planning.slots != Some(0),
         "a ring of 0 slots holds nothing",
-        "give --slots 1 or more; 3 or 4 do best",
+        "give --slots 1 or more; 3 or 4 are usually best",
     );
-    found.require(
-        planning.slots.is_none() || args.streams(),
-        "--slots are for weights streamed to a GPU, and nothing is streamed",
-        "add --stream auto or --stream N, or leave --slots out",
+    errors.require(
+        planning.slots.is_none() || args.may_stream(),
+        "--slots applies to weights streamed to a GPU, and nothing is streamed",
+        "add --stream auto or --stream N, or omit --slots",
     );
-    found.require(
-        planning.stream != Some(Stream::Count(0)),
+    errors.require(
+        planning.stream != Some(LayerCount::Count(0)),
         "--stream 0 streams nothing",
-        "give --stream a number of layers, or leave it out",
+        "give --stream a number of layers, or omit it",
     );
-    let (planned, counted) = (planning.stream == Some(Stream::Auto), matches!(planning.stream, Some(Stream::Count(_))));
-    found.require(
-        !(planned && matches!(args.gpu_layers, Some(GpuLayers::Count(_)))),
+    let (planned, counted) =
+        (planning.stream == Some(LayerCount::Auto), matches!(planning.stream, Some(LayerCount::Count(_))));
+    errors.require(
+        !(planned && matches!(args.gpu_layers, Some(LayerCount::Count(_)))),
         "--stream auto lets the planner decide, and --gpu-layers with a number leaves it nothing to decide",
-        "give --stream a number of layers, or leave --gpu-layers out",
+        "give --stream a number of layers, or omit --gpu-layers",
     );
-    found.require(
-        !(counted && args.gpu_layers == Some(GpuLayers::Auto)),
+    errors.require(
+        !(counted && args.gpu_layers == Some(LayerCount::Auto)),
         "--gpu-layers auto lets the planner decide, and --stream with a number leaves it nothing to decide",
-        "give --gpu-layers a number, or say --stream auto",
+        "give --gpu-layers a number, or use --stream auto",
     );
 }
 
-fn targets(args: &SplitArgs, found: &mut Complaints) {
-    let good = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value > 0.0);
-    found.require(good(args.planning.at_least), "--at-least is no speed", "give tokens per second above 0");
+fn targets(args: &SplitArgs, errors: &mut InputErrors) {
+    let is_positive = |value: Option<f64>| value.is_none_or(|value| value.is_finite() && value > 0.0);
+    errors.require(
+        is_positive(args.planning.at_least),
+        "--at-least is not a valid speed",
+        "give tokens per second above 0",
+    );
     let hint = "give milliseconds above 0";
-    found.require(good(args.planning.first_token_within), "--first-token-within is no time", hint);
+    errors.require(is_positive(args.planning.first_token_within), "--first-token-within is not a valid time", hint);
 }
 
-fn without_gpus(args: &SplitArgs, found: &mut Complaints) {
-    let none = args.vram.len() == 1 && args.vram[0].0 == 0;
-    let wanted = args.gpu_layers.is_some_and(|layers| layers != GpuLayers::Count(0)) || args.planning.stream.is_some();
-    found.require(
-        !(none && wanted),
-        "--vram 0 plans without a GPU, and --gpu-layers or --stream ask for one",
-        "give --vram the size of the GPU, or leave the others out",
+fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {
+    let excluded = args.vram.len() == 1 && args.vram[0].0 == 0;
+    let requested =
+        args.gpu_layers.is_some_and(|layers| layers != LayerCount::Count(0)) || args.planning.stream.is_some();
+    errors.require(
+        !(excluded && requested),
+        "--vram 0 plans without a GPU, and --gpu-layers or --stream requests one",
+        "give --vram the size of the GPU, or omit the other options",
     );
 }
 
-fn by_hand(args: &SplitArgs, found: &mut Complaints) {
-    let by_hand = args.by_hand();
+fn placed_by_hand(args: &SplitArgs, errors: &mut InputErrors) {
+    let by_hand = args.places_by_hand();
     let planning = &args.planning;
-    let what = "there is nothing to plan where blocks are placed by hand";
-    let hint = "leave --gpu-layers, --stream and --assign out, or --sweep-vram and --refine";
-    found.require(!by_hand || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
+    let what = "there is nothing to plan: blocks are placed by hand";
+    let hint = "omit either --gpu-layers, --stream and --assign, or --sweep-vram and --refine";
+    errors.require(!by_hand || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
 }
 
-fn refining(args: &SplitArgs, found: &mut Complaints) {
+fn refining(args: &SplitArgs, errors: &mut InputErrors) {
     let planning = &args.planning;
     if planning.refine.is_none() {
         return;
     }
-    found.require(planning.refine != Some(0), "0 tokens measure nothing", "give --refine 8 or more");
-    found.require(
+    errors.require(planning.refine != Some(0), "--refine with 0 tokens measures nothing", "give --refine 8 or more");
+    errors.require(
         planning.machine.is_none(),
-        "--refine runs plans here, and --machine plans for a machine that need not be here",
-        "leave one of them out",
+        "--refine runs plans on this machine, and --machine plans for another one",
+        "omit one of them",
     );
-    let only_looks = args.dry_run || planning.sweep_vram.is_some();
-    let hint = "leave --refine out, or --dry-run and --sweep-vram";
-    found.require(!only_looks, "--refine writes plans and runs them, which a look does not", hint);
-    found.require(
-        !planning.asks_for_streaming(),
-        "--refine learns what a partition takes, and one that is streamed waits for its weights as well",
-        "leave --refine out, or --stream and --mechanisms all",
+    let writes_nothing = args.dry_run || planning.sweep_vram.is_some();
+    let hint = "omit --refine, or --dry-run and --sweep-vram";
+    errors.require(
+        !writes_nothing,
+        "--refine writes plans and runs them, and --dry-run and --sweep-vram write nothing",
+        hint,
+    );
+    errors.require(
+        !planning.requests_streaming(),
+        "--refine measures compute times, and the time of a streamed partition includes waits for its weights",
+        "omit --refine, or --stream and --mechanisms all",
     );
 }

@@ -1,19 +1,17 @@
-//! `hpp-split MODEL`: read, understand, place, cut, write.
+//! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::cli::SplitArgs;
-use crate::complaint::Complaints;
 use crate::costs::Costs;
+use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
-use crate::explain::explained;
-use crate::files::{How, Writing};
-use crate::place::{Placement, place};
-use crate::predict::predictions;
-use crate::reason::reasons;
-use crate::refine::{Tried, refine};
-use crate::request::Request;
+use crate::explain::explain;
+use crate::files::{PlanWriter, WriteOptions};
+use crate::partitioning::{Partitioning, place};
+use crate::refine::{TrialRun, refine};
+use crate::request::PlanningRequest;
 use crate::{operators, presets, print, request, settings, sweep, targets, trace};
-use hpp_graph::{Part, cut};
-use hpp_model::{Analysis, Decision, Logits, analyse, assemble, faulty_blocks};
+use hpp_graph::Part;
+use hpp_model::{Analysis, analyse, faulty_blocks};
 use hpp_schema::{Plan, Provider};
 use std::path::{Path, PathBuf};
 
@@ -22,59 +20,61 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if args.model.is_none() && args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
         return Ok(hpp_io::print_line(&presets::list())?);
     }
-    let (analysis, costs) = understand(args)?;
-    let here = request::look(args, &costs);
-    let mut request = Request::new(args, &analysis, &costs, &here)?;
-    note(args, &analysis, &costs, &request);
+    let (analysis, costs) = read_inputs(args)?;
+    let local = request::local_machine(args, &costs);
+    let mut request = PlanningRequest::new(args, &analysis, &costs, &local)?;
+    print_notes(args, &analysis, &costs, &request);
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&request, args, range, &costs.label());
     }
     let target = args.out.clone().unwrap_or_else(|| default_out(&analysis));
-    let (placement, tried) = decide(&mut request, args, &analysis, &target)?;
-    let placement = targets::keep(&mut request, args, placement)?;
-    let source = if tried.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
-    let Draft { placement, parts, plan } = draft(&request, &analysis, placement, source)?;
+    let (placement, trials) = decide(&mut request, args, &analysis, &target)?;
+    let placement = targets::enforce(&mut request, args, placement)?;
+    let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
+    let PlanDraft { placement, parts, plan } = draft(&request, &analysis, placement, source)?;
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &placement, path)?;
     }
     let plan = write(args, &analysis, &parts, plan, &target)?;
-    let explained = match args.planning.explain {
-        true => Some(explained(&request, &placement, args, &analysis, &costs)?),
+    let explanation = match args.planning.explain {
+        true => Some(explain(&request, &placement, args, &analysis, &costs)?),
         false => None,
     };
-    // Where the plan is does not depend on stdout: it is said even where the table cannot be shown.
-    let shown = print::all(args, &plan, explained.as_ref(), &tried);
+    // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.
+    let printed = print::result(args, &plan, explanation.as_ref(), &trials);
     if !args.dry_run {
-        print::written(&target, &plan);
+        print::location(&target, &plan);
     }
-    Ok(shown?)
+    Ok(printed?)
 }
 
-/// The settings, the costs and the model, with everything at once that is wrong with the first two.
-fn understand(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
-    let mut complaints: Complaints = settings::check(args);
-    let costs = Costs::read(&args.planning, &mut complaints);
-    complaints.refuse()?;
-    let hint = "hpp-split MODEL, an ONNX file or the directory an exporter left; `hpp-split --help` has the options";
+/// Checks the settings, reads the costs and analyses the model. Reports all errors in settings and cost files at once,
+/// before it opens the model.
+fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
+    let mut errors = settings::check(args);
+    let costs = Costs::read(&args.planning, &mut errors);
+    errors.into_result()?;
+    let hint =
+        "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
-    let analysis = analyse(path, args.context, if args.all_logits { Logits::All } else { Logits::AskedFor })?;
+    let analysis = analyse(path, args.context, args.logits_mode())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
-    costs.belongs(&analysis, args.planning.allow_other_machine)?;
+    costs.check_origin(&analysis, args.planning.allow_other_machine)?;
     Ok((analysis, costs))
 }
 
-fn note(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &Request) {
-    if let Some(fault) = faults(analysis).filter(|_| !request.problem.gpus.is_empty()) {
-        eprintln!("note: {fault}");
+fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {
+    if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
+        eprintln!("note: {note}");
     }
-    let here = request::notes(args, &request.here);
-    for note in analysis.notes.iter().chain(&costs.notes(request.load)).chain(&here) {
+    let local = request::notes(args, &request.local);
+    for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
         eprintln!("note: {note}");
     }
 }
 
-/// Which blocks the plan keeps away from a provider that computes them wrongly, and why.
-fn faults(analysis: &Analysis) -> Option<String> {
+/// Names the blocks that the plan keeps off WebGPU because WebGPU computes one of their operators wrongly.
+fn faults_note(analysis: &Analysis) -> Option<String> {
     let faulty = faulty_blocks(analysis, Provider::Webgpu);
     let (_, fault) = faulty.first()?;
     let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
@@ -90,69 +90,16 @@ fn faults(analysis: &Analysis) -> Option<String> {
     ))
 }
 
-/// A placement: as planned, by hand, or the fastest of those that were run.
+/// Places every block: by the planner, by hand, or by `--refine`. Returns the plans that `--refine` measured.
 fn decide(
-    request: &mut Request,
+    request: &mut PlanningRequest,
     args: &SplitArgs,
     analysis: &Analysis,
     target: &Path,
-) -> Result<(Placement, Vec<Tried>), SplitError> {
+) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
     match args.planning.refine {
         Some(tokens) => refine(request, args, analysis, tokens, target),
         None => Ok((place(request, args)?, vec![])),
-    }
-}
-
-/// A plan that is not written yet.
-pub struct Draft {
-    /// Where blocks compute, pieces joined where states would be torn apart.
-    pub placement: Placement,
-    /// The cut, one part for each piece.
-    pub parts: Vec<Part>,
-    /// The plan.
-    pub plan: Plan,
-}
-
-/// Cuts the model as placed and puts the plan together.
-pub fn draft(
-    request: &Request,
-    analysis: &Analysis,
-    placement: Placement,
-    source: String,
-) -> Result<Draft, SplitError> {
-    let (placement, parts) = cut_where_states_stay_whole(request, analysis, placement)?;
-    placement.check(request)?;
-    operators::check_host(analysis, &placement, &parts, request.allow_unknown_operators)?;
-    let plan = assemble(&Decision {
-        analysis,
-        blocks: &request.problem.blocks,
-        pieces: &placement.pieces,
-        slots: &placement.solution.slots,
-        disk: placement.disk(request),
-        budgets: request.budgets.clone(),
-        kv: request.problem.budget.kv,
-        parts: &parts,
-        load: request.load,
-        reasons: reasons(request, &placement),
-        predictions: predictions(request, &placement, source),
-    });
-    Ok(Draft { placement, parts, plan })
-}
-
-/// Cuts, and joins a part to the next one while it reads a state that the next one owns.
-fn cut_where_states_stay_whole(
-    request: &Request,
-    analysis: &Analysis,
-    mut placement: Placement,
-) -> Result<(Placement, Vec<Part>), SplitError> {
-    loop {
-        let groups: Vec<_> = placement.pieces.iter().map(|piece| piece.blocks.clone()).collect();
-        let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
-        let foreign = |part: &Part| !part.foreign_states(&analysis.segmentation).is_empty();
-        match parts.iter().position(foreign) {
-            Some(index) if index + 1 < parts.len() => placement = placement.join_with_next(index, request),
-            _ => return Ok((placement, parts)),
-        }
     }
 }
 
@@ -160,27 +107,25 @@ fn default_out(analysis: &Analysis) -> PathBuf {
     PathBuf::from(format!("{}.hpp", analysis.name))
 }
 
-/// The plan as written, or as it would be.
+/// Writes the plan, or computes what a dry run would write. Returns the plan with its files recorded.
 fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, target: &Path) -> Result<Plan, SplitError> {
-    let how = How {
+    let options = WriteOptions {
         force: args.force,
         pack: args.pack,
         in_place: args.in_place,
         hash_weights: args.hash_weights,
-        lifted: args.lifted(),
+        movable: args.movable,
     };
-    match args.dry_run {
-        true => Writing::imagine(how, analysis, target, parts, plan),
-        false => {
-            let written = Writing::begin(how, analysis, target)?.finish(parts, plan)?;
-            if let Some(first) = written.hard_links.first() {
-                eprintln!(
-                    "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \
-                     refuses the model and the plan's pieces (ONNX Runtime opens them). If that matters: --pack copies the \
-                     weights, or delete the plan first"
-                );
-            }
-            Ok(written.plan)
-        }
+    if args.dry_run {
+        return PlanWriter::dry_run(options, analysis, target, parts, plan);
     }
+    let written = PlanWriter::begin(options, analysis, target)?.finish(parts, plan)?;
+    if let Some(first) = written.hard_links.first() {
+        eprintln!(
+            "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \
+             refuses the model and the plan's partitions (ONNX Runtime opens them). If that matters: --pack copies the \
+             weights, or delete the plan first"
+        );
+    }
+    Ok(written.plan)
 }

@@ -1,15 +1,16 @@
-//! What a person may have meant by a first word that is neither a model nor a subcommand.
+//! Suggestions for a first argument that is neither a model nor a subcommand.
 
 use std::path::Path;
 
-/// Subcommands, and words for what needs none.
+/// Subcommands.
 const SUBCOMMANDS: [&str; 2] = ["inspect", "help"];
-const NEEDS_NONE: [&str; 4] = ["plan", "split", "run", "partition"];
+/// Words that users try for splitting, which has no subcommand.
+const SPLIT_WORDS: [&str; 4] = ["plan", "split", "run", "partition"];
 
-/// What to say beside clap's error, where the first word misleads it.
+/// A hint beside clap's error if the first argument looks like a mistyped subcommand.
 pub fn subcommand(arguments: &[String]) -> Option<String> {
     let first = arguments.first().filter(|word| !word.starts_with('-') && !Path::new(word).exists())?;
-    if NEEDS_NONE.contains(&first.as_str()) {
+    if SPLIT_WORDS.contains(&first.as_str()) {
         return Some(format!(
             "there is no subcommand {first:?}: splitting needs none, write `hpp-split MODEL [OPTIONS]`"
         ));
@@ -24,7 +25,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wrong_first_word_is_named() {
+    fn a_mistyped_subcommand_is_named() {
         let said = |line: &str| subcommand(&line.split(' ').map(str::to_owned).collect::<Vec<_>>());
         assert!(said("plan no-model").unwrap().contains("`hpp-split MODEL"));
         assert!(said("inspct no-model").unwrap().contains("`hpp-split inspect`"));

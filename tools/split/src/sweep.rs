@@ -1,29 +1,31 @@
-//! `--sweep-vram`: what is possible with each VRAM budget, as numbers and as a picture made of text.
+//! `--sweep-vram`: plans for each VRAM budget of a range and prints the predicted speeds as a table with bars, or as
+//! JSON.
 
 use crate::amount::{ESTIMATED, MEASURED, digits, time};
 use crate::cli::{SplitArgs, VramRange};
 use crate::error::SplitError;
-use crate::place::planned;
-use crate::predict::round;
-use crate::request::{Request, default_margin};
+use crate::partitioning::from_planner;
+use crate::predicted::round;
+use crate::print::print_json;
+use crate::request::{PlanningRequest, default_margin};
 use crate::table::table;
 use hpp_io::print_line;
 use hpp_partition::{Solution, sweep};
 use hpp_schema::ByteSize;
 use serde::Serialize;
 
-/// Width of the longest bar.
+/// Width of the longest bar, characters.
 const BAR: f64 = 24.0;
 
-/// One budget.
+/// The result for one budget.
 #[derive(Debug, Serialize)]
 struct Point {
     /// Bytes on each GPU.
     vram: u64,
-    /// Expected, where anything fits.
+    /// Predictions, if a plan fits.
     #[serde(flatten)]
     plan: Option<Expectation>,
-    /// Why nothing fits, where nothing does.
+    /// Why no plan fits.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
@@ -50,34 +52,34 @@ struct Sweep<'a> {
     points: &'a [Point],
 }
 
-/// Plans for each budget and prints what comes of it.
-pub fn run(request: &Request, args: &SplitArgs, range: VramRange, source: &str) -> Result<(), SplitError> {
+/// Plans for each budget and prints the results.
+pub fn run(request: &PlanningRequest, args: &SplitArgs, range: VramRange, source: &str) -> Result<(), SplitError> {
     let points: Vec<Point> = range.points().into_iter().map(|vram| point(request, args, vram)).collect();
-    let load = request.load;
+    let scenario = request.scenario;
     if args.json {
         let sweep = Sweep {
             source,
-            prompt_tokens: load.prompt,
-            new_tokens: load.new_tokens,
-            decode_context: load.decode_context(),
-            context: load.context,
+            prompt_tokens: scenario.prompt,
+            new_tokens: scenario.new_tokens,
+            decode_context: scenario.decode_context(),
+            context: scenario.context,
             points: &points,
         };
-        print_line(&serde_json::to_string_pretty(&sweep).expect("plain data serialises"))?;
+        print_json(&sweep)?;
     } else {
         print_line(&text(&points, request, source))?;
     }
     Ok(())
 }
 
-fn point(request: &Request, args: &SplitArgs, vram: u64) -> Point {
+fn point(request: &PlanningRequest, args: &SplitArgs, vram: u64) -> Point {
     let mut request = request.clone();
     request.problem.budget.margin = args.margin.map_or(default_margin(&[vram]), |size| size.0);
     let solution = sweep(&request.problem, &request.options, &[vram]).pop().map(|point| point.solution);
     request.problem.budget.vram.fill(vram);
     match solution {
         Some(Ok(solution)) => {
-            let placement = planned(&request, args, solution);
+            let placement = from_planner(&request, args, solution);
             Point { vram, plan: Some(expectation(&placement.solution)), refused: None }
         }
         Some(Err(no_fit)) => {
@@ -90,12 +92,12 @@ fn point(request: &Request, args: &SplitArgs, vram: u64) -> Point {
 
 fn expectation(solution: &Solution) -> Expectation {
     let count = |streamed: bool| {
-        let of = |choice: &&hpp_partition::Choice| match choice.decode {
+        let is_counted = |choice: &&hpp_partition::Choice| match choice.decode {
             hpp_partition::Where::Cpu => false,
             hpp_partition::Where::Resident(_) => !streamed,
             hpp_partition::Where::Streamed(_) => streamed,
         };
-        solution.choices.iter().filter(of).count()
+        solution.choices.iter().filter(is_counted).count()
     };
     Expectation {
         tokens_per_s: round(1e3 / solution.decode_ms),
@@ -108,18 +110,18 @@ fn expectation(solution: &Solution) -> Expectation {
     }
 }
 
-fn text(points: &[Point], request: &Request, source: &str) -> String {
-    let most =
+fn text(points: &[Point], request: &PlanningRequest, source: &str) -> String {
+    let max =
         |value: fn(&Expectation) -> f64| points.iter().filter_map(|p| p.plan.as_ref()).map(value).fold(0.0, f64::max);
-    let worth = if source == "static" { ESTIMATED } else { MEASURED };
-    let (fastest, latest) = (most(|p| p.tokens_per_s), most(|p| p.time_to_first_token_ms));
+    let significant = if source == "static" { ESTIMATED } else { MEASURED };
+    let (fastest, latest) = (max(|p| p.tokens_per_s), max(|p| p.time_to_first_token_ms));
     let rows = points.iter().map(|point| {
         let cells = match (&point.plan, &point.refused) {
             (Some(plan), _) => vec![
                 format!("{}+{}", plan.on_gpus, plan.streamed),
-                digits(plan.tokens_per_s, worth),
+                digits(plan.tokens_per_s, significant),
                 bar(plan.tokens_per_s / fastest),
-                time(plan.time_to_first_token_ms, worth),
+                time(plan.time_to_first_token_ms, significant),
                 bar(plan.time_to_first_token_ms / latest),
             ],
             (None, refused) => vec!["-".to_owned(), "-".to_owned(), refused.clone().unwrap_or_default()],
@@ -127,23 +129,22 @@ fn text(points: &[Point], request: &Request, source: &str) -> String {
         (point.vram, cells)
     });
     let rows: Vec<(u64, Vec<String>)> = rows.collect();
-    // Budgets between which nothing changes share a row.
+    // Consecutive budgets with equal results share a row.
     let rows = rows.chunk_by(|a, b| a.1 == b.1).map(|same| {
         let [first, last] = [&same[0], &same[same.len() - 1]].map(|(vram, _)| ByteSize(*vram).human());
         let vram = if same.len() == 1 { first } else { format!("{first} to {last}") };
         [vec![vram], same[0].1.clone()].concat()
     });
     let header = ["VRAM", "blocks on GPU + streamed", "tokens/s", "", "first token", ""];
-    let load = request.load;
     format!(
-        "{}\n\nexpected ({source}): a {}-token prompt, tokens priced at {} of context",
+        "{}\n\nexpected ({source}): a {}-token prompt, decoding at {} tokens of context",
         table(&header, &[0, 1, 2, 4], rows),
-        load.prompt,
-        load.decode_context()
+        request.scenario.prompt,
+        request.scenario.decode_context()
     )
 }
 
-/// A bar of eighths of a character.
+/// A bar of `part` (0 to 1) of [`BAR`] characters, in steps of an eighth.
 fn bar(part: f64) -> String {
     const EIGHTHS: [&str; 8] = ["", "\u{258f}", "\u{258e}", "\u{258d}", "\u{258c}", "\u{258b}", "\u{258a}", "\u{2589}"];
     let eighths = (part.clamp(0.0, 1.0) * BAR * 8.0).round() as usize;
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bars_are_as_long_as_what_they_mean() {
+    fn bar_length_is_proportional() {
         assert_eq!(bar(1.0).chars().count(), 24);
         assert_eq!(bar(0.5), "\u{2588}".repeat(12));
         assert_eq!(bar(0.5 + 1.0 / 48.0), "\u{2588}".repeat(12) + "\u{258c}");

@@ -1,4 +1,4 @@
-//! The plan as a person reads it.
+//! The plan as a table: partitions, memory of each device, predictions.
 
 use crate::amount::{self, ESTIMATED, MEASURED};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -8,7 +8,7 @@ use hpp_schema::{
 };
 use std::fmt::Write as _;
 
-/// A table with a header; columns in `right` are aligned right.
+/// A table with a header; aligns the columns `right` to the right.
 pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Vec<String>>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(header);
@@ -21,9 +21,9 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
     table
 }
 
-/// The placement table, the totals below it and what is expected.
+/// The table of partitions, one line of memory per device, and the predictions.
 pub fn plan_summary(plan: &Plan) -> String {
-    let rows = alike(&plan.partitions).into_iter().map(row);
+    let rows = fold(&plan.partitions).into_iter().map(row);
     let header = ["partition", "device", "blocks", "weights", "KV", "workspace", "why"];
     let mut text = format!("{}\n\n", table(&header, &[3, 4, 5], rows));
     for (index, device) in plan.devices.iter().enumerate() {
@@ -32,15 +32,16 @@ pub fn plan_summary(plan: &Plan) -> String {
     text + &expectation(plan)
 }
 
-/// Partitions by row: neighbours that are streamed alike share one, for there may be many.
-fn alike(partitions: &[Partition]) -> Vec<&[Partition]> {
-    let together = |a: &Partition, b: &Partition| a.is_streamed() && b.is_streamed() && device(a) == device(b);
-    partitions.chunk_by(together).collect()
+/// Partitions by row. Adjacent partitions that are streamed in the same way share a row, because there may be one per
+/// layer.
+fn fold(partitions: &[Partition]) -> Vec<&[Partition]> {
+    let share_row = |a: &Partition, b: &Partition| a.is_streamed() && b.is_streamed() && device(a) == device(b);
+    partitions.chunk_by(share_row).collect()
 }
 
 fn row(partitions: &[Partition]) -> Vec<String> {
     let (first, last) = (&partitions[0], &partitions[partitions.len() - 1]);
-    let sum = |of: fn(&Partition) -> ByteSize| ByteSize(partitions.iter().map(|p| of(p).0).sum()).human();
+    let sum = |bytes: fn(&Partition) -> ByteSize| ByteSize(partitions.iter().map(|p| bytes(p).0).sum()).human();
     let labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
     let workspace = partitions.iter().map(|p| p.bytes.workspace).max().unwrap_or_default();
     vec![
@@ -56,34 +57,34 @@ fn row(partitions: &[Partition]) -> Vec<String> {
 
 /// `gpu0`, `gpu0 streamed`, `cpu from disk`, `cpu (prompt: gpu0 streamed)`.
 fn device(partition: &Partition) -> String {
-    let one = |device: &str, residency: Residency| match residency {
+    let form = |device: &str, residency: Residency| match residency {
         Residency::Resident => device.to_owned(),
         Residency::Streamed if device == "cpu" => format!("{device} from disk"),
         Residency::Streamed => format!("{device} streamed"),
         Residency::Mapped => format!("{device} mapped"),
     };
-    let decode = one(&partition.device, partition.residency);
+    let decode = form(&partition.device, partition.residency);
     match &partition.prefill {
         None => decode,
-        Some(prefill) => format!("{decode} (prompt: {})", one(&prefill.device, prefill.residency)),
+        Some(prefill) => format!("{decode} (prompt: {})", form(&prefill.device, prefill.residency)),
     }
 }
 
-/// How far off a prediction from shapes and assumed rates was seen to be.
+/// Largest observed error of predictions from shapes and assumed rates.
 const STATIC_ERROR: &str = "static estimate, may be off by up to 6x; hpp-profile measures";
 
-/// What is expected. An estimate from assumed rates has two digits, because it is worth no more.
+/// The predictions. Estimates from assumed rates are printed with two significant digits, which match their accuracy.
 fn expectation(plan: &Plan) -> String {
     let p = &plan.predictions;
     let is_static = p.source == "static";
-    let (what, worth) = if is_static { (STATIC_ERROR, ESTIMATED) } else { (p.source.as_str(), MEASURED) };
-    let time = |ms| amount::time(ms, worth);
+    let (source, significant) = if is_static { (STATIC_ERROR, ESTIMATED) } else { (p.source.as_str(), MEASURED) };
+    let time = |ms| amount::time(ms, significant);
     if plan.model.kind == ModelKind::SingleRun {
-        return format!("expected ({what}): {} per run", time(p.time_to_first_token_ms));
+        return format!("expected ({source}): {} per run", time(p.time_to_first_token_ms));
     }
     let mut text = format!(
-        "expected ({what}): {} tokens/s, {} per token at {} tokens of context; time to first token {} for a {}-token prompt",
-        amount::digits(p.decode_tokens_per_second, worth),
+        "expected ({source}): {} tokens/s, {} per token at {} tokens of context; time to first token {} for a {}-token prompt",
+        amount::digits(p.decode_tokens_per_second, significant),
         time(p.decode_ms),
         p.decode_context,
         time(p.time_to_first_token_ms),
@@ -93,34 +94,37 @@ fn expectation(plan: &Plan) -> String {
         let _ = write!(text, "\nbottleneck: {limit}");
     }
     if let Some(objective) = &p.objective {
-        let _ = write!(text, "\n{}", proof(objective, p.new_tokens, worth));
+        let _ = write!(text, "\n{}", objective_line(objective, p.new_tokens, significant));
     }
     text
 }
 
-/// What was minimised, and how far the plan may be from the best one.
-fn proof(objective: &Achieved, new_tokens: u64, worth: i32) -> String {
+/// The minimised time and its proven lower bound.
+fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> String {
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),
         ObjectiveKind::Mixed => format!("prompt and {new_tokens} new tokens"),
     };
-    let time = |ms| amount::time(ms, worth);
-    let sure = match (objective.proven, objective.bound_ms) {
-        (true, _) => "optimal by these estimates (proven)".to_owned(),
-        (false, bound) if bound > 0.0 => format!("by these estimates no plan takes less than {}", time(bound)),
+    let time = |ms| amount::time(ms, significant);
+    let bound = match (objective.proven, objective.bound_ms) {
+        (true, _) => "proven optimal by these estimates".to_owned(),
+        (false, bound_ms) if bound_ms > 0.0 => format!("by these estimates no plan takes less than {}", time(bound_ms)),
         (false, _) => "no lower bound was computed".to_owned(),
     };
-    format!("{what}: {}; {sure}", time(objective.ms))
+    format!("{what}: {}; {bound}", time(objective.ms))
 }
 
+/// `gpu0: used of limit at N tokens of context`, with the large items.
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let (name, context) = (&device.name, plan.budgets.context);
-    let on = || plan.partitions.iter().filter(|p| p.device == *name);
-    let lies_here: u64 = plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
-    let visits = on().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
-    let kv = lies_here + visits.map(|p| p.bytes.kv.0).max().unwrap_or(0);
-    let workspace: u64 = on().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
+    let on_device = || plan.partitions.iter().filter(|p| p.device == *name);
+    let resident_states: u64 =
+        plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
+    // State kept in host memory is copied here for one partition at a time.
+    let copied_states = on_device().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
+    let kv = resident_states + copied_states.map(|p| p.bytes.kv.0).max().unwrap_or(0);
+    let workspace: u64 = on_device().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let (used, limit, parts) = match device.kind {
         DeviceKind::Gpu => {
             let gpus_before = plan.devices[..index].iter().filter(|d| d.kind == DeviceKind::Gpu).count();
@@ -135,12 +139,12 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         }
         DeviceKind::Cpu => {
             let limit = plan.budgets.ram;
-            let (used, parts) = on_host(plan, device, kv.saturating_add(workspace), limit.map(|limit| limit.0));
+            let (used, parts) = host_memory(plan, device, kv.saturating_add(workspace), limit.map(|limit| limit.0));
             (used, limit, parts)
         }
     };
     let used = ByteSize(used).human();
-    // What the workspace grows with.
+    // The workspace grows with the tokens per pass.
     let per_pass = match plan.schedule.prefill_chunk {
         Some(chunk) if plan.model.kind != ModelKind::SingleRun => format!(" ({chunk} per pass at most)"),
         _ => String::new(),
@@ -151,26 +155,28 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// Bytes of host memory beside state and activations, and what they are for: weights that compute there, what of others is locked,
-/// and as much as there is room for of those that are streamed to GPUs.
-fn on_host(plan: &Plan, host: &Device, beside: u64, limit: Option<u64>) -> (u64, String) {
+/// Bytes of host memory in use, and their large items as text: weights that compute there, pinned parts of weights read
+/// from disk, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
+/// `limit`.
+fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u64, String) {
     let human = |bytes: u64| ByteSize(bytes).human();
-    let held = |partition: &Partition| {
-        let here = partition.forms().find(|form| form.device == host.name).map(|form| form.residency);
-        match here {
-            Some(Residency::Resident) => partition.bytes.weights.0,
-            Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
-            Some(Residency::Mapped) | None => 0,
-        }
+    let held = |partition: &Partition| match partition
+        .forms()
+        .find(|form| form.device == host.name)
+        .map(|form| form.residency)
+    {
+        Some(Residency::Resident) => partition.bytes.weights.0,
+        Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
+        Some(Residency::Mapped) | None => 0,
     };
     let streams = |form: &Form| form.device != host.name && form.residency == Residency::Streamed;
-    let sum = |of: &dyn Fn(&Partition) -> u64| plan.partitions.iter().map(of).fold(0, u64::saturating_add);
-    // Also of what computes here in another phase: kernels have packed that otherwise.
+    let sum = |bytes: &dyn Fn(&Partition) -> u64| plan.partitions.iter().map(bytes).fold(0, u64::saturating_add);
+    // Weights that compute on the host in the other phase count twice: kernels hold them in a packed layout.
     let streamed = sum(&|p| if p.forms().any(|form| streams(&form)) { p.bytes.weights.0 } else { 0 });
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
     let process = limit.map_or(0, |_| PROCESS);
-    let first = [held, window, beside, process].into_iter().fold(0, u64::saturating_add);
-    let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(first)));
+    let required = [held, window, other, process].into_iter().fold(0, u64::saturating_add);
+    let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
     if limit.is_some() {
         parts += &format!(", {} for the process itself included", human(PROCESS));
@@ -185,10 +191,10 @@ fn on_host(plan: &Plan, host: &Device, beside: u64, limit: Option<u64>) -> (u64,
             ", {kept} of the {streamed} streamed to GPUs stay in memory, the rest is read from disk in each pass"
         );
     }
-    (first.saturating_add(kept), parts)
+    (required.saturating_add(kept), parts)
 }
 
-/// `embedding, layers.0-11, head`: consecutive layers shortened to a range.
+/// `embedding, layers.0-11, head`: joins labels, with consecutive layers as a range.
 pub fn blocks(labels: &[String]) -> String {
     let mut parts: Vec<(String, Option<(u64, u64)>)> = Vec::new();
     for label in labels {

@@ -1,39 +1,41 @@
-//! `--trace FILE`: the simulated timeline of a prompt and some tokens, as Perfetto opens it.
+//! `--trace FILE`: writes the simulated timeline of a prompt and some tokens in the Chrome trace format, which Perfetto
+//! opens.
 
 use crate::error::SplitError;
-use crate::place::Placement;
-use crate::request::Request;
+use crate::partitioning::Partitioning;
+use crate::request::PlanningRequest;
 use hpp_partition::{Phase, simulate};
 use hpp_schema::Timeline;
 use std::path::Path;
 
-/// Most tokens drawn after the prompt; they are all alike.
-const MOST_TOKENS: u64 = 8;
+/// Upper limit on the tokens drawn after the prompt; all take the same time.
+const MAX_TOKENS: u64 = 8;
 
 /// Writes the timeline.
-pub fn write(request: &Request, placement: &Placement, path: &Path) -> Result<(), SplitError> {
+pub fn write(request: &PlanningRequest, placement: &Partitioning, path: &Path) -> Result<(), SplitError> {
     let trace = timeline(request, placement).to_chrome_trace();
     hpp_io::write_file(path, trace.as_bytes())?;
     eprintln!("wrote {}: open it at https://ui.perfetto.dev", path.display());
     Ok(())
 }
 
-/// The prompt's passes, then tokens in the steady state, one after the other.
-fn timeline(request: &Request, placement: &Placement) -> Timeline {
+/// The passes of the prompt, then tokens in the steady state.
+fn timeline(request: &PlanningRequest, placement: &Partitioning) -> Timeline {
     let solution = &placement.solution;
     let problem = placement.problem(request);
-    let of = |phase| simulate(&problem, &solution.choices, &solution.slots, phase);
-    let (prefill, decode) = (of(Phase::Prefill), of(Phase::Decode));
-    let (mut at_us, passes) = (prefill.ms * 1e3, request.problem.load.passes.len() as u64);
+    let [prefill, decode] =
+        [Phase::Prefill, Phase::Decode].map(|phase| simulate(&problem, &solution.choices, &solution.slots, phase));
+    let passes = request.problem.load.passes.len() as u64;
+    let mut start_us = prefill.ms * 1e3;
     let mut timeline = prefill.timeline;
-    for token in 0..request.load.new_tokens.min(MOST_TOKENS) {
+    for token in 0..request.scenario.new_tokens.min(MAX_TOKENS) {
         let shifted = decode.timeline.spans.iter().map(|span| hpp_schema::Span {
-            start_us: span.start_us + at_us,
+            start_us: span.start_us + start_us,
             pass: passes + token,
             ..span.clone()
         });
         timeline.spans.extend(shifted);
-        at_us += decode.ms * 1e3;
+        start_us += decode.ms * 1e3;
     }
     timeline
 }

@@ -1,21 +1,22 @@
-//! What crosses and what visits, counted in tensors, against the partitions that models of each exporter are really cut into.
+//! Compares predicted numbers of boundary and state tensors with the partitions that models of each exporter are really
+//! cut into.
 
-use super::{Load, blocks};
-use crate::{Analysis, Logits, analyse};
+use super::{Scenario, blocks};
+use crate::{Analysis, LogitsMode, analyse};
 use hpp_graph::cut;
 use hpp_partition::{Block, BlockKind};
 use std::path::Path;
 
 fn fixture(name: &str) -> (Analysis, Vec<Block>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-    let a = analyse(&path, None, Logits::AskedFor).unwrap();
-    let load = Load { batch: 1, context: 512, prompt: 100, new_tokens: 40, chunk: 64 };
-    let blocks = blocks(&a.graph, &a.segmentation, &a.states, &a.inputs, load);
+    let a = analyse(&path, None, LogitsMode::Requested).unwrap();
+    let scenario = Scenario { batch: 1, context: 512, prompt: 100, new_tokens: 40, chunk: 64 };
+    let blocks = blocks(&a.graph, &a.segmentation, &a.states, &a.inputs, scenario);
     (a, blocks)
 }
 
-/// Numbers that cross into a partition that begins with this block. Exporters that build shapes from tensors of sizes ship those
-/// too, but a session on a device wants them on the host, where they are already.
+/// Number of floating-point tensors that enter a partition that begins with this block. Integer shape tensors may cross
+/// too, but a session on a device reads them from host memory, so they are not copied.
 fn crossing(a: &Analysis, block: usize) -> u64 {
     let groups = [0..block, block..a.segmentation.blocks.len()];
     let parts = cut(&a.graph, &a.segmentation, &groups).unwrap();
@@ -24,7 +25,7 @@ fn crossing(a: &Analysis, block: usize) -> u64 {
 }
 
 #[test]
-fn as_many_tensors_enter_a_block_as_a_partition_that_begins_with_it() {
+fn boundary_tensors_match_a_cut_before_the_block() {
     let exports = [
         "genai/llama3-fp32-cpu",
         "genai/lfm2-fp32-cpu",
@@ -44,18 +45,18 @@ fn as_many_tensors_enter_a_block_as_a_partition_that_begins_with_it() {
     }
 }
 
-/// A layer's sum and what is added to it next, one tensor each.
+/// The residual sum and the next addend are two tensors.
 #[test]
-fn the_builder_of_genai_carries_two_tensors_between_layers() {
+fn genai_models_have_two_boundary_tensors_between_layers() {
     let tensors = |name| fixture(name).1.iter().map(|block| block.boundary_tensors).collect::<Vec<_>>();
     assert_eq!(tensors("genai/llama3-fp32-cpu"), [0, 1, 2, 2, 2, 1]);
     assert_eq!(tensors("optimum/llama-with-past"), [0, 1, 1, 1, 1, 1]);
     let (_, blocks) = fixture("genai/llama3-fp32-cpu");
-    assert_eq!(blocks[2].boundary_bytes, 2 * blocks[1].boundary_bytes, "bytes are those of all of them");
+    assert_eq!(blocks[2].boundary_bytes, 2 * blocks[1].boundary_bytes, "boundary_bytes counts all tensors");
 }
 
 #[test]
-fn keys_and_values_are_two_tensors_and_a_convolution_has_one() {
+fn attention_has_two_state_tensors_and_a_convolution_one() {
     for (name, of_layers) in [("genai/llama3-fp32-cpu", [2, 2, 2, 2]), ("genai/lfm2-fp32-cpu", [1, 2, 1, 2])] {
         let (_, blocks) = fixture(name);
         let layers = blocks.iter().filter(|block| matches!(block.kind, BlockKind::Layer(_)));

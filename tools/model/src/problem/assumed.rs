@@ -1,16 +1,16 @@
-//! The machine that is assumed where nobody says: a desktop with two-channel memory and mid-range cards on PCIe 4.0. Round
-//! numbers that order placements correctly, not a promise.
+//! The machine that is assumed without a profile or machine file: a desktop with two-channel memory and mid-range GPUs
+//! on PCIe 4.0. Round numbers that rank placements correctly; they do not predict absolute times.
 
 use hpp_schema::{ByteSize, CpuRates, GpuRates, Link, MACHINE_VERSION, Machine, Provider};
 
-/// Starting a partition, microseconds. Measured were 80 to 100 on two server cores of the 2 GHz class; a desktop core is half
-/// as fast again, as `fixtures/machines/rtx4090-desktop.yaml` has it.
+/// Launch of a partition, microseconds. Two server cores of the 2 GHz class measured 80 to 100; a desktop core is 1.5
+/// times as fast, as in `fixtures/machines/rtx4090-desktop.yaml`.
 const LAUNCH_US: f64 = 60.0;
 
-/// A solid-state disk of the cheaper kind.
+/// Read rate of a low-end solid-state disk, 1e9 bytes per second.
 pub const DISK_GB_PER_S: f64 = 2.0;
 
-/// With this many accelerators. Memory is as large as anyone likes: budgets alone limit it.
+/// The machine with `gpus` GPUs. Its memory is unlimited, so that only budgets apply.
 pub fn machine(gpus: usize) -> Machine {
     let gpu = |index| GpuRates {
         name: format!("gpu{index}"),

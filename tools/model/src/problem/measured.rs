@@ -1,24 +1,24 @@
-//! Costs from a profile: each block takes what its class was measured to take.
+//! Costs from a profile: each block has the measured times of its class.
 
-use super::{Costs, finding, gpu_costs};
-use crate::Load;
+use super::{DeviceCosts, gpu_costs};
+use crate::Scenario;
 use hpp_partition::{Block, BlockKind, Cost, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Costs as measured, for `gpus` accelerators; everything the profile lacks at once.
+/// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once.
 pub fn costs(
     profile: &Profile,
     blocks: &[Block],
-    load: Load,
+    scenario: Scenario,
     workload: &Workload,
     gpus: usize,
-) -> Result<Costs, Vec<Finding>> {
-    let carries = blocks.iter().any(|block| block.kv_bytes > 0);
-    let mut reader = Reader { profile, blocks, load, workload, carries, findings: BTreeMap::new() };
-    reader.same_blocks();
-    if load.batch != 1 {
-        reader.miss("--batch", format!("the profile measured one sequence in a pass, not {}", load.batch));
+) -> Result<DeviceCosts, Vec<Finding>> {
+    let has_states = blocks.iter().any(|block| block.kv_bytes > 0);
+    let mut reader = Reader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
+    reader.check_blocks();
+    if scenario.batch != 1 {
+        reader.report("--batch", format!("the profile measured one sequence in a pass, not {}", scenario.batch));
     }
     let cpu = reader.costs(Provider::Cpu);
     let cpu_launch_ms = reader.launch_ms(Provider::Cpu, profile.machine.rates.as_ref().map(|m| m.cpu.launch_us));
@@ -30,36 +30,36 @@ pub fn costs(
         on_gpus.push(gpu_costs(gpu, costs, launch_ms));
     }
     match reader.findings.is_empty() {
-        true => Ok(Costs { cpu, gpus: on_gpus, cpu_launch_ms }),
-        false => Err(reader.findings.into_iter().map(|(place, message)| finding(&place, message)).collect()),
+        true => Ok(DeviceCosts { cpu, gpus: on_gpus, cpu_launch_ms }),
+        false => Err(reader.findings.into_iter().map(|(place, message)| Finding::error(place, message)).collect()),
     }
 }
 
 struct Reader<'a> {
     profile: &'a Profile,
     blocks: &'a [Block],
-    load: Load,
+    scenario: Scenario,
     workload: &'a Workload,
-    /// Whether states are carried from pass to pass.
-    carries: bool,
-    /// One for each place, in order.
+    /// Whether the model carries states from pass to pass.
+    has_states: bool,
+    /// One message for each place in the profile.
     findings: BTreeMap<String, String>,
 }
 
 impl<'a> Reader<'a> {
-    fn miss(&mut self, place: impl Into<String>, message: String) {
+    fn report(&mut self, place: impl Into<String>, message: String) {
         self.findings.entry(place.into()).or_insert(message);
     }
 
-    /// The profile speaks of these blocks and no others.
-    fn same_blocks(&mut self) {
-        let here: BTreeSet<&str> = self.blocks.iter().map(|block| block.label.as_str()).collect();
-        let there: BTreeSet<&str> = self.profile.model.blocks.iter().map(|block| block.label.as_str()).collect();
-        for label in here.difference(&there) {
-            self.miss(format!("model.blocks.{label}"), "the model has this block, the profile does not".to_owned());
+    /// Reports blocks that only the model or only the profile has.
+    fn check_blocks(&mut self) {
+        let in_model: BTreeSet<&str> = self.blocks.iter().map(|block| block.label.as_str()).collect();
+        let in_profile: BTreeSet<&str> = self.profile.model.blocks.iter().map(|block| block.label.as_str()).collect();
+        for label in in_model.difference(&in_profile) {
+            self.report(format!("model.blocks.{label}"), "the model has this block, the profile does not".to_owned());
         }
-        for label in there.difference(&here) {
-            self.miss(format!("model.blocks.{label}"), "the profile has this block, the model does not".to_owned());
+        for label in in_profile.difference(&in_model) {
+            self.report(format!("model.blocks.{label}"), "the profile has this block, the model does not".to_owned());
         }
     }
 
@@ -70,12 +70,12 @@ impl<'a> Reader<'a> {
     fn cost(&mut self, block: &Block, provider: Provider) -> Option<Cost> {
         let measured = self.measured(block, provider)?;
         if measured.failure.is_some() && provider != Provider::Cpu {
-            return Some(self.nowhere());
+            return Some(self.infinite());
         }
         let class = self.class(block)?.class;
         let prefill = self.fit(class, provider, "prefill", measured, &measured.prefill);
-        // Where nothing is carried from pass to pass, a token costs a pass over all there is so far.
-        let decode = match self.carries {
+        // Without states each token recomputes the whole sequence.
+        let decode = match self.has_states {
             true => self.fit(class, provider, "decode", measured, &measured.decode),
             false => prefill,
         };
@@ -87,17 +87,17 @@ impl<'a> Reader<'a> {
             ms
         };
         Some(Cost {
-            decode_ms: decode.ms(self.load.decode_context()),
+            decode_ms: decode.ms(self.scenario.decode_context()),
             prefill_ms: self.workload.passes.iter().map(pass).collect(),
         })
     }
 
-    /// What a block costs where it failed to run: more than any plan can bear.
-    fn nowhere(&self) -> Cost {
+    /// The cost of a block at a place where it failed to run: no plan uses it.
+    fn infinite(&self) -> Cost {
         Cost { decode_ms: f64::INFINITY, prefill_ms: vec![f64::INFINITY; self.workload.passes.len()] }
     }
 
-    /// The entry for this very block, else for its class.
+    /// The entry of this block, else of its class.
     fn class(&self, block: &Block) -> Option<&'a ClassCosts> {
         let own =
             self.profile.classes.iter().find(|entry| self.profile.settings.all_blocks && entry.block == block.label);
@@ -109,17 +109,17 @@ impl<'a> Reader<'a> {
 
     fn measured(&mut self, block: &Block, provider: Provider) -> Option<&'a ProviderCosts> {
         let Some(entry) = self.class(block) else {
-            // A block the profile does not know at all is said once already.
+            // `check_blocks` reports blocks that the profile lacks entirely.
             if let Some(known) = self.profile.model.blocks.iter().find(|other| other.label == block.label) {
-                let what = format!("nothing was measured of this class ({} and its like)", known.label);
-                self.miss(format!("classes.{}", known.class), what);
+                let what = format!("this class was not measured ({} and identical blocks)", known.label);
+                self.report(format!("classes.{}", known.class), what);
             }
             return None;
         };
         let found = entry.providers.iter().find(|costs| costs.provider == provider);
         if found.is_none() {
             let what = format!("{} was not measured under this provider", entry.block);
-            self.miss(format!("classes.{}.{}", entry.class, name(provider)), what);
+            self.report(format!("classes.{}.{}", entry.class, name(provider)), what);
         }
         found
     }
@@ -136,12 +136,12 @@ impl<'a> Reader<'a> {
             let failed =
                 measured.failure.as_ref().or_else(|| costs.points.iter().find_map(|point| point.failure.as_ref()));
             let why = failed.map_or("too few measurements".to_owned(), String::clone);
-            self.miss(format!("classes.{class}.{}.{phase}", name(provider)), format!("there are no times: {why}"));
+            self.report(format!("classes.{class}.{}.{phase}", name(provider)), format!("times are missing: {why}"));
         }
         costs.fit
     }
 
-    /// The median over classes of layers, else over all; what the machine's rates say where no class could tell.
+    /// Launch time: the median over classes of layers, else over all classes, else the machine's rate.
     fn launch_ms(&mut self, provider: Provider, rate_us: Option<f64>) -> f64 {
         let layers: BTreeSet<u32> = self
             .blocks
@@ -150,24 +150,25 @@ impl<'a> Reader<'a> {
             .filter_map(|b| self.class(b))
             .map(|c| c.class)
             .collect();
-        let of = |layers_only: bool| {
+        let median_launch = |layers_only: bool| {
             let entries = self.profile.classes.iter().filter(|entry| !layers_only || layers.contains(&entry.class));
             let costs = entries.flat_map(|entry| &entry.providers).filter(|costs| costs.provider == provider);
             median(costs.filter_map(|costs| costs.launch_ms).collect())
         };
-        let launch = of(true).or_else(|| of(false)).or(rate_us.map(|us| us / 1e3));
+        let launch = median_launch(true).or_else(|| median_launch(false)).or(rate_us.map(|us| us / 1e3));
         if launch.is_none() {
-            let what = "the cost of starting a partition could not be told from any class".to_owned();
-            self.miss(format!("classes.launch_ms.{}", name(provider)), what);
+            let what = "no class has the launch time of a partition".to_owned();
+            self.report(format!("classes.launch_ms.{}", name(provider)), what);
         }
         launch.unwrap_or(0.0)
     }
 }
 
-/// A pass of `tokens` after `past` others. The fit speaks of an empty context, where attention's quadratic term covers
-/// `tokens` x `tokens` scores. The CPU and WebGPU kernels compute the whole rectangle of `tokens` x `(past + tokens)`
-/// scores and mask it afterwards, so the past adds `tokens * past` of the same; CUDA's flash attention leaves out what is
-/// masked, half of the square and nothing of the past, so the past weighs twice as much.
+/// Time of a pass of `tokens` after `past` tokens, milliseconds. The fit was measured with empty states, where the
+/// quadratic term covers `tokens` x `tokens` attention scores. CPU and WebGPU kernels compute all `tokens` x `(past +
+/// tokens)` scores and then mask, so the past adds `tokens * past` scores of the same cost. CUDA's flash attention
+/// skips masked scores, which are half of the square and none of the past, so each score of the past costs twice as
+/// much relative to the fit.
 fn pass_ms(fit: Fit, tokens: u64, past: u64, provider: Provider) -> f64 {
     let weight = if provider == Provider::Cuda { 2.0 } else { 1.0 };
     fit.ms(tokens) + fit.quadratic_ms * weight * tokens as f64 * past as f64

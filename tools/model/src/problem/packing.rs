@@ -1,5 +1,5 @@
-//! What weights take on the host beyond their bytes in the model, once its kernels have packed them, and what of that
-//! need not be read from disk. Numbers are looked at in samples only.
+//! Estimates how many bytes host kernels add when they pack a model's weights, and how many packed bytes can be derived
+//! instead of read from disk. Reads only samples of the weights.
 
 use hpp_graph::{Graph, Node, ValueId};
 use hpp_onnx::{Model, looks_widened};
@@ -7,32 +7,31 @@ use hpp_partition::Packing;
 use hpp_schema::DType;
 use std::collections::BTreeSet;
 
-/// Most weights of a kind whose numbers are looked at.
-const LOOKED_AT: usize = 8;
-/// The host's kernels pack blocks of weights for so many columns together.
+/// Number of weights of each kind that are sampled.
+const SAMPLED: usize = 8;
+/// Columns that host kernels pack together.
 const COLUMNS: u64 = 16;
-/// Operators that read the numbers of a weight as they are, all of them in each pass.
-const PLAIN: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Transpose"];
+/// Operators that read every element of an unpacked weight in each pass.
+const DENSE_READERS: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Transpose"];
 
-/// How this model's weights are packed.
+/// Packing of this model's weights, averaged over the model.
 ///
-/// - A product of 4- or 8-bit weights that computes in integers (`accuracy_level` 4) keeps a float32 sum of each
-///   block of weights beside them: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX
-///   Runtime). Where there are no zero points, sums follow from scales: sums are made from nothing that is read, and
-///   scales from as many bytes, or from half as many where they look like 16-bit numbers.
-/// - Weights in 16-bit floating point are widened to 32 bits, because the host's kernels compute in no less: made
-///   from half.
-/// - Float32 matrices that look like widened 16-bit ones are made from half. A table of which rows are read is none
-///   of them: what is not read in each pass spares nothing.
+/// - A product of 4- or 8-bit weights that computes in integers (`accuracy_level` 4) stores a float32 sum for each
+///   block of weights: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX Runtime). Without
+///   zero points the sums are derived from the scales and need no reads; the scales need as many bytes as they have, or
+///   half if they look like widened 16-bit numbers.
+/// - Host kernels compute 16-bit floating-point weights in 32 bits: the packed bytes are derived from half as many.
+/// - Float32 matrices that look like widened 16-bit ones are derived from half as many bytes. Tables of which a pass
+///   reads a few rows do not count: they are not read completely in each pass anyway.
 ///
-/// All of a model is taken to be as this is on average. Where something is not known, as where weights are holes in a
-/// file, more is said to be read.
+/// Where something is unknown, for example weights that are holes in a sparse file, the estimate errs towards more
+/// bytes to read.
 pub(super) fn packing(model: &Model, graph: &Graph) -> Packing {
     let all = bytes(graph, &weights(graph, |_| true));
     let more = sums(graph, |_| true).saturating_add(bytes(graph, &weights(graph, |id| is_half(graph, id))));
-    let made = made(model, graph);
-    let bytes = made.iter().map(|made| made.bytes).fold(0, u64::saturating_add);
-    let unread = made.iter().map(|made| made.bytes.saturating_sub(made.stored)).fold(0, u64::saturating_add);
+    let derived = derived(model, graph);
+    let bytes = derived.iter().map(|kind| kind.bytes).fold(0, u64::saturating_add);
+    let unread = derived.iter().map(|kind| kind.bytes.saturating_sub(kind.stored)).fold(0, u64::saturating_add);
     Packing {
         more: per_1000(more, all),
         made: per_1000(bytes, all.saturating_add(more)).min(1000),
@@ -40,42 +39,42 @@ pub(super) fn packing(model: &Model, graph: &Graph) -> Packing {
     }
 }
 
-/// Rounded down.
+/// `part / of` in thousandths, rounded down.
 fn per_1000(part: u64, of: u64) -> u64 {
     let share = (u128::from(part) * 1000).checked_div(u128::from(of)).unwrap_or(0);
     u64::try_from(share).unwrap_or(u64::MAX)
 }
 
-/// Packed bytes that are made, and what is read for them.
+/// Packed bytes that are derived, and the stored bytes that they are derived from.
 #[derive(Clone, Copy)]
-struct Made {
+struct Derived {
     bytes: u64,
     stored: u64,
 }
 
-/// What is made of this model: of each kind.
-fn made(model: &Model, graph: &Graph) -> [Made; 4] {
-    let (with_sums, as_packed) = (scales(graph, sums_follow), scales(graph, |node| !sums_follow(node)));
-    let makes = |id: ValueId| !as_packed.contains(&id);
-    let wide = |id: ValueId| graph.value(id).dtype == Some(DType::Float32) && makes(id);
-    let wide_scales = weights(graph, |id| wide(id) && with_sums.contains(&id));
-    let matrices = weights(graph, |id| wide(id) && !with_sums.contains(&id) && is_matrix(graph, id));
-    let half = bytes(graph, &weights(graph, |id| is_half(graph, id) && makes(id)));
+/// Derived bytes of each kind: sums, scales, 16-bit weights, widened matrices.
+fn derived(model: &Model, graph: &Graph) -> [Derived; 4] {
+    let (with_sums, as_packed) = (scales(graph, sums_are_derivable), scales(graph, |node| !sums_are_derivable(node)));
+    let is_derivable = |id: ValueId| !as_packed.contains(&id);
+    let is_wide = |id: ValueId| graph.value(id).dtype == Some(DType::Float32) && is_derivable(id);
+    let wide_scales = weights(graph, |id| is_wide(id) && with_sums.contains(&id));
+    let matrices = weights(graph, |id| is_wide(id) && !with_sums.contains(&id) && is_matrix(graph, id));
+    let half = bytes(graph, &weights(graph, |id| is_half(graph, id) && is_derivable(id)));
     let read = bytes(graph, &wide_scales);
     let narrow = if look_widened(model, graph, &matrices) { bytes(graph, &matrices) } else { 0 };
     [
-        Made { bytes: sums(graph, sums_follow), stored: 0 },
-        Made { bytes: read, stored: if look_widened(model, graph, &wide_scales) { read / 2 } else { read } },
-        Made { bytes: half.saturating_mul(2), stored: half },
-        Made { bytes: narrow, stored: narrow / 2 },
+        Derived { bytes: sums(graph, sums_are_derivable), stored: 0 },
+        Derived { bytes: read, stored: if look_widened(model, graph, &wide_scales) { read / 2 } else { read } },
+        Derived { bytes: half.saturating_mul(2), stored: half },
+        Derived { bytes: narrow, stored: narrow / 2 },
     ]
 }
 
-/// Whether all that are looked at of these weights, from the first to the last, look like 16-bit numbers.
+/// Whether evenly spaced samples of these weights all look like widened 16-bit numbers.
 fn look_widened(model: &Model, graph: &Graph, ids: &[ValueId]) -> bool {
-    let some = ids.len().min(LOOKED_AT);
-    let at = |number: usize| ids[number * (ids.len() - 1) / (some - 1).max(1)];
-    some > 0 && (0..some).all(|number| looks_widened(model, &graph.value(at(number)).name))
+    let count = ids.len().min(SAMPLED);
+    let sample = |number: usize| ids[number * (ids.len() - 1) / (count - 1).max(1)];
+    count > 0 && (0..count).all(|number| looks_widened(model, &graph.value(sample(number)).name))
 }
 
 fn weights(graph: &Graph, is_so: impl Fn(ValueId) -> bool) -> Vec<ValueId> {
@@ -90,21 +89,21 @@ fn is_half(graph: &Graph, id: ValueId) -> bool {
     matches!(graph.value(id).dtype, Some(DType::Float16 | DType::Bfloat16))
 }
 
-/// Whether a weight has rows and columns and a plain operator reads it.
+/// Whether a weight has rows and columns and an operator reads all its elements.
 fn is_matrix(graph: &Graph, id: ValueId) -> bool {
     let value = graph.value(id);
-    let is_plain = |node: &Node| PLAIN.contains(&node.op_type.as_str());
+    let is_dense_reader = |node: &Node| DENSE_READERS.contains(&node.op_type.as_str());
     let has_columns = value.shape.as_ref().is_some_and(|shape| shape.len() > 1);
-    has_columns && value.consumers.iter().any(|id| is_plain(graph.node(*id)))
+    has_columns && value.consumers.iter().any(|id| is_dense_reader(graph.node(*id)))
 }
 
-/// Scales of products in integers.
+/// Scales of integer products.
 fn scales(graph: &Graph, is_so: impl Fn(&Node) -> bool) -> BTreeSet<ValueId> {
-    let nodes = graph.nodes.iter().filter(|node| is_in_integers(node) && is_so(node));
+    let nodes = graph.nodes.iter().filter(|node| is_integer_product(node) && is_so(node));
     nodes.filter_map(|node| *node.inputs.get(2)?).collect()
 }
 
-/// Bytes of the sums of products in integers.
+/// Bytes of the block sums of integer products.
 fn sums(graph: &Graph, is_so: impl Fn(&Node) -> bool) -> u64 {
     graph.nodes.iter().filter(|node| is_so(node)).map(block_sums).fold(0, u64::saturating_add)
 }
@@ -113,21 +112,21 @@ fn size(node: &Node, name: &str) -> Option<u64> {
     node.int(name).and_then(|size| u64::try_from(size).ok())
 }
 
-fn is_in_integers(node: &Node) -> bool {
+fn is_integer_product(node: &Node) -> bool {
     node.op_type == "MatMulNBits" && size(node, "accuracy_level") == Some(4)
 }
 
-/// Whether the sums of a product in integers follow from its scales, as packed.
-fn sums_follow(node: &Node) -> bool {
+/// Whether the block sums of an integer product can be derived from its scales in the packed layout.
+fn sums_are_derivable(node: &Node) -> bool {
     let is_symmetric = node.inputs.get(3).is_none_or(Option::is_none);
     let columns = size(node, "N").is_some_and(|n| n % COLUMNS == 0);
-    is_in_integers(node) && is_symmetric && columns && matches!(size(node, "bits"), None | Some(4 | 8))
+    is_integer_product(node) && is_symmetric && columns && matches!(size(node, "bits"), None | Some(4 | 8))
 }
 
 fn block_sums(node: &Node) -> u64 {
     let sizes = (size(node, "N"), size(node, "K"), size(node, "block_size").filter(|size| *size > 0));
     match sizes {
-        (Some(n), Some(k), Some(block)) if is_in_integers(node) => {
+        (Some(n), Some(k), Some(block)) if is_integer_product(node) => {
             n.saturating_mul(k.div_ceil(block)).saturating_mul(4)
         }
         _ => 0,
@@ -137,7 +136,7 @@ fn block_sums(node: &Node) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Analysis, Logits, analyse};
+    use crate::{Analysis, LogitsMode, analyse};
     use hpp_onnx::Storage;
     use std::fs;
     use std::path::{Path, PathBuf};
@@ -147,7 +146,7 @@ mod tests {
     }
 
     fn read(path: &Path) -> Analysis {
-        analyse(path, None, Logits::AskedFor).unwrap()
+        analyse(path, None, LogitsMode::Requested).unwrap()
     }
 
     fn of(path: &Path) -> Packing {
@@ -211,7 +210,7 @@ mod tests {
     fn sums_of_weights_with_zero_points_are_read() {
         let Analysis { model, mut graph, .. } = read(&fixture("genai/llama3-int4-cpu"));
         let symmetric = packing(&model, &graph);
-        let products: Vec<usize> = (0..graph.nodes.len()).filter(|at| is_in_integers(&graph.nodes[*at])).collect();
+        let products: Vec<usize> = (0..graph.nodes.len()).filter(|at| is_integer_product(&graph.nodes[*at])).collect();
         for at in &products {
             // An input that is left out is no zero point.
             graph.nodes[*at].inputs.resize(4, None);

@@ -1,18 +1,18 @@
-//! The passes that take a prompt in, and what each block does in each of them.
+//! The prefill passes of a prompt, and the work of each block in each of them.
 
 use crate::costs::{Counter, Moment};
-use crate::{Analysis, Load};
+use crate::{Analysis, Scenario};
 use hpp_partition::Work;
 
-/// Passes whose work is counted node by node; with more of them the rest lies between.
-const MOST_COUNTED: usize = 16;
+/// Number of passes whose work is counted node by node; the work of others is interpolated.
+const MAX_COUNTED: usize = 16;
 
-/// Tokens of each pass that takes the prompt in.
-pub fn passes(analysis: &Analysis, load: Load) -> Vec<u64> {
-    let chunk = analysis.prefill_chunk(load).unwrap_or(load.prompt).max(1);
-    let whole = usize::try_from(load.prompt / chunk).unwrap_or(usize::MAX);
+/// Tokens of each prefill pass.
+pub fn passes(analysis: &Analysis, scenario: Scenario) -> Vec<u64> {
+    let chunk = analysis.prefill_chunk(scenario).unwrap_or(scenario.prompt).max(1);
+    let whole = usize::try_from(scenario.prompt / chunk).unwrap_or(usize::MAX);
     let mut passes = vec![chunk; whole];
-    passes.extend(Some(load.prompt % chunk).filter(|rest| *rest > 0));
+    passes.extend(Some(scenario.prompt % chunk).filter(|rest| *rest > 0));
     passes
 }
 
@@ -24,23 +24,25 @@ pub fn work(analysis: &Analysis, batch: u64, passes: &[u64]) -> Vec<Vec<Work>> {
         (0..analysis.segmentation.blocks.len()).map(|index| counter.work(index, &moment)).collect()
     };
     let last = passes.len().saturating_sub(1);
-    let counted: Vec<(usize, Vec<Work>)> = stops(last).into_iter().map(|at| (at, count(at))).collect();
-    (0..passes.len()).map(|at| between(&counted, at)).collect()
+    let counted: Vec<(usize, Vec<Work>)> = sample_positions(last).into_iter().map(|at| (at, count(at))).collect();
+    (0..passes.len()).map(|at| interpolated(&counted, at)).collect()
 }
 
-/// Positions to count at: all of a few, else evenly spaced ones and the last two, of which the last may be shorter.
-fn stops(last: usize) -> Vec<usize> {
-    if last < MOST_COUNTED {
+/// Passes to count: all if they are few, else evenly spaced ones up to the second to last, and the last, which may be
+/// shorter.
+fn sample_positions(last: usize) -> Vec<usize> {
+    if last < MAX_COUNTED {
         return (0..=last).collect();
     }
-    let mut stops: Vec<usize> = (0..MOST_COUNTED).map(|i| i * (last - 1) / (MOST_COUNTED - 1)).collect();
-    stops.push(last);
-    stops
+    let mut positions: Vec<usize> = (0..MAX_COUNTED).map(|i| i * (last - 1) / (MAX_COUNTED - 1)).collect();
+    positions.push(last);
+    positions
 }
 
-/// Work grows linearly with what is in the states, and passes but the last are of one length.
-fn between(counted: &[(usize, Vec<Work>)], at: usize) -> Vec<Work> {
-    let next = counted.iter().position(|(stop, _)| *stop >= at).unwrap_or(0);
+/// The work of pass `at`, interpolated linearly: work is linear in the tokens that the states hold, and all passes
+/// except the last have equal length.
+fn interpolated(counted: &[(usize, Vec<Work>)], at: usize) -> Vec<Work> {
+    let next = counted.iter().position(|(position, _)| *position >= at).unwrap_or(0);
     let (right, upper) = &counted[next];
     if *right == at {
         return upper.clone();
@@ -57,18 +59,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn few_passes_are_all_counted_and_many_end_at_the_last() {
-        assert_eq!(stops(0), [0]);
-        assert_eq!(stops(15), (0..16).collect::<Vec<_>>());
-        let many = stops(511);
+    fn few_passes_are_all_counted_and_many_are_sampled() {
+        assert_eq!(sample_positions(0), [0]);
+        assert_eq!(sample_positions(15), (0..16).collect::<Vec<_>>());
+        let many = sample_positions(511);
         assert_eq!((many[0], many[15], many[16], many.len()), (0, 510, 511, 17));
     }
 
     #[test]
-    fn what_lies_between_is_on_the_line() {
+    fn work_is_interpolated_linearly() {
         let work = |flops| vec![Work { flops, bytes: 7 }];
         let counted = [(0, work(100)), (4, work(500)), (5, work(10))];
-        let flops: Vec<u64> = (0..6).map(|at| between(&counted, at)[0].flops).collect();
+        let flops: Vec<u64> = (0..6).map(|at| interpolated(&counted, at)[0].flops).collect();
         assert_eq!(flops, [100, 200, 300, 400, 500, 10]);
     }
 }

@@ -1,22 +1,23 @@
-//! Costs from a machine's rates: the longer of moving the bytes and doing the arithmetic.
+//! Costs from a machine's rates with the roofline model: the maximum of the time to move the bytes and the time to
+//! compute.
 
-use super::{Costs, gpu_costs, passes, per_ms};
+use super::{DeviceCosts, gpu_costs, passes, per_ms};
 use crate::Analysis;
 use hpp_partition::{Block, Cost, Work, Workload};
 use hpp_schema::Machine;
 
-/// How fast one processor is.
+/// Rates of one processor.
 #[derive(Clone, Copy)]
-struct Roof {
-    /// Bytes of its memory read in a millisecond.
+struct Roofline {
+    /// Memory bandwidth, bytes per millisecond.
     bytes: f64,
-    /// Operations in a millisecond.
+    /// Arithmetic, operations per millisecond.
     flops: f64,
 }
 
-impl Roof {
+impl Roofline {
     fn new(memory_gb_per_s: f64, tflops: f64) -> Self {
-        Roof { bytes: per_ms(memory_gb_per_s), flops: tflops * 1e9 }
+        Roofline { bytes: per_ms(memory_gb_per_s), flops: tflops * 1e9 }
     }
 
     fn ms(self, work: Work) -> f64 {
@@ -32,16 +33,22 @@ impl Roof {
     }
 }
 
-/// Costs on this machine with its first `gpus` accelerators.
-pub fn costs(analysis: &Analysis, blocks: &[Block], load: &Workload, machine: &Machine, gpus: usize) -> Costs {
-    let prefill = passes::work(analysis, load.batch, &load.passes);
+/// Costs on this machine with its first `gpus` GPUs.
+pub fn costs(
+    analysis: &Analysis,
+    blocks: &[Block],
+    workload: &Workload,
+    machine: &Machine,
+    gpus: usize,
+) -> DeviceCosts {
+    let prefill = passes::work(analysis, workload.batch, &workload.passes);
     let cpu = &machine.cpu;
     let on_gpu = |gpu: &hpp_schema::GpuRates| {
-        let blocks = Roof::new(gpu.memory_gb_per_s, gpu.tflops).costs(blocks, &prefill);
+        let blocks = Roofline::new(gpu.memory_gb_per_s, gpu.tflops).costs(blocks, &prefill);
         gpu_costs(gpu, blocks, gpu.launch_us / 1e3)
     };
-    Costs {
-        cpu: Roof::new(cpu.memory_gb_per_s, cpu.tflops).costs(blocks, &prefill),
+    DeviceCosts {
+        cpu: Roofline::new(cpu.memory_gb_per_s, cpu.tflops).costs(blocks, &prefill),
         gpus: machine.gpus.iter().take(gpus).map(on_gpu).collect(),
         cpu_launch_ms: cpu.launch_us / 1e3,
     }

@@ -1,7 +1,7 @@
-//! Costs of a real model against numbers worked out by hand, and everything a profile can lack.
+//! Compares costs of a real model with hand-computed numbers, and checks the findings for incomplete profiles.
 
-use super::{Source, problem};
-use crate::{Analysis, Load, Logits, analyse, avoid_faults};
+use super::{CostSource, problem};
+use crate::{Analysis, LogitsMode, Scenario, analyse, avoid_faults};
 use hpp_partition::{Budget, Choice, Mechanisms, Objective, Options, Planner, Problem, plan};
 use hpp_schema::*;
 use std::collections::BTreeMap;
@@ -9,15 +9,15 @@ use std::path::Path;
 
 fn fixture(name: &str) -> Analysis {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
-    analyse(&path, None, Logits::AskedFor).unwrap()
+    analyse(&path, None, LogitsMode::Requested).unwrap()
 }
 
 fn llama() -> Analysis {
     fixture("genai/llama3-fp32-cpu")
 }
 
-fn load(prompt: u64, chunk: u64) -> Load {
-    Load { batch: 1, context: 512, prompt, new_tokens: 40, chunk }
+fn scenario(prompt: u64, chunk: u64) -> Scenario {
+    Scenario { batch: 1, context: 512, prompt, new_tokens: 40, chunk }
 }
 
 fn machine() -> Machine {
@@ -106,18 +106,23 @@ fn places(result: Result<Problem, Vec<Finding>>) -> Vec<String> {
 }
 
 #[test]
-fn a_machine_file_prices_each_block_by_its_roof() {
+fn machine_files_give_roofline_costs() {
     let (analysis, machine) = (llama(), machine());
-    let problem = problem(&analysis, load(100, 64), Source::Machine(&machine), gpu_budget(1 << 30)).unwrap();
+    let problem = problem(&analysis, scenario(100, 64), CostSource::Machine(&machine), gpu_budget(1 << 30)).unwrap();
     assert_eq!(problem.load.passes, [64, 36]);
     let layer = &problem.blocks[1];
     let weights: u64 = layer.weights.iter().map(|(_, bytes)| bytes).sum();
-    // Two heads of 32 channels, keys and values, four bytes each; a decoded token is priced at 100 + 40 / 2 tokens.
+    // Two heads of 32 channels, keys and values, four bytes each; a generated token has a context of 100 + 40 / 2
+    // tokens.
     let state = 120 * 2 * 32 * 2 * 4;
-    // The rotary tables are read by the row; everything else whole.
+    // Rotary tables are read by the row, all other weights completely.
     assert!(layer.decode.bytes > state && layer.decode.bytes <= weights + state, "{:?}", layer.decode);
     let ms = layer.decode.bytes as f64 / 60e6;
-    assert!((problem.cpu[1].decode_ms - ms).abs() < 1e-12, "memory is the roof: {}", problem.cpu[1].decode_ms);
+    assert!(
+        (problem.cpu[1].decode_ms - ms).abs() < 1e-12,
+        "memory bandwidth is the limit: {}",
+        problem.cpu[1].decode_ms
+    );
     let ms = layer.decode.bytes as f64 / 205e6;
     assert!((problem.gpus[0].blocks[1].decode_ms - ms).abs() < 1e-12);
     assert_eq!((problem.cpu_launch_ms, problem.gpus[0].launch_ms, problem.gpus[0].latency_ms), (0.08, 0.08, 0.01));
@@ -128,7 +133,7 @@ fn a_machine_file_prices_each_block_by_its_roof() {
 #[test]
 fn the_embedding_reads_a_row_and_a_longer_context_costs_more() {
     let analysis = llama();
-    let at = |prompt| problem(&analysis, load(prompt, 512), Source::Assumed, Budget::default()).unwrap();
+    let at = |prompt| problem(&analysis, scenario(prompt, 512), CostSource::Assumed, Budget::default()).unwrap();
     let (short, long) = (at(16), at(400));
     let table: u64 = short.blocks[0].weights.iter().map(|(_, bytes)| bytes).sum();
     assert!(short.blocks[0].decode.bytes < table / 100);
@@ -136,11 +141,11 @@ fn the_embedding_reads_a_row_and_a_longer_context_costs_more() {
     assert!(short.cpu[1].prefill_ms[0] < long.cpu[1].prefill_ms[0]);
 }
 
-/// One token visits `top_k` of the experts; a long prompt visits all of them.
+/// One token uses `top_k` experts; a long prompt uses all of them.
 #[test]
-fn a_mixture_of_experts_reads_only_those_it_visits() {
+fn a_mixture_of_experts_reads_only_the_experts_in_use() {
     let analysis = fixture("genai/gpt-oss-int4-cpu");
-    let problem = problem(&analysis, load(256, 512), Source::Assumed, Budget::default()).unwrap();
+    let problem = problem(&analysis, scenario(256, 512), CostSource::Assumed, Budget::default()).unwrap();
     let layer = &problem.blocks[1];
     let node = analysis.graph.nodes.iter().find(|node| node.op_type == "QMoE").unwrap();
     let experts = |id: &hpp_graph::ValueId| analysis.graph.value(*id).shape.as_ref()?.first()?.as_fixed();
@@ -158,10 +163,10 @@ fn a_mixture_of_experts_reads_only_those_it_visits() {
 }
 
 #[test]
-fn budgets_beyond_the_machine_are_refused_with_numbers_all_at_once() {
+fn all_budgets_beyond_the_machine_are_reported_with_numbers() {
     let (analysis, machine) = (llama(), machine());
     let budget = Budget { vram: vec![9 << 30, 1 << 30], ram: Some(64 << 30), ..Budget::default() };
-    let findings = problem(&analysis, load(100, 64), Source::Machine(&machine), budget).unwrap_err();
+    let findings = problem(&analysis, scenario(100, 64), CostSource::Machine(&machine), budget).unwrap_err();
     let text: Vec<String> = findings.iter().map(ToString::to_string).collect();
     assert_eq!(text.len(), 3, "{text:#?}");
     assert!(text[0].contains("64 GiB") && text[0].contains("32 GiB"), "{}", text[0]);
@@ -169,43 +174,48 @@ fn budgets_beyond_the_machine_are_refused_with_numbers_all_at_once() {
     assert!(text[2].contains("9 GiB") && text[2].contains("8 GiB"), "{}", text[2]);
 }
 
-/// What no partition bears is measured, or assumed where a profile says nothing of it.
+/// Time outside partitions is the measured one, or assumed if the profile lacks it.
 #[test]
-fn a_token_beside_its_partitions_costs_what_was_measured() {
+fn time_outside_partitions_is_the_measured_one() {
     let analysis = llama();
     let mut profile = profile(&analysis);
-    let ms = |source: Source| problem(&analysis, load(100, 64), source, Budget::default()).unwrap().pass_ms;
-    let (assumed, machine) = (ms(Source::Assumed), machine());
+    let ms = |source: CostSource| problem(&analysis, scenario(100, 64), source, Budget::default()).unwrap().pass_ms;
+    let (assumed, machine) = (ms(CostSource::Assumed), machine());
     // Eight states and 512 scores.
     assert!((0.004..0.012).contains(&assumed), "{assumed}");
     assert!((super::assumed_pass_ms(48.0, 32e3) - 0.092).abs() < 0.001);
-    assert_eq!((ms(Source::Profile(&profile)), ms(Source::Machine(&machine))), (assumed, assumed));
+    assert_eq!((ms(CostSource::Profile(&profile)), ms(CostSource::Machine(&machine))), (assumed, assumed));
     profile.pass = Some(PassCosts { timing: None, failure: Some("it hung".into()) });
-    assert_eq!(ms(Source::Profile(&profile)), assumed);
+    assert_eq!(ms(CostSource::Profile(&profile)), assumed);
     let timing = Timing { runs: 9, median_ms: 0.25, p10_ms: 0.2, p90_ms: 0.3 };
     profile.pass = Some(PassCosts { timing: Some(timing), failure: None });
-    assert_eq!(ms(Source::Profile(&profile)), 0.25);
+    assert_eq!(ms(CostSource::Profile(&profile)), 0.25);
 }
 
 #[test]
-fn a_profile_prices_each_block_by_its_class() {
+fn a_profile_gives_each_block_the_costs_of_its_class() {
     let analysis = llama();
     let profile = profile(&analysis);
-    let problem = problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)).unwrap();
+    let problem = problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)).unwrap();
     let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
     for block in 0..problem.blocks.len() {
         near(problem.cpu[block].decode_ms, 1.0 + 1.2 + 1.44);
         near(problem.cpu[block].prefill_ms[0], 1.0 + 0.64 + 0.4096);
-        // 36 tokens after 64 others: the whole rectangle on the CPU, twice the past where half the square is left out.
+        // 36 tokens after 64: the CPU computes the whole rectangle; CUDA skips half of the square, so the past weighs
+        // twice as much.
         near(problem.cpu[block].prefill_ms[1], 1.0 + 0.36 + 0.1296 + 0.2304);
         near(problem.gpus[0].blocks[block].prefill_ms[1], 1.0 + 0.36 + 0.1296 + 2.0 * 0.2304);
     }
-    assert_eq!((problem.cpu_launch_ms, problem.gpus[0].launch_ms), (0.2, 0.3), "layers tell best");
+    assert_eq!(
+        (problem.cpu_launch_ms, problem.gpus[0].launch_ms),
+        (0.2, 0.3),
+        "the launch time of layers is preferred"
+    );
     assert_eq!(problem.gpus[0].to_device, 12.5e6);
 }
 
 #[test]
-fn everything_a_profile_lacks_is_found_at_once() {
+fn everything_missing_in_a_profile_is_reported_at_once() {
     let analysis = llama();
     let mut profile = profile(&analysis);
     let last = profile.classes.len() - 1;
@@ -213,7 +223,7 @@ fn everything_a_profile_lacks_is_found_at_once() {
     profile.classes[1].providers[0].prefill.fit = None;
     profile.classes.remove(last);
     profile.model.blocks[2].label = "layers.77".into();
-    let found = places(problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)));
+    let found = places(problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)));
     for place in [
         "classes.0.cuda".to_owned(),
         "classes.1.cpu.prefill".to_owned(),
@@ -227,54 +237,56 @@ fn everything_a_profile_lacks_is_found_at_once() {
 }
 
 #[test]
-fn a_block_that_failed_on_a_gpu_can_only_be_on_the_host() {
+fn a_block_that_failed_on_a_gpu_costs_infinity_there() {
     let analysis = llama();
     let mut profile = profile(&analysis);
     profile.classes[1].providers[1].failure = Some("out of memory".into());
-    let problem = super::problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)).unwrap();
+    let problem =
+        super::problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)).unwrap();
     assert!(problem.gpus[0].blocks[1].decode_ms.is_infinite() && problem.cpu[1].decode_ms.is_finite());
     profile.classes[1].providers[0].failure = Some("crashed".into());
     profile.classes[1].providers[0].decode.fit = None;
-    let found = super::problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)).unwrap_err();
+    let found =
+        super::problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)).unwrap_err();
     assert!(found[0].message.contains("crashed"), "{found:?}");
 }
 
 #[test]
-fn a_profile_without_the_machines_rates_serves_the_host_alone() {
+fn a_profile_without_rates_is_enough_for_the_host() {
     let analysis = llama();
     let mut profile = profile(&analysis);
     profile.machine.rates = None;
-    assert!(problem(&analysis, load(100, 64), Source::Profile(&profile), Budget::default()).is_ok());
-    let found = places(problem(&analysis, load(100, 64), Source::Profile(&profile), gpu_budget(1 << 30)));
+    assert!(problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), Budget::default()).is_ok());
+    let found = places(problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)));
     assert_eq!(found, ["machine.rates"]);
-    let batch = Load { batch: 2, ..load(100, 64) };
-    assert_eq!(places(problem(&analysis, batch, Source::Profile(&profile), Budget::default())), ["--batch"]);
+    let batch = Scenario { batch: 2, ..scenario(100, 64) };
+    assert_eq!(places(problem(&analysis, batch, CostSource::Profile(&profile), Budget::default())), ["--batch"]);
 }
 
-/// A decoder without a cache takes the whole text in for each token.
+/// A decoder without a cache recomputes the whole sequence for each token.
 #[test]
-fn without_a_cache_a_token_costs_a_pass_over_the_text() {
+fn without_a_cache_a_token_costs_a_pass_over_the_sequence() {
     let analysis = fixture("torch/gpt-dynamo");
     let mut profile = profile(&analysis);
     for costs in profile.classes.iter_mut().flat_map(|class| &mut class.providers) {
         costs.decode.fit = None;
         costs.prefill.fit = Some(Fit { linear_ms: 0.5, ..timing().unwrap() });
     }
-    let load = Load { context: analysis.context, ..load(12, 512) };
-    let problem = problem(&analysis, load, Source::Profile(&profile), Budget::default()).unwrap();
-    let tokens = load.decode_context() as f64;
+    let scenario = Scenario { context: analysis.context, ..scenario(12, 512) };
+    let problem = problem(&analysis, scenario, CostSource::Profile(&profile), Budget::default()).unwrap();
+    let tokens = scenario.decode_context() as f64;
     assert_eq!(problem.cpu[1].decode_ms, 1.0 + 0.5 * tokens + 0.0001 * tokens * tokens);
-    // The same of work that is counted: a pass over one token more costs more.
+    // Counted work grows with the sequence too.
     let at = |new_tokens| {
-        let load = Load { new_tokens, ..load };
-        super::problem(&analysis, load, Source::Assumed, Budget::default()).unwrap().blocks[1].decode.flops
+        let scenario = Scenario { new_tokens, ..scenario };
+        super::problem(&analysis, scenario, CostSource::Assumed, Budget::default()).unwrap().blocks[1].decode.flops
     };
     assert!(at(4) > at(2), "{} {}", at(4), at(2));
 }
 
-/// Blocks with entries of their own are priced by them.
+/// With `all_blocks`, a block's own entry takes precedence over its class.
 #[test]
-fn every_block_measured_by_itself_counts_by_itself() {
+fn a_blocks_own_entry_takes_precedence() {
     let analysis = llama();
     let mut profile = profile(&analysis);
     profile.settings.all_blocks = true;
@@ -283,20 +295,20 @@ fn every_block_measured_by_itself_counts_by_itself() {
     own.providers[0].decode.fit =
         Some(Fit { constant_ms: 7.0, linear_ms: 0.0, quadratic_ms: 0.0, ..timing().unwrap() });
     profile.classes.push(own);
-    let problem = problem(&analysis, load(100, 64), Source::Profile(&profile), Budget::default()).unwrap();
+    let problem = problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), Budget::default()).unwrap();
     assert_eq!(problem.cpu[3].decode_ms, 7.0);
     assert!(problem.cpu[2].decode_ms < 7.0);
 }
 
-/// WebGPU computes mixtures of 4-bit experts wrongly; the same blocks may go to a GPU of another provider.
+/// WebGPU computes mixtures of 4-bit experts wrongly; other providers may compute the same blocks.
 #[test]
-fn no_plan_computes_a_block_where_its_operator_is_computed_wrongly() {
+fn no_plan_places_a_block_on_a_provider_that_computes_it_wrongly() {
     let analysis = fixture("genai/gpt-oss-int4-cpu");
     let on_gpu = |provider| {
         let mut machine = machine();
         machine.gpus[0].provider = provider;
-        let source = Source::Machine(&machine);
-        let mut problem = problem(&analysis, load(100, 512), source, gpu_budget(1 << 30)).unwrap();
+        let source = CostSource::Machine(&machine);
+        let mut problem = problem(&analysis, scenario(100, 512), source, gpu_budget(1 << 30)).unwrap();
         avoid_faults(&mut problem, &analysis, source);
         let (planner, objective, mechanisms) = (Planner::Exact, Objective::Mixed, Mechanisms::All);
         let options = Options { planner, objective, mechanisms, slots: None };
@@ -305,7 +317,7 @@ fn no_plan_computes_a_block_where_its_operator_is_computed_wrongly() {
         let on_gpu = |choice: Choice| [choice.prefill, choice.decode].iter().any(|place| place.gpu().is_some());
         blocks.filter(|(_, choice)| on_gpu(*choice)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
     };
-    let layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();
-    assert_eq!(layers(on_gpu(Provider::Cuda)), 4, "a GPU is faster");
-    assert_eq!(layers(on_gpu(Provider::Webgpu)), 0);
+    let count_layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();
+    assert_eq!(count_layers(on_gpu(Provider::Cuda)), 4, "a GPU is faster");
+    assert_eq!(count_layers(on_gpu(Provider::Webgpu)), 0);
 }

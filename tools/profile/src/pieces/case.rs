@@ -3,7 +3,7 @@
 use super::{Piece, Pieces};
 use crate::derive::Phase;
 use hpp_graph::ValueId;
-use hpp_model::{Pass, PlannedState, symbols};
+use hpp_model::{PassSize, PlannedState, symbol_values};
 use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
 
@@ -63,11 +63,11 @@ impl Pieces<'_> {
     }
 
     /// A model that keeps no state computes the whole sequence for each token.
-    fn pass(&self, phase: Phase, tokens: u64) -> Pass {
+    fn pass(&self, phase: Phase, tokens: u64) -> PassSize {
         let keeps_state = self.analysis.kind == ModelKind::Decoder;
         match phase {
-            Phase::Decode if keeps_state => Pass { batch: 1, tokens: 1, past: tokens.saturating_sub(1) },
-            _ => Pass { batch: 1, tokens, past: 0 },
+            Phase::Decode if keeps_state => PassSize { batch: 1, tokens: 1, past: tokens.saturating_sub(1) },
+            _ => PassSize { batch: 1, tokens, past: 0 },
         }
     }
 }
@@ -75,18 +75,18 @@ impl Pieces<'_> {
 /// Sizes in one pass.
 struct Sizes<'a> {
     pieces: &'a Pieces<'a>,
-    pass: Pass,
+    pass: PassSize,
     symbols: Symbols,
 }
 
 impl<'a> Sizes<'a> {
-    fn new(pieces: &'a Pieces<'a>, pass: Pass) -> Self {
+    fn new(pieces: &'a Pieces<'a>, pass: PassSize) -> Self {
         let of = |in_place: bool| {
             let states = pieces.analysis.states.iter().map(|s| &s.state);
             states.filter(move |s| matches!(s.update, StateUpdate::InPlace { .. }) == in_place)
         };
         let growing: Vec<State> = of(false).cloned().collect();
-        let mut sizes = Sizes { pieces, pass, symbols: symbols(&pieces.analysis.inputs, &growing, pass) };
+        let mut sizes = Sizes { pieces, pass, symbols: symbol_values(&pieces.analysis.inputs, &growing, pass) };
         // A buffer that is updated in place is bound whole, however much of it is filled.
         for state in of(true) {
             if let Some(first) = state.shape.first().and_then(Dim::as_symbol) {
@@ -168,7 +168,7 @@ impl<'a> Sizes<'a> {
 
     /// The model's input by its role, where its own shape does not say.
     fn input(&self, input: &ModelInput) -> Option<Vec<u64>> {
-        let Pass { batch, tokens, past } = self.pass;
+        let PassSize { batch, tokens, past } = self.pass;
         let known: Vec<Option<u64>> = input.shape.iter().map(|dim| dim.eval(&self.symbols)).collect();
         let by_role: &[u64] = match (input.role, input.shape.len()) {
             (InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::PositionIds, 1) => &[tokens],
@@ -183,7 +183,7 @@ impl<'a> Sizes<'a> {
     }
 
     fn fill(&self, input: &ModelInput, seed: u64) -> Fill {
-        let Pass { tokens, past, .. } = self.pass;
+        let PassSize { tokens, past, .. } = self.pass;
         let start = i64::try_from(past).unwrap_or(0);
         match input.role {
             InputRole::TokenIds => {

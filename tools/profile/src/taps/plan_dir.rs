@@ -1,7 +1,7 @@
 //! Plans to measure with, written into a work directory: everything on the host, weights where they are.
 
 use hpp_graph::{Part, cut};
-use hpp_model::{Analysis, Decision, Load, Piece, assemble, blocks};
+use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
 use hpp_partition::{Choice, KvHome, Where};
@@ -99,24 +99,25 @@ impl Draft {
         groups: &[Range<usize>],
         change: impl FnOnce(&mut [Part]),
     ) -> Result<Self, PlanDirError> {
-        let load = Load { batch: 1, context: analysis.context, prompt: 1, new_tokens: 0, chunk: analysis.context };
+        let load = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 0, chunk: analysis.context };
         let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
         let mut parts =
             cut(&analysis.graph, &analysis.segmentation, groups).map_err(|error| PlanDirError::Cut(Box::new(error)))?;
         change(&mut parts);
         let choice = Choice { prefill: Where::Cpu, decode: Where::Cpu };
-        let pieces: Vec<Piece> = groups.iter().map(|blocks| Piece { blocks: blocks.clone(), choice }).collect();
+        let pieces: Vec<PartitionSpec> =
+            groups.iter().map(|blocks| PartitionSpec { blocks: blocks.clone(), choice }).collect();
         let margin = ByteSize(0);
         let plan = assemble(&Decision {
             analysis,
             blocks: &blocks,
-            pieces: &pieces,
+            partitions: &pieces,
             slots: &[],
             budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
             disk: None,
             kv: KvHome::Device,
             parts: &parts,
-            load,
+            scenario: load,
             reasons: vec!["to measure with".to_owned(); pieces.len()],
             predictions: Predictions { source: "none".to_owned(), ..Predictions::default() },
         });

@@ -1,7 +1,7 @@
 //! Real exports, through the cache, against what one whole pass of plain ONNX Runtime shows (`expected.py`).
 
 use crate::child::{Probe, tokens};
-use hpp_model::{Analysis, Logits, analyse};
+use hpp_model::{Analysis, LogitsMode, analyse};
 use hpp_profile::taps::{self, TapError, Tapped, Wanted};
 use hpp_schema::probe::{Message, ObserveProbe, Prompt, PromptContent, Reply, Request};
 use hpp_schema::{ExpertStatistics, Statistics};
@@ -13,7 +13,7 @@ fn fixtures() -> PathBuf {
 }
 
 pub fn analysis(name: &str, context: u64) -> Analysis {
-    analyse(&fixtures().join(name), Some(context), Logits::AskedFor).unwrap()
+    analyse(&fixtures().join(name), Some(context), LogitsMode::Requested).unwrap()
 }
 
 fn write(analysis: &Analysis, dir: &Path) -> Tapped {
@@ -121,7 +121,7 @@ fn every_fixture_is_observed_or_refused() {
     let mut observed = 0;
     for exporter in std::fs::read_dir(root).unwrap().flatten() {
         for model in std::fs::read_dir(exporter.path()).unwrap().flatten().map(|e| e.path()).filter(|p| p.is_dir()) {
-            let analysis = analyse(&model, Some(48), Logits::AskedFor).unwrap();
+            let analysis = analyse(&model, Some(48), LogitsMode::Requested).unwrap();
             let dir = tempfile::tempdir().unwrap();
             let tapped = match taps::write(&analysis, Wanted { attention: true }, dir.path()) {
                 Ok(tapped) => tapped,

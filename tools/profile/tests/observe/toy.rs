@@ -2,7 +2,7 @@
 //! exporters that fuse nothing, or one operator, would.
 
 use crate::child::Probe;
-use hpp_model::{Logits, analyse};
+use hpp_model::{LogitsMode, analyse};
 use hpp_onnx::proto::attribute_proto::AttributeType;
 use hpp_onnx::proto::tensor_shape_proto::{Dimension, dimension};
 use hpp_onnx::proto::type_proto::{Tensor, Value};
@@ -271,7 +271,7 @@ fn observe(style: Style, prompt: &[u32], decode_tokens: u64) -> Statistics {
 }
 
 fn observe_model(home: &Path, prompt: &[u32], decode_tokens: u64) -> Statistics {
-    let analysis = analyse(home, Some(64), Logits::AskedFor).unwrap();
+    let analysis = analyse(home, Some(64), LogitsMode::Requested).unwrap();
     let labels: Vec<&str> = analysis.segmentation.blocks.iter().map(|b| b.label.as_str()).collect();
     assert_eq!(labels, ["embedding", "layers.0", "layers.1", "head"]);
     let work = tempfile::tempdir().unwrap();

@@ -1,57 +1,60 @@
-//! Options that say what to plan with, and for what.
+//! Planning options: cost sources, objective, planner, streaming, and planner reports.
 
-use super::{Stream, VramRange};
+use super::{LayerCount, VramRange};
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
-/// What to plan with, and for what.
+/// Cost sources, objective and planner options.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Planning")]
 pub struct PlanningArgs {
-    /// Plan with what hpp-profile measured of this model on this machine.
+    /// Plan with times that hpp-profile measured for this model on this machine.
     #[arg(long, value_name = "FILE", conflicts_with = "machine")]
     pub profile: Option<PathBuf>,
-    /// Take a profile that was measured on another machine.
+    /// Accept a profile that was measured on another machine.
     #[arg(long, requires = "profile")]
     pub allow_other_machine: bool,
-    /// Plan for a machine that need not be here: the name of a preset such as rtx4090, or a YAML file with its memory and
-    /// rates. `--machine list` lists the presets.
+    /// Plan for a described machine: the name of a preset such as rtx4090, or a YAML file with memory sizes and rates.
+    /// `--machine list` lists the presets.
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<PathBuf>,
 
-    /// Which planner decides.
+    /// Planning algorithm.
     #[arg(long, value_enum, default_value_t = Planner::Exact)]
     pub planner: Planner,
-    /// What to make small.
+    /// Time to minimise.
     #[arg(long, value_enum, default_value_t = Objective::Mixed)]
     pub objective: Objective,
-    /// Refuse a plan that is expected to decode fewer tokens a second.
+    /// Refuse a plan that is expected to decode fewer tokens per second.
     #[arg(long, value_name = "TOKENS_PER_S", allow_negative_numbers = true)]
     pub at_least: Option<f64>,
     /// Refuse a plan whose first token is expected later than this.
     #[arg(long, value_name = "MS", allow_negative_numbers = true)]
     pub first_token_within: Option<f64>,
-    /// What the runtime may do with weights [default: all; resident,cpu,disk with --refine and with --kv cpu].
+    /// Ways in which the plan may hold weights [default: all; resident,cpu,disk with --refine or --kv cpu].
     #[arg(long, value_enum)]
     pub mechanisms: Option<Mechanisms>,
-    /// Stream layers to the GPU: `auto` lets the planner decide which blocks and in which phase; a number, or `all`, streams so
-    /// many of the layers that would compute on the host, spread evenly among them so that copies overlap with its work.
+    /// Stream layers to the GPU: `auto` lets the planner choose blocks and phases; a number, or `all`, streams that
+    /// many of the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
     #[arg(long, value_name = "auto|N|all")]
-    pub stream: Option<Stream>,
+    pub stream: Option<LayerCount>,
     /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster; 3 by hand].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
 
-    /// Say for each partition why it is here and what it would cost elsewhere, and what more memory or context changes.
+    /// Explain for each partition why it is on its device and what other devices would cost, and what more memory or
+    /// another context length would change.
     #[arg(long)]
     pub explain: bool,
-    /// Print what is possible with each VRAM budget of a range, such as 4G..24G or 4G..24G:2G, and write nothing else.
+    /// Print expected speed for each VRAM budget of a range, such as 4G..24G or 4G..24G:2G, and write no plan.
     #[arg(long, value_name = "FROM..TO[:STEP]")]
     pub sweep_vram: Option<VramRange>,
-    /// Write the simulated timeline of a prompt and some tokens: JSON in the Chrome trace format, for Perfetto.
+    /// Write the simulated timeline of a prompt and some tokens to this file, in the Chrome trace format (for
+    /// Perfetto).
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Run N tokens of the best few plans here, plan again with the measured times, and keep the fastest.
+    /// Run N tokens of the best few plans on this machine, plan again with the measured times, and keep the fastest
+    /// plan.
     #[arg(long, value_name = "N")]
     pub refine: Option<u64>,
 }
@@ -59,44 +62,44 @@ pub struct PlanningArgs {
 /// `--planner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Planner {
-    /// The best plan there is, with a proof where one was found.
+    /// Search for the best plan, and prove it optimal where possible.
     Exact,
-    /// One contiguous run of blocks on the GPUs, hottest neighbour first.
+    /// Grow one contiguous run of blocks on the GPUs, the most beneficial neighbour first.
     Greedy,
 }
 
 /// `--objective`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Objective {
-    /// The time of one more token.
+    /// Time per generated token.
     Decode,
-    /// The time to the first token.
+    /// Time to the first token.
     Prefill,
-    /// The time of a whole answer: --prompt-tokens, then --new-tokens.
+    /// Time of a whole answer: --prompt-tokens, then --new-tokens.
     Mixed,
 }
 
 /// `--mechanisms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mechanisms {
-    /// Weights stay on a GPU or compute on the host, the same in both phases.
+    /// Blocks compute on a GPU that holds their weights or on the host, the same in both phases.
     #[value(name = "resident,cpu")]
     ResidentCpu,
-    /// What does not fit into --ram is read from disk each time it is needed.
+    /// Weights that do not fit in --ram are also read from disk in each pass.
     #[value(name = "resident,cpu,disk")]
     ResidentCpuDisk,
-    /// Weights may also be streamed to a GPU, in each phase by itself.
+    /// Weights may also be streamed to a GPU, chosen separately for each phase.
     All,
 }
 
 impl PlanningArgs {
-    /// Whether the planner is asked to stream weights to a GPU.
-    pub fn asks_for_streaming(&self) -> bool {
-        self.mechanisms == Some(Mechanisms::All) || self.stream == Some(Stream::Auto)
+    /// Whether the options ask the planner to stream weights to a GPU.
+    pub fn requests_streaming(&self) -> bool {
+        self.mechanisms == Some(Mechanisms::All) || self.stream == Some(LayerCount::Auto)
     }
 
-    /// The same as the planner takes it. Where nobody says, weights may be streamed unless something stands `against` it.
-    pub fn options(&self, against: bool) -> hpp_partition::Options {
+    /// These options for `hpp-partition`. Without `--mechanisms`, weights may be streamed unless `avoid_streaming`.
+    pub fn options(&self, avoid_streaming: bool) -> hpp_partition::Options {
         hpp_partition::Options {
             planner: match self.planner {
                 Planner::Exact => hpp_partition::Planner::Exact,
@@ -108,10 +111,10 @@ impl PlanningArgs {
                 Objective::Mixed => hpp_partition::Objective::Mixed,
             },
             mechanisms: match self.mechanisms {
-                _ if self.asks_for_streaming() => hpp_partition::Mechanisms::All,
+                _ if self.requests_streaming() => hpp_partition::Mechanisms::All,
                 Some(Mechanisms::ResidentCpu) => hpp_partition::Mechanisms::ResidentCpu,
                 Some(Mechanisms::ResidentCpuDisk) => hpp_partition::Mechanisms::ResidentCpuDisk,
-                None if against => hpp_partition::Mechanisms::ResidentCpuDisk,
+                None if avoid_streaming => hpp_partition::Mechanisms::ResidentCpuDisk,
                 None | Some(Mechanisms::All) => hpp_partition::Mechanisms::All,
             },
             slots: self.slots,

@@ -1,70 +1,50 @@
-//! Values of options that are more than a number or a name.
+//! Parsers for option values: memory sizes, token counts, layer counts, VRAM ranges.
 
 use clap::ValueEnum;
 use hpp_schema::ByteSize;
 use std::str::FromStr;
 
-/// Below this a number without a unit cannot be meant as bytes of memory: somebody means gibibytes or mebibytes. The smallest
-/// budgets that errors name, of models for tests, are larger.
+/// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
+/// test models, are larger.
 const LEAST_BARE: u64 = 100_000;
 
-/// A size of memory. A small number without a unit is refused: whoever writes 24 means gibibytes.
+/// Parses a memory size. Refuses a small number without a unit: `24` most likely means 24 GiB.
 pub fn memory(text: &str) -> Result<ByteSize, String> {
     let size = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
     let bare = text.trim().ends_with(|last: char| last.is_ascii_digit());
     match bare && size.0 > 0 && size.0 < LEAST_BARE {
-        true => Err(format!("that is {size}: did you mean {0}G? Write {0}B for bytes", text.trim())),
+        true => Err(format!("{0} without a unit is {size}: did you mean {0}G? Write {0}B for bytes", text.trim())),
         false => Ok(size),
     }
 }
 
-/// A number of tokens: `8192`, or `8k` with k for 1024, as context lengths are counted.
+/// Parses a number of tokens: `8192`, or `8k` with k for 1024, as context lengths are counted.
 pub fn tokens(text: &str) -> Result<u64, String> {
-    let bad = || "write a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
+    let error = || "give a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
     let lower = text.trim().to_ascii_lowercase();
     let (number, unit) = match lower.strip_suffix('k') {
         Some(number) => (number, 1024),
         None => (lower.as_str(), 1),
     };
-    number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(bad)
+    number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(error)
 }
 
-/// `--gpu-layers`.
+/// `--gpu-layers` and `--stream`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GpuLayers {
-    /// The budget decides.
-    Auto,
-    /// This many, from the end.
-    Count(u64),
-}
-
-impl FromStr for GpuLayers {
-    type Err = String;
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "auto" => Ok(GpuLayers::Auto),
-            "all" => Ok(GpuLayers::Count(u64::MAX)),
-            _ => text.parse().map(GpuLayers::Count).map_err(|_| "write a number of layers, `all` or `auto`".to_owned()),
-        }
-    }
-}
-
-/// `--stream`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stream {
+pub enum LayerCount {
     /// The planner decides.
     Auto,
-    /// So many of the layers that would compute on the host.
+    /// This many layers; `u64::MAX` stands for `all`.
     Count(u64),
 }
 
-impl FromStr for Stream {
+impl FromStr for LayerCount {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "auto" => Ok(Stream::Auto),
-            "all" => Ok(Stream::Count(u64::MAX)),
-            _ => text.parse().map(Stream::Count).map_err(|_| "write a number of layers, `all` or `auto`".to_owned()),
+            "auto" => Ok(LayerCount::Auto),
+            "all" => Ok(LayerCount::Count(u64::MAX)),
+            _ => text.parse().map(LayerCount::Count).map_err(|_| "give a number of layers, `all` or `auto`".to_owned()),
         }
     }
 }
@@ -72,16 +52,16 @@ impl FromStr for Stream {
 /// `--kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvPlace {
-    /// On the device that computes the layer.
+    /// The device that computes the layer.
     Follow,
-    /// On the GPU; refused when a layer with state computes on the CPU.
+    /// The GPU; refused when a layer with state computes on the CPU.
     Gpu,
-    /// In host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the
-    /// whole cache crosses the bus twice for each token.
+    /// Host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the whole
+    /// cache crosses the bus twice per token.
     Cpu,
 }
 
-/// Most budgets a sweep plans for.
+/// Upper limit on the number of budgets in a sweep.
 const MOST_POINTS: u64 = 1000;
 
 /// `--sweep-vram FROM..TO[:STEP]`.
@@ -93,7 +73,7 @@ pub struct VramRange {
 }
 
 impl VramRange {
-    /// Every budget from the first to the last, which is there whether or not the steps meet it.
+    /// Every budget from the first to the last. The last is included even where it is not a multiple of the step.
     pub fn points(&self) -> Vec<u64> {
         let mut points: Vec<u64> =
             (self.from..=self.to).step_by(usize::try_from(self.step).unwrap_or(usize::MAX)).collect();
@@ -106,15 +86,15 @@ impl FromStr for VramRange {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
         let (range, step) = text.split_once(':').map_or((text, None), |(range, step)| (range, Some(step)));
-        let (from, to) = range.split_once("..").ok_or("write FROM..TO or FROM..TO:STEP, such as 4G..24G:2G")?;
+        let (from, to) = range.split_once("..").ok_or("give FROM..TO or FROM..TO:STEP, such as 4G..24G:2G")?;
         let size = |text: &str| memory(text).map(|size| size.0);
         let (from, to) = (size(from)?, size(to)?);
-        // About twenty points where nobody says, at sizes that read well.
+        // Without a step, about twenty points at powers of two.
         let step = step.map_or(Ok(((to.saturating_sub(from)) / 20).next_power_of_two()), size)?;
         match () {
-            () if from == 0 => Err("a VRAM budget of 0 holds nothing: begin above it".to_owned()),
+            () if from == 0 => Err("a VRAM budget of 0 holds nothing: start above 0".to_owned()),
             () if to < from => Err(format!("{} is less than {}", ByteSize(to).human(), ByteSize(from).human())),
-            () if step == 0 => Err("a step of 0 never arrives".to_owned()),
+            () if step == 0 => Err("a step of 0 never reaches the end".to_owned()),
             () if (to - from) / step >= MOST_POINTS => {
                 Err(format!("more than {MOST_POINTS} budgets: take a larger step"))
             }
@@ -132,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_number_without_a_unit_is_no_memory() {
+    fn a_small_number_without_a_unit_is_refused() {
         for (text, bytes) in [("24G", 24 << 30), ("0", 0), ("1B", 1), ("500K", 500 << 10), ("2000000", 2_000_000)] {
             assert_eq!(memory(text), Ok(ByteSize(bytes)), "{text}");
         }
@@ -149,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_has_both_its_ends() {
+    fn a_range_includes_both_ends() {
         assert_eq!(points("1K..4K:1K"), [1024, 2048, 3072, 4096]);
         assert_eq!(points("1K..4K:2K"), [1024, 3072, 4096]);
         assert_eq!(points("4G..4G"), [4 << 30]);
@@ -158,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_lead_nowhere_are_refused() {
+    fn invalid_ranges_are_refused() {
         for text in
             ["4G", "4G-8G", "8G..4G", "0..4G", "1G..2G:0", "1..1G:1", "4..24", "aG..1G", "1G..", "..1G", "1G..2G:x"]
         {

@@ -1,11 +1,11 @@
-//! Running a plan through `hpp-exec bench`, in a child process, from a directory that goes away again.
+//! Measuring a plan: writes it to a temporary directory and runs `hpp-exec bench` there as a child process.
 
-use super::RefineError;
 use crate::cli::SplitArgs;
-use crate::error::SplitError;
-use crate::files::{self, Writing};
-use crate::predict::Expected;
-use crate::request::Request;
+use crate::error::{RefineError, SplitError};
+use crate::exec::{find_exec, wait};
+use crate::files::{PlanWriter, WriteOptions};
+use crate::predicted::PredictedTimes;
+use crate::request::PlanningRequest;
 use hpp_graph::Part;
 use hpp_model::Analysis;
 use hpp_onnx::WorkDir;
@@ -15,45 +15,44 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Where hpp-exec is, when it is not beside this program.
-pub const EXEC: &str = "HPP_EXEC";
-/// How often a running child is looked at.
-const GLANCE: Duration = Duration::from_millis(20);
+/// Interval at which a running child and the interrupt flag are polled.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What was measured of a plan.
+/// Measured times of a plan.
 #[derive(Clone, Debug)]
-pub struct Measured {
-    /// One more token, milliseconds.
-    pub decode_ms: f64,
-    /// To the first token, milliseconds.
-    pub prefill_ms: f64,
-    /// Each partition's share of both: milliseconds in all passes of the prompt, and for one more token.
-    pub stages: Vec<(f64, f64)>,
+pub struct BenchResult {
+    /// Of the whole plan.
+    pub times: PredictedTimes,
+    /// Each partition's part of them, in the order of the plan.
+    pub stages: Vec<StageTimes>,
     /// All copies of a run, milliseconds.
     pub transfer_ms: f64,
-    /// Tokens decoded in a run, the first one apart.
+    /// Tokens decoded in a run, without the first one.
     pub decoded: f64,
 }
 
-impl Measured {
-    /// In the terms predictions are made in.
-    pub fn expected(&self) -> Expected {
-        Expected { decode_ms: self.decode_ms, prefill_ms: self.prefill_ms }
-    }
+/// Times of one partition, milliseconds.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub struct StageTimes {
+    /// In all passes of the prompt.
+    pub prefill_ms: f64,
+    /// Per generated token.
+    #[serde(rename = "decode_ms_per_token")]
+    pub decode_ms: f64,
 }
 
-/// The part of `hpp-exec bench --json` that is needed here.
+/// The fields of `hpp-exec bench --json` that `--refine` uses.
 #[derive(Debug, Deserialize)]
-struct Answer {
+struct BenchReport {
     time_to_first_token_ms: Spread,
     decode_tokens_per_second: Option<Spread>,
     transfer_ms: Spread,
-    stages: Vec<Stage>,
+    stages: Vec<StageTimes>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -61,25 +60,19 @@ struct Spread {
     median: f64,
 }
 
-#[derive(Debug, Deserialize)]
-struct Stage {
-    prefill_ms: f64,
-    decode_ms_per_token: f64,
-}
-
-/// Where and how plans are run.
-pub struct Bench {
+/// Runs plans with `hpp-exec bench`.
+pub struct BenchRunner {
     exec: PathBuf,
     prompt: u64,
     tokens: u64,
-    /// Removed with everything in it when this is dropped.
+    /// Removed with its contents on drop.
     dir: WorkDir,
     interrupt: Interrupt,
 }
 
-impl Bench {
-    /// Prepares a directory beside the one the plan will go to.
-    pub fn new(request: &Request, tokens: u64, target: &Path) -> Result<Self, SplitError> {
+impl BenchRunner {
+    /// Creates a work directory beside `target`, the directory that the chosen plan will go to.
+    pub fn new(request: &PlanningRequest, tokens: u64, target: &Path) -> Result<Self, SplitError> {
         let interrupt = Interrupt::install()?;
         let io = |path: &Path| {
             let path = path.to_owned();
@@ -90,9 +83,11 @@ impl Bench {
         fs::create_dir_all(parent).map_err(io(parent))?;
         let name = absolute.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let dir = WorkDir::new(parent, &format!(".{name}.refine-")).map_err(io(parent))?;
-        // The last of the new tokens is not fed back.
-        let room = (request.load.context + 1).saturating_sub(tokens);
-        Ok(Bench { exec: exec()?, prompt: request.load.prompt.min(room).max(1), tokens, dir, interrupt })
+        // The last new token is not fed back, so a run takes one token of context less than prompt + tokens.
+        let max_prompt = (request.scenario.context + 1).saturating_sub(tokens);
+        let prompt = request.scenario.prompt.min(max_prompt).max(1);
+        let exec = find_exec().map_err(RefineError::from)?;
+        Ok(BenchRunner { exec, prompt, tokens, dir, interrupt })
     }
 
     /// Writes the plan, runs it and removes it.
@@ -102,18 +97,17 @@ impl Bench {
         analysis: &Analysis,
         parts: &[Part],
         plan: Plan,
-    ) -> Result<Measured, SplitError> {
+    ) -> Result<BenchResult, SplitError> {
         let target = self.dir.path().join("plan");
-        let how = files::How { force: false, pack: false, in_place: false, hash_weights: false, lifted: args.lifted() };
-        let writing = Writing::begin(how, analysis, &target)?;
-        writing.finish(parts, plan)?;
-        let measured = self.interrupt.check().and_then(|()| self.answer(args, &target));
-        let gone = |source| SplitError::Io { action: "remove", path: target.clone(), source };
-        fs::remove_dir_all(&target).map_err(gone)?;
-        Ok(measured?)
+        let options = WriteOptions { movable: args.movable, ..WriteOptions::default() };
+        PlanWriter::begin(options, analysis, &target)?.finish(parts, plan)?;
+        let result = self.interrupt.check().and_then(|()| self.bench(args, &target));
+        let remove_failed = |source| SplitError::Io { action: "remove", path: target.clone(), source };
+        fs::remove_dir_all(&target).map_err(remove_failed)?;
+        Ok(result?)
     }
 
-    fn answer(&self, args: &SplitArgs, plan: &Path) -> Result<Measured, RefineError> {
+    fn bench(&self, args: &SplitArgs, plan: &Path) -> Result<BenchResult, RefineError> {
         let failed = |source| RefineError::Run { path: self.exec.clone(), source };
         let (out, err) = (self.dir.path().join("stdout"), self.dir.path().join("stderr"));
         let context = args.context.map(|context| ["--context".to_owned(), context.to_string()]);
@@ -129,72 +123,47 @@ impl Bench {
             .stderr(File::create(&err).map_err(failed)?)
             .spawn()
             .map_err(failed)?;
-        let status = self.wait(child)?;
+        let cancelled = || self.interrupt.check().is_err();
+        let status = wait(child, POLL_INTERVAL, cancelled).map_err(failed)?.ok_or(RefineError::Interrupted)?;
         if !status.success() {
-            let said = fs::read_to_string(&err).unwrap_or_default();
-            return Err(RefineError::Failed(said.trim().to_owned()));
+            let stderr = fs::read_to_string(&err).unwrap_or_default();
+            return Err(RefineError::Failed(stderr.trim().to_owned()));
         }
-        self.understand(&fs::read_to_string(&out).map_err(failed)?)
+        self.parse(&fs::read_to_string(&out).map_err(failed)?)
     }
 
-    fn wait(&self, mut child: Child) -> Result<ExitStatus, RefineError> {
-        loop {
-            let status = child.try_wait().map_err(|source| RefineError::Run { path: self.exec.clone(), source })?;
-            if let Err(interrupted) = self.interrupt.check() {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(interrupted);
-            }
-            match status {
-                Some(status) => return Ok(status),
-                None => std::thread::sleep(GLANCE),
-            }
-        }
-    }
-
-    fn understand(&self, text: &str) -> Result<Measured, RefineError> {
-        let answer: Answer = serde_json::from_str(text).map_err(|error| RefineError::Answer(error.to_string()))?;
-        let rate = answer.decode_tokens_per_second.map(|spread| spread.median).filter(|rate| *rate > 0.0);
-        let rate = rate.ok_or_else(|| RefineError::Answer("it decoded nothing".to_owned()))?;
-        Ok(Measured {
-            decode_ms: 1e3 / rate,
-            prefill_ms: answer.time_to_first_token_ms.median,
-            stages: answer.stages.iter().map(|stage| (stage.prefill_ms, stage.decode_ms_per_token)).collect(),
-            transfer_ms: answer.transfer_ms.median,
+    fn parse(&self, text: &str) -> Result<BenchResult, RefineError> {
+        let report: BenchReport = serde_json::from_str(text).map_err(|error| RefineError::Output(error.to_string()))?;
+        let rate = report.decode_tokens_per_second.map(|spread| spread.median).filter(|rate| *rate > 0.0);
+        let rate = rate.ok_or_else(|| RefineError::Output("it decoded no tokens".to_owned()))?;
+        Ok(BenchResult {
+            times: PredictedTimes { decode_ms: 1e3 / rate, prefill_ms: report.time_to_first_token_ms.median },
+            stages: report.stages,
+            transfer_ms: report.transfer_ms.median,
             decoded: self.tokens.saturating_sub(1) as f64,
         })
     }
 }
 
-/// The program beside this one, or the one a person names.
-pub fn exec() -> Result<PathBuf, RefineError> {
-    let beside = || {
-        let own = std::env::current_exe().unwrap_or_default();
-        own.with_file_name(format!("hpp-exec{}", std::env::consts::EXE_SUFFIX))
-    };
-    let path = std::env::var_os(EXEC).map_or_else(beside, PathBuf::from);
-    if path.is_file() { Ok(path) } else { Err(RefineError::NoExec(path)) }
-}
-
-/// Ctrl-C, which ends a measurement and leaves nothing behind. A second one ends the process at once.
+/// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the
+/// process.
 #[derive(Clone, Debug)]
-pub struct Interrupt(Arc<AtomicBool>);
+struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     fn install() -> Result<Self, RefineError> {
-        let asked = Arc::new(AtomicBool::new(false));
+        let requested = Arc::new(AtomicBool::new(false));
         let install = |signal| {
-            flag::register_conditional_shutdown(signal, 130, Arc::clone(&asked))?;
-            flag::register(signal, Arc::clone(&asked))
+            flag::register_conditional_shutdown(signal, 130, Arc::clone(&requested))?;
+            flag::register(signal, Arc::clone(&requested))
         };
         for signal in [SIGINT, SIGTERM] {
             install(signal).map_err(|source| RefineError::Run { path: PathBuf::from("hpp-split"), source })?;
         }
-        Ok(Interrupt(asked))
+        Ok(Interrupt(requested))
     }
 
-    /// An error once a stop was asked for.
-    pub fn check(&self) -> Result<(), RefineError> {
+    fn check(&self) -> Result<(), RefineError> {
         if self.0.load(Ordering::SeqCst) { Err(RefineError::Interrupted) } else { Ok(()) }
     }
 }

@@ -1,70 +1,74 @@
-//! Measured times fed back into the costs.
+//! Corrects the cost model with measured times.
 //!
-//! A stage's blocks are scaled to what the stage took beyond its start and beyond what others of its blocks showed before.
-//! Blocks that never ran at a place are scaled by what all stages there took together, or the planner would go on
-//! preferring what it has not seen. Copies scale the links, and
-//! what neither stages nor copies account for is the cost of a pass.
+//! - Blocks that ran in a stage for the first time at a place are scaled so that the stage's predicted time equals its
+//!   measured time minus the launch and minus the time of its blocks that ran at that place before.
+//! - Blocks that never ran at a place are scaled by the ratio over all stages at that place. Without this the planner
+//!   would keep preferring placements with unmeasured, optimistic costs.
+//! - Links are scaled by the ratio of measured to predicted copy time.
+//! - The part of a token's time that neither stages nor copies account for becomes the cost of a pass.
 
-use super::bench::Measured;
-use crate::place::Placement;
-use hpp_model::Piece;
+use super::bench::{BenchResult, StageTimes};
+use crate::partitioning::Partitioning;
+use hpp_model::PartitionSpec;
 use hpp_partition::{Cost, Phase, Problem, Where, simulate};
 use std::collections::BTreeSet;
 
-/// What has been measured so far.
+/// The state of the correction over several measured plans.
 #[derive(Debug, Default)]
-pub struct Feedback {
-    /// Blocks that ran at a place.
-    seen: BTreeSet<(usize, Where)>,
+pub struct CostFeedback {
+    /// Pairs of a block and a place where it has been measured.
+    measured: BTreeSet<(usize, Where)>,
 }
 
-/// One stage: what its blocks were expected to take and took, milliseconds.
-struct Share {
-    expected: f64,
+/// Predicted and measured time of the same blocks, milliseconds.
+struct TimePair {
+    predicted: f64,
     measured: f64,
 }
 
-impl Share {
-    /// Never nothing: a stage faster than its own start still computes.
-    fn factor(&self) -> f64 {
-        if self.expected > 0.0 && self.measured > 0.0 { self.measured / self.expected } else { 1.0 }
+impl TimePair {
+    /// Measured over predicted; 1 unless both are above 0.
+    fn ratio(&self) -> f64 {
+        if self.predicted > 0.0 && self.measured > 0.0 { self.measured / self.predicted } else { 1.0 }
     }
 }
 
-impl Feedback {
-    /// Corrects the costs by a run of this placement.
-    pub fn learn(&mut self, problem: &mut Problem, placement: &Placement, measured: &Measured) {
-        problem.cuts = placement.pieces.iter().skip(1).map(|piece| piece.blocks.start).collect();
-        links(problem, placement, measured);
+impl CostFeedback {
+    /// Corrects the costs by a measured run of this placement.
+    pub fn correct(&mut self, problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
+        problem.cuts = placement.cuts();
+        scale_links(problem, placement, result);
         for phase in Phase::BOTH {
-            self.blocks(problem, placement, measured, phase);
+            self.scale_blocks(problem, placement, result, phase);
         }
-        for piece in &placement.pieces {
-            self.seen.extend(piece.blocks.clone().map(|block| (block, piece.choice.decode)));
+        for partition in &placement.partitions {
+            self.measured.extend(partition.blocks.clone().map(|block| (block, partition.choice.decode)));
         }
-        pass(problem, placement, measured);
+        set_pass_cost(problem, placement, result);
         problem.cuts.clear();
     }
 
-    fn blocks(&self, problem: &mut Problem, placement: &Placement, measured: &Measured, phase: Phase) {
-        let stages = || placement.pieces.iter().zip(&measured.stages);
-        let places: BTreeSet<Where> = placement.pieces.iter().map(|piece| piece.choice.of(phase)).collect();
+    fn scale_blocks(&self, problem: &mut Problem, placement: &Partitioning, result: &BenchResult, phase: Phase) {
+        let places: BTreeSet<Where> = placement.partitions.iter().map(|p| p.choice.of(phase)).collect();
         let mut factors = Vec::new();
         for place in places {
-            let there: Vec<(&Piece, Share)> = stages()
-                .filter(|(piece, _)| piece.choice.of(phase) == place)
-                .map(|(piece, took)| (piece, self.share(problem, piece, place, phase, *took)))
+            let stages: Vec<(&PartitionSpec, TimePair)> = placement
+                .partitions
+                .iter()
+                .zip(&result.stages)
+                .filter(|(partition, _)| partition.choice.of(phase) == place)
+                .map(|(partition, times)| (partition, self.new_block_times(problem, partition, place, phase, *times)))
                 .collect();
-            let together = Share {
-                expected: there.iter().map(|(_, share)| share.expected).sum(),
-                measured: there.iter().map(|(_, share)| share.measured).sum(),
+            let total = TimePair {
+                predicted: stages.iter().map(|(_, times)| times.predicted).sum(),
+                measured: stages.iter().map(|(_, times)| times.measured).sum(),
             };
             for block in 0..problem.blocks.len() {
-                let own = there.iter().find(|(piece, _)| piece.blocks.contains(&block));
-                let new = !self.seen.contains(&(block, place));
-                let factor = match own {
-                    Some((piece, share)) if new || self.all_seen(piece, place) => share.factor(),
-                    None if new => together.factor(),
+                let own_stage = stages.iter().find(|(partition, _)| partition.blocks.contains(&block));
+                let is_new = !self.measured.contains(&(block, place));
+                let factor = match own_stage {
+                    Some((partition, times)) if is_new || self.is_measured(partition, place) => times.ratio(),
+                    None if is_new => total.ratio(),
                     _ => continue,
                 };
                 factors.push((place, block, factor));
@@ -75,33 +79,48 @@ impl Feedback {
         }
     }
 
-    /// What a stage says of its blocks: of those that never ran there before, where there are any, else of all.
-    fn share(&self, problem: &Problem, piece: &Piece, place: Where, phase: Phase, took: (f64, f64)) -> Share {
-        let took = if phase == Phase::Prefill { took.0 } else { took.1 };
-        let started = launch_ms(problem, place) * passes(problem, phase);
+    /// Times of those blocks of a stage that never ran at this place before; of all its blocks if all did.
+    fn new_block_times(
+        &self,
+        problem: &Problem,
+        partition: &PartitionSpec,
+        place: Where,
+        phase: Phase,
+        times: StageTimes,
+    ) -> TimePair {
+        let stage_ms = if phase == Phase::Prefill { times.prefill_ms } else { times.decode_ms };
+        let launches_ms = launch_ms(problem, place) * passes(problem, phase);
         let ms = |block: usize| block_ms(problem, block, place, phase);
-        let is_known = |block: &usize| !self.all_seen(piece, place) && self.seen.contains(&(*block, place));
-        let known: f64 = piece.blocks.clone().filter(is_known).map(ms).sum();
-        let expected = piece.blocks.clone().filter(|block| !is_known(block)).map(ms).sum();
-        // At least a twentieth of a stage is what is to be learnt.
-        Share { expected, measured: (took - started - known).max(took * 0.05) }
+        let has_new = !self.is_measured(partition, place);
+        let is_known = |block: &usize| has_new && self.measured.contains(&(*block, place));
+        let known_ms: f64 = partition.blocks.clone().filter(is_known).map(ms).sum();
+        let predicted = partition.blocks.clone().filter(|block| !is_known(block)).map(ms).sum();
+        // Launch and known blocks may be predicted longer than the whole stage took: the new blocks get at least 5 % of
+        // it.
+        TimePair { predicted, measured: (stage_ms - launches_ms - known_ms).max(stage_ms * 0.05) }
     }
 
-    fn all_seen(&self, piece: &Piece, place: Where) -> bool {
-        piece.blocks.clone().all(|block| self.seen.contains(&(block, place)))
+    /// Whether all blocks of a partition have been measured at this place.
+    fn is_measured(&self, partition: &PartitionSpec, place: Where) -> bool {
+        partition.blocks.clone().all(|block| self.measured.contains(&(block, place)))
     }
 }
 
-/// Scales the links by what all copies of a run took.
-fn links(problem: &mut Problem, placement: &Placement, measured: &Measured) {
+/// Predicted time of all copies in one pass (decode) or all passes of the prompt (prefill), milliseconds.
+fn transfer_ms(problem: &Problem, placement: &Partitioning, phase: Phase) -> f64 {
     let (choices, slots) = (&placement.solution.choices, &placement.solution.slots);
-    let of = |phase| simulate(problem, choices, slots, phase).transfer_ms.iter().sum::<f64>();
-    let expected = of(Phase::Prefill) + measured.decoded * of(Phase::Decode);
-    if expected <= 0.0 || measured.transfer_ms <= 0.0 {
+    simulate(problem, choices, slots, phase).transfer_ms.iter().sum()
+}
+
+/// Scales the links of all GPUs in use by the ratio of measured to predicted time of all copies in a run.
+fn scale_links(problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
+    let [prefill, decode] = [Phase::Prefill, Phase::Decode].map(|phase| transfer_ms(problem, placement, phase));
+    let predicted = prefill + result.decoded * decode;
+    if predicted <= 0.0 || result.transfer_ms <= 0.0 {
         return;
     }
-    let factor = measured.transfer_ms / expected;
-    let used: BTreeSet<usize> = choices.iter().filter_map(|choice| choice.decode.gpu()).collect();
+    let factor = result.transfer_ms / predicted;
+    let used: BTreeSet<usize> = placement.solution.choices.iter().filter_map(|choice| choice.decode.gpu()).collect();
     for gpu in used {
         let costs = &mut problem.gpus[gpu];
         costs.latency_ms *= factor;
@@ -110,12 +129,11 @@ fn links(problem: &mut Problem, placement: &Placement, measured: &Measured) {
     }
 }
 
-/// What stages and copies leave of a token is the cost of a pass.
-fn pass(problem: &mut Problem, placement: &Placement, measured: &Measured) {
-    let (choices, slots) = (&placement.solution.choices, &placement.solution.slots);
-    let moved: f64 = simulate(problem, choices, slots, Phase::Decode).transfer_ms.iter().sum();
-    let stages: f64 = measured.stages.iter().map(|stage| stage.1).sum();
-    problem.pass_ms = (measured.decode_ms - stages - moved).max(0.0);
+/// Sets the cost of a pass to a token's measured time minus stages and copies.
+fn set_pass_cost(problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
+    let copies_ms = transfer_ms(problem, placement, Phase::Decode);
+    let stages_ms: f64 = result.stages.iter().map(|stage| stage.decode_ms).sum();
+    problem.pass_ms = (result.times.decode_ms - stages_ms - copies_ms).max(0.0);
 }
 
 fn passes(problem: &Problem, phase: Phase) -> f64 {
@@ -134,10 +152,10 @@ fn costs(problem: &mut Problem, place: Where) -> &mut [Cost] {
 }
 
 fn block_ms(problem: &Problem, block: usize, place: Where, phase: Phase) -> f64 {
-    let cost = place.gpu().map_or(&problem.cpu, |gpu| &problem.gpus[gpu].blocks);
+    let costs = place.gpu().map_or(&problem.cpu, |gpu| &problem.gpus[gpu].blocks);
     match phase {
-        Phase::Decode => cost[block].decode_ms,
-        Phase::Prefill => cost[block].prefill_ms.iter().sum(),
+        Phase::Decode => costs[block].decode_ms,
+        Phase::Prefill => costs[block].prefill_ms.iter().sum(),
     }
 }
 
@@ -151,11 +169,12 @@ fn scale(costs: &mut [Cost], block: usize, phase: Phase, factor: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::predicted::PredictedTimes;
     use hpp_partition::{
         Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload, judge,
     };
 
-    /// Six blocks, a millisecond each on the host times `cpu`, a tenth of that on the GPU times `gpu`.
+    /// Six blocks of `cpu` milliseconds on the host and `0.1 * gpu` milliseconds on the GPU.
     fn problem(cpu: f64, gpu: f64) -> Problem {
         let block = |at: u32| Block {
             label: format!("layers.{at}"),
@@ -203,33 +222,35 @@ mod tests {
     };
 
     /// Blocks before `on_host` on the host, the rest on the GPU.
-    fn placement(problem: &Problem, on_host: usize) -> Placement {
+    fn placement(problem: &Problem, on_host: usize) -> Partitioning {
         let place = |at: usize| Choice::both(if at < on_host { Where::Cpu } else { Where::Resident(0) });
         let choices: Vec<Choice> = (0..6).map(place).collect();
-        let pieces = [0..on_host, on_host..6].map(|blocks| Piece { choice: choices[blocks.start], blocks });
-        Placement {
+        let partitions = [0..on_host, on_host..6].map(|blocks| PartitionSpec { choice: choices[blocks.start], blocks });
+        Partitioning {
             solution: judge(problem, &OPTIONS, choices, vec![0]),
-            pieces: pieces.to_vec(),
+            partitions: partitions.to_vec(),
             by_hand: false,
-            at_least: 1,
+            min_partitions: 1,
         }
     }
 
-    /// What a machine with these costs would measure.
-    fn run(truth: &Problem, on_host: usize) -> Measured {
-        let Placement { solution, pieces, .. } = placement(truth, on_host);
-        let of = |phase| simulate(truth, &solution.choices, &solution.slots, phase);
-        let stage = |piece: &Piece, phase| {
-            let place = piece.choice.of(phase);
-            let blocks = piece.blocks.clone().map(|block| block_ms(truth, block, place, phase)).sum::<f64>();
-            blocks + launch_ms(truth, place) * passes(truth, phase)
+    /// What a machine with the costs of `actual` would measure.
+    fn run(actual: &Problem, on_host: usize) -> BenchResult {
+        let placement = placement(actual, on_host);
+        let stage_ms = |partition: &PartitionSpec, phase| {
+            let place = partition.choice.of(phase);
+            let blocks = partition.blocks.clone().map(|block| block_ms(actual, block, place, phase)).sum::<f64>();
+            blocks + launch_ms(actual, place) * passes(actual, phase)
         };
-        let moved = |phase| of(phase).transfer_ms.iter().sum::<f64>();
-        Measured {
-            decode_ms: solution.decode_ms,
-            prefill_ms: solution.prefill_ms,
-            stages: pieces.iter().map(|piece| (stage(piece, Phase::Prefill), stage(piece, Phase::Decode))).collect(),
-            transfer_ms: moved(Phase::Prefill) + 5.0 * moved(Phase::Decode),
+        let stage = |partition: &PartitionSpec| StageTimes {
+            prefill_ms: stage_ms(partition, Phase::Prefill),
+            decode_ms: stage_ms(partition, Phase::Decode),
+        };
+        BenchResult {
+            times: PredictedTimes::of(&placement.solution),
+            stages: placement.partitions.iter().map(stage).collect(),
+            transfer_ms: transfer_ms(actual, &placement, Phase::Prefill)
+                + 5.0 * transfer_ms(actual, &placement, Phase::Decode),
             decoded: 5.0,
         }
     }
@@ -239,32 +260,32 @@ mod tests {
     }
 
     #[test]
-    fn a_plan_that_was_run_is_expected_to_take_what_it_took() {
-        let (mut believed, mut truth) = (problem(1.0, 1.0), problem(2.0, 7.0));
-        truth.gpus[0].latency_ms = 0.5;
-        truth.pass_ms = 0.3;
-        let measured = run(&truth, 4);
-        let (before, mut feedback) = (placement(&believed, 4), Feedback::default());
-        feedback.learn(&mut believed, &before, &measured);
-        let after = placement(&believed, 4).solution;
-        near(after.decode_ms, measured.decode_ms);
-        near(after.prefill_ms, measured.prefill_ms);
-        // Blocks that did not run on the GPU are expected to be as slow there as those that did.
-        near(believed.gpus[0].blocks[0].decode_ms, 0.7);
-        near(believed.cpu[5].prefill_ms[1], 6.0);
-        near(placement(&believed, 2).solution.decode_ms, placement(&truth, 2).solution.decode_ms);
+    fn a_measured_plan_is_predicted_to_take_its_measured_time() {
+        let (mut model, mut actual) = (problem(1.0, 1.0), problem(2.0, 7.0));
+        actual.gpus[0].latency_ms = 0.5;
+        actual.pass_ms = 0.3;
+        let measured = run(&actual, 4);
+        let (before, mut feedback) = (placement(&model, 4), CostFeedback::default());
+        feedback.correct(&mut model, &before, &measured);
+        let after = placement(&model, 4).solution;
+        near(after.decode_ms, measured.times.decode_ms);
+        near(after.prefill_ms, measured.times.prefill_ms);
+        // Blocks that did not run on the GPU are predicted to be as slow there as those that did.
+        near(model.gpus[0].blocks[0].decode_ms, 0.7);
+        near(model.cpu[5].prefill_ms[1], 6.0);
+        near(placement(&model, 2).solution.decode_ms, placement(&actual, 2).solution.decode_ms);
     }
 
-    /// What a block showed itself counts for more than what others show later.
+    /// Later measurements of other blocks do not change a block's own measurement.
     #[test]
-    fn a_block_is_judged_by_itself_once_it_has_run() {
-        let mut truth = problem(1.0, 1.0);
-        truth.cpu[0].decode_ms = 9.0;
-        let (mut believed, mut feedback) = (problem(1.0, 1.0), Feedback::default());
+    fn a_blocks_own_measurement_wins() {
+        let mut actual = problem(1.0, 1.0);
+        actual.cpu[0].decode_ms = 9.0;
+        let (mut model, mut feedback) = (problem(1.0, 1.0), CostFeedback::default());
         for on_host in [1, 4] {
-            let placement = placement(&believed, on_host);
-            feedback.learn(&mut believed, &placement, &run(&truth, on_host));
+            let placement = placement(&model, on_host);
+            feedback.correct(&mut model, &placement, &run(&actual, on_host));
         }
-        near(placement(&believed, 1).solution.decode_ms, placement(&truth, 1).solution.decode_ms);
+        near(placement(&model, 1).solution.decode_ms, placement(&actual, 1).solution.decode_ms);
     }
 }

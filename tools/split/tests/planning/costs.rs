@@ -1,4 +1,4 @@
-//! Costs from a machine file or a profile decide, and the plan says so.
+//! Plans with costs from a machine file or a profile.
 
 use crate::support::{LLAMA, fixture, machine, places, planned, profile, split};
 use hpp_schema::Plan;
@@ -10,7 +10,7 @@ fn saved(dir: &tempfile::TempDir, profile: &hpp_schema::Profile) -> String {
 }
 
 #[test]
-fn a_machine_brings_its_memory_and_its_name() {
+fn a_machine_file_sets_budgets_and_the_source_of_predictions() {
     let plan = planned(&["--machine", &machine("rtx4060-laptop.yaml")]);
     assert_eq!(plan.budgets.vram[0].0, 8 << 30);
     assert_eq!(plan.budgets.ram.unwrap().0, 30 << 30, "fifteen sixteenths of 32 GiB");
@@ -30,14 +30,14 @@ fn measured_times_decide_whether_the_gpu_is_used() {
     let slow_gpu = with(profile(LLAMA, 0.5, 4.0));
     assert_eq!(places(&slow_gpu), "cpu:embedding+layers.0+layers.1+layers.2+layers.3+head");
     assert_eq!(slow_gpu.predictions.source, "profile: profile.yaml of 2025-06-01T12:00:00Z");
-    // One launch, four layers, two tenths, and what a token takes beside its partitions.
+    // One launch, four layers, two blocks of a tenth of a layer, and the time outside partitions.
     let expected = 0.1 + 4.0 * 0.5 + 2.0 * 0.05 + 0.03;
     assert!((slow_gpu.predictions.decode_ms - expected).abs() < 1e-6, "{}", slow_gpu.predictions.decode_ms);
 }
 
-/// Cutting finer than needed costs a launch for each cut, in both phases.
+/// Each extra partition costs one launch, in both phases.
 #[test]
-fn each_partition_is_started_once_a_pass() {
+fn each_partition_costs_one_launch_per_pass() {
     let dir = tempfile::tempdir().unwrap();
     let file = saved(&dir, &profile(LLAMA, 0.5, 4.0));
     let at = |partitions: &str| planned(&["--profile", &file, "--gpu-layers", "0", "--partitions", partitions]);
@@ -48,7 +48,7 @@ fn each_partition_is_started_once_a_pass() {
 }
 
 #[test]
-fn a_profile_of_another_model_or_machine_is_refused_at_once() {
+fn a_profile_of_another_model_or_machine_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut profile = profile(LLAMA, 1.0, 1.0);
     let model = fixture(LLAMA);
@@ -66,7 +66,7 @@ fn a_profile_of_another_model_or_machine_is_refused_at_once() {
 }
 
 #[test]
-fn a_profile_that_lacks_blocks_names_all_of_them() {
+fn all_blocks_missing_in_a_profile_are_named() {
     let dir = tempfile::tempdir().unwrap();
     let mut profile = profile(LLAMA, 1.0, 1.0);
     profile.classes[0].providers[0].decode = Default::default();
@@ -102,9 +102,9 @@ fn the_exact_planner_is_never_slower_than_the_greedy_one() {
     }
 }
 
-/// The objective is what is made small: the time of a token, of the prompt, or of both.
+/// The minimised time is that of a token, of the prompt, or of a whole answer.
 #[test]
-fn objectives_are_what_they_say() {
+fn objectives_minimise_their_time() {
     let of = |objective: &str| planned(&["--vram", "6M", "--objective", objective, "--new-tokens", "10"]).predictions;
     let (decode, prefill, mixed) = (of("decode"), of("prefill"), of("mixed"));
     assert_eq!(decode.objective.unwrap().ms, decode.decode_ms);

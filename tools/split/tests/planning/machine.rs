@@ -1,4 +1,4 @@
-//! Plans for this machine and for machines known by name.
+//! Plans for this machine and for presets.
 
 use crate::support::{Done, LLAMA, fixture, machine, planned, split, split_with};
 use std::fs;
@@ -10,7 +10,7 @@ fn run(more: &[&str]) -> Done {
 }
 
 #[test]
-fn a_machine_is_found_by_its_name() {
+fn presets_are_found_by_name() {
     let file = machine("rtx4090-desktop.yaml");
     let by_file = planned(&["--machine", &file]);
     assert_eq!(planned(&["--machine", "rtx4090-desktop"]), by_file);
@@ -21,21 +21,21 @@ fn a_machine_is_found_by_its_name() {
 }
 
 #[test]
-fn the_budgets_of_this_machine_are_said_in_one_line() {
-    let said = |done: &Done| done.stderr.matches("planning for this machine: ").count();
+fn default_budgets_are_noted_in_one_line() {
+    let notes = |done: &Done| done.stderr.matches("planning for this machine: ").count();
     let here = Path::new("/proc/meminfo").exists();
-    assert_eq!(said(&run(&["--vram", "6M"]).success()), usize::from(here));
-    assert_eq!(said(&run(&["--vram", "6M", "--ram", "1G"]).success()), 0);
-    assert_eq!(said(&run(&["--machine", "mini-pc"]).success()), 0);
-    // What fits anyway is planned as if there were no limit: the plan is the same on every machine.
+    assert_eq!(notes(&run(&["--vram", "6M"]).success()), usize::from(here));
+    assert_eq!(notes(&run(&["--vram", "6M", "--ram", "1G"]).success()), 0);
+    assert_eq!(notes(&run(&["--machine", "mini-pc"]).success()), 0);
+    // A model that fits gets no limit, so that its plan is the same on every machine.
     assert_eq!(planned(&["--vram", "0"]).budgets.ram, None);
     let most = run(&["--ram", "1000T"]).success();
     assert!(!here || most.stderr.contains("--ram 1000 TiB is more than this machine has free"), "{}", most.stderr);
 }
 
-/// A stand-in for hpp-exec that finds GPUs.
+/// A script in place of hpp-exec that reports these devices.
 #[cfg(unix)]
-fn finds(dir: &Path, text: &str) -> String {
+fn fake_exec(dir: &Path, text: &str) -> String {
     use std::os::unix::fs::PermissionsExt;
     let path = dir.join("hpp-exec");
     fs::write(&path, format!("#!/bin/sh\n[ \"$*\" = \"devices --json\" ] || exit 3\ncat <<'END'\n{text}\nEND\n"))
@@ -46,11 +46,11 @@ fn finds(dir: &Path, text: &str) -> String {
 
 #[cfg(unix)]
 #[test]
-fn gpus_of_this_machine_are_used_where_nobody_says() {
+fn gpus_of_this_machine_are_the_default() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture(LLAMA);
     let with = |text: &str, more: &[&str]| {
-        let exec = finds(dir.path(), text);
+        let exec = fake_exec(dir.path(), text);
         split_with(&[("HPP_EXEC", &exec)], &[&[model.to_str().unwrap(), "--dry-run", "--json"], more].concat())
     };
     let gpu = |free: &str| {
@@ -65,10 +65,8 @@ fn gpus_of_this_machine_are_used_where_nobody_says() {
     assert_eq!(vram(&with(&gpu("8589934592"), &["--vram", "0"]).success()), serde_json::json!([]));
     let more = with(&gpu("8589934592"), &["--vram", "24G"]).success();
     assert!(more.stderr.contains("--vram 24 GiB is more than gpu0 (Card) has free: 8 GiB"), "{}", more.stderr);
-    // Nothing is made up where something is missing.
+    // Missing information gives no GPU.
     let unknown = with(&gpu("null"), &[]).success();
-    assert!(
-        vram(&unknown) == serde_json::json!([]) && unknown.stderr.contains("nothing says how much memory Card has")
-    );
+    assert!(vram(&unknown) == serde_json::json!([]) && unknown.stderr.contains("the free memory of Card is unknown"));
     assert_eq!(vram(&with("no JSON", &[]).success()), serde_json::json!([]));
 }

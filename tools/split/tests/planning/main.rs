@@ -1,4 +1,4 @@
-//! `hpp-split` asked to plan: with costs from files, for targets, over a range, and with settings that make no sense.
+//! Runs `hpp-split`: costs from files, targets, sweeps, streaming, and invalid settings.
 
 mod costs;
 mod machine;

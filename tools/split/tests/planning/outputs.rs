@@ -1,4 +1,4 @@
-//! What planning can print and write besides a plan.
+//! Output besides a plan: sweeps, traces, explanations, targets.
 
 use crate::support::{LLAMA, fixture, machine, planned, split};
 use hpp_schema::{Plan, Residency, WeightInput};
@@ -18,20 +18,20 @@ fn a_sweep_is_a_table_with_bars_and_data_as_json() {
     let points = json["points"].as_array().unwrap();
     let vram: Vec<u64> = points.iter().map(|point| point["vram"].as_u64().unwrap() >> 20).collect();
     assert_eq!(vram, [4, 5, 6, 7, 8]);
-    // More memory is never worse.
+    // More memory is never slower.
     let ms = |point: &Value| point["objective_ms"].as_f64().unwrap();
     assert!(points.windows(2).all(|pair| ms(&pair[1]) <= ms(&pair[0]) * 1.0001), "{points:#?}");
-    // Each point is what a plan for that budget expects.
+    // Each point equals the prediction of a plan for that budget.
     let alone = planned(&["--vram", "6M"]).predictions;
     assert_eq!(points[2]["decode_ms"].as_f64(), Some(alone.decode_ms));
     assert_eq!(points[2]["time_to_first_token_ms"].as_f64(), Some(alone.time_to_first_token_ms));
 }
 
 #[test]
-fn a_trace_is_one_process_with_a_lane_for_each_thing_that_was_busy() {
+fn a_trace_has_one_lane_per_resource() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("trace.json");
-    // Of a model this small a GPU is not worth its launch.
+    // The planner would not use a GPU for a model this small.
     run(&[
         "--dry-run",
         "--vram",
@@ -52,7 +52,7 @@ fn a_trace_is_one_process_with_a_lane_for_each_thing_that_was_busy() {
     let spans: Vec<&Value> = events.iter().filter(|e| e["ph"] == "X").collect();
     let number = |span: &Value, key: &str| span[key].as_f64().unwrap();
     assert!(spans.iter().all(|span| number(span, "ts") >= 0.0 && number(span, "dur") >= 0.0));
-    // A lane does one thing at a time.
+    // Spans of a lane do not overlap.
     for (tid, lane) in lanes.iter().enumerate() {
         let mut on: Vec<(f64, f64)> = (spans.iter().filter(|span| span["tid"] == tid))
             .map(|span| (number(span, "ts"), number(span, "ts") + number(span, "dur")))
@@ -62,13 +62,13 @@ fn a_trace_is_one_process_with_a_lane_for_each_thing_that_was_busy() {
     }
     let passes = spans.iter().map(|span| span["args"]["pass"].as_u64().unwrap()).max();
     assert_eq!(passes, Some(8), "one pass of the prompt and eight tokens");
-    // Nothing half-written lies beside it, and a trace that cannot be written is said.
+    // No partial file is left, and a trace that cannot be written is an error.
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     run(&["--dry-run", "--trace", dir.path().to_str().unwrap()]).refusal(&["cannot write"]);
 }
 
 #[test]
-fn an_explanation_says_what_it_would_cost_elsewhere() {
+fn an_explanation_lists_costs_of_other_devices() {
     let text = run(&["--dry-run", "--vram", "6M", "--explain"]).success().stdout;
     for words in
         ["on the CPU: +", "bottleneck", "1 GiB more VRAM on gpu0: per token -", "tokens of context instead of 512"]
@@ -82,7 +82,7 @@ fn an_explanation_says_what_it_would_cost_elsewhere() {
     assert!(change["decode_ms"].as_f64().unwrap() < 0.0, "{change}");
 }
 
-/// Times in a row's reason and in the explanation come from one calculation.
+/// Reasons in the table and the explanation show the same times.
 #[test]
 fn the_explanation_and_the_table_agree() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,34 +107,34 @@ fn the_explanation_and_the_table_agree() {
 }
 
 #[test]
-fn equal_rows_of_a_sweep_are_one() {
+fn equal_rows_of_a_sweep_are_folded() {
     let rows = |range: &str| {
         let text = run(&["--sweep-vram", range]).success().stdout;
         text.lines().skip(1).take_while(|line| !line.trim().is_empty()).map(str::to_owned).collect::<Vec<_>>()
     };
-    // The model has 3 MiB: above some budget nothing changes.
+    // The model has 3 MiB, so budgets above that give equal results.
     let folded = rows("1G..9G:1G");
     assert_eq!(folded.len(), 1, "{folded:#?}");
     assert!(folded[0].contains("1 GiB to 9 GiB"), "{folded:#?}");
 }
 
 #[test]
-fn targets_that_are_kept_change_nothing_else() {
+fn targets_that_are_met_change_nothing() {
     let kept = planned(&["--vram", "6M", "--at-least", "1", "--first-token-within", "10000"]);
     assert_eq!(kept, planned(&["--vram", "6M"]));
 }
 
 #[test]
-fn a_target_no_plan_keeps_says_what_the_best_gives_and_what_would_do() {
+fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
     let asked = ["--dry-run", "--vram", "6M", "--at-least", "15000", "--first-token-within", "1"];
     let done =
         run(&asked).refusal(&["--at-least 15000", "--first-token-within 1", "expected", "MiB of VRAM", "would do"]);
     assert!(done.stdout.is_empty());
     run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget would do"]);
-    run(&["--dry-run", "--vram", "0", "--at-least", "1e12"]).refusal(&["no GPU is planned for"]);
+    run(&["--dry-run", "--vram", "0", "--at-least", "1e12"]).refusal(&["the plan has no GPU"]);
 }
 
-/// A model that does not fit, on a machine whose link is worth using: blocks are streamed, each through a slot.
+/// A model that does not fit, on a machine with a slow host: the planner streams blocks, each through a slot.
 #[test]
 fn streaming_is_planned_and_shown() {
     let dir = tempfile::tempdir().unwrap();
@@ -156,7 +156,7 @@ fn streaming_is_planned_and_shown() {
     assert!(streamed.iter().any(|p| p.residency == Residency::Streamed || p.prefill.is_some()));
 }
 
-/// The laptop with a host so slow that anything is better than computing there.
+/// The laptop preset with a host that is slower than streaming.
 fn slow_host(dir: &tempfile::TempDir) -> String {
     let text = fs::read_to_string(machine("rtx4060-laptop.yaml")).unwrap();
     let text = text.replace("memory_gb_per_s: 60", "memory_gb_per_s: 0.5").replace("tflops: 0.55", "tflops: 0.001");
@@ -167,7 +167,7 @@ fn slow_host(dir: &tempfile::TempDir) -> String {
 }
 
 #[test]
-fn a_plan_that_streams_is_written_like_any_other() {
+fn a_plan_that_streams_is_written_and_valid() {
     let dir = tempfile::tempdir().unwrap();
     let (out, trace) = (dir.path().join("plan"), dir.path().join("trace.json"));
     let (path, trace) = (out.to_str().unwrap(), trace.to_str().unwrap());
@@ -177,7 +177,7 @@ fn a_plan_that_streams_is_written_like_any_other() {
     let plan = Plan::from_yaml(&fs::read_to_string(out.join("plan.yaml")).unwrap()).unwrap();
     assert_eq!(plan.check(), []);
     assert!(plan.partitions.iter().any(|partition| partition.is_streamed()));
-    // `--stream auto` is another way to say it.
+    // `--stream auto` is equivalent.
     let auto = planned(&[&more[..6], &["--stream", "auto"]].concat());
     assert_eq!(auto, planned(&more));
 }

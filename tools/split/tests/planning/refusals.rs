@@ -1,4 +1,4 @@
-//! Settings and files that make no sense: refused, all at once, with nothing written.
+//! Invalid settings and files: all errors are reported at once and nothing is written.
 
 use crate::support::{LLAMA, fixture, machine, split};
 use std::fs;
@@ -9,7 +9,7 @@ fn run(more: &[&str]) -> crate::support::Done {
 }
 
 #[test]
-fn every_setting_that_makes_no_sense_is_named_at_once() {
+fn all_invalid_settings_are_reported_at_once() {
     let all = ["--vram", "0,0", "--ram", "0", "--batch", "0", "--new-tokens", "0", "--slots", "0", "--at-least", "-1"];
     let words = ["VRAM budget of 0", "RAM budget of 0", "batch of 0", "answer of 0", "ring of 0", "--at-least"];
     let done = run(&all).refusal(&words);
@@ -17,7 +17,7 @@ fn every_setting_that_makes_no_sense_is_named_at_once() {
 }
 
 #[test]
-fn settings_that_do_not_go_together() {
+fn contradictory_settings_are_refused() {
     for (more, words) in [
         (&["--slots", "3", "--mechanisms", "resident,cpu,disk"][..], &["--slots", "--stream"][..]),
         (&["--refine", "8", "--dry-run"], &["--refine"]),
@@ -48,15 +48,15 @@ fn settings_that_do_not_go_together() {
     }
 }
 
-/// Whoever writes 24 means gibibytes; whoever means bytes writes so.
+/// A small number without a unit most likely means gibibytes.
 #[test]
-fn a_bare_number_asks_what_was_meant() {
+fn a_number_without_a_unit_gets_a_suggestion() {
     assert!(run(&["--vram", "24"]).stderr.contains("did you mean 24G"));
     assert!(run(&["--context", "lots"]).stderr.contains("8k"));
 }
 
 #[test]
-fn a_first_word_that_is_no_model_is_told() {
+fn a_mistyped_subcommand_is_named() {
     assert!(split(&["plan", "no/such/model"]).stderr.contains("no subcommand \"plan\""));
     assert!(split(&["inspekt", "no/such/model"]).stderr.contains("`hpp-split inspect`"));
     assert!(!split(&["--help"]).stdout.is_empty());
@@ -71,7 +71,7 @@ fn budgets_beyond_the_machine_are_refused_with_numbers() {
 }
 
 #[test]
-fn everything_wrong_with_a_machine_file_is_said_at_once() {
+fn all_errors_in_a_machine_file_are_reported_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("machine.yaml");
     let text = fs::read_to_string(machine("rtx4090-desktop.yaml")).unwrap();
@@ -79,7 +79,7 @@ fn everything_wrong_with_a_machine_file_is_said_at_once() {
         text.replace("  memory_gb_per_s: 70\n", "").replace("tflops: 82", "tflops: -1").replace("disk:", "disc:");
     fs::write(&path, text).unwrap();
     let path = path.to_str().unwrap();
-    // A setting that makes no sense is found beside it.
+    // An invalid setting is reported with them.
     let done = run(&["--machine", path, "--batch", "0"]);
     done.refusal(&[
         "cpu.memory_gb_per_s: it is missing",
@@ -89,9 +89,9 @@ fn everything_wrong_with_a_machine_file_is_said_at_once() {
     ]);
 }
 
-/// Models in other formats are named, with the command that exports them.
+/// Other formats are recognised and refused with the command that exports them.
 #[test]
-fn other_formats_than_onnx_are_named() {
+fn other_formats_than_onnx_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
         let path = dir.path().join(name);
@@ -112,12 +112,12 @@ fn other_formats_than_onnx_are_named() {
 }
 
 #[test]
-fn a_batch_whose_bytes_leave_64_bits_is_refused() {
+fn a_batch_that_overflows_64_bits_is_refused() {
     run(&["--batch", "9223372036854775807", "--context", "64"]).refusal(&["the largest batch is 1048576"]);
 }
 
 #[test]
-fn files_that_are_none_are_refused() {
+fn unreadable_and_foreign_files_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, bytes: &[u8]| {
         let path = dir.path().join(name);

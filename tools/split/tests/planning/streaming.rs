@@ -1,4 +1,4 @@
-//! Plans whose weights are streamed to a GPU: what is written, by hand and as planned, and what is refused.
+//! Plans that stream weights to a GPU, by hand and by the planner: written files and refusals.
 
 use crate::support::{LLAMA, copied, fixture, machine, places, planned, split};
 use hpp_onnx::{Model, Storage};
@@ -27,7 +27,7 @@ fn written(model: &Path, out: &Path, more: &[&str]) -> Plan {
     plan
 }
 
-/// The bytes of a weight that is an input.
+/// The bytes of a weight input.
 fn bytes(out: &Path, partition: &Partition, weight: &WeightInput) -> Vec<u8> {
     let file = fs::read(out.join(&partition.weights_dir).join(&weight.file)).unwrap();
     file[weight.offset as usize..][..weight.bytes().unwrap() as usize].to_vec()
@@ -74,7 +74,7 @@ fn every_model_streams_all_its_layers() {
                 assert_eq!(bytes(&out, partition, weight), weights[&weight.name], "{name}: {}", weight.name);
                 assert!(weight.file != "slots.bin" || weight.offset.is_multiple_of(16));
             }
-            // A machine without the device has a file with constants.
+            // A machine without the device uses a file with constants.
             let host_file = partition.host_file.as_deref().unwrap();
             let plain = Model::open(&out.join(host_file)).unwrap().graph().unwrap();
             assert_eq!(plain.inputs.len(), partition.inputs.len(), "{name}");
@@ -88,7 +88,7 @@ fn every_model_streams_all_its_layers() {
     }
 }
 
-/// The file has the inputs and outputs the plan says, then the weights, in this order and of these types.
+/// The file has the inputs that the plan lists, then the weights, in this order and of these types.
 fn inputs_fit(out: &Path, partition: &Partition) {
     let file = Model::open(&out.join(&partition.file)).unwrap();
     let graph = file.graph().unwrap();
@@ -104,7 +104,7 @@ fn inputs_fit(out: &Path, partition: &Partition) {
 }
 
 #[test]
-fn layers_that_are_alike_share_a_file() {
+fn identical_layers_share_a_file() {
     let files = |model: &str| {
         let dir = tempfile::tempdir().unwrap();
         let plan = written(&fixture(model), &dir.path().join("plan"), &["--stream", "all"]);
@@ -114,7 +114,7 @@ fn layers_that_are_alike_share_a_file() {
     assert_eq!(files("genai/llama3-int4-cpu"), "class_0 class_1 class_1 class_2");
     assert_eq!(files("optimum/opt-with-past"), "class_0 class_1 class_1 class_1");
     assert_eq!(files("torch/gpt-dynamo"), "class_0 class_1 class_1 class_1");
-    // The embedding numbers positions by how long the first layer's cache is: the two are streamed as one.
+    // The embedding derives positions from the length of the first layer's cache: the two are one partition.
     assert_eq!(files("optimum-legacy/gpt2-merged"), "class_0 class_1 class_1 class_1");
 }
 
@@ -125,7 +125,7 @@ fn a_packed_plan_that_streams_holds_the_same_weights() {
         let (plain, packed) = (dir.path().join("plain"), dir.path().join("packed"));
         let a = written(&fixture(model), &plain, &["--stream", "all"]);
         let b = written(&fixture(model), &packed, &["--stream", "all", "--pack"]);
-        assert!(b.files.iter().all(|file| !file.path.contains("..")), "{model}: it needs nothing else");
+        assert!(b.files.iter().all(|file| !file.path.contains("..")), "{model}: it is self-contained");
         assert_eq!(streamed(&a).len(), streamed(&b).len());
         for (a, b) in streamed(&a).into_iter().zip(streamed(&b)) {
             assert_eq!((&a.file, a.weights.len()), (&b.file, b.weights.len()));
@@ -197,16 +197,16 @@ fn a_table_that_embedding_and_head_share_is_streamed_to_each() {
     let (first, last) = (&plan.partitions[0], plan.partitions.last().unwrap());
     assert_eq!((&first.blocks[0], &last.blocks[0]), (&"embedding".to_owned(), &"head".to_owned()));
     assert_eq!(largest(first), largest(last));
-    // What layers read, each session holds once.
+    // Weights that several layers share stay constants.
     let caches = |p: &Partition| p.weights.iter().filter(|weight| weight.name.ends_with("_cache")).count();
     assert_eq!(plan.partitions.iter().map(caches).sum::<usize>(), 0);
     let one = written(&model, &dir.path().join("one"), &["--assign", "layers.1=stream", "--partitions", "3"]);
     assert!(streamed(&one)[0].weights.iter().all(|weight| !weight.name.ends_with("_cache")));
 }
 
-/// A prompt worth carrying weights for, and tokens that are not: two forms of one partition.
+/// Streaming pays off for the prompt and not for tokens: the partition has two forms.
 #[test]
-fn a_partition_may_stream_for_the_prompt_alone() {
+fn a_partition_may_stream_for_the_prompt_only() {
     let dir = tempfile::tempdir().unwrap();
     let text = fs::read_to_string(machine("rtx4060-laptop.yaml")).unwrap();
     let text = text.replace("tflops: 0.55", "tflops: 0.01").replace("launch_us: 80", "launch_us: 1");
@@ -224,7 +224,7 @@ fn a_partition_may_stream_for_the_prompt_alone() {
         assert_eq!((partition.file.clone(), partition.weights.len()), (format!("{}.onnx", partition.name), 0));
         assert!(prefill.file.starts_with("class_") && prefill.residency == Residency::Streamed);
         assert_eq!((prefill.providers[0], &partition.providers[..]), (Provider::Cuda, &[Provider::Cpu][..]));
-        // Its own file is read by name; the shared one has the plan's order.
+        // Inputs of its own file are matched by name; those of the shared file are in the plan's order.
         let as_prompt = Partition { file: prefill.file.into(), weights: prefill.weights.to_vec(), ..partition.clone() };
         inputs_fit(&out, &as_prompt);
         let own = Model::open(&out.join(&partition.file)).unwrap().graph().unwrap();
@@ -243,11 +243,11 @@ fn movable_layers_are_partitions_with_weights_in_slots_of_their_own() {
     assert_eq!(kinds(&plan), "gpu0 gpu0 gpu0 gpu0 gpu0 gpu0");
     assert!(plan.partitions.iter().all(|p| !p.weights.is_empty() && p.file.starts_with("class_")));
     assert_eq!(ring(&plan, "gpu0"), None);
-    // Each is started by itself.
+    // Each costs a launch.
     let fused = planned(&whole);
     assert_eq!(fused.partitions.len(), 1);
     assert!(plan.predictions.decode_ms > 1.5 * fused.predictions.decode_ms);
-    // On the host nothing changes.
+    // Nothing changes on the host.
     assert_eq!(planned(&["--gpu-layers", "0", "--movable"]).partitions.len(), 1);
 }
 
@@ -269,9 +269,10 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
     }
 }
 
-/// A slot has pieces: a block with one large weight and one with many small ones take more together than either.
+/// A slot has one piece per weight position: a block with one large weight and one with many small ones need more
+/// together than either alone.
 #[test]
-fn blocks_that_are_not_alike_share_slots_piece_by_piece() {
+fn different_blocks_share_slots_piece_by_piece() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture(LLAMA);
     let more = ["--assign", "layers.0-3=stream,head=stream", "--margin", "1B", "--slots", "3"];
@@ -284,15 +285,15 @@ fn blocks_that_are_not_alike_share_slots_piece_by_piece() {
     assert_eq!((tight.check(), ring(&tight, "gpu0")), (vec![], ring(&roomy, "gpu0")));
 }
 
-/// The smallest budget that a refusal names, bytes.
+/// The smallest sufficient budget that a refusal names, bytes.
 fn smallest(model: &Path, more: &[&str]) -> String {
     let tiny = split(&[&[model.to_str().unwrap(), "--vram", "64K", "--dry-run"], more].concat()).refusal(&[]);
     tiny.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned()
 }
 
-/// That two blocks are one partition because a state would be torn apart is known when they are planned.
+/// Two blocks that share a state become one partition with a larger slot.
 #[test]
-fn blocks_that_cannot_be_parted_get_fewer_slots_where_there_is_no_room() {
+fn inseparable_blocks_reduce_the_number_of_slots() {
     let dir = tempfile::tempdir().unwrap();
     let model = fixture("optimum-legacy/gpt2-merged");
     let out = dir.path().join("tight");
@@ -310,7 +311,7 @@ fn blocks_that_cannot_be_parted_get_fewer_slots_where_there_is_no_room() {
 }
 
 #[test]
-fn streaming_that_makes_no_sense_is_refused() {
+fn invalid_streaming_settings_are_refused() {
     let model = fixture(LLAMA);
     let run = |more: &[&str]| split(&[&[model.to_str().unwrap(), "--out", "never-written"], more].concat());
     for (more, words) in [
@@ -331,7 +332,7 @@ fn streaming_that_makes_no_sense_is_refused() {
     assert!(!Path::new("never-written").exists());
 }
 
-/// Weights that cannot be linked stay where they are; those in the model file would have to lie beside the plan.
+/// Weight files on another file system are referred to by path; embedded weights would need a file beside the plan.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_plan_on_another_file_system() {
@@ -355,7 +356,7 @@ fn a_plan_on_another_file_system() {
     let dynamo = copied("torch/gpt-dynamo", here.path());
     let out = elsewhere.path().join("second");
     let arguments = [dynamo.to_str().unwrap(), "--stream", "all", "--out", out.to_str().unwrap()];
-    split(&arguments).refusal(&["inside the model file", "--out on the model's file system", "--pack"]);
+    split(&arguments).refusal(&["embedded weights", "--out on the model's file system", "--pack"]);
     assert!(!out.exists());
     written(&dynamo, &out, &["--stream", "all", "--pack"]);
 }

@@ -1,6 +1,6 @@
-//! Runs the command and makes profiles of the small models in this repository.
+//! Runs the command and builds profiles of the small models in this repository.
 
-use hpp_model::{Analysis, Load, Logits, ThisHost, analyse, model_hash};
+use hpp_model::{Analysis, LogitsMode, Scenario, ThisHost, analyse, model_hash};
 use hpp_schema::*;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 /// The model most tests plan for.
 pub const LLAMA: &str = "genai/llama3-fp32-cpu";
 
-/// What the command left behind.
+/// The result of a command.
 pub struct Done {
     pub status: Option<i32>,
     pub stdout: String,
@@ -24,7 +24,7 @@ impl Done {
         self
     }
 
-    /// Panics unless it refused with these words.
+    /// Panics unless it failed with these words on stderr.
     #[track_caller]
     pub fn refusal(self, words: &[&str]) -> Self {
         assert_eq!(self.status, Some(1), "stdout: {}\nstderr: {}", self.stdout, self.stderr);
@@ -42,12 +42,12 @@ impl Done {
     }
 }
 
-/// `hpp-split` with these arguments.
+/// Runs `hpp-split` with these arguments.
 pub fn split(arguments: &[&str]) -> Done {
     split_with(&[], arguments)
 }
 
-/// `hpp-split` with these variables and arguments.
+/// Runs `hpp-split` with these environment variables and arguments.
 pub fn split_with(variables: &[(&str, &str)], arguments: &[&str]) -> Done {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hpp-split"));
     let output = command.args(arguments).envs(variables.iter().copied()).stdin(Stdio::null()).output().unwrap();
@@ -90,10 +90,10 @@ pub fn places(plan: &Plan) -> String {
     plan.partitions.iter().map(line).collect::<Vec<_>>().join(" ")
 }
 
-/// A profile of a model of this repository, made here and now: a layer takes `cpu_ms` on the host and `gpu_ms` on the GPU,
-/// other blocks a tenth.
+/// A profile of a model of this repository: a layer takes `cpu_ms` on the host and `gpu_ms` on the GPU, other blocks a
+/// tenth.
 pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
-    let analysis = analyse(&fixture(model), None, Logits::AskedFor).unwrap();
+    let analysis = analyse(&fixture(model), None, LogitsMode::Requested).unwrap();
     let blocks = blocks(&analysis);
     let mut classes: Vec<ClassCosts> = Vec::new();
     for block in &blocks {
@@ -136,7 +136,7 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
 
 fn blocks(analysis: &Analysis) -> Vec<ProfiledBlock> {
     let mut numbers = BTreeMap::new();
-    let all = load(analysis);
+    let all = planner_blocks(analysis);
     let bytes = |at: usize| all[at].weights.iter().map(|(_, bytes)| bytes).sum();
     let block = |(at, block): (usize, &hpp_graph::Block)| {
         let next = numbers.len() as u32;
@@ -146,9 +146,9 @@ fn blocks(analysis: &Analysis) -> Vec<ProfiledBlock> {
     analysis.segmentation.blocks.iter().enumerate().map(block).collect()
 }
 
-fn load(analysis: &Analysis) -> Vec<hpp_partition::Block> {
-    let load = Load { batch: 1, context: analysis.context, prompt: 1, new_tokens: 1, chunk: 1 };
-    hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
+fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::Block> {
+    let scenario = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 1, chunk: 1 };
+    hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario)
 }
 
 fn timing(ms: f64) -> Timing {

@@ -1,5 +1,5 @@
-//! Pieces whose weights are inputs: the files that serve all pieces that are the same graph, and where each piece's weights
-//! lie.
+//! Turns the weights of streamed and movable partitions into graph inputs. Partitions with the same graph then share
+//! one file, and the plan records where the bytes of each input are.
 
 use crate::error::SplitError;
 use hpp_onnx::proto::ModelProto;
@@ -8,98 +8,99 @@ use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency, WeightI
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
-/// Weights that were in the model file and are inputs now.
+/// Bytes of weight inputs that were embedded in the model file.
 pub const SLOTS_FILE: &str = "slots.bin";
 
-/// Weights in that file begin at multiples of this.
+/// Alignment of weights in that file, bytes.
 const ALIGN: u64 = 16;
 
-/// Files that pieces share, and what goes beside them.
+/// The shared files, and the contents of [`SLOTS_FILE`].
 #[derive(Debug, Default)]
-struct Classes {
-    /// Files whose weights are inputs, by name.
+struct SharedFiles {
+    /// Models whose weights are inputs, by file name.
     files: Vec<(String, ModelProto)>,
-    /// Contents of [`SLOTS_FILE`].
+    /// VirtualFile of [`SLOTS_FILE`].
     slots: Vec<u8>,
-    /// Things a person should know.
+    /// Notes for the user.
     notes: Vec<String>,
-    /// Where in [`SLOTS_FILE`] weights lie, by name.
+    /// Offsets in [`SLOTS_FILE`], by weight.
     offsets: HashMap<String, u64>,
 }
 
-/// Which pieces are lifted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which {
-    /// Those streamed to a GPU.
-    Streamed,
-    /// Also single blocks that stay on a GPU, so that they can move.
-    Movable,
+/// Where weight files are while the plan is written.
+#[derive(Clone, Copy)]
+pub struct WeightSource<'a> {
+    /// Directory that weight locations are relative to.
+    pub dir: &'a Path,
+    /// Files that exist only in memory, in a dry run.
+    pub dry_files: &'a VirtualFiles,
 }
 
-/// Makes inputs of the weights of pieces that are to be lifted, and writes into the plan what comes of it: the pieces' own files
-/// in `protos`, which come first there, stay for machines without the GPU. `weights` are
-/// what locations are relative to, and files that are not written. Gives what [`SLOTS_FILE`] has to hold, if anything, and tells what a person should know.
-pub fn lift(
+/// Turns weights into inputs in partitions that are streamed to a GPU and, if `movable`, in single-block partitions
+/// that stay on a GPU. `protos` starts with the partitions' own models, in order; those stay in use on machines without
+/// the GPU, and the shared models are appended. Weights named in `shared` stay constants. Updates the plan's partitions
+/// and ring sizes, prints notes, and returns the contents of [`SLOTS_FILE`], which may be empty.
+pub fn weights_to_inputs(
     plan: &mut Plan,
     protos: &mut Vec<(String, ModelProto)>,
     shared: &HashSet<String>,
-    which: Which,
-    weights: (&Path, &VirtualFiles),
+    movable: bool,
+    source: WeightSource,
 ) -> Result<Vec<u8>, SplitError> {
     let own: HashSet<String> = plan.partitions.iter().map(|partition| partition.file.clone()).collect();
-    let mut classes = lift_pieces(plan, protos, shared, which, weights)?;
-    size_rings(plan, &mut classes.notes)?;
-    classes.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    let mut shared_files = convert_partitions(plan, protos, shared, movable, source)?;
+    size_rings(plan, &mut shared_files.notes)?;
+    shared_files.notes.iter().for_each(|note| eprintln!("note: {note}"));
     let forms = plan.partitions.iter().flat_map(Partition::forms);
     let used: HashSet<&str> = forms.flat_map(|form| [Some(form.file), form.host_file]).flatten().collect();
     protos.retain(|(name, _)| !own.contains(name) || used.contains(name.as_str()));
-    protos.append(&mut classes.files);
-    Ok(classes.slots)
+    protos.append(&mut shared_files.files);
+    Ok(shared_files.slots)
 }
 
-fn lift_pieces(
+fn convert_partitions(
     plan: &mut Plan,
     protos: &[(String, ModelProto)],
     shared: &HashSet<String>,
-    which: Which,
-    weights: (&Path, &VirtualFiles),
-) -> Result<Classes, SplitError> {
+    movable: bool,
+    source: WeightSource,
+) -> Result<SharedFiles, SplitError> {
     let gpus: BTreeSet<String> = gpus(plan);
-    let mut classes = Classes::default();
+    let mut shared_files = SharedFiles::default();
     for (partition, (name, proto)) in plan.partitions.iter_mut().zip(protos) {
-        let wants = |form: &Form| gpus.contains(form.device) && is_lifted(partition, form, which);
-        let (decode, prefill) =
-            (wants(&partition.form()), partition.prefill.is_some() && wants(&partition.prefill_form()));
+        let converts = |form: &Form| gpus.contains(form.device) && has_weight_inputs(partition, form, movable);
+        let decode = converts(&partition.form());
+        let prefill = partition.prefill.is_some() && converts(&partition.prefill_form());
         if !decode && !prefill {
             continue;
         }
         let failed = |source: WeightError| SplitError::Extract { name: name.clone(), source: Box::new(source) };
         let mut proto = proto.clone();
-        embed_structure(&mut proto, weights.0, weights.1).map_err(failed)?;
+        embed_structure(&mut proto, source.dir, source.dry_files).map_err(failed)?;
         let lifted = hpp_onnx::lift(&proto, |name| shared.contains(name)).map_err(failed)?;
-        classes.note(partition, &lifted);
+        shared_files.note(partition, &lifted);
         match lifted.weights.is_empty() {
-            true => stay(partition, &gpus),
-            false => classes.take(partition, lifted, [decode, prefill]),
+            true => make_resident(partition, &gpus),
+            false => shared_files.assign(partition, lifted, [decode, prefill]),
         }
     }
-    Ok(classes)
+    Ok(shared_files)
 }
 
 fn gpus(plan: &Plan) -> BTreeSet<String> {
     plan.devices.iter().filter(|device| device.kind == DeviceKind::Gpu).map(|device| device.name.clone()).collect()
 }
 
-fn is_lifted(partition: &Partition, form: &Form, which: Which) -> bool {
+fn has_weight_inputs(partition: &Partition, form: &Form, movable: bool) -> bool {
     match form.residency {
         Residency::Streamed => true,
-        Residency::Resident => which == Which::Movable && partition.blocks.len() == 1,
+        Residency::Resident => movable && partition.blocks.len() == 1,
         Residency::Mapped => false,
     }
 }
 
-/// What has nothing to stream lies on its GPU for good.
-fn stay(partition: &mut Partition, gpus: &BTreeSet<String>) {
+/// Marks a partition without weights to stream as resident on its GPU.
+fn make_resident(partition: &mut Partition, gpus: &BTreeSet<String>) {
     if gpus.contains(&partition.device) {
         partition.residency = Residency::Resident;
     }
@@ -108,22 +109,23 @@ fn stay(partition: &mut Partition, gpus: &BTreeSet<String>) {
     }
 }
 
-impl Classes {
+impl SharedFiles {
     fn note(&mut self, partition: &Partition, lifted: &Lifted) {
         if lifted.kept > 0 {
             let (name, kept) = (&partition.name, ByteSize(lifted.kept).human());
             self.notes.push(format!(
-                "{kept} of the weights of {name} stay on its GPU: their kernels take constants only, or a body of a node reads them"
+                "{kept} of the weights of {name} stay on its GPU: their kernels accept only constants, or a nested graph reads them"
             ));
         }
     }
 
-    /// Gives a piece its file and weights, in the forms that are lifted, and puts its inputs and outputs in the file's order.
-    fn take(&mut self, partition: &mut Partition, lifted: Lifted, [decode, prefill]: [bool; 2]) {
+    /// Sets a partition's file and weights in the forms that have weight inputs, and reorders its inputs and outputs as
+    /// in the file.
+    fn assign(&mut self, partition: &mut Partition, lifted: Lifted, [decode, prefill]: [bool; 2]) {
         sort(&mut partition.inputs, &lifted.inputs, |input| &input.name);
         sort(&mut partition.outputs, &lifted.outputs, |output| &output.name);
         let weights: Vec<WeightInput> = lifted.weights.into_iter().map(|weight| self.input(weight)).collect();
-        let (file, own) = (self.file(lifted.proto), partition.file.clone());
+        let (file, own) = (self.file_of(lifted.proto), partition.file.clone());
         if let Some(placement) = partition.prefill.as_mut().filter(|_| prefill) {
             (placement.file, placement.weights, placement.host_file) =
                 (file.clone(), weights.clone(), Some(own.clone()));
@@ -133,8 +135,8 @@ impl Classes {
         }
     }
 
-    /// The name of a file with this graph.
-    fn file(&mut self, proto: ModelProto) -> String {
+    /// The name of the file with this model; adds it if new.
+    fn file_of(&mut self, proto: ModelProto) -> String {
         if let Some((name, _)) = self.files.iter().find(|(_, known)| *known == proto) {
             return name.clone();
         }
@@ -147,13 +149,13 @@ impl Classes {
         let LiftedWeight { name, dtype, shape, bytes } = weight;
         let (file, offset) = match bytes {
             WeightBytes::External { location, offset, .. } => (location, offset),
-            WeightBytes::Embedded(bytes) => (SLOTS_FILE.to_owned(), self.slot(&name, &bytes)),
+            WeightBytes::Embedded(bytes) => (SLOTS_FILE.to_owned(), self.add_embedded(&name, &bytes)),
         };
         WeightInput { name, dtype, shape, file, offset }
     }
 
-    /// Where embedded bytes go; those of one weight once.
-    fn slot(&mut self, name: &str, bytes: &[u8]) -> u64 {
+    /// The offset of an embedded weight in [`SLOTS_FILE`]; adds its bytes on first use.
+    fn add_embedded(&mut self, name: &str, bytes: &[u8]) -> u64 {
         if let Some(offset) = self.offsets.get(name) {
             return *offset;
         }
@@ -169,8 +171,9 @@ fn sort<T>(items: &mut [T], order: &[String], name: impl Fn(&T) -> &String) {
     items.sort_by_key(|item| order.iter().position(|other| other == name(item)));
 }
 
-/// Sets the rings to what the weights streamed through them take. Where that is more than was planned, because blocks that
-/// cannot be parted are one partition, or movable ones have to fit too, and does not fit, there are fewer slots; a note says so.
+/// Sets slot sizes to what the streamed weights really take. That may be more than planned: inseparable blocks become
+/// one partition, and movable partitions need a slot too. If the device's budget is then exceeded, removes slots and
+/// adds a note.
 fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError> {
     for at in 0..plan.devices.len() {
         let name = plan.devices[at].name.clone();
@@ -181,9 +184,9 @@ fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError
             plan.devices[at].ring = None;
             continue;
         }
-        let fitted = !is_over(plan, &name);
+        let was_within = !is_over_budget(plan, &name);
         plan.devices[at].ring = Some(hpp_schema::Ring { slot_bytes: bytes, ..planned });
-        while fitted && is_over(plan, &name) {
+        while was_within && is_over_budget(plan, &name) {
             let Some(ring) = plan.devices[at].ring.as_mut().filter(|ring| ring.slots > 1) else {
                 let message = format!(
                     "{name} has no room for a slot of {}: {} were planned",
@@ -197,7 +200,7 @@ fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError
         let slots = plan.devices[at].ring.map_or(0, |ring| ring.slots);
         if slots < planned.slots {
             notes.push(format!(
-                "{name} has {slots} slots of {} instead of {} of {}: more goes into one than was planned",
+                "{name} has {slots} slots of {} instead of {} of {}: a slot must hold more than was planned",
                 bytes.human(),
                 planned.slots,
                 planned.slot_bytes.human()
@@ -208,7 +211,7 @@ fn size_rings(plan: &mut Plan, notes: &mut Vec<String>) -> Result<(), SplitError
 }
 
 /// Whether a device's budget is exceeded.
-fn is_over(plan: &Plan, device: &str) -> bool {
+fn is_over_budget(plan: &Plan, device: &str) -> bool {
     let place = format!("devices.{device}");
     plan.check().iter().any(|finding| finding.place == place)
 }
@@ -218,11 +221,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_weights_lie_once_and_aligned() {
-        let mut classes = Classes::default();
-        let places = [("a", &b"123"[..]), ("b", b"4567"), ("a", b"123"), ("c", b"8")];
-        let offsets = places.map(|(name, bytes)| classes.slot(name, bytes));
+    fn embedded_weights_are_stored_once_and_aligned() {
+        let mut shared_files = SharedFiles::default();
+        let weights = [("a", &b"123"[..]), ("b", b"4567"), ("a", b"123"), ("c", b"8")];
+        let offsets = weights.map(|(name, bytes)| shared_files.add_embedded(name, bytes));
         assert_eq!(offsets, [0, 16, 0, 32]);
-        assert_eq!((classes.slots.len(), &classes.slots[16..20]), (33, &b"4567"[..]));
+        assert_eq!((shared_files.slots.len(), &shared_files.slots[16..20]), (33, &b"4567"[..]));
     }
 }

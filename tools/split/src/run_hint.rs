@@ -1,13 +1,13 @@
-//! The command that runs a plan: what it takes depends on the model.
+//! The `hpp-exec` command line that runs a written plan, with the options its model needs.
 
 use hpp_schema::{Dim, InputRole, ModelInput, ModelKind, Plan};
 use std::path::Path;
 
-/// `run it: hpp-exec ...`, with the inputs a person has to bring.
-pub fn hint(path: &Path, plan: &Plan) -> String {
+/// `run it: hpp-exec ...`, with placeholders for the inputs that the user must supply.
+pub fn run_hint(path: &Path, plan: &Plan) -> String {
     let path = path.display();
-    let brought = brought(plan);
-    let inputs = if brought.is_empty() { "" } else { " --inputs in.npz" };
+    let user_inputs = user_inputs(plan);
+    let inputs = if user_inputs.is_empty() { "" } else { " --inputs in.npz" };
     let command = match plan.model.kind {
         ModelKind::SingleRun => format!("hpp-exec {path} --inputs in.npz --outputs out.npz"),
         _ => {
@@ -20,29 +20,29 @@ pub fn hint(path: &Path, plan: &Plan) -> String {
     };
     let mut hint = format!("run it: {command}");
     if command.contains("--tokens") {
-        hint += "\n  (the model has no tokenizer.json: tokens go in and come out as numbers)";
+        hint += "\n  (the model has no tokenizer.json: give and read token ids as numbers)";
     }
     if command.contains("--embeddings") {
         hint +=
             "\n  (the model takes embeddings: table.npy holds one row for each token, floating-point [vocab, hidden])";
     }
-    if !brought.is_empty() {
-        hint += &format!("\n  (in.npz, made with numpy.savez, holds {})", brought.join(", "));
+    if !user_inputs.is_empty() {
+        hint += &format!("\n  (in.npz, made with numpy.savez, holds {})", user_inputs.join(", "));
     }
     hint
 }
 
-/// Inputs that a person has to bring, as hpp-exec asks for them.
-fn brought(plan: &Plan) -> Vec<String> {
-    let once = plan.model.kind == ModelKind::SingleRun;
-    let is_brought = |input: &&ModelInput| match input.role {
+/// `name: dtype [shape]` of each input that the runtime cannot fill.
+fn user_inputs(plan: &Plan) -> Vec<String> {
+    let runs_once = plan.model.kind == ModelKind::SingleRun;
+    let is_user_input = |input: &&ModelInput| match input.role {
         InputRole::LogitPositions | InputRole::UseCacheBranch => false,
         InputRole::Free => true,
-        _ => once,
+        _ => runs_once,
     };
     let describe = |input: &ModelInput| {
         let sizes: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
         format!("{}: {} [{}]", input.name, input.dtype, sizes.join(", "))
     };
-    plan.model.inputs.iter().filter(is_brought).map(describe).collect()
+    plan.model.inputs.iter().filter(is_user_input).map(describe).collect()
 }

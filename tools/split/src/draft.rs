@@ -1,0 +1,100 @@
+//! From a placement to a complete plan that is not written yet.
+
+use crate::error::SplitError;
+use crate::operators;
+use crate::partitioning::Partitioning;
+use crate::predicted::{PredictedTimes, round};
+use crate::reason::reasons;
+use crate::request::PlanningRequest;
+use hpp_graph::{Part, cut};
+use hpp_model::{Analysis, Decision, assemble};
+use hpp_partition::{Objective, Phase, limit};
+use hpp_schema::{Achieved, ObjectiveKind, Plan, Predictions};
+
+/// A plan that is not written yet.
+pub struct PlanDraft {
+    /// Where blocks compute. Partitions that a cut between them would tear a state apart are joined.
+    pub placement: Partitioning,
+    /// The parts of the graph, one for each partition.
+    pub parts: Vec<Part>,
+    /// The plan.
+    pub plan: Plan,
+}
+
+/// Cuts the model as placed and assembles the plan. `source` says where the costs come from.
+pub fn draft(
+    request: &PlanningRequest,
+    analysis: &Analysis,
+    placement: Partitioning,
+    source: String,
+) -> Result<PlanDraft, SplitError> {
+    let (placement, parts) = cut_around_states(request, analysis, placement)?;
+    placement.check(request)?;
+    operators::check_host(analysis, &placement, &parts, request.allow_unknown_operators)?;
+    let plan = assemble(&Decision {
+        analysis,
+        blocks: &request.problem.blocks,
+        partitions: &placement.partitions,
+        slots: &placement.solution.slots,
+        disk: placement.disk_streaming(request),
+        budgets: request.budgets.clone(),
+        kv: request.problem.budget.kv,
+        parts: &parts,
+        scenario: request.scenario,
+        reasons: reasons(request, &placement),
+        predictions: predictions(request, &placement, source),
+    });
+    Ok(PlanDraft { placement, parts, plan })
+}
+
+/// Cuts, and joins a partition to the next one as long as it reads a state that the next one owns.
+fn cut_around_states(
+    request: &PlanningRequest,
+    analysis: &Analysis,
+    mut placement: Partitioning,
+) -> Result<(Partitioning, Vec<Part>), SplitError> {
+    loop {
+        let groups: Vec<_> = placement.partitions.iter().map(|partition| partition.blocks.clone()).collect();
+        let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
+        let reads_foreign_state = |part: &Part| !part.foreign_states(&analysis.segmentation).is_empty();
+        match parts.iter().position(reads_foreign_state) {
+            Some(index) if index + 1 < parts.len() => placement = placement.join_with_next(index, request),
+            _ => return Ok((placement, parts)),
+        }
+    }
+}
+
+/// The plan's predictions, rounded to four significant digits.
+fn predictions(request: &PlanningRequest, placement: &Partitioning, source: String) -> Predictions {
+    let (times, objective) = (PredictedTimes::of(&placement.solution), request.options.objective);
+    let scenario = request.scenario;
+    let achieved = || Achieved {
+        kind: match objective {
+            Objective::Decode => ObjectiveKind::Decode,
+            Objective::Prefill => ObjectiveKind::Prefill,
+            Objective::Mixed => ObjectiveKind::Mixed,
+        },
+        ms: round(times.objective_ms(objective, scenario.new_tokens)),
+        bound_ms: round(placement.solution.bound_ms),
+        proven: placement.solution.proven,
+    };
+    Predictions {
+        source,
+        decode_ms: round(times.decode_ms),
+        time_to_first_token_ms: round(times.prefill_ms),
+        prompt_tokens: scenario.prompt,
+        decode_tokens_per_second: round(times.tokens_per_s()),
+        decode_context: scenario.decode_context(),
+        new_tokens: scenario.new_tokens,
+        limit: Some(bottlenecks(request, placement)),
+        objective: (!placement.by_hand).then(achieved),
+    }
+}
+
+/// The bottleneck of each phase: the resource that is busy longest.
+fn bottlenecks(request: &PlanningRequest, placement: &Partitioning) -> String {
+    let problem = placement.problem(request);
+    let [decode, prefill] =
+        [Phase::Decode, Phase::Prefill].map(|phase| limit(&problem, &placement.solution, phase).to_string());
+    if decode == prefill { decode } else { format!("{decode} while decoding, {prefill} in the prompt") }
+}

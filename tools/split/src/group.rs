@@ -1,0 +1,44 @@
+//! Groups blocks with the same choice into partitions.
+
+use hpp_model::PartitionSpec;
+use hpp_partition::{Choice, KvHome, Phase, Place, Problem, Where, runs};
+
+/// Kinds of blocks that need a partition of their own, besides streamed ones and GPU blocks whose state is in host
+/// memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OwnPartition {
+    /// Blocks on the host, because the runtime reads and releases weights from disk partition by partition.
+    pub from_disk: bool,
+    /// Tables on the host of which a pass reads a few rows, because they stay memory-mapped.
+    pub tables: bool,
+    /// Blocks with state on a GPU, so that the runtime can move each by itself.
+    pub movable: bool,
+}
+
+/// Groups adjacent blocks with the same choice into the fewest partitions, or into `min_partitions` if that is more (at
+/// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights.
+/// While state is kept in host memory, each GPU block is a partition of its own, so that the device holds the state of
+/// one block at a time.
+pub fn group(problem: &Problem, choices: &[Choice], min_partitions: usize, rules: OwnPartition) -> Vec<PartitionSpec> {
+    // `runs` joins adjacent blocks with equal places: give each group a number and pass it as a GPU index.
+    let mut group = 0;
+    let mut groups = Vec::with_capacity(choices.len());
+    let is_alone = |at: usize| needs_own_partition(problem, at, choices[at], rules);
+    for (at, choice) in choices.iter().enumerate() {
+        if at > 0 && (choices[at - 1] != *choice || is_alone(at) || is_alone(at - 1)) {
+            group += 1;
+        }
+        groups.push(Place::Gpu(group));
+    }
+    let runs = runs(&problem.blocks, &groups, min_partitions);
+    runs.into_iter().map(|run| PartitionSpec { choice: choices[run.blocks.start], blocks: run.blocks }).collect()
+}
+
+fn needs_own_partition(problem: &Problem, block: usize, choice: Choice, rules: OwnPartition) -> bool {
+    let has_state = problem.blocks[block].kv_bytes > 0;
+    Phase::BOTH.iter().any(|phase| match choice.of(*phase) {
+        Where::Streamed(_) => true,
+        Where::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),
+        Where::Cpu => rules.from_disk || (rules.tables && problem.reads_rows(block)),
+    })
+}

@@ -1,0 +1,293 @@
+//! From a planning request to a place for every block, by the planner or by hand, and to the partitions that follow
+//! from it.
+
+use crate::cli::{KvPlace, LayerCount, SplitArgs};
+use crate::error::SplitError;
+use crate::group::{OwnPartition, group};
+use crate::predicted::PredictedTimes;
+use crate::request::{PlanningRequest, with_default_margin};
+use hpp_model::{DiskStreaming, PartitionSpec};
+use hpp_partition::{
+    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, fits, gpu_layers, judge,
+    plan, stream_layers, usage_of_partitions,
+};
+use hpp_schema::memory::READ_AHEAD;
+
+/// Slots of a ring where the user streams blocks by hand without `--slots`: one computes, one is ready, one is being
+/// filled.
+const DEFAULT_SLOTS: u32 = 3;
+
+/// A place for every block, its predicted times, and the partitions that it makes of the model.
+#[derive(Clone, Debug)]
+pub struct Partitioning {
+    /// A choice for every block, with predicted times.
+    pub solution: Solution,
+    /// Runs of blocks that become partitions, in order. Invariant: they cover all blocks.
+    pub partitions: Vec<PartitionSpec>,
+    /// Whether the user placed blocks.
+    pub by_hand: bool,
+    /// The minimum number of partitions that the user asked for.
+    pub min_partitions: usize,
+}
+
+/// Decides where every block computes.
+pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
+    let (solution, by_hand) = choose(request, args)?;
+    let placement = match by_hand {
+        true => Partitioning::new(request, args.partitions, solution, true),
+        false => from_planner(request, args, solution),
+    };
+    placement.check(request)?;
+    refuse_split_kv(&request.problem.blocks, &placement.solution.choices, args.kv)?;
+    refuse_too_many(&placement.partitions, args.max_partitions)?;
+    Ok(placement)
+}
+
+/// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of
+/// its partitions are counted.
+pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solution) -> Partitioning {
+    let placement = Partitioning::new(request, args.partitions, solution, false);
+    static_alternative(request, args, &placement).unwrap_or(placement)
+}
+
+/// The best placement in which every block computes on one device whose memory holds its weights, if it takes less
+/// time. A block that is streamed or changes its device between phases is a partition of its own in both phases; the
+/// planner does not count the launches of those partitions, so a solution may turn out slower than predicted.
+fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Partitioning) -> Option<Partitioning> {
+    let is_dynamic = |choice: &Choice| choice.prefill != choice.decode || matches!(choice.decode, Where::Streamed(_));
+    if !planned.solution.choices.iter().any(is_dynamic) {
+        return None;
+    }
+    let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
+    let other = Partitioning::new(request, args.partitions, plan(&request.problem, &options).ok()?, false);
+    let bound_ms = planned.solution.bound_ms;
+    let solution = Solution { bound_ms, proven: false, ..other.solution.clone() };
+    (other.solution.objective_ms < planned.solution.objective_ms).then_some(Partitioning { solution, ..other })
+}
+
+/// A solution by the planner or by hand, and whether it is by hand.
+fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
+    let problem = &request.problem;
+    let all_on_host = || judge_by_hand(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
+    let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
+        || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
+    let (solution, by_hand) = if is_counted {
+        (counted_layers(request, args)?, true)
+    } else if args.gpu_layers == Some(LayerCount::Auto) && problem.budget.vram.is_empty() {
+        return Err(SplitError::setting(
+            "--gpu-layers auto needs a VRAM budget",
+            "give --vram the size of the GPU's memory, such as 24G",
+        ));
+    } else if request.budgets.vram.is_empty() && args.assign.is_some() {
+        // Without a budget only the named blocks go to a GPU.
+        (all_on_host(), true)
+    } else {
+        match (plan(problem, &request.options), &args.assign) {
+            (Ok(solution), _) => (solution, false),
+            // Nothing fits the budget: the named blocks move from an all-host placement, and `check` judges the result.
+            (Err(_), Some(_)) => (all_on_host(), true),
+            (Err(error), None) => return Err(no_fit(request)(error)),
+        }
+    };
+    let Some(assign) = &args.assign else { return Ok((solution, by_hand)) };
+    let places = assign.places(&problem.blocks)?;
+    refuse_missing_gpus(request, places.iter().flatten())?;
+    let named = places.into_iter().map(|place| place.map(Choice::both));
+    let choices = named.zip(solution.choices).map(|(named, choice)| named.unwrap_or(choice)).collect();
+    Ok((judge_by_hand(request, args, choices, &solution.slots), true))
+}
+
+/// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
+fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solution, SplitError> {
+    let blocks = &request.problem.blocks;
+    let count = if let Some(LayerCount::Count(count)) = args.gpu_layers { count } else { 0 };
+    let resident = gpu_layers(blocks, count).into_iter().map(|place| match place {
+        Place::Cpu => Where::Cpu,
+        Place::Gpu(gpu) => Where::Resident(gpu),
+    });
+    let mut places: Vec<Where> = resident.collect();
+    if let Some(LayerCount::Count(count)) = args.planning.stream {
+        let streamed = stream_layers(blocks, &mut places, count);
+        if streamed == 0 {
+            return Err(SplitError::setting(
+                "--stream streams layers that would compute on the host, and there are none",
+                "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
+            ));
+        }
+        if count != u64::MAX && count > streamed as u64 {
+            let layers = crate::amount::count(streamed, "layer");
+            eprintln!("note: --stream {count}: only {layers} would compute on the host, all of them are streamed");
+        }
+    }
+    refuse_missing_gpus(request, places.iter())?;
+    Ok(judge_by_hand(request, args, places.into_iter().map(Choice::both).collect(), &[]))
+}
+
+/// Predicts the times of choices made by hand. A GPU that streams has the planner's number of slots (`planned`), else
+/// `--slots`, else the default.
+fn judge_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
+    let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|phase| c.of(*phase) == Where::Streamed(gpu)));
+    let by_hand = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
+    let slots = |gpu: usize| match planned.get(gpu) {
+        _ if !streams(gpu) => 0,
+        Some(planned) if *planned > 0 => *planned,
+        _ => by_hand,
+    };
+    let slots = (0..request.problem.gpus.len()).map(slots).collect();
+    judge(&request.problem, &request.options, choices, slots)
+}
+
+impl Partitioning {
+    /// Groups blocks into at least `min_partitions` partitions and predicts the times with their launches. `proven`
+    /// survives only if the extra cuts cost nothing.
+    pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, by_hand: bool) -> Self {
+        let partitions = partitions(request, min_partitions, &solution.choices, &solution.slots);
+        Partitioning { solution, partitions, by_hand, min_partitions }.rejudged(request)
+    }
+
+    /// Positions of the blocks that begin a partition, without the first block.
+    pub fn cuts(&self) -> Vec<usize> {
+        starts(&self.partitions)
+    }
+
+    /// The cuts that other choices for the same blocks would lead to.
+    pub fn cuts_for(&self, request: &PlanningRequest, choices: &[Choice]) -> Vec<usize> {
+        starts(&partitions(request, self.min_partitions, choices, &self.solution.slots))
+    }
+
+    /// How the host's weights are read from disk; `None` where host memory holds them all.
+    pub fn disk_streaming(&self, request: &PlanningRequest) -> Option<DiskStreaming> {
+        disk_streaming(&self.problem(request), &self.solution.choices, &self.solution.slots)
+    }
+
+    /// The request's problem with the cuts between these partitions.
+    pub fn problem(&self, request: &PlanningRequest) -> Problem {
+        Problem { cuts: self.cuts(), ..request.problem.clone() }
+    }
+
+    /// The same placement with times predicted from the request's current costs, one launch per partition.
+    pub fn rejudged(mut self, request: &PlanningRequest) -> Self {
+        let problem = self.problem(request);
+        let Solution { choices, slots, objective_ms, bound_ms, proven, .. } = self.solution;
+        let judged = judge(&problem, &request.options, choices, slots);
+        let proven = proven && judged.objective_ms <= objective_ms * (1.0 + 1e-9);
+        self.solution = Solution { bound_ms, proven, ..judged };
+        self
+    }
+
+    /// The same placement with measured times as its prediction, and without a bound.
+    pub fn with_measured_times(mut self, request: &PlanningRequest, times: PredictedTimes) -> Self {
+        let objective_ms = times.objective_ms(request.options.objective, request.scenario.new_tokens);
+        let PredictedTimes { decode_ms, prefill_ms } = times;
+        self.solution = Solution { decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false, ..self.solution };
+        self
+    }
+
+    /// Refuses a placement that exceeds the memory of a device.
+    pub fn check(&self, request: &PlanningRequest) -> Result<(), SplitError> {
+        let Solution { choices, slots, .. } = &self.solution;
+        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit(request))?;
+        // Several partitions on the host may each hold a copy of a shared weight.
+        let problem = self.problem(request);
+        let on_host = Usage { gpus: vec![], ..usage_of_partitions(&problem, choices, slots) };
+        on_host.check(&problem, request.options.mechanisms).map_err(no_fit(request))
+    }
+
+    /// Merges a partition into the next one, on the next one's device.
+    pub fn join_with_next(mut self, index: usize, request: &PlanningRequest) -> Self {
+        let joined = self.partitions.remove(index).blocks;
+        let next = &mut self.partitions[index];
+        next.blocks.start = joined.start;
+        self.solution.choices[joined].fill(next.choice);
+        self.rejudged(request)
+    }
+}
+
+fn starts(partitions: &[PartitionSpec]) -> Vec<usize> {
+    partitions.iter().skip(1).map(|partition| partition.blocks.start).collect()
+}
+
+fn partitions(
+    request: &PlanningRequest,
+    min_partitions: usize,
+    choices: &[Choice],
+    slots: &[u32],
+) -> Vec<PartitionSpec> {
+    let grouped = |problem: &Problem| {
+        let disk = disk_streaming(problem, choices, slots);
+        let rules = OwnPartition {
+            from_disk: disk.as_ref().is_some_and(|disk| !disk.holds_all()),
+            tables: disk.is_some(),
+            movable: request.movable,
+        };
+        group(&request.problem, choices, min_partitions, rules)
+    };
+    // Each partition holds constants of its own: weights that fit in host memory as one partition may not fit as
+    // several. The second pass decides about disk streaming with the cuts of the first.
+    let cuts = starts(&grouped(&request.problem));
+    grouped(&Problem { cuts, ..request.problem.clone() })
+}
+
+/// How the host's weights are read so that both phases stay within the host budget; `None` if everything fits.
+fn disk_streaming(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Option<DiskStreaming> {
+    let usage = usage_of_partitions(problem, choices, slots);
+    if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
+        return None;
+    }
+    let pinned_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
+    let largest = usage.largest_read.into_iter().max().unwrap_or(0) as f64;
+    let window = (pinned_share < 1.0).then(|| ((1.0 - pinned_share) * largest) as u64 + READ_AHEAD);
+    let is_table = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
+    Some(DiskStreaming { pinned_share, window, is_table })
+}
+
+/// Converts the planner's error into this command's, with the smallest budget that would suffice.
+pub fn no_fit(request: &PlanningRequest) -> impl Fn(NoFit) -> SplitError + '_ {
+    |source| {
+        let what = match source.place {
+            Place::Cpu if request.problem.gpus.is_empty() => "the model does not fit in host memory".to_owned(),
+            Place::Cpu => "the blocks that the GPUs do not hold do not fit in host memory".to_owned(),
+            Place::Gpu(index) => format!("the budget of gpu{index} is too small"),
+        };
+        let smallest = match source.place {
+            Place::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
+            _ => source.smallest(),
+        };
+        SplitError::NoFit { what, smallest, source }
+    }
+}
+
+fn refuse_missing_gpus<'a>(
+    request: &PlanningRequest,
+    places: impl Iterator<Item = &'a Where>,
+) -> Result<(), SplitError> {
+    let gpus = request.problem.gpus.len();
+    match places.filter_map(|place| place.gpu()).find(|gpu| *gpu >= gpus) {
+        Some(gpu) => Err(SplitError::setting(
+            format!("blocks are placed on gpu{gpu}, but there are {gpus} GPUs"),
+            "give --vram one size for each GPU, such as 24G,12G",
+        )),
+        None => Ok(()),
+    }
+}
+
+fn refuse_split_kv(blocks: &[Block], choices: &[Choice], kv: KvPlace) -> Result<(), SplitError> {
+    let on_host = blocks.iter().zip(choices).filter(|(b, c)| b.kv_bytes > 0 && c.decode == Where::Cpu).count();
+    if kv == KvPlace::Gpu && on_host > 0 {
+        return Err(SplitError::setting(
+            format!("--kv gpu, but {on_host} layers with a KV cache compute on the CPU"),
+            "a CPU layer's cache in VRAM would cross the bus twice per token: use --kv follow, or place the layers on the GPU",
+        ));
+    }
+    Ok(())
+}
+
+fn refuse_too_many(partitions: &[PartitionSpec], limit: Option<usize>) -> Result<(), SplitError> {
+    match limit {
+        Some(limit) if partitions.len() > limit => Err(SplitError::setting(
+            format!("this placement needs {} partitions, but --max-partitions is {limit}", partitions.len()),
+            "allow more partitions, or place adjacent blocks on one device",
+        )),
+        _ => Ok(()),
+    }
+}
