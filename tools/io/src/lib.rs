@@ -1,12 +1,14 @@
-//! Files and streams as the three commands use them: reads with a size limit, result files, stdout.
+//! What the three commands ask of the system: reads with a size limit, result files, stdout, CPU time of other processes.
 //!
 //! One implementation, so that every output option treats devices, pipes and symbolic links alike. Knows no format and no
 //! other crate of this workspace.
 
+mod cpu_share;
 mod output_file;
 mod read;
 mod stdout;
 
+pub use cpu_share::{CpuShare, CpuTime};
 pub use output_file::{OutputFile, WriteError, is_stream, resolve_link, write_file};
 pub use read::{read, read_text, read_text_from};
 pub use stdout::{StdoutError, print_line, show, show_json};

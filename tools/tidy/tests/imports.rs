@@ -17,7 +17,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
-    ("hpp-exec", &["hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    ("hpp-generate", &["hpp-engine", "hpp-schema", "hpp-io"]),
+    ("hpp-exec", &["hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
     // Completions and man pages of any command, behind a feature: it knows clap and no room.
     ("hpp-packaging", &[]),
     // The generator writes ONNX with the reader's own types; it is a test tool, and nothing imports it.
@@ -26,7 +27,10 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // One of them holds the planner's simulator against the engine on a virtual clock: neither may know the other.
     ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
     // The campaigns call what reads hostile input in one process, and the commands as programs.
-    ("hpp-campaigns", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-engine", "hpp-onnx", "hpp-schema"]),
+    (
+        "hpp-campaigns",
+        &["hpp-split", "hpp-profile", "hpp-exec", "hpp-generate", "hpp-engine", "hpp-onnx", "hpp-schema"],
+    ),
     ("hpp-tidy", &[]),
 ];
 
@@ -47,8 +51,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap_complete", &["hpp-packaging"]),
     ("clap_mangen", &["hpp-packaging"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
-    ("tokenizers", &["hpp-exec"]),
-    ("minijinja", &["hpp-exec"]),
+    ("tokenizers", &["hpp-generate"]),
+    ("minijinja", &["hpp-generate"]),
 ];
 
 /// The one room that may hold `unsafe`.
