@@ -6,8 +6,8 @@ use crate::console::Level;
 use crate::error::ExecError;
 use crate::prompt::{PromptSource, TextSource, stdin_is_piped};
 use hpp_engine::{EngineOptions, Fallback, Verify, WeightReads};
-use hpp_generate::sampling::{Choice, RandomChoice, SamplingParams};
-use hpp_schema::{Provider, SamplingDefaults};
+use hpp_generate::sampling::SamplingOverrides;
+use hpp_schema::Provider;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 
@@ -131,29 +131,16 @@ impl PromptArgs {
 }
 
 impl SamplingArgs {
-    /// Completes the arguments with the defaults of the model's authors. `new_seed` makes the seed if none was given.
-    ///
-    /// The choice is greedy unless the authors set `do_sample`, as in Hugging Face's `generation_config.json`, or an argument makes
-    /// sense for random choices only.
-    pub fn resolve(&self, authors: &SamplingDefaults, new_seed: impl FnOnce() -> u64) -> SamplingParams {
-        let asked = self.top_p.is_some() || self.min_p.is_some() || self.top_k.is_some() || self.seed.is_some();
-        let is_random = match self.temperature {
-            Some(temperature) => temperature > 0.0,
-            None => authors.temperature != Some(0.0) && (asked || authors.do_sample == Some(true)),
-        };
-        let repetition_penalty =
-            self.repetition_penalty.or(authors.repetition_penalty.filter(|p| *p > 0.0)).unwrap_or(1.0);
-        if !is_random {
-            return SamplingParams { choice: Choice::Greedy, repetition_penalty };
+    /// The settings that were given.
+    pub fn overrides(&self) -> SamplingOverrides {
+        SamplingOverrides {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
         }
-        let choice = RandomChoice {
-            temperature: self.temperature.or(authors.temperature.filter(|t| *t > 0.0)).unwrap_or(1.0),
-            top_k: self.top_k.or(authors.top_k.map(|k| k as usize)).unwrap_or(0),
-            top_p: self.top_p.or(authors.top_p).unwrap_or(1.0),
-            min_p: self.min_p.or(authors.min_p).unwrap_or(0.0),
-            seed: self.seed.unwrap_or_else(new_seed),
-        };
-        SamplingParams { choice: Choice::Random(choice), repetition_penalty }
     }
 }
 
@@ -231,35 +218,5 @@ mod tests {
         assert!(matches!(task("devices").unwrap(), Task::Devices(_)));
         let Task::Generate(g) = task("p --prompt-file -").unwrap() else { panic!() };
         assert_eq!(g.prompt, PromptSource::Text(TextSource::Stdin));
-    }
-
-    fn authors(do_sample: Option<bool>) -> SamplingDefaults {
-        SamplingDefaults {
-            do_sample,
-            temperature: Some(0.6),
-            top_k: Some(50),
-            top_p: Some(0.9),
-            min_p: None,
-            repetition_penalty: Some(1.1),
-        }
-    }
-
-    #[test]
-    fn choices_are_greedy_unless_arguments_or_authors_ask_for_random_ones() {
-        let nothing = SamplingArgs::default();
-        assert_eq!(nothing.resolve(&SamplingDefaults::default(), || 1).choice, Choice::Greedy);
-        assert_eq!(nothing.resolve(&authors(Some(false)), || 1).choice, Choice::Greedy);
-        assert_eq!(nothing.resolve(&authors(None), || 1).choice, Choice::Greedy);
-        assert!(matches!(nothing.resolve(&authors(Some(true)), || 1).choice, Choice::Random(_)));
-        let zero = SamplingArgs { temperature: Some(0.0), top_p: Some(0.5), ..Default::default() };
-        assert_eq!(zero.resolve(&authors(Some(true)), || 1).choice, Choice::Greedy);
-    }
-
-    #[test]
-    fn arguments_take_precedence_over_the_authors_defaults() {
-        let args = SamplingArgs { top_p: Some(0.5), seed: Some(9), ..Default::default() };
-        let sampling = args.resolve(&authors(None), || 1);
-        let want = RandomChoice { temperature: 0.6, top_k: 50, top_p: 0.5, min_p: 0.0, seed: 9 };
-        assert_eq!(sampling, SamplingParams { choice: Choice::Random(want), repetition_penalty: 1.1 });
     }
 }

@@ -21,7 +21,6 @@ use hpp_generate::{
 };
 use hpp_io::{show, show_json};
 use hpp_schema::error_line;
-use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, IsTerminal, Write};
 
 /// Reads the prompt, loads the plan, generates and reports.
@@ -96,13 +95,8 @@ pub fn request(
         max_new_tokens: settings.run.max_new.unwrap_or(u64::MAX),
         eos_token_ids: if settings.run.ignore_eos { vec![] } else { generation.eos_token_ids },
         stop: settings.run.stop.clone(),
-        sampling: settings.run.sampling.resolve(&generation.sampling, new_seed),
+        sampling: settings.run.sampling.overrides().resolve(&generation.sampling),
     })
-}
-
-fn new_seed() -> u64 {
-    // The keys of the standard library's hasher are random. JSON readers keep integers exact up to 53 bits.
-    RandomState::new().build_hasher().finish() >> 11
 }
 
 /// What goes to stdout while generating.

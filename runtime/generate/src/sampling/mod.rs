@@ -3,8 +3,10 @@
 mod candidates;
 mod draw;
 mod exp_sum;
+mod overrides;
 mod sampler;
 
+pub use overrides::SamplingOverrides;
 pub use sampler::{Sampler, SamplingError, greedy};
 
 /// How tokens are chosen. Every field has a value.
