@@ -53,8 +53,6 @@ pub enum ExecError {
     UnsplitTooLarge { required: u64, limit: u64 },
     #[error("cannot read from the terminal")]
     Terminal(#[source] rustyline::error::ReadlineError),
-    #[error("cannot write a temporary file")]
-    TemporaryFile(#[source] io::Error),
     #[error("cannot watch for Ctrl-C")]
     Signal(#[source] io::Error),
 }

@@ -112,7 +112,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// Starts a request. With a tokenizer it produces text. `prompt_chunk` is the most prompt tokens to feed at once
+    /// Starts a request. With a tokenizer it produces text. `prompt_chunk` is the most tokens of the prompt to feed in one step
     /// ([`prompt_chunk`](crate::prompt_chunk)).
     pub fn new(request: Request, tokenizer: Option<TextTokenizer>, prompt_chunk: usize) -> Self {
         let nothing_to_do = request.max_new_tokens == 0 || request.prompt.is_empty();

@@ -101,8 +101,8 @@ impl<B: Backend> TokenSequence<B> {
     }
 }
 
-/// Tokens of a prompt to feed at once: all of them, unless the plan's engine splits a prompt into chunks anyway. Then several of
-/// its chunks, so that a caller can check for cancellation in between.
+/// The most tokens of a prompt to feed in one step: all of them, unless the plan splits prompts into chunks (`prefill_chunk`). Then a
+/// multiple of its chunk, so that a caller can check for cancellation between steps.
 pub fn prompt_chunk<B: Backend>(engine: &Engine<B>) -> usize {
     let chunk = engine.plan().schedule.prefill_chunk.and_then(|chunk| usize::try_from(chunk).ok());
     chunk.map_or(usize::MAX, |chunk| CHUNK.next_multiple_of(chunk.max(1)))

@@ -13,7 +13,7 @@ use crate::cli::VerifyArgs;
 use crate::error::ExecError;
 use difference::Tolerance;
 use hpp_engine::Telemetry;
-use hpp_generate::{PlanFile, check_language_model};
+use hpp_generate::PlanFile;
 use hpp_io::{show, show_json};
 use hpp_schema::{DType, ModelKind, Plan, Provider};
 
@@ -23,7 +23,6 @@ pub fn run(args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecEr
     let verdict = if plan.plan.model.kind == ModelKind::SingleRun {
         tensors::compare(&plan, args, ctx)?
     } else {
-        check_language_model(&plan.plan)?;
         sequences::compare(&plan, args, ctx)?
     };
     if args.json {

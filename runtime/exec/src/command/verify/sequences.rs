@@ -30,7 +30,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
     let reference = {
         let mut sequence = open(&source, plan, args, ctx.console)?;
         ctx.console.working("running the unsplit model");
-        Reference::run(&mut sequence, prompt, args.steps, ctx)?
+        ReferenceRun::run(&mut sequence, prompt, args.steps, ctx)?
     };
     let (done, asked) = (reference.tokens.len() as u64, args.steps);
     if done < asked {
@@ -90,13 +90,13 @@ fn no_source() -> ExecError {
 }
 
 /// The tokens and logits of the unsplit model.
-struct Reference {
+struct ReferenceRun {
     prompt: Vec<u32>,
     tokens: Vec<u32>,
     logits: Vec<Vec<f32>>,
 }
 
-impl Reference {
+impl ReferenceRun {
     /// Generates up to `steps` tokens greedily.
     fn run(
         sequence: &mut SingleSequence<OrtBackend>,
@@ -193,7 +193,7 @@ fn margin(logits: &[f32]) -> f64 {
 /// Finds the first boundary that differs in a step. Needs the unsplit model with its boundaries as outputs.
 fn locate(
     step: usize,
-    reference: &Reference,
+    reference: &ReferenceRun,
     mut sequence: SingleSequence<OrtBackend>,
     plan: &PlanFile,
     args: &VerifyArgs,

@@ -1,11 +1,11 @@
-//! Rows of logits in an unnamed temporary file: with a vocabulary of 128 Ki a row has half a megabyte.
+//! StoredRows of logits in an unnamed temporary file: with a vocabulary of 128 Ki a row has half a megabyte.
 
 use crate::error::ExecError;
 use hpp_io::WriteError;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 
-/// Rows of float32 in the order in which they were added.
+/// StoredRows of float32 in the order in which they were added.
 pub(super) struct LogitsStore {
     file: BufWriter<File>,
     /// Length of each row.
@@ -39,22 +39,22 @@ impl LogitsStore {
     }
 
     /// Reads all rows from the first on.
-    pub fn read(&mut self) -> Result<Rows<'_>, ExecError> {
+    pub fn read(&mut self) -> Result<StoredRows<'_>, ExecError> {
         self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
         let file = BufReader::new(self.file.get_mut());
-        Ok(Rows { file, lengths: self.rows.iter(), bytes: Vec::new(), row: Vec::new() })
+        Ok(StoredRows { file, lengths: self.rows.iter(), bytes: Vec::new(), row: Vec::new() })
     }
 }
 
-/// Rows being read.
-pub(super) struct Rows<'a> {
+/// StoredRows being read.
+pub(super) struct StoredRows<'a> {
     file: BufReader<&'a mut File>,
     lengths: std::slice::Iter<'a, usize>,
     bytes: Vec<u8>,
     row: Vec<f32>,
 }
 
-impl Rows<'_> {
+impl StoredRows<'_> {
     /// The next row.
     pub fn next(&mut self) -> Result<&[f32], ExecError> {
         let length = *self.lengths.next().ok_or_else(|| failed(io::ErrorKind::UnexpectedEof.into()))?;
