@@ -29,8 +29,8 @@ pub enum Event<'a> {
 
 /// Generates text after a prompt. Reuses what the sequence has in common with the prompt.
 ///
-/// Calls `cancelled` before each chunk of the prompt and after each pass; once it returns true, the generation finishes as cancelled
-/// and keeps its tokens. So it does when a cancel handle ends a pass of the engine. An error of `on_event` ends it.
+/// Calls `cancelled` before the first pass of the engine and after each; once it returns true, the generation finishes as cancelled and
+/// keeps its tokens. A cancel handle that ends a pass has the same effect. An error of `on_event` ends the generation.
 pub fn generate<B: Backend, E: From<GenerateError>>(
     sequence: &mut SingleSequence<B>,
     request: Request,

@@ -20,8 +20,9 @@ fn required_bytes(unsplit: &Plan, packed: bool) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let partitions = &unsplit.partitions;
     if !packed {
-        let own = unsplit.files.iter().filter(|file| partitions.iter().any(|partition| partition.file == file.path));
-        return sum(&mut own.map(|file| file.bytes.0));
+        let model_files =
+            unsplit.files.iter().filter(|file| partitions.iter().any(|partition| partition.file == file.path));
+        return sum(&mut model_files.map(|file| file.bytes.0));
     }
     // Both are upper bounds: partitions count a shared table twice, and there may be copies among the files.
     let files = unsplit.files.iter().filter(|file| matches!(file.role, FileRole::Source | FileRole::Weights));

@@ -315,20 +315,20 @@ mod tests {
             let used = SystemTime::now() - Duration::from_secs(100 - age as u64);
             in_use._lock.set_modified(used).unwrap();
         }
-        let there = |flag: &str| cache.plans().join(fixture.key(flag).directory()).is_dir();
-        assert_eq!(flags.map(there), [true; 3]);
+        let is_cached = |flag: &str| cache.plans().join(fixture.key(flag).directory()).is_dir();
+        assert_eq!(flags.map(is_cached), [true; 3]);
         cache.evict(None);
-        assert_eq!(flags.map(there), [false, true, true], "two MiB are within the limit");
+        assert_eq!(flags.map(is_cached), [false, true, true], "two MiB are within the limit");
         // The oldest is locked now; and a cache too small for one plan keeps the one used last.
         let b = fixture.take(&cache, "b", &made);
         assert_eq!(made.get(), 3, "it was cached");
         b._lock.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         fixture.cache(1).evict(None);
-        assert_eq!(flags.map(there), [false, true, false]);
+        assert_eq!(flags.map(is_cached), [false, true, false]);
         let name = b.name().to_owned();
         drop(b);
         fixture.cache(1).evict(Some(&name));
-        assert_eq!(flags.map(there), [false, true, false]);
+        assert_eq!(flags.map(is_cached), [false, true, false]);
         fixture.cache(1).evict(None);
         assert_eq!(fixture.names(), 0, "no locks are left either");
     }

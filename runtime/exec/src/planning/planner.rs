@@ -21,8 +21,8 @@ impl Planner {
     /// Finds hpp-split beside this executable, else on PATH.
     pub fn find(model: &Path) -> Result<Self, PlanningError> {
         let name = format!("hpp-split{}", std::env::consts::EXE_SUFFIX);
-        let own = std::env::current_exe().ok();
-        let beside = own.iter().filter_map(|own| own.parent()).map(Path::to_owned);
+        let this = std::env::current_exe().ok();
+        let beside = this.iter().filter_map(|this| this.parent()).map(Path::to_owned);
         let path = std::env::var_os("PATH").unwrap_or_default();
         let found = beside.chain(std::env::split_paths(&path)).map(|dir| dir.join(&name)).find(|path| path.is_file());
         found.map(|path| Self { path }).ok_or_else(|| PlanningError::NoPlanner { model: model.to_owned() })
@@ -52,7 +52,7 @@ impl Planner {
         let (table, held_back) = std::thread::scope(|scope| {
             let table = scope.spawn(move || {
                 let mut text = String::new();
-                // What is not text is not shown.
+                // Output that is not UTF-8 is not shown.
                 let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
                 text
             });

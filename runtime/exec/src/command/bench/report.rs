@@ -74,7 +74,7 @@ pub(super) fn report(
     runs: &[BenchRun],
     sequence: &mut SingleSequence<OrtBackend>,
 ) -> BenchReport {
-    let of = |value: &dyn Fn(&BenchRun) -> f64| Spread::of(runs.iter().map(value));
+    let over_runs = |value: &dyn Fn(&BenchRun) -> f64| Spread::of(runs.iter().map(value));
     let telemetry = sequence.engine().telemetry();
     let decoded = args.new_tokens - 1;
     let when_decoding = |spread: &dyn Fn() -> Spread| (decoded > 0).then(spread);
@@ -89,18 +89,20 @@ pub(super) fn report(
         context: sequence.engine().context(),
         runs: args.runs,
         load_ms: millis(telemetry.load),
-        time_to_first_token_ms: of(&|run| run.first_token_ms),
-        prefill_ms: of(&|run| run.telemetry.prefill.millis()),
-        prefill_tokens_per_second: of(&|run| args.prompt_tokens as f64 / run.first_token_ms * 1e3),
-        decode_ms_per_token: when_decoding(&|| of(&|run| Spread::of(run.tokens.iter().map(|token| token.ms)).median)),
+        time_to_first_token_ms: over_runs(&|run| run.first_token_ms),
+        prefill_ms: over_runs(&|run| run.telemetry.prefill.millis()),
+        prefill_tokens_per_second: over_runs(&|run| args.prompt_tokens as f64 / run.first_token_ms * 1e3),
+        decode_ms_per_token: when_decoding(&|| {
+            over_runs(&|run| Spread::of(run.tokens.iter().map(|token| token.ms)).median)
+        }),
         decode_tokens_per_second: when_decoding(&|| {
-            of(&|run| decoded as f64 / run.tokens.iter().map(|token| token.ms).sum::<f64>() * 1e3)
+            over_runs(&|run| decoded as f64 / run.tokens.iter().map(|token| token.ms).sum::<f64>() * 1e3)
         }),
         token: TokenTimes::median(&tokens),
         tokens: runs.last().map_or(vec![], |run| run.tokens.clone()),
-        transfers_per_run: of(&|run| run.telemetry.copies.count as f64).median,
-        transfer_ms: of(&|run| run.telemetry.copies.millis()),
-        transferred_bytes_per_run: of(&|run| run.telemetry.copied_bytes as f64).median,
+        transfers_per_run: over_runs(&|run| run.telemetry.copies.count as f64).median,
+        transfer_ms: over_runs(&|run| run.telemetry.copies.millis()),
+        transferred_bytes_per_run: over_runs(&|run| run.telemetry.copied_bytes as f64).median,
         disk: runs.last().and_then(|run| DiskReads::new(&run.telemetry)),
         streaming: runs.last().and_then(|run| Streaming::new(&run.telemetry)),
         links: vec![],

@@ -13,8 +13,8 @@ pub(super) fn describe(report: &Report) -> Host {
             memory: device.total.map(ByteSize),
         })
     });
-    let own = report.providers.iter().find(|provider| provider.provider == Provider::Cpu);
-    let cpu = own.and_then(|provider| provider.devices.first()).map(|device| device.description.clone());
+    let cpu_provider = report.providers.iter().find(|provider| provider.provider == Provider::Cpu);
+    let cpu = cpu_provider.and_then(|provider| provider.devices.first()).map(|device| device.description.clone());
     Host {
         cpu: cpu.unwrap_or_default(),
         cores: u32::try_from(report.cores).unwrap_or(u32::MAX),
