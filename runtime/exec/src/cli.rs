@@ -1,4 +1,4 @@
-//! The command line as it is typed: names, help and what a single value may be. Decides nothing.
+//! The command line: names, help and the range of each value. Decides nothing.
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_schema::ByteSize;
@@ -48,7 +48,7 @@ pub struct RunArgs {
     /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
     #[arg(required = true, value_name = "PLAN|MODEL")]
     pub plan: Option<PathBuf>,
-    /// What the model reads.
+    /// Where the prompt comes from.
     #[command(flatten)]
     pub prompt: PromptArgs,
     /// Put the prompt into the model's chat template as the user's turn.
@@ -90,7 +90,7 @@ pub struct RunArgs {
     pub runtime: RuntimeArgs,
 }
 
-/// What the model reads: at most one of these.
+/// Where the prompt comes from: at most one of these.
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = false)]
 pub struct PromptArgs {
@@ -106,7 +106,7 @@ pub struct PromptArgs {
     pub tokens: Option<Vec<u32>>,
 }
 
-/// How tokens are chosen; a setting that is not given is the model's recommended one, else greedy.
+/// How tokens are chosen. The default of a setting is the model's recommended one, else greedy.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SamplingArgs {
     /// Flatten (above 1) or sharpen (below 1) the distribution; 0 always takes the most likely token.
@@ -134,7 +134,7 @@ pub struct SamplingArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Runtime")]
 pub struct RuntimeArgs {
-    /// The library and how much it may use.
+    /// The library and its threads.
     #[command(flatten)]
     pub library: LibraryArgs,
     /// Fail if a partition cannot run on the execution provider that the plan prefers.
@@ -161,8 +161,8 @@ pub struct RuntimeArgs {
     /// Overwrite slots with ones before each copy of weights, so that a read that comes too early is detected.
     #[arg(long, hide = true)]
     pub poison_slots: bool,
-    /// Compare every byte of the plan's files, prepared weights included, with the recorded hashes at this start. Without it, that is done
-    /// where the files are small (256 MiB in all), new here, or were written to since; otherwise samples are compared.
+    /// Compare every byte of the plan's files, prepared weights included, with the recorded hashes at this start. Without it, only files
+    /// that are small (256 MiB in all), new here or modified since are compared completely, and samples of the others.
     #[arg(long)]
     pub verify_weights: bool,
     /// Execution providers to try for partitions on a GPU, best first, instead of the plan's list.
@@ -176,9 +176,9 @@ pub struct RuntimeArgs {
     pub planning: PlanningArgs,
 }
 
-/// Planning, where a model is given instead of a plan. hpp-split reads the values, so they are passed on as typed.
+/// Planning of a model that is given instead of a plan. hpp-split parses the values, so they are passed on as typed.
 #[derive(Clone, Debug, Default, Args)]
-#[command(next_help_heading = "Planning, where a MODEL is given")]
+#[command(next_help_heading = "Planning of a MODEL")]
 pub struct PlanningArgs {
     /// Host memory the plan may use, such as 24G [default: what is free here].
     #[arg(long, value_name = "SIZE")]
@@ -202,7 +202,7 @@ pub struct PlanningArgs {
     pub cache_limit: Option<ByteSize>,
 }
 
-/// The library, and how much is printed about it.
+/// The library, its threads, and how much is printed.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LibraryArgs {
     /// The ONNX Runtime library to use (libonnxruntime.so, .dylib or .dll).
@@ -231,7 +231,7 @@ pub enum WeightReadsArg {
     Mapped,
 }
 
-/// An execution provider, as typed.
+/// An execution provider of `--providers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ProviderArg {
     /// NVIDIA CUDA.
@@ -255,26 +255,26 @@ pub struct DevicesArgs {
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
-#[command(mut_arg("prompt", |prompt| prompt.help("Text both models read; without any prompt, tokens made up from --seed")))]
+#[command(mut_arg("prompt", |prompt| prompt.help("Text both models read; without any prompt, random tokens from --seed")))]
 #[command(mut_arg("prompt_file", |file| file.help("File with the text both models read; `-` is stdin")))]
 #[command(mut_arg("tokens", |tokens| tokens.help("Token ids both models read")))]
 pub struct VerifyArgs {
     /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
-    /// What both models read [default: a short sequence of tokens made up from --seed].
+    /// What both models read [default: a short sequence of random tokens from --seed].
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// NamedTensors input tensors, for models that generate no text [default: made up from --seed].
+    /// NamedTensors input tensors, for models that generate no text [default: random, from --seed].
     #[arg(long, value_name = "IN.npz")]
     pub inputs: Option<PathBuf>,
     /// Tokens to generate and compare.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Largest difference allowed, relative to the largest score [default: by element type and provider].
-    #[arg(long, value_name = "X", value_parser = above_or_zero, allow_negative_numbers = true)]
+    /// Largest difference allowed, relative to the largest logit [default: by element type and provider].
+    #[arg(long, value_name = "X", value_parser = not_negative, allow_negative_numbers = true)]
     pub tolerance: Option<f64>,
-    /// Seed of made-up inputs.
+    /// Seed of random inputs.
     #[arg(long, short = 's', value_name = "N", default_value_t = 0)]
     pub seed: u64,
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
@@ -323,17 +323,17 @@ pub struct BenchArgs {
     pub runtime: RuntimeArgs,
 }
 
-/// Arguments with spellings that clap has no form for, such as llama.cpp's `-ngl 20`, in ours.
-pub fn known_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut only_values = false;
-    let ours = |arg: OsString| {
-        only_values |= arg == "--";
-        if !only_values && arg == "-ngl" { "--gpu-layers".into() } else { arg }
+/// Replaces spellings that clap cannot express, such as llama.cpp's `-ngl 20`, by this command's.
+pub fn normalize_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut options_ended = false;
+    let normalize = |arg: OsString| {
+        options_ended |= arg == "--";
+        if !options_ended && arg == "-ngl" { "--gpu-layers".into() } else { arg }
     };
-    args.into_iter().map(ours).collect()
+    args.into_iter().map(normalize).collect()
 }
 
-/// A number of tokens: 4096, 4k.
+/// Parses a number of tokens: 4096 or 4k.
 fn context(text: &str) -> Result<u64, String> {
     let (number, scale) = text.strip_suffix(['k', 'K']).map_or((text, 1), |number| (number, 1024));
     let tokens = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
@@ -351,8 +351,9 @@ fn token_id(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "token ids are whole numbers from 0 to 4294967295, such as 1,2,3".to_owned())
 }
 
-fn number(text: &str, fits: impl Fn(f64) -> bool, want: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|n: &f64| n.is_finite() && fits(*n)).ok_or_else(|| format!("it must be {want}"))
+/// Parses a finite number in a range, which `expected` describes.
+fn number(text: &str, in_range: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|n: &f64| n.is_finite() && in_range(*n)).ok_or_else(|| format!("it must be {expected}"))
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
@@ -367,7 +368,7 @@ fn above_zero(text: &str) -> Result<f64, String> {
     number(text, |n| n > 0.0, "a number above 0")
 }
 
-fn above_or_zero(text: &str) -> Result<f64, String> {
+fn not_negative(text: &str) -> Result<f64, String> {
     number(text, |n| n >= 0.0, "a number from 0 up")
 }
 
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn the_definition_is_sound() {
+    fn the_definition_is_valid() {
         Cli::command().debug_assert();
     }
 
@@ -403,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_errors_say_what_is_wanted() {
+    fn usage_errors_say_what_is_expected() {
         for (line, says) in [
             ("", "<PLAN|MODEL>"),
             ("p --prompt a --tokens 1", "cannot be used with"),
@@ -429,11 +430,11 @@ mod tests {
     }
 
     #[test]
-    fn help_of_a_prompt_says_what_comes_without_one() {
+    fn help_of_a_prompt_describes_its_default() {
         let help = |line: &str| parse(line).unwrap_err();
         assert!(help("--help").contains("a chat in a terminal"), "{}", help("--help"));
         let verify = help("verify --help");
-        assert!(verify.contains("tokens made up from --seed") && !verify.contains("terminal"), "{verify}");
+        assert!(verify.contains("random tokens from --seed") && !verify.contains("terminal"), "{verify}");
         assert!(help("bench --help").contains("--wait-each-run"));
         assert!(!help("devices --help").contains("--wait-each-run"));
     }
@@ -451,7 +452,7 @@ mod tests {
             panic!()
         };
         assert_eq!((bench.prompt_tokens, bench.new_tokens, bench.runs, bench.no_warmup), (16, 8, 2, true));
-        let ours = known_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
+        let ours = normalize_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
         assert_eq!(ours, ["p", "--gpu-layers", "20", "--", "-ngl"]);
     }
 

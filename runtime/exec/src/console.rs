@@ -1,7 +1,6 @@
-//! Standard error: progress, warnings and the final account, for people. Bars only where a person watches; elsewhere a line
-//! every few seconds.
+//! Standard error: progress, warnings and the final summary. Progress bars on a terminal, otherwise a line every few seconds.
 
-use crate::progress::{Doing, TICK};
+use crate::activity::{Activity, TICK};
 use hpp_engine::{Reporter, listed};
 use hpp_schema::{ByteSize, Provider};
 use indicatif::ProgressBar;
@@ -15,33 +14,33 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 pub enum Level {
     /// Errors only.
     Quiet,
-    /// Warnings and the account at the end.
+    /// Warnings and the summary at the end.
     Normal,
-    /// Each step of loading, and settings that were decided here.
+    /// Also each step of loading, and settings chosen by default.
     Detailed,
 }
 
-/// Where everything goes that is not a result.
+/// Prints everything that is not a result.
 pub struct Console {
     level: Level,
-    /// For the thread that reports progress while nothing else is printed.
-    own: Weak<Console>,
-    progress: Mutex<Progress>,
+    /// For the thread that updates the progress.
+    this: Weak<Console>,
+    display: Mutex<Display>,
     warned: Mutex<HashSet<String>>,
-    elsewhere: Mutex<Vec<Elsewhere>>,
+    fallbacks: Mutex<Vec<ProviderFallback>>,
 }
 
-/// What is being done, and how it is shown.
+/// The current activity and its progress bar.
 #[derive(Default)]
-struct Progress {
-    doing: Option<Doing>,
+struct Display {
+    activity: Option<Activity>,
     bar: Option<ProgressBar>,
-    /// Whether a thread looks at it now and then.
-    is_watched: bool,
+    /// Whether a thread updates it.
+    has_thread: bool,
 }
 
-/// A partition that does not run on the provider that the plan prefers.
-struct Elsewhere {
+/// A partition that does not run on a provider that the plan prefers.
+struct ProviderFallback {
     partition: String,
     wanted: Provider,
     got: Provider,
@@ -49,14 +48,14 @@ struct Elsewhere {
 }
 
 impl Console {
-    /// A console that prints this much.
+    /// A console that prints messages up to this level.
     pub fn new(level: Level) -> Arc<Self> {
-        Arc::new_cyclic(|own| Self {
+        Arc::new_cyclic(|this| Self {
             level,
-            own: own.clone(),
-            progress: Mutex::default(),
+            this: this.clone(),
+            display: Mutex::default(),
             warned: Mutex::default(),
-            elsewhere: Mutex::default(),
+            fallbacks: Mutex::default(),
         })
     }
 
@@ -65,126 +64,127 @@ impl Console {
         self.level < Level::Normal
     }
 
-    /// Something everyone should see.
-    pub fn say(&self, text: &str) {
+    /// Prints a message unless the console is quiet.
+    pub fn info(&self, text: &str) {
         if !self.is_quiet() {
             self.line(text);
         }
     }
 
-    /// Something for those who asked for more.
-    pub fn detail(&self, text: &str) {
+    /// Prints a message at the detailed level only.
+    pub fn debug(&self, text: &str) {
         if self.level >= Level::Detailed {
             self.line(text);
         }
     }
 
-    /// A part of an error message, printed at every level.
+    /// Prints a part of an error message, at every level.
     pub fn error(&self, text: &str) {
         self.line(text);
     }
 
-    /// A warning, printed once.
+    /// Prints a warning, each text once.
     pub fn warn(&self, text: &str) {
         let new = self.warned.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
         if new {
-            self.say(&format!("warning: {text}"));
+            self.info(&format!("warning: {text}"));
         }
     }
 
-    /// Something that may take long begins: it is shown after a moment, until something else begins or [`idle`](Self::idle).
+    /// Starts a step that may take long. It is shown if it lasts, until the next step starts or [`idle`](Self::idle) ends it.
     pub fn working(&self, what: impl Into<String>) {
-        self.begin(Doing::step(what.into()));
+        self.start(Activity::step(what.into()));
     }
 
-    /// Nothing that takes long is being done any more.
+    /// Ends the current step.
     pub fn idle(&self) {
-        let mut progress = self.progress();
-        progress.doing = None;
-        if let Some(bar) = progress.bar.take() {
+        let mut display = self.display();
+        display.activity = None;
+        if let Some(bar) = display.bar.take() {
             bar.finish_and_clear();
         }
     }
 
-    /// Loading is over: says, in as few lines as possible, which partitions run elsewhere than planned. `has_device` tells
-    /// whether a provider has a device here at all.
+    /// Ends loading and warns, in as few lines as possible, of partitions that do not run where the plan wants them. `has_device` tells
+    /// whether a provider has a device on this machine.
     pub fn loading_done(&self, has_device: impl Fn(Provider) -> bool) {
         self.idle();
-        let elsewhere = std::mem::take(&mut *self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner));
-        for moved in &elsewhere {
-            self.detail(&format!("{} not on {}: {}", moved.partition, moved.wanted.name(), moved.reason));
+        let fallbacks = std::mem::take(&mut *self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner));
+        for fallback in &fallbacks {
+            self.debug(&format!("{} not on {}: {}", fallback.partition, fallback.wanted.name(), fallback.reason));
         }
-        moves(&elsewhere, has_device).iter().for_each(|text| self.warn(text));
+        fallback_warnings(&fallbacks, has_device).iter().for_each(|text| self.warn(text));
     }
 
-    fn begin(&self, doing: Doing) {
+    fn start(&self, activity: Activity) {
         if self.is_quiet() {
             return;
         }
-        let mut progress = self.progress();
-        progress.doing = Some(match progress.doing.take() {
-            Some(before) => doing.after(before),
-            None => doing,
+        let mut display = self.display();
+        display.activity = Some(match display.activity.take() {
+            Some(previous) => activity.after(previous),
+            None => activity,
         });
-        if progress.bar.is_some() {
-            progress.draw();
+        if display.bar.is_some() {
+            display.draw();
         }
-        if !std::mem::replace(&mut progress.is_watched, true) {
-            let own = self.own.clone();
-            std::thread::spawn(move || while own.upgrade().is_some_and(|own| own.tick()) {});
+        if !std::mem::replace(&mut display.has_thread, true) {
+            let console = self.this.clone();
+            std::thread::spawn(move || while console.upgrade().is_some_and(|console| console.tick()) {});
         }
     }
 
-    /// Shows progress if it is time to; false when there is nothing to watch any more.
+    /// Updates the display after [`TICK`]. Returns false, which ends the thread, if there is no activity.
     fn tick(&self) -> bool {
         std::thread::sleep(TICK);
-        let mut progress = self.progress();
+        let mut display = self.display();
         if io::stderr().is_terminal() {
-            progress.draw();
-        } else if let Some(text) = progress.doing.as_mut().and_then(Doing::line_now) {
-            // Nobody reads a closed stderr.
+            display.draw();
+        } else if let Some(text) = display.activity.as_mut().and_then(Activity::line_if_due) {
+            // A closed stderr is not an error of the command.
             let _ = writeln!(io::stderr(), "{text}");
         }
-        progress.is_watched = progress.doing.is_some();
-        progress.is_watched
+        display.has_thread = display.activity.is_some();
+        display.has_thread
     }
 
-    fn progress(&self) -> MutexGuard<'_, Progress> {
-        self.progress.lock().unwrap_or_else(PoisonError::into_inner)
+    fn display(&self) -> MutexGuard<'_, Display> {
+        self.display.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn line(&self, text: &str) {
-        // Nobody reads a closed stderr.
+        // A closed stderr is not an error of the command.
         let write = || drop(writeln!(io::stderr(), "{text}"));
-        match &self.progress().bar {
+        match &self.display().bar {
             Some(bar) => bar.suspend(write),
             None => write(),
         }
     }
 }
 
-impl Progress {
-    /// Draws what is being done, on a terminal.
+impl Display {
+    /// Draws a long activity on the terminal.
     fn draw(&mut self) {
-        let Some(doing) = self.doing.as_ref().filter(|doing| doing.is_long()) else { return };
-        doing.draw(self.bar.get_or_insert_with(|| doing.bar()));
+        let Some(activity) = self.activity.as_ref().filter(|activity| activity.is_long()) else { return };
+        activity.draw(self.bar.get_or_insert_with(|| activity.bar()));
     }
 }
 
-/// One line for each reason. Partitions whose providers have no device here share one, whatever each provider says.
-fn moves(elsewhere: &[Elsewhere], has_device: impl Fn(Provider) -> bool) -> Vec<String> {
+/// One line for each reason. Partitions whose providers have no device on this machine share a line, whatever each provider reports.
+fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Provider) -> bool) -> Vec<String> {
     let mut absent: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for partition in elsewhere.chunk_by(|a, b| a.partition == b.partition) {
-        let Some(Elsewhere { partition: name, got, .. }) = partition.last() else { continue };
+    for partition in fallbacks.chunk_by(|a, b| a.partition == b.partition) {
+        let Some(ProviderFallback { partition: name, got, .. }) = partition.last() else { continue };
         let got = if *got == Provider::Cpu { "the CPU" } else { got.name() };
-        let (here, not_here): (Vec<_>, Vec<_>) = partition.iter().partition(|moved| has_device(moved.wanted));
-        for Elsewhere { wanted, reason, .. } in &here {
+        let (with_device, without_device): (Vec<_>, Vec<_>) =
+            partition.iter().partition(|fallback| has_device(fallback.wanted));
+        for ProviderFallback { wanted, reason, .. } in &with_device {
             let why = format!("{got} instead of {}: {reason}", wanted.name());
             failed.entry(why).or_default().push(name);
         }
-        if here.is_empty() {
-            let why = match &not_here[..] {
+        if with_device.is_empty() {
+            let why = match &without_device[..] {
                 [only] => format!("{} finds no usable GPU here", only.wanted.name()),
                 _ => "no usable GPU here".to_owned(),
             };
@@ -200,37 +200,37 @@ fn moves(elsewhere: &[Elsewhere], has_device: impl Fn(Provider) -> bool) -> Vec<
 
 impl Reporter for Console {
     fn checking_files(&self, files: usize) {
-        self.detail(&format!("checking {files} files"));
+        self.debug(&format!("checking {files} files"));
         self.working("checking the plan's files (at each start)");
     }
 
     fn comparing(&self, file: &str, bytes: u64) {
         let text = format!("comparing all {} of {file} with the plan", ByteSize(bytes).human());
-        // Half a second where it comes from memory, several where it comes from a disk.
+        // Takes half a second from the page cache and several from a disk.
         match bytes >= 2 << 30 {
-            true => self.say(&format!("{text}: it is new here or was written to")),
-            false => self.detail(&text),
+            true => self.info(&format!("{text}: the file is new or was modified")),
+            false => self.debug(&text),
         }
     }
 
     fn loading(&self, partition: &str, index: usize, count: usize) {
-        self.begin(Doing::partition(partition, index, count));
+        self.start(Activity::partition(partition, index, count));
     }
 
-    fn preparing(&self, partition: &str, dir: &Path, about: u64) {
-        let mut progress = self.progress();
-        if let Some(doing) = progress.doing.take() {
-            progress.doing = Some(doing.preparing(partition, dir, about));
+    fn preparing(&self, partition: &str, dir: &Path, expected_bytes: u64) {
+        let mut display = self.display();
+        if let Some(activity) = display.activity.take() {
+            display.activity = Some(activity.preparing(partition, dir, expected_bytes));
         }
     }
 
     fn loaded(&self, partition: &str, provider: Provider, processor: &str, millis: f64) {
-        self.detail(&format!("{partition}: {} on {processor}, loaded in {millis:.0} ms", provider.name()));
+        self.debug(&format!("{partition}: {} on {processor}, loaded in {millis:.0} ms", provider.name()));
     }
 
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
-        let mut elsewhere = self.elsewhere.lock().unwrap_or_else(PoisonError::into_inner);
-        elsewhere.push(Elsewhere { partition: partition.to_owned(), wanted, got, reason: reason.to_owned() });
+        let mut fallbacks = self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner);
+        fallbacks.push(ProviderFallback { partition: partition.to_owned(), wanted, got, reason: reason.to_owned() });
     }
 
     fn warning(&self, message: &str) {
@@ -242,28 +242,28 @@ impl Reporter for Console {
 mod tests {
     use super::*;
 
-    fn elsewhere(partition: &str, wanted: Provider, reason: &str) -> Elsewhere {
-        Elsewhere { partition: partition.into(), wanted, got: Provider::Cpu, reason: reason.into() }
+    fn fallback(partition: &str, wanted: Provider, reason: &str) -> ProviderFallback {
+        ProviderFallback { partition: partition.into(), wanted, got: Provider::Cpu, reason: reason.into() }
     }
 
     #[test]
-    fn a_gpu_that_is_not_here_is_one_line() {
-        let both = |name: &str| [Provider::Cuda, Provider::Webgpu].map(|wanted| elsewhere(name, wanted, "no library"));
-        let all: Vec<Elsewhere> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
+    fn partitions_without_a_usable_gpu_share_a_line() {
+        let both = |name: &str| [Provider::Cuda, Provider::Webgpu].map(|wanted| fallback(name, wanted, "no library"));
+        let all: Vec<ProviderFallback> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
         let one = ["gpu_0 to gpu_3 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
-        assert_eq!(moves(&all, |_| false), one);
-        let only = [elsewhere("gpu_0", Provider::Cuda, "no library")];
-        let said = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
-        assert_eq!(moves(&only, |_| false), said);
+        assert_eq!(fallback_warnings(&all, |_| false), one);
+        let only = [fallback("gpu_0", Provider::Cuda, "no library")];
+        let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
+        assert_eq!(fallback_warnings(&only, |_| false), lines);
     }
 
     #[test]
-    fn what_a_gpu_that_is_here_refuses_is_said() {
+    fn the_reason_of_a_provider_with_a_device_is_reported() {
         let all = [
-            elsewhere("gpu_0", Provider::Cuda, "no library"),
-            elsewhere("gpu_0", Provider::Webgpu, "it does not compute in 16 bits"),
+            fallback("gpu_0", Provider::Cuda, "no library"),
+            fallback("gpu_0", Provider::Webgpu, "it does not compute in 16 bits"),
         ];
-        let said = ["gpu_0 runs on the CPU instead of WebGPU: it does not compute in 16 bits"];
-        assert_eq!(moves(&all, |provider| provider == Provider::Webgpu), said);
+        let lines = ["gpu_0 runs on the CPU instead of WebGPU: it does not compute in 16 bits"];
+        assert_eq!(fallback_warnings(&all, |provider| provider == Provider::Webgpu), lines);
     }
 }

@@ -1,16 +1,18 @@
-//! Everything that can end a command, each with the exit code it deserves and, where there is one, the next step.
+//! Every error that can end a command, with its exit code and, where there is one, a hint for the user.
 
-use crate::embeddings::EmbeddingsError;
 use crate::inputs::InputsError;
-use crate::plan_file::PlanFileError;
-use crate::prompt::PromptError;
-use crate::sampling::SamplingError;
+use crate::measure::MeasureError;
+use crate::planning::PlanningError;
+use crate::prompt::PromptReadError;
 use crate::tensors::{NpyError, NpzError};
-use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::EngineError;
-use hpp_io::StdoutError;
-use hpp_io::WriteError;
+use hpp_generate::sampling::SamplingError;
+use hpp_generate::text::{TemplateError, TokenizerError};
+use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
+use hpp_io::{StdoutError, WriteError};
 use hpp_schema::ByteSize;
+use std::io;
+use std::path::PathBuf;
 
 /// What ended a command.
 #[derive(Debug, thiserror::Error)]
@@ -19,127 +21,153 @@ pub enum ExecError {
     #[error(transparent)]
     Plan(#[from] PlanFileError),
     #[error(transparent)]
-    Engine(#[from] EngineError),
+    Generate(#[from] GenerateError),
     #[error(transparent)]
     Library(#[from] hpp_backend::OpenError),
     #[error(transparent)]
-    Prompt(#[from] PromptError),
+    Prompt(#[from] PromptReadError),
     #[error(transparent)]
     Inputs(#[from] InputsError),
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    #[error(transparent)]
-    Template(#[from] TemplateError),
-    #[error(transparent)]
-    Sampling(#[from] SamplingError),
-    #[error(transparent)]
-    Embeddings(#[from] EmbeddingsError),
+    #[error("cannot use {} as a table of embeddings", path.display())]
+    Embeddings { path: PathBuf, source: EmbeddingError },
     #[error(transparent)]
     Npy(#[from] NpyError),
     #[error(transparent)]
     Npz(#[from] NpzError),
     #[error(transparent)]
-    Measure(#[from] crate::command::MeasureError),
+    Measure(#[from] MeasureError),
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
     Output(#[from] StdoutError),
     #[error(transparent)]
-    Cache(#[from] crate::one_step::CacheError),
-    /// A model was given, and nothing here can plan it.
-    #[error("{} is a model, and hpp-split, which plans it, is neither beside hpp-exec nor on PATH", model.display())]
-    NoPlanner { model: std::path::PathBuf },
-    /// hpp-split cannot be run.
-    #[error("cannot run {}", path.display())]
-    Planner { path: std::path::PathBuf, source: std::io::Error },
-    /// hpp-split failed and has said why.
-    #[error("hpp-split made no plan")]
-    NotPlanned { code: Option<u8> },
-    /// The options do not fit together or do not fit the model.
+    Planning(#[from] PlanningError),
+    /// The options contradict each other or do not fit the model.
     #[error("{message}")]
     Usage { message: String, hint: String },
-    /// The unsplit model does not fit where its plan does.
+    /// The unsplit model exceeds the memory limit.
     #[error(
         "the unsplit model takes at least {} of memory for its weights, and this process may use {}",
-        ByteSize(*held).human(), ByteSize(*limit).human()
+        ByteSize(*required).human(), ByteSize(*limit).human()
     )]
-    UnsplitTooLarge { held: u64, limit: u64 },
-    /// The terminal does not work.
+    UnsplitTooLarge { required: u64, limit: u64 },
     #[error("cannot read from the terminal")]
     Terminal(#[source] rustyline::error::ReadlineError),
-    /// There is no room for a small file.
-    #[error("cannot write a temporary file")]
-    Scratch(#[source] std::io::Error),
-    /// Ctrl-C cannot be taken over.
     #[error("cannot watch for Ctrl-C")]
-    Signal(#[source] std::io::Error),
+    Signal(#[source] io::Error),
 }
 
-/// How the engine reports a file that is gone.
-const ABSENT: &str = "cannot be read";
-/// What to do where a file that a plan names is not there.
+impl From<EngineError> for ExecError {
+    fn from(error: EngineError) -> Self {
+        ExecError::Generate(error.into())
+    }
+}
+
+impl From<PromptError> for ExecError {
+    fn from(error: PromptError) -> Self {
+        ExecError::Generate(error.into())
+    }
+}
+
+impl From<SamplingError> for ExecError {
+    fn from(error: SamplingError) -> Self {
+        ExecError::Generate(error.into())
+    }
+}
+
+/// Hint for a file that a plan names and that does not exist.
 const MOVED: &str = "a plan refers to the model's files by paths relative to itself, so neither can be moved alone: move it back, or \
                      make the plan again with hpp-split MODEL --out DIR; hpp-split --pack makes a plan that can be moved";
 
 impl ExecError {
-    /// What the process answers. 2 is clap's, for a command line it does not understand; whatever is found out later is 1, as in
-    /// the other commands.
+    /// The exit code. clap exits with 2 for a command line that it does not understand; errors found later exit with 1, as in the
+    /// other commands.
     pub fn code(&self) -> u8 {
         match self {
-            ExecError::NotPlanned { code } => code.unwrap_or(1),
+            ExecError::Planning(error) => error.code(),
             ExecError::Output(StdoutError::Closed) => 0,
             _ if self.is_cancelled() => crate::interrupt::INTERRUPTED,
             _ => 1,
         }
     }
 
-    /// Whether there is nothing to tell: a reader that went away and a Ctrl-C are no news to whoever did it, and hpp-split has
-    /// said itself why it failed, unless a signal ended it.
+    /// Whether to print nothing: the reader of stdout went away, the user pressed Ctrl-C, or hpp-split has printed its own error.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, ExecError::Output(StdoutError::Closed) | ExecError::NotPlanned { code: Some(_) })
-            || self.is_cancelled()
+        match self {
+            ExecError::Output(StdoutError::Closed) => true,
+            ExecError::Planning(error) => error.is_quiet(),
+            _ => self.is_cancelled(),
+        }
     }
 
     /// Whether Ctrl-C ended it.
     pub fn is_cancelled(&self) -> bool {
-        matches!(self, ExecError::Engine(EngineError::Cancelled))
+        matches!(self.engine(), Some(EngineError::Cancelled))
     }
 
-    /// The next step for a person.
-    pub fn hint(&self) -> Option<String> {
+    /// The engine's error, if it is one.
+    pub fn engine(&self) -> Option<&EngineError> {
         match self {
-            ExecError::Plan(e) => e.hint(),
-            ExecError::Engine(EngineError::Files { problems }) if problems.iter().any(|p| p.contains(ABSENT)) => {
-                Some(MOVED.to_owned())
-            }
-            ExecError::Engine(e) => e.hint().map(str::to_owned),
-            ExecError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => Some(MOVED.to_owned()),
-            ExecError::Template(TemplateError::Read { path, .. }) if !path.exists() => Some(MOVED.to_owned()),
-            ExecError::Cache(e) => e.hint().map(str::to_owned),
-            ExecError::NoPlanner { .. } => Some(
-                "install hpp-split beside hpp-exec, or make the plan where it is: hpp-split MODEL --pack --out DIR"
-                    .to_owned(),
-            ),
-            ExecError::Library(e) => Some(e.hint().to_owned()),
-            ExecError::Prompt(e) => e.hint().map(str::to_owned),
-            ExecError::Inputs(e) => e.hint(),
-            ExecError::Usage { hint, .. } => Some(hint.clone()),
-            ExecError::UnsplitTooLarge { .. } => {
-                Some("raise the limit, or run this on a machine with more memory".to_owned())
-            }
-            ExecError::Output(_) => Some("free space where stdout goes, or send it elsewhere".to_owned()),
-            ExecError::Write(e) if e.source.kind() == std::io::ErrorKind::StorageFull => {
-                Some("free space, or write the file on another disk".to_owned())
-            }
-            ExecError::Sampling(_) => Some("compare the plan with the unsplit model: hpp-exec verify PLAN".to_owned()),
-            ExecError::Template(e) => e.hint().map(str::to_owned),
-            ExecError::Tokenizer(e) => Some(e.hint().to_owned()),
+            ExecError::Generate(GenerateError::Engine(error)) => Some(error),
             _ => None,
         }
     }
 
-    /// `error: ...`, the causes, and `hint: ...`.
+    /// What the user can do next.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            ExecError::Plan(e) => return e.hint(),
+            ExecError::Generate(e) => generate_hint(e)?,
+            ExecError::Planning(e) => e.hint()?,
+            ExecError::Library(e) => e.hint(),
+            ExecError::Prompt(e) => e.hint()?,
+            ExecError::Inputs(e) => e.hint(),
+            ExecError::Usage { hint, .. } => hint,
+            ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",
+            ExecError::Output(_) => "free space where stdout goes, or send it elsewhere",
+            ExecError::Write(e) if e.source.kind() == io::ErrorKind::StorageFull => {
+                "free space, or write the file on another disk"
+            }
+            _ => return None,
+        };
+        Some(hint.to_owned())
+    }
+
+    /// `error: ...`, its causes, and `hint: ...`.
     pub fn report(&self) -> String {
         hpp_schema::error_report(self, self.hint().as_deref())
     }
+}
+
+fn generate_hint(error: &GenerateError) -> Option<&'static str> {
+    Some(match error {
+        GenerateError::Engine(EngineError::Files { problems })
+            if problems.iter().any(|p| p.contains("cannot be read")) =>
+        {
+            MOVED
+        }
+        GenerateError::Engine(e) => return e.hint(),
+        GenerateError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => MOVED,
+        GenerateError::Tokenizer(_) => {
+            "get tokenizer.json again from the model's source, or give tokens instead of text: --tokens 1,2,3"
+        }
+        GenerateError::Template(TemplateError::Read { path, .. }) if !path.exists() => MOVED,
+        GenerateError::Template(TemplateError::Template { .. } | TemplateError::Limit { .. }) => {
+            "leave --chat out to send the prompt as it is, or get the template again from the model's source"
+        }
+        GenerateError::Template(_) => return None,
+        GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
+        GenerateError::Embedding(_) => return None,
+        GenerateError::Prompt(e) => match e {
+            PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
+            PromptError::NoTokenizer => {
+                "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
+            }
+            PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
+            PromptError::NotALanguageModel => "run it on tensors: hpp-exec PLAN --inputs in.npz --outputs out.npz",
+            PromptError::TooLong { .. } => {
+                "shorten the prompt, give a longer --context, or split again with a longer --context"
+            }
+        },
+    })
 }

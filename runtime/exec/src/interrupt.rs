@@ -1,8 +1,8 @@
-//! Ctrl-C: the first asks for a clean stop, the second ends the process at once. While there is nothing to keep, as before a plan is
+//! Ctrl-C: the first requests a stop, the second ends the process. While there is nothing to keep, for example before a plan is
 //! loaded, the first ends it too.
 //!
-//! Loops look at [`Interrupt::asked`] between tokens and keep their state. What goes on for longer than [`GRACE`] all the same,
-//! such as a long prompt in one pass or a load, is cancelled ([`Interrupt::watch`]).
+//! Loops check [`Interrupt::is_requested`] between tokens and keep their state. A pass or a load that goes on for longer than
+//! [`GRACE_PERIOD`] is cancelled ([`Interrupt::cancel_on_request`]).
 
 use hpp_engine::CancelHandle;
 use signal_hook::consts::SIGINT;
@@ -14,86 +14,86 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What a process ended by Ctrl-C answers.
+/// Exit code of a process ended by Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 
-/// How long a pass may go on after Ctrl-C before it is cancelled. A pass that ends by itself keeps the sequence's state.
-pub const GRACE: Duration = Duration::from_millis(250);
+/// Time after Ctrl-C in which a pass may end by itself and so keep the sequence's state. After it the pass is cancelled.
+pub const GRACE_PERIOD: Duration = Duration::from_millis(250);
 
-/// How often Ctrl-C is looked for.
-const POLL: Duration = Duration::from_millis(50);
+/// Interval between two checks for Ctrl-C.
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whether Ctrl-C was pressed, and what the next one does.
+/// Whether Ctrl-C was pressed, and whether the next one ends the process.
 #[derive(Clone, Debug)]
 pub struct Interrupt {
-    asked: Arc<AtomicBool>,
-    at_once: Arc<AtomicBool>,
+    requested: Arc<AtomicBool>,
+    exit_on_next: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Takes Ctrl-C over. Until [`gentle`](Self::gentle) is called, it ends the process at once with code 130.
+    /// Installs the signal handler. Until [`graceful`](Self::graceful) is called, Ctrl-C ends the process with exit code 130.
     pub fn install() -> io::Result<Self> {
-        let this = Self { asked: Arc::default(), at_once: Arc::new(AtomicBool::new(true)) };
-        // In this order, each on every Ctrl-C: end if that was said before; note the wish; next time, end.
-        flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.at_once))?;
-        flag::register(SIGINT, Arc::clone(&this.asked))?;
-        flag::register(SIGINT, Arc::clone(&this.at_once))?;
+        let this = Self { requested: Arc::default(), exit_on_next: Arc::new(AtomicBool::new(true)) };
+        // Each Ctrl-C runs these in order: exit if the flag is set; record the request; exit on the next one.
+        flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.exit_on_next))?;
+        flag::register(SIGINT, Arc::clone(&this.requested))?;
+        flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
         Ok(this)
     }
 
-    /// One that is never pressed.
+    /// Without a signal handler: never requested, except through [`request`](Self::request).
     pub fn never() -> Self {
-        Self { asked: Arc::default(), at_once: Arc::default() }
+        Self { requested: Arc::default(), exit_on_next: Arc::default() }
     }
 
-    /// From here on there is something to keep: the next Ctrl-C only asks. Forgets one that was answered.
-    pub fn gentle(&self) {
-        self.asked.store(false, Ordering::SeqCst);
-        self.at_once.store(false, Ordering::SeqCst);
+    /// Makes the next Ctrl-C only request a stop, because there is something to keep now. Clears an earlier request.
+    pub fn graceful(&self) {
+        self.requested.store(false, Ordering::SeqCst);
+        self.exit_on_next.store(false, Ordering::SeqCst);
     }
 
-    /// From here on there is nothing to lose.
-    pub fn abrupt(&self) {
-        self.at_once.store(true, Ordering::SeqCst);
+    /// Makes the next Ctrl-C end the process, because there is nothing to keep.
+    pub fn immediate(&self) {
+        self.exit_on_next.store(true, Ordering::SeqCst);
     }
 
-    /// Whether a stop was asked for.
-    pub fn asked(&self) -> bool {
-        self.asked.load(Ordering::SeqCst)
+    /// Whether Ctrl-C requested a stop.
+    pub fn is_requested(&self) -> bool {
+        self.requested.load(Ordering::SeqCst)
     }
 
-    /// Asks as Ctrl-C does.
-    pub fn ask(&self) {
-        self.asked.store(true, Ordering::SeqCst);
+    /// Requests a stop, as Ctrl-C does.
+    pub fn request(&self) {
+        self.requested.store(true, Ordering::SeqCst);
     }
 
-    /// Cancels what runs under `cancel` when a stop was asked for [`GRACE`] ago, until the watch is dropped.
-    pub fn watch(&self, cancel: &CancelHandle) -> Watch {
+    /// Starts a thread that cancels what runs under `cancel` once a stop was requested [`GRACE_PERIOD`] ago.
+    pub fn cancel_on_request(&self, cancel: &CancelHandle) -> InterruptWatch {
         let (end, ended) = channel::<()>();
         let (interrupt, handle) = (self.clone(), cancel.clone());
         let watch = move || {
-            let mut asked: Option<Instant> = None;
-            while ended.recv_timeout(POLL) == Err(RecvTimeoutError::Timeout) {
-                if interrupt.asked() && asked.get_or_insert_with(Instant::now).elapsed() >= GRACE {
+            let mut requested: Option<Instant> = None;
+            while ended.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if interrupt.is_requested() && requested.get_or_insert_with(Instant::now).elapsed() >= GRACE_PERIOD {
                     return handle.cancel();
                 }
             }
         };
         let thread = std::thread::Builder::new().name("hpp-ctrl-c".into()).spawn(watch).ok();
-        Watch { end: Some(end), thread, cancel: cancel.clone() }
+        InterruptWatch { end: Some(end), thread, cancel: cancel.clone() }
     }
 }
 
-/// A thread that cancels on Ctrl-C. Dropping it ends the thread and lets the engine run again.
-pub struct Watch {
+/// A thread that cancels on Ctrl-C. Dropping it ends the thread and resets the cancel handle.
+pub struct InterruptWatch {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
     cancel: CancelHandle,
 }
 
-impl Drop for Watch {
+impl Drop for InterruptWatch {
     fn drop(&mut self) {
-        // The thread sees that nobody can send any more.
+        // Closing the channel ends the thread's loop.
         drop(self.end.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -107,27 +107,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_goes_on_after_ctrl_c_is_cancelled_and_may_run_again_later() {
+    fn work_beyond_the_grace_period_is_cancelled_and_the_handle_is_reset_later() {
         let (interrupt, cancel) = (Interrupt::never(), CancelHandle::new());
-        let watch = interrupt.watch(&cancel);
-        let asked = Instant::now();
-        interrupt.ask();
+        let watch = interrupt.cancel_on_request(&cancel);
+        let requested = Instant::now();
+        interrupt.request();
         while !cancel.is_cancelled() {
-            assert!(asked.elapsed() < Duration::from_secs(30), "nobody cancelled");
+            assert!(requested.elapsed() < Duration::from_secs(30), "it is never cancelled");
             std::thread::sleep(Duration::from_millis(5));
         }
-        assert!(asked.elapsed() >= GRACE, "a pass may end by itself first");
+        assert!(requested.elapsed() >= GRACE_PERIOD, "a pass may end by itself first");
         drop(watch);
         assert!(!cancel.is_cancelled());
     }
 
     #[test]
-    fn what_ends_by_itself_is_not_cancelled() {
+    fn work_that_ends_in_the_grace_period_is_not_cancelled() {
         let (interrupt, cancel) = (Interrupt::never(), CancelHandle::new());
-        let watch = interrupt.watch(&cancel);
-        interrupt.ask();
+        let watch = interrupt.cancel_on_request(&cancel);
+        interrupt.request();
         drop(watch);
-        std::thread::sleep(GRACE + 2 * POLL);
+        std::thread::sleep(GRACE_PERIOD + 2 * POLL_INTERVAL);
         assert!(!cancel.is_cancelled());
     }
 }

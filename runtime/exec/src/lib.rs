@@ -1,47 +1,42 @@
-//! `hpp-exec`: obeys a plan and turns the result into text, files and reports.
+//! `hpp-exec`: runs a plan and turns the result into text, files and reports.
 //!
-//! This crate knows the terminal, tokenizers, chat templates and sampling. It knows no graph and no session of ONNX
-//! Runtime: it drives `hpp-engine` over `hpp-backend` and makes no choice that belongs in a plan.
+//! This crate knows the command line, the terminal and NumPy files. It drives `hpp-generate` and `hpp-engine` over `hpp-backend`. It
+//! knows no graphs and no sessions of ONNX Runtime, and makes no decision that belongs in a plan.
 
-mod busy;
+mod activity;
 pub mod cli;
 pub mod command;
 pub mod console;
-mod disk;
-pub mod embeddings;
 pub mod error;
-mod fit;
-pub mod generate;
+mod host_memory;
 pub mod inputs;
 pub mod interrupt;
-pub mod machine;
-pub mod numbers;
-mod one_step;
-pub mod plan_file;
-mod progress;
+mod measure;
+mod numbers;
+mod other_load;
+mod planning;
 pub mod prompt;
 pub mod report;
-pub mod sampling;
-pub mod session;
+pub mod runtime;
 pub mod settings;
-mod streaming;
 pub mod tensors;
-pub mod text;
 
 use cli::{Cli, Command};
-use command::Around;
+use command::CommandContext;
 use console::{Console, Level};
 use error::ExecError;
+use hpp_engine::EngineError;
 use interrupt::Interrupt;
-use one_step::CachedPlan;
+use planning::CachedPlan;
 use settings::Task;
 use std::io::{self, Write};
+use std::sync::Arc;
 
-/// Does what the command line says; the process's answer.
+/// Runs the command line. Returns the exit code of the process.
 pub fn run(cli: Cli) -> u8 {
     let console = Console::new(level(&cli));
     let outcome = perform(cli, &console);
-    // Loading may have failed after a partition found no place where the plan wants it: every reason may be the cause.
+    // A failed load may have fallen back before it failed: print every fallback, as any may be the cause.
     console.loading_done(|_| true);
     match outcome {
         Ok(code) => code,
@@ -54,22 +49,24 @@ pub fn run(cli: Cli) -> u8 {
     }
 }
 
-fn perform(cli: Cli, console: &std::sync::Arc<Console>) -> Result<u8, ExecError> {
+fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     let interrupt = Interrupt::install().map_err(ExecError::Signal)?;
     let mut task = Task::resolve(cli)?;
-    let cached = plan_of_model(&mut task, console)?;
+    let cached = plan_model(&mut task, console)?;
     let mut out = io::stdout().lock();
-    let outcome = command::run(task, &mut Around { console, out: &mut out, interrupt: &interrupt });
+    let outcome = command::run(task, &mut CommandContext { console, out: &mut out, interrupt: &interrupt });
     if let Some(cached) = cached {
-        cached.finish(&outcome, console);
+        let engine_error = outcome.as_ref().err().and_then(ExecError::engine);
+        let model_changed = matches!(engine_error, Some(EngineError::Files { .. }));
+        cached.release(model_changed, console);
     }
     outcome
 }
 
-/// Puts a plan in the place of a model that a task names. It must be kept until the task is done.
-fn plan_of_model(task: &mut Task, console: &Console) -> Result<Option<CachedPlan>, ExecError> {
+/// Replaces a model that the task names by its plan. The caller must keep the plan until the task is done.
+fn plan_model(task: &mut Task, console: &Console) -> Result<Option<CachedPlan>, ExecError> {
     let Some((path, runtime)) = task.plan() else { return Ok(None) };
-    let cached = CachedPlan::of(path, runtime, console)?;
+    let cached = CachedPlan::for_model(path, runtime, console)?;
     if let Some(cached) = &cached {
         *path = cached.path();
     }

@@ -1,4 +1,4 @@
-//! What can be wrong with plans, files, prompts and machines: an answer that says what to do, and never a panic.
+//! Wrong plans, files, prompts and machines: each gives an error with a hint, and none a panic.
 
 mod support;
 
@@ -20,7 +20,7 @@ fn flip(path: &std::path::Path, at: usize) {
 }
 
 #[test]
-fn files_that_are_not_the_plans() {
+fn files_that_differ_from_the_plans_records() {
     let plan = PlanDir::new(LLAMA, 64);
     let run = || plan.run(&["--tokens", "1,2"]);
     let data = plan.file("model.onnx.data");
@@ -38,10 +38,10 @@ fn files_that_are_not_the_plans() {
 }
 
 #[test]
-fn every_byte_of_a_small_model_is_compared_unasked() {
+fn every_byte_of_a_small_model_is_compared_by_default() {
     let plan = PlanDir::new(LLAMA, 64);
     plan.run(&["--tokens", "1,2", "--max-new", "1", "--verify-weights"]).ok();
-    // Samples of 4 KiB are compared of larger files; this lies between the first two.
+    // Of larger files only samples of 4 KiB are compared; this byte lies between the first two.
     let data = plan.file("model.onnx.data");
     assert!(std::fs::metadata(&data).unwrap().len() > 66 * 4096);
     flip(&data, 4096 + 64);
@@ -75,7 +75,7 @@ fn plans_that_are_not_plans() {
 }
 
 #[test]
-fn a_plan_without_its_seal_is_refused_and_what_a_person_edits_is_not_sealed() {
+fn a_plan_without_its_seal_is_refused_and_fields_that_users_may_edit_are_not_sealed() {
     let plan = PlanDir::new(LLAMA, 64);
     let run = || plan.run(&["--tokens", "1,2", "--max-new", "1"]);
     rewrite(&plan, "reason: a test", "reason: I want it so");
@@ -87,7 +87,7 @@ fn a_plan_without_its_seal_is_refused_and_what_a_person_edits_is_not_sealed() {
 }
 
 #[test]
-fn plans_that_contradict_themselves_or_reach_out() {
+fn plans_that_contradict_themselves_or_name_files_outside() {
     type Change = fn(&mut hpp_schema::Plan);
     let changes: [(Change, &str); 8] = [
         (|plan| plan.schedule.decode[0] = hpp_schema::Step::Run("nothing".into()), "nothing"),
@@ -108,7 +108,7 @@ fn plans_that_contradict_themselves_or_reach_out() {
 }
 
 #[test]
-fn a_partition_whose_file_has_other_inputs_than_the_plan_says() {
+fn a_partition_whose_file_has_other_inputs_than_the_plan() {
     let mut plan = PlanDir::new(LLAMA, 64);
     plan.plan.partitions[0].inputs[0].name = "other_ids".into();
     plan.plan.model.inputs[0].name = "other_ids".into();
@@ -117,7 +117,7 @@ fn a_partition_whose_file_has_other_inputs_than_the_plan_says() {
 }
 
 #[test]
-fn a_partition_that_is_no_model() {
+fn a_partition_that_is_not_a_model() {
     let mut plan = PlanDir::new(LLAMA, 64);
     for bytes in [&b""[..], b"not a model", &[0x0a; 300]] {
         std::fs::write(plan.file("model.onnx"), bytes).unwrap();
@@ -132,7 +132,7 @@ fn a_partition_that_is_no_model() {
 #[test]
 fn a_model_needs_hpp_split() {
     let plan = PlanDir::new(LLAMA, 64);
-    // The command where no hpp-split is beside it.
+    // A copy of the command without hpp-split beside it.
     let alone = plan.file("hpp-exec");
     let own = env!("CARGO_BIN_EXE_hpp-exec");
     std::fs::hard_link(own, &alone).or_else(|_| std::fs::copy(own, &alone).map(drop)).unwrap();
@@ -193,7 +193,7 @@ fn results_go_through_links_and_pipes_and_leave_them_there() {
     assert!(kind(&link).is_symlink() && kind(&file).is_file());
     let read = pipe(&fifo);
     run(&fifo);
-    assert!(kind(&fifo).is_fifo(), "it became a file");
+    assert!(kind(&fifo).is_fifo(), "the pipe was replaced by a file");
     assert_eq!(read.join().unwrap(), std::fs::read(&file).unwrap());
 
     let trace = plan.file("trace");
@@ -215,9 +215,9 @@ fn results_that_stdout_cannot_take() {
     }
 }
 
-/// Tokenizers that make the library behind them panic or work without end.
+/// Tokenizers that make the library panic or loop.
 #[test]
-fn tokenizers_that_break_what_reads_them() {
+fn tokenizers_that_break_the_library() {
     let plan = PlanDir::new(LLAMA, 64);
     let file = plan.file("tokenizer.json");
     let original: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
@@ -247,7 +247,7 @@ fn embeddings_for_a_model_that_takes_tokens() {
 }
 
 #[test]
-fn libraries_that_are_not_there_or_not_for_here() {
+fn libraries_that_are_missing_or_for_another_machine() {
     let plan = PlanDir::new(LLAMA, 32);
     let args = ["--tokens", "1", "--ort-lib"];
     let run = |path: &str| plan.run(&[&args[..], &[path]].concat());
@@ -267,7 +267,7 @@ fn libraries_that_are_not_there_or_not_for_here() {
 }
 
 #[test]
-fn a_provider_that_is_not_here_is_replaced_with_a_warning_or_refused() {
+fn a_missing_provider_falls_back_with_a_warning_or_is_refused() {
     let plan = PlanDir::new(LLAMA, 32).for_gpu(vec![Provider::Cuda, Provider::Cpu]);
     let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos", "--json"]).ok();
     assert_eq!(support::tokens(&ran.json()), plan.model.tokens());
@@ -277,7 +277,7 @@ fn a_provider_that_is_not_here_is_replaced_with_a_warning_or_refused() {
 }
 
 #[test]
-fn a_wrong_command_line_is_told_from_failure() {
+fn exit_codes_distinguish_a_wrong_command_line_from_a_failure() {
     support::hpp_exec([]).fails(2, &["<PLAN|MODEL>"]);
     support::hpp_exec(["--nonsense"]).fails(2, &["--nonsense"]);
     let plan = PlanDir::new(LLAMA, 32);

@@ -1,4 +1,4 @@
-//! A conversation, typed into a terminal of its own.
+//! A conversation in a pseudoterminal.
 
 #![cfg(unix)]
 
@@ -31,14 +31,14 @@ fn left(session: PtySession) -> Option<i32> {
 }
 
 #[test]
-fn turns_build_on_each_other_until_the_person_leaves() {
+fn turns_reuse_the_conversation_until_the_user_leaves() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 128);
     let mut session = talk(&plan, &["--max-new", "4", "--ignore-eos"]);
     say(&mut session, "hello");
     session.exp_string("[4 tokens").unwrap();
     session.exp_string(" 0 tokens of the conversation reused").unwrap();
     say(&mut session, "again");
-    // The first turn and its answer, whatever their number, are not read again from the start.
+    // The tokens of the first turn and of its answer are reused.
     session.exp_regex(r" [1-9][0-9]* tokens? of the conversation reused").unwrap();
     say(&mut session, "/reset");
     say(&mut session, "third");
@@ -68,7 +68,7 @@ fn ctrl_d_leaves_and_ctrl_c_stops_only_the_answer() {
 }
 
 #[test]
-fn a_conversation_too_long_is_told_and_can_go_on() {
+fn a_message_that_is_too_long_is_reported_and_the_conversation_continues() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 32);
     let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     std::fs::write(plan.file("tokenizer_config.json"), json!({ "chat_template": template }).to_string()).unwrap();

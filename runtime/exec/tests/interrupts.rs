@@ -1,4 +1,4 @@
-//! Ctrl-C, and a reader that goes away.
+//! Ctrl-C, and a reader of stdout that goes away.
 
 #![cfg(unix)]
 
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{PlanDir, Ran, command};
 
-/// A model without a table of positions, so that a text may grow long enough to be interrupted.
+/// A model without a table of positions, whose text can grow long enough to be interrupted.
 fn endless() -> PlanDir {
     PlanDir::new("optimum/llama-with-past", 20_000)
 }
@@ -24,13 +24,13 @@ fn interrupt(child: &Child) {
     assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
 }
 
-/// Waits until the plan is loaded: nothing is on stdout before the first token.
+/// Waits until the plan is loaded.
 fn loaded(child: &mut Child) -> impl Read + use<> {
-    let (mut said, mut byte) = (String::new(), [0]);
+    let (mut text, mut byte) = (String::new(), [0]);
     let mut stderr = child.stderr.take().unwrap();
-    while !said.contains("loaded in") {
+    while !text.contains("loaded in") {
         stderr.read_exact(&mut byte).unwrap();
-        said.push(char::from(byte[0]));
+        text.push(char::from(byte[0]));
     }
     stderr
 }
@@ -45,7 +45,7 @@ fn finish(mut child: Child) -> Ran {
     let started = Instant::now();
     drop(child.stdin.take());
     let ran = Ran::of(child.wait_with_output().unwrap());
-    assert!(started.elapsed() < Duration::from_secs(20), "it went on");
+    assert!(started.elapsed() < Duration::from_secs(20), "it continued");
     ran
 }
 
@@ -63,7 +63,7 @@ fn the_first_ctrl_c_stops_the_text_and_keeps_it() {
 }
 
 #[test]
-fn json_says_it_was_cancelled() {
+fn json_reports_the_cancellation() {
     let plan = endless();
     let child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos", "--json", "-v"]);
     let mut child = child;
@@ -76,9 +76,9 @@ fn json_says_it_was_cancelled() {
 }
 
 #[test]
-fn before_there_is_anything_to_keep_ctrl_c_ends_at_once() {
+fn ctrl_c_before_the_load_ends_the_process() {
     let plan = endless();
-    // Waits for a prompt that never comes.
+    // It waits for a prompt on stdin.
     let child = spawn(&plan, &[]);
     std::thread::sleep(Duration::from_millis(500));
     interrupt(&child);
@@ -87,7 +87,7 @@ fn before_there_is_anything_to_keep_ctrl_c_ends_at_once() {
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_reader_that_goes_away_is_not_an_error() {
     let plan = endless();
     let mut child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos"]);
     first_byte(&mut child);
@@ -97,7 +97,7 @@ fn a_reader_that_goes_away_is_no_error() {
     assert!(!ran.stderr.contains("error") && !ran.stderr.contains("panicked"), "{}", ran.stderr);
 }
 
-/// A prompt of thousands of tokens in one pass takes seconds. Ctrl-C ends the pass itself: none is counted.
+/// A prompt of thousands of tokens in one pass takes seconds. Ctrl-C cancels the pass, so telemetry counts none.
 #[test]
 fn ctrl_c_ends_a_long_prompt_in_the_middle_of_its_pass() {
     let plan = endless();
@@ -111,5 +111,5 @@ fn ctrl_c_ends_a_long_prompt_in_the_middle_of_its_pass() {
     assert_eq!(ran.code, Some(130));
     let report = ran.json();
     assert_eq!((&report["finish_reason"], &report["tokens"]), (&"cancelled".into(), &serde_json::json!([])));
-    assert!(report["timings"]["prefill_tokens_per_second"].is_null(), "the pass went to its end: {report}");
+    assert!(report["timings"]["prefill_tokens_per_second"].is_null(), "the pass was completed: {report}");
 }

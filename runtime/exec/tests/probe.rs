@@ -1,4 +1,4 @@
-//! `hpp-exec probe` as a process: what it says, what it survives, what it measures of recorded models and of this machine.
+//! `hpp-exec probe` as a process: its protocol, its errors, its measurements of recorded models and of this machine.
 
 mod support;
 
@@ -174,8 +174,17 @@ fn what_is_not_here_fails_with_the_reason_and_the_next_request_is_answered() {
         line(&Request::Machine(MachineProbe::RamRead { bytes: vec![u64::MAX] })),
         "\u{fffd}".into(),
     ]);
-    let says =
-        ["no request", "moon", "no/such.onnx", "CUDA", "no device", "CUDA", "no size", "cannot be had", "no request"];
+    let says = [
+        "not a request",
+        "moon",
+        "no/such.onnx",
+        "CUDA",
+        "no device",
+        "CUDA",
+        "no size",
+        "are too much",
+        "not a request",
+    ];
     assert_eq!(replies.len(), says.len(), "{replies:#?}");
     for (reply, says) in replies.iter().zip(says) {
         assert!(matches!(reply, Reply::Failed { reason } if reason.contains(says)), "{says}: {reply:?}");

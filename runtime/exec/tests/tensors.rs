@@ -37,7 +37,7 @@ fn recorded_inputs_give_recorded_outputs() {
 }
 
 #[test]
-fn tensors_that_do_not_fit_are_listed_with_what_is_wanted() {
+fn tensors_that_do_not_fit_are_listed_with_the_expected_inputs() {
     let plan = PlanDir::new("optimum/bert", 64);
     let mut tensors = inputs_of(&plan);
     tensors.retain(|(name, _)| name != "attention_mask");
@@ -52,7 +52,7 @@ fn tensors_that_do_not_fit_are_listed_with_what_is_wanted() {
             "surprise: the model has no such input",
             "attention_mask: it is missing",
             "not int64",
-            "the model wants:",
+            "the model takes:",
             "hint:",
         ],
     );
@@ -60,7 +60,7 @@ fn tensors_that_do_not_fit_are_listed_with_what_is_wanted() {
 }
 
 #[test]
-fn kinds_of_models_are_not_mixed_up() {
+fn language_models_and_models_that_run_once_are_distinguished() {
     let once = PlanDir::new("optimum/bert", 64);
     once.run(&["--tokens", "1,2"]).fails(1, &["generates no text", "--inputs"]);
     let text = PlanDir::new("genai/llama3-fp32-cpu", 64);

@@ -1,9 +1,9 @@
-//! Text from prompts: the recorded tokens, streamed, reported and saved.
+//! Generating text: recorded tokens, streamed text, the JSON report, saved logits.
 
 mod support;
 
 use hpp_exec::tensors::read_npy;
-use hpp_exec::text::TextTokenizer;
+use hpp_generate::text::TextTokenizer;
 use serde_json::json;
 use std::io::Write;
 use std::process::Stdio;
@@ -12,7 +12,7 @@ use support::{PlanDir, Ran, command, recorded, tokens};
 const LLAMA: &str = "genai/llama3-fp32-cpu";
 
 #[test]
-fn every_decoder_says_its_recorded_tokens() {
+fn every_decoder_generates_its_recorded_tokens() {
     let mut failed = vec![];
     for model in recorded().into_iter().filter(|m| m.kind().starts_with("decoder")) {
         let takes_tokens = model.facts["inputs"].as_array().unwrap().iter().any(|i| i["name"] == "input_ids");
@@ -29,7 +29,7 @@ fn every_decoder_says_its_recorded_tokens() {
 }
 
 #[test]
-fn scores_are_saved_step_by_step() {
+fn logits_are_saved_for_each_step() {
     let plan = PlanDir::new(LLAMA, 64);
     let file = plan.file("scores.npy");
     let logits = file.to_str().unwrap();
@@ -69,14 +69,14 @@ fn streamed_text_is_the_reported_text_and_the_tokenizers() {
 }
 
 #[test]
-fn quiet_says_nothing_but_the_text() {
+fn quiet_prints_only_the_text() {
     let plan = PlanDir::new(LLAMA, 64);
     let ran = plan.run(&["--prompt", "hello", "--max-new", "3", "-q"]).ok();
     assert_eq!(ran.stderr, "");
 }
 
 #[test]
-fn the_report_has_everything() {
+fn the_report_has_all_fields() {
     let plan = PlanDir::new(LLAMA, 64);
     let report = plan.run(&["--tokens", &plan.prompt(), "--max-new", "5", "--ignore-eos", "--json"]).ok().json();
     assert_eq!(report["prompt_tokens"], json!(plan.model.prompt().len()));
@@ -119,7 +119,7 @@ fn texts_end_for_the_reason_given() {
 }
 
 #[test]
-fn chance_is_repeatable_by_its_seed() {
+fn the_same_seed_repeats_the_text() {
     let plan = PlanDir::new(LLAMA, 64);
     let run = |seed: &str| {
         let args = ["--prompt", "hello", "--max-new", "12", "--ignore-eos", "--temperature", "1.5", "--seed", seed];
@@ -161,8 +161,8 @@ fn piped_text_goes_before_the_prompt() {
     let plan = PlanDir::new(LLAMA, 64);
     let rest = ["--max-new", "8", "--ignore-eos", "--json"];
     let ids = |ran: Ran| ran.ok().json()["prompt_token_ids"].clone();
-    let direct = ids(plan.run(&[&["--prompt", "some notes\nwhat of them?"][..], &rest].concat()));
-    let prompt = ["--prompt", "what of them?"];
+    let direct = ids(plan.run(&[&["--prompt", "some notes\nwhat do they say?"][..], &rest].concat()));
+    let prompt = ["--prompt", "what do they say?"];
     assert_eq!(ids(piped(&plan, &[&prompt[..], &rest].concat(), "some notes")), direct);
     let alone = ids(plan.run(&[&prompt[..], &rest].concat()));
     assert_eq!(ids(piped(&plan, &[&prompt[..], &rest].concat(), "")), alone, "an empty pipe adds nothing");
@@ -182,27 +182,27 @@ fn without_a_tokenizer_tokens_go_in_and_out() {
     plan.plan.generation.as_mut().unwrap().tokenizer = None;
     plan.save();
     let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos"]).ok();
-    let said: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
-    assert_eq!(said, plan.model.tokens());
+    let printed: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
+    assert_eq!(printed, plan.model.tokens());
     plan.run(&["--prompt", "hi"]).fails(1, &["no tokenizer", "--tokens"]);
     plan.run(&["--tokens", "1", "--stop", "x"]).fails(1, &["--stop needs a tokenizer"]);
 }
 
-/// Text needs it; tokens do not.
+/// Only text needs it.
 #[test]
-fn a_tokenizer_that_is_gone_is_a_warning_where_tokens_go_in() {
+fn a_missing_tokenizer_is_a_warning_for_a_prompt_of_tokens() {
     let plan = PlanDir::new(LLAMA, 64);
     std::fs::remove_file(plan.file("tokenizer.json")).unwrap();
     let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos"]).ok();
-    let said: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
-    assert_eq!(said, plan.model.tokens());
+    let printed: Vec<u32> = ran.stdout.trim().split(',').map(|t| t.parse().unwrap()).collect();
+    assert_eq!(printed, plan.model.tokens());
     assert!(ran.stderr.contains("warning: cannot read the tokenizer"), "{}", ran.stderr);
     plan.command("verify", &["--tokens", "1,2,3", "--steps", "2"]).ok();
     plan.run(&["--prompt", "hi"]).fails(1, &["error: cannot read the tokenizer"]);
     plan.run(&["--tokens", "1", "--stop", "x"]).fails(1, &["error: cannot read the tokenizer"]);
 }
 
-/// A model may have more ids than its tokenizer: the text misses them, and a warning says so once.
+/// A model may have more token ids than its tokenizer. The text leaves them out, and one warning reports it.
 #[test]
 fn tokens_that_the_tokenizer_does_not_know_are_counted_in_a_warning() {
     let mut plan = PlanDir::new(LLAMA, 64);

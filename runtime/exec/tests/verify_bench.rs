@@ -19,13 +19,13 @@ fn a_model_is_bit_identical_to_itself() {
 }
 
 #[test]
-fn made_up_inputs_verify_models_that_run_once() {
+fn models_that_run_once_are_verified_on_random_inputs() {
     let plan = PlanDir::new("optimum/bert", 64);
     let ran = plan.command("verify", &[]).ok();
     assert!(ran.stdout.contains("bit-identical"), "{}", ran.stdout);
 }
 
-/// The plan's partition is the same model with one weight changed; what it is compared with is the original.
+/// The plan's partition has some weights changed; the unsplit model has the original ones.
 #[test]
 fn a_changed_weight_is_found_and_fails() {
     let mut plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
@@ -51,7 +51,7 @@ fn a_changed_weight_is_found_and_fails() {
 }
 
 #[test]
-fn a_bench_measures_what_it_says() {
+fn a_benchmark_reports_its_measurements() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
     let args = ["--prompt-tokens", "16", "--new-tokens", "8", "--runs", "2"];
     let report = plan.command("bench", &[&args[..], &["--json"]].concat()).ok().json();
@@ -66,7 +66,7 @@ fn a_bench_measures_what_it_says() {
 }
 
 #[test]
-fn a_bench_says_where_partitions_of_a_gpu_that_is_not_here_ran() {
+fn a_benchmark_reports_gpu_partitions_that_ran_on_the_cpu() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64).for_gpu(vec![Provider::Cuda]);
     let trace = plan.file("trace.json");
     let args = ["--prompt-tokens", "8", "--new-tokens", "4", "--runs", "1", "--json", "--trace"];
@@ -78,7 +78,7 @@ fn a_bench_says_where_partitions_of_a_gpu_that_is_not_here_ran() {
 }
 
 #[test]
-fn a_verification_that_fills_the_context_says_so() {
+fn a_verification_that_fills_the_context_warns() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 16);
     let ran = plan.command("verify", &["--tokens", "1,2,3", "--steps", "600"]).ok();
     assert_eq!(ran.stderr, "warning: the context of 16 is full after 14 steps of 600\n");
@@ -87,7 +87,7 @@ fn a_verification_that_fills_the_context_says_so() {
 }
 
 #[test]
-fn a_bench_says_what_each_token_took_and_writes_its_trace() {
+fn a_benchmark_reports_each_token_and_writes_its_trace() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
     let trace = plan.file("trace.json");
     let args = ["--prompt-tokens", "16", "--new-tokens", "9", "--runs", "2", "--json", "--trace"];
@@ -117,14 +117,14 @@ fn a_bench_says_what_each_token_took_and_writes_its_trace() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_is_known_before_anything_is_measured() {
+fn a_trace_that_cannot_be_written_fails_before_measuring() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
     let args = ["--prompt-tokens", "8", "--new-tokens", "8", "--trace", "no/such/dir/trace.json"];
     plan.command("bench", &args).fails(1, &["no/such/dir/trace.json"]);
 }
 
 #[test]
-fn devices_tells_what_is_here() {
+fn devices_lists_library_and_providers() {
     let ran = support::hpp_exec(["devices"]).ok();
     assert!(ran.stdout.contains("ONNX Runtime") && ran.stdout.contains("CPU"), "{}", ran.stdout);
     let json = support::hpp_exec(["devices", "--json"]).ok().json();

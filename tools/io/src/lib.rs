@@ -1,12 +1,14 @@
-//! File and stream I/O for the three commands: reads with a size limit, result files, stdout.
+//! What the three commands ask of the system: reads with a size limit, result files, stdout, CPU time of other processes.
 //!
 //! One implementation, so that all output options handle devices, pipes and symbolic links in the same way. Does not
 //! know file formats or other crates of this workspace.
 
+mod cpu_share;
 mod output_file;
 mod read;
 mod stdout;
 
+pub use cpu_share::{CpuShare, CpuTime};
 pub use output_file::{OutputFile, WriteError, is_stream, resolve_link, write_file};
 pub use read::{read, read_text, read_text_from};
 pub use stdout::{StdoutError, print_line, show, show_json};

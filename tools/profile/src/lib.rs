@@ -4,7 +4,6 @@ mod begin;
 pub mod child;
 mod cli;
 pub mod corpus;
-mod cpu_share;
 mod derive;
 mod doubt;
 mod effort;

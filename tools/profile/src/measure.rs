@@ -8,7 +8,6 @@ mod pass;
 mod sensitivity;
 
 use crate::child::{Prober, Trouble};
-use crate::cpu_share::CpuShare;
 use crate::derive::derive;
 use crate::effort::Effort;
 use crate::error::ProfileError;
@@ -17,6 +16,7 @@ use crate::hotness::hotness;
 use crate::progress::Progress;
 use crate::rates::rates;
 use crate::store::Store;
+use hpp_io::CpuShare;
 use hpp_model::Analysis;
 use hpp_schema::{Profile, Timing};
 use std::path::Path;

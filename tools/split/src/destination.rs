@@ -112,7 +112,9 @@ impl Destination {
                 None => predict_link(file, &self.base),
             };
             match placed {
-                LinkOutcome::NotLinkable { why } => unplaceable = Some(Unplaceable { location: file.location.clone(), why }),
+                LinkOutcome::NotLinkable { why } => {
+                    unplaceable = Some(Unplaceable { location: file.location.clone(), why })
+                }
                 LinkOutcome::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
                 LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.output.is_some() => {}
                 LinkOutcome::AlreadyThere => {}

@@ -17,16 +17,20 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
-    ("hpp-exec", &["hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
-    // Completions and man pages of any command, behind a feature.
+    ("hpp-generate", &["hpp-engine", "hpp-schema", "hpp-io"]),
+    ("hpp-exec", &["hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    // Completions and man pages of any command, behind a feature: it knows clap and no room.
     ("hpp-packaging", &[]),
     // The model generator uses the reader's protobuf types. It is a test tool; no crate imports it.
     ("hpp-fixtures", &["hpp-onnx", "hpp-schema", "hpp-packaging"]),
     // End-to-end tests use the tools' types to create unusual models, never to compute expected results. One test
     // compares the planner's simulator with the engine on a virtual clock, so it imports both.
     ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
-    // Campaigns call the readers of hostile input in one process, and run the commands as programs.
-    ("hpp-campaigns", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-engine", "hpp-onnx", "hpp-schema"]),
+    // The campaigns call what reads hostile input in one process, and the commands as programs.
+    (
+        "hpp-campaigns",
+        &["hpp-split", "hpp-profile", "hpp-exec", "hpp-generate", "hpp-engine", "hpp-onnx", "hpp-schema"],
+    ),
     ("hpp-tidy", &[]),
 ];
 
@@ -47,8 +51,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap_complete", &["hpp-packaging"]),
     ("clap_mangen", &["hpp-packaging"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
-    ("tokenizers", &["hpp-exec"]),
-    ("minijinja", &["hpp-exec"]),
+    ("tokenizers", &["hpp-generate"]),
+    ("minijinja", &["hpp-generate"]),
 ];
 
 /// The only crate that may contain `unsafe` code.

@@ -1,105 +1,108 @@
-//! `hpp-exec PLAN` in a terminal: a conversation. What was read stays read; only what is new goes through the model.
+//! `hpp-exec PLAN` in a terminal: a conversation. Each turn reuses the sequence's state and computes only the new tokens.
 
 use super::generate::{request, warn_of_unknown_tokens};
-use super::{Around, Feeds, context, load_session, needs_language_model};
+use super::{CommandContext, context_length, load_sequence, open_embeddings};
 use crate::error::ExecError;
-use crate::generate::{FinishReason, Generated, Request, Sink, generate};
-use crate::machine::OrtBackend;
 use crate::numbers::{counted, rate};
-use crate::plan_file::PlanFile;
-use crate::prompt::{TextFiles, check};
 use crate::report::Timings;
-use crate::session::Session;
+use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
-use crate::text::{Around as Specials, Message, Role, TemplateError};
+use hpp_generate::text::{Message, Role, TemplateError};
+use hpp_generate::{
+    Event, FinishReason, GenerateError, Generated, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
+    check_language_model, check_prompt, generate,
+};
 use hpp_io::show;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 
 const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";
 
-/// Opens everything, then talks until the person leaves.
-pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, ExecError> {
+/// Loads the plan and chats until the user leaves.
+pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&settings.plan)?;
-    needs_language_model(&plan.plan)?;
-    let files = TextFiles::open(&plan, true)?;
-    files.tokenizer()?;
-    let feeds = Feeds::open(&plan, settings.run.embeddings.as_deref())?;
-    around.interrupt.gentle();
+    check_language_model(&plan.plan)?;
+    let encoder = PromptEncoder::open(&plan, true)?;
+    encoder.tokenizer()?;
+    let embeddings = open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?;
+    let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
+    ctx.interrupt.graceful();
     let (dir, args) = (&plan.dir, &settings.run.runtime);
-    let session = load_session(&plan.plan, dir, args, feeds, around.console, around.interrupt)?;
-    around.interrupt.abrupt();
-    let request = request(settings, &plan, &files, vec![])?;
-    let context = context(&plan.plan, &settings.run.runtime);
-    let mut talk = Talk { session, talked: Talked::new(settings, &files), files: &files, request, context };
-    if files.template.is_none() {
-        around.console.say("this model has no chat template: what you type is continued as plain text");
+    let sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
+    ctx.interrupt.immediate();
+    let request = request(settings, &plan, &encoder, vec![])?;
+    if encoder.template.is_none() {
+        ctx.console.info("this model has no chat template: it continues what you type as plain text");
     }
-    around.console.say("/help shows the commands");
-    talk.listen(around)
+    ctx.console.info("/help shows the commands");
+    let transcript = Transcript::new(settings, &encoder);
+    Chat { sequence, transcript, encoder: &encoder, request, context: context_length(&plan, args) }.run(ctx)
 }
 
 /// A conversation in progress.
-struct Talk<'f> {
-    session: Session<OrtBackend>,
-    talked: Talked,
-    files: &'f TextFiles,
+struct Chat<'e> {
+    sequence: SingleSequence<OrtBackend>,
+    transcript: Transcript,
+    encoder: &'e PromptEncoder,
+    /// The settings of every answer; the prompt changes.
     request: Request,
     context: u64,
 }
 
-/// What was said so far.
+/// The conversation so far.
 #[derive(Clone)]
-enum Talked {
-    /// Turns, for the chat template.
-    Turns { opening: Vec<Message>, turns: Vec<Message> },
-    /// One growing text.
+enum Transcript {
+    /// Messages for the chat template, after the system message if there is one.
+    Messages { system: Option<Message>, messages: Vec<Message> },
+    /// One growing text, for a model without a chat template.
     Text(String),
 }
 
-impl Talked {
-    fn new(settings: &GenerateSettings, files: &TextFiles) -> Self {
-        let system = settings.run.system.iter().map(|text| Message::new(Role::System, text.clone()));
-        match files.template {
-            Some(_) => Talked::Turns { opening: system.collect(), turns: vec![] },
-            None => Talked::Text(String::new()),
+impl Transcript {
+    fn new(settings: &GenerateSettings, encoder: &PromptEncoder) -> Self {
+        match encoder.template {
+            Some(_) => {
+                let system = settings.run.system.as_ref().map(|text| Message::new(Role::System, text.clone()));
+                Transcript::Messages { system, messages: vec![] }
+            }
+            None => Transcript::Text(String::new()),
         }
     }
 
-    fn forget(&mut self) {
+    fn clear(&mut self) {
         match self {
-            Talked::Turns { turns, .. } => turns.clear(),
-            Talked::Text(text) => text.clear(),
+            Transcript::Messages { messages, .. } => messages.clear(),
+            Transcript::Text(text) => text.clear(),
         }
     }
 
-    fn person(&mut self, line: &str) {
+    fn push(&mut self, role: Role, content: &str) {
         match self {
-            Talked::Turns { turns, .. } => turns.push(Message::new(Role::User, line)),
-            Talked::Text(text) => text.push_str(line),
+            Transcript::Messages { messages, .. } => messages.push(Message::new(role, content)),
+            Transcript::Text(text) => text.push_str(content),
         }
     }
 
-    fn model(&mut self, answer: String) {
-        match self {
-            Talked::Turns { turns, .. } => turns.push(Message::new(Role::Assistant, answer)),
-            Talked::Text(text) => text.push_str(&answer),
-        }
-    }
-
-    fn tokens(&self, files: &TextFiles) -> Result<Vec<u32>, ExecError> {
-        match self {
-            Talked::Turns { opening, turns } => files.conversation(&[&opening[..], &turns[..]].concat()),
-            Talked::Text(text) => Ok(files.tokenizer()?.encode(text, Specials::SpecialTokens)?),
-        }
+    /// The tokens of the conversation, if they fit the context.
+    fn tokens(&self, encoder: &PromptEncoder, context: u64) -> Result<Vec<u32>, GenerateError> {
+        let tokens = match self {
+            Transcript::Messages { system, messages } => {
+                let all: Vec<Message> = system.iter().chain(messages).cloned().collect();
+                encoder.encode_conversation(&all)?
+            }
+            Transcript::Text(text) => encoder.encode_text(text)?,
+        };
+        check_prompt(&tokens, context)?;
+        Ok(tokens)
     }
 }
 
-impl Talk<'_> {
-    fn listen(&mut self, around: &mut Around<'_>) -> Result<u8, ExecError> {
-        // Where stdout is a file, the prompt belongs on the terminal itself.
+impl Chat<'_> {
+    /// Reads lines until the user leaves.
+    fn run(&mut self, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+        // If stdout is a file, the line editor's prompt goes to the terminal itself.
         let behavior = if io::stdout().is_terminal() { Behavior::Stdio } else { Behavior::PreferTerm };
         let config = Config::builder().behavior(behavior).auto_add_history(true).build();
         let mut editor: Editor<(), _> = Editor::with_config(config).map_err(ExecError::Terminal)?;
@@ -107,7 +110,7 @@ impl Talk<'_> {
             let line = match editor.readline("> ") {
                 Ok(line) => line,
                 Err(ReadlineError::Interrupted) => {
-                    around.console.say("to leave, press Ctrl-D or type /bye");
+                    ctx.console.info("to leave, press Ctrl-D or type /bye");
                     continue;
                 }
                 Err(ReadlineError::Eof) => return Ok(0),
@@ -116,76 +119,68 @@ impl Talk<'_> {
             match line.trim() {
                 "" => {}
                 "/bye" | "/exit" | "/quit" => return Ok(0),
-                "/help" => around.console.say(HELP),
+                "/help" => ctx.console.info(HELP),
                 "/reset" => {
-                    self.talked.forget();
-                    self.session.reset();
+                    self.transcript.clear();
+                    self.sequence.clear();
                 }
                 command if command.starts_with('/') && !command.contains(' ') => {
-                    around.console.say(&format!("there is no command {command}; /help shows what there is"));
+                    ctx.console.info(&format!("there is no command {command}; /help shows the commands"));
                 }
-                _ => self.answer(&line, around)?,
+                _ => self.answer(&line, ctx)?,
             }
         }
     }
 
-    /// One turn. What goes wrong with the text is told and the turn taken back; what goes wrong with the machine ends
-    /// the conversation.
-    fn answer(&mut self, line: &str, around: &mut Around<'_>) -> Result<(), ExecError> {
-        let before = self.talked.clone();
-        self.talked.person(line);
-        let prompt = self.talked.tokens(self.files).and_then(|tokens| {
-            check(&tokens, self.context)?;
-            Ok(tokens)
-        });
-        match prompt {
-            Ok(prompt) => self.request.prompt = prompt,
-            Err(error @ (ExecError::Prompt(_) | ExecError::Template(TemplateError::Template { .. }))) => {
-                self.talked = before;
-                around.console.say(&error.report());
-                around.console.say("hint: /reset starts a new conversation");
+    /// Answers one message. A message that cannot become a prompt is reported and dropped; any other error ends the conversation.
+    fn answer(&mut self, line: &str, ctx: &mut CommandContext<'_>) -> Result<(), ExecError> {
+        let before = self.transcript.clone();
+        self.transcript.push(Role::User, line);
+        let request = match self.transcript.tokens(self.encoder, self.context) {
+            Ok(prompt) => Request { prompt, ..self.request.clone() },
+            Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
+                self.transcript = before;
+                ctx.console.info(&ExecError::from(error).report());
+                ctx.console.info("hint: /reset starts a new conversation");
                 return Ok(());
             }
-            Err(error) => return Err(error),
-        }
-        around.interrupt.gentle();
-        let mut sink = Screen { out: around.out };
-        let tokenizer = self.files.tokenizer.as_ref();
-        let generated = generate(&mut self.session, tokenizer, &self.request, &mut sink, around.interrupt);
-        around.interrupt.gentle();
+            Err(error) => return Err(error.into()),
+        };
+        ctx.interrupt.graceful();
+        let watch = ctx.interrupt.cancel_on_request(&self.sequence.engine().cancel_handle());
+        let tokenizer = self.encoder.tokenizer.as_ref();
+        let is_cancelled = || ctx.interrupt.is_requested();
+        let out = &mut *ctx.out;
+        let on_event = &mut |event: Event<'_>| match event {
+            Event::Text(text) => Ok(show(out, text)?),
+            Event::Prompt { .. } | Event::Token { .. } => Ok::<_, ExecError>(()),
+        };
+        let generated = generate(&mut self.sequence, request, tokenizer, &is_cancelled, on_event);
+        drop(watch);
+        ctx.interrupt.graceful();
         let generated = generated?;
-        show(around.out, "\n")?;
-        warn_of_unknown_tokens(tokenizer, &generated, around.console);
-        around.console.say(&remark(&generated, &mut self.session));
-        self.talked.model(generated.text.unwrap_or_default());
+        show(ctx.out, "\n")?;
+        warn_of_unknown_tokens(tokenizer, &generated, ctx.console);
+        ctx.console.info(&answer_summary(&generated, &mut self.sequence));
+        self.transcript.push(Role::Assistant, generated.text.as_deref().unwrap_or_default());
         Ok(())
     }
 }
 
-/// One line under an answer.
-fn remark(generated: &Generated, session: &mut Session<OrtBackend>) -> String {
-    let timings = Timings::new(generated, &session.engine().telemetry());
+/// The line under an answer.
+fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBackend>) -> String {
+    let timings = Timings::new(generated, &sequence.engine().telemetry());
     let speed = rate(timings.decode_tokens_per_second);
-    let end = match generated.finish {
+    let end = match generated.finish_reason {
         FinishReason::Cancelled => ", stopped",
-        FinishReason::Length if session.room() == 0 => ", the context is full: /reset starts anew",
+        FinishReason::Length if sequence.room() == 0 => ", the context is full: /reset starts a new conversation",
         FinishReason::Length => ", stopped by -n/--max-new",
         FinishReason::Stop | FinishReason::Eos => "",
     };
-    let new = counted(generated.tokens.len() as u64, "token");
     format!(
-        "[{new}, {speed} tok/s, {} of the conversation reused, {} left in the context{end}]",
-        counted(generated.reused as u64, "token"),
-        counted(session.room(), "token")
+        "[{}, {speed} tok/s, {} of the conversation reused, {} left in the context{end}]",
+        counted(generated.usage.completion_tokens as u64, "token"),
+        counted(generated.usage.reused_tokens as u64, "token"),
+        counted(sequence.room(), "token")
     )
-}
-
-struct Screen<'o> {
-    out: &'o mut dyn Write,
-}
-
-impl Sink for Screen<'_> {
-    fn text(&mut self, text: &str) -> Result<(), ExecError> {
-        Ok(show(self.out, text)?)
-    }
 }

@@ -1,102 +1,102 @@
-//! `hpp-exec devices`: which ONNX Runtime is here, what it can run on, and why the rest is not to be had.
+//! `hpp-exec devices`: the ONNX Runtime library, its execution providers and devices, and why a provider cannot be used.
 
-use super::Around;
+use super::CommandContext;
 use crate::cli::DevicesArgs;
 use crate::error::ExecError;
-use crate::machine::Machine;
 use crate::report::table;
+use crate::runtime::Runtime;
 use hpp_backend::{ProviderReport, ProviderSource, Report};
 use hpp_io::{show, show_json};
 use hpp_schema::ByteSize;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// Looks and prints.
-pub fn run(args: &DevicesArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
-    let report = Machine::open(&args.library, around.console)?.devices();
+/// Opens the library and prints what it offers.
+pub fn run(args: &DevicesArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    let report = Runtime::open(&args.library, ctx.console)?.devices();
     if args.json {
-        show_json(around.out, &Found::from(&report))?;
+        show_json(ctx.out, &DevicesReport::from(&report))?;
     } else {
-        show(around.out, &text(&report))?;
+        show(ctx.out, &text(&report))?;
     }
     Ok(0)
 }
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Serialize)]
-struct Found<'a> {
+struct DevicesReport<'a> {
     library: String,
     version: &'a str,
-    looked_at: Vec<Place>,
+    looked_at: Vec<LibraryCandidate>,
     threads: usize,
     memory_total: Option<u64>,
     memory_available: Option<u64>,
     cuda_driver: Option<&'a str>,
-    providers: Vec<FoundProvider<'a>>,
+    providers: Vec<ProviderEntry<'a>>,
     built_in: &'a [String],
 }
 
 #[derive(Serialize)]
-struct Place {
+struct LibraryCandidate {
     origin: String,
     path: Option<String>,
     problem: Option<String>,
 }
 
 #[derive(Serialize)]
-struct FoundProvider<'a> {
+struct ProviderEntry<'a> {
     name: &'static str,
     usable: bool,
     problem: Option<&'a str>,
     source: &'static str,
     path: Option<String>,
     version: Option<&'a str>,
-    devices: Vec<FoundDevice<'a>>,
+    devices: Vec<DeviceEntry<'a>>,
 }
 
 #[derive(Serialize)]
-struct FoundDevice<'a> {
+struct DeviceEntry<'a> {
     plan_name: &'a str,
     description: &'a str,
     memory_total: Option<u64>,
     memory_free: Option<u64>,
 }
 
-impl<'a> From<&'a Report> for Found<'a> {
+impl<'a> From<&'a Report> for DevicesReport<'a> {
     fn from(report: &'a Report) -> Self {
-        let place = |tried: &hpp_backend::discover::Tried| Place {
+        let candidate = |tried: &hpp_backend::discover::Tried| LibraryCandidate {
             origin: tried.origin.to_string(),
             path: tried.path.as_ref().map(|p| p.display().to_string()),
             problem: tried.problem.clone(),
         };
-        Found {
+        DevicesReport {
             library: report.library.display().to_string(),
             version: &report.version,
-            looked_at: report.tried.iter().map(place).collect(),
+            looked_at: report.tried.iter().map(candidate).collect(),
             threads: report.threads,
             memory_total: report.memory.0,
             memory_available: report.memory.1,
             cuda_driver: report.cuda_driver.as_deref(),
-            providers: report.providers.iter().map(FoundProvider::from).collect(),
+            providers: report.providers.iter().map(ProviderEntry::from).collect(),
             built_in: &report.built_in,
         }
     }
 }
 
-impl<'a> From<&'a ProviderReport> for FoundProvider<'a> {
+impl<'a> From<&'a ProviderReport> for ProviderEntry<'a> {
     fn from(provider: &'a ProviderReport) -> Self {
         let (source, path) = match &provider.source {
             ProviderSource::BuiltIn => ("built in", None),
             ProviderSource::Plugin(path) => ("plugin", Some(path.display().to_string())),
             ProviderSource::Absent => ("absent", None),
         };
-        let devices = provider.devices.iter().map(|device| FoundDevice {
+        let devices = provider.devices.iter().map(|device| DeviceEntry {
             plan_name: &device.plan_name,
             description: &device.description,
             memory_total: device.total,
             memory_free: device.free,
         });
-        FoundProvider {
+        ProviderEntry {
             name: provider.name,
             usable: provider.problem.is_none(),
             problem: provider.problem.as_deref(),
@@ -126,7 +126,7 @@ fn text(report: &Report) -> String {
             vec![device.plan_name.clone(), name, human(device.total), human(device.free), device.description.clone()]
         })
     });
-    out.push_str(&table(&["device", "provider", "memory", "free", "what it is"], rows));
+    out.push_str(&table(&["device", "provider", "memory", "free", "description"], rows));
     for provider in &report.providers {
         if let Some(problem) = &provider.problem {
             let _ = writeln!(out, "\n{} cannot be used: {problem}", provider.name);

@@ -1,160 +1,168 @@
-//! `hpp-exec PLAN --prompt ...`: continues one prompt, streaming the text or ending with one JSON object.
+//! `hpp-exec PLAN --prompt ...`: generates text after one prompt; streams the text or ends with one JSON object.
 
-use super::{Around, Feeds, context, load_session, needs_language_model};
-use crate::busy::Busy;
+use super::{
+    CommandContext, PromptFormat, context_length, load_sequence, open_embeddings, open_extra_inputs, prompt_tokens,
+};
 use crate::console::Console;
-use crate::disk;
 use crate::error::ExecError;
-use crate::generate::{FinishReason, Generated, Request, Sink, generate};
-use crate::inputs::{Wanted, fit};
 use crate::interrupt::INTERRUPTED;
-use crate::machine::OrtBackend;
 use crate::numbers::counted;
-use crate::plan_file::PlanFile;
-use crate::prompt::{self, Chat, TextFiles};
-use crate::report::{Bytes, RunReport, Timings, account};
-use crate::sampling::{Choice, Sampling};
-use crate::session::Session;
-use crate::settings::{GenerateSettings, PromptSource};
-use crate::tensors::{ScoreFile, read_npz};
-use crate::text::TextTokenizer;
+use crate::other_load::OtherLoad;
+use crate::prompt::PromptSource;
+use crate::report::disk::slow_disk_warning;
+use crate::report::{Bytes, RunReport, Timings, summary};
+use crate::runtime::OrtBackend;
+use crate::settings::GenerateSettings;
+use crate::tensors::LogitsFile;
+use hpp_generate::text::TextTokenizer;
+use hpp_generate::{
+    Event, FinishReason, Generated, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
+    check_language_model, check_prompt, generate,
+};
 use hpp_io::{show, show_json};
-use std::hash::{BuildHasher, Hasher, RandomState};
+use hpp_schema::error_line;
 use std::io::{self, IsTerminal, Write};
 
-/// Reads the prompt, loads, generates, reports.
-pub fn run(settings: &GenerateSettings, around: &mut Around<'_>) -> Result<u8, ExecError> {
+/// Reads the prompt, loads the plan, generates and reports.
+pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&settings.plan)?;
-    needs_language_model(&plan.plan)?;
-    // To stop at a text takes a tokenizer, whatever the prompt is.
-    let files = match &settings.prompt {
-        PromptSource::Tokens(_) if settings.run.stop.is_empty() => TextFiles::open_for_tokens(&plan, around.console),
-        _ => TextFiles::open(&plan, settings.run.chat)?,
+    check_language_model(&plan.plan)?;
+    let encoder = open_encoder(settings, &plan, ctx.console)?;
+    let format = match settings.run.chat {
+        true => PromptFormat::Chat { system: settings.run.system.as_deref() },
+        false => PromptFormat::Plain,
     };
-    let chat = settings.run.chat.then(|| Chat { system: settings.run.system.clone() });
-    let prompt = prompt::tokens(&settings.prompt, &files, chat.as_ref())?;
-    prompt::check(&prompt, context(&plan.plan, &settings.run.runtime))?;
-    let request = request(settings, &plan, &files, prompt)?;
-    let feeds = feeds(settings, &plan)?;
-    let scores = settings.run.logits.as_deref().map(ScoreFile::create).transpose()?;
+    let prompt = prompt_tokens(&settings.prompt, &encoder, &format)?;
+    check_prompt(&prompt, context_length(&plan, &settings.run.runtime))?;
+    let request = request(settings, &plan, &encoder, prompt)?;
+    let inputs = ModelInputs {
+        embeddings: open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?,
+        extra: open_extra_inputs(&plan.plan, settings.run.inputs.as_deref())?,
+    };
+    let logits = settings.run.logits.as_deref().map(LogitsFile::create).transpose()?;
 
-    let busy = Busy::begin();
-    // A load leaves nothing half written when it is cancelled.
-    around.interrupt.gentle();
+    let other_load = OtherLoad::start();
+    // A cancelled load leaves no half-written files, so Ctrl-C may end it gracefully.
+    ctx.interrupt.graceful();
     let (dir, args) = (&plan.dir, &settings.run.runtime);
-    let mut session = load_session(&plan.plan, dir, args, feeds, around.console, around.interrupt)?;
-    let shown = Shown::of(settings.run.json, files.tokenizer.is_some());
-    around.console.working(format!("reading the prompt, {}", counted(request.prompt.len() as u64, "token")));
-    let mut sink = Results { out: around.out, shown, scores, first: true, console: around.console };
-    let generated = generate(&mut session, files.tokenizer.as_ref(), &request, &mut sink, around.interrupt)?;
-    sink.end(plan.plan.model.vocab_size)?;
-    warn_of_unknown_tokens(files.tokenizer.as_ref(), &generated, around.console);
-    around.console.idle();
-    let note = busy.note();
-    let code = report(settings, &request, &generated, &mut session, around)?;
-    // Behind the account: text on a terminal need not end its line.
+    let mut sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
+    let format = OutputFormat::new(settings.run.json, encoder.tokenizer.is_some());
+    ctx.console.working(format!("reading the prompt, {}", counted(request.prompt.len() as u64, "token")));
+    let mut output = Output { out: ctx.out, format, logits, any_token: false, console: ctx.console };
+    let watch = ctx.interrupt.cancel_on_request(&sequence.engine().cancel_handle());
+    let is_cancelled = || ctx.interrupt.is_requested();
+    let on_event = &mut |event: Event<'_>| output.write(event);
+    let generated = generate(&mut sequence, request.clone(), encoder.tokenizer.as_ref(), &is_cancelled, on_event)?;
+    drop(watch);
+    output.finish(plan.plan.model.vocab_size)?;
+    warn_of_unknown_tokens(encoder.tokenizer.as_ref(), &generated, ctx.console);
+    ctx.console.idle();
+    let note = other_load.note();
+    let code = report(settings, &request, &generated, &mut sequence, ctx)?;
+    // After the summary, which starts on a new line: text on a terminal need not end its line.
     if let Some(note) = note {
-        around.console.say(&format!("note: {note}"));
+        ctx.console.info(&format!("note: {note}"));
     }
     Ok(code)
 }
 
-/// What to generate, from what was typed and what the model's authors recommend.
+/// Opens the tokenizer and, for a chat, the template. Without text in or out a broken tokenizer is only a warning.
+fn open_encoder(settings: &GenerateSettings, plan: &PlanFile, console: &Console) -> Result<PromptEncoder, ExecError> {
+    let needs_tokenizer = !matches!(settings.prompt, PromptSource::Tokens(_)) || !settings.run.stop.is_empty();
+    match PromptEncoder::open(plan, settings.run.chat) {
+        Err(error) if !needs_tokenizer => {
+            console.warn(&format!("{}: printing token ids instead of text", error_line(&error)));
+            Ok(PromptEncoder::default())
+        }
+        encoder => Ok(encoder?),
+    }
+}
+
+/// The request that the arguments and the model's generation settings describe.
 pub fn request(
     settings: &GenerateSettings,
     plan: &PlanFile,
-    files: &TextFiles,
+    encoder: &PromptEncoder,
     prompt: Vec<u32>,
 ) -> Result<Request, ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
-    if !settings.run.stop.is_empty() && files.tokenizer.is_none() {
+    if !settings.run.stop.is_empty() && encoder.tokenizer.is_none() {
         let message = "--stop needs a tokenizer, and this plan has none".to_owned();
         return Err(ExecError::Usage { message, hint: "leave --stop out".to_owned() });
     }
     Ok(Request {
         prompt,
-        max_new: settings.run.max_new.unwrap_or(u64::MAX),
-        eos: if settings.run.ignore_eos { vec![] } else { generation.eos_token_ids },
+        max_new_tokens: settings.run.max_new.unwrap_or(u64::MAX),
+        eos_token_ids: if settings.run.ignore_eos { vec![] } else { generation.eos_token_ids },
         stop: settings.run.stop.clone(),
-        sampling: settings.run.sampling.resolve(&generation.sampling, fresh_seed),
+        sampling: settings.run.sampling.overrides().resolve(&generation.sampling),
     })
-}
-
-fn fresh_seed() -> u64 {
-    // The standard library's hash keys are random; JSON readers keep whole numbers exact up to 53 bits.
-    RandomState::new().build_hasher().finish() >> 11
-}
-
-fn feeds(settings: &GenerateSettings, plan: &PlanFile) -> Result<Feeds, ExecError> {
-    let mut feeds = Feeds::open(plan, settings.run.embeddings.as_deref())?;
-    let given = settings.run.inputs.as_deref().map(read_npz).transpose()?.unwrap_or_default();
-    let path = settings.run.inputs.clone().unwrap_or_else(|| "(no --inputs)".into());
-    feeds.extra = fit(given, &plan.plan.model, Wanted::Free, path)?;
-    Ok(feeds)
 }
 
 /// What goes to stdout while generating.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Shown {
+enum OutputFormat {
     Text,
+    /// Token ids, without a tokenizer.
     Tokens,
-    Nothing,
+    /// Nothing: the JSON object comes at the end.
+    Json,
 }
 
-impl Shown {
-    fn of(json: bool, has_text: bool) -> Self {
-        match (json, has_text) {
-            (true, _) => Shown::Nothing,
-            (false, true) => Shown::Text,
-            (false, false) => Shown::Tokens,
+impl OutputFormat {
+    fn new(json: bool, has_tokenizer: bool) -> Self {
+        match (json, has_tokenizer) {
+            (true, _) => OutputFormat::Json,
+            (false, true) => OutputFormat::Text,
+            (false, false) => OutputFormat::Tokens,
         }
     }
 }
 
-/// Text to stdout, scores to their file.
-struct Results<'o> {
+/// Writes text or token ids to stdout and logits to their file.
+struct Output<'o> {
     out: &'o mut dyn Write,
-    shown: Shown,
-    scores: Option<ScoreFile>,
-    first: bool,
+    format: OutputFormat,
+    logits: Option<LogitsFile>,
+    any_token: bool,
     console: &'o Console,
 }
 
-impl Sink for Results<'_> {
-    fn text(&mut self, text: &str) -> Result<(), ExecError> {
-        if self.shown == Shown::Text {
-            show(self.out, text)?;
+impl Output<'_> {
+    fn write(&mut self, event: Event<'_>) -> Result<(), ExecError> {
+        match event {
+            Event::Prompt { .. } => Ok(()),
+            Event::Token { id, logits } => self.token(id, logits),
+            Event::Text(text) if self.format == OutputFormat::Text => Ok(show(self.out, text)?),
+            Event::Text(_) => Ok(()),
         }
-        Ok(())
     }
 
-    fn token(&mut self, token: u32, scores: &[f32]) -> Result<(), ExecError> {
-        let first = std::mem::take(&mut self.first);
+    fn token(&mut self, token: u32, logits: &[f32]) -> Result<(), ExecError> {
+        let first = !std::mem::replace(&mut self.any_token, true);
         if first {
-            // From here on the text itself shows progress; with --json there is none before the end.
+            // From the first token on, the output itself shows progress, except with --json.
             self.console.idle();
-            if self.shown == Shown::Nothing {
+            if self.format == OutputFormat::Json {
                 self.console.working("generating tokens");
             }
         }
-        if let Some(file) = &mut self.scores {
-            file.push(scores)?;
+        if let Some(file) = &mut self.logits {
+            file.push(logits)?;
         }
-        if self.shown == Shown::Tokens {
+        if self.format == OutputFormat::Tokens {
             let comma = if first { "" } else { "," };
             show(self.out, &format!("{comma}{token}"))?;
         }
         Ok(())
     }
-}
 
-impl Results<'_> {
-    fn end(self, vocab: Option<u64>) -> Result<(), ExecError> {
-        if let Some(file) = self.scores {
+    fn finish(self, vocab: Option<u64>) -> Result<(), ExecError> {
+        if let Some(file) = self.logits {
             file.finish(vocab.unwrap_or(0) as usize)?;
         }
-        // Text is written as it is; only a person's next prompt deserves a line of its own.
-        if self.shown == Shown::Tokens || (self.shown == Shown::Text && io::stdout().is_terminal()) {
+        // A file or pipe gets the text alone; a terminal gets a line break for the next shell prompt.
+        if self.format == OutputFormat::Tokens || (self.format == OutputFormat::Text && io::stdout().is_terminal()) {
             show(self.out, "\n")?;
         }
         Ok(())
@@ -165,50 +173,42 @@ fn report(
     settings: &GenerateSettings,
     request: &Request,
     generated: &Generated,
-    session: &mut Session<OrtBackend>,
-    around: &mut Around<'_>,
+    sequence: &mut SingleSequence<OrtBackend>,
+    ctx: &mut CommandContext<'_>,
 ) -> Result<u8, ExecError> {
-    let telemetry = session.engine().telemetry();
+    let telemetry = sequence.engine().telemetry();
+    let seed = request.sampling.seed();
     if settings.run.json {
-        show_json(
-            around.out,
-            &RunReport {
-                prompt_tokens: request.prompt.len(),
-                prompt_token_ids: &request.prompt,
-                tokens: &generated.tokens,
-                text: generated.text.as_deref(),
-                finish_reason: generated.finish,
-                seed: seed(&request.sampling),
-                timings: Timings::new(generated, &telemetry),
-                bytes: Bytes::new(&telemetry, session.state_bytes()),
-            },
-        )?;
+        let report = RunReport {
+            prompt_tokens: request.prompt.len(),
+            prompt_token_ids: &request.prompt,
+            tokens: &generated.tokens,
+            text: generated.text.as_deref(),
+            finish_reason: generated.finish_reason,
+            seed,
+            timings: Timings::new(generated, &telemetry),
+            bytes: Bytes::new(&telemetry, sequence.state_bytes()),
+        };
+        show_json(ctx.out, &report)?;
     }
-    if let Some(seed) = seed(&request.sampling) {
-        around.console.detail(&format!("seed {seed}"));
+    if let Some(seed) = seed {
+        ctx.console.debug(&format!("seed {seed}"));
     }
-    if generated.finish == FinishReason::Length && session.room() == 0 {
-        around.console.warn("the context is full; --context asks for more");
+    if generated.finish_reason == FinishReason::Length && sequence.room() == 0 {
+        ctx.console.warn("the context is full; give a larger --context");
     }
-    if let Some(slower) = disk::slower(&session.engine().plan().predictions, generated, &telemetry) {
-        around.console.warn(&slower);
+    if let Some(warning) = slow_disk_warning(&sequence.engine().plan().predictions, generated, &telemetry) {
+        ctx.console.warn(&warning);
     }
-    around.console.say(&account(generated, request.prompt.len(), &telemetry, session.state_bytes()));
-    Ok(if generated.finish == FinishReason::Cancelled { INTERRUPTED } else { 0 })
+    ctx.console.info(&summary(generated, &telemetry, sequence.state_bytes()));
+    Ok(if generated.finish_reason == FinishReason::Cancelled { INTERRUPTED } else { 0 })
 }
 
-/// Text that misses words, or is empty, has a reason that the person should hear.
+/// Warns of tokens that the tokenizer does not know: the text has a gap for each.
 pub fn warn_of_unknown_tokens(tokenizer: Option<&TextTokenizer>, generated: &Generated, console: &Console) {
     let unknown = tokenizer.map_or(0, |tokenizer| tokenizer.count_unknown(&generated.tokens));
     if unknown > 0 {
-        let new = counted(generated.tokens.len() as u64, "new token");
-        console.warn(&format!("the tokenizer does not know {unknown} of {new}: the text leaves them out"));
-    }
-}
-
-fn seed(sampling: &Sampling) -> Option<u64> {
-    match sampling.choice {
-        Choice::Greedy => None,
-        Choice::Random(choice) => Some(choice.seed),
+        let generated = counted(generated.tokens.len() as u64, "new token");
+        console.warn(&format!("the tokenizer does not know {unknown} of {generated}: the text leaves them out"));
     }
 }

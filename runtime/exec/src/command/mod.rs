@@ -1,117 +1,160 @@
-//! One module for each thing a person can ask for.
+//! The commands, one module each, and what they share: loading a plan, reading a prompt, opening inputs.
 
 mod bench;
 mod chat;
 mod devices;
 mod generate;
+mod infer;
 mod probe;
-mod run_once;
 mod unsplit;
 mod verify;
 
-pub use probe::MeasureError;
-
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
-use crate::embeddings::Embeddings;
 use crate::error::ExecError;
+use crate::inputs::{RequiredInputs, check_inputs};
 use crate::interrupt::Interrupt;
-use crate::machine::{Machine, OrtBackend, available_memory};
-use crate::plan_file::PlanFile;
-use crate::prompt::PromptError;
-use crate::session::Session;
+use crate::prompt::PromptSource;
+use crate::runtime::{OrtBackend, Runtime, available_memory};
 use crate::settings::Task;
+use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{CancelHandle, EngineError, NamedTensors};
-use hpp_schema::{InputRole, ModelKind, Plan};
+use hpp_generate::text::{Message, Role};
+use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
+use hpp_schema::{InputRole, Plan};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
 
 /// What every command works with.
-pub struct Around<'a> {
-    /// Where people read.
+pub struct CommandContext<'a> {
+    /// Messages for people, on stderr.
     pub console: &'a Arc<Console>,
-    /// Where results go.
+    /// Results, on stdout.
     pub out: &'a mut dyn Write,
     /// Ctrl-C.
     pub interrupt: &'a Interrupt,
 }
 
-/// Does it; the process's answer.
-pub fn run(task: Task, around: &mut Around<'_>) -> Result<u8, ExecError> {
+/// Runs a task. Returns the exit code of the process.
+pub fn run(task: Task, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     match task {
-        Task::Generate(settings) => generate::run(&settings, around),
-        Task::Chat(settings) => chat::run(&settings, around),
-        Task::RunOnce(settings) => run_once::run(&settings, around),
-        Task::Devices(args) => devices::run(&args, around),
-        Task::Verify(args) => verify::run(&args, around),
-        Task::Bench(args) => bench::run(&args, around),
-        Task::Probe(args) => probe::run(&args, around),
+        Task::Generate(settings) => generate::run(&settings, ctx),
+        Task::Chat(settings) => chat::run(&settings, ctx),
+        Task::Infer(settings) => infer::run(&settings, ctx),
+        Task::Devices(args) => devices::run(&args, ctx),
+        Task::Verify(args) => verify::run(&args, ctx),
+        Task::Bench(args) => bench::run(&args, ctx),
+        Task::Probe(args) => probe::run(&args, ctx),
     }
 }
 
-/// A loaded plan ready to take tokens in.
-fn load_session(
+/// Loads a plan and starts an empty sequence on it. Ctrl-C cancels the load.
+fn load_sequence(
     plan: &Plan,
     dir: &Path,
     args: &RuntimeArgs,
-    feeds: Feeds,
+    inputs: ModelInputs,
     console: &Arc<Console>,
     interrupt: &Interrupt,
-) -> Result<Session<OrtBackend>, ExecError> {
+) -> Result<SingleSequence<OrtBackend>, ExecError> {
     warn_of_memory(plan, console);
-    let machine = Machine::open_to_run(plan, args, console)?;
+    let runtime = Runtime::open_for(plan, args, console)?;
     let cancel = CancelHandle::new();
-    let watch = interrupt.watch(&cancel);
-    let engine = machine.load_until(&cancel, plan, dir, args, console)?;
+    let watch = interrupt.cancel_on_request(&cancel);
+    let engine = runtime.load_cancellable(&cancel, plan, dir, args, console)?;
     drop(watch);
-    // Whoever pressed Ctrl-C while it loaded wants no answer, though it was over before it could be cancelled.
-    if interrupt.asked() {
+    // The load may have ended before the request could cancel it.
+    if interrupt.is_requested() {
         return Err(EngineError::Cancelled.into());
     }
     if engine.recomputes() {
         console.warn("this model keeps no state: every token computes the whole text again");
     }
-    Ok(Session::new(engine, feeds.embeddings, feeds.extra))
+    Ok(SingleSequence::new(engine, inputs))
 }
 
-/// Says so where this machine has less free memory than a plan needs.
+/// Warns if this machine has less free memory than a plan needs.
 fn warn_of_memory(plan: &Plan, console: &Console) {
-    if let Some(warning) = crate::fit::warning(plan, available_memory()) {
+    if let Some(warning) = crate::host_memory::warning(plan, available_memory()) {
         console.warn(&warning);
     }
 }
 
-/// What a language model reads besides tokens.
-#[derive(Default)]
-struct Feeds {
-    embeddings: Option<Embeddings>,
-    extra: NamedTensors,
-}
-
-impl Feeds {
-    /// Opens the embeddings table where the model needs one.
-    fn open(plan: &PlanFile, embeddings: Option<&Path>) -> Result<Self, ExecError> {
-        let needs = plan.plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings);
-        let usage = |message: &str, hint: &str| ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() };
-        match (needs, embeddings) {
-            (true, None) => Err(usage(
-                "this model takes embeddings, not token ids",
-                "give the table of its embeddings: --embeddings FILE.npy, [vocab, hidden]",
-            )),
-            (false, Some(_)) => Err(usage("this model takes token ids, not embeddings", "leave --embeddings out")),
-            (false, None) => Ok(Self::default()),
-            (true, Some(path)) => Ok(Self { embeddings: Some(Embeddings::open(path)?), extra: NamedTensors::new() }),
+/// Reads the table of embeddings, which must be given if and only if the model takes embeddings.
+fn open_embeddings(plan: &Plan, path: Option<&Path>) -> Result<Option<EmbeddingTable>, ExecError> {
+    let takes_embeddings = plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings);
+    let usage = |message: &str, hint: &str| ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() };
+    match (takes_embeddings, path) {
+        (true, None) => Err(usage(
+            "this model takes embeddings, not token ids",
+            "give the table of its embeddings: --embeddings FILE.npy, [vocab, hidden]",
+        )),
+        (false, Some(_)) => Err(usage("this model takes token ids, not embeddings", "leave --embeddings out")),
+        (false, None) => Ok(None),
+        (true, Some(path)) => {
+            let table = EmbeddingTable::new(&read_npy(path)?);
+            Ok(Some(table.map_err(|source| ExecError::Embeddings { path: path.to_owned(), source })?))
         }
     }
 }
 
-/// Refuses plans whose model generates nothing.
-fn needs_language_model(plan: &Plan) -> Result<(), PromptError> {
-    if plan.model.kind == ModelKind::SingleRun { Err(PromptError::NotALanguageModel) } else { Ok(()) }
+/// Reads the inputs of a language model that the engine cannot fill by itself.
+fn open_extra_inputs(plan: &Plan, path: Option<&Path>) -> Result<NamedTensors, ExecError> {
+    let tensors = path.map(read_npz).transpose()?.unwrap_or_default();
+    let path = path.unwrap_or(Path::new("(no --inputs)"));
+    Ok(check_inputs(tensors, &plan.model, RequiredInputs::Free, path)?)
 }
 
-/// Tokens one text may have: what was asked for, else what the plan was made for.
-fn context(plan: &Plan, args: &RuntimeArgs) -> u64 {
-    args.context.unwrap_or(plan.budgets.context)
+/// How text becomes a prompt.
+enum PromptFormat<'a> {
+    /// As it is.
+    Plain,
+    /// As the user's message in the chat template, after a system message if there is one.
+    Chat { system: Option<&'a str> },
+}
+
+/// Reads the prompt and turns it into tokens.
+fn prompt_tokens(
+    source: &PromptSource,
+    encoder: &PromptEncoder,
+    format: &PromptFormat<'_>,
+) -> Result<Vec<u32>, ExecError> {
+    let source = match source {
+        PromptSource::Text(source) => source,
+        PromptSource::Tokens(tokens) => return Ok(tokens.clone()),
+        PromptSource::Terminal => return Err(PromptError::Empty.into()),
+    };
+    // Fails before it waits for stdin.
+    encoder.tokenizer()?;
+    let text = source.read()?;
+    Ok(match format {
+        PromptFormat::Plain => encoder.encode_text(&text)?,
+        PromptFormat::Chat { system } => {
+            let system = system.map(|text| Message::new(Role::System, text));
+            let messages: Vec<Message> = system.into_iter().chain([Message::new(Role::User, text)]).collect();
+            encoder.encode_conversation(&messages)?
+        }
+    })
+}
+
+/// Tokens of context: the argument, else what the plan was made for.
+fn context_length(plan: &PlanFile, args: &RuntimeArgs) -> u64 {
+    args.context.unwrap_or(plan.plan.budgets.context)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::prompt::TextSource;
+
+    #[test]
+    fn text_without_a_tokenizer_points_to_tokens() {
+        let encoder = PromptEncoder::default();
+        let text = PromptSource::Text(TextSource::Argument("x".into()));
+        let error = prompt_tokens(&text, &encoder, &PromptFormat::Plain).unwrap_err();
+        assert!(error.hint().unwrap().contains("--tokens"));
+        let tokens = PromptSource::Tokens(vec![3]);
+        assert_eq!(prompt_tokens(&tokens, &encoder, &PromptFormat::Plain).unwrap(), [3]);
+    }
 }

@@ -1,79 +1,79 @@
-//! NamedTensors tensors for a model's inputs: given ones checked all at once, missing ones made up from a seed.
+//! NamedTensors tensors for a model's inputs: checks given ones and reports all problems at once, makes random ones from a seed.
 
-mod made_up;
+mod random;
 
-pub use made_up::{made_up_inputs, made_up_tokens};
+pub use random::{random_inputs, random_tokens};
 
 use hpp_engine::{HostTensor, NamedTensors};
 use hpp_schema::{Dim, InputRole, Model, ModelInput};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Why the given tensors do not fit the model.
+/// Why there are no inputs for the model.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
-    /// Everything that does not fit, and everything that is wanted.
-    #[error("the tensors in {} do not fit the model:\n  {}\nthe model wants:\n  {}", path.display(), problems.join("\n  "), wanted.join("\n  "))]
+    /// The given tensors do not fit the model.
+    #[error("the tensors in {} do not fit the model:\n  {}\nthe model takes:\n  {}", path.display(), problems.join("\n  "), expected.join("\n  "))]
     Misfit {
         /// The file.
         path: PathBuf,
         /// One line for each problem.
         problems: Vec<String>,
-        /// One line for each input.
-        wanted: Vec<String>,
+        /// One line for each input of the model.
+        expected: Vec<String>,
     },
-    /// An input cannot be made up.
-    #[error("cannot make up a value for input {name:?}: {why}")]
-    CannotMakeUp {
+    /// There is no random value for an input.
+    #[error("cannot make a random value for input {name:?}: {why}")]
+    NoRandomValue {
         /// The input.
         name: String,
-        /// Why.
+        /// Why not.
         why: String,
     },
-    /// The model reads text, so tensors alone do not run it.
-    #[error("this model generates text and carries state from token to token; --outputs is for models that run once")]
-    NotRunOnce,
+    /// The model is a language model.
+    #[error("this model generates text and keeps state from token to token; --outputs is for models that run once")]
+    GeneratesText,
 }
 
 impl InputsError {
-    /// The next step for a person.
-    pub fn hint(&self) -> Option<String> {
+    /// What the user can do next.
+    pub fn hint(&self) -> &'static str {
         match self {
             InputsError::Misfit { .. } => {
-                Some("save them with numpy.savez, with these names; convert types with .astype(...)".to_owned())
+                "save them with numpy.savez under these names; convert types with .astype(...)"
             }
-            InputsError::CannotMakeUp { .. } => Some("give the inputs: --inputs in.npz".to_owned()),
-            InputsError::NotRunOnce => Some("give a prompt: --prompt TEXT or --tokens 1,2,3".to_owned()),
+            InputsError::NoRandomValue { .. } => "give the inputs: --inputs in.npz",
+            InputsError::GeneratesText => "give a prompt: --prompt TEXT or --tokens 1,2,3",
         }
     }
 }
 
-/// Which inputs a file must give.
+/// Which inputs a file must hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// Every input, for a run from tensors to tensors.
+pub enum RequiredInputs {
+    /// Every input, to run a model once on tensors.
     All,
-    /// Only those the runtime cannot fill by itself.
+    /// Only inputs that the engine cannot fill by itself.
     Free,
 }
 
-/// Checks given tensors against the model, every problem at once.
-pub fn fit(
-    arrays: Vec<(String, HostTensor)>,
+/// Checks the tensors of the file `path` against the model and reports every problem at once.
+pub fn check_inputs(
+    tensors: Vec<(String, HostTensor)>,
     model: &Model,
-    wanted: Wanted,
-    path: PathBuf,
+    required: RequiredInputs,
+    path: &Path,
 ) -> Result<NamedTensors, InputsError> {
-    let inputs: Vec<&ModelInput> = model.inputs.iter().filter(|input| is_wanted(input, wanted)).collect();
+    let inputs: Vec<&ModelInput> = model.inputs.iter().filter(|input| is_required(input, required)).collect();
     let mut given = BTreeMap::new();
     let mut problems = Vec::new();
-    for (name, tensor) in arrays {
+    for (name, tensor) in tensors {
         match inputs.iter().find(|input| input.name == name) {
             None => problems.push(format!("{name}: the model has no such input")),
             Some(input) => problems.extend(misfit(input, &tensor).map(|why| format!("{name}: {why}"))),
         }
         if given.insert(name.clone(), tensor).is_some() {
-            problems.push(format!("{name}: it is there twice"));
+            problems.push(format!("{name}: the file holds it twice"));
         }
     }
     let missing = inputs.iter().filter(|input| !given.contains_key(&input.name));
@@ -81,15 +81,15 @@ pub fn fit(
     if problems.is_empty() {
         return Ok(given);
     }
-    let wanted = inputs.iter().map(|input| format!("{}: {}", input.name, describe(input))).collect();
-    Err(InputsError::Misfit { path, problems, wanted })
+    let expected = inputs.iter().map(|input| format!("{}: {}", input.name, describe(input))).collect();
+    Err(InputsError::Misfit { path: path.to_owned(), problems, expected })
 }
 
-fn is_wanted(input: &ModelInput, wanted: Wanted) -> bool {
-    match wanted {
-        // Both are the runtime's own business even where everything else is given.
-        Wanted::All => !matches!(input.role, InputRole::LogitPositions | InputRole::UseCacheBranch),
-        Wanted::Free => input.role == InputRole::Free,
+fn is_required(input: &ModelInput, required: RequiredInputs) -> bool {
+    match required {
+        // The engine fills these two in any case.
+        RequiredInputs::All => !matches!(input.role, InputRole::LogitPositions | InputRole::UseCacheBranch),
+        RequiredInputs::Free => input.role == InputRole::Free,
     }
 }
 
@@ -99,7 +99,7 @@ fn describe(input: &ModelInput) -> String {
 }
 
 fn misfit(input: &ModelInput, tensor: &HostTensor) -> Option<String> {
-    let differs = |(have, want): (&u64, &Dim)| want.as_fixed().is_some_and(|want| want != *have);
+    let differs = |(size, dim): (&u64, &Dim)| dim.as_fixed().is_some_and(|fixed| fixed != *size);
     if tensor.dtype != input.dtype {
         Some(format!("it holds {}, not {}", tensor.dtype, input.dtype))
     } else if tensor.shape.len() != input.shape.len() {
@@ -142,13 +142,13 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn every_problem_is_said_with_what_is_wanted() {
+    fn all_problems_are_reported_with_the_expected_inputs() {
         let arrays = vec![
             ("input_ids".to_owned(), HostTensor::from_f32(&[1, 2], &[0.0; 2])),
             ("image".to_owned(), HostTensor::from_f32(&[1, 3, 5], &[0.0; 15])),
             ("picture".to_owned(), HostTensor::from_f32(&[], &[0.0])),
         ];
-        let error = fit(arrays, &model(), Wanted::All, "in.npz".into()).unwrap_err().to_string();
+        let error = check_inputs(arrays, &model(), RequiredInputs::All, Path::new("in.npz")).unwrap_err().to_string();
         for says in [
             "input_ids: it holds float32, not int64",
             "image: its shape is [1, 3, 5]",
@@ -161,15 +161,15 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_wrong_number_of_axes_is_said() {
+    fn a_wrong_number_of_axes_is_reported() {
         let arrays = vec![("image".to_owned(), HostTensor::from_f32(&[12], &[0.0; 12]))];
-        let error = fit(arrays, &model(), Wanted::Free, "in.npz".into()).unwrap_err().to_string();
+        let error = check_inputs(arrays, &model(), RequiredInputs::Free, Path::new("in.npz")).unwrap_err().to_string();
         assert!(error.contains("it has 1 axes, not 3"), "{error}");
     }
 
     #[test]
-    fn what_fits_is_taken() {
+    fn tensors_that_fit_are_accepted() {
         let arrays = vec![("image".to_owned(), HostTensor::from_f32(&[2, 3, 4], &[0.0; 24]))];
-        assert_eq!(fit(arrays, &model(), Wanted::Free, "in.npz".into()).unwrap().len(), 1);
+        assert_eq!(check_inputs(arrays, &model(), RequiredInputs::Free, Path::new("in.npz")).unwrap().len(), 1);
     }
 }

@@ -1,17 +1,17 @@
 //! One array in NumPy's `.npy` format.
 
 use super::npy_header::Header;
-use crate::machine::memory_limit;
+use crate::runtime::memory_limit;
 use hpp_engine::HostTensor;
 use hpp_schema::{ByteSize, DType};
 use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Most bytes of tensors from one file where the system does not tell its memory.
-const MOST_WHERE_UNKNOWN: u64 = 4 << 30;
+/// Limit of the bytes of tensors from one file if the system does not tell its memory.
+const DEFAULT_LIMIT: u64 = 4 << 30;
 
-/// Why a file is not an array we can use.
+/// Why an array cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum NpyError {
     /// The file cannot be read.
@@ -19,7 +19,7 @@ pub enum NpyError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// What the reader reported.
         source: io::Error,
     },
 }
@@ -27,47 +27,47 @@ pub enum NpyError {
 /// Reads a `.npy` file.
 pub fn read_npy(path: &Path) -> Result<HostTensor, NpyError> {
     let error = |source| NpyError::Read { path: path.to_owned(), source };
-    read(BufReader::new(File::open(path).map_err(error)?), &mut Room::of_this_process()).map_err(error)
+    read(BufReader::new(File::open(path).map_err(error)?), &mut MemoryBudget::of_this_process()).map_err(error)
 }
 
-/// Memory that tensors from one file may take.
-pub(super) struct Room {
+/// The memory budget for the tensors of one file.
+pub(super) struct MemoryBudget {
     left: u64,
-    all: u64,
+    total: u64,
 }
 
-impl Room {
-    /// A quarter of what this process may use: the engine and a device hold copies.
+impl MemoryBudget {
+    /// A quarter of the memory that this process may use, because the engine and a device hold copies.
     pub fn of_this_process() -> Self {
-        Self::of(memory_limit().map_or(MOST_WHERE_UNKNOWN, |limit| limit / 4))
+        Self::new(memory_limit().map_or(DEFAULT_LIMIT, |limit| limit / 4))
     }
 
-    /// So many bytes.
-    pub fn of(all: u64) -> Self {
-        Self { left: all, all }
+    /// A budget of this many bytes.
+    pub fn new(total: u64) -> Self {
+        Self { left: total, total }
     }
 
     fn take(&mut self, bytes: u64) -> io::Result<()> {
         self.left = self.left.checked_sub(bytes).ok_or_else(|| {
-            let (bytes, all) = (ByteSize(bytes).human(), ByteSize(self.all).human());
+            let (bytes, total) = (ByteSize(bytes).human(), ByteSize(self.total).human());
             invalid(format!(
-                "it declares {bytes}, and the tensors of a file may take {all} here, a quarter of the memory"
+                "it declares {bytes}, and the tensors of a file may take {total} here, a quarter of the memory"
             ))
         })?;
         Ok(())
     }
 }
 
-/// Reads one array, whatever it lies in; elements become little-endian and row-major.
-pub(super) fn read(mut reader: impl Read, room: &mut Room) -> io::Result<HostTensor> {
+/// Reads one array. Elements become little-endian and row-major.
+pub(super) fn read(mut reader: impl Read, budget: &mut MemoryBudget) -> io::Result<HostTensor> {
     let Header { descr, fortran_order, shape } = Header::read(&mut reader)?;
-    let (dtype, order) =
-        element(&descr).ok_or_else(|| invalid(format!("its elements are `{descr}`, which no tensor holds")))?;
+    let (dtype, order) = element(&descr)
+        .ok_or_else(|| invalid(format!("its elements are `{descr}`, which is not a tensor's element type")))?;
     let length = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size)).and_then(|n| dtype.bytes_for(n));
     let length = length.ok_or_else(|| invalid(format!("its shape {shape:?} is too large")))?;
 
-    // A compressed array may declare any size. The memory is asked for once, and used as the bytes come.
-    room.take(length)?;
+    // A compressed array may declare any size. The allocation is lazy: pages are used as bytes arrive.
+    budget.take(length)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length as usize).map_err(io::Error::other)?;
     reader.take(length).read_to_end(&mut bytes)?;
@@ -103,7 +103,7 @@ enum ByteOrder {
     Big,
 }
 
-/// The tensor type and byte order of NumPy's short name for an element.
+/// The element type and byte order that a NumPy type string stands for.
 fn element(descr: &str) -> Option<(DType, ByteOrder)> {
     let (order, kind) = match descr.split_at_checked(1)? {
         ("<" | "|", kind) => (ByteOrder::Little, kind),
@@ -163,8 +163,8 @@ fn row_major(bytes: &[u8], shape: &[u64], width: usize) -> Vec<u8> {
     let mut out = Vec::with_capacity(bytes.len());
     let mut index = vec![0usize; sizes.len()];
     while out.len() < bytes.len() {
-        let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
-        out.extend_from_slice(&bytes[at..at + width]);
+        let offset: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
+        out.extend_from_slice(&bytes[offset..offset + width]);
         for axis in (0..sizes.len()).rev() {
             index[axis] += 1;
             if index[axis] < sizes[axis] {
@@ -182,7 +182,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn read(reader: impl Read) -> io::Result<HostTensor> {
-        super::read(reader, &mut Room::of(1 << 20))
+        super::read(reader, &mut MemoryBudget::new(1 << 20))
     }
 
     fn file(descr: &str, fortran_order: bool, shape: &[u64], data: &[u8]) -> Vec<u8> {
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn big_endian_and_column_major_are_put_in_order() {
+    fn big_endian_and_column_major_arrays_are_reordered() {
         let data: Vec<u8> = [1i16, 4, 2, 5, 3, 6].iter().flat_map(|v| v.to_be_bytes()).collect();
         let tensor = read(&file(">i2", true, &[2, 3], &data)[..]).unwrap();
         let want: Vec<u8> = [1i16, 2, 3, 4, 5, 6].iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_tensor_is_named() {
+    fn unsupported_arrays_are_errors_that_name_the_reason() {
         for (descr, why) in [("|O", "`|O`"), ("<U4", "`<U4`"), ("<M8[ns]", "`<M8[ns]`")] {
             let error = read(&file(descr, false, &[1], &[0; 64])[..]).unwrap_err().to_string();
             assert!(error.contains(why), "{descr}: {error}");
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(rows in 0u64..5, columns in 0u64..5, which in 0..DType::ALL.len(), fill: u8) {
+        fn written_arrays_are_read_back(rows in 0u64..5, columns in 0u64..5, which in 0..DType::ALL.len(), fill: u8) {
             let dtype = DType::ALL[which];
             let Some(length) = dtype.bytes_for(rows * columns) else { return Ok(()) };
             let tensor = HostTensor { dtype, shape: vec![rows, columns], bytes: vec![fill; length as usize] };

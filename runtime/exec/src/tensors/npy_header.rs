@@ -1,21 +1,20 @@
-//! The header of a `.npy` file: a Python dictionary with three known keys. Read as hostile input, written as NumPy
-//! writes it.
+//! The header of a `.npy` file: a Python dictionary with three known keys. Reads untrusted input; writes as NumPy does.
 
 use std::io::{self, Read};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 
-/// Longest header read; NumPy itself refuses longer ones.
-const LONGEST: u32 = 10_000;
+/// Longest header read, in bytes; NumPy itself refuses longer ones.
+const MAX_BYTES: u32 = 10_000;
 
-/// What a header says.
+/// The fields of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// `<f4`, `|b1`, ...
+    /// The element type, such as `<f4` or `|b1`.
     pub descr: String,
     /// Whether the first index runs fastest.
     pub fortran_order: bool,
-    /// Sizes.
+    /// Sizes of the axes.
     pub shape: Vec<u64>,
 }
 
@@ -25,20 +24,20 @@ impl Header {
         let mut start = [0; 8];
         reader.read_exact(&mut start)?;
         if &start[..6] != MAGIC {
-            return Err(invalid("it does not begin as a NumPy array does"));
+            return Err(invalid("it does not start like a NumPy array"));
         }
         let length = match start[6] {
             1 => u32::from(u16::from_le_bytes(take(reader)?)),
             2 | 3 => u32::from_le_bytes(take(reader)?),
             _ => return Err(invalid("its format version is newer than 3")),
         };
-        if length > LONGEST {
-            return Err(invalid("its header is unreasonably long"));
+        if length > MAX_BYTES {
+            return Err(invalid("its header is too long"));
         }
         let mut text = Vec::new();
         reader.take(u64::from(length)).read_to_end(&mut text)?;
         let text = String::from_utf8(text).map_err(|_| invalid("its header is not text"))?;
-        Parser { rest: &text }.header().ok_or_else(|| invalid("its header is not one of an array of plain numbers"))
+        Parser { rest: &text }.header().ok_or_else(|| invalid("its header is not that of an array of plain numbers"))
     }
 
     /// The header as bytes, padded to a multiple of 64 and to at least `least`, so that it can be replaced later.
@@ -50,7 +49,7 @@ impl Header {
         let whole = (MAGIC.len() + 4 + text.len() + 1).max(least).next_multiple_of(64);
         text.push_str(&" ".repeat(whole - MAGIC.len() - 4 - text.len() - 1));
         text.push('\n');
-        // A header of 64 KiB takes thousands of dimensions, which no tensor has.
+        // Only a tensor with thousands of axes has a header above 64 KiB.
         let length = u16::try_from(text.len()).unwrap_or(u16::MAX);
         [MAGIC, &[1, 0], &length.to_le_bytes(), text.as_bytes()].concat()
     }
@@ -66,7 +65,7 @@ fn invalid(why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
-/// Reads the few Python literals a header is made of.
+/// Parses the Python literals of a header.
 struct Parser<'t> {
     rest: &'t str,
 }
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_the_rest() {
+    fn other_headers_are_errors() {
         for text in [
             "",
             "{",
@@ -163,7 +162,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read_back(fortran_order: bool, shape in prop::collection::vec(any::<u64>(), 0..6)) {
+        fn written_headers_are_read_back(fortran_order: bool, shape in prop::collection::vec(any::<u64>(), 0..6)) {
             let header = Header { descr: "<f2".into(), fortran_order, shape };
             let bytes = header.to_bytes(128);
             prop_assert_eq!(bytes.len() % 64, 0);

@@ -10,7 +10,7 @@ use zip::result::ZipError;
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-/// Why an archive could not be read or written.
+/// Why an archive cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum NpzError {
     /// It is missing or not an archive.
@@ -18,7 +18,7 @@ pub enum NpzError {
     Archive {
         /// The file.
         path: PathBuf,
-        /// What the reader said.
+        /// What the reader reported.
         source: io::Error,
     },
     /// One of its arrays cannot be used.
@@ -28,7 +28,7 @@ pub enum NpzError {
         path: PathBuf,
         /// The array.
         name: String,
-        /// What the reader said.
+        /// What the reader reported.
         source: io::Error,
     },
     /// An array cannot be written.
@@ -38,7 +38,7 @@ pub enum NpzError {
         path: PathBuf,
         /// The array.
         name: String,
-        /// What the writer said.
+        /// What the writer reported.
         source: io::Error,
     },
     /// The file cannot be written.
@@ -48,10 +48,10 @@ pub enum NpzError {
 
 /// Reads every array, in the archive's order.
 pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
-    read_within(path, &mut npy::Room::of_this_process())
+    read_within(path, &mut npy::MemoryBudget::of_this_process())
 }
 
-fn read_within(path: &Path, room: &mut npy::Room) -> Result<Vec<(String, HostTensor)>, NpzError> {
+fn read_within(path: &Path, budget: &mut npy::MemoryBudget) -> Result<Vec<(String, HostTensor)>, NpzError> {
     let archive_error = |source| NpzError::Archive { path: path.to_owned(), source };
     let file = File::open(path).map_err(archive_error)?;
     let mut archive = ZipArchive::new(BufReader::new(file)).map_err(|e| archive_error(into_io(e)))?;
@@ -61,13 +61,13 @@ fn read_within(path: &Path, room: &mut npy::Room) -> Result<Vec<(String, HostTen
         let file_name = entry.name().map_err(|e| archive_error(into_io(e)))?.into_owned();
         let name = file_name.strip_suffix(".npy").unwrap_or(&file_name).to_owned();
         let array_error = |source| NpzError::Array { path: path.to_owned(), name: name.clone(), source };
-        let tensor = npy::read(entry, room).map_err(array_error)?;
+        let tensor = npy::read(entry, budget).map_err(array_error)?;
         arrays.push((name, tensor));
     }
     Ok(arrays)
 }
 
-/// Writes arrays in this order, uncompressed; the file appears when it is complete.
+/// Writes arrays in this order, uncompressed. The file appears once it is complete.
 pub fn write_npz(path: &Path, arrays: &[(String, HostTensor)]) -> Result<(), NpzError> {
     let mut file = OutputFile::create(path)?;
     let mut archive = ZipWriter::new(BufWriter::new(file.file()));
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn arrays_come_back_as_they_went() {
+    fn written_arrays_are_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("a.npz");
         let arrays = vec![
@@ -106,16 +106,16 @@ mod tests {
     }
 
     #[test]
-    fn something_else_is_not_an_archive() {
+    fn other_files_are_not_archives() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), b"no").unwrap();
         assert!(matches!(read_npz(file.path()), Err(NpzError::Archive { .. })));
         assert!(matches!(read_npz(Path::new("nowhere.npz")), Err(NpzError::Archive { .. })));
     }
 
-    /// Zeros shrink to a thousandth: the size on disk says nothing.
+    /// Zeros compress to a thousandth, so the size on disk bounds nothing.
     #[test]
-    fn archives_that_unpack_to_more_than_there_is_room_for_are_refused() {
+    fn archives_that_unpack_beyond_the_budget_are_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut archive = ZipWriter::new(file.reopen().unwrap());
         let options = SimpleFileOptions::default().compression_method(CompressionMethod::Deflated);
@@ -125,14 +125,14 @@ mod tests {
         }
         archive.finish().unwrap();
         assert!(file.as_file().metadata().unwrap().len() < 8 << 10);
-        let mut room = npy::Room::of(1536 << 10);
-        let NpzError::Array { name, source, .. } = read_within(file.path(), &mut room).unwrap_err() else {
+        let mut budget = npy::MemoryBudget::new(1536 << 10);
+        let NpzError::Array { name, source, .. } = read_within(file.path(), &mut budget).unwrap_err() else {
             panic!("another error")
         };
         assert_eq!(name, "b");
         assert!(source.to_string().contains("declares 1 MiB"), "{source}");
-        let arrays = read_within(file.path(), &mut npy::Room::of(2 << 20)).unwrap();
-        assert!(arrays.iter().all(|(_, tensor)| tensor.bytes.capacity() == 1 << 20), "memory is asked for once");
+        let arrays = read_within(file.path(), &mut npy::MemoryBudget::new(2 << 20)).unwrap();
+        assert!(arrays.iter().all(|(_, tensor)| tensor.bytes.capacity() == 1 << 20), "memory is allocated once");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Recorded models as plan directories of their own, and the command run on them.
+//! Plan directories of recorded models, and hpp-exec run on them.
 
 #![allow(dead_code)]
 
@@ -45,7 +45,7 @@ impl PlanDir {
         this
     }
 
-    /// The same model, but planned for a GPU that is not here.
+    /// The same model, planned for a GPU that this machine lacks.
     pub fn for_gpu(mut self, providers: Vec<Provider>) -> Self {
         self.plan.devices.push(Device::new("gpu0", DeviceKind::Gpu));
         self.plan.budgets.vram = vec![ByteSize(1 << 30)];
@@ -87,7 +87,7 @@ impl PlanDir {
     }
 }
 
-/// What a plan remembers of a file.
+/// A plan's record of a file.
 pub fn record(dir: &Path, file: &str, role: FileRole) -> FileRecord {
     let bytes = std::fs::read(dir.join(file)).unwrap();
     let length = bytes.len() as u64;
@@ -115,7 +115,7 @@ fn generation(dir: &Path) -> Generation {
     }
 }
 
-/// What a process answered.
+/// Exit code and output of a process.
 pub struct Ran {
     pub code: Option<i32>,
     pub stdout: String,
@@ -135,11 +135,11 @@ impl Ran {
         self
     }
 
-    /// Asserts a failure that says all of this, and a hint where one is wanted.
+    /// Asserts a failure whose message contains all of these texts.
     #[track_caller]
-    pub fn fails(self, code: i32, says: &[&str]) -> Self {
+    pub fn fails(self, code: i32, texts: &[&str]) -> Self {
         assert_eq!(self.code, Some(code), "{}", self.stderr);
-        for text in says {
+        for text in texts {
             assert!(self.stderr.contains(text), "{text:?} is not in:\n{}", self.stderr);
         }
         assert!(!self.stderr.contains("panicked"), "{}", self.stderr);

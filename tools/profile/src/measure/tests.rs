@@ -5,11 +5,11 @@
 use super::*;
 use crate::child::Launcher;
 use crate::corpus::Corpus;
-use crate::cpu_share::CpuShare;
 use crate::derive::Phase;
 use crate::interrupt::Interrupt;
 use crate::sample;
 use crate::taps::Wanted;
+use hpp_io::CpuShare;
 use hpp_schema::Provider;
 use std::time::Duration;
 use tempfile::TempDir;

@@ -1,84 +1,82 @@
-//! `hpp-exec bench PLAN`: medians of a few runs on made-up tokens, for the plan or the unsplit model.
+//! `hpp-exec bench PLAN`: measures a few runs of the plan, or of the unsplit model, on random tokens.
 
-mod links;
 mod report;
 mod spread;
-mod tokens;
+mod token_times;
+mod weight_paths;
 
 use super::unsplit::unsplit;
-use super::{Around, Feeds, context, load_session, needs_language_model};
-use crate::busy::Busy;
+use super::{CommandContext, context_length, load_sequence, open_embeddings};
 use crate::cli::BenchArgs;
 use crate::error::ExecError;
-use crate::inputs::made_up_tokens;
-use crate::interrupt::Interrupt;
-use crate::machine::{Machine, OrtBackend};
-use crate::numbers::counted;
-use crate::plan_file::PlanFile;
-use crate::report::millis;
-use crate::sampling::{SamplingError, greedy};
-use crate::session::Session;
+use crate::inputs::random_tokens;
+use crate::numbers::{counted, millis};
+use crate::other_load::OtherLoad;
+use crate::runtime::{OrtBackend, Runtime};
 use hpp_engine::Telemetry;
+use hpp_generate::sampling::greedy;
+use hpp_generate::{ModelInputs, PlanFile, SingleSequence, check_language_model};
 use hpp_io::{OutputFile, WriteError, show, show_json};
 use hpp_schema::{Timeline, Whole};
-use links::links;
-use report::{Report, report, text};
+use report::{BenchReport, report, text};
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
-use tokens::Token;
+use token_times::TokenTimes;
+use weight_paths::weight_paths;
 
 /// One measured run.
-struct Run {
+struct BenchRun {
     first_token_ms: f64,
-    /// Each token after the first, from its feeding to its choice.
-    tokens: Vec<Token>,
+    /// Times of each token after the first.
+    tokens: Vec<TokenTimes>,
     telemetry: Telemetry,
     timeline: Timeline,
 }
 
-/// Loads, warms up, measures, prints.
-pub fn run(args: &BenchArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
+/// Loads the plan, warms up, measures and prints.
+pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
-    needs_language_model(&plan.plan)?;
-    check_room(args, context(&plan.plan, &args.runtime))?;
-    // Begun before anything is measured, so that a place that cannot be written is known at once.
+    check_language_model(&plan.plan)?;
+    check_room(args, context_length(&plan, &args.runtime))?;
+    // Created before measuring, so that a path that cannot be written fails early.
     let trace = args.trace.as_deref().map(OutputFile::create).transpose()?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
-    let feeds = Feeds::open(&plan, args.embeddings.as_deref())?;
-    let mut session = load_session(&which, &plan.dir, &args.runtime, feeds, around.console, around.interrupt)?;
-    let prompt = made_up_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
+    let embeddings = open_embeddings(&plan.plan, args.embeddings.as_deref())?;
+    let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
+    let mut sequence = load_sequence(&which, &plan.dir, &args.runtime, inputs, ctx.console, ctx.interrupt)?;
+    let prompt = random_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
 
     if !args.no_warmup {
-        around.console.working("warm-up run");
-        measure(&mut session, &prompt, args.new_tokens)?;
+        ctx.console.working("warm-up run");
+        measure(&mut sequence, &prompt, args.new_tokens)?;
     }
-    let busy = Busy::begin();
+    let other_load = OtherLoad::start();
     let mut runs = Vec::new();
     for number in 1..=args.runs {
-        around.console.working(format!("run {number} of {}", args.runs));
-        let run = measure(&mut session, &prompt, args.new_tokens)?;
-        around.console.detail(&format!("run {number}: first token after {:.1} ms", run.first_token_ms));
+        ctx.console.working(format!("run {number} of {}", args.runs));
+        let run = measure(&mut sequence, &prompt, args.new_tokens)?;
+        ctx.console.debug(&format!("run {number}: first token after {:.1} ms", run.first_token_ms));
         runs.push(run);
     }
-    around.console.idle();
-    if let Some(note) = busy.note() {
-        around.console.say(&format!("note: {note}"));
+    ctx.console.idle();
+    if let Some(note) = other_load.note() {
+        ctx.console.info(&format!("note: {note}"));
     }
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
     }
-    let mut report: Report = report(args, &plan, which.partitions.len(), &runs, &mut session);
-    // What is measured now is to have the machine for itself.
-    drop(session);
+    let mut report: BenchReport = report(args, &plan, which.partitions.len(), &runs, &mut sequence);
+    // Unloads the plan, so that the paths of weights are measured alone.
+    drop(sequence);
     if let Some(last) = runs.last() {
-        let machine = Machine::open_to_run(&plan.plan, &args.runtime, around.console)?;
-        report.links = links(&machine, &plan, &last.telemetry, &last.tokens, around.console);
+        let runtime = Runtime::open_for(&plan.plan, &args.runtime, ctx.console)?;
+        report.links = weight_paths(&runtime, &plan, &last.telemetry, &last.tokens, ctx.console);
     }
     if args.json {
-        show_json(around.out, &report)?
+        show_json(ctx.out, &report)?
     } else {
-        show(around.out, &text(&report))?
+        show(ctx.out, &text(&report))?
     }
     Ok(0)
 }
@@ -104,25 +102,21 @@ fn check_room(args: &BenchArgs, context: u64) -> Result<(), ExecError> {
     })
 }
 
-fn measure(session: &mut Session<OrtBackend>, prompt: &[u32], new_tokens: u64) -> Result<Run, ExecError> {
-    session.reset();
-    session.engine().reset_telemetry();
-    session.engine().record_timeline(true);
+fn measure(sequence: &mut SingleSequence<OrtBackend>, prompt: &[u32], new_tokens: u64) -> Result<BenchRun, ExecError> {
+    sequence.clear();
+    sequence.engine().reset_telemetry();
+    sequence.engine().record_timeline(true);
     let started = Instant::now();
-    session.begin(prompt, &Interrupt::never())?;
-    let mut token = next(session)?;
+    sequence.prefill(prompt, &|| false)?;
+    let mut token = greedy(sequence.logits())?;
     let first_token_ms = millis(started.elapsed());
     let mut tokens = Vec::new();
     for _ in 1..new_tokens {
         let started = Instant::now();
-        session.feed(&[token])?;
-        token = next(session)?;
-        tokens.push(Token::new(millis(started.elapsed()), session.engine().last_pass()));
+        sequence.feed(&[token])?;
+        token = greedy(sequence.logits())?;
+        tokens.push(TokenTimes::new(millis(started.elapsed()), sequence.engine().last_pass()));
     }
-    let engine = session.engine();
-    Ok(Run { first_token_ms, tokens, telemetry: engine.telemetry(), timeline: engine.timeline() })
-}
-
-fn next(session: &Session<OrtBackend>) -> Result<u32, SamplingError> {
-    greedy(session.scores()).ok_or(SamplingError::NoCandidate { count: session.scores().len() })
+    let engine = sequence.engine();
+    Ok(BenchRun { first_token_ms, tokens, telemetry: engine.telemetry(), timeline: engine.timeline() })
 }

@@ -1,117 +1,118 @@
-//! What a bench says: one JSON object for programs, two tables for people.
+//! The result of a benchmark: JSON for programs, two tables for people.
 
-use super::Run;
-use super::links::Link;
+use super::BenchRun;
 use super::spread::Spread;
-use super::tokens::Token;
+use super::token_times::TokenTimes;
+use super::weight_paths::WeightPath;
 use crate::cli::BenchArgs;
-use crate::disk::{self, DiskReads};
-use crate::machine::OrtBackend;
-use crate::numbers::{counted, figures};
-use crate::plan_file::PlanFile;
-use crate::report::{Bytes, StageTimes, memory, millis, table};
-use crate::session::Session;
-use crate::streaming::{self, Streaming};
-use hpp_engine::Telemetry;
+use crate::numbers::{counted, millis, significant};
+use crate::report::disk::{self, DiskReads};
+use crate::report::streaming::{self, Streaming};
+use crate::report::{Bytes, StageTimes, memory, table};
+use crate::runtime::OrtBackend;
+use hpp_engine::{StageTelemetry, Telemetry};
+use hpp_generate::{PlanFile, SingleSequence};
 use hpp_schema::{ByteSize, SpanKind};
 use serde::Serialize;
 use std::fmt::Write;
 
-/// What `--json` prints.
+/// The object that `--json` prints.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct BenchReport {
     model: String,
     unsplit: bool,
     partitions: usize,
     prompt_tokens: u64,
     new_tokens: u64,
-    /// Tokens already there when a token was decoded, on average over the tokens decoded.
+    /// Mean length of the sequence before a decoded token.
     decode_context: Option<f64>,
-    /// Most tokens one text could have had.
+    /// Tokens of context.
     context: u64,
     runs: u32,
     load_ms: f64,
     time_to_first_token_ms: Spread,
-    /// Passes of the prompt alone, without making room for a text and choosing a token.
+    /// The passes of the prompt, without allocating state and sampling.
     prefill_ms: Spread,
     prefill_tokens_per_second: Spread,
-    /// Each run's median over its tokens after the first.
+    /// Of each run, the median over its tokens after the first.
     decode_ms_per_token: Option<Spread>,
     decode_tokens_per_second: Option<Spread>,
-    /// Decoded tokens taken apart: each number's median over all of them.
-    token: Option<Token>,
-    /// Those of the last run, one by one.
-    tokens: Vec<Token>,
+    /// Where the time of decoded tokens goes: the median of each field over all of them.
+    token: Option<TokenTimes>,
+    /// Each token of the last run.
+    tokens: Vec<TokenTimes>,
     transfers_per_run: f64,
     transfer_ms: Spread,
     transferred_bytes_per_run: f64,
-    /// Reading weights from disk in the last run; absent where all are in memory.
+    /// Weights read from disk in the last run; absent if none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<DiskReads>,
-    /// Weights streamed to devices in the last run; absent where none were.
+    /// Weights streamed to devices in the last run; absent if none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     streaming: Option<Streaming>,
-    /// How fast weights came in the last run's decoded tokens, against each way by itself.
+    /// Transfer rates of weights in the last run's decoded tokens, compared with each path alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub links: Vec<Link>,
-    stages: Vec<Stage>,
+    pub links: Vec<WeightPath>,
+    stages: Vec<BenchStage>,
     bytes: Bytes,
 }
 
-/// One partition's part. `prefill_ms` and `decode_ms_per_token` are medians over runs of a run's sum and mean.
+/// Times of one partition. `prefill_ms` is the median over runs of a run's sum, `decode_ms_per_token` of a run's mean.
 #[derive(Debug, Serialize)]
-struct Stage {
+struct BenchStage {
     #[serde(flatten)]
     times: StageTimes,
-    /// Median over all tokens decoded.
+    /// Median over all decoded tokens.
     decode_ms_median: Option<f64>,
 }
 
-/// Puts the runs together.
+/// Summarises the runs.
 pub(super) fn report(
     args: &BenchArgs,
     plan: &PlanFile,
     partitions: usize,
-    runs: &[Run],
-    session: &mut Session<OrtBackend>,
-) -> Report {
-    let of = |value: &dyn Fn(&Run) -> f64| Spread::of(runs.iter().map(value));
-    let telemetry = session.engine().telemetry();
+    runs: &[BenchRun],
+    sequence: &mut SingleSequence<OrtBackend>,
+) -> BenchReport {
+    let over_runs = |value: &dyn Fn(&BenchRun) -> f64| Spread::of(runs.iter().map(value));
+    let telemetry = sequence.engine().telemetry();
     let decoded = args.new_tokens - 1;
     let when_decoding = |spread: &dyn Fn() -> Spread| (decoded > 0).then(spread);
-    let tokens: Vec<Token> = runs.iter().flat_map(|run| run.tokens.clone()).collect();
-    Report {
+    let tokens: Vec<TokenTimes> = runs.iter().flat_map(|run| run.tokens.clone()).collect();
+    BenchReport {
         model: plan.plan.model.name.clone(),
         unsplit: args.unsplit,
         partitions,
         prompt_tokens: args.prompt_tokens,
         new_tokens: args.new_tokens,
         decode_context: (decoded > 0).then(|| args.prompt_tokens as f64 + (decoded - 1) as f64 / 2.0),
-        context: session.engine().context(),
+        context: sequence.engine().context(),
         runs: args.runs,
         load_ms: millis(telemetry.load),
-        time_to_first_token_ms: of(&|run| run.first_token_ms),
-        prefill_ms: of(&|run| run.telemetry.prefill.millis()),
-        prefill_tokens_per_second: of(&|run| args.prompt_tokens as f64 / run.first_token_ms * 1e3),
-        decode_ms_per_token: when_decoding(&|| of(&|run| Spread::of(run.tokens.iter().map(|token| token.ms)).median)),
-        decode_tokens_per_second: when_decoding(&|| {
-            of(&|run| decoded as f64 / run.tokens.iter().map(|token| token.ms).sum::<f64>() * 1e3)
+        time_to_first_token_ms: over_runs(&|run| run.first_token_ms),
+        prefill_ms: over_runs(&|run| run.telemetry.prefill.millis()),
+        prefill_tokens_per_second: over_runs(&|run| args.prompt_tokens as f64 / run.first_token_ms * 1e3),
+        decode_ms_per_token: when_decoding(&|| {
+            over_runs(&|run| Spread::of(run.tokens.iter().map(|token| token.ms)).median)
         }),
-        token: Token::median(&tokens),
+        decode_tokens_per_second: when_decoding(&|| {
+            over_runs(&|run| decoded as f64 / run.tokens.iter().map(|token| token.ms).sum::<f64>() * 1e3)
+        }),
+        token: TokenTimes::median(&tokens),
         tokens: runs.last().map_or(vec![], |run| run.tokens.clone()),
-        transfers_per_run: of(&|run| run.telemetry.copies.count as f64).median,
-        transfer_ms: of(&|run| run.telemetry.copies.millis()),
-        transferred_bytes_per_run: of(&|run| run.telemetry.copied_bytes as f64).median,
+        transfers_per_run: over_runs(&|run| run.telemetry.copies.count as f64).median,
+        transfer_ms: over_runs(&|run| run.telemetry.copies.millis()),
+        transferred_bytes_per_run: over_runs(&|run| run.telemetry.copied_bytes as f64).median,
         disk: runs.last().and_then(|run| DiskReads::new(&run.telemetry)),
         streaming: runs.last().and_then(|run| Streaming::new(&run.telemetry)),
         links: vec![],
         stages: stages(runs),
-        bytes: Bytes::new(&telemetry, session.state_bytes()),
+        bytes: Bytes::new(&telemetry, sequence.state_bytes()),
     }
 }
 
-/// Milliseconds of each stage in each token a run decoded, its last passes.
-fn decoding(run: &Run) -> Vec<Vec<f64>> {
+/// Milliseconds of each stage in each decoded token `[token][stage]`. A run's last passes decode its tokens.
+fn decode_times(run: &BenchRun) -> Vec<Vec<f64>> {
     let last = run.telemetry.prefill.count + run.telemetry.decode.count;
     let first = last.saturating_sub(run.tokens.len() as u64);
     let mut tokens = vec![vec![0.0; run.telemetry.stages.len()]; run.tokens.len()];
@@ -125,12 +126,12 @@ fn decoding(run: &Run) -> Vec<Vec<f64>> {
     tokens
 }
 
-/// Each stage's medians.
-fn stages(runs: &[Run]) -> Vec<Stage> {
+/// The medians of each stage.
+fn stages(runs: &[BenchRun]) -> Vec<BenchStage> {
     let Some(first) = runs.first() else { return vec![] };
-    let tokens: Vec<Vec<f64>> = runs.iter().flat_map(decoding).collect();
+    let tokens: Vec<Vec<f64>> = runs.iter().flat_map(decode_times).collect();
     let median = |value: &dyn Fn(&Telemetry) -> f64| Spread::of(runs.iter().map(|run| value(&run.telemetry))).median;
-    let stage = |(at, stage): (usize, &hpp_engine::StageTelemetry)| Stage {
+    let stage = |(at, stage): (usize, &StageTelemetry)| BenchStage {
         times: StageTimes {
             prefill_ms: median(&|telemetry| telemetry.stages[at].prefill.millis()),
             decode_ms_per_token: median(&|telemetry| telemetry.stages[at].decode.millis_each()),
@@ -141,8 +142,8 @@ fn stages(runs: &[Run]) -> Vec<Stage> {
     first.telemetry.stages.iter().enumerate().map(stage).collect()
 }
 
-/// The report for people.
-pub(super) fn text(report: &Report) -> String {
+/// The tables for people.
+pub(super) fn text(report: &BenchReport) -> String {
     let what = if report.unsplit { "unsplit".to_owned() } else { counted(report.partitions as u64, "partition") };
     let mut out = format!(
         "{} ({what}): {}, {}, median of {}\n\n",
@@ -152,7 +153,7 @@ pub(super) fn text(report: &Report) -> String {
         counted(report.runs.into(), "run")
     );
     let row = |name: &str, spread: &Spread| {
-        let cells = [spread.median, spread.min, spread.max].map(figures);
+        let cells = [spread.median, spread.min, spread.max].map(significant);
         [vec![name.to_owned(), String::new()], cells.to_vec()].concat()
     };
     let mut rows = vec![
@@ -162,12 +163,12 @@ pub(super) fn text(report: &Report) -> String {
     rows.extend(report.decode_ms_per_token.as_ref().map(|spread| row("decode, ms/token (median)", spread)));
     rows.extend(report.decode_tokens_per_second.as_ref().map(|spread| row("decode, tokens/s (mean)", spread)));
     rows.push(row("transfers, ms", &report.transfer_ms));
-    out.push_str(&table(&["", "", "median", "least", "most"], rows));
-    let stage = |stage: &Stage| {
+    out.push_str(&table(&["", "", "median", "min", "max"], rows));
+    let stage = |stage: &BenchStage| {
         let times = &stage.times;
-        let decode = stage.decode_ms_median.map_or("-".to_owned(), figures);
+        let decode = stage.decode_ms_median.map_or("-".to_owned(), significant);
         let on = format!("{} ({})", times.provider, times.processor);
-        vec![times.partition.clone(), on, figures(times.prefill_ms), decode]
+        vec![times.partition.clone(), on, significant(times.prefill_ms), decode]
     };
     let _ = write!(
         out,
@@ -176,11 +177,11 @@ pub(super) fn text(report: &Report) -> String {
     );
     let moved = ByteSize(report.transferred_bytes_per_run as u64).human();
     let _ = writeln!(out, "\ntransfers: {:.0} a run, {moved}", report.transfers_per_run);
-    out.push_str(&report.token.as_ref().map(Token::line).unwrap_or_default());
+    out.push_str(&report.token.as_ref().map(TokenTimes::line).unwrap_or_default());
     out.push_str(&disk::line(report.disk.as_ref()));
     out.push_str(&streaming::line(report.streaming.as_ref()));
     report.links.iter().for_each(|link| out.push_str(&link.line()));
-    let _ = writeln!(out, "load {} ms", figures(report.load_ms));
+    let _ = writeln!(out, "load {} ms", significant(report.load_ms));
     let _ = writeln!(out, "memory: {}", memory(&report.bytes));
     out
 }

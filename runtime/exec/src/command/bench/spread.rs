@@ -1,8 +1,8 @@
-//! Several measurements of one thing.
+//! The median and range of several measurements.
 
 use serde::Serialize;
 
-/// Median and ends.
+/// Median, smallest and largest of several measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(super) struct Spread {
     pub median: f64,
@@ -11,7 +11,7 @@ pub(super) struct Spread {
 }
 
 impl Spread {
-    /// Zeros for none.
+    /// Of these values; zeros without any.
     pub fn of(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values.into_iter().collect();
         values.sort_by(f64::total_cmp);
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn medians() {
+    fn the_median_of_an_even_count_lies_between_the_two_in_the_middle() {
         assert_eq!(Spread::of([3.0, 1.0, 2.0]), Spread { median: 2.0, min: 1.0, max: 3.0 });
         assert_eq!(Spread::of([4.0, 1.0, 2.0, 3.0]).median, 2.5);
         assert_eq!(Spread::of([]).median, 0.0);

@@ -1,10 +1,10 @@
-//! Who measures: the machine and the programs, as a profile records them.
+//! The machine and the software versions, as a profile records them.
 
 use hpp_backend::Report;
 use hpp_schema::{ByteSize, Host, HostDevice, Provider};
 
-/// The host as ONNX Runtime and the system show it. Providers that cannot be used are left out.
-pub(super) fn host(report: &Report) -> Host {
+/// The host as ONNX Runtime and the system report it, without providers that cannot be used.
+pub(super) fn describe(report: &Report) -> Host {
     let usable = report.providers.iter().filter(|provider| provider.problem.is_none());
     let devices = usable.flat_map(|provider| {
         provider.devices.iter().map(|device| HostDevice {
@@ -13,8 +13,8 @@ pub(super) fn host(report: &Report) -> Host {
             memory: device.total.map(ByteSize),
         })
     });
-    let own = report.providers.iter().find(|provider| provider.provider == Provider::Cpu);
-    let cpu = own.and_then(|provider| provider.devices.first()).map(|device| device.description.clone());
+    let cpu_provider = report.providers.iter().find(|provider| provider.provider == Provider::Cpu);
+    let cpu = cpu_provider.and_then(|provider| provider.devices.first()).map(|device| device.description.clone());
     Host {
         cpu: cpu.unwrap_or_default(),
         cores: u32::try_from(report.cores).unwrap_or(u32::MAX),

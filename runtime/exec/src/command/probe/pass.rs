@@ -1,31 +1,34 @@
-//! What of a token no partition bears: feeding, binding, reading the scores, choosing a token.
+//! The overhead of a token outside its partitions: setting inputs, binding, reading logits, sampling.
 //!
-//! A whole token is timed as `bench` times it, and what its partitions and copies took is taken off. Between two tokens other
-//! memory is read, as the rest of a model's pass would.
+//! Times each token as `bench` does and subtracts the time of its partitions and copies. Between two tokens it reads other memory,
+//! because the rest of a model's pass would evict the caches as well.
 
 use super::partition::{flusher, timing};
-use super::{Answer, ProbeSession};
+use super::{ProbeSession, Replies};
 use crate::cli::RuntimeArgs;
 use crate::console::{Console, Level};
 use crate::error::ExecError;
-use crate::machine::OrtBackend;
-use crate::plan_file::PlanFile;
-use crate::sampling::{SamplingError, greedy};
-use crate::session::Session;
+use crate::runtime::OrtBackend;
+use hpp_generate::sampling::greedy;
+use hpp_generate::{ModelInputs, PlanFile, SingleSequence, check_language_model};
 use hpp_schema::Provider;
 use hpp_schema::probe::{PassProbe, Reply};
 use std::time::{Duration, Instant};
 
-/// The first tokens do not count: buffers grow, and code is read for the first time.
+/// Tokens at the start that are not timed: buffers grow, and code is loaded.
 const WARMUP: u64 = 8;
 
 /// Answers the request.
-pub(super) fn run(session: &mut ProbeSession<'_>, probe: &PassProbe, reply: &mut Answer<'_>) -> Result<(), ExecError> {
+pub(super) fn run(
+    session: &mut ProbeSession<'_>,
+    probe: &PassProbe,
+    replies: &mut Replies<'_>,
+) -> Result<(), ExecError> {
     let plan = PlanFile::open(&probe.plan)?;
-    super::super::needs_language_model(&plan.plan)?;
+    check_language_model(&plan.plan)?;
     let args = RuntimeArgs { library: session.library.clone(), context: Some(probe.tokens), ..RuntimeArgs::default() };
-    let engine = session.machine.load(&plan.plan, &plan.dir, &args, &Console::new(Level::Quiet))?;
-    let mut text = Session::new(engine, None, Default::default());
+    let engine = session.runtime.load(&plan.plan, &plan.dir, &args, &Console::new(Level::Quiet))?;
+    let mut sequence = SingleSequence::new(engine, ModelInputs::default());
     let mut times = Vec::new();
     let mut token = 0;
     for number in 0..probe.tokens {
@@ -34,23 +37,23 @@ pub(super) fn run(session: &mut ProbeSession<'_>, probe: &PassProbe, reply: &mut
             flusher.make_room(probe.evict_bytes)?;
             flusher.flush(probe.evict_bytes)?;
         }
-        let before = elsewhere(&mut text);
+        let before = partitions_and_copies(&mut sequence);
         let started = Instant::now();
-        text.feed(&[token])?;
-        token = greedy(text.scores()).ok_or(SamplingError::NoCandidate { count: text.scores().len() })?;
-        let whole = started.elapsed();
-        let elsewhere = elsewhere(&mut text).saturating_sub(before);
+        sequence.feed(&[token])?;
+        token = greedy(sequence.logits())?;
+        let total = started.elapsed();
+        let inside = partitions_and_copies(&mut sequence).saturating_sub(before);
         if number >= WARMUP.min(probe.tokens / 2) {
-            times.push(whole.saturating_sub(elsewhere));
+            times.push(total.saturating_sub(inside));
         }
     }
-    reply(Reply::Pass { timing: timing(&times) })?;
+    replies(Reply::Pass { timing: timing(&times) })?;
     Ok(())
 }
 
-/// Time in partitions and copies so far.
-fn elsewhere(text: &mut Session<OrtBackend>) -> Duration {
-    let telemetry = text.engine().telemetry();
+/// Time spent in partitions and copies so far.
+fn partitions_and_copies(sequence: &mut SingleSequence<OrtBackend>) -> Duration {
+    let telemetry = sequence.engine().telemetry();
     let stages = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time);
     stages.sum::<Duration>() + telemetry.copies.time
 }

@@ -1,4 +1,4 @@
-//! The wire: requests in, replies out, and the end when the other side is gone.
+//! The connection to hpp-profile: requests from stdin, replies to stdout. Ends the process once the parent is gone.
 
 use hpp_io::{StdoutError, show_json};
 use hpp_schema::probe::{Reply, Request};
@@ -7,36 +7,36 @@ use std::io::{self, BufRead, Write};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
 
-/// Both directions.
+/// Both directions of the connection.
 pub(super) struct Wire {
     out: Box<dyn Write>,
     lines: Receiver<Result<Vec<u8>, io::Error>>,
 }
 
 impl Wire {
-    /// Takes stdin and stdout over. What anything else in this process prints goes to stderr from here on.
+    /// Takes over stdin and stdout. From now on, whatever libraries print to stdout goes to stderr.
     pub fn open() -> io::Result<Self> {
         let (send, lines) = sync_channel(1);
         let parent = parent();
         std::thread::Builder::new().name("requests".into()).spawn(move || {
             for line in io::stdin().lock().split(b'\n') {
-                let broken = line.is_err();
-                if send.send(line).is_err() || broken {
+                let failed = line.is_err();
+                if send.send(line).is_err() || failed {
                     break;
                 }
             }
             drop(send);
-            end_with(parent);
+            exit_with(parent);
         })?;
         Ok(Self { out: own_stdout()?, lines })
     }
 
-    /// Sends a reply at once.
+    /// Sends a reply and flushes.
     pub fn send(&mut self, reply: &Reply) -> Result<(), StdoutError> {
         show_json(&mut self.out, reply)
     }
 
-    /// The next request, or why a line is none; `None` when there are no more. Empty lines are passed over.
+    /// The next request, or why a line is not one; `None` at the end of stdin. Skips empty lines.
     pub fn receive(&mut self) -> Option<Result<Request, String>> {
         loop {
             let line = match self.lines.recv().ok()? {
@@ -44,13 +44,13 @@ impl Wire {
                 Err(error) => return Some(Err(format!("cannot read the request: {error}"))),
             };
             if !line.iter().all(u8::is_ascii_whitespace) {
-                return Some(serde_json::from_slice(&line).map_err(|error| format!("this is no request: {error}")));
+                return Some(serde_json::from_slice(&line).map_err(|error| format!("not a request: {error}")));
             }
         }
     }
 }
 
-/// Stdout for replies alone: libraries that print find stderr in its place.
+/// A copy of stdout for replies, with stderr in place of stdout, so that output of libraries does not mix with replies.
 #[cfg(unix)]
 fn own_stdout() -> io::Result<Box<dyn Write>> {
     let replies = rustix::io::dup(io::stdout())?;
@@ -58,16 +58,16 @@ fn own_stdout() -> io::Result<Box<dyn Write>> {
     Ok(Box::new(File::from(replies)))
 }
 
-/// Stdout, shared with whatever else prints there.
+/// Stdout, which libraries may print to as well.
 #[cfg(not(unix))]
 fn own_stdout() -> io::Result<Box<dyn Write>> {
     Ok(Box::new(io::stdout()))
 }
 
-/// Requests may end while the last is being answered, and then it is answered to its end. But where they ended because the
-/// parent died, nobody waits, and a measurement that hangs would hang for ever.
-fn end_with(first: Option<u32>) {
-    while parent() == first {
+/// Exits once the process has another parent than at the start. Stdin may end while the last request is answered, which then goes on
+/// to its end. But if stdin ended because the parent died, a measurement that hangs would hang forever.
+fn exit_with(original_parent: Option<u32>) {
+    while parent() == original_parent {
         std::thread::sleep(Duration::from_millis(200));
     }
     std::process::exit(1);

@@ -1,4 +1,4 @@
-//! How far two tensors are apart.
+//! The difference of two tensors.
 
 use half::{bf16, f16};
 use hpp_engine::HostTensor;
@@ -10,58 +10,60 @@ use serde::Serialize;
 #[serde(transparent)]
 pub struct Tolerance(pub f64);
 
-/// How far two tensors are apart.
+/// The difference of two tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Difference {
-    /// Same type, shape and bits.
+    /// Whether type, shape and all bits are equal.
     pub bit_identical: bool,
-    /// Largest absolute difference of two elements; infinite where one is not a number or the shapes differ.
+    /// Largest absolute difference of two elements; infinite if one of them is NaN or infinite, or the shapes differ.
     #[serde(serialize_with = "finite_or_text")]
     pub max_abs: f64,
-    /// The same, divided by the largest magnitude in the first tensor.
+    /// `max_abs` divided by the largest magnitude in the reference.
     #[serde(serialize_with = "finite_or_text")]
     pub max_rel: f64,
 }
 
 impl Difference {
-    /// None at all.
+    /// No difference.
     pub const NONE: Difference = Difference { bit_identical: true, max_abs: 0.0, max_rel: 0.0 };
 
-    const WHOLE: Difference = Difference { bit_identical: false, max_abs: f64::INFINITY, max_rel: f64::INFINITY };
+    /// Tensors that cannot be compared.
+    pub const INFINITE: Difference =
+        Difference { bit_identical: false, max_abs: f64::INFINITY, max_rel: f64::INFINITY };
 
-    /// Between rows of scores.
-    pub fn of_scores(reference: &[f32], other: &[f32]) -> Self {
+    /// Of two rows of logits.
+    pub fn of_logits(reference: &[f32], other: &[f32]) -> Self {
         let same_bits =
             reference.len() == other.len() && reference.iter().zip(other).all(|(a, b)| a.to_bits() == b.to_bits());
         if same_bits {
             return Self::NONE;
         }
-        let wide = |scores: &[f32]| scores.iter().map(|s| f64::from(*s)).collect::<Vec<_>>();
+        let wide = |logits: &[f32]| logits.iter().map(|s| f64::from(*s)).collect::<Vec<_>>();
         Self::of_numbers(&wide(reference), &wide(other))
     }
 
-    /// Between tensors of any type; types whose numbers we cannot read are the same or wholly different.
+    /// Of two tensors of any type. Tensors of a type that this cannot read as numbers are equal or infinitely different.
     pub fn of_tensors(reference: &HostTensor, other: &HostTensor) -> Self {
         if reference == other {
             return Self::NONE;
         }
         if reference.dtype != other.dtype || reference.shape != other.shape {
-            return Self::WHOLE;
+            return Self::INFINITE;
         }
         match (numbers(reference), numbers(other)) {
             (Some(a), Some(b)) => Self::of_numbers(&a, &b),
-            _ => Self::WHOLE,
+            _ => Self::INFINITE,
         }
     }
 
-    /// Whether the tolerance allows it.
+    /// Whether it is within the tolerance.
     pub fn is_within(&self, tolerance: Tolerance) -> bool {
         self.bit_identical || self.max_rel <= tolerance.0
     }
 
     fn of_numbers(reference: &[f64], other: &[f64]) -> Self {
         if reference.len() != other.len() {
-            return Self::WHOLE;
+            return Self::INFINITE;
         }
         let apart = |(a, b): (&f64, &f64)| match () {
             () if a == b || (a.is_nan() && b.is_nan()) => 0.0,
@@ -108,25 +110,25 @@ mod tests {
 
     #[test]
     fn differences_are_absolute_and_relative_to_the_largest() {
-        let d = Difference::of_scores(&[1.0, -4.0], &[1.5, -4.0]);
+        let d = Difference::of_logits(&[1.0, -4.0], &[1.5, -4.0]);
         assert_eq!(d, Difference { bit_identical: false, max_abs: 0.5, max_rel: 0.125 });
         assert!(d.is_within(Tolerance(0.125)) && !d.is_within(Tolerance(0.1)));
     }
 
     #[test]
-    fn equal_numbers_in_other_bits_are_told_apart_from_identical_ones() {
-        assert_eq!(Difference::of_scores(&[0.0], &[0.0]), Difference::NONE);
-        let d = Difference::of_scores(&[0.0], &[-0.0]);
+    fn equal_numbers_with_different_bits_are_not_bit_identical() {
+        assert_eq!(Difference::of_logits(&[0.0], &[0.0]), Difference::NONE);
+        let d = Difference::of_logits(&[0.0], &[-0.0]);
         assert!(!d.bit_identical && d.max_abs == 0.0 && d.is_within(Tolerance(0.0)));
     }
 
     #[test]
-    fn what_is_not_a_number_is_infinitely_far() {
-        assert_eq!(Difference::of_scores(&[1.0], &[f32::NAN]).max_abs, f64::INFINITY);
-        assert_eq!(Difference::of_scores(&[f32::NAN], &[f32::NAN]).max_abs, 0.0);
-        assert!(!Difference::of_scores(&[f32::NAN, 1.0], &[2.0, 1.0]).is_within(Tolerance(1e9)));
-        assert!(!Difference::of_scores(&[1.0], &[1.0, 2.0]).is_within(Tolerance(1e9)));
-        assert!(!Difference::of_scores(&[0.0], &[1.0]).is_within(Tolerance(1e9)));
+    fn nan_and_different_lengths_are_infinitely_different() {
+        assert_eq!(Difference::of_logits(&[1.0], &[f32::NAN]).max_abs, f64::INFINITY);
+        assert_eq!(Difference::of_logits(&[f32::NAN], &[f32::NAN]).max_abs, 0.0);
+        assert!(!Difference::of_logits(&[f32::NAN, 1.0], &[2.0, 1.0]).is_within(Tolerance(1e9)));
+        assert!(!Difference::of_logits(&[1.0], &[1.0, 2.0]).is_within(Tolerance(1e9)));
+        assert!(!Difference::of_logits(&[0.0], &[1.0]).is_within(Tolerance(1e9)));
     }
 
     #[test]

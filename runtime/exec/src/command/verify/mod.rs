@@ -1,60 +1,68 @@
-//! `hpp-exec verify PLAN`: the plan against the unsplit model, through the same engine.
+//! `hpp-exec verify PLAN`: compares the plan with the unsplit model, both run by the same engine.
 //!
-//! The two are loaded one after the other, so that a model that only just fits can be verified too. The unsplit model
-//! chooses the tokens; both are fed the same ones, so a difference in one step does not spoil the next.
+//! The two are loaded one after the other, so that a model that barely fits into memory can be verified too. The unsplit model
+//! chooses the tokens and both are fed the same ones, so a difference in one step does not propagate to the next.
 
 mod difference;
 mod report;
 mod sequences;
 mod tensors;
 
-use super::{Around, needs_language_model};
+use super::CommandContext;
 use crate::cli::VerifyArgs;
 use crate::error::ExecError;
-use crate::plan_file::PlanFile;
 use difference::Tolerance;
 use hpp_engine::Telemetry;
+use hpp_generate::PlanFile;
 use hpp_io::{show, show_json};
 use hpp_schema::{DType, ModelKind, Plan, Provider};
-use report::Verdict;
 
-/// Compares, prints, and answers 0 only if everything is within tolerance.
-pub fn run(args: &VerifyArgs, around: &mut Around<'_>) -> Result<u8, ExecError> {
+/// Compares and prints the result. Exit code 0 only if every difference is within the tolerance.
+pub fn run(args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
     let verdict = if plan.plan.model.kind == ModelKind::SingleRun {
-        tensors::compare(&plan, args, around)?
+        tensors::compare(&plan, args, ctx)?
     } else {
-        needs_language_model(&plan.plan)?;
-        sequences::compare(&plan, args, around)?
+        sequences::compare(&plan, args, ctx)?
     };
     if args.json {
-        show_json(around.out, &verdict)?;
+        show_json(ctx.out, &verdict)?;
     } else {
-        show(around.out, &report::text(&verdict))?;
+        show(ctx.out, &report::text(&verdict))?;
     }
     Ok(u8::from(!verdict.within_tolerance))
 }
 
-/// What was asked for, else what the plan's number types and the providers it really ran on can promise.
+/// The tolerance of the argument, else the one for the plan's element types and the providers that it ran on.
 fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance {
     let half = |dtype: DType| matches!(dtype, DType::Float16 | DType::Bfloat16);
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
-    let coarse = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
-    let elsewhere = telemetry.stages.iter().any(|stage| stage.provider != Provider::Cpu);
-    Tolerance(args.tolerance.unwrap_or(match (coarse, elsewhere) {
+    let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
+    let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::Cpu);
+    Tolerance(args.tolerance.unwrap_or(match (has_half, off_cpu) {
         (true, _) => 2e-2,
         (false, true) => 1e-3,
         (false, false) => 1e-4,
     }))
 }
 
-/// Names of the tensors that cross between partitions, in the order they are computed, with their makers.
-fn boundaries(plan: &Plan) -> Vec<(String, String)> {
+/// A tensor that crosses between partitions.
+struct BoundaryTensor {
+    /// The partition that computes it.
+    partition: String,
+    name: String,
+}
+
+/// The tensors that cross between partitions, in the order in which they are computed.
+fn boundaries(plan: &Plan) -> Vec<BoundaryTensor> {
     let crossing = plan.partitions.iter().flat_map(|partition| {
         let outputs = partition.outputs.iter().filter(|o| o.to == hpp_schema::OutputUse::Boundary);
-        outputs.map(|output| (partition.name.clone(), output.name.clone()))
+        outputs.map(|output| BoundaryTensor { partition: partition.name.clone(), name: output.name.clone() })
     });
     crossing.collect()
 }
 
-type Compared = Result<Verdict, ExecError>;
+/// The name of the last partition, in which a difference begins if no boundary differs.
+fn last_partition(plan: &Plan) -> String {
+    plan.partitions.last().map(|partition| partition.name.clone()).unwrap_or_default()
+}

@@ -1,4 +1,4 @@
-//! What verification found, as JSON and as tables.
+//! The result of a verification: JSON and tables.
 
 use super::difference::{Difference, Tolerance};
 use crate::report::table;
@@ -10,38 +10,38 @@ use std::fmt::Write;
 pub struct Verdict {
     /// Whether everything compared is within tolerance.
     pub within_tolerance: bool,
-    /// Whether everything compared is the same to the last bit.
+    /// Whether everything compared is bit-identical.
     pub bit_identical: bool,
     /// Largest difference allowed, relative to the largest value.
     pub tolerance: Tolerance,
-    /// Partitions of the plan, with the provider each ran on.
+    /// The plan's partitions and the provider that ran each.
     pub partitions: Vec<(String, &'static str)>,
-    /// Each token of a text.
+    /// The steps of a text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepResult>,
-    /// Each output of a model that runs once.
+    /// The outputs of a model that runs once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<TensorResult>,
-    /// Where it begins.
+    /// Where the difference begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_difference: Option<FirstDifference>,
 }
 
-/// One token.
+/// One step.
 #[derive(Debug, Serialize)]
 pub struct StepResult {
-    /// Counts from 0, the step that takes the prompt in.
+    /// From 0, the step that computes the prompt.
     pub step: usize,
-    /// The unsplit model's choice, fed to both.
+    /// The unsplit model's choice, which both are fed.
     pub token: u32,
     /// The plan's choice.
     pub plan_token: Option<u32>,
-    /// How clear the choice was: best minus second best score, relative to the largest.
+    /// How clear the choice was: largest minus second largest logit, relative to the largest magnitude.
     pub margin: f64,
-    /// How far the scores are apart.
+    /// The difference of the logits.
     #[serde(flatten)]
     pub difference: Difference,
-    /// Whether this step is within tolerance: its scores, and its token where the choice was clear.
+    /// Whether the logits are within tolerance and, if the choice was clear, the tokens are equal.
     pub within_tolerance: bool,
 }
 
@@ -50,9 +50,9 @@ pub struct StepResult {
 pub struct TensorResult {
     /// Its name.
     pub name: String,
-    /// The partition that makes it.
+    /// The partition that computes it.
     pub partition: String,
-    /// How far apart.
+    /// The difference.
     #[serde(flatten)]
     pub difference: Difference,
 }
@@ -60,21 +60,21 @@ pub struct TensorResult {
 /// Where a difference begins.
 #[derive(Debug, Serialize)]
 pub struct FirstDifference {
-    /// The first step whose scores are not identical.
+    /// The first step whose logits are not bit-identical.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub step: Option<usize>,
-    /// The first boundary that is not; null where all are, so that it begins behind the last.
+    /// The first boundary that is not bit-identical; null if all are, so that the difference begins after the last.
     pub boundary: Option<String>,
-    /// The partition that makes it, or holds what comes after the last boundary.
+    /// The partition that computes it, or the last one.
     pub partition: String,
     /// Every boundary, in order.
     pub boundaries: Vec<TensorResult>,
-    /// Whether the unsplit model gives the plan's scores to the last bit once its boundaries are outputs too: then only
-    /// operators that ONNX Runtime fuses across the cuts differ, and nothing that was cut. Null where nobody looked.
+    /// Whether the unsplit model with its boundaries as outputs gives the plan's logits bit for bit. Then the difference comes from
+    /// operators that ONNX Runtime fuses across the cuts, not from splitting. Null if it was not compared.
     pub fusion_only: Option<bool>,
 }
 
-/// The tables.
+/// The tables for people.
 pub fn text(verdict: &Verdict) -> String {
     let mut out = String::new();
     let names: Vec<String> = verdict.partitions.iter().map(|(name, on)| format!("{name} ({on})")).collect();
@@ -132,23 +132,23 @@ fn tensor_table(what: &str, tensors: &[TensorResult]) -> String {
             yes_no(t.difference.bit_identical),
         ]
     });
-    table(&[what, "made by", "max abs", "max rel", "identical"], rows)
+    table(&[what, "computed by", "max abs", "max rel", "identical"], rows)
 }
 
 fn first_difference(first: &FirstDifference) -> String {
     let mut out = String::from("\n");
     let at = first.step.map_or(String::new(), |step| format!(" at step {step}"));
     let _ = match &first.boundary {
-        Some(name) => writeln!(out, "first difference{at}: {name}, made by {}", first.partition),
-        None => writeln!(out, "first difference{at}: inside {}, behind the last boundary", first.partition),
+        Some(name) => writeln!(out, "first difference{at}: {name}, computed by {}", first.partition),
+        None => writeln!(out, "first difference{at}: in {}, after the last boundary", first.partition),
     };
     if !first.boundaries.is_empty() {
         out.push_str(&tensor_table("boundary", &first.boundaries));
         out.push('\n');
     }
     if first.fusion_only == Some(true) {
-        out.push_str("with its boundaries as outputs, the unsplit model gives the plan's scores to the bit:\n");
-        out.push_str("what differs are operators that ONNX Runtime fuses across the cuts\n\n");
+        out.push_str("with its boundaries as outputs, the unsplit model gives the plan's logits bit for bit:\n");
+        out.push_str("only operators that ONNX Runtime fuses across the cuts differ\n\n");
     }
     out
 }

@@ -1,54 +1,51 @@
-//! Verifying models that generate: step by step on the unsplit model's tokens.
+//! Verifies models that generate text: compares the logits of each step, on tokens that the unsplit model chooses.
 
-use super::difference::Difference;
+use super::difference::{Difference, Tolerance};
 use super::report::{FirstDifference, StepResult, TensorResult, Verdict};
-use super::{Around, Compared, boundaries, tolerance};
+use super::{BoundaryTensor, CommandContext, boundaries, last_partition, tolerance};
 use crate::cli::VerifyArgs;
 use crate::command::unsplit::unsplit;
-use crate::command::{Feeds, context, load_session};
+use crate::command::{PromptFormat, context_length, load_sequence, open_embeddings, open_extra_inputs, prompt_tokens};
 use crate::console::{Console, Level};
 use crate::error::ExecError;
-use crate::inputs::{Wanted, fit, made_up_tokens};
+use crate::inputs::random_tokens;
 use crate::interrupt::Interrupt;
-use crate::machine::OrtBackend;
 use crate::numbers::counted;
-use crate::plan_file::PlanFile;
-use crate::prompt::{self, TextFiles};
-use crate::sampling::{SamplingError, greedy};
-use crate::session::{Fed, Session};
-use crate::settings::PromptSource;
-use crate::tensors::read_npz;
+use crate::prompt::PromptSource;
+use crate::runtime::OrtBackend;
 use hpp_engine::{EngineError, NamedTensors};
+use hpp_generate::sampling::greedy;
+use hpp_generate::{ModelInputs, PlanFile, Prefill, PromptEncoder, SingleSequence, check_prompt};
 use hpp_schema::{Plan, Whole};
 use std::sync::Arc;
 
-/// Tokens of a prompt nobody gave.
-const MADE_UP: u64 = 12;
+/// Length of a random prompt.
+const RANDOM_PROMPT: u64 = 12;
 
-/// Loads and runs one after the other, then looks for where a difference begins.
-pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compared {
-    let prompt = prompt_tokens(plan, args)?;
+/// Runs the unsplit model, then the plan, and locates the first difference.
+pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> Result<Verdict, ExecError> {
+    let prompt = read_prompt(plan, args)?;
     let source = unsplit(plan, Whole::Source)?.ok_or_else(no_source)?;
-    around.console.working("loading the unsplit model");
+    ctx.console.working("loading the unsplit model");
     let reference = {
-        let mut session = open(&source, plan, args, around.console)?;
-        around.console.working("running the unsplit model");
-        Reference::run(&mut session, prompt, args.steps, around)?
+        let mut sequence = open(&source, plan, args, ctx.console)?;
+        ctx.console.working("running the unsplit model");
+        ReferenceRun::run(&mut sequence, prompt, args.steps, ctx)?
     };
     let (done, asked) = (reference.tokens.len() as u64, args.steps);
     if done < asked {
-        let context = context(&plan.plan, &args.runtime);
-        around.console.warn(&format!("the context of {context} is full after {} of {asked}", counted(done, "step")));
+        let context = context_length(plan, &args.runtime);
+        ctx.console.warn(&format!("the context of {context} is full after {} of {asked}", counted(done, "step")));
     }
-    let mut session = open(&plan.plan, plan, args, around.console)?;
-    around.console.working("running the plan");
-    let telemetry = session.engine().telemetry();
+    let mut sequence = open(&plan.plan, plan, args, ctx.console)?;
+    ctx.console.working("running the plan");
+    let telemetry = sequence.engine().telemetry();
     let tolerance = tolerance(args, &plan.plan, &telemetry);
-    let steps = reference.compare(&mut session, tolerance, around)?;
+    let steps = reference.compare(&mut sequence, tolerance, ctx)?;
 
-    around.console.idle();
+    ctx.console.idle();
     let differs = steps.iter().position(|step| !step.difference.bit_identical);
-    let first_difference = differs.map(|step| locate(step, &reference, session, plan, args, around)).transpose()?;
+    let first_difference = differs.map(|step| locate(step, &reference, sequence, plan, args, ctx)).transpose()?;
     Ok(Verdict {
         within_tolerance: steps.iter().all(|step| step.within_tolerance),
         bit_identical: differs.is_none(),
@@ -60,28 +57,29 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compa
     })
 }
 
-fn prompt_tokens(plan: &PlanFile, args: &VerifyArgs) -> Result<Vec<u32>, ExecError> {
-    let context = context(&plan.plan, &args.runtime);
+fn read_prompt(plan: &PlanFile, args: &VerifyArgs) -> Result<Vec<u32>, ExecError> {
+    let context = context_length(plan, &args.runtime);
     let prompt = match args.prompt.source() {
         Some(PromptSource::Tokens(tokens)) => tokens,
-        Some(source) => prompt::tokens(&source, &TextFiles::open(plan, false)?, None)?,
-        None => made_up_tokens(MADE_UP.min(context), plan.plan.model.vocab_size, args.seed),
+        Some(source) => prompt_tokens(&source, &PromptEncoder::open(plan, false)?, &PromptFormat::Plain)?,
+        None => random_tokens(RANDOM_PROMPT.min(context), plan.plan.model.vocab_size, args.seed),
     };
-    prompt::check(&prompt, context)?;
+    check_prompt(&prompt, context)?;
     Ok(prompt)
 }
 
+/// Loads `which`, the plan or the unsplit model.
 fn open(
     which: &Plan,
     plan: &PlanFile,
     args: &VerifyArgs,
     console: &Arc<Console>,
-) -> Result<Session<OrtBackend>, ExecError> {
-    let mut feeds = Feeds::open(plan, args.embeddings.as_deref())?;
-    let given = args.inputs.as_deref().map(read_npz).transpose()?.unwrap_or_default();
-    let path = args.inputs.clone().unwrap_or_else(|| "(no --inputs)".into());
-    feeds.extra = fit(given, &plan.plan.model, Wanted::Free, path)?;
-    load_session(which, &plan.dir, &args.runtime, feeds, console, &Interrupt::never())
+) -> Result<SingleSequence<OrtBackend>, ExecError> {
+    let inputs = ModelInputs {
+        embeddings: open_embeddings(&plan.plan, args.embeddings.as_deref())?,
+        extra: open_extra_inputs(&plan.plan, args.inputs.as_deref())?,
+    };
+    load_sequence(which, &plan.dir, &args.runtime, inputs, console, &Interrupt::never())
 }
 
 fn no_source() -> ExecError {
@@ -91,50 +89,51 @@ fn no_source() -> ExecError {
     }
 }
 
-/// What the unsplit model did.
-struct Reference {
+/// The tokens and logits of the unsplit model.
+struct ReferenceRun {
     prompt: Vec<u32>,
     tokens: Vec<u32>,
-    scores: Vec<Vec<f32>>,
+    logits: Vec<Vec<f32>>,
 }
 
-impl Reference {
+impl ReferenceRun {
+    /// Generates up to `steps` tokens greedily.
     fn run(
-        session: &mut Session<OrtBackend>,
+        sequence: &mut SingleSequence<OrtBackend>,
         prompt: Vec<u32>,
         steps: u64,
-        around: &Around<'_>,
+        ctx: &CommandContext<'_>,
     ) -> Result<Self, ExecError> {
-        let (mut tokens, mut scores) = (Vec::new(), Vec::new());
-        begin(session, &prompt, around)?;
+        let (mut tokens, mut logits) = (Vec::new(), Vec::new());
+        prefill(sequence, &prompt, ctx)?;
         loop {
-            let row = session.scores().to_vec();
-            let token = greedy(&row).ok_or(SamplingError::NoCandidate { count: row.len() })?;
+            let row = sequence.logits().to_vec();
+            let token = greedy(&row)?;
             tokens.push(token);
-            scores.push(row);
-            if tokens.len() as u64 == steps || session.room() == 0 {
-                return Ok(Self { prompt, tokens, scores });
+            logits.push(row);
+            if tokens.len() as u64 == steps || sequence.room() == 0 {
+                return Ok(Self { prompt, tokens, logits });
             }
-            session.feed(&[token])?;
+            sequence.feed(&[token])?;
         }
     }
 
-    /// Feeds the same tokens to the plan and compares the scores.
+    /// Feeds the same tokens to the plan and compares the logits.
     fn compare(
         &self,
-        session: &mut Session<OrtBackend>,
-        tolerance: super::Tolerance,
-        around: &Around<'_>,
+        sequence: &mut SingleSequence<OrtBackend>,
+        tolerance: Tolerance,
+        ctx: &CommandContext<'_>,
     ) -> Result<Vec<StepResult>, ExecError> {
         let mut results = Vec::new();
-        begin(session, &self.prompt, around)?;
-        for (step, (token, scores)) in self.tokens.iter().zip(&self.scores).enumerate() {
+        prefill(sequence, &self.prompt, ctx)?;
+        for (step, (token, logits)) in self.tokens.iter().zip(&self.logits).enumerate() {
             if step > 0 {
-                session.feed(&self.tokens[step - 1..step])?;
+                sequence.feed(&self.tokens[step - 1..step])?;
             }
-            let difference = Difference::of_scores(scores, session.scores());
-            let plan_token = greedy(session.scores());
-            let margin = margin(scores);
+            let difference = Difference::of_logits(logits, sequence.logits());
+            let plan_token = greedy(sequence.logits()).ok();
+            let margin = margin(logits);
             let token_fits = plan_token == Some(*token) || margin <= tolerance.0;
             let within_tolerance = difference.is_within(tolerance) && token_fits;
             results.push(StepResult { step, token: *token, plan_token, margin, difference, within_tolerance });
@@ -142,96 +141,100 @@ impl Reference {
         Ok(results)
     }
 
-    /// Runs up to a step and reads what crosses the boundaries in it.
-    fn taps(
+    /// Runs up to a step and returns the boundary tensors of that step.
+    fn tap_boundaries(
         &self,
-        session: &mut Session<OrtBackend>,
+        sequence: &mut SingleSequence<OrtBackend>,
         step: usize,
-        names: &[(String, String)],
-        around: &Around<'_>,
+        boundaries: &[BoundaryTensor],
+        ctx: &CommandContext<'_>,
     ) -> Result<NamedTensors, ExecError> {
-        session.reset();
-        let tap =
-            |session: &mut Session<OrtBackend>| session.engine().set_taps(names.iter().map(|(_, name)| name.as_str()));
+        sequence.clear();
+        let names = || boundaries.iter().map(|boundary| boundary.name.as_str());
         if step == 0 {
-            tap(session)?;
+            sequence.engine().set_taps(names())?;
         }
-        begin(session, &self.prompt, around)?;
-        for at in 0..step {
-            if at + 1 == step {
-                tap(session)?;
+        prefill(sequence, &self.prompt, ctx)?;
+        for fed in 0..step {
+            if fed + 1 == step {
+                sequence.engine().set_taps(names())?;
             }
-            session.feed(&self.tokens[at..=at])?;
+            sequence.feed(&self.tokens[fed..=fed])?;
         }
-        Ok(session.engine().taps().clone())
+        Ok(sequence.engine().taps().clone())
     }
 }
 
-fn begin(session: &mut Session<OrtBackend>, prompt: &[u32], around: &Around<'_>) -> Result<(), ExecError> {
-    match session.begin(prompt, around.interrupt)? {
-        Fed::Whole { .. } => Ok(()),
-        Fed::Interrupted => Err(EngineError::Cancelled.into()),
+fn prefill(
+    sequence: &mut SingleSequence<OrtBackend>,
+    prompt: &[u32],
+    ctx: &CommandContext<'_>,
+) -> Result<(), ExecError> {
+    match sequence.prefill(prompt, &|| ctx.interrupt.is_requested())? {
+        Prefill::Complete { .. } => Ok(()),
+        Prefill::Cancelled => Err(EngineError::Cancelled.into()),
     }
 }
 
-/// Best minus second best, relative to the largest magnitude.
-fn margin(scores: &[f32]) -> f64 {
+/// The largest minus the second largest logit, relative to the largest magnitude.
+fn margin(logits: &[f32]) -> f64 {
     let (mut best, mut second) = (f32::NEG_INFINITY, f32::NEG_INFINITY);
-    for score in scores {
-        if *score > best {
-            (best, second) = (*score, best);
-        } else if *score > second {
-            second = *score;
+    for logit in logits {
+        if *logit > best {
+            (best, second) = (*logit, best);
+        } else if *logit > second {
+            second = *logit;
         }
     }
-    let scale = scores.iter().filter(|s| s.is_finite()).map(|s| s.abs()).fold(0.0, f32::max);
+    let scale = logits.iter().filter(|s| s.is_finite()).map(|s| s.abs()).fold(0.0, f32::max);
     if scale == 0.0 { 0.0 } else { f64::from(best - second) / f64::from(scale) }
 }
 
-/// Compares the boundaries of one step, in order; needs the unsplit model with its boundaries as outputs.
+/// Finds the first boundary that differs in a step. Needs the unsplit model with its boundaries as outputs.
 fn locate(
     step: usize,
-    reference: &Reference,
-    mut session: Session<OrtBackend>,
+    reference: &ReferenceRun,
+    mut sequence: SingleSequence<OrtBackend>,
     plan: &PlanFile,
     args: &VerifyArgs,
-    around: &Around<'_>,
+    ctx: &CommandContext<'_>,
 ) -> Result<FirstDifference, ExecError> {
-    let names = boundaries(&plan.plan);
-    let last = plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
-    let Some(tapped) = unsplit(plan, Whole::Tapped)?.filter(|_| !names.is_empty()) else {
-        return Ok(FirstDifference {
-            step: Some(step),
-            boundary: None,
-            partition: last,
-            boundaries: vec![],
-            fusion_only: None,
-        });
+    let boundaries = boundaries(&plan.plan);
+    let Some(tapped) = unsplit(plan, Whole::Tapped)?.filter(|_| !boundaries.is_empty()) else {
+        return Ok(first_difference(
+            Some(step),
+            &[],
+            &NamedTensors::new(),
+            &NamedTensors::new(),
+            last_partition(&plan.plan),
+        ));
     };
-    around.console.detail(&format!("comparing boundaries at step {step}"));
-    let ours = reference.taps(&mut session, step, &names, around)?;
-    let our_scores = session.scores().to_vec();
-    drop(session);
-    // Quietly: that nobody reads most of its outputs is the point of it.
-    let mut session = open(&tapped, plan, args, &Console::new(Level::Quiet))?;
-    let theirs = reference.taps(&mut session, step, &names, around)?;
-    let fusion_only = Difference::of_scores(session.scores(), &our_scores).bit_identical;
-    Ok(FirstDifference { fusion_only: Some(fusion_only), ..first_of(Some(step), &names, &theirs, &ours, last) })
+    ctx.console.debug(&format!("comparing boundaries at step {step}"));
+    let plan_taps = reference.tap_boundaries(&mut sequence, step, &boundaries, ctx)?;
+    let plan_logits = sequence.logits().to_vec();
+    drop(sequence);
+    // Quiet: loading warns of outputs that no partition reads, and here these are the taps.
+    let mut sequence = open(&tapped, plan, args, &Console::new(Level::Quiet))?;
+    let model_taps = reference.tap_boundaries(&mut sequence, step, &boundaries, ctx)?;
+    let fusion_only = Difference::of_logits(sequence.logits(), &plan_logits).bit_identical;
+    let first = first_difference(Some(step), &boundaries, &model_taps, &plan_taps, last_partition(&plan.plan));
+    Ok(FirstDifference { fusion_only: Some(fusion_only), ..first })
 }
 
-/// The first boundary that differs, and all of them.
-pub fn first_of(
+/// Compares the boundary tensors of the unsplit model and of the plan, in the order in which they are computed. If none differs, the
+/// difference begins in the `last` partition.
+pub fn first_difference(
     step: Option<usize>,
-    names: &[(String, String)],
-    theirs: &NamedTensors,
-    ours: &NamedTensors,
+    boundaries: &[BoundaryTensor],
+    model: &NamedTensors,
+    plan: &NamedTensors,
     last: String,
 ) -> FirstDifference {
-    let both = names.iter().filter_map(|(partition, name)| {
-        let difference = Difference::of_tensors(theirs.get(name)?, ours.get(name)?);
+    let results = boundaries.iter().filter_map(|BoundaryTensor { partition, name }| {
+        let difference = Difference::of_tensors(model.get(name)?, plan.get(name)?);
         Some(TensorResult { name: name.clone(), partition: partition.clone(), difference })
     });
-    let boundaries: Vec<TensorResult> = both.collect();
+    let boundaries: Vec<TensorResult> = results.collect();
     let first = boundaries.iter().find(|b| !b.difference.bit_identical);
     FirstDifference {
         step,
@@ -255,13 +258,15 @@ mod tests {
 
     #[test]
     fn the_first_differing_boundary_is_found_in_order() {
-        let one = |v: f32| hpp_engine::HostTensor::from_f32(&[1], &[v]);
-        let names: Vec<_> = [("p0", "b"), ("p1", "a")].map(|(p, n)| (p.to_owned(), n.to_owned())).into();
-        let theirs = NamedTensors::from([("a".into(), one(1.0)), ("b".into(), one(2.0))]);
-        let ours = NamedTensors::from([("a".into(), one(1.5)), ("b".into(), one(2.5))]);
-        let first = first_of(Some(3), &names, &theirs, &ours, "head".into());
+        let tensor = |v: f32| hpp_engine::HostTensor::from_f32(&[1], &[v]);
+        let boundary =
+            |(partition, name): (&str, &str)| BoundaryTensor { partition: partition.into(), name: name.into() };
+        let boundaries = [("p0", "b"), ("p1", "a")].map(boundary);
+        let model = NamedTensors::from([("a".into(), tensor(1.0)), ("b".into(), tensor(2.0))]);
+        let plan = NamedTensors::from([("a".into(), tensor(1.5)), ("b".into(), tensor(2.5))]);
+        let first = first_difference(Some(3), &boundaries, &model, &plan, "head".into());
         assert_eq!((first.boundary.as_deref(), first.partition.as_str()), (Some("b"), "p0"));
-        let none = first_of(Some(3), &names, &theirs, &theirs, "head".into());
+        let none = first_difference(Some(3), &boundaries, &model, &model, "head".into());
         assert_eq!((none.boundary, none.partition.as_str()), (None, "head"));
     }
 }

@@ -1,86 +1,91 @@
-//! Verifying models that run once: the same tensors through both.
+//! Verifies models that run once: compares their outputs on the same inputs.
 
 use super::difference::Difference;
 use super::report::{FirstDifference, TensorResult, Verdict};
-use super::sequences::first_of;
-use super::{Around, Compared, boundaries, tolerance};
+use super::sequences::first_difference;
+use super::{BoundaryTensor, CommandContext, boundaries, last_partition, tolerance};
 use crate::cli::VerifyArgs;
 use crate::command::unsplit::unsplit;
 use crate::console::{Console, Level};
 use crate::error::ExecError;
-use crate::inputs::{Wanted, fit, made_up_inputs};
-use crate::machine::Machine;
-use crate::plan_file::PlanFile;
+use crate::inputs::{RequiredInputs, check_inputs, random_inputs};
+use crate::runtime::Runtime;
 use crate::tensors::read_npz;
 use hpp_engine::{NamedTensors, Telemetry};
+use hpp_generate::PlanFile;
 use hpp_schema::{Plan, Whole};
 use std::sync::Arc;
 
 /// Runs the unsplit model, then the plan, and compares every output.
-pub fn compare(plan: &PlanFile, args: &VerifyArgs, around: &Around<'_>) -> Compared {
+pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> Result<Verdict, ExecError> {
     let inputs = match &args.inputs {
-        Some(path) => fit(read_npz(path)?, &plan.plan.model, Wanted::All, path.clone())?,
-        None => made_up_inputs(&plan.plan.model, args.seed)?,
+        Some(path) => check_inputs(read_npz(path)?, &plan.plan.model, RequiredInputs::All, path)?,
+        None => random_inputs(&plan.plan.model, args.seed)?,
     };
-    let machine = Machine::open_to_run(&plan.plan, &args.runtime, around.console)?;
-    let mut side = Side { machine, plan, args, inputs };
-    let names = boundaries(&plan.plan);
+    let runtime = Runtime::open_for(&plan.plan, &args.runtime, ctx.console)?;
+    let runner = Runner { runtime, plan, args, inputs };
+    let boundaries = boundaries(&plan.plan);
     let source = unsplit(plan, Whole::Source)?.unwrap_or_else(|| plan.plan.clone());
-    let (theirs, _, _) = side.run(around.console, &source, &[])?;
-    let (ours, our_taps, telemetry) = side.run(around.console, &plan.plan, &names)?;
+    let of_model = runner.run(ctx.console, &source, &[])?;
+    let of_plan = runner.run(ctx.console, &plan.plan, &boundaries)?;
 
+    let outputs = plan.plan.model.outputs.iter();
     let outputs: Vec<TensorResult> =
-        plan.plan.model.outputs.iter().map(|o| result(&o.name, plan, &theirs, &ours)).collect();
+        outputs.map(|output| compare_output(&output.name, plan, &of_model.outputs, &of_plan.outputs)).collect();
     let bit_identical = outputs.iter().all(|t| t.difference.bit_identical);
-    let first_difference = if bit_identical { None } else { Some(side.locate(&names, &our_taps)?) };
-    let tolerance = tolerance(args, &plan.plan, &telemetry);
+    let first_difference = if bit_identical { None } else { Some(runner.locate(&boundaries, &of_plan.taps)?) };
+    let tolerance = tolerance(args, &plan.plan, &of_plan.telemetry);
     Ok(Verdict {
         within_tolerance: outputs.iter().all(|t| t.difference.is_within(tolerance)),
         bit_identical,
         tolerance,
-        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name())).collect(),
+        partitions: of_plan.telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name())).collect(),
         steps: vec![],
         outputs,
         first_difference,
     })
 }
 
-fn result(name: &str, plan: &PlanFile, theirs: &NamedTensors, ours: &NamedTensors) -> TensorResult {
-    let maker = plan.plan.partitions.iter().find(|p| p.outputs.iter().any(|o| o.name == name));
-    let difference = match (theirs.get(name), ours.get(name)) {
+fn compare_output(name: &str, plan: &PlanFile, of_model: &NamedTensors, of_plan: &NamedTensors) -> TensorResult {
+    let partition = plan.plan.partitions.iter().find(|p| p.outputs.iter().any(|o| o.name == name));
+    let difference = match (of_model.get(name), of_plan.get(name)) {
         (Some(a), Some(b)) => Difference::of_tensors(a, b),
-        _ => Difference { bit_identical: false, max_abs: f64::INFINITY, max_rel: f64::INFINITY },
+        _ => Difference::INFINITE,
     };
-    TensorResult { name: name.to_owned(), partition: maker.map(|p| p.name.clone()).unwrap_or_default(), difference }
+    let partition = partition.map(|p| p.name.clone()).unwrap_or_default();
+    TensorResult { name: name.to_owned(), partition, difference }
 }
 
-/// What both sides are run with.
-struct Side<'a> {
-    machine: Machine,
+/// Runs the plan or the unsplit model on the same inputs.
+struct Runner<'a> {
+    runtime: Runtime,
     plan: &'a PlanFile,
     args: &'a VerifyArgs,
     inputs: NamedTensors,
 }
 
-impl Side<'_> {
-    fn run(
-        &mut self,
-        console: &Arc<Console>,
-        which: &Plan,
-        names: &[(String, String)],
-    ) -> Result<(NamedTensors, NamedTensors, Telemetry), ExecError> {
-        let mut engine = self.machine.load(which, &self.plan.dir, &self.args.runtime, console)?;
-        engine.set_taps(names.iter().map(|(_, name)| name.as_str()))?;
+/// What one run gave.
+struct RunResult {
+    outputs: NamedTensors,
+    /// The boundary tensors.
+    taps: NamedTensors,
+    telemetry: Telemetry,
+}
+
+impl Runner<'_> {
+    fn run(&self, console: &Arc<Console>, which: &Plan, boundaries: &[BoundaryTensor]) -> Result<RunResult, ExecError> {
+        let mut engine = self.runtime.load(which, &self.plan.dir, &self.args.runtime, console)?;
+        engine.set_taps(boundaries.iter().map(|boundary| boundary.name.as_str()))?;
         let outputs = engine.infer(&self.inputs)?;
-        Ok((outputs, engine.taps().clone(), engine.telemetry()))
+        Ok(RunResult { outputs, taps: engine.taps().clone(), telemetry: engine.telemetry() })
     }
 
-    fn locate(&mut self, names: &[(String, String)], ours: &NamedTensors) -> Result<FirstDifference, ExecError> {
-        let last = self.plan.plan.partitions.last().map(|p| p.name.clone()).unwrap_or_default();
-        let theirs = match unsplit(self.plan, Whole::Tapped)? {
-            Some(tapped) if !names.is_empty() => self.run(&Console::new(Level::Quiet), &tapped, names)?.1,
+    /// Finds the first boundary that differs.
+    fn locate(&self, boundaries: &[BoundaryTensor], plan_taps: &NamedTensors) -> Result<FirstDifference, ExecError> {
+        let model_taps = match unsplit(self.plan, Whole::Tapped)? {
+            Some(tapped) if !boundaries.is_empty() => self.run(&Console::new(Level::Quiet), &tapped, boundaries)?.taps,
             _ => NamedTensors::new(),
         };
-        Ok(first_of(None, names, &theirs, ours, last))
+        Ok(first_difference(None, boundaries, &model_taps, plan_taps, last_partition(&self.plan.plan)))
     }
 }

@@ -1,19 +1,19 @@
-//! How many tokens a pass may take so that what the taps leave stays small beside the model.
+//! How many tokens a pass may have so that the tapped tensors stay small beside the model.
 
 use hpp_schema::probe::{Tap, TapKind};
 use hpp_schema::{Dim, Plan};
 
-/// Bytes the taps of one pass may take, for small models and large ones; in between, a sixteenth of the weights.
-const LEAST: u64 = 16 << 20;
-const MOST: u64 = 256 << 20;
+/// Limits of the bytes of tapped tensors in one pass; between them, a sixteenth of the weights.
+const MIN_BUDGET: u64 = 16 << 20;
+const MAX_BUDGET: u64 = 256 << 20;
 
-/// Width assumed of a tensor that does not say its own.
+/// Width assumed for a tensor without a fixed width.
 const ASSUMED_WIDTH: u64 = 4096;
 
-/// Most tokens a pass may take when the text is `total` tokens long in the end.
+/// Most tokens of a pass, for a text of `total` tokens in the end.
 pub(super) fn tokens_per_pass(plan: &Plan, taps: &[Tap], total: u64) -> u64 {
     let weights = plan.partitions.iter().map(|p| p.bytes.weights.0).fold(0, u64::saturating_add);
-    let budget = (weights / 16).clamp(LEAST, MOST);
+    let budget = (weights / 16).clamp(MIN_BUDGET, MAX_BUDGET);
     let bytes = taps.iter().map(|tap| bytes_per_token(plan, tap, total)).fold(0, u64::saturating_add);
     let fits = (budget / bytes.max(1)).max(1);
     plan.schedule.prefill_chunk.map_or(fits, |chunk| fits.min(chunk.max(1)))

@@ -1,45 +1,41 @@
-//! Prompts of a corpus as tokens, or why one cannot be used.
+//! Turns the prompts of a corpus into tokens.
 
 use crate::error::ExecError;
-use crate::plan_file::PlanFile;
-use crate::prompt::TextFiles;
-use crate::text::{Around, Message, Role};
+use hpp_generate::text::{Message, Role};
+use hpp_generate::{PlanFile, PromptEncoder};
+use hpp_schema::error_line;
 use hpp_schema::probe::{self, Prompt, PromptContent};
 
-/// The tokenizer and chat template of a model, as far as prompts need them.
+/// The tokenizer and chat template of a model, as far as the prompts need them.
 pub(in crate::command::probe) struct Corpus {
-    files: TextFiles,
+    encoder: PromptEncoder,
 }
 
 impl Corpus {
-    /// Opens what these prompts need; models without text files still take tokens.
+    /// Opens the files that these prompts need. Prompts of tokens need none.
     pub fn open(plan: &PlanFile, prompts: &[Prompt]) -> Result<Self, ExecError> {
-        let needs = |is: fn(&PromptContent) -> bool| prompts.iter().any(|prompt| is(&prompt.content));
-        let template = needs(|content| matches!(content, PromptContent::Messages(_)));
-        let text = template || needs(|content| matches!(content, PromptContent::Text(_)));
-        let none = TextFiles { tokenizer: None, template: None };
-        Ok(Corpus { files: if text { TextFiles::open(plan, template)? } else { none } })
+        let mut contents = prompts.iter().map(|prompt| &prompt.content);
+        let needs_template = contents.clone().any(|content| matches!(content, PromptContent::Messages(_)));
+        let only_tokens = contents.all(|content| matches!(content, PromptContent::Tokens(_)));
+        let encoder = if only_tokens { PromptEncoder::default() } else { PromptEncoder::open(plan, needs_template)? };
+        Ok(Corpus { encoder })
     }
 
-    /// The prompt's tokens, at least one and with room for `more` in a context of `context`; else the reason why not, for
-    /// people.
-    pub fn tokens(&self, prompt: &Prompt, more: u64, context: u64) -> Result<Vec<u32>, String> {
+    /// The prompt's tokens: at least one, and few enough for `new_tokens` more in the context. Otherwise the reason.
+    pub fn tokens(&self, prompt: &Prompt, new_tokens: u64, context: u64) -> Result<Vec<u32>, String> {
         let tokens = match &prompt.content {
             PromptContent::Tokens(tokens) => tokens.clone(),
-            PromptContent::Text(text) => {
-                let tokenizer = self.files.tokenizer().map_err(|error| error.to_string())?;
-                tokenizer.encode(text, Around::SpecialTokens).map_err(|error| error.to_string())?
-            }
+            PromptContent::Text(text) => self.encoder.encode_text(text).map_err(|error| error_line(&error))?,
             PromptContent::Messages(messages) => {
                 let messages: Vec<Message> = messages.iter().map(message).collect::<Result<_, _>>()?;
-                self.files.conversation(&messages).map_err(|error| hpp_schema::error_line(&error))?
+                self.encoder.encode_conversation(&messages).map_err(|error| error_line(&error))?
             }
         };
         match tokens.len() as u64 {
             0 => Err("it has no tokens".into()),
-            n if n.saturating_add(more) <= context => Ok(tokens),
-            n if more == 0 => Err(format!("its {n} tokens are more than the context of {context}")),
-            n => Err(format!("its {n} tokens and {more} generated ones are more than the context of {context}")),
+            n if n.saturating_add(new_tokens) <= context => Ok(tokens),
+            n if new_tokens == 0 => Err(format!("its {n} tokens are more than the context of {context}")),
+            n => Err(format!("its {n} tokens and {new_tokens} generated ones are more than the context of {context}")),
         }
     }
 }
@@ -59,7 +55,7 @@ mod tests {
     use super::*;
 
     fn corpus() -> Corpus {
-        Corpus { files: TextFiles { tokenizer: None, template: None } }
+        Corpus { encoder: PromptEncoder::default() }
     }
 
     fn prompt(content: PromptContent) -> Prompt {
@@ -67,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_leaves_room_for_what_is_generated() {
+    fn a_prompt_must_leave_room_for_the_generated_tokens() {
         let three = prompt(PromptContent::Tokens(vec![1, 2, 3]));
         assert_eq!(corpus().tokens(&three, 5, 8).unwrap(), [1, 2, 3]);
         assert!(corpus().tokens(&three, 6, 8).unwrap_err().contains("3 tokens and 6 generated"));
@@ -80,8 +76,8 @@ mod tests {
     fn text_needs_a_tokenizer_and_messages_known_roles() {
         let text = prompt(PromptContent::Text("x".into()));
         assert!(corpus().tokens(&text, 0, 8).unwrap_err().contains("no tokenizer"));
-        let said = |role: &str| probe::Message { role: role.into(), content: "x".into() };
-        let messages = |role: &str| prompt(PromptContent::Messages(vec![said(role)]));
+        let message = |role: &str| probe::Message { role: role.into(), content: "x".into() };
+        let messages = |role: &str| prompt(PromptContent::Messages(vec![message(role)]));
         assert!(corpus().tokens(&messages("tool"), 0, 8).unwrap_err().contains("\"tool\""));
         assert!(corpus().tokens(&messages("user"), 0, 8).unwrap_err().contains("no chat template"));
     }

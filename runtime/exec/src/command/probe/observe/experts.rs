@@ -1,11 +1,11 @@
-//! Which experts one layer's router sends tokens to, and what caches of experts would hit.
+//! Which experts one layer's router selects, and how often caches of experts would hit.
 
-use super::caches::{LruStack, oracle_hits};
+use super::cache_hits::{LruStack, oracle_hits};
 use super::rows::{indices, wrong};
 use hpp_engine::{EngineError, HostTensor};
 use hpp_schema::{ExpertStatistics, ORACLE_TOKENS};
 
-/// The visits of one text.
+/// The selected experts of one text.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Experts {
     top_k: usize,
@@ -14,15 +14,15 @@ pub(super) struct Experts {
     stack: LruStack,
     reuse_distances: Vec<u64>,
     first_visits: u64,
-    /// Visits the oracle has not seen yet.
-    visits: Vec<u32>,
+    /// Accesses since the last window of the oracle.
+    accesses: Vec<u32>,
     oracle_hits: Vec<u64>,
     chosen: Vec<u32>,
 }
 
 impl Experts {
-    /// Adds tokens by their router's scores: rows of one score for each expert, the `top_k` best of which are visited. A row
-    /// without as many numbers visits nobody.
+    /// Adds tokens by their router scores: rows of one score per expert, the `top_k` best of which are selected. A row with fewer
+    /// scores that are numbers selects none.
     pub fn add_scores<'a>(
         &mut self,
         name: &str,
@@ -35,14 +35,14 @@ impl Experts {
             let mut chosen = std::mem::take(&mut self.chosen);
             best(row, top_k, &mut chosen);
             if chosen.len() == top_k {
-                self.visit(&chosen);
+                self.select(&chosen);
             }
             self.chosen = chosen;
         }
         Ok(())
     }
 
-    /// Adds the last `tokens` tokens by the experts they were sent to, the best first.
+    /// Adds the last `tokens` tokens by the indices of their experts, the best first.
     pub fn add_indices(
         &mut self,
         name: &str,
@@ -59,7 +59,7 @@ impl Experts {
                 let expert = u32::try_from(*index).ok().filter(|expert| (*expert as usize) < experts);
                 chosen.push(expert.ok_or_else(|| wrong(name, format!("it names expert {index} of {experts}")))?);
             }
-            self.visit(&chosen);
+            self.select(&chosen);
             self.chosen = chosen;
         }
         Ok(())
@@ -67,7 +67,7 @@ impl Experts {
 
     fn expect(&mut self, name: &str, experts: usize, top_k: usize) -> Result<(), EngineError> {
         if top_k == 0 || top_k > experts {
-            return Err(wrong(name, format!("it sends tokens to {top_k} of {experts} experts")));
+            return Err(wrong(name, format!("it selects {top_k} of {experts} experts")));
         }
         if self.counts.is_empty() {
             (self.top_k, self.counts, self.oracle_hits) = (top_k, vec![0; experts], vec![0; experts]);
@@ -78,11 +78,11 @@ impl Experts {
         }
     }
 
-    fn visit(&mut self, experts: &[u32]) {
+    fn select(&mut self, experts: &[u32]) {
         self.tokens += 1;
         for expert in experts {
             self.counts[*expert as usize] += 1;
-            match self.stack.visit(*expert) {
+            match self.stack.access(*expert) {
                 None => self.first_visits += 1,
                 Some(distance) => {
                     if self.reuse_distances.len() <= distance {
@@ -92,21 +92,21 @@ impl Experts {
                 }
             }
         }
-        self.visits.extend_from_slice(experts);
+        self.accesses.extend_from_slice(experts);
         if self.tokens.is_multiple_of(ORACLE_TOKENS) {
-            self.ask_oracle();
+            self.run_oracle();
         }
     }
 
-    fn ask_oracle(&mut self) {
-        let hits = oracle_hits(&self.visits, self.counts.len());
+    fn run_oracle(&mut self) {
+        let hits = oracle_hits(&self.accesses, self.counts.len());
         self.oracle_hits.iter_mut().zip(hits).for_each(|(sum, hits)| *sum += hits);
-        self.visits.clear();
+        self.accesses.clear();
     }
 
-    /// As a profile records it, the text being over.
+    /// The record for a profile, at the end of the text.
     pub fn statistics(mut self, block: &str) -> ExpertStatistics {
-        self.ask_oracle();
+        self.run_oracle();
         ExpertStatistics {
             block: block.to_owned(),
             top_k: self.top_k as u32,
@@ -119,14 +119,14 @@ impl Experts {
     }
 }
 
-/// Positions of the `most` largest numbers, the largest first, of equal ones the first; fewer where there are fewer numbers.
-fn best(scores: &[f32], most: usize, chosen: &mut Vec<u32>) {
+/// Positions of the `count` largest numbers, the largest first and the first of equals; fewer if there are fewer numbers.
+fn best(scores: &[f32], count: usize, chosen: &mut Vec<u32>) {
     chosen.clear();
-    for (at, score) in scores.iter().enumerate().filter(|(_, score)| !score.is_nan()) {
+    for (position, score) in scores.iter().enumerate().filter(|(_, score)| !score.is_nan()) {
         let rank = chosen.iter().position(|other| scores[*other as usize] < *score).unwrap_or(chosen.len());
-        if rank < most {
-            chosen.truncate(most - 1);
-            chosen.insert(rank, at as u32);
+        if rank < count {
+            chosen.truncate(count - 1);
+            chosen.insert(rank, position as u32);
         }
     }
 }
@@ -138,8 +138,8 @@ mod tests {
     #[test]
     fn the_best_come_first_and_the_first_of_equals() {
         let mut chosen = vec![9];
-        let mut of = |scores: &[f32], most| {
-            best(scores, most, &mut chosen);
+        let mut of = |scores: &[f32], count| {
+            best(scores, count, &mut chosen);
             chosen.clone()
         };
         assert_eq!(of(&[0.1, 0.9, 0.5, 0.9], 3), [1, 3, 2]);
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn scores_and_indices_say_the_same() {
+    fn scores_and_indices_give_the_same_statistics() {
         let scores = [[0.0f32, 3.0, 1.0, 2.0], [5.0, 0.0, 0.0, 6.0], [0.0, 3.0, 1.0, 2.0]];
         let mut by_scores = Experts::default();
         by_scores.add_scores("s", scores.iter().map(|row| &row[..]), 4, 2).unwrap();
@@ -159,13 +159,13 @@ mod tests {
         let (a, b) = (by_scores.statistics("b"), by_indices.statistics("b"));
         assert_eq!(a, b);
         assert_eq!((a.tokens, a.top_k, &a.counts[..], a.first_visits), (3, 2, &[1, 2, 0, 3][..], 3));
-        // 1 3 | 3 0 | 1 3: 3 again at once, then 1 after 3 and 0, then 3 after 0 and 1.
+        // 1 3 | 3 0 | 1 3: 3 again immediately, then 1 after 3 and 0, then 3 after 0 and 1.
         assert_eq!(a.reuse_distances, [1, 0, 2]);
         assert_eq!(a.oracle_hits, [1, 2, 3, 3]);
     }
 
     #[test]
-    fn rows_that_are_no_numbers_visit_nobody() {
+    fn rows_of_nan_select_no_expert() {
         let mut experts = Experts::default();
         let rows = [[f32::NAN, 1.0], [0.0, 1.0]];
         experts.add_scores("s", rows.iter().map(|row| &row[..]), 2, 2).unwrap();
@@ -174,20 +174,20 @@ mod tests {
     }
 
     #[test]
-    fn experts_that_do_not_exist_are_refused() {
+    fn experts_out_of_range_are_refused() {
         let bad = HostTensor::from_i64(&[1, 1], &[4]);
         assert!(Experts::default().add_indices("i", &bad, 1, 4).unwrap_err().to_string().contains("expert 4 of 4"));
         assert!(Experts::default().add_scores("s", [].into_iter(), 2, 3).is_err());
     }
 
     #[test]
-    fn the_oracle_begins_anew_after_its_window() {
+    fn the_oracle_starts_again_after_its_window() {
         let mut experts = Experts::default();
         let row = [1.0f32, 0.0];
         let rows = std::iter::repeat_n(&row[..], ORACLE_TOKENS as usize + 2);
         experts.add_scores("s", rows, 2, 1).unwrap();
         let s = experts.statistics("b");
         assert_eq!((s.first_visits, s.reuse_distances), (1, vec![ORACLE_TOKENS + 1]));
-        assert_eq!(s.oracle_hits, [ORACLE_TOKENS, ORACLE_TOKENS], "one first visit in each of two windows");
+        assert_eq!(s.oracle_hits, [ORACLE_TOKENS, ORACLE_TOKENS], "one miss in each of two windows");
     }
 }

@@ -1,14 +1,14 @@
-//! The hidden state at one boundary: moments of its elements, and how far it turned since the boundary before.
+//! Statistics of the hidden state at a boundary: moments of its elements, and its cosine distance from the previous boundary.
 
 use hpp_schema::{BlockInfluence, BoundaryStatistics};
 
-/// Numbers added up side by side, so that the compiler can use wide registers and rounding stays small.
+/// Independent sums, so that the compiler uses vector registers and rounding errors stay small.
 const LANES: usize = 8;
 
-/// Elements whose mean is taken before their squared distances from it.
+/// Elements in one piece of the update.
 const PIECE: usize = 4096;
 
-/// Moments of all elements seen (Welford's update, piece by piece: Chan, Golub, LeVeque 1979).
+/// Moments of all elements, updated piece by piece (Welford's method as generalised by Chan, Golub and LeVeque, 1979).
 #[derive(Clone, Debug, Default)]
 pub(super) struct Moments {
     elements: u64,
@@ -41,15 +41,15 @@ impl Moments {
         let mean = sum(piece, f64::from) / n;
         let squares = sum(piece, |v| (f64::from(v) - mean) * (f64::from(v) - mean));
         let share = n / (self.elements as f64 + n);
-        let apart = mean - self.mean;
-        self.squares += squares + apart * apart * share * self.elements as f64;
-        self.mean += apart * share;
+        let delta = mean - self.mean;
+        self.squares += squares + delta * delta * share * self.elements as f64;
+        self.mean += delta * share;
         self.sum_abs += sum(piece, |v| f64::from(v.abs()));
         self.max_abs = piece.iter().fold(self.max_abs, |most, v| most.max(v.abs()));
         self.elements += piece.len() as u64;
     }
 
-    /// As a profile records them.
+    /// The record for a profile.
     pub fn statistics(&self, block: &str) -> BoundaryStatistics {
         let mean_abs = if self.elements == 0 { 0.0 } else { self.sum_abs / self.elements as f64 };
         BoundaryStatistics {
@@ -64,7 +64,7 @@ impl Moments {
     }
 }
 
-/// How many elements are infinite or not a number: those whose exponent is all ones.
+/// Number of elements that are infinite or NaN: those with all exponent bits set.
 fn not_finite(values: &[f32]) -> usize {
     values.iter().map(|v| usize::from(v.to_bits() & 0x7f80_0000 == 0x7f80_0000)).sum()
 }
@@ -88,17 +88,17 @@ pub(super) struct Influence {
 }
 
 impl Influence {
-    /// Adds a token: the hidden state that enters the block and the one that leaves it.
+    /// Adds a token: the block's input and output hidden state.
     pub fn add(&mut self, input: &[f32], output: &[f32]) {
         let cosine = dot(input, output) / (dot(input, input) * dot(output, output)).sqrt();
-        // Neither zero nor what is not finite has a direction.
+        // A zero vector and a vector with an infinite element have no direction.
         if cosine.is_finite() {
             self.tokens += 1;
             self.sum += 1.0 - cosine.clamp(-1.0, 1.0);
         }
     }
 
-    /// As a profile records it.
+    /// The record for a profile.
     pub fn statistics(&self, block: &str) -> BlockInfluence {
         let mean = if self.tokens == 0 { 0.0 } else { self.sum / self.tokens as f64 };
         BlockInfluence { block: block.to_owned(), tokens: self.tokens, mean }
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn long_rows_are_taken_in_pieces() {
+    fn long_rows_are_processed_in_pieces() {
         let values: Vec<f32> = (0..3 * PIECE + 5).map(|i| (i % 97) as f32 + 1e4).collect();
         let mut moments = Moments::default();
         moments.add(&values);
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_counted_apart() {
+    fn elements_that_are_not_finite_are_counted_separately() {
         let mut moments = Moments::default();
         moments.add(&[1.0, f32::NAN, -3.0, f32::NEG_INFINITY]);
         let s = moments.statistics("b");

@@ -1,44 +1,45 @@
-//! Prompts through a model with taps: what passes its boundaries, which experts and neurons work, how attention spreads.
+//! Runs prompts through a model with taps and collects statistics: hidden states at block boundaries, experts, ReLU neurons, entropy of
+//! attention.
 //!
-//! A text goes in as in generation, through the cache: the prompt in passes small enough that what the taps leave stays
-//! small beside the model, then tokens chosen greedily, one by one.
+//! Each text uses the KV cache as in generation: first the prompt, in passes so small that the tapped tensors stay small beside the
+//! model, then greedily chosen tokens one by one.
 
 mod budget;
-mod caches;
+mod cache_hits;
+mod collector;
 pub(super) mod corpus;
 mod experts;
 mod hidden;
 mod layers;
 mod rows;
-mod watch;
 
-use super::{Answer, ProbeSession};
+use super::{ProbeSession, Replies};
 use crate::cli::RuntimeArgs;
 use crate::console::{Console, Level};
 use crate::error::ExecError;
-use crate::machine::OrtBackend;
-use crate::plan_file::PlanFile;
-use crate::sampling::greedy;
+use crate::runtime::OrtBackend;
+use collector::Collector;
 use corpus::Corpus;
 use hpp_engine::{Engine, EngineError, LogitRows, Logits, StepInput};
+use hpp_generate::sampling::greedy;
+use hpp_generate::{PlanFile, check_language_model};
 use hpp_schema::probe::{ObserveProbe, Reply, Tap};
 use hpp_schema::{Plan, Statistics};
-use watch::Watch;
 
-/// What one request leaves for the next: the model, loaded.
+/// The model of the last request, kept loaded for the next.
 #[derive(Default)]
-pub(crate) struct Kept(Option<Engine<OrtBackend>>);
+pub(crate) struct LoadedModel(Option<Engine<OrtBackend>>);
 
-/// Runs the prompts and replies with what they showed. A prompt that cannot be used or run shows nothing.
+/// Runs the prompts and replies with the statistics. A prompt that fails contributes nothing.
 pub(crate) fn run(
     session: &mut ProbeSession<'_>,
     probe: &ObserveProbe,
-    reply: &mut Answer<'_>,
+    replies: &mut Replies<'_>,
 ) -> Result<(), ExecError> {
     let plan = PlanFile::open(&probe.plan)?;
-    super::super::needs_language_model(&plan.plan)?;
+    check_language_model(&plan.plan)?;
     let corpus = Corpus::open(&plan, &probe.prompts)?;
-    let mut engine = match session.observe.0.take().filter(|engine| *engine.plan() == plan.plan) {
+    let mut engine = match session.observed.0.take().filter(|engine| *engine.plan() == plan.plan) {
         Some(engine) => engine,
         None => load(session, &plan)?,
     };
@@ -46,62 +47,62 @@ pub(crate) fn run(
     let mut all = Statistics::default();
     for prompt in &probe.prompts {
         let run = corpus.tokens(prompt, probe.decode_tokens, engine.context()).and_then(|tokens| {
-            let shown = observe(&mut engine, &tokens, probe.decode_tokens, &probe.taps);
-            shown.map_err(|error| hpp_schema::error_line(&error))
+            let statistics = observe(&mut engine, &tokens, probe.decode_tokens, &probe.taps);
+            statistics.map_err(|error| hpp_schema::error_line(&error))
         });
-        let counted = run.and_then(|shown| {
-            all.merge(&shown).map_err(|error| error.to_string())?;
-            Ok(shown.prompt_tokens)
+        let merged = run.and_then(|statistics| {
+            all.merge(&statistics).map_err(|error| error.to_string())?;
+            Ok(statistics.prompt_tokens)
         });
-        reply(match counted {
+        replies(match merged {
             Ok(prompt_tokens) => Reply::Progress { line: prompt.line, prompt_tokens },
             Err(reason) => Reply::PromptFailed { line: prompt.line, reason },
         })?;
     }
-    session.observe.0 = Some(engine);
-    reply(Reply::Observed { statistics: all })?;
+    session.observed.0 = Some(engine);
+    replies(Reply::Observed { statistics: all })?;
     Ok(())
 }
 
-/// Loads a plan quietly: that nobody in it reads the taps is the point of it.
+/// Loads a plan without messages: loading would warn of outputs that no partition reads, and here these are the taps.
 pub(super) fn load(session: &mut ProbeSession<'_>, plan: &PlanFile) -> Result<Engine<OrtBackend>, ExecError> {
-    // One model at a time.
-    session.observe.0 = None;
+    // Only one model is loaded at a time.
+    session.observed.0 = None;
     let args = RuntimeArgs { library: session.library.clone(), ..RuntimeArgs::default() };
-    session.machine.load(&plan.plan, &plan.dir, &args, &Console::new(Level::Quiet))
+    session.runtime.load(&plan.plan, &plan.dir, &args, &Console::new(Level::Quiet))
 }
 
-/// Runs one text: the prompt, and up to `more` tokens after it.
+/// Runs one text: the prompt and up to `new_tokens` tokens after it.
 fn observe(
     engine: &mut Engine<OrtBackend>,
     prompt: &[u32],
-    more: u64,
+    new_tokens: u64,
     taps: &[Tap],
 ) -> Result<Statistics, EngineError> {
-    let mut watch = Watch::new(taps, &blocks(engine.plan()));
+    let mut collector = Collector::new(taps, &blocks(engine.plan()));
     let mut sequence = engine.new_sequence()?;
     let mut logits = Logits::default();
     let mut feed = |engine: &mut Engine<OrtBackend>, tokens: &[u32], logits: &mut Logits| {
         engine.step_into(&mut sequence, StepInput::Tokens(tokens), LogitRows::Last, logits)?;
-        watch.pass(engine.taps(), tokens.len())
+        collector.add_pass(engine.taps(), tokens.len())
     };
-    // A model that keeps no state computes everything before a piece again.
-    let piece = match engine.recomputes() {
+    // A model without state would compute the text before each chunk again.
+    let chunk = match engine.recomputes() {
         true => prompt.len(),
-        false => budget::tokens_per_pass(engine.plan(), taps, prompt.len() as u64 + more) as usize,
+        false => budget::tokens_per_pass(engine.plan(), taps, prompt.len() as u64 + new_tokens) as usize,
     };
-    for piece in prompt.chunks(piece) {
-        feed(engine, piece, &mut logits)?;
+    for tokens in prompt.chunks(chunk) {
+        feed(engine, tokens, &mut logits)?;
     }
-    let ends = engine.plan().generation.as_ref().map(|g| g.eos_token_ids.clone()).unwrap_or_default();
+    let eos = engine.plan().generation.as_ref().map(|g| g.eos_token_ids.clone()).unwrap_or_default();
     let mut generated = 0;
-    while generated < more {
-        let Some(token) = greedy(logits.last()).filter(|token| !ends.contains(token)) else { break };
+    while generated < new_tokens {
+        let Some(token) = greedy(logits.last()).ok().filter(|token| !eos.contains(token)) else { break };
         feed(engine, &[token], &mut logits)?;
         generated += 1;
     }
-    let shown = watch.statistics();
-    Ok(Statistics { prompt_tokens: prompt.len() as u64, generated_tokens: generated, ..shown })
+    let statistics = collector.statistics();
+    Ok(Statistics { prompt_tokens: prompt.len() as u64, generated_tokens: generated, ..statistics })
 }
 
 /// Labels of the model's blocks, in execution order.

@@ -1,11 +1,11 @@
-//! Tapped tensors as rows of numbers, one row a token; of a model that computes the whole text again, the new tokens' only.
+//! Tapped tensors as rows of numbers, one row per token. Of a model that computes the whole text again, only the new tokens' rows.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use hpp_engine::{EngineError, HostTensor};
 use hpp_schema::DType;
 
-/// Rows of float32 numbers, kept between passes so that few allocate.
+/// Rows of float32 numbers, in buffers that are reused between passes.
 #[derive(Default)]
 pub(super) struct Rows {
     /// `width` numbers for each row.
@@ -25,19 +25,19 @@ impl Rows {
         self.decode(name, tensor.dtype, bytes)
     }
 
-    /// All numbers of a tensor, in its own order, in rows as long as its last axis.
+    /// All numbers of a tensor, in rows as long as its last axis.
     pub fn read_all(&mut self, name: &str, tensor: &HostTensor) -> Result<(), EngineError> {
         self.width = last(name, tensor)?;
         self.values.clear();
         self.decode(name, tensor.dtype, &tensor.bytes)
     }
 
-    /// Row by row.
+    /// The rows.
     pub fn iter(&self) -> std::slice::ChunksExact<'_, f32> {
         self.values.chunks_exact(self.width)
     }
 
-    /// Adds rows of the same shape.
+    /// Adds other rows of the same shape element by element.
     pub fn add(&mut self, name: &str, other: &Rows) -> Result<(), EngineError> {
         if (self.width, self.values.len()) != (other.width, other.values.len()) {
             return Err(wrong(name, "the tensors that carry the hidden state have different shapes".into()));
@@ -55,13 +55,13 @@ impl Rows {
                 self.values.resize(self.half.len(), 0.0);
                 widen(dtype, &self.half, &mut self.values);
             }
-            other => return Err(wrong(name, format!("{other} is no type to count in"))),
+            other => return Err(wrong(name, format!("its element type {other} is not supported"))),
         }
         Ok(())
     }
 }
 
-/// Sixteen-bit floats to thirty-two, with the processor's own instructions where it has them.
+/// Converts 16-bit floats to float32, with the processor's instructions if it has them.
 fn widen(dtype: DType, half: &[u16], values: &mut [f32]) {
     use half::slice::HalfBitsSliceExt;
     if dtype == DType::Float16 {
@@ -78,12 +78,12 @@ pub(super) fn indices(name: &str, tensor: &HostTensor, tokens: usize) -> Result<
     let indices = match tensor.dtype {
         DType::Int64 => bytes.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
         DType::Int32 => bytes.as_chunks::<4>().0.iter().map(|b| i32::from_le_bytes(*b).into()).collect(),
-        other => return Err(wrong(name, format!("{other} is no type of indices"))),
+        other => return Err(wrong(name, format!("its element type {other} is not one of indices"))),
     };
     Ok((indices, width))
 }
 
-/// A tapped tensor that is not what the tap says.
+/// The error for a tapped tensor that does not fit its tap.
 pub(super) fn wrong(name: &str, why: String) -> EngineError {
     EngineError::WrongOutput { name: name.to_owned(), why }
 }
@@ -96,9 +96,9 @@ fn last(name: &str, tensor: &HostTensor) -> Result<usize, EngineError> {
 fn last_rows<'a>(name: &str, tensor: &'a HostTensor, width: usize, tokens: usize) -> Result<&'a [u8], EngineError> {
     let row = tensor.dtype.bytes_for(width as u64).and_then(|bytes| usize::try_from(bytes).ok()).filter(|row| *row > 0);
     let wanted = row.and_then(|row| row.checked_mul(tokens));
-    let from = wanted.and_then(|wanted| tensor.bytes.len().checked_sub(wanted));
-    let few = || wrong(name, format!("its shape {:?} holds no {tokens} tokens", tensor.shape));
-    Ok(&tensor.bytes[from.ok_or_else(few)?..])
+    let start = wanted.and_then(|wanted| tensor.bytes.len().checked_sub(wanted));
+    let few = || wrong(name, format!("its shape {:?} has fewer than {tokens} tokens", tensor.shape));
+    Ok(&tensor.bytes[start.ok_or_else(few)?..])
 }
 
 #[cfg(test)]
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_tokens_are_read_in_every_type() {
+    fn the_last_tokens_are_read_from_every_float_type() {
         let floats = [1.0f32, -2.0, 0.5, 3.0, f32::INFINITY, 0.0];
         let tensor = |dtype, bytes| HostTensor { dtype, shape: vec![1, 3, 2], bytes };
         let wide = tensor(DType::Float32, floats.iter().flat_map(|f| f.to_le_bytes()).collect());
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn indices_come_in_two_widths() {
+    fn indices_have_two_widths() {
         let wide = HostTensor::from_i64(&[2, 2], &[1, 2, 3, -1]);
         assert_eq!(indices("i", &wide, 1).unwrap(), (vec![3, -1], 2));
         let bytes = [7i32, 8].iter().flat_map(|i| i.to_le_bytes()).collect();

@@ -1,0 +1,137 @@
+//! A step that may take long, described for the user: a line every few seconds, or a progress bar on a terminal.
+
+use hpp_schema::ByteSize;
+use indicatif::{ProgressBar, ProgressStyle};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Interval between two updates.
+pub const TICK: Duration = Duration::from_millis(500);
+/// Steps shorter than this are not shown.
+const MIN_SHOWN: Duration = Duration::from_secs(1);
+/// Interval between two lines if stderr is not a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A step that may take long.
+pub struct Activity {
+    what: String,
+    progress: Option<Progress>,
+    output: Option<OutputDirectory>,
+    started: Instant,
+    next_line: Instant,
+}
+
+/// The position in a list.
+struct Progress {
+    index: usize,
+    count: usize,
+}
+
+/// A directory that the step fills.
+struct OutputDirectory {
+    path: PathBuf,
+    expected_bytes: u64,
+}
+
+impl Activity {
+    /// A step without known progress.
+    pub fn step(what: String) -> Self {
+        let now = Instant::now();
+        Self { what, progress: None, output: None, started: now, next_line: now + LINE_INTERVAL }
+    }
+
+    /// Loading partition `index` of `count`.
+    pub fn partition(name: &str, index: usize, count: usize) -> Self {
+        let what = format!("loading {name}, partition {} of {count} (at each start)", index + 1);
+        Self { progress: Some(Progress { index, count }), ..Self::step(what) }
+    }
+
+    /// The same step while it writes the prepared weights of a partition, `expected_bytes` in all, to `dir`.
+    pub fn preparing(self, partition: &str, dir: &Path, expected_bytes: u64) -> Self {
+        let what = format!("writing prepared weights for {partition}");
+        Self { what, output: Some(OutputDirectory { path: dir.to_owned(), expected_bytes }), ..self }
+    }
+
+    /// The step as successor of another: keeps the interval between lines, and the start of a list.
+    pub fn after(self, previous: Self) -> Self {
+        let same_list = self.progress.is_some() && previous.progress.is_some();
+        let started = if same_list { previous.started } else { self.started };
+        Self { started, next_line: previous.next_line, ..self }
+    }
+
+    /// Whether it has taken long enough to be shown.
+    pub fn is_long(&self) -> bool {
+        self.started.elapsed() >= MIN_SHOWN
+    }
+
+    /// A line about it, at most once per interval.
+    pub fn line_if_due(&mut self) -> Option<String> {
+        let now = Instant::now();
+        if now < self.next_line {
+            return None;
+        }
+        self.next_line = now + LINE_INTERVAL;
+        Some(self.text())
+    }
+
+    /// A progress bar, or a spinner if the progress is unknown.
+    pub fn bar(&self) -> ProgressBar {
+        match self.progress {
+            Some(Progress { count, .. }) => {
+                let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}");
+                let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
+                ProgressBar::new(count as u64).with_style(style)
+            }
+            None => ProgressBar::new_spinner(),
+        }
+    }
+
+    /// Updates the bar.
+    pub fn draw(&self, bar: &ProgressBar) {
+        if let Some(Progress { index, count }) = self.progress {
+            bar.set_length(count as u64);
+            bar.set_position(index as u64);
+        }
+        bar.set_message(self.text());
+        bar.tick();
+    }
+
+    fn text(&self) -> String {
+        let Some(OutputDirectory { path, expected_bytes }) = &self.output else { return self.what.clone() };
+        let written = bytes_in(path);
+        let (written, expected) = (ByteSize(written).human(), ByteSize((*expected_bytes).max(written)).human());
+        format!("{}: {written} of about {expected}, only at the first start", self.what)
+    }
+}
+
+/// Size of a directory's files, which may grow meanwhile.
+fn bytes_in(dir: &Path) -> u64 {
+    let size = |entry: std::fs::DirEntry| match entry.metadata() {
+        Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path()),
+        Ok(metadata) => metadata.len(),
+        Err(_) => 0,
+    };
+    std::fs::read_dir(dir).into_iter().flatten().flatten().map(size).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_tell_the_progress_at_intervals() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("cpu_0")).unwrap();
+        std::fs::write(dir.path().join("cpu_0/weights"), vec![0; 3 << 20]).unwrap();
+        let mut activity = Activity::partition("cpu_1", 1, 4);
+        assert_eq!(activity.text(), "loading cpu_1, partition 2 of 4 (at each start)");
+        assert_eq!(activity.line_if_due(), None, "not immediately");
+        activity.next_line = Instant::now();
+        assert!(activity.line_if_due().is_some());
+        let mut next = Activity::partition("cpu_2", 2, 4).after(activity).preparing("cpu_2", dir.path(), 12 << 20);
+        assert_eq!(next.line_if_due(), None, "one was just printed");
+        next.next_line = Instant::now();
+        let line = "writing prepared weights for cpu_2: 3 MiB of about 12 MiB, only at the first start";
+        assert_eq!(next.line_if_due().as_deref(), Some(line));
+    }
+}

@@ -1,0 +1,75 @@
+//! `hpp-exec PLAN --inputs in.npz --outputs out.npz`: runs a model once on named tensors.
+
+use super::CommandContext;
+use crate::error::ExecError;
+use crate::inputs::{InputsError, RequiredInputs, check_inputs};
+use crate::numbers::millis;
+use crate::other_load::OtherLoad;
+use crate::report::{Bytes, StageTimes, memory, run_table};
+use crate::runtime::Runtime;
+use crate::settings::InferSettings;
+use crate::tensors::{read_npz, write_npz};
+use hpp_engine::HostTensor;
+use hpp_generate::PlanFile;
+use hpp_io::show_json;
+use hpp_schema::{DType, ModelKind};
+use serde::Serialize;
+use std::time::Instant;
+
+/// The object that `--json` prints.
+#[derive(Serialize)]
+struct InferReport<'a> {
+    outputs: Vec<OutputReport<'a>>,
+    load_ms: f64,
+    run_ms: f64,
+    stages: Vec<StageTimes>,
+    bytes: Bytes,
+}
+
+#[derive(Serialize)]
+struct OutputReport<'a> {
+    name: &'a str,
+    dtype: DType,
+    shape: &'a [u64],
+}
+
+/// Reads and checks the inputs, loads the plan, runs it, writes the outputs.
+pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    let plan = PlanFile::open(&settings.plan)?;
+    if plan.plan.model.kind != ModelKind::SingleRun {
+        return Err(InputsError::GeneratesText.into());
+    }
+    let tensors = read_npz(&settings.inputs)?;
+    let inputs = check_inputs(tensors, &plan.plan.model, RequiredInputs::All, &settings.inputs)?;
+    super::warn_of_memory(&plan.plan, ctx.console);
+    let other_load = OtherLoad::start();
+    let runtime = Runtime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
+    let mut engine = runtime.load(&plan.plan, &plan.dir, &settings.runtime, ctx.console)?;
+
+    let started = Instant::now();
+    let mut results = engine.infer(&inputs)?;
+    let run_ms = millis(started.elapsed());
+    let names = plan.plan.model.outputs.iter().map(|output| output.name.clone());
+    let outputs: Vec<(String, HostTensor)> =
+        names.filter_map(|name| results.remove(&name).map(|tensor| (name, tensor))).collect();
+    write_npz(&settings.outputs, &outputs)?;
+
+    let telemetry = engine.telemetry();
+    let stages: Vec<StageTimes> = telemetry.stages.iter().map(StageTimes::new).collect();
+    let bytes = Bytes::new(&telemetry, 0);
+    let load_ms = millis(telemetry.load);
+    if let Some(note) = other_load.note() {
+        ctx.console.info(&format!("note: {note}"));
+    }
+    ctx.console.info(&format!(
+        "load {load_ms:.0} ms, run {run_ms:.1} ms\n{}memory: {}",
+        run_table(&stages),
+        memory(&bytes)
+    ));
+    if settings.json {
+        let outputs =
+            outputs.iter().map(|(name, tensor)| OutputReport { name, dtype: tensor.dtype, shape: &tensor.shape });
+        show_json(ctx.out, &InferReport { outputs: outputs.collect(), load_ms, run_ms, stages, bytes })?;
+    }
+    Ok(0)
+}

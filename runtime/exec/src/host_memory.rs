@@ -1,0 +1,75 @@
+//! Compares the host memory that a plan needs with what is free.
+
+use hpp_schema::memory::PROCESS;
+use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
+
+/// A warning if less than the plan needs is free. `free` is the number of bytes that a process can still allocate.
+pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
+    let (needed, free) = (needed(plan), free?);
+    (needed > free).then(|| {
+        let human = |bytes: u64| ByteSize(bytes).human();
+        format!(
+            "this plan needs about {} of host memory and {} are free here: the system may swap or kill the process. Plan for less \
+             with --ram, or end other programs",
+            human(needed),
+            human(free)
+        )
+    })
+}
+
+/// Bytes of host memory that a plan needs: resident weights, the window for weights read from disk, state, activations and the
+/// process itself; and weights streamed to GPUs, as far as the plan's budget has room for them.
+fn needed(plan: &Plan) -> u64 {
+    let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
+    let on_host = |device: &str| hosts.contains(&device);
+    let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
+    let resident_weights = |partition: &Partition| {
+        let on_host = partition.forms().find(|form| on_host(form.device));
+        match on_host.map(|form| form.residency) {
+            Some(Residency::Resident) => partition.bytes.weights.0,
+            Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
+            Some(Residency::Mapped) | None => 0,
+        }
+    };
+    let streams_to_gpu = |partition: &&Partition| {
+        partition.forms().any(|form| !on_host(form.device) && form.residency == Residency::Streamed)
+    };
+    let computed_on_host = plan.partitions.iter().filter(|partition| on_host(&partition.device));
+    let states = plan.states.iter().filter(|state| on_host(&state.device)).map(|state| state.bytes.0);
+    let parts = [
+        sum(&mut plan.partitions.iter().map(resident_weights)),
+        sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),
+        sum(&mut states.map(|bytes| bytes.saturating_mul(plan.budgets.batch))),
+        computed_on_host.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0),
+        PROCESS,
+    ];
+    let required = sum(&mut parts.into_iter());
+    let streamed = sum(&mut plan.partitions.iter().filter(streams_to_gpu).map(|partition| partition.bytes.weights.0));
+    let room = plan.budgets.ram.map_or(u64::MAX, |ram| ram.0.saturating_sub(required));
+    required.saturating_add(streamed.min(room))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> Plan {
+        let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
+        Plan::from_yaml(plan).unwrap()
+    }
+
+    #[test]
+    fn the_warning_has_both_numbers() {
+        let mut plan = plan();
+        let small = needed(&plan);
+        assert!(small > PROCESS);
+        assert_eq!(warning(&plan, Some(small)), None);
+        let host = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).unwrap().name.clone();
+        let partition = plan.partitions.iter_mut().find(|partition| partition.device == host).unwrap();
+        partition.bytes.weights.0 += 49 << 30;
+        assert_eq!(needed(&plan), small + (49 << 30));
+        let text = warning(&plan, Some(23 << 30)).unwrap();
+        assert!(text.contains("49.") && text.contains("23 GiB are free"), "{text}");
+        assert_eq!(warning(&plan, None), None, "the system does not tell");
+    }
+}

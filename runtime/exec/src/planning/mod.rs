@@ -1,0 +1,127 @@
+//! Plans a model that is given instead of a plan: runs hpp-split for this machine and caches the plan.
+//!
+//! hpp-split is a child process. This module knows its command line and exit code, and nothing of graphs or planning.
+
+mod cache;
+mod error;
+mod key;
+mod planner;
+
+pub use error::PlanningError;
+
+use crate::cli::RuntimeArgs;
+use crate::console::Console;
+use cache::{LockedPlan, PlanCache};
+use hpp_generate::PLAN_NAME;
+use key::CacheKey;
+use planner::Planner;
+use std::path::{Path, PathBuf};
+
+/// Extensions of model files. Any other file is read as a plan, whose error then says what is wrong with it.
+const MODEL_EXTENSIONS: [&str; 8] = ["onnx", "ort", "pb", "gguf", "safetensors", "bin", "pt", "pth"];
+
+/// A plan from the cache. While this exists, no other process removes the plan.
+pub struct CachedPlan {
+    cache: PlanCache,
+    plan: LockedPlan,
+}
+
+impl CachedPlan {
+    /// The plan of the model at `path`, made now if the cache has none. `None` if `path` is not a model.
+    pub fn for_model(path: &Path, args: &RuntimeArgs, console: &Console) -> Result<Option<Self>, PlanningError> {
+        let planning = &args.planning;
+        if !is_model(path) {
+            let options = [
+                ("--ram", planning.ram.is_some()),
+                ("--vram", planning.vram.is_some()),
+                ("--gpu-layers", planning.gpu_layers.is_some()),
+                ("--replan", planning.replan),
+            ];
+            return match options.into_iter().find(|(_, given)| *given) {
+                Some((option, _)) if path.exists() => {
+                    Err(PlanningError::AlreadyPlanned { option, path: path.to_owned() })
+                }
+                _ => Ok(None),
+            };
+        }
+        let planner = Planner::find(path)?;
+        let flags = planner::flags(args);
+        let key = CacheKey::new(path, planner.path(), &flags)?;
+        let cache = PlanCache::open(planning)?;
+        cache.evict(None);
+        let make_plan = |dir: &Path, lock: std::fs::File| {
+            console.info(&format!("planning {} for this machine with hpp-split", path.display()));
+            planner.plan(path, &flags, dir, lock, console)
+        };
+        let plan = cache.acquire(&key, planning.replan, console, make_plan)?;
+        console.info(&format!("plan: {} (cached; --replan makes it again)", plan.dir().display()));
+        Ok(Some(CachedPlan { cache, plan }))
+    }
+
+    /// The plan's file.
+    pub fn path(&self) -> PathBuf {
+        self.plan.dir().join(PLAN_NAME)
+    }
+
+    /// Releases the plan and evicts others until the cache is within its limit. With `model_changed`, the engine found other model files
+    /// than the plan records, although their size and time are those in the cache's key: then removes the plan.
+    pub fn release(self, model_changed: bool, console: &Console) {
+        let name = self.plan.name().to_owned();
+        drop(self.plan);
+        if model_changed {
+            self.cache.remove(&name);
+            console.info(
+                "the model changed after the cached plan was made, so hpp-exec has removed the plan: run it again",
+            );
+        }
+        self.cache.evict(Some(&name));
+    }
+}
+
+/// Whether a path is a model: a model file, or a directory with files of a model and without a plan.
+fn is_model(path: &Path) -> bool {
+    if !path.is_dir() {
+        return path.is_file() && has_model_extension(path);
+    }
+    if path.join(PLAN_NAME).is_file() {
+        return false;
+    }
+    let is_model_file = |path: PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        has_model_extension(&path) || name == "onnx" || name == "config.json" || name == "genai_config.json"
+    };
+    std::fs::read_dir(path).is_ok_and(|entries| entries.flatten().any(|entry| is_model_file(entry.path())))
+}
+
+fn has_model_extension(path: &Path) -> bool {
+    let extension = path.extension().map(|extension| extension.to_string_lossy().to_lowercase());
+    extension.is_some_and(|extension| MODEL_EXTENSIONS.contains(&extension.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_and_plans_are_distinguished() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, b"x").unwrap();
+            path
+        };
+        assert!(!is_model(dir.path()), "an empty directory");
+        for name in ["a/model.onnx", "b/model.gguf", "c/model-00001.safetensors", "d/config.json", "e/onnx/model.onnx"]
+        {
+            let path = file(name);
+            assert!(is_model(&dir.path().join(&name[..1])), "{name}");
+            assert_eq!(is_model(&path), !name.ends_with("json"), "{name}");
+        }
+        assert!(!is_model(&file("f/plan.yaml")));
+        // A directory with a plan and its model is a plan.
+        file("f/model.onnx");
+        assert!(!is_model(&dir.path().join("f")));
+        assert!(!is_model(&dir.path().join("nowhere.onnx")) && !is_model(&dir.path().join("nowhere")));
+    }
+}

@@ -1,0 +1,93 @@
+//! Runs hpp-split as a child process.
+
+use super::error::PlanningError;
+use crate::cli::RuntimeArgs;
+use crate::console::Console;
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Starts of hpp-split's lines that are not passed on: they are for users who run it themselves.
+const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
+
+/// The hpp-split command.
+pub(super) struct Planner {
+    path: PathBuf,
+}
+
+impl Planner {
+    /// Finds hpp-split beside this executable, else on PATH.
+    pub fn find(model: &Path) -> Result<Self, PlanningError> {
+        let name = format!("hpp-split{}", std::env::consts::EXE_SUFFIX);
+        let this = std::env::current_exe().ok();
+        let beside = this.iter().filter_map(|this| this.parent()).map(Path::to_owned);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let found = beside.chain(std::env::split_paths(&path)).map(|dir| dir.join(&name)).find(|path| path.is_file());
+        found.map(|path| Self { path }).ok_or_else(|| PlanningError::NoPlanner { model: model.to_owned() })
+    }
+
+    /// The executable.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Plans `model` into the directory `dir` and passes hpp-split's stderr on. The child inherits `lock`, so that it keeps the directory
+    /// locked even if it outlives this process.
+    pub fn plan(
+        &self,
+        model: &Path,
+        flags: &[OsString],
+        dir: &Path,
+        lock: File,
+        console: &Console,
+    ) -> Result<(), PlanningError> {
+        let failed = |source| PlanningError::Planner { path: self.path.clone(), source };
+        let mut command = Command::new(&self.path);
+        command.arg(model).arg("--out").arg(dir).args(["--force", "--in-place"]).args(flags);
+        command.stdin(Stdio::from(lock)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (table, held_back) = std::thread::scope(|scope| {
+            let table = scope.spawn(move || {
+                let mut text = String::new();
+                // Output that is not UTF-8 is not shown.
+                let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
+                text
+            });
+            let mut held_back = Vec::new();
+            for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
+                if OMITTED_LINES.iter().any(|start| line.starts_with(start)) {
+                    continue;
+                }
+                console.info(&line);
+                if console.is_quiet() {
+                    held_back.push(line);
+                }
+            }
+            (table.join().unwrap_or_default(), held_back)
+        });
+        let status = child.wait().map_err(failed)?;
+        if status.success() {
+            console.debug(table.trim_end());
+            return Ok(());
+        }
+        held_back.iter().for_each(|line| console.error(line));
+        Err(PlanningError::NotPlanned { code: status.code().and_then(|code| u8::try_from(code).ok()) })
+    }
+}
+
+/// The options passed to hpp-split.
+pub(super) fn flags(args: &RuntimeArgs) -> Vec<OsString> {
+    let context = args.context.map(|tokens| tokens.to_string());
+    let planning = &args.planning;
+    let given = [
+        ("--ram", &planning.ram),
+        ("--vram", &planning.vram),
+        ("--gpu-layers", &planning.gpu_layers),
+        ("--context", &context),
+    ];
+    let flags = given.into_iter().filter_map(|(flag, value)| Some([flag.into(), value.clone()?.into()]));
+    flags.flatten().collect()
+}

@@ -1,0 +1,130 @@
+//! What reading weights from disk cost: fields for `--json` and lines for people.
+
+use crate::numbers::{gb_per_second, millis};
+use hpp_engine::Telemetry;
+use hpp_generate::Generated;
+use hpp_schema::{ByteSize, Predictions};
+use serde::Serialize;
+
+/// Time of a token relative to its prediction from which on the user gets a warning.
+const SLOW_FACTOR: f64 = 1.5;
+
+/// Weights read from disk while a plan ran.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DiskReads {
+    /// Bytes read.
+    pub bytes: u64,
+    /// Time in which reads were in progress, in milliseconds, summed over threads that read at once.
+    pub busy_ms: f64,
+    /// Bytes over that time, in 1e9 bytes a second.
+    pub gb_per_second: f64,
+    /// Time in which partitions waited for their weights, in milliseconds. It includes starting reads and evicting pages for them,
+    /// which `busy_ms` does not.
+    pub stall_ms: f64,
+}
+
+impl DiskReads {
+    /// From the engine's telemetry; `None` if nothing was read.
+    pub fn new(telemetry: &Telemetry) -> Option<Self> {
+        let (bytes, busy_ms) = (telemetry.read_bytes, telemetry.reads.millis());
+        let stall_ms = millis(telemetry.disk_stalls.time);
+        (bytes > 0).then(|| DiskReads { bytes, busy_ms, gb_per_second: gb_per_second(bytes as f64, busy_ms), stall_ms })
+    }
+}
+
+/// One line for people; empty if nothing was read.
+pub fn line(reads: Option<&DiskReads>) -> String {
+    let Some(reads) = reads else { return String::new() };
+    let bytes = ByteSize(reads.bytes).human();
+    format!(
+        "disk: {bytes} of weights at {:.2} GB/s in {:.0} ms; partitions waited {:.0} ms for them\n",
+        reads.gb_per_second, reads.busy_ms, reads.stall_ms
+    )
+}
+
+/// A warning for a plan that runs slower than predicted because of the disk. `None` if it is not slower, or for another reason.
+pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemetry: &Telemetry) -> Option<String> {
+    let (reads, expected) = (DiskReads::new(telemetry)?, predicted.decode_ms);
+    let decoded = generated.tokens.len().saturating_sub(1);
+    let decode_ms = millis(generated.timings.decode);
+    let took = decode_ms / decoded.max(1) as f64;
+    let total_ms = millis(generated.timings.prefill) + decode_ms;
+    let waiting = reads.stall_ms / total_ms.max(f64::MIN_POSITIVE);
+    // Waiting for the disk must explain most of the excess over the prediction.
+    let disk_is_the_cause = took * waiting > (took - expected) / 2.0;
+    if decoded == 0 || expected <= 0.0 || took <= SLOW_FACTOR * expected || !disk_is_the_cause {
+        return None;
+    }
+    // A plan made with a profile accounts for this machine's disk already.
+    let advice =
+        if predicted.source.starts_with("profile") { "" } else { ", and hpp-profile measures this disk for the plan" };
+    Some(format!(
+        "slower than planned: {took:.1} ms per token instead of {expected:.1}; the disk delivers {:.2} GB/s, and partitions wait for \
+         it {:.0} % of the time. A larger --ram reads less from disk{advice}",
+        reads.gb_per_second,
+        100.0 * waiting.min(1.0)
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_generate::{FinishReason, GenerationTimings, Usage};
+    use std::time::Duration;
+
+    #[test]
+    fn without_reads_there_is_no_line() {
+        let mut telemetry = Telemetry::default();
+        assert_eq!(DiskReads::new(&telemetry), None);
+        assert_eq!(line(None), "");
+        telemetry.read_bytes = 3_000_000_000;
+        telemetry.reads.time = Duration::from_millis(2000);
+        telemetry.disk_stalls.time = Duration::from_millis(500);
+        let reads = DiskReads::new(&telemetry).unwrap();
+        assert_eq!(reads.gb_per_second, 1.5);
+        assert_eq!(
+            line(Some(&reads)),
+            "disk: 2.79 GiB of weights at 1.50 GB/s in 2000 ms; partitions waited 500 ms for them\n"
+        );
+    }
+
+    /// The warning for ten tokens in `decode` milliseconds, `stalls` of them waiting, where `source` predicted 100 ms per token.
+    fn warning(decode: u64, stalls: u64, source: &str) -> Option<String> {
+        let mut telemetry = Telemetry { read_bytes: 1_000_000_000, ..Telemetry::default() };
+        telemetry.reads.time = Duration::from_millis(decode);
+        telemetry.disk_stalls.time = Duration::from_millis(stalls);
+        let generated = Generated {
+            tokens: vec![7; 11],
+            text: None,
+            finish_reason: FinishReason::Length,
+            usage: Usage { prompt_tokens: 1, reused_tokens: 0, completion_tokens: 11 },
+            timings: GenerationTimings { decode: Duration::from_millis(decode), ..GenerationTimings::default() },
+        };
+        let predicted = Predictions {
+            source: source.into(),
+            decode_ms: 100.0,
+            time_to_first_token_ms: 0.0,
+            prompt_tokens: 1,
+            decode_tokens_per_second: 10.0,
+            decode_context: 0,
+            new_tokens: 0,
+            limit: None,
+            objective: None,
+        };
+        slow_disk_warning(&predicted, &generated, &telemetry)
+    }
+
+    #[test]
+    fn a_disk_slower_than_planned_is_reported_and_other_causes_are_not_blamed_on_it() {
+        let slow = warning(4000, 3200, "static").unwrap();
+        assert_eq!(
+            slow,
+            "slower than planned: 400.0 ms per token instead of 100.0; the disk delivers 0.25 GB/s, and partitions wait for it 80 % \
+             of the time. A larger --ram reads less from disk, and hpp-profile measures this disk for the plan"
+        );
+        let profiled = warning(4000, 3200, "profile: profile.yaml of 2026-01-01T00:00:00Z, refined").unwrap();
+        assert!(profiled.ends_with("A larger --ram reads less from disk"), "{profiled}");
+        assert_eq!(warning(1400, 1200, "static"), None, "nearly as planned");
+        assert_eq!(warning(4000, 100, "static"), None, "the processor is slow");
+    }
+}

@@ -1,0 +1,72 @@
+//! A table of token embeddings, for models that take embeddings instead of token ids.
+
+use hpp_engine::HostTensor;
+
+/// Embeddings `[vocab, hidden]` in float32.
+pub struct EmbeddingTable {
+    vocab: usize,
+    hidden: usize,
+    data: Vec<f32>,
+}
+
+/// Why embeddings cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EmbeddingError {
+    /// The tensor is not a table of floating-point numbers.
+    #[error("the table of embeddings must hold floating-point numbers [vocab, hidden], not {dtype} {shape:?}")]
+    NotATable {
+        /// The tensor's element type.
+        dtype: hpp_schema::DType,
+        /// The tensor's shape.
+        shape: Vec<u64>,
+    },
+    /// A token has no row.
+    #[error("token {token} has no embedding: the table has rows for tokens 0 to {}", vocab.saturating_sub(1))]
+    NoRow {
+        /// The token.
+        token: u32,
+        /// Rows of the table.
+        vocab: usize,
+    },
+}
+
+impl EmbeddingTable {
+    /// A table from a tensor `[vocab, hidden]` of any floating-point type.
+    pub fn new(table: &HostTensor) -> Result<Self, EmbeddingError> {
+        let not_a_table = || EmbeddingError::NotATable { dtype: table.dtype, shape: table.shape.clone() };
+        let [vocab, hidden] = table.shape[..] else { return Err(not_a_table()) };
+        let data = table.to_f32().ok_or_else(not_a_table)?;
+        Ok(Self { vocab: vocab as usize, hidden: hidden as usize, data })
+    }
+
+    /// Replaces `rows` by the embeddings of these tokens, `[tokens, hidden]`.
+    pub fn read_rows(&self, tokens: &[u32], rows: &mut Vec<f32>) -> Result<(), EmbeddingError> {
+        rows.clear();
+        rows.reserve(tokens.len() * self.hidden);
+        for token in tokens {
+            let row = *token as usize;
+            if row >= self.vocab {
+                return Err(EmbeddingError::NoRow { token: *token, vocab: self.vocab });
+            }
+            rows.extend_from_slice(&self.data[row * self.hidden..(row + 1) * self.hidden]);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_become_their_rows() {
+        let table = EmbeddingTable::new(&HostTensor::from_f32(&[3, 2], &[0.0, 0.5, 1.0, 1.5, 2.0, 2.5])).unwrap();
+        let mut rows = vec![9.0];
+        table.read_rows(&[2, 0], &mut rows).unwrap();
+        assert_eq!(rows, [2.0, 2.5, 0.0, 0.5]);
+        assert!(matches!(table.read_rows(&[3], &mut rows), Err(EmbeddingError::NoRow { token: 3, vocab: 3 })));
+        for tensor in [HostTensor::from_f32(&[2], &[0.0; 2]), HostTensor::from_i64(&[1, 1], &[1])] {
+            assert!(matches!(EmbeddingTable::new(&tensor), Err(EmbeddingError::NotATable { .. })));
+        }
+    }
+}

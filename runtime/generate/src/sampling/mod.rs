@@ -1,0 +1,53 @@
+//! Sampling: chooses the next token from one row of logits. Knows no model and no text.
+
+mod candidates;
+mod draw;
+mod exp_sum;
+mod overrides;
+mod sampler;
+
+pub use overrides::SamplingOverrides;
+pub use sampler::{Sampler, SamplingError, greedy};
+
+/// How tokens are chosen. Every field has a value.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SamplingParams {
+    /// Greedy or random.
+    pub choice: Choice,
+    /// Divides the logits of tokens already in the text (multiplies negative ones); 1 changes nothing.
+    pub repetition_penalty: f64,
+}
+
+impl SamplingParams {
+    /// The seed of a random choice.
+    pub fn seed(&self) -> Option<u64> {
+        match self.choice {
+            Choice::Greedy => None,
+            Choice::Random(choice) => Some(choice.seed),
+        }
+    }
+}
+
+/// Greedy or random.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Choice {
+    /// The token with the largest logit.
+    Greedy,
+    /// A token drawn by its probability after the filters, in this order.
+    Random(RandomChoice),
+}
+
+/// The filters between logits and the draw, in the order in which they apply.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RandomChoice {
+    /// Divides the logits; above zero.
+    pub temperature: f64,
+    /// Keeps this many most likely tokens; 0 keeps all.
+    pub top_k: usize,
+    /// Keeps the fewest most likely tokens whose probabilities sum to at least this; 1 keeps all.
+    pub top_p: f64,
+    /// Keeps tokens at least this likely relative to the most likely one; 0 keeps all.
+    pub min_p: f64,
+    /// Seed of the random numbers: the same seed, logits and settings give the same tokens.
+    pub seed: u64,
+}

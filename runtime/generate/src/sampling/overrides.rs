@@ -1,0 +1,89 @@
+//! Combines the sampling settings of a request with the defaults of the model's authors.
+
+use super::{Choice, RandomChoice, SamplingParams};
+use hpp_schema::SamplingDefaults;
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// The settings that a request gives. `None` takes the authors' default.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SamplingOverrides {
+    /// See [`RandomChoice::temperature`]; 0 is a greedy choice.
+    pub temperature: Option<f64>,
+    /// See [`RandomChoice::top_k`].
+    pub top_k: Option<usize>,
+    /// See [`RandomChoice::top_p`].
+    pub top_p: Option<f64>,
+    /// See [`RandomChoice::min_p`].
+    pub min_p: Option<f64>,
+    /// See [`SamplingParams::repetition_penalty`].
+    pub repetition_penalty: Option<f64>,
+    /// See [`RandomChoice::seed`]; by default a new one.
+    pub seed: Option<u64>,
+}
+
+impl SamplingOverrides {
+    /// Completes the settings with the authors' defaults.
+    ///
+    /// The choice is greedy unless the authors set `do_sample`, as in Hugging Face's `generation_config.json`, or the request gives a
+    /// setting that makes sense for random choices only.
+    pub fn resolve(&self, authors: &SamplingDefaults) -> SamplingParams {
+        let asked = self.top_p.is_some() || self.min_p.is_some() || self.top_k.is_some() || self.seed.is_some();
+        let is_random = match self.temperature {
+            Some(temperature) => temperature > 0.0,
+            None => authors.temperature != Some(0.0) && (asked || authors.do_sample == Some(true)),
+        };
+        let repetition_penalty =
+            self.repetition_penalty.or(authors.repetition_penalty.filter(|p| *p > 0.0)).unwrap_or(1.0);
+        if !is_random {
+            return SamplingParams { choice: Choice::Greedy, repetition_penalty };
+        }
+        let choice = RandomChoice {
+            temperature: self.temperature.or(authors.temperature.filter(|t| *t > 0.0)).unwrap_or(1.0),
+            top_k: self.top_k.or(authors.top_k.map(|k| k as usize)).unwrap_or(0),
+            top_p: self.top_p.or(authors.top_p).unwrap_or(1.0),
+            min_p: self.min_p.or(authors.min_p).unwrap_or(0.0),
+            seed: self.seed.unwrap_or_else(new_seed),
+        };
+        SamplingParams { choice: Choice::Random(choice), repetition_penalty }
+    }
+}
+
+fn new_seed() -> u64 {
+    // The keys of the standard library's hasher are random. JSON readers keep integers exact up to 53 bits.
+    RandomState::new().build_hasher().finish() >> 11
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn authors(do_sample: Option<bool>) -> SamplingDefaults {
+        SamplingDefaults {
+            do_sample,
+            temperature: Some(0.6),
+            top_k: Some(50),
+            top_p: Some(0.9),
+            min_p: None,
+            repetition_penalty: Some(1.1),
+        }
+    }
+
+    #[test]
+    fn choices_are_greedy_unless_the_request_or_the_authors_ask_for_random_ones() {
+        let nothing = SamplingOverrides::default();
+        assert_eq!(nothing.resolve(&SamplingDefaults::default()).choice, Choice::Greedy);
+        assert_eq!(nothing.resolve(&authors(Some(false))).choice, Choice::Greedy);
+        assert_eq!(nothing.resolve(&authors(None)).choice, Choice::Greedy);
+        assert!(matches!(nothing.resolve(&authors(Some(true))).choice, Choice::Random(_)));
+        let zero = SamplingOverrides { temperature: Some(0.0), top_p: Some(0.5), ..Default::default() };
+        assert_eq!(zero.resolve(&authors(Some(true))).choice, Choice::Greedy);
+    }
+
+    #[test]
+    fn the_request_takes_precedence_over_the_authors_defaults() {
+        let request = SamplingOverrides { top_p: Some(0.5), seed: Some(9), ..Default::default() };
+        let sampling = request.resolve(&authors(None));
+        let want = RandomChoice { temperature: 0.6, top_k: 50, top_p: 0.5, min_p: 0.0, seed: 9 };
+        assert_eq!(sampling, SamplingParams { choice: Choice::Random(want), repetition_penalty: 1.1 });
+    }
+}

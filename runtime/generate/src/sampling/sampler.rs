@@ -1,0 +1,176 @@
+//! The sampler of one text: its settings, the tokens so far and the random number generator.
+
+use super::candidates::Candidates;
+use super::draw::{draw, penalise_repeats};
+use super::exp_sum::{has_nan, max_logit};
+use super::{Choice, SamplingParams};
+use rand_chacha::ChaCha12Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
+use std::collections::HashSet;
+
+/// Chooses the tokens of one text, one after another.
+pub struct Sampler {
+    params: SamplingParams,
+    /// Tokens of the prompt and of the text so far, for the repetition penalty.
+    seen: HashSet<u32>,
+    random: Option<ChaCha12Rng>,
+    /// Buffer for penalised logits, reused for each token.
+    penalised: Vec<f32>,
+    /// Buffer for candidates, reused for each token.
+    candidates: Candidates,
+}
+
+/// Why no token could be chosen.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum SamplingError {
+    /// A logit is NaN.
+    #[error("the model's logit for token {token} is not a number (NaN)")]
+    NotANumber {
+        /// The first token with such a logit.
+        token: usize,
+    },
+    /// No token has a probability above zero.
+    #[error("the model gives every token a probability of zero: all {count} logits are minus infinity")]
+    NoCandidate {
+        /// Number of logits.
+        count: usize,
+    },
+}
+
+impl Sampler {
+    /// A sampler for one text. The repetition penalty applies to tokens of the `prompt` too.
+    pub fn new(params: SamplingParams, prompt: &[u32]) -> Self {
+        let random = params.seed().map(ChaCha12Rng::seed_from_u64);
+        let seen = prompt.iter().copied().collect();
+        Self { params, seen, random, penalised: Vec::new(), candidates: Candidates::default() }
+    }
+
+    /// The next token, from `logits`: one for each token id.
+    pub fn next(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
+        if has_nan(logits) {
+            let token = logits.iter().position(|s| s.is_nan()).unwrap_or(0);
+            return Err(SamplingError::NotANumber { token });
+        }
+        let logits = if self.params.repetition_penalty == 1.0 {
+            logits
+        } else {
+            self.penalised.clear();
+            self.penalised.extend_from_slice(logits);
+            penalise_repeats(&mut self.penalised, &self.seen, self.params.repetition_penalty);
+            &self.penalised
+        };
+        let token = match (self.params.choice, &mut self.random) {
+            (Choice::Random(choice), Some(random)) => draw(logits, &choice, unit(random), &mut self.candidates),
+            _ => argmax(logits),
+        };
+        let token = token.ok_or(SamplingError::NoCandidate { count: logits.len() })?;
+        self.seen.insert(token);
+        Ok(token)
+    }
+}
+
+/// The token with the largest logit, the lowest id among equals.
+pub fn greedy(logits: &[f32]) -> Result<u32, SamplingError> {
+    argmax(logits).ok_or(SamplingError::NoCandidate { count: logits.len() })
+}
+
+/// The position of the largest logit, the first of equals; `None` if all are minus infinity.
+fn argmax(logits: &[f32]) -> Option<u32> {
+    let max = max_logit(logits);
+    if max == f32::NEG_INFINITY {
+        return None;
+    }
+    (0u32..).zip(logits).find(|(_, logit)| **logit == max).map(|(token, _)| token)
+}
+
+/// A number in `[0, 1)` with 53 random bits.
+fn unit(random: &mut ChaCha12Rng) -> f64 {
+    (random.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::RandomChoice;
+    use super::*;
+    use proptest::prelude::*;
+
+    fn random(seed: u64) -> RandomChoice {
+        RandomChoice { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed }
+    }
+
+    fn sampler(choice: Choice) -> Sampler {
+        Sampler::new(SamplingParams { choice, repetition_penalty: 1.0 }, &[])
+    }
+
+    #[test]
+    fn greedy_takes_the_largest_logit_and_the_first_of_equals() {
+        assert_eq!(sampler(Choice::Greedy).next(&[1.0, 5.0, 5.0, -1.0]), Ok(1));
+        assert_eq!(sampler(Choice::Greedy).next(&[f32::NEG_INFINITY, -7.0]), Ok(1));
+    }
+
+    #[test]
+    fn rows_without_a_choice_are_errors() {
+        for choice in [Choice::Greedy, Choice::Random(random(1))] {
+            let impossible = [f32::NEG_INFINITY; 3];
+            assert_eq!(sampler(choice).next(&[0.0, f32::NAN]), Err(SamplingError::NotANumber { token: 1 }));
+            assert_eq!(sampler(choice).next(&impossible), Err(SamplingError::NoCandidate { count: 3 }));
+            assert_eq!(sampler(choice).next(&[]), Err(SamplingError::NoCandidate { count: 0 }));
+        }
+    }
+
+    #[test]
+    fn the_repetition_penalty_applies_to_greedy_choices() {
+        let settings = SamplingParams { choice: Choice::Greedy, repetition_penalty: 1.5 };
+        let mut sampler = Sampler::new(settings, &[2]);
+        let logits = [1.0, 0.9, 1.2];
+        assert_eq!(sampler.next(&logits), Ok(0));
+        assert_eq!(sampler.next(&logits), Ok(1));
+        assert_eq!(sampler.next(&logits), Ok(2));
+    }
+
+    #[test]
+    fn random_choices_follow_the_probabilities() {
+        let logits = [0.6f32.ln(), 0.3f32.ln(), 0.1f32.ln()];
+        let mut s = sampler(Choice::Random(random(7)));
+        let mut counts = [0u32; 3];
+        for _ in 0..20_000 {
+            counts[s.next(&logits).unwrap() as usize] += 1;
+        }
+        for (count, expected) in counts.iter().zip([12_000.0, 6_000.0, 2_000.0]) {
+            assert!((f64::from(*count) - expected).abs() < 300.0, "{counts:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_text() {
+        let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.7).sin()).collect();
+        let text = |seed| {
+            let mut s = sampler(Choice::Random(random(seed)));
+            (0..40).map(|_| s.next(&logits).unwrap()).collect::<Vec<_>>()
+        };
+        assert_eq!(text(3), text(3));
+        assert_ne!(text(3), text(4));
+    }
+
+    proptest! {
+        #[test]
+        fn top_k_one_is_greedy(logits in prop::collection::vec(-9.0f32..9.0, 1..60), seed: u64) {
+            let choice = RandomChoice { top_k: 1, ..random(seed) };
+            prop_assert_eq!(
+                sampler(Choice::Random(choice)).next(&logits),
+                sampler(Choice::Greedy).next(&logits)
+            );
+        }
+
+        #[test]
+        fn any_logits_give_a_possible_token_or_an_error(
+            logits in prop::collection::vec(prop::num::f32::ANY, 0..60),
+            seed: u64, top_k in 0usize..70, top_p in 0.0f64..=1.0, min_p in 0.0f64..=1.0, temperature in 0.001f64..100.0,
+        ) {
+            let choice = RandomChoice { temperature, top_k, top_p, min_p, seed };
+            if let Ok(token) = sampler(Choice::Random(choice)).next(&logits) {
+                prop_assert!(logits[token as usize] > f32::NEG_INFINITY);
+            }
+        }
+    }
+}

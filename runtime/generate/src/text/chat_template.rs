@@ -1,0 +1,366 @@
+//! A model's chat template: turns a conversation into the text that the model was trained to continue.
+//!
+//! Renders as Hugging Face's `apply_chat_template` does. Knows no tokens.
+
+use super::jinja;
+use super::untrusted::{LimitError, Limits, run_limited};
+use minijinja::value::{Serde, Value};
+use minijinja::{Error, context};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Largest file read; templates have a few kilobytes, a tokenizer's configuration has at most a megabyte.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Limits of compiling or rendering; a real template takes milliseconds and a few megabytes.
+const LIMITS: Limits = Limits { time: Duration::from_secs(30), memory: 512 << 20 };
+
+/// The author of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Instructions for the whole conversation.
+    System,
+    /// The user.
+    User,
+    /// The model.
+    Assistant,
+}
+
+/// One message of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Its author.
+    pub role: Role,
+    /// Its text.
+    pub content: String,
+}
+
+impl Message {
+    /// A message.
+    pub fn new(role: Role, content: impl Into<String>) -> Self {
+        Self { role, content: content.into() }
+    }
+}
+
+/// A chat template that compiles. It comes with a model and may be hostile, so it is compiled and rendered under the limits of
+/// `untrusted`.
+pub struct ChatTemplate {
+    source: Arc<str>,
+    /// `bos_token`, `eos_token` and the other named special tokens, by name.
+    special: BTreeMap<String, String>,
+    path: PathBuf,
+}
+
+/// Why a conversation could not be turned into a prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system reported.
+        source: std::io::Error,
+    },
+    /// `tokenizer_config.json` is not what it should be.
+    #[error("cannot read {} as a tokenizer configuration", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What the parser reported.
+        source: serde_json::Error,
+    },
+    /// The file holds several named templates and none named `default`.
+    #[error("{} holds chat templates named {}, but none is named `default`", path.display(), names.join(", "))]
+    NoDefault {
+        /// The file.
+        path: PathBuf,
+        /// The names it has.
+        names: Vec<String>,
+    },
+    /// The template does not parse, or it refused the conversation.
+    #[error("the chat template in {} cannot be used", path.display())]
+    Template {
+        /// The file.
+        path: PathBuf,
+        /// What the template engine, or the template itself, reported.
+        source: TemplateRefusal,
+    },
+    /// The template exceeds its limits or makes the engine panic.
+    #[error("the chat template in {} cannot be used", path.display())]
+    Limit {
+        /// The file.
+        path: PathBuf,
+        /// Which limit.
+        source: LimitError,
+    },
+}
+
+/// The template engine's message. Only its text is kept: the engine's own error holds the template's values, which may nest too
+/// deep to be dropped on a thread with an ordinary stack.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct TemplateRefusal(String);
+
+impl ChatTemplate {
+    /// The template of a `chat_template.jinja` file, else of a `tokenizer_config.json`. `None` if neither has one.
+    pub fn open(template_file: Option<&Path>, config_file: Option<&Path>) -> Result<Option<Self>, TemplateError> {
+        let config = config_file.map(Config::read).transpose()?.unwrap_or_default();
+        let special = config.special_tokens();
+        let (source, path) = match (template_file, config.chat_template, config_file) {
+            (Some(path), _, _) => (read(path)?, path),
+            (None, Some(templates), Some(path)) => (templates.default_one(path)?, path),
+            _ => return Ok(None),
+        };
+        Self::compile(&source, special, path.to_owned()).map(Some)
+    }
+
+    fn compile(source: &str, special: BTreeMap<String, String>, path: PathBuf) -> Result<Self, TemplateError> {
+        let this = Self { source: source.into(), special, path };
+        let source = Arc::clone(&this.source);
+        this.within_limits(move || jinja::check(&source))?;
+        Ok(this)
+    }
+
+    /// The prompt: the conversation and the start of the assistant's next message.
+    pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
+        let (source, special, messages) = (Arc::clone(&self.source), self.special.clone(), messages.to_vec());
+        self.within_limits(move || {
+            let values = context! {
+                messages => Value::from(Serde(&messages)),
+                add_generation_prompt => true,
+                // Templates test `tools is not none`, and an undefined variable is not none.
+                tools => Value::from(()),
+                documents => Value::from(()),
+                ..Value::from(Serde(&special))
+            };
+            jinja::render(&source, values, messages.len())
+        })
+    }
+
+    fn within_limits<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, TemplateError> {
+        run_limited(LIMITS, || work().map_err(|error| TemplateRefusal(hpp_schema::error_line(&error))))
+            .map_err(|source| TemplateError::Limit { path: self.path.clone(), source })?
+            .map_err(|source| TemplateError::Template { path: self.path.clone(), source })
+    }
+}
+
+fn read(path: &Path) -> Result<String, TemplateError> {
+    hpp_io::read_text(path, MAX_FILE_BYTES).map_err(|source| TemplateError::Read { path: path.to_owned(), source })
+}
+
+/// The fields of `tokenizer_config.json` that chat templates need.
+#[derive(Default, Deserialize)]
+struct Config {
+    #[serde(default)]
+    chat_template: Option<Templates>,
+    #[serde(flatten)]
+    rest: BTreeMap<String, serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    NamedTensors(Vec<NamedTemplate>),
+}
+
+#[derive(Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+impl Config {
+    fn read(path: &Path) -> Result<Self, TemplateError> {
+        serde_json::from_str(&read(path)?).map_err(|source| TemplateError::Config { path: path.to_owned(), source })
+    }
+
+    /// The `*_token` entries, each a string or an object with the string as `content`.
+    fn special_tokens(&self) -> BTreeMap<String, String> {
+        let text =
+            |value: &serde_json::Value| Some(value.as_str().or_else(|| value.get("content")?.as_str())?.to_owned());
+        self.rest
+            .iter()
+            .filter(|(name, _)| name.ends_with("_token"))
+            .filter_map(|(name, value)| Some((name.clone(), text(value)?)))
+            .collect()
+    }
+}
+
+impl Templates {
+    fn default_one(self, path: &Path) -> Result<String, TemplateError> {
+        let mut named = match self {
+            Templates::One(template) => return Ok(template),
+            Templates::NamedTensors(named) => named,
+        };
+        match named.iter().position(|t| t.name == "default") {
+            Some(at) => Ok(named.swap_remove(at).template),
+            None if named.len() == 1 => Ok(named.swap_remove(0).template),
+            None => Err(TemplateError::NoDefault {
+                path: path.to_owned(),
+                names: named.into_iter().map(|t| t.name).collect(),
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(json: &str) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), json).unwrap();
+        file
+    }
+
+    fn template(source: &str) -> ChatTemplate {
+        let special = BTreeMap::from([("bos_token".to_owned(), "<s>".to_owned())]);
+        ChatTemplate::compile(source, special, "x".into()).unwrap()
+    }
+
+    fn hello() -> [Message; 2] {
+        [Message::new(Role::System, "be <b>brief</b>"), Message::new(Role::User, " hi ")]
+    }
+
+    #[test]
+    fn renders_as_transformers_does() {
+        let source = "{{ bos_token }}\n{% for m in messages %}\n    {% if loop.first and m['role'] == 'system' %}\n\
+            [{{ m.content }}]\n    {% continue %}\n    {% endif %}\n<{{ m['role'] }}>{{ m['content'].strip() | upper }}\n\
+            {% endfor %}\n{% if add_generation_prompt and tools is none %}<assistant>{% endif %}\n";
+        assert_eq!(template(source).render(&hello()).unwrap(), "<s>\n[be <b>brief</b>]\n<user>HI\n<assistant>");
+    }
+
+    #[test]
+    fn a_templates_own_error_message_is_reported() {
+        let t = template("{{ raise_exception('Roles must alternate') }}");
+        let TemplateError::Template { source, .. } = t.render(&hello()).unwrap_err() else { panic!("another error") };
+        assert!(source.to_string().contains("Roles must alternate"));
+    }
+
+    #[test]
+    fn tojson_prints_python_json() {
+        let t = template("{{ messages[0] | tojson }}{{ [1, 2] | tojson(indent=1) }}");
+        assert_eq!(
+            t.render(&hello()).unwrap(),
+            "{\"role\": \"system\", \"content\": \"be <b>brief</b>\"}[\n 1,\n 2\n]"
+        );
+    }
+
+    #[test]
+    fn generation_tags_keep_their_whitespace_control() {
+        let t = template("a {%- generation -%} b {%- endgeneration %} c");
+        assert_eq!(t.render(&hello()).unwrap(), "ab c");
+    }
+
+    #[test]
+    fn the_year_is_a_number() {
+        assert!(template("{{ strftime_now('%Y') }}").render(&[]).unwrap().parse::<u32>().unwrap() > 2020);
+    }
+
+    #[test]
+    fn a_template_that_never_ends_is_stopped() {
+        let loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        assert!(template(loops).render(&[]).is_err());
+    }
+
+    #[test]
+    fn special_tokens_are_strings_or_objects() {
+        let file = config(
+            r#"{ "bos_token": {"content": "<B>", "lstrip": false}, "eos_token": "<E>", "pad_token": null,
+                 "chat_template": [{"name": "tool_use", "template": "t"},
+                                   {"name": "default", "template": "{{bos_token}}{{eos_token}}{{pad_token}}"}] }"#,
+        );
+        let t = ChatTemplate::open(None, Some(file.path())).unwrap().unwrap();
+        assert_eq!(t.render(&[]).unwrap(), "<B><E>");
+    }
+
+    #[test]
+    fn several_templates_without_a_default_are_listed() {
+        let file = config(r#"{ "chat_template": [{"name": "a", "template": ""}, {"name": "b", "template": ""}] }"#);
+        let error = ChatTemplate::open(None, Some(file.path())).err().unwrap();
+        assert!(error.to_string().contains("named a, b"), "{error}");
+    }
+
+    #[test]
+    fn no_template_is_not_an_error() {
+        assert!(ChatTemplate::open(None, Some(config("{}").path())).unwrap().is_none());
+        assert!(ChatTemplate::open(None, None).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_template_file_takes_precedence_over_the_configuration() {
+        let (file, conf) = (config("from the file"), config(r#"{ "chat_template": "from the config" }"#));
+        let t = ChatTemplate::open(Some(file.path()), Some(conf.path())).unwrap().unwrap();
+        assert_eq!(t.render(&[]).unwrap(), "from the file");
+    }
+
+    /// Without limits, each of these takes gigabytes, never ends, or crashes the process.
+    #[test]
+    fn templates_that_exceed_the_limits_are_errors() {
+        let deep = |open: &str, count: usize| format!("{{{{ {}true }}}}", open.repeat(count));
+        let double =
+            "{% set ns = namespace(s='x' * 1000000) %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}";
+        let capture =
+            "{% set s %}{% for i in range(99999) %}".to_owned() + &"x".repeat(100_000) + "{% endfor %}{% endset %}";
+        let hostile = [
+            double.to_owned(),
+            double.replace('~', "+"),
+            "{% for i in range(99999) %}{{ 'x' * 99999999 }}{% endfor %}".to_owned(),
+            capture,
+            "{{ '%99999999999d' | format(1) }}".to_owned(),
+            "{{ '%.99999999999f' | format(1.5) }}".to_owned(),
+            "{{ '%*d' | format(99999999999, 1) }}".to_owned(),
+            "{{ '{:99999999999}'.format(1) }}".to_owned(),
+            "{{ '{:>{}}'.format(1, 99999999999) }}".to_owned(),
+            "{{ 'a' | indent(99999999999, true) }}".to_owned(),
+            "{{ 'a' | indent(width=99999999999, first=true) }}".to_owned(),
+            "{{ [1] | tojson(indent=99999999999) }}".to_owned(),
+            "{{ strftime_now('%99999999999Y') }}".to_owned(),
+            deep("not ", 50_000),
+            deep("-", 50_000),
+            deep("[", 50_000),
+            format!("{{{{ 1{} }}}}", "+1".repeat(50_000)),
+            "{{ 1 }}".repeat(200_000),
+            "x".repeat(2 << 20),
+        ];
+        for source in hostile {
+            let rendered =
+                ChatTemplate::compile(&source, BTreeMap::new(), "t.jinja".into()).and_then(|t| t.render(&hello()));
+            let start = &source[..source.len().min(60)];
+            let error = rendered.err().unwrap_or_else(|| panic!("{start}... was rendered"));
+            assert!(error.to_string().contains("t.jinja"), "{start}: {error}");
+        }
+    }
+
+    /// Nested as deep as the limits allow: parsing, compiling, printing and dropping take stack.
+    #[test]
+    fn templates_within_the_limits_do_not_overflow_the_stack() {
+        let nest = "{% set ns = namespace(l=[]) %}{% for i in range(99999) %}{% for j in range(9) %}\
+                    {% set ns.l = [ns.l] %}{% endfor %}{% endfor %}";
+        let built = nest.replacen("99999", "12000", 1);
+        let sources = [
+            format!("{{{{ {}true }}}}", "not ".repeat(4_000)),
+            format!("{{{{ {}1 }}}}", "-".repeat(16_000)),
+            format!("{{{{ 1{} }}}}", "+1".repeat(8_000)),
+            format!("{{{{ x{} }}}}", ".a".repeat(8_000)),
+            format!("{{{{ 'x'{} }}}}", "|e".repeat(8_000)),
+            format!("{{% if false %}}{}{{% endif %}}", "{% elif false %}".repeat(15_000)),
+            nest.to_owned(),
+            format!("{built}{{{{ ns.l }}}}"),
+            format!("{built}{{{{ ns.l | tojson }}}}"),
+        ];
+        for source in sources {
+            let rendered = ChatTemplate::compile(&source, BTreeMap::new(), "t".into()).and_then(|t| t.render(&hello()));
+            drop(rendered);
+        }
+    }
+}

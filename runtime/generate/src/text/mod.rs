@@ -1,0 +1,19 @@
+//! Text on both sides of a model: tokenizer, streaming detokenizer, chat template, stop strings.
+//!
+//! Reads the tokenizer and template files that come with a model. Knows no engine and no sampling.
+
+mod chat_template;
+mod detokenizer;
+mod jinja;
+mod python_json;
+mod stop_strings;
+#[cfg(test)]
+pub(crate) mod test_tokenizers;
+mod tokenizer;
+mod untrusted;
+
+pub use chat_template::{ChatTemplate, Message, Role, TemplateError, TemplateRefusal};
+pub use detokenizer::Detokenizer;
+pub use stop_strings::{StopFilter, StopMatch};
+pub use tokenizer::{SpecialTokens, TextTokenizer, TokenizerError};
+pub use untrusted::LimitError;

@@ -1,0 +1,165 @@
+//! Limits for work on files of a model: tokenizers and chat templates come with a model and may be broken or hostile.
+//!
+//! The work runs on a thread with its own stack. A panic becomes an error. The caller abandons the thread when it exceeds
+//! its time or memory. A thread cannot be stopped from outside: an abandoned one runs until the process ends, so a process
+//! that gets [`LimitError::Time`] or [`LimitError::Memory`] should end soon.
+
+use std::cell::Cell;
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Once;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Parsers and destructors recurse as deep as their input nests. Stack pages that are never touched cost no memory.
+const STACK_BYTES: usize = 512 << 20;
+
+/// Interval between two checks of time and memory.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Upper limits of one piece of work.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// Wall-clock time.
+    pub time: Duration,
+    /// Bytes by which the process's resident memory may grow meanwhile. Checked on Linux only.
+    pub memory: u64,
+}
+
+/// Why limited work gave no result.
+#[derive(Debug, thiserror::Error)]
+pub enum LimitError {
+    /// The work panicked: its input breaks an assumption of the library that reads it.
+    #[error("the library that reads it failed: {0}")]
+    Panic(String),
+    /// It exceeded its time.
+    #[error("abandoned after {} seconds", .0.as_secs())]
+    Time(Duration),
+    /// It exceeded its memory.
+    #[error("abandoned after it had taken more than {} MiB of memory", .0 >> 20)]
+    Memory(u64),
+    /// The system refused the thread.
+    #[error("cannot start a thread with a stack of {} MiB", STACK_BYTES >> 20)]
+    Thread(#[source] io::Error),
+}
+
+/// Runs work on its own thread and abandons it beyond the limits.
+pub(super) fn run_limited<T: Send + 'static>(
+    limits: Limits,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, LimitError> {
+    let (before, started) = (resident_bytes(), Instant::now());
+    let (send, result) = sync_channel(1);
+    let thread = thread::Builder::new().name("hpp-text".into()).stack_size(STACK_BYTES);
+    // Sending fails once the caller has abandoned the work.
+    let thread = thread.spawn(move || drop(send.send(catch_panic(work)))).map_err(LimitError::Thread)?;
+    loop {
+        match result.recv_timeout(CHECK_INTERVAL) {
+            Ok(done) => {
+                // Joining frees its stack, so that later measurements of memory exclude it.
+                let _ = thread.join();
+                return done;
+            }
+            Err(RecvTimeoutError::Disconnected) => return Err(LimitError::Panic("the thread ended".to_owned())),
+            Err(RecvTimeoutError::Timeout) if started.elapsed() > limits.time => {
+                return Err(LimitError::Time(limits.time));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let grown = resident_bytes().zip(before).map(|(now, before)| now.saturating_sub(before));
+                if grown.is_some_and(|grown| grown > limits.memory) {
+                    return Err(LimitError::Memory(limits.memory));
+                }
+            }
+        }
+    }
+}
+
+/// Runs work on this thread and turns a panic into an error without printing it.
+pub(super) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, LimitError> {
+    silence_caught_panics();
+    let before = CATCHING.replace(true);
+    // State that a panic leaves half changed is dropped, or is only read through this function again.
+    let done = panic::catch_unwind(AssertUnwindSafe(work));
+    CATCHING.set(before);
+    done.map_err(|payload| {
+        let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
+        LimitError::Panic(text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_default())
+    })
+}
+
+thread_local! {
+    /// Whether a panic on this thread is caught and reported as an error.
+    static CATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Installs a panic hook that prints only panics that nothing catches here.
+fn silence_caught_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let default_hook = panic::take_hook();
+        panic::set_hook(Box::new(move |info| {
+            if !CATCHING.get() {
+                default_hook(info);
+            }
+        }));
+    });
+}
+
+/// Resident memory of this process in bytes.
+#[cfg(target_os = "linux")]
+fn resident_bytes() -> Option<u64> {
+    let pages = procfs::process::Process::myself().ok()?.statm().ok()?.resident;
+    Some(pages * procfs::page_size())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn resident_bytes() -> Option<u64> {
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { time: Duration::from_secs(30), memory: 1 << 30 };
+
+    #[test]
+    fn results_come_back_and_panics_become_errors() {
+        assert_eq!(run_limited(LIMITS, || 7).unwrap(), 7);
+        let text = run_limited(LIMITS, || panic!("no {}", "good")).unwrap_err().to_string();
+        assert!(text.contains("no good"), "{text}");
+        assert!(matches!(catch_panic(|| panic!("x")), Err(LimitError::Panic(why)) if why == "x"));
+    }
+
+    #[test]
+    fn work_that_never_ends_is_abandoned() {
+        let limits = Limits { time: Duration::from_millis(20), ..LIMITS };
+        let sleep = || thread::sleep(Duration::from_secs(5));
+        assert!(matches!(run_limited(limits, sleep), Err(LimitError::Time(_))));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn work_that_takes_too_much_memory_is_abandoned() {
+        let limits = Limits { memory: 32 << 20, ..LIMITS };
+        let grow = || {
+            let mut held = Vec::new();
+            // The loop is bounded, so that a failing test does no harm.
+            for _ in 0..256 {
+                held.push(vec![1u8; 1 << 20]);
+                thread::sleep(Duration::from_millis(1));
+            }
+            held.len()
+        };
+        assert!(matches!(run_limited(limits, grow), Err(LimitError::Memory(_))));
+    }
+
+    #[test]
+    fn deep_recursion_fits_the_stack() {
+        fn depth(n: u64) -> u64 {
+            if n == 0 { 0 } else { 1 + std::hint::black_box(depth(n - 1)) }
+        }
+        assert_eq!(run_limited(LIMITS, || depth(500_000)).unwrap(), 500_000);
+    }
+}
