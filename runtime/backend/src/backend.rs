@@ -5,14 +5,14 @@ use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
-use crate::provide::{Made, devices_of, find_device, provide};
+use crate::create_session::{Made, devices_of, find_device, provide};
 use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor, OrtWeightStream, SessionParts};
-use crate::streamed::Readers;
-use crate::upload::{Source, Upload, Uploads};
+use crate::weights::disk::DiskReaders;
+use crate::weights::upload::{Source, Upload, Uploads};
 use hpp_engine::port::{
     Backend, HostCopy, Interval, Loaded, MemoryId, MemoryUse, SessionSpec, TimingToken, Uploaded, WeightLocation,
     WeightResidency,
@@ -31,7 +31,7 @@ pub struct OrtBackend {
     pub(crate) runtime: Arc<Runtime>,
     /// The host first, then devices as they come into use; a memory's number is its index.
     places: Rc<RefCell<Vec<Rc<Place>>>>,
-    readers: Readers,
+    readers: DiskReaders,
     pub(crate) uploads: Uploads,
     /// See [`read_staging`](Self::read_staging).
     read_staging: Rc<RefCell<Option<Memory>>>,
@@ -62,7 +62,7 @@ impl OrtBackend {
         Ok(OrtBackend {
             runtime,
             places,
-            readers: Readers::default(),
+            readers: DiskReaders::default(),
             uploads: Uploads::default(),
             read_staging: Rc::default(),
             packed: Rc::default(),
@@ -184,7 +184,7 @@ impl Backend for OrtBackend {
         }
         let Made { session, processor, weights, packed } = provided.made;
         let is_mapped = weights.prepared && matches!(weights.residency, WeightResidency::Mapped { .. });
-        let stays_mapped = is_mapped.then(|| weights.dir.join(crate::streamed::WEIGHTS));
+        let stays_mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
         // SAFETY: `provide` claimed the mappings for this session alone. The session drops its weights before
         // itself, and checks them before each run.
         let weights = unsafe { self.readers.keep(weights, spec.partition, reporter) }?;

@@ -4,7 +4,7 @@ use crate::backend::OrtBackend;
 use crate::cuda;
 use crate::discover::Tried;
 use crate::os;
-use crate::provide::{devices_of, long_name};
+use crate::create_session::{devices_of, long_name};
 use crate::raw::library;
 use hpp_schema::Provider;
 use std::path::PathBuf;
@@ -138,7 +138,7 @@ impl OrtBackend {
         let devices = devices_of(&self.runtime, provider);
         let report = |(number, device): (usize, &ort::device::Device<'_>)| {
             let card = cards.get(number);
-            let hardware = crate::provide::describe(device);
+            let hardware = crate::create_session::describe(device);
             DeviceReport {
                 plan_name: format!("gpu{number}"),
                 description: card.map_or(hardware, |card| card.name.clone()),

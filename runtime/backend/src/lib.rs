@@ -1,9 +1,11 @@
-//! ONNX Runtime and devices behind the engine's ports. The only room with `unsafe`; it knows no plan beyond one partition, and no HTTP.
+//! ONNX Runtime and devices behind the engine's ports. The only crate with `unsafe`; it knows no plan beyond one partition, and no HTTP.
 //!
-//! [`discover`] finds the library, `environment` sets it up once for the process, `provide` makes sessions, and `raw` holds
-//! what must speak to C: small owners whose lifetimes follow ownership, each call checked.
+//! [`discover`] finds the library, `environment` sets it up once for the process, `create_session` creates sessions, `weights` holds
+//! those that are streamed from disk or copied to devices, and `raw` calls the C API: small owners whose lifetimes follow ownership,
+//! each call checked.
 
 mod backend;
+mod create_session;
 mod cuda;
 mod devices;
 pub mod discover;
@@ -12,24 +14,21 @@ mod environment;
 mod fault;
 mod loading;
 mod log;
+mod onnx_scan;
 mod os;
 mod pages;
-mod peek;
 mod plugin;
 mod probe;
-mod provide;
 mod raw;
 mod session;
-#[cfg_attr(not(target_os = "linux"), path = "streamed/elsewhere.rs")]
-mod streamed;
-mod upload;
+mod weights;
 
 pub use backend::{OrtBackend, OrtBuffer};
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};
 pub use environment::{OpenError, OrtOptions, Waiting};
 pub use os::{available_memory, machine_cores, machine_memory, memory_limit, processor_name};
-pub use peek::needs_packing;
+pub use onnx_scan::needs_packing;
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
 pub use session::{OrtSession, OrtTensor, OrtWeightStream};
-pub use streamed::read_rate;
+pub use weights::disk::read_rate;

@@ -6,7 +6,7 @@ use crate::raw::binding::OrtBinding;
 use crate::raw::device::{Place, Turn, memories};
 use crate::raw::run::OrtControl;
 use crate::raw::value::Value;
-use crate::streamed::SessionWeights;
+use crate::weights::disk::SessionWeights;
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkSize, Interval, MemoryId, Port, Session, Tensor, TimingToken, WeightStream};
 use hpp_schema::DType;

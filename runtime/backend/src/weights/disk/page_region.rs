@@ -1,46 +1,47 @@
-//! The memory that the chunks of one session fill: huge pages and the small ones beside them, which sessions leave to each other.
+//! The address ranges that the chunks of one session fill, in huge pages and the small pages around them, and their pages in the pool.
 
-use super::frames::Frames;
+use super::page_pool::PagePool;
 use super::mapping::{HUGE, Mapping};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Memory that comes and goes.
-pub(super) struct Memory {
-    frames: Rc<Frames>,
-    /// Whether its pages come from others and go to others.
+/// PageRegions that comes and goes.
+pub(super) struct PageRegions {
+    pool: Rc<PagePool>,
+    /// Whether its pages come from the pool and return to it.
     moves: bool,
-    /// Huge pages and what lies between them, in order.
-    parts: Vec<Part>,
+    /// One for each huge page and for each range between huge pages, by address.
+    regions: Vec<PageRegion>,
 }
 
-struct Part {
+struct PageRegion {
     addresses: Range<usize>,
-    /// The stretches of pages that were put together there; none while it is empty.
-    stretches: Vec<Range<usize>>,
+    /// The runs of pages that it consists of; none while it is empty.
+    runs: Vec<Range<usize>>,
 }
 
-impl Memory {
-    /// Empty memory of these mappings, in order; what they hold is given back.
+impl PageRegions {
+    /// The regions of these mappings, by address. Frees the pages that they have.
     ///
     /// # Safety
-    /// They must be memory that [`Mapping::replace`] made, which stays mapped as long as this lives. Nobody else fills it.
-    pub unsafe fn new(frames: Rc<Frames>, mappings: &[Mapping]) -> Self {
+    /// The mappings must be memory that [`Mapping::replace`] made, must stay mapped as long as this lives, and must be filled by nobody
+    /// else.
+    pub unsafe fn new(pool: Rc<PagePool>, mappings: &[Mapping]) -> Self {
         // SAFETY: the caller's promise.
         mappings.iter().for_each(|mapping| unsafe { mapping.give_back() });
-        let part = |addresses: Range<usize>| Part { addresses, stretches: Vec::new() };
-        let parts: Vec<Part> = mappings.iter().flat_map(around_huge_pages).map(part).collect();
-        Memory { moves: frames.reserve(parts.len()), frames, parts }
+        let part = |addresses: Range<usize>| PageRegion { addresses, runs: Vec::new() };
+        let regions: Vec<PageRegion> = mappings.iter().flat_map(around_huge_pages).map(part).collect();
+        PageRegions { moves: pool.register(regions.len()), pool, regions }
     }
 
-    /// Bytes that each chunk takes, given what they fill, where they are filled in this order: a part comes as a whole, with the
+    /// The bytes of pages that each chunk needs, given the ranges that chunks fill in this order: a region gets all its pages with the
     /// first chunk that fills any of it.
-    pub fn taken_by<'a>(&self, chunks: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<u64> {
-        let mut taken = vec![false; self.parts.len()];
+    pub fn bytes_needed<'a>(&self, chunks: impl Iterator<Item = &'a [Range<usize>]>) -> Vec<u64> {
+        let mut taken = vec![false; self.regions.len()];
         let mut takes = |fill: &Range<usize>| {
-            let first = self.parts.partition_point(|part| part.addresses.end <= fill.start);
+            let first = self.regions.partition_point(|part| part.addresses.end <= fill.start);
             let touched =
-                self.parts.iter().zip(&mut taken).skip(first).take_while(|(part, _)| part.addresses.start < fill.end);
+                self.regions.iter().zip(&mut taken).skip(first).take_while(|(part, _)| part.addresses.start < fill.end);
             let new =
                 touched.filter_map(|(part, taken)| (!std::mem::replace(taken, true)).then_some(part.addresses.len()));
             new.sum::<usize>() as u64
@@ -48,49 +49,49 @@ impl Memory {
         chunks.map(|fills| fills.iter().map(&mut takes).sum()).collect()
     }
 
-    /// Makes room at addresses that are about to be filled.
+    /// Gives pages to the regions of addresses that will be filled.
     ///
     /// # Safety
-    /// Nobody needs what these parts hold, where no chunk has filled any of it yet.
-    pub unsafe fn make_room(&mut self, fills: &[Range<usize>]) {
+    /// Nothing may need the contents of these regions, unless a chunk has filled some of them before.
+    pub unsafe fn acquire(&mut self, fills: &[Range<usize>]) {
         for fill in fills {
-            let first = self.parts.partition_point(|part| part.addresses.end <= fill.start);
-            let touched = self.parts[first..].iter_mut().take_while(|part| part.addresses.start < fill.end);
-            for part in touched.filter(|part| part.stretches.is_empty()) {
+            let first = self.regions.partition_point(|part| part.addresses.end <= fill.start);
+            let touched = self.regions[first..].iter_mut().take_while(|part| part.addresses.start < fill.end);
+            for part in touched.filter(|part| part.runs.is_empty()) {
                 let addresses = part.addresses.clone();
-                part.stretches = match self.moves {
-                    // SAFETY: the promises made here and at `new`; `drop` tells when the memory goes.
-                    true => unsafe { self.frames.take(addresses) },
-                    false => vec![self.frames.make(addresses)],
+                part.runs = match self.moves {
+                    // SAFETY: the contracts of this function and of `new`; `drop` tells the pool when the memory is unmapped.
+                    true => unsafe { self.pool.acquire(addresses) },
+                    false => vec![self.pool.allocate(addresses)],
                 };
             }
         }
     }
 
-    /// Leaves all pages to others.
+    /// Returns all pages to the pool.
     ///
     /// # Safety
-    /// Nobody needs what they hold, and nobody fills them.
-    pub unsafe fn leave(&mut self) {
-        for stretch in self.parts.iter_mut().flat_map(|part| part.stretches.drain(..)) {
-            // SAFETY: the promises made here and at `new`; `drop` tells when the memory goes.
-            unsafe { if self.moves { self.frames.put(stretch) } else { self.frames.unmake(stretch) } };
+    /// Nothing may need their contents, and no read may be filling them.
+    pub unsafe fn release(&mut self) {
+        for run in self.regions.iter_mut().flat_map(|part| part.runs.drain(..)) {
+            // SAFETY: the contracts of this function and of `new`; `drop` tells the pool when the memory is unmapped.
+            unsafe { if self.moves { self.pool.release(run) } else { self.pool.free(run) } };
         }
     }
 }
 
-impl Drop for Memory {
+impl Drop for PageRegions {
     fn drop(&mut self) {
-        // SAFETY: whoever let others fill it has waited for them, as it must before it unmaps it.
-        unsafe { self.leave() };
+        // SAFETY: the owner has waited for all reads, as it must before the memory is unmapped.
+        unsafe { self.release() };
         if self.moves {
-            self.parts.iter().for_each(|part| self.frames.forget(part.addresses.clone()));
-            self.frames.release(self.parts.len());
+            self.regions.iter().for_each(|part| self.pool.forget(part.addresses.clone()));
+            self.pool.unregister(self.regions.len());
         }
     }
 }
 
-/// The huge pages of a mapping, each for itself, and what lies in front of them and behind them.
+/// The ranges of a mapping: each huge page, and what lies before and after them.
 fn around_huge_pages(mapping: &Mapping) -> Vec<Range<usize>> {
     let (start, end) = (mapping.start, mapping.start + mapping.length);
     let huge = mapping.huge_pages().step_by(HUGE).flat_map(|at| [at, at + HUGE]);
@@ -108,8 +109,8 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// Memory at odd addresses of sessions, of so many pages each, and what it lies in.
-    fn sessions(frames: &Rc<Frames>, pages: &[usize]) -> (Pages, Vec<(Memory, Range<usize>)>) {
+    /// PageRegions at odd addresses of sessions, of so many pages each, and what it lies in.
+    fn sessions(pool: &Rc<PagePool>, pages: &[usize]) -> (Pages, Vec<(PageRegions, Range<usize>)>) {
         let all = Pages::reserve(pages.iter().map(|pages| (pages + 1) * PAGE).sum()).unwrap();
         let mut at = all.address() as usize;
         let sessions = pages.iter().map(|pages| {
@@ -119,7 +120,7 @@ mod tests {
             // SAFETY: pages just reserved, which the caller keeps longer.
             let memory = unsafe {
                 replace(&addresses).unwrap();
-                Memory::new(Rc::clone(frames), &[mapping])
+                PageRegions::new(Rc::clone(pool), &[mapping])
             };
             (memory, addresses)
         });
@@ -144,14 +145,14 @@ mod tests {
     #[test]
     fn whoever_has_pages_has_them_alone_and_never_more_are_there_than_were_taken_at_once() {
         // The six have more places than that together.
-        let frames = Rc::new(Frames::with_places(19));
-        let (all, mut sessions) = sessions(&frames, &[3000, 700, 1300, 2100, 90, 1700]);
+        let pool = Rc::new(PagePool::with_ranges(19));
+        let (all, mut sessions) = sessions(&pool, &[3000, 700, 1300, 2100, 90, 1700]);
         let mut taken = vec![Vec::new(); sessions.len()];
         let (mut most, mut random, mut moved) = (0, 1_u64, 0);
         let refused = 350;
         for round in 1..400_usize {
             if round == refused {
-                frames.refuse_to_move();
+                pool.refuse_to_move();
             }
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let number = (random >> 33) as usize % sessions.len();
@@ -166,10 +167,10 @@ mod tests {
                         4..8 => vec![back],
                         _ => vec![back, front],
                     };
-                    let takes: u64 = memory.taken_by(fills.chunks(1)).iter().sum();
+                    let takes: u64 = memory.bytes_needed(fills.chunks(1)).iter().sum();
                     // SAFETY: nobody needs anything of it.
-                    unsafe { memory.make_room(&fills) };
-                    let took = memory.parts.iter().filter(|part| !part.stretches.is_empty());
+                    unsafe { memory.acquire(&fills) };
+                    let took = memory.regions.iter().filter(|part| !part.runs.is_empty());
                     assert_eq!(takes, took.map(|part| part.addresses.len() as u64).sum::<u64>());
                     moved += fills.iter().flat_map(marks).filter(|mark| **mark != 0).count();
                     fills.iter().flat_map(marks).for_each(|mark| *mark = round);
@@ -178,15 +179,15 @@ mod tests {
                 marked => {
                     marked.clear();
                     // SAFETY: nobody looks at it any more.
-                    unsafe { memory.leave() };
+                    unsafe { memory.release() };
                 }
             }
-            let in_use = |(memory, _): &(Memory, _)| {
-                let parts = memory.parts.iter().filter(|part| !part.stretches.is_empty());
-                parts.map(|part| part.addresses.len() / PAGE).sum::<usize>()
+            let in_use = |(memory, _): &(PageRegions, _)| {
+                let regions = memory.regions.iter().filter(|part| !part.runs.is_empty());
+                regions.map(|part| part.addresses.len() / PAGE).sum::<usize>()
             };
             let now: usize = sessions.iter().map(in_use).sum();
-            let (movable, free, held) = frames.account();
+            let (movable, free, held) = pool.account();
             assert!((3..6).contains(&sessions.iter().filter(|(memory, _)| memory.moves).count()));
             assert!(
                 movable == (round < refused) && held == now * PAGE + free,
@@ -199,12 +200,12 @@ mod tests {
             }
         }
         assert!(moved > 50_000, "{moved} pages came with what they held");
-        assert!(most > 4000 && frames.account().1 == 0, "pages that cannot move are given back");
+        assert!(most > 4000 && pool.account().1 == 0, "pages that cannot move are given back");
         drop(sessions);
-        let (_all, mut sessions) = self::sessions(&frames, &[2000]);
+        let (_all, mut sessions) = self::sessions(&pool, &[2000]);
         let (memory, addresses) = &mut sessions[0];
         // SAFETY: nobody needs anything of it.
-        unsafe { memory.make_room(std::slice::from_ref(addresses)) };
+        unsafe { memory.acquire(std::slice::from_ref(addresses)) };
         assert!(marks(addresses).all(|mark| *mark == 0), "pages of memory that is gone are forgotten");
     }
 }

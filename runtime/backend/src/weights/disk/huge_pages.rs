@@ -1,4 +1,4 @@
-//! Memory of our own in huge pages, all of which are there: a disk fills those twice as fast as small ones.
+//! Anonymous memory in huge pages that are all allocated: disks fill them twice as fast as small pages.
 
 use super::mapping::{HUGE, replace};
 use crate::os::Pages;
@@ -7,20 +7,20 @@ use std::io;
 /// Bytes of the smallest page.
 const PAGE: usize = 4096;
 
-/// Memory that begins at a huge page.
+/// Memory aligned to huge pages.
 pub(super) struct HugePages {
     start: usize,
     _pages: Pages,
 }
 
 impl HugePages {
-    /// So many bytes.
+    /// Allocates `bytes`.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let pages = Pages::reserve(bytes.next_multiple_of(HUGE) + HUGE)?;
         let start = (pages.address() as usize).next_multiple_of(HUGE);
-        // SAFETY: the range lies within the pages just reserved, which nobody uses yet.
+        // SAFETY: the range lies within the pages just reserved, which are not in use yet.
         unsafe { replace(&(start..start + bytes.next_multiple_of(HUGE))) }?;
-        // SAFETY: each address lies within it; what is written to is there from then on.
+        // SAFETY: each address lies within the range. Writing allocates the page.
         (start..start + bytes).step_by(PAGE).for_each(|at| unsafe { (at as *mut u8).write_volatile(0) });
         Ok(HugePages { start, _pages: pages })
     }

@@ -1,29 +1,29 @@
-//! What a disk brings when it is read as weights are: direct reads, several under way, into huge pages that are there already.
+//! Measures a disk as weights are read: direct reads, several in flight, into huge pages that are allocated already.
 
-use super::file::{SECTOR, WeightFile};
-use super::huge::HugePages;
+use crate::weights::file::{SECTOR, WeightFile};
+use super::huge_pages::HugePages;
 use super::open_files::ReadFrom;
-use super::reader::{Reader, Ticket, To};
+use super::reader::{Reader, Ticket, Destination};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Bytes of memory that is filled at once, of which there are two: as one stage's weights are let go while another's are read.
+/// Bytes of one of two buffers: one stage's weights are evicted while another's are read.
 const STAGE: u64 = 16 << 20;
-/// What one reading brings at least, bytes.
-const TOTAL: u64 = 256 << 20;
-/// How long it takes at least: for a tenth of a second, and for the same bytes again, a disk may bring a third more than for minutes.
-const LEAST: Duration = Duration::from_millis(500);
+/// Least bytes of a measurement.
+const MIN_BYTES: u64 = 256 << 20;
+/// Least time of a measurement: for a tenth of a second, or for bytes read before, a disk may be a third faster than for minutes.
+const MIN_TIME: Duration = Duration::from_millis(500);
 
-/// Memory of a stage that does not compute.
+/// The buffer of a stage that does not compute.
 struct Stage {
     memory: HugePages,
     reads: Vec<Ticket>,
 }
 
-/// 1e9 bytes a second of reads of `bytes` each, rounded up to whole sectors, front to back through a file and round again. Fails
-/// where the file's system has no direct reads, and where the file has not one such read.
+/// The rate in 1e9 bytes per second of reads of `bytes` each (rounded up to whole sectors), sequential through a file and cyclic. An
+/// error if the file system has no direct reads, or if the file is shorter than one read.
 pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
     let file = WeightFile::open(path)?;
     if !file.is_direct() {
@@ -41,8 +41,8 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
     let mut begin = |stage: &mut Stage| {
         for number in 0..each {
             let (offset, at) = (next % blocks * bytes, stage.memory.start() + (number * bytes) as usize);
-            // SAFETY: the memory is the stage's, all of whose reads are waited for before it goes.
-            stage.reads.push(unsafe { reader.read(&file, offset, bytes as usize, To::Memory(at)) });
+            // SAFETY: the memory is the stage's, whose reads are all waited for before it is dropped.
+            stage.reads.push(unsafe { reader.read(&file, offset, bytes as usize, Destination::Memory(at)) });
             next += 1;
         }
     };
@@ -58,7 +58,7 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
             failed = failed.and(reader.wait(read).map(drop));
         }
         done += each * bytes;
-        if failed.is_ok() && (done + each * bytes < TOTAL || started.elapsed() < LEAST) {
+        if failed.is_ok() && (done + each * bytes < MIN_BYTES || started.elapsed() < MIN_TIME) {
             begin(stage);
         }
     }
@@ -84,7 +84,7 @@ mod tests {
         std::fs::write(&path, vec![7; 5 << 20]).unwrap();
         let started = Instant::now();
         match read_rate(&path, 1 << 20) {
-            Ok(rate) => assert!(rate > 0.0 && rate < 1e4 && started.elapsed() >= LEAST, "{rate}"),
+            Ok(rate) => assert!(rate > 0.0 && rate < 1e4 && started.elapsed() >= MIN_TIME, "{rate}"),
             Err(error) => assert!(error.to_string().contains("no direct reads"), "{error}"),
         }
         let error = read_rate(&path, 8 << 20).unwrap_err().to_string();

@@ -1,17 +1,17 @@
-//! Memory that is read into before weights are made of what was read: in huge pages, which a disk fills twice as fast as small ones.
+//! Staging buffers of reads that are decompressed or copied: in huge pages, which disks fill twice as fast as small ones.
 
-use super::dense::PART;
-use super::huge::HugePages;
+use super::compressed::PART;
+use super::huge_pages::HugePages;
 use super::reader::DEPTH;
 use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 
-/// Bytes of one.
+/// Bytes of one buffer.
 pub(super) const BUFFER: usize = PART;
-/// How many there are: while what one round of reads has brought is expanded, the next are under way, some of which need none.
+/// Number of buffers: while the bytes of one round of reads are decompressed, the next round is in flight, part of which needs none.
 const COUNT: usize = DEPTH + DEPTH / 2;
 
-/// A few buffers that reads take in turn.
+/// A pool of buffers.
 #[derive(Default)]
 pub(super) struct Staging {
     state: Mutex<State>,
@@ -20,13 +20,13 @@ pub(super) struct Staging {
 
 #[derive(Default)]
 struct State {
-    /// The memory of all of them, once one was asked for.
+    /// The memory of all buffers, allocated with the first.
     memory: Option<HugePages>,
-    /// Those that nobody uses now.
+    /// Buffers that no read uses.
     free: Vec<StagingBuffer>,
 }
 
-/// One of them: [`BUFFER`] bytes that are its owner's alone, for as long as all of them live.
+/// One buffer: [`BUFFER`] bytes that only its owner uses, for as long as the pool lives.
 pub(super) struct StagingBuffer(usize);
 
 impl StagingBuffer {
@@ -36,9 +36,9 @@ impl StagingBuffer {
 }
 
 impl Staging {
-    /// Takes one; where all are in use, waits for one if it `may_wait`, else takes none.
-    pub fn take(&self, may_wait: bool) -> io::Result<Option<StagingBuffer>> {
-        self.fill()?;
+    /// A free buffer. If all are in use, waits for one if it `may_wait`, else returns `None`.
+    pub fn acquire(&self, may_wait: bool) -> io::Result<Option<StagingBuffer>> {
+        self.allocate()?;
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         while state.free.is_empty() && may_wait {
             state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
@@ -46,14 +46,14 @@ impl Staging {
         Ok(state.free.pop())
     }
 
-    /// Gives one back.
-    pub fn put(&self, buffer: StagingBuffer) {
+    /// Returns a buffer.
+    pub fn release(&self, buffer: StagingBuffer) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).free.push(buffer);
         self.returned.notify_one();
     }
 
-    /// Sees to it that they are there, with all their pages in memory.
-    pub fn fill(&self) -> io::Result<()> {
+    /// Allocates the buffers with all their pages, unless that was done before.
+    pub fn allocate(&self) -> io::Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.memory.is_some() {
             return Ok(());
@@ -71,10 +71,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_is_one_takers_alone_and_who_finds_none_waits() {
+    fn a_buffer_has_one_owner_and_acquire_waits_for_a_free_one() {
         let staging = Staging::default();
-        let taken: Vec<StagingBuffer> = (0..COUNT).map(|_| staging.take(false).unwrap().unwrap()).collect();
-        assert!(staging.take(false).unwrap().is_none());
+        let taken: Vec<StagingBuffer> = (0..COUNT).map(|_| staging.acquire(false).unwrap().unwrap()).collect();
+        assert!(staging.acquire(false).unwrap().is_none());
         let mut at: Vec<usize> = taken.iter().map(|buffer| buffer.address() as usize).collect();
         at.sort_unstable();
         assert!(
@@ -83,11 +83,11 @@ mod tests {
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {
             let staging = &staging;
-            scope.spawn(move || sender.send(staging.take(true).unwrap().unwrap().address() as usize).unwrap());
+            scope.spawn(move || sender.send(staging.acquire(true).unwrap().unwrap().address() as usize).unwrap());
             assert!(receiver.recv_timeout(std::time::Duration::from_millis(50)).is_err());
             let first = taken.into_iter().next().unwrap();
             let address = first.address() as usize;
-            staging.put(first);
+            staging.release(first);
             assert_eq!(receiver.recv().unwrap(), address);
         });
     }

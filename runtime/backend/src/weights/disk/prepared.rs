@@ -6,7 +6,7 @@
 //! at a time; others wait and then find them made.
 
 use super::align::align;
-use super::dense;
+use super::compressed;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use hpp_schema::{ByteSize, FileIdentity};
@@ -24,7 +24,7 @@ pub(crate) const UNALIGNED: &str = "unaligned";
 /// Its weights, each at an address its kernel expects.
 pub(crate) const WEIGHTS: &str = "model.onnx.data";
 /// What is made from others' weights.
-const FILES: [&str; 4] = [MODEL, WEIGHTS, dense::DENSE, dense::SPANS];
+const FILES: [&str; 4] = [MODEL, WEIGHTS, compressed::COMPRESSED_FILE, compressed::REGIONS_FILE];
 /// What they must be: written last.
 const SEAL: &str = "seal";
 /// Changes when what is written changes.
@@ -67,7 +67,7 @@ pub(crate) fn find_or_make(
     let finish = || {
         let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS))?;
         fs::remove_file(partial.join(UNALIGNED))?;
-        dense::make(&partial.join(WEIGHTS), &pieces, &partial)?;
+        compressed::make(&partial.join(WEIGHTS), &pieces, &partial)?;
         seal(&partial, &place)?;
         fs::rename(&partial, &place)
     };
@@ -261,7 +261,7 @@ mod tests {
         assert_eq!(made.get(), 5);
         // Somebody writes to what is stored densely.
         let place = find("b", "y");
-        fs::write(place.join(dense::DENSE), "x").unwrap();
+        fs::write(place.join(compressed::COMPRESSED_FILE), "x").unwrap();
         find("b", "y");
         assert_eq!(made.get(), 6);
         // Between two samples: the new mtime causes a full hash.

@@ -1,6 +1,6 @@
-//! The mappings of files in this process, and putting memory of our own in their place.
+//! The file mappings of this process, and replacing them by anonymous memory.
 
-use super::file::SECTOR;
+use crate::weights::file::SECTOR;
 use crate::loading::Loading;
 use hpp_engine::BackendError;
 use std::collections::BTreeSet;
@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 /// Bytes of a huge page.
 pub(super) const HUGE: usize = 2 << 20;
 
-/// A private mapping of a part of a file, page by page.
+/// A private mapping of whole pages of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
-    /// Where it begins in memory.
+    /// Its address.
     pub start: usize,
     /// Its length, bytes.
     pub length: usize,
-    /// Where it begins in the file.
+    /// Its offset in the file.
     pub offset: u64,
     /// The file.
     pub path: PathBuf,
@@ -32,9 +32,8 @@ pub(crate) fn mapped_under(dir: &Path) -> io::Result<Vec<Mapping>> {
     Ok(maps.lines().filter_map(parse).filter(|mapping| mapping.path.starts_with(&dir)).collect())
 }
 
-/// Makes a session; returns it with what it has mapped of the files under a directory, and nothing that any other session has
-/// mapped: under the load lock, what appears while it is made is its own. Where the system does not show the mappings from
-/// before, there is no telling them apart, and nothing is made.
+/// Creates a session and returns its own mappings of files under a directory: under the load lock, only this session's mappings appear
+/// while it is created. An error, and no session, if the mappings before cannot be listed.
 pub(crate) fn claim<T>(
     loading: &Loading,
     dir: &Path,
@@ -42,7 +41,7 @@ pub(crate) fn claim<T>(
 ) -> Result<(T, Vec<Mapping>), BackendError> {
     let mapped = || {
         mapped_under(dir).map_err(|error| BackendError::Runtime {
-            doing: format!("look for what is mapped of {}", dir.display()),
+            doing: format!("list the mappings of {}", dir.display()),
             cause: error.to_string(),
         })
     };
@@ -64,7 +63,7 @@ fn parse(line: &str) -> Option<Mapping> {
     (rights == "rw-p").then_some(Mapping { start, length: end - start, offset: number(offset)? as u64, path })
 }
 
-/// What of `now` was not in `before`.
+/// The ranges in `now` that are not in `before`.
 fn new_since(before: &[Mapping], now: &[Mapping]) -> Vec<Mapping> {
     let mut new = now.to_vec();
     for old in before {
@@ -73,7 +72,7 @@ fn new_since(before: &[Mapping], now: &[Mapping]) -> Vec<Mapping> {
     new
 }
 
-/// The parts of a mapping in front of another and behind it.
+/// The parts of a mapping before and after another.
 fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
     let (start, end) = (mapping.start, mapping.start + mapping.length);
     let (from, to) = (other.start.clamp(start, end), (other.start + other.length).clamp(start, end));
@@ -89,7 +88,7 @@ fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
     [part(start, from), part(to, end)].into_iter().filter(|part| part.length > 0).collect()
 }
 
-/// Lets the system forget what it has cached of the files behind these mappings, as far as no process has it mapped.
+/// Drops the files of these mappings from the page cache, as far as no process has them mapped.
 pub(crate) fn forget(mappings: &[Mapping]) {
     let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| mapping.path.as_path()).collect();
     for file in paths.into_iter().filter_map(|path| File::open(path).ok()) {
@@ -97,74 +96,72 @@ pub(crate) fn forget(mappings: &[Mapping]) {
     }
 }
 
-/// Gives the pages at these addresses back; the addresses stay.
+/// Frees the pages in an address range, which stays mapped.
 ///
 /// # Safety
-/// They must be mapped, and nothing may need what they hold.
+/// The range must be mapped, and nothing may need its contents.
 pub(super) unsafe fn give_back(addresses: Range<usize>) {
-    // SAFETY: the caller's promise; pages that are gone are the purpose.
+    // SAFETY: this function's contract.
     unsafe { libc::madvise(addresses.start as *mut libc::c_void, addresses.len(), libc::MADV_DONTNEED) };
 }
 
-/// Moves the pages of one place to another of as many bytes, in place of what is there, and leaves nothing behind; whether the
-/// system can.
+/// Moves pages from one address range to another of the same length, replacing the pages there; false if the system cannot.
 ///
 /// # Safety
-/// Both must be whole pages of memory that [`replace`] made, a huge page if `to` is one, and nothing may need what either holds.
+/// Both ranges must be whole pages of memory that [`replace`] made, huge pages if `to` is one, and nothing may need their contents.
 pub(super) unsafe fn move_pages(from: usize, to: &Range<usize>) -> bool {
     let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
     let (from, at) = (from as *mut libc::c_void, to.start as *mut libc::c_void);
-    // SAFETY: both ranges are mapped (the caller's promise), and stay so: this leaves `from` mapped and empty.
+    // SAFETY: both ranges are mapped (this function's contract) and stay so: `from` is left mapped without pages.
     unsafe { libc::mremap(from, to.len(), to.len(), flags, at) != libc::MAP_FAILED }
 }
 
-/// Puts empty memory of our own in the place of what is at these addresses. Reads of it see zeros until it is filled.
+/// Replaces the mapping of an address range by anonymous memory, which reads as zeros until it is filled.
 ///
 /// # Safety
-/// They must be mapped whole pages, whose contents nothing needs.
+/// The range must be whole mapped pages whose contents nothing needs.
 pub(super) unsafe fn replace(addresses: &Range<usize>) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let (start, rights) = (addresses.start as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: the range is mapped (the caller's promise), so nothing else lies there.
+    // SAFETY: the range is mapped (this function's contract), so `MAP_FIXED` replaces nothing else.
     let at = unsafe { libc::mmap(start, addresses.len(), rights, flags, -1, 0) };
     if at == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // Pages are filled by the disk soon after they are made: fewer and larger ones are made, and found again, faster.
-    // SAFETY: advice on how to make pages of the mapping just made.
+    // The disk fills pages soon after they are allocated: huge pages are fewer allocations and fewer TLB misses.
+    // SAFETY: advice for the mapping just made.
     unsafe { libc::madvise(start, addresses.len(), libc::MADV_HUGEPAGE) };
     Ok(())
 }
 
 impl Mapping {
-    /// Puts empty memory in the place of the file's pages. Reads of it see zeros until it is filled.
+    /// Replaces the file's pages by anonymous memory, which reads as zeros until it is filled.
     ///
     /// # Safety
-    /// The mapping must be one that nothing reads before it has been filled and nothing writes to, and must stay mapped at least
-    /// as long as this memory is used.
+    /// Nothing may read the mapping before it is filled, or write to it, and it must stay mapped as long as the memory is used.
     pub(super) unsafe fn replace(&self) -> io::Result<()> {
-        // SAFETY: the caller's promise.
+        // SAFETY: this function's contract.
         unsafe { replace(&(self.start..self.start + self.length)) }
     }
 
-    /// Gives its pages back; the addresses stay, and reads see the file again, or zeros where it was replaced.
+    /// Frees its pages. Later reads see the file again, or zeros if the mapping was replaced.
     ///
     /// # Safety
-    /// It must still be mapped, and nothing may need what it holds.
+    /// It must still be mapped, and nothing may need the contents of anonymous memory there.
     pub(super) unsafe fn give_back(&self) {
-        // SAFETY: the caller's promise.
+        // SAFETY: this function's contract.
         unsafe { give_back(self.start..self.start + self.length) };
     }
 
-    /// Tells the system that pages are read here and there.
+    /// Disables readahead: pages are read in random order.
     pub(super) fn read_at_random(&self) {
-        // SAFETY: advice on reading ahead changes no contents; where the range is gone the call says so and does nothing.
+        // SAFETY: advice changes no contents; if the range is not mapped, the call fails.
         unsafe { libc::madvise(self.address(), self.length, libc::MADV_RANDOM) };
     }
 
-    /// Keeps its pages in memory. An attempt: the system may allow little.
+    /// Locks its pages in memory, as far as the system allows.
     pub(super) fn lock(&self) -> io::Result<()> {
-        // SAFETY: locking changes no contents; where the range is gone the call says so and does nothing.
+        // SAFETY: locking changes no contents; if the range is not mapped, the call fails.
         if unsafe { libc::mlock(self.address(), self.length) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 

@@ -16,9 +16,6 @@ pub(crate) const WEIGHTS: &str = "model.onnx.data";
 /// The same as ONNX Runtime writes them.
 pub(crate) const UNALIGNED: &str = "model.onnx.data";
 
-/// Offsets and addresses of direct reads would be multiples of this.
-pub(crate) const SECTOR: u64 = 4096;
-
 /// Nothing that reads directly.
 #[derive(Default)]
 pub(crate) struct DirectReads;
@@ -56,7 +53,7 @@ pub(crate) fn forget(_: &[Mapping]) {}
 
 /// Nothing that reads.
 #[derive(Clone, Default)]
-pub(crate) struct Readers;
+pub(crate) struct DiskReaders;
 
 /// Weights where ONNX Runtime put them.
 pub(crate) struct SessionWeights;
@@ -77,7 +74,7 @@ pub(crate) fn claim<T>(
 
 /// Where the weights of a session are.
 #[derive(Default)]
-pub(crate) struct Placed {
+pub(crate) struct SessionMappings {
     /// How they are to be kept.
     pub residency: WeightResidency,
     /// None.
@@ -99,14 +96,14 @@ pub(crate) fn find_or_make(
     make(&place).map(|()| place)
 }
 
-impl Readers {
+impl DiskReaders {
     /// Leaves the weights where they are, and says so.
     ///
     /// # Safety
     /// None is needed; it is unsafe because it is on Linux.
     pub unsafe fn keep(
         &self,
-        placed: Placed,
+        placed: SessionMappings,
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {

@@ -1,10 +1,10 @@
-//! What is read at once of a session's weights, from where, and how it comes to where it belongs.
+//! How a session's weights are divided into chunks, in which order they are pinned, and where each read goes.
 
-use super::dense::{DENSE, PART, Part, Span};
-use super::file::SECTOR;
+use super::compressed::{COMPRESSED_FILE, PART, Part, CompressedRegion};
+use crate::weights::file::SECTOR;
 use super::mapping::Mapping;
 use super::open_files::{OpenFiles, ReadFrom};
-use super::reader::To;
+use super::reader::Destination;
 use super::staging::BUFFER;
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Most bytes of one read. Larger ones are no faster, and finer ones let the next stage's begin sooner.
+/// Most bytes of one read. Larger reads are no faster, and smaller ones let the next stage's reads start sooner.
 pub(super) const CHUNK: u64 = 2 << 20;
 
 /// How a chunk of weights is read.
@@ -20,8 +20,8 @@ pub(super) struct ChunkRead {
     pub file: ReadFrom,
     pub offset: u64,
     pub length: usize,
-    pub to: To,
-    /// The addresses it fills.
+    pub to: Destination,
+    /// The address ranges it fills.
     pub fills: Vec<Range<usize>>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Files {
 }
 
 impl Files {
-    /// Files that are opened by way of these.
+    /// Opens files through `open`.
     pub fn new(open: Arc<OpenFiles>) -> Self {
         Files { open, known: BTreeMap::new() }
     }
@@ -47,55 +47,55 @@ impl Files {
     }
 }
 
-/// What is stored densely apart from what is not, in the order in which it is best to lock it: a byte locked spares a byte of reading
-/// where weights are stored as they are, and less where they are not. Of those that spare as much, the ones that fill no huge page
-/// go first: a disk reads into huge pages, and what comes and goes beside them is copied there, and moves in many small pieces.
-pub(super) fn by_what_they_spare(mappings: Vec<Mapping>, spans: &[Span]) -> Vec<(Mapping, Option<&Span>)> {
+/// Divides mappings into compressed regions and the rest, in the order in which they are pinned: uncompressed ranges first, because each
+/// pinned byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
+/// and many small remaps when they are streamed.
+pub(super) fn pin_order(mappings: Vec<Mapping>, regions: &[CompressedRegion]) -> Vec<(Mapping, Option<&CompressedRegion>)> {
     let mut parts = Vec::new();
     for mapping in mappings {
         let mut rest = Some(mapping);
-        for span in spans {
+        for region in regions {
             let Some(whole) = rest.take() else { break };
             let end = whole.offset + whole.length as u64;
-            if span.offset < whole.offset || span.offset + span.length as u64 > end {
+            if region.offset < whole.offset || region.offset + region.length as u64 > end {
                 rest = Some(whole);
                 continue;
             }
-            let (before, behind) = whole.split(span.offset - whole.offset);
-            let (dense, behind) = behind.map_or((None, None), |behind| behind.split(span.length as u64));
+            let (before, behind) = whole.split(region.offset - whole.offset);
+            let (dense, behind) = behind.map_or((None, None), |behind| behind.split(region.length as u64));
             parts.extend(before.map(|part| (part, None)));
-            parts.extend(dense.map(|part| (part, Some(span))));
+            parts.extend(dense.map(|part| (part, Some(region))));
             rest = behind;
         }
         parts.extend(rest.map(|part| (part, None)));
     }
     parts.sort_by_key(|(mapping, _)| mapping.start);
     let runs = joined(parts.iter().map(|(mapping, _)| mapping));
-    let apart = |(mapping, span)| match span {
-        Some(_) => vec![(mapping, span, false)],
+    let apart = |(mapping, region)| match region {
+        Some(_) => vec![(mapping, region, false)],
         None => {
             let [before, inside, behind] = within(&mapping, in_huge_pages(&runs, &mapping));
-            let beside = before.into_iter().chain(behind).map(|part| (part, None, false));
-            beside.chain(inside.map(|part| (part, None, true))).collect()
+            let fragments = before.into_iter().chain(behind).map(|part| (part, None, false));
+            fragments.chain(inside.map(|part| (part, None, true))).collect()
         }
     };
     let mut parts: Vec<_> = parts.into_iter().flat_map(apart).collect();
-    parts.sort_by_cached_key(|(mapping, span, huge)| {
-        // Of 1000 bytes, those that are not read.
-        let spared =
-            span.map_or(0, |span| 1000 - span.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
-        (spared, *huge, mapping.length, mapping.offset)
+    parts.sort_by_cached_key(|(mapping, region, huge)| {
+        // Bytes per 1000 that compression saves already.
+        let saved =
+            region.map_or(0, |region| 1000 - region.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
+        (saved, *huge, mapping.length, mapping.offset)
     });
-    parts.into_iter().map(|(mapping, span, _)| (mapping, span)).collect()
+    parts.into_iter().map(|(mapping, region, _)| (mapping, region)).collect()
 }
 
-/// The addresses that huge pages may fill in the neighbourhood of a mapping, which is a part of one of `runs`.
+/// The addresses that huge pages may fill in the run that contains a mapping.
 pub(super) fn in_huge_pages(runs: &[Mapping], mapping: &Mapping) -> Range<usize> {
     let own = runs.iter().find(|run| run.start + run.length > mapping.start);
     own.map_or(0..0, Mapping::huge_pages)
 }
 
-/// What of a mapping lies before, at and behind these addresses.
+/// The parts of a mapping before, within and after an address range.
 fn within(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
     let (before, rest) = mapping.split(addresses.start.saturating_sub(mapping.start) as u64);
     let at = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
@@ -103,8 +103,7 @@ fn within(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
     [before, inside, behind]
 }
 
-/// Neighbours, which follow each other here, as one: a huge page that is given back in two parts is taken apart, and the next
-/// there are small ones.
+/// Merges adjacent mappings: a huge page that is freed in two parts is split, and the system then allocates small pages there.
 pub(super) fn joined<'a>(parts: impl Iterator<Item = &'a Mapping>) -> Vec<Mapping> {
     let mut joined: Vec<Mapping> = Vec::new();
     for part in parts {
@@ -116,62 +115,60 @@ pub(super) fn joined<'a>(parts: impl Iterator<Item = &'a Mapping>) -> Vec<Mappin
     joined
 }
 
-/// What is read at once of a mapping. Of what is not stored densely, only what lies at the addresses `in_place` is read to where it
-/// belongs.
+/// The reads of a mapping. Uncompressed weights are read in place within `in_place`, and through a staging buffer elsewhere.
 pub(super) fn reads(
     mapping: &Mapping,
-    span: Option<&Span>,
+    region: Option<&CompressedRegion>,
     in_place: Range<usize>,
     files: &mut Files,
 ) -> io::Result<Vec<ChunkRead>> {
-    let Some(span) = span else {
+    let Some(region) = region else {
         let file = files.named(&mapping.path)?;
         let [before, inside, behind] = within(mapping, in_place);
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
-        let beside = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
-        let inside = pieces(inside, CHUNK).map(|piece| (To::Memory(piece.start), piece));
-        let read = |(to, Mapping { start, length, offset, .. }): (To, Mapping)| {
+        let fragments = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
+        let inside = pieces(inside, CHUNK).map(|piece| (Destination::Memory(piece.start), piece));
+        let read = |(to, Mapping { start, length, offset, .. }): (Destination, Mapping)| {
             let fills = std::iter::once(start..start + length).collect();
             ChunkRead { file: file.clone(), offset, length, to, fills }
         };
-        return Ok(inside.chain(beside.map(|piece| (copied(&piece), piece))).map(read).collect());
+        return Ok(inside.chain(fragments.map(|piece| (copied(&piece), piece))).map(read).collect());
     };
-    let file = files.named(&mapping.path.with_file_name(DENSE))?;
-    let (parts, span) = (span.parts(), Arc::new(span.clone()));
+    let file = files.named(&mapping.path.with_file_name(COMPRESSED_FILE))?;
+    let (parts, region) = (region.parts(), Arc::new(region.clone()));
     let start = mapping.start;
     let read = |parts: &[Part]| {
         let (first, last) = (&parts[0], &parts[parts.len() - 1]);
         let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
         let fills = parts.iter().flat_map(|part| part.fills.clone());
         let fills = fills.map(|fill| start + fill.start..start + fill.end).collect();
-        let (file, offset, parts, span) = (file.clone(), first.at, parts.to_vec(), Arc::clone(&span));
-        let expand = move |stored: &[u8]| {
+        let (file, offset, parts, region) = (file.clone(), first.at, parts.to_vec(), Arc::clone(&region));
+        let decompress = move |stored: &[u8]| {
             for part in &parts {
                 let fills = part.fills.clone().map(|fill| {
-                    // SAFETY: the range lies within the mapping, which is as long as the span, and is this part's alone; whoever
-                    // asked for the read sees to it that the mapping stays and nobody looks at it (`Reader::read`).
+                    // SAFETY: the range lies within the mapping, which is as long as the region, and no other part fills it; the
+                    // mapping stays and is not used until the read was waited for (`Reader::read`).
                     unsafe { std::slice::from_raw_parts_mut((start + fill.start) as *mut u8, fill.len()) }
                 });
-                span.expand(part, &stored[(part.at - offset) as usize..], fills);
+                region.decompress(part, &stored[(part.at - offset) as usize..], fills);
             }
         };
-        ChunkRead { file, offset, length, to: To::Through(Arc::new(expand)), fills }
+        ChunkRead { file, offset, length, to: Destination::Through(Arc::new(decompress)), fills }
     };
     Ok(together(&parts).into_iter().map(read).collect())
 }
 
-/// To a mapping by way of memory that is faster to read to: a disk fills huge pages twice as fast as small ones.
-fn copied(mapping: &Mapping) -> To {
+/// Through a staging buffer to a mapping: disks fill the huge pages of staging buffers twice as fast as small pages.
+fn copied(mapping: &Mapping) -> Destination {
     let Mapping { start, length, .. } = *mapping;
-    To::Through(Arc::new(move |read: &[u8]| {
-        // SAFETY: the range is the mapping; whoever asked for the read sees to it that it stays and nobody looks at it
-        // (`Reader::read`).
+    Destination::Through(Arc::new(move |read: &[u8]| {
+        // SAFETY: the range is the mapping, which stays and is not used until the read was waited for (`Reader::read`).
         let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
         memory[..read.len()].copy_from_slice(read);
     }))
 }
 
-/// Parts that lie side by side, as many as may be read at once.
+/// Groups adjacent parts into reads of at most [`PART`] bytes.
 fn together(parts: &[Part]) -> Vec<&[Part]> {
     let mut groups = Vec::new();
     let mut rest = parts;
@@ -184,7 +181,7 @@ fn together(parts: &[Part]) -> Vec<&[Part]> {
     groups
 }
 
-/// Parts of at most so many bytes.
+/// Splits a mapping into pieces of at most `bytes`.
 fn pieces(mapping: Mapping, bytes: u64) -> Vec<Mapping> {
     let mut parts = Vec::new();
     let mut rest = Some(mapping);
@@ -202,14 +199,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_what_spares_as_much_the_ends_beside_huge_pages_stay_first() {
+    fn fragments_outside_huge_pages_are_pinned_first() {
         let mapping =
             |start: usize, length: usize| Mapping { start, length, offset: start as u64, path: PathBuf::new() };
         // Two neighbours that share a huge page, one with none, and one that is smaller than the ends of others.
         let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
         let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
         let all = vec![alone.clone(), second, small.clone(), first];
-        let order: Vec<Mapping> = by_what_they_spare(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
+        let order: Vec<Mapping> = pin_order(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
         let [front, end] = [mapping(HUGE - 8192, 8192), mapping(3 * HUGE, HUGE - 8192)];
         let [shared, inside] = [mapping(3 * HUGE - 8192, 8192), mapping(HUGE, 2 * HUGE - 8192)];
         assert_eq!(order, [small, front, end, shared, inside, alone]);

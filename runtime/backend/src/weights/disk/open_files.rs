@@ -1,49 +1,49 @@
-//! Weight files that are opened when a read needs them. A process may have few files open at once, and a plan may read from
-//! hundreds: the ones used last stay open, each once for all sessions of a backend, and the others are opened again.
+//! A cache of open weight files. A process may have few files open at once and a plan may read from hundreds, so the most recently
+//! used files stay open, each once for all sessions of a backend, and the others are reopened when a read needs them.
 
-use super::file::{Identity, WeightFile};
+use crate::weights::file::{FileVersion, WeightFile};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most files kept open where the system does not limit them, or allows more than enough.
-const MOST: usize = 256;
+/// Most files kept open.
+const MAX_OPEN: usize = 256;
 
-/// The files that are open now.
+/// The open files.
 pub(super) struct OpenFiles {
     most: usize,
-    /// In the order of their last use.
+    /// Least recently used first.
     open: Mutex<Vec<Arc<WeightFile>>>,
 }
 
 impl Default for OpenFiles {
-    /// Keeps a quarter of what this process may open.
+    /// Keeps up to a quarter of the descriptors that this process may have.
     fn default() -> Self {
-        OpenFiles::keeping(crate::os::most_open_files().map_or(MOST, |most| (most / 4).clamp(1, MOST)))
+        OpenFiles::keeping(crate::os::most_open_files().map_or(MAX_OPEN, |limit| (limit / 4).clamp(1, MAX_OPEN)))
     }
 }
 
 impl OpenFiles {
-    /// Keeps at most so many files open, beside those that are being read.
+    /// Keeps at most `most` files open, besides those being read.
     pub fn keeping(most: usize) -> Self {
         OpenFiles { most, open: Mutex::default() }
     }
 
-    /// A file to be read from now on, which must stay what it is now.
+    /// A file to read from; reads fail if it is no longer the version it is now.
     pub fn file(self: &Arc<Self>, path: &Path) -> io::Result<NamedFile> {
         let is_current = |file: &WeightFile| file.check().is_ok();
-        let was = self.open(path, is_current)?.identity();
+        let was = self.open(path, is_current)?.version();
         Ok(NamedFile { path: path.to_owned(), was, files: Arc::clone(self) })
     }
 
-    /// The file at a path: the one that is open, if it `is_wanted`, or one opened now.
+    /// The open file at a path if it `is_wanted`, else the file opened now.
     fn open(&self, path: &Path, is_wanted: impl Fn(&WeightFile) -> bool) -> io::Result<Arc<WeightFile>> {
         let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
         let known = open.iter().position(|file| file.path() == path).map(|at| open.remove(at));
         let file = match known.filter(|file| is_wanted(file)) {
             Some(file) => file,
             None => {
-                // Room first: there may be none for one more.
+                // Close others first: there may be no free descriptor.
                 let surplus = (open.len() + 1).saturating_sub(self.most);
                 open.drain(..surplus);
                 Arc::new(WeightFile::open(path)?)
@@ -54,32 +54,32 @@ impl OpenFiles {
     }
 }
 
-/// A file that is opened when it is read.
+/// A file that is opened for each read if the cache has closed it.
 #[derive(Clone)]
 pub(super) struct NamedFile {
     path: PathBuf,
-    was: Identity,
+    was: FileVersion,
     files: Arc<OpenFiles>,
 }
 
-/// What is read from.
+/// The source of a read.
 #[derive(Clone)]
 pub(super) enum ReadFrom {
     /// A file that its owner keeps open.
     Open(Arc<WeightFile>),
-    /// One that is opened for the read.
+    /// A file of the cache.
     Named(Arc<NamedFile>),
 }
 
 impl ReadFrom {
-    /// The open file, which is what it was.
+    /// The open file; an error if it has changed.
     pub fn open(&self) -> io::Result<Arc<WeightFile>> {
         let file = match self {
             ReadFrom::Open(file) => Arc::clone(file),
-            ReadFrom::Named(named) => named.files.open(&named.path, |file| file.identity() == named.was)?,
+            ReadFrom::Named(named) => named.files.open(&named.path, |file| file.version() == named.was)?,
         };
         match self {
-            ReadFrom::Named(named) if file.identity() != named.was => Err(file.changed_since(named.was)),
+            ReadFrom::Named(named) if file.version() != named.was => Err(file.changed_since(named.was)),
             _ => file.check().map(|()| file),
         }
     }
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn few_files_are_open_and_each_once() {
+    fn the_cache_bounds_open_files_and_shares_them() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().canonicalize().unwrap();
         let files = Arc::new(OpenFiles::keeping(3));
@@ -116,7 +116,7 @@ mod tests {
             assert_eq!(from.open().unwrap().path(), path(number % 8));
             assert!(descriptors(&dir) <= 3);
         }
-        // Whoever reads keeps its file open, whatever others open meanwhile.
+        // A reader keeps its file open, whatever is opened meanwhile.
         let first = named[0].open().unwrap();
         named.iter().for_each(|from| drop(from.open().unwrap()));
         first.check().unwrap();
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_changed_while_it_was_closed_is_an_error_for_whoever_knew_it_before() {
+    fn a_file_that_changed_while_it_was_closed_is_an_error_for_its_earlier_readers() {
         let dir = tempfile::tempdir().unwrap();
         let (first, second) = (dir.path().join("first"), dir.path().join("second"));
         for most in [1, 2] {

@@ -1,40 +1,38 @@
-//! Weights that lie on disk while their session does not run.
+//! StreamedWeights that lie on disk between the runs of their session.
 //!
-//! ONNX Runtime maps external weights from their file and never writes to them, so what lies behind those addresses is ours to
-//! choose once a session is made ([`mapping`]): memory that is empty at first, filled by direct reads ([`reader`]) before a run
-//! and given back after it. A part of each session stays filled and locked. Where kernels want another layout, the session is
-//! made from a file that already has it ([`prepared`]), because what ONNX Runtime lays out itself is not mapped from anything. What
-//! of such a file can be told in fewer bytes is read so and expanded when it arrives ([`dense`]).
+//! ONNX Runtime maps external weights from their file and never writes to them, so once a session exists, the pages behind those
+//! addresses can be replaced ([`mapping`]): by anonymous memory that direct reads fill before a run ([`reader`]) and that is evicted
+//! after it. Part of each session's weights stays pinned. Where kernels want another layout, the session is created from a file that
+//! has it already ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file. Regions of
+//! such a file that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]).
 
 mod align;
 mod chunks;
-mod dense;
+mod compressed;
 mod direct;
-mod file;
-mod frames;
-mod huge;
+mod disk_rate;
+mod huge_pages;
 mod mapping;
-mod memory;
 mod open_files;
+mod page_pool;
+mod page_region;
 mod prepared;
-mod rate;
 mod reader;
 mod staging;
-mod trial;
-mod weights;
+mod stream;
+mod usage_probe;
 
-pub(crate) use direct::{DirectFile, DirectReads};
-pub(crate) use file::SECTOR;
+pub(super) use direct::{DirectFile, DirectReads};
+pub use disk_rate::read_rate;
 pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
-pub use rate::read_rate;
 
 use crate::os;
-use dense::Span;
-use frames::Frames;
+use compressed::CompressedRegion;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use open_files::OpenFiles;
+use page_pool::PagePool;
 use reader::Reader;
 use std::cell::OnceCell;
 use std::io;
@@ -42,56 +40,56 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use trial::Trial;
-use weights::{OnDemand, Weights};
+use stream::{MappedWeights, StreamedWeights};
+use usage_probe::UsageProbe;
 
 /// Whether weights can be read while a process runs, on this system.
 pub(crate) const POSSIBLE: bool = true;
 
-/// What reads weights for the sessions of a backend; started when the first needs it.
+/// What all streamed sessions of a backend share. The reader starts when the first session needs it.
 #[derive(Clone, Default)]
-pub(crate) struct Readers {
+pub(crate) struct DiskReaders {
     reader: Rc<OnceCell<Rc<Reader>>>,
-    frames: Rc<Frames>,
+    pool: Rc<PagePool>,
     files: Arc<OpenFiles>,
-    /// Why the system does not lock memory, where it does not; said once.
+    /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
 }
 
-/// How the weights of one session are kept. Must be dropped before the session.
+/// The weights of one session. Must be dropped before the session.
 pub(crate) enum SessionWeights {
-    /// Where ONNX Runtime put them: in memory, or mapped.
+    /// Where ONNX Runtime put them: in memory, or mapped by the system.
     InMemory,
-    /// To be streamed, and mapped from their file until it is settled how much of them stays.
+    /// Will be streamed; mapped from their file until [`pin_and_stream`](Self::pin_and_stream).
     Pending(PendingWeights),
-    /// In part in memory; the rest is read before each run.
-    Streamed(Weights),
-    /// On disk, read page by page while a run touches them.
-    OnDemand(OnDemand),
+    /// Partly pinned; the rest is read before each run.
+    Streamed(StreamedWeights),
+    /// Mapped from their file; a run faults pages in.
+    Mapped(MappedWeights),
 }
 
-/// Weights that will be streamed.
+/// StreamedWeights that will be streamed.
 pub(crate) struct PendingWeights {
-    trial: Trial,
-    /// What of them is stored densely.
-    spans: Vec<Span>,
-    readers: Readers,
+    probe: UsageProbe,
+    /// Regions that are stored compressed.
+    regions: Vec<CompressedRegion>,
+    readers: DiskReaders,
     partition: String,
 }
 
-/// Where the weights of a session are: in memory, unless it says otherwise.
+/// The mappings of a session's weights and what to do with them. Default: weights in memory.
 #[derive(Default)]
-pub(crate) struct Placed {
-    /// How they are to be kept.
+pub(crate) struct SessionMappings {
+    /// Where they will be between runs.
     pub residency: WeightResidency,
-    /// What the session has mapped of files under `dir`, and nothing else ([`claim`]).
+    /// The session's own mappings of files under `dir` ([`claim`]).
     pub mappings: Vec<Mapping>,
     pub dir: PathBuf,
-    /// Whether they lie there as kernels want them, beside what they were made from.
+    /// Whether the files have the layout that kernels want.
     pub prepared: bool,
 }
 
-impl Readers {
+impl DiskReaders {
     /// Takes over the weights of a session.
     ///
     /// # Safety
@@ -99,16 +97,16 @@ impl Readers {
     /// returned and must run only after [`SessionWeights::check`].
     pub unsafe fn keep(
         &self,
-        placed: Placed,
+        placed: SessionMappings,
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        let Placed { residency, mappings, dir, prepared } = placed;
+        let SessionMappings { residency, mappings, dir, prepared } = placed;
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
         if residency != WeightResidency::Streamed {
-            return Ok(SessionWeights::OnDemand(OnDemand::new(mappings)));
+            return Ok(SessionWeights::Mapped(MappedWeights::new(mappings)));
         }
         if mappings.is_empty() {
             reporter.warning(&format!(
@@ -116,15 +114,15 @@ impl Readers {
             ));
             return Ok(SessionWeights::InMemory);
         }
-        // Making a session leaves about a MiB of freed memory, which the heap would keep, and which weights could have.
+        // Creating a session leaves about 1 MiB of freed memory in the heap, which weights can use.
         os::trim_heap();
-        let trial = Trial::new(mappings, &dir, prepared);
-        let spans = if prepared { dense::spans(&dir) } else { Ok(Vec::new()) };
-        let spans = spans.map_err(reading(partition))?;
+        let probe = UsageProbe::new(mappings, &dir, prepared);
+        let regions = if prepared { compressed::regions(&dir) } else { Ok(Vec::new()) };
+        let regions = regions.map_err(reading(partition))?;
         self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
         Ok(SessionWeights::Pending(PendingWeights {
-            trial,
-            spans,
+            probe,
+            regions,
             readers: self.clone(),
             partition: partition.to_owned(),
         }))
@@ -140,14 +138,14 @@ impl Readers {
 }
 
 impl PendingWeights {
-    fn pin_and_stream(self, pinned: u64) -> Result<(Weights, Option<String>), BackendError> {
-        let PendingWeights { trial, spans, readers, partition } = self;
+    fn pin_and_stream(self, pinned: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
+        let PendingWeights { probe, regions, readers, partition } = self;
         let failed = reading(&partition);
-        let shared = (readers.reader().map_err(&failed)?, Rc::clone(&readers.frames), Arc::clone(&readers.files));
+        let shared = (readers.reader().map_err(&failed)?, Rc::clone(&readers.pool), Arc::clone(&readers.files));
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
-        // to `Readers::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
+        // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let mut weights = unsafe { Weights::take_over(shared, trial.used(), &spans, pinned) }.map_err(&failed)?;
+        let mut weights = unsafe { StreamedWeights::take_over(shared, probe.used(), &regions, pinned) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(
@@ -167,13 +165,13 @@ impl SessionWeights {
 
     /// Whether warm-up runs would show which weights runs read.
     pub fn wants_warm_up(&self) -> bool {
-        matches!(self, SessionWeights::Pending(pending) if pending.trial.is_wanted())
+        matches!(self, SessionWeights::Pending(pending) if pending.probe.is_wanted())
     }
 
     /// After a warm-up run: records which pages it touched, and drops them.
     pub fn sample_resident(&mut self) {
         if let SessionWeights::Pending(pending) = self {
-            pending.trial.look();
+            pending.probe.sample();
         }
     }
 
@@ -193,10 +191,10 @@ impl SessionWeights {
     }
 
     /// The weights that are read before each run, if there are any.
-    fn streamed(&mut self) -> Option<&mut Weights> {
+    fn streamed(&mut self) -> Option<&mut StreamedWeights> {
         match self {
             SessionWeights::Streamed(weights) => Some(weights),
-            SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::OnDemand(_) => None,
+            SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::Mapped(_) => None,
         }
     }
 
@@ -207,19 +205,19 @@ impl SessionWeights {
 
     /// Starts to read a chunk.
     pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
-        self.streamed().map_or(Ok(()), |weights| weights.begin(chunk))
+        self.streamed().map_or(Ok(()), |weights| weights.prefetch(chunk))
     }
 
     /// Waits for a chunk.
     pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
-        self.streamed().map_or(Ok(Interval::default()), |weights| weights.finish(chunk, now))
+        self.streamed().map_or(Ok(Interval::default()), |weights| weights.wait(chunk, now))
     }
 
     /// Evicts what the last run used.
     pub fn release(&mut self) {
         match self {
             SessionWeights::Streamed(weights) => weights.release(),
-            SessionWeights::OnDemand(pages) => pages.release(),
+            SessionWeights::Mapped(pages) => pages.release(),
             SessionWeights::Pending(_) | SessionWeights::InMemory => {}
         }
     }
@@ -228,7 +226,7 @@ impl SessionWeights {
     pub fn check(&self) -> Result<(), BackendError> {
         match self {
             SessionWeights::Streamed(weights) => weights.check(),
-            SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::OnDemand(_) => Ok(()),
+            SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::Mapped(_) => Ok(()),
         }
     }
 }

@@ -7,12 +7,12 @@ use crate::fault;
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
-use crate::peek::{self, Facts};
+use crate::onnx_scan::{self, Facts};
 use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
-use crate::streamed::{self, Placed};
+use crate::weights::disk::{self, SessionMappings};
 use hpp_engine::port::{Fallback, SessionSpec, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
@@ -37,7 +37,7 @@ pub(crate) struct Provided {
 pub(crate) struct Made {
     pub session: Session,
     pub processor: String,
-    pub weights: Placed,
+    pub weights: SessionMappings,
     /// Memory that weights were packed into on the host.
     pub packed: Vec<Range<usize>>,
 }
@@ -78,14 +78,14 @@ fn attempt(
     provider: Provider,
     (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
-    let in_memory = |session, processor, packed| Made { session, processor, weights: Placed::default(), packed };
+    let in_memory = |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
     match provider {
         Provider::Cpu => {
-            let facts = peek::facts(spec.file);
+            let facts = onnx_scan::facts(spec.file);
             if spec.weights_are_inputs && facts.narrow_experts {
                 return Err(wants_constants(spec));
             }
-            let packed = facts.needs_packing || peek::needs_packing(spec.model);
+            let packed = facts.needs_packing || onnx_scan::needs_packing(spec.model);
             if can_come_from_disk(spec, facts, reporter) {
                 return from_disk(runtime, spec, packed, (control, reporter, loading));
             }
@@ -122,7 +122,7 @@ fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
 
 /// Whether weights that are not to be kept in memory can be read from somewhere.
 fn can_come_from_disk(spec: &SessionSpec<'_>, facts: Facts, reporter: &dyn Reporter) -> bool {
-    if spec.residency == WeightResidency::InMemory || !streamed::POSSIBLE {
+    if spec.residency == WeightResidency::InMemory || !disk::POSSIBLE {
         return false;
     }
     match facts.unsaved {
@@ -161,22 +161,22 @@ fn from_disk(
                 reporter.preparing(spec.partition, prepared.dir, about);
                 let saving = saving(on_host(runtime, spec, true)?, place, spec.partition)?;
                 let session = commit(saving, spec, control)?;
-                let read = streamed::mapped_under(spec.weights_dir).unwrap_or_default();
+                let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
                 drop(session);
                 // From now on these are read from another file.
-                streamed::forget(&read);
+                disk::forget(&read);
                 Ok(())
             };
-            let place = streamed::find_or_make(prepared, spec.partition, &made_for, make)?;
-            fault::name(&[place.join(streamed::WEIGHTS)]);
-            (place.join(streamed::MODEL), place)
+            let place = disk::find_or_make(prepared, spec.partition, &made_for, make)?;
+            fault::name(&[place.join(disk::WEIGHTS)]);
+            (place.join(disk::MODEL), place)
         }
         None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
     };
     let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
     let builder = on_host(runtime, &own, prepared.is_some())?;
     let (session, mappings) =
-        streamed::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| {
+        disk::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| {
             match (&prepared, error) {
                 (Some(_), BackendError::Runtime { doing, cause }) => {
                     BackendError::Runtime { doing, cause: remove(&cause, &dir) }
@@ -184,7 +184,7 @@ fn from_disk(
                 (_, error) => error,
             }
         })?;
-    let weights = Placed { residency: spec.residency, mappings, dir, prepared: prepared.is_some() };
+    let weights = SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some() };
     Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
 }
 
@@ -199,10 +199,10 @@ fn remove(cause: &str, dir: &Path) -> String {
 /// The same, writing what the session has become to a directory.
 fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
     builder
-        .with_optimized_model_path(place.join(streamed::MODEL))
+        .with_optimized_model_path(place.join(disk::MODEL))
         .and_then(|builder| builder.with_config_entry("session.save_external_prepacked_constant_initializers", "1"))
         .and_then(|b| {
-            b.with_config_entry("session.optimized_model_external_initializers_file_name", streamed::UNALIGNED)
+            b.with_config_entry("session.optimized_model_external_initializers_file_name", disk::UNALIGNED)
         })
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))
         .map_err(failed(format!("prepare the weights of {partition}")))
@@ -386,7 +386,7 @@ fn is_bookkeeping(operator: &str) -> bool {
         "Gather",
         "Greater",
         "GreaterOrEqual",
-        "Identity",
+        "FileVersion",
         "If",
         "Less",
         "LessOrEqual",

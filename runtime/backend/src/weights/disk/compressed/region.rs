@@ -1,6 +1,6 @@
 //! A stretch of weights that is stored elsewhere in fewer bytes, and how it is expanded.
 
-use super::super::file::SECTOR;
+use crate::weights::file::SECTOR;
 use super::PART;
 use super::sums::Layout;
 use super::words::Word;
@@ -12,7 +12,7 @@ const WIDE: usize = 4;
 
 /// Whole pages of the weights' file that are stored elsewhere.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Span {
+pub(crate) struct CompressedRegion {
     /// Where they begin in the weights' file.
     pub offset: u64,
     /// Their bytes there, and in memory.
@@ -22,7 +22,7 @@ pub(crate) struct Span {
     pub(super) code: Code,
 }
 
-/// How a span is stored.
+/// How a region is stored.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Code {
     /// Each float32 for itself.
@@ -38,11 +38,11 @@ pub(crate) struct Part {
     pub at: u64,
     /// Its bytes there; the next begins at the next whole sector.
     pub bytes: usize,
-    /// What it fills of its span, bytes; two parts fill nothing in common.
+    /// What it fills of its region, bytes; two parts fill nothing in common.
     pub fills: [Range<usize>; 2],
 }
 
-impl Span {
+impl CompressedRegion {
     /// Its parts, in order.
     pub fn parts(&self) -> Vec<Part> {
         let mut at = self.stored;
@@ -82,7 +82,7 @@ impl Span {
     }
 
     /// Fills what a part fills from what is stored of it.
-    pub fn expand(&self, part: &Part, stored: &[u8], fills: [&mut [u8]; 2]) {
+    pub fn decompress(&self, part: &Part, stored: &[u8], fills: [&mut [u8]; 2]) {
         let [first, second] = fills;
         match self.code {
             Code::Words(word) => word.widen(stored, first.as_chunks_mut().0),
@@ -110,7 +110,7 @@ impl Span {
 
     /// A line that tells it.
     pub fn line(&self) -> String {
-        let Span { offset, length, stored, code } = self;
+        let CompressedRegion { offset, length, stored, code } = self;
         let code = match code {
             Code::Words(word) => word.name().to_owned(),
             Code::Sums { lead, layout: Layout { tiles, blocks, run, factor }, scales } => {
@@ -121,7 +121,7 @@ impl Span {
     }
 
     /// What such a line tells, where it makes sense.
-    pub fn parse(line: &str) -> Option<Span> {
+    pub fn parse(line: &str) -> Option<CompressedRegion> {
         let mut fields = line.split(' ');
         let (offset, length, stored) = (next(&mut fields)?, next(&mut fields)?, next(&mut fields)?);
         let name = fields.next()?;
@@ -135,8 +135,8 @@ impl Span {
             }
             None => return None,
         };
-        let span = Span { offset, length, stored, code };
-        (fields.next().is_none() && span.is_sound()).then_some(span)
+        let region = CompressedRegion { offset, length, stored, code };
+        (fields.next().is_none() && region.is_sound()).then_some(region)
     }
 
     /// Whether it is whole pages, and everything it fills lies within it.
@@ -172,12 +172,12 @@ mod tests {
 
     #[test]
     fn spans_are_told_on_a_line() {
-        let words = Span { offset: 8192, length: 3 << 20, stored: 4096, code: Code::Words(Word::Half) };
+        let words = CompressedRegion { offset: 8192, length: 3 << 20, stored: 4096, code: Code::Words(Word::Half) };
         assert_eq!(words.line(), "8192 3145728 4096 float16\n");
         let code = Code::Sums { lead: 64, layout: layout(), scales: Word::Bfloat };
-        let sums = Span { offset: 0, length: 7 * 4096, stored: 0, code };
-        for span in [words, sums] {
-            assert_eq!(Span::parse(span.line().trim_end()), Some(span));
+        let sums = CompressedRegion { offset: 0, length: 7 * 4096, stored: 0, code };
+        for region in [words, sums] {
+            assert_eq!(CompressedRegion::parse(region.line().trim_end()), Some(region));
         }
         for strange in [
             "",
@@ -192,7 +192,7 @@ mod tests {
             "0 28672 0 sums 64 3 64 0 -8 bfloat16",
             "0 28672 0 sums 64 18446744073709551615 64 2 -8 bfloat16",
         ] {
-            assert_eq!(Span::parse(strange), None, "{strange:?}");
+            assert_eq!(CompressedRegion::parse(strange), None, "{strange:?}");
         }
     }
 
@@ -202,7 +202,7 @@ mod tests {
         let length = (64 + 700 * 64 * 16 * 8 + 50_usize).next_multiple_of(4096);
         let words = Code::Words(Word::Bfloat);
         for (length, code) in [(length, code), (5 << 20, words), (4096, words)] {
-            let parts = Span { offset: 0, length, stored: 12_288, code }.parts();
+            let parts = CompressedRegion { offset: 0, length, stored: 12_288, code }.parts();
             let mut filled = vec![0; length];
             parts
                 .iter()

@@ -1,31 +1,31 @@
-//! Reads files in the background, several at once, while others compute: through io_uring where the system has it ([`ring`]), else
-//! through a few threads that each read ([`calls`]). What is stored densely one more thread expands, so that reading goes on meanwhile.
+//! Reads files in the background, several at once: through io_uring where the system has it ([`ring`]), else through a few threads with
+//! blocking calls ([`calls`]). One more thread decompresses, so that reads continue meanwhile.
 
 mod calls;
 mod request;
 mod ring;
 mod shared;
 
-pub(super) use request::{Ticket, To};
+pub(super) use request::{Ticket, Destination};
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
 use io_uring::IoUring;
 use request::Request;
 use ring::through_ring;
-use shared::{Shared, ToExpand};
+use shared::{Shared, ToDecompress};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Reads under way at once.
+/// Reads in flight at once.
 pub(super) const DEPTH: usize = 8;
-/// Threads that read where there is no io_uring.
+/// Threads that read without io_uring.
 const THREADS: usize = 4;
 
-/// Reads files in the background, in the order they are asked for.
+/// Reads files in the background, in the order of requests.
 pub(crate) struct Reader {
     requests: Option<Sender<Request>>,
     shared: Arc<Shared>,
@@ -36,7 +36,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Starts its threads. Where there is no io_uring (an old kernel, a container that forbids it), several threads read.
+    /// Starts its threads. Without io_uring (an old kernel, a container that forbids it) several threads read.
     pub fn start() -> io::Result<Self> {
         match IoUring::new(DEPTH as u32) {
             Ok(ring) => Self::with("io_uring", vec![ring], through_ring),
@@ -45,45 +45,45 @@ impl Reader {
     }
 
     fn with_threads() -> io::Result<Self> {
-        Self::with("threads", vec![(); THREADS], |(), requests, shared, expander| {
-            through_calls(requests, shared, expander)
+        Self::with("threads", vec![(); THREADS], |(), requests, shared, decompressor| {
+            through_calls(requests, shared, decompressor)
         })
     }
 
     fn with<T: Send + 'static>(
         kind: &'static str,
         workers: Vec<T>,
-        work: fn(T, &Mutex<Receiver<Request>>, &Shared, &Sender<ToExpand>),
+        work: fn(T, &Mutex<Receiver<Request>>, &Shared, &Sender<ToDecompress>),
     ) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let (shared, receiver) = (Arc::<Shared>::default(), Arc::new(Mutex::new(receiver)));
-        let (expander, reads) = channel();
-        let expands = Arc::clone(&shared);
-        let mut threads = vec![Builder::new().name("hpp-expander".into()).spawn(move || expands.expand(&reads))?];
+        let (decompressor, reads) = channel();
+        let decompresses = Arc::clone(&shared);
+        let mut threads = vec![Builder::new().name("hpp-decompressor".into()).spawn(move || decompresses.decompress(&reads))?];
         for worker in workers {
-            let (shared, receiver, expander) = (Arc::clone(&shared), Arc::clone(&receiver), expander.clone());
-            let works = move || work(worker, &receiver, &shared, &expander);
+            let (shared, receiver, decompressor) = (Arc::clone(&shared), Arc::clone(&receiver), decompressor.clone());
+            let works = move || work(worker, &receiver, &shared, &decompressor);
             threads.push(Builder::new().name("hpp-reader".into()).spawn(works)?);
         }
         Ok(Reader { requests: Some(sender), shared, threads, next: Default::default(), kind })
     }
 
-    /// Takes the memory that reads need which do not go where they belong at once, so that it counts among what is in use from now on.
+    /// Allocates the staging buffers now, so that they are part of the resident set that the memory budget starts from.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        self.shared.staging.fill()
+        self.shared.staging.allocate()
     }
 
-    /// How it reads: `io_uring` or `threads`.
+    /// `io_uring` or `threads`.
     #[cfg(test)]
     fn kind(&self) -> &'static str {
         self.kind
     }
 
-    /// Begins to read `length` bytes at `offset` of a file; fewer at the end of the file.
+    /// Starts to read `length` bytes at `offset` of a file; fewer at the end of the file.
     ///
     /// # Safety
-    /// Nothing may use or unmap the memory it goes to until [`wait`](Self::wait) has returned for this ticket.
-    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: To) -> Ticket {
+    /// Nothing may use or unmap the destination until [`wait`](Self::wait) has returned for this ticket.
+    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: Destination) -> Ticket {
         let ticket = Ticket(self.next.replace(self.next.get() + 1));
         let request = Request { ticket, file: file.clone(), offset, length, to };
         let sent = self.requests.as_ref().map(|requests| requests.send(request));
@@ -93,7 +93,7 @@ impl Reader {
         ticket
     }
 
-    /// Waits for a read, and until what it brought is expanded; how long ago the disk began and ended it.
+    /// Waits for a read and its decompression; how long ago the disk started and finished it.
     pub(super) fn wait(&self, ticket: Ticket) -> io::Result<(Duration, Duration)> {
         self.shared.wait(ticket)
     }
@@ -116,7 +116,7 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::{SECTOR, WeightFile};
+    use crate::weights::file::{SECTOR, WeightFile};
     use super::*;
     use crate::os::Pages;
     use std::path::Path;
@@ -136,7 +136,7 @@ mod tests {
             .map(|start| {
                 let length = piece.min(pages.len() - start);
                 // SAFETY: `pages` outlives the waits below, and nothing looks at it before them.
-                unsafe { reader.read(&file, *start as u64, length, To::Memory(pages.address() as usize + start)) }
+                unsafe { reader.read(&file, *start as u64, length, Destination::Memory(pages.address() as usize + start)) }
             })
             .collect();
         for ticket in tickets.into_iter().rev() {
@@ -173,7 +173,7 @@ mod tests {
             let pages = Pages::reserve(SECTOR as usize).unwrap();
             // SAFETY: `pages` outlives the wait.
             let ticket =
-                unsafe { reader.read(&file, 2 * SECTOR, SECTOR as usize, To::Memory(pages.address() as usize)) };
+                unsafe { reader.read(&file, 2 * SECTOR, SECTOR as usize, Destination::Memory(pages.address() as usize)) };
             let error = reader.wait(ticket).unwrap_err().to_string();
             assert!(error.contains("was changed while it was in use"), "{error}");
         }
@@ -184,13 +184,13 @@ mod tests {
         let pages = Pages::reserve(sectors * SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
         let ticket = unsafe {
-            reader.read(&ReadFrom::Open(Arc::new(file)), offset, pages.len(), To::Memory(pages.address() as usize))
+            reader.read(&ReadFrom::Open(Arc::new(file)), offset, pages.len(), Destination::Memory(pages.address() as usize))
         };
         reader.wait(ticket)
     }
 
     #[test]
-    fn a_disk_that_fails_is_an_error_and_the_next_read_is_none() {
+    fn a_failed_read_is_an_error_and_the_next_read_succeeds() {
         for reader in Reader::each() {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("weights");
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_brings_too_little_is_an_error() {
+    fn a_short_read_is_an_error() {
         for reader in Reader::each() {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("weights");
@@ -217,11 +217,11 @@ mod tests {
     }
 
     #[test]
-    fn a_read_that_takes_long_does_not_hold_up_others() {
+    fn a_slow_read_does_not_delay_others() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights");
         std::fs::write(&path, vec![1; SECTOR as usize]).unwrap();
-        // A pipe brings nothing until somebody writes to it. Calls at an offset know no pipes, so this is for the ring alone.
+        // A pipe returns nothing until something is written to it. Reads at an offset refuse pipes, so only the ring is tested.
         let (from, mut to) = io::pipe().unwrap();
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&from);
         let slow = WeightFile::pretending(Path::new(&format!("/proc/self/fd/{pipe}")), SECTOR);
@@ -232,7 +232,7 @@ mod tests {
         }
         let pages = Pages::reserve(SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
-        let ticket = unsafe { reader.read(&slow, 0, pages.len(), To::Memory(pages.address() as usize)) };
+        let ticket = unsafe { reader.read(&slow, 0, pages.len(), Destination::Memory(pages.address() as usize)) };
         read(&reader, WeightFile::open(&path).unwrap(), 0, 1).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         io::Write::write_all(&mut to, &[7; SECTOR as usize]).unwrap();

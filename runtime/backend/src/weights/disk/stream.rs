@@ -1,10 +1,10 @@
-//! The weights of one session: which part is locked in memory, and the chunks of the rest that come and go.
+//! The weights of one session: those pinned in memory, and the chunks of the rest, which are read before each run.
 
-use super::chunks::{ChunkRead, Files, by_what_they_spare, in_huge_pages, joined, reads};
-use super::dense::Span;
-use super::frames::Frames;
+use super::chunks::{ChunkRead, Files, pin_order, in_huge_pages, joined, reads};
+use super::compressed::CompressedRegion;
+use super::page_pool::PagePool;
 use super::mapping::Mapping;
-use super::memory::Memory;
+use super::page_region::PageRegions;
 use super::open_files::OpenFiles;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
@@ -14,15 +14,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Weights of a session that are read before each run. Must be dropped before the session.
-pub(crate) struct Weights {
+/// StreamedWeights of a session that are read before each run. Must be dropped before the session.
+pub(crate) struct StreamedWeights {
     reader: Rc<Reader>,
     /// Bytes of each chunk.
     bytes: Vec<ChunkSize>,
     chunks: Vec<Chunk>,
-    /// The memory that chunks fill.
-    memory: Memory,
-    /// Why the system did not lock them, where it did not.
+    /// The address ranges that chunks fill.
+    memory: PageRegions,
+    /// Why the system did not lock the pinned weights, if it did not.
     unlocked: Option<io::Error>,
 }
 
@@ -33,99 +33,98 @@ struct Chunk {
 
 #[derive(Clone, Copy, PartialEq)]
 enum State {
-    /// No page of it is there.
+    /// It has no pages.
     Absent,
-    /// It is being read.
     Reading(Ticket),
-    /// It is there.
+    /// In memory.
     Present,
 }
 
-impl Weights {
-    /// Takes over what ONNX Runtime has mapped while it made a session. `locked` bytes are read and stay, those first that spare
-    /// most reading, and of these the small ones; the rest is absent. `spans` of the weights are stored densely in their directory.
+impl StreamedWeights {
+    /// Takes over the mappings that ONNX Runtime made for a session. Reads and pins up to `pinned` bytes, in [`pin_order`]; the rest is
+    /// absent. `regions` are stored compressed in the weights' directory.
     ///
     /// # Safety
     /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
     /// absent. ONNX Runtime must treat external weights as read-only and hold no pointer into them except through these mappings.
     pub(super) unsafe fn take_over(
-        (reader, frames, files): (Rc<Reader>, Rc<Frames>, Arc<OpenFiles>),
+        (reader, pool, files): (Rc<Reader>, Rc<PagePool>, Arc<OpenFiles>),
         mappings: Vec<Mapping>,
-        spans: &[Span],
-        locked: u64,
+        regions: &[CompressedRegion],
+        pinned: u64,
     ) -> io::Result<Self> {
         let mut files = Files::new(files);
         let mut unlocked = None;
         for mapping in &mappings {
-            // SAFETY: the session keeps it mapped and no other session has it (the caller's promises); nothing runs before its chunks
-            // are present.
+            // SAFETY: the session keeps it mapped, no other session has it, and nothing runs before its chunks are present (this
+            // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let (mut room, mut going) = (locked, Vec::new());
-        for (mapping, span) in by_what_they_spare(mappings, spans) {
+        let (mut room, mut streamed) = (pinned, Vec::new());
+        for (mapping, region) in pin_order(mappings, regions) {
             let held = mapping.length as u64;
-            let (stays, goes) = match span {
-                Some(span) if held <= room => (Some((mapping, Some(span))), None),
-                // As it is, a part of it can stay: worth it where less is left to read then.
-                Some(span) if held - room >= span.stored_bytes() => (None, Some((mapping, Some(span)))),
+            let (pinned, rest) = match region {
+                Some(region) if held <= room => (Some((mapping, Some(region))), None),
+                // Uncompressed, a part of it can be pinned; only worth it if that leaves less to read.
+                Some(region) if held - room >= region.stored_bytes() => (None, Some((mapping, Some(region)))),
                 _ => {
-                    let (stays, goes) = mapping.split(room);
-                    (stays.map(|part| (part, None)), goes.map(|part| (part, None)))
+                    let (pinned, rest) = mapping.split(room);
+                    (pinned.map(|part| (part, None)), rest.map(|part| (part, None)))
                 }
             };
-            if let Some((mapping, span)) = stays {
+            if let Some((mapping, region)) = pinned {
                 room = room.saturating_sub(mapping.length as u64);
-                // Locked at first, so that no huge page begins here and reaches into what is to be absent.
+                // Locked before it is read, so that no huge page that starts here reaches into absent memory.
                 unlocked = mapping.lock().err().or(unlocked);
-                stay(&reader, reads(&mapping, span, 0..usize::MAX, &mut files)?)?;
+                read_now(&reader, reads(&mapping, region, 0..usize::MAX, &mut files)?)?;
             }
-            going.extend(goes);
+            streamed.extend(rest);
         }
-        // In the order of the file, so that what is to be expanded comes between what is not.
-        going.sort_by_key(|(mapping, _)| mapping.start);
-        let runs = joined(going.iter().map(|(mapping, _)| mapping));
+        // In file order, so that compressed and uncompressed reads alternate.
+        streamed.sort_by_key(|(mapping, _)| mapping.start);
+        let runs = joined(streamed.iter().map(|(mapping, _)| mapping));
         let mut chunks = Vec::new();
-        for (mapping, span) in &going {
-            let reads = reads(mapping, *span, in_huge_pages(&runs, mapping), &mut files)?;
+        for (mapping, region) in &streamed {
+            let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
             chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
         }
-        // Where the system does not lock memory, huge pages of what stays have reached further; they are given back.
+        // If the system does not lock memory, huge pages of pinned weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
-        let memory = unsafe { Memory::new(frames, &runs) };
-        let taken = memory.taken_by(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
-        let bytes_of = |(chunk, held): (&Chunk, u64)| ChunkSize { resident: held, stored: chunk.read.length as u64 };
-        let bytes = chunks.iter().zip(taken).map(bytes_of).collect();
-        Ok(Weights { reader, bytes, chunks, memory, unlocked })
+        let memory = unsafe { PageRegions::new(pool, &runs) };
+        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
+        let size_of = |(chunk, resident): (&Chunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
+        let bytes = chunks.iter().zip(needed).map(size_of).collect();
+        Ok(StreamedWeights { reader, bytes, chunks, memory, unlocked })
     }
 
-    /// Bytes of each chunk.
+    /// The size of each chunk.
     pub fn bytes(&self) -> &[ChunkSize] {
         &self.bytes
     }
 
-    /// Why the system did not keep its promise to lock what stays; once.
+    /// Why the system did not lock the pinned weights; returned once.
     pub fn take_unlocked(&mut self) -> Option<io::Error> {
         self.unlocked.take()
     }
 
-    /// Begins to read a chunk.
-    pub fn begin(&mut self, chunk: usize) -> Result<(), BackendError> {
+    /// Starts to read a chunk.
+    pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
         match self.chunks[chunk].state {
             State::Absent => {
                 let chunk = &mut self.chunks[chunk];
-                // SAFETY: nothing is filled before it has room, and nothing runs before it is filled.
-                unsafe { self.memory.make_room(&chunk.read.fills) };
+                // SAFETY: the session does not run before the chunk is present, so nothing needs the contents of its regions.
+                unsafe { self.memory.acquire(&chunk.read.fills) };
                 chunk.state = State::Reading(begin(&self.reader, &chunk.read));
                 Ok(())
             }
-            State::Reading(_) | State::Present => Err(misfit("it is there already")),
+            State::Reading(_) | State::Present => Err(misfit("it is in memory already")),
         }
     }
 
-    /// Waits for a chunk; from when to when it was read, `now` being the time at the return.
-    pub fn finish(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
+    /// Waits for a chunk; when it was read, by the clock `now`.
+    pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
         let chunk = &mut self.chunks[chunk];
-        let State::Reading(ticket) = chunk.state else { return Err(misfit("nobody reads it")) };
+        let State::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };
         let waited = self.reader.wait(ticket);
         chunk.state = if waited.is_ok() { State::Present } else { State::Absent };
         let (began, ended) = waited.map_err(|error| BackendError::Runtime {
@@ -136,12 +135,12 @@ impl Weights {
         Ok(Interval { start: now.saturating_sub(began), end: now.saturating_sub(ended) })
     }
 
-    /// Gives the memory of all chunks back.
+    /// Evicts all chunks.
     pub fn release(&mut self) {
         self.wait_for_all();
         if self.chunks.iter().any(|chunk| chunk.state != State::Absent) {
-            // SAFETY: no chunk is being read any more, and the session does not run while one is absent, which all are now.
-            unsafe { self.memory.leave() };
+            // SAFETY: all reads have finished, and the session does not run while a chunk is absent, which all are now.
+            unsafe { self.memory.release() };
         }
         self.chunks.iter_mut().for_each(|chunk| chunk.state = State::Absent);
     }
@@ -150,14 +149,14 @@ impl Weights {
     pub fn check(&self) -> Result<(), BackendError> {
         match self.chunks.iter().all(|chunk| chunk.state == State::Present) {
             true => Ok(()),
-            false => Err(misfit("a run needs it and it is not there")),
+            false => Err(misfit("a run needs it and it is not in memory")),
         }
     }
 
     fn wait_for_all(&mut self) {
         for chunk in &mut self.chunks {
             if let State::Reading(ticket) = chunk.state {
-                // Whether it could be read matters to nobody any more.
+                // Whether the read failed does not matter: the chunk is evicted.
                 drop(self.reader.wait(ticket));
                 chunk.state = State::Present;
             }
@@ -165,38 +164,38 @@ impl Weights {
     }
 }
 
-impl Drop for Weights {
+impl Drop for StreamedWeights {
     fn drop(&mut self) {
         self.wait_for_all();
     }
 }
 
-/// Reads what stays.
-fn stay(reader: &Reader, reads: Vec<ChunkRead>) -> io::Result<()> {
+/// Reads pinned weights.
+fn read_now(reader: &Reader, reads: Vec<ChunkRead>) -> io::Result<()> {
     reads.iter().try_for_each(|read| reader.wait(begin(reader, read)).map(drop))
 }
 
 fn begin(reader: &Reader, ChunkRead { file, offset, length, to, .. }: &ChunkRead) -> Ticket {
-    // SAFETY: the session keeps the addresses mapped and outlives this chunk's owner, which waits for all reads before it goes;
-    // nothing runs, gives back or reads these pages before the read was waited for.
+    // SAFETY: the session keeps the addresses mapped and outlives the chunk's owner, which waits for all reads before it is dropped;
+    // no run, eviction or other read uses these pages before the read was waited for.
     unsafe { reader.read(file, *offset, *length, to.clone()) }
 }
 
-/// Weights of a session that stay mapped from their file; what a run touches comes page by page, and goes after it.
-pub(crate) struct OnDemand(Vec<Mapping>);
+/// Weights that stay mapped from their file: a run faults pages in, and they are dropped after it.
+pub(crate) struct MappedWeights(Vec<Mapping>);
 
-impl OnDemand {
-    /// What ONNX Runtime has mapped while it made a session.
+impl MappedWeights {
+    /// For the mappings that ONNX Runtime made for a session.
     pub fn new(mappings: Vec<Mapping>) -> Self {
         mappings.iter().for_each(Mapping::read_at_random);
-        OnDemand(mappings)
+        MappedWeights(mappings)
     }
 
-    /// Gives back what a run has touched.
+    /// Drops the pages that a run has touched.
     pub fn release(&self) {
         for mapping in &self.0 {
-            // SAFETY: the mappings are this session's alone (`Readers::keep`), which is alive; they still are the file's, so what is
-            // needed again is read again.
+            // SAFETY: the mappings are this session's alone (`DiskReaders::keep`), which is alive; they are still backed by the file, so
+            // dropped pages are read again when needed.
             unsafe { mapping.give_back() };
         }
     }
@@ -208,9 +207,9 @@ fn misfit(why: &str) -> BackendError {
 
 #[cfg(test)]
 mod tests {
-    use super::super::file::{SECTOR, WeightFile};
+    use crate::weights::file::{SECTOR, WeightFile};
     use super::super::open_files::ReadFrom;
-    use super::super::reader::To;
+    use super::super::reader::Destination;
     use super::*;
     use crate::os::Pages;
     use std::path::Path;
@@ -218,13 +217,13 @@ mod tests {
     const BYTES: usize = 4096;
 
     /// Two chunks: one of a file that is as it should be, one of a disk that fails.
-    fn weights(reader: Reader, dir: &Path) -> (Weights, Pages) {
+    fn weights(reader: Reader, dir: &Path) -> (StreamedWeights, Pages) {
         let path = dir.join("weights");
         std::fs::write(&path, vec![7; BYTES]).unwrap();
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
             let at = pages.address() as usize + number * BYTES;
-            let (to, fills) = (To::Memory(at), std::iter::once(at..at + BYTES).collect());
+            let (to, fills) = (Destination::Memory(at), std::iter::once(at..at + BYTES).collect());
             let read = ChunkRead { file: ReadFrom::Open(Arc::new(file)), offset: 0, length: BYTES, to, fills };
             Chunk { read, state: State::Absent }
         };
@@ -233,8 +232,8 @@ mod tests {
         let bytes = vec![ChunkSize { resident: BYTES as u64, stored: BYTES as u64 }; 2];
         let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
         // SAFETY: pages of this test, which outlive the weights.
-        let memory = unsafe { Memory::new(Rc::default(), &filled) };
-        (Weights { reader: Rc::new(reader), bytes, chunks, memory, unlocked: None }, pages)
+        let memory = unsafe { PageRegions::new(Rc::default(), &filled) };
+        (StreamedWeights { reader: Rc::new(reader), bytes, chunks, memory, unlocked: None }, pages)
     }
 
     #[test]
@@ -243,28 +242,28 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let (mut weights, pages) = weights(reader, dir.path());
             for _ in 0..2 {
-                weights.begin(0).unwrap();
-                weights.begin(1).unwrap();
-                weights.finish(0, || Duration::ZERO).unwrap();
-                let error = weights.finish(1, || Duration::ZERO).unwrap_err().to_string();
+                weights.prefetch(0).unwrap();
+                weights.prefetch(1).unwrap();
+                weights.wait(0, || Duration::ZERO).unwrap();
+                let error = weights.wait(1, || Duration::ZERO).unwrap_err().to_string();
                 assert!(error.contains("read weights from /proc/self/mem at offset 0"), "{error}");
                 assert!(error.contains("Input/output error"), "{error}");
                 // SAFETY: the first chunk was read, and no read is under way.
                 assert_eq!(unsafe { *pages.address() }, 7);
-                assert!(weights.check().unwrap_err().to_string().contains("it is not there"));
+                assert!(weights.check().unwrap_err().to_string().contains("it is not in memory"));
                 // Everything is let go; another pass may try again.
                 weights.release();
                 assert!(weights.check().is_err());
             }
-            weights.begin(1).unwrap();
+            weights.prefetch(1).unwrap();
             // What is being read when they are dropped is waited for.
             drop(weights);
         }
     }
 
-    /// Weights in a file, in part stored densely beside it, and their mapping, as ONNX Runtime makes one.
+    /// StreamedWeights in a file, in part stored densely beside it, and their mapping, as ONNX Runtime makes one.
     fn mapped(dir: &Path) -> (Vec<u8>, memmap2::MmapMut, Vec<Mapping>) {
-        let mut bytes = super::super::dense::make::tests::write(dir);
+        let mut bytes = super::super::compressed::make::tests::write(dir);
         bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
         let file = std::fs::File::open(dir.join("weights")).unwrap();
         // SAFETY: nobody else writes to this test's own file.
@@ -277,21 +276,21 @@ mod tests {
     #[test]
     fn what_is_stored_densely_arrives_as_it_was() {
         for reader in Reader::each() {
-            let (reader, frames, files, dir) =
+            let (reader, pool, files, dir) =
                 (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
-            let spans = |dir: &Path| super::super::dense::spans(dir).unwrap();
+            let regions = |dir: &Path| super::super::compressed::regions(dir).unwrap();
             let mut read = Vec::new();
             for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
-                let shared = (Rc::clone(&reader), Rc::clone(&frames), Arc::clone(&files));
+                let shared = (Rc::clone(&reader), Rc::clone(&pool), Arc::clone(&files));
                 // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
-                let mut weights = unsafe { Weights::take_over(shared, mappings, &spans(dir.path()), locked) }.unwrap();
+                let mut weights = unsafe { StreamedWeights::take_over(shared, mappings, &regions(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {
-                    (0..weights.bytes().len()).for_each(|chunk| weights.begin(chunk).unwrap());
+                    (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())
-                        .for_each(|chunk| assert!(weights.finish(chunk, || Duration::ZERO).is_ok()));
+                        .for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
                     weights.check().unwrap();
                     // SAFETY: as many bytes are mapped there, and nobody writes to them now.
                     assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");

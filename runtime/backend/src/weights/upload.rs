@@ -6,8 +6,6 @@
 //!
 //! Where a device has streams, copies are given to one of them; elsewhere a thread makes them.
 
-mod file;
-
 use crate::backend::OrtBuffer;
 use crate::cuda::feeder::{self, Feeder, Feeding};
 use crate::cuda::streams::{Address, Copied, Streams};
@@ -17,8 +15,8 @@ use crate::raw::copier::{BYTES, Copier, Copies, Fetch, Piece};
 use crate::raw::device::{DeviceMemory, Place};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::value::Value;
-use crate::streamed::{DirectFile, DirectReads, SECTOR};
-use file::WeightFile;
+use super::disk::{DirectFile, DirectReads};
+use super::file::{SECTOR, WeightFile};
 use hpp_engine::BackendError;
 use hpp_engine::port::{HostCopy, Interval, MemoryId, Timing, Uploaded, WeightLocation};
 use std::cell::RefCell;
@@ -169,7 +167,7 @@ impl Uploads {
         let end = offset.checked_add(spec.bytes).filter(|end| *end <= pinned.bytes);
         let Some(end) = end else { return Ok(None) };
         let mut value = Value::part(&pinned.memory, &pinned.place, offset, spec.bytes)?;
-        let Some(read) = value.fill_host(|bytes| file.read(spec.offset, bytes, forget)) else { return Ok(None) };
+        let Some(read) = value.fill_host(|bytes| file.read_exact(spec.offset, bytes, forget)) else { return Ok(None) };
         read.map_err(|cause| BackendError::Runtime { doing: "read weights into pinned memory".into(), cause })?;
         pinned.used = end;
         Ok(Some((pinned.memory.clone(), Rc::clone(&pinned.place), offset)))
@@ -180,7 +178,7 @@ impl Uploads {
         if let Some(file) = files.get(&spec.file).and_then(Weak::upgrade) {
             return Ok(file);
         }
-        let file = Arc::new(WeightFile::open(&spec.file).map_err(cannot_open(spec))?);
+        let file = Arc::new(WeightFile::open_buffered(&spec.file).map_err(cannot_open(spec))?);
         files.insert(spec.file.clone(), Arc::downgrade(&file));
         Ok(file)
     }
@@ -314,7 +312,7 @@ impl Weight {
             Some(direct) if DirectFile::reads_to(offset - head as u64, room.as_ptr()) => {
                 direct.read(offset - head as u64, room).map_err(|error| file.cannot_read(offset, &error))
             }
-            _ => file.read(offset, &mut room[head..end], forget),
+            _ => file.read_exact(offset, &mut room[head..end], forget),
         })
     }
 
@@ -352,7 +350,7 @@ fn on_host(source: &Source, to: &[&OrtBuffer]) -> Result<Interval, BackendError>
     for (weight, buffer) in source.weights.iter().zip(to) {
         let Memory::Host(host) = &buffer.memory else { continue };
         bytes.resize(weight.bytes as usize, 0);
-        let read = weight.file.read(weight.offset, &mut bytes, weight.forget);
+        let read = weight.file.read_exact(weight.offset, &mut bytes, weight.forget);
         read.map_err(|cause| BackendError::Runtime { doing: "read weights".into(), cause })?;
         host.write(0, &bytes)?;
     }

@@ -1,10 +1,10 @@
 //! Storing what of prepared weights can be told in fewer bytes.
 
-use super::super::file::SECTOR;
-use super::span::{Code, Part, Span};
+use crate::weights::file::SECTOR;
+use super::region::{Code, Part, CompressedRegion};
 use super::sums::{Layout, candidates};
 use super::words::Word;
-use super::{DENSE, PART, SPANS};
+use super::{COMPRESSED_FILE, PART, REGIONS_FILE};
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -18,24 +18,24 @@ const SAMPLE: usize = 16 << 10;
 /// Writes to `dir` what of `pieces`, offsets and lengths of weights in a file, is stored densely, and the list of it.
 pub(in super::super) fn make(weights: &Path, pieces: &[(u64, u64)], dir: &Path) -> io::Result<()> {
     let source = Source(File::open(weights)?);
-    let mut dense = BufWriter::with_capacity(PART, File::create(dir.join(DENSE))?);
+    let mut dense = BufWriter::with_capacity(PART, File::create(dir.join(COMPRESSED_FILE))?);
     let (mut end, mut list) = (0, String::new());
     for (offset, length) in
         pieces.iter().filter(|(offset, length)| offset.is_multiple_of(SECTOR) && *length >= LEAST as u64)
     {
-        let Some(span) = source.find(*offset, usize::try_from(*length).map_err(io::Error::other)?, end)? else {
+        let Some(region) = source.find(*offset, usize::try_from(*length).map_err(io::Error::other)?, end)? else {
             continue;
         };
-        if source.store(&span, &mut dense)? {
-            end += span.stored_bytes();
-            list += &span.line();
+        if source.store(&region, &mut dense)? {
+            end += region.stored_bytes();
+            list += &region.line();
         } else {
             dense.seek(SeekFrom::Start(end))?;
         }
     }
     dense.flush()?;
     dense.get_ref().set_len(end)?;
-    fs::write(dir.join(SPANS), list)
+    fs::write(dir.join(REGIONS_FILE), list)
 }
 
 /// The weights as they are.
@@ -56,7 +56,7 @@ impl Source {
     }
 
     /// What is best stored otherwise of a weight, to begin at `stored`.
-    fn find(&self, offset: u64, length: usize, stored: u64) -> io::Result<Option<Span>> {
+    fn find(&self, offset: u64, length: usize, stored: u64) -> io::Result<Option<CompressedRegion>> {
         for (sums, count) in candidates(length) {
             let (scales, some) = (sums + count * 4, count.min(SAMPLE));
             let [of_sums, of_scales] =
@@ -67,7 +67,7 @@ impl Source {
             let lead = sums % SECTOR as usize;
             let pages = (lead + 2 * count * 4).next_multiple_of(SECTOR as usize);
             let begin = offset + (sums - lead) as u64;
-            return Ok(Some(Span {
+            return Ok(Some(CompressedRegion {
                 offset: begin,
                 length: pages,
                 stored,
@@ -77,7 +77,7 @@ impl Source {
         let pages = length / SECTOR as usize * SECTOR as usize;
         Ok(match self.word(offset, pages)? {
             Word::Full => None,
-            word => Some(Span { offset, length: pages, stored, code: Code::Words(word) }),
+            word => Some(CompressedRegion { offset, length: pages, stored, code: Code::Words(word) }),
         })
     }
 
@@ -94,14 +94,14 @@ impl Source {
         Ok(kinds.first().copied().unwrap_or(Word::Full))
     }
 
-    /// Stores a span; whether what is stored expands to what is there.
-    fn store(&self, span: &Span, out: &mut impl Write) -> io::Result<bool> {
-        for part in span.parts() {
-            let held = part.fills.clone().map(|fill| self.read(span.offset + fill.start as u64, fill.len()));
+    /// Stores a region; whether what is stored expands to what is there.
+    fn store(&self, region: &CompressedRegion, out: &mut impl Write) -> io::Result<bool> {
+        for part in region.parts() {
+            let held = part.fills.clone().map(|fill| self.read(region.offset + fill.start as u64, fill.len()));
             let [first, second] = held;
             let held = [first?, second?];
-            let stored = span.store(&part, [&held[0], &held[1]]);
-            if !comes_back(span, &part, &stored, &held) {
+            let stored = region.store(&part, [&held[0], &held[1]]);
+            if !comes_back(region, &part, &stored, &held) {
                 return Ok(false);
             }
             out.write_all(&stored)?;
@@ -117,10 +117,10 @@ impl Source {
     }
 }
 
-fn comes_back(span: &Span, part: &Part, stored: &[u8], held: &[Vec<u8>; 2]) -> bool {
+fn comes_back(region: &CompressedRegion, part: &Part, stored: &[u8], held: &[Vec<u8>; 2]) -> bool {
     let mut back = held.each_ref().map(|bytes| vec![0xa5; bytes.len()]);
     let [first, second] = &mut back;
-    span.expand(part, stored, [first, second]);
+    region.decompress(part, stored, [first, second]);
     stored.len() == part.bytes && back == *held
 }
 
@@ -157,12 +157,12 @@ pub(in super::super) mod tests {
     fn what_can_be_told_shorter_is_stored_and_nothing_else() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path());
-        let spans = super::super::spans(dir.path()).unwrap();
-        let found: Vec<_> = spans.iter().map(|span| (span.offset, span.length, span.stored_bytes())).collect();
+        let regions = super::super::regions(dir.path()).unwrap();
+        let found: Vec<_> = regions.iter().map(|region| (region.offset, region.length, region.stored_bytes())).collect();
         // Of 47,616 bytes of sums and scales a quarter, and 1,536 that share their pages; both in whole sectors.
         assert_eq!(found, [(94_208, 49_152, 4096 + 12_288), (143_360, 3 << 20, 3 << 19)]);
         assert_eq!(
-            fs::metadata(dir.path().join(DENSE)).unwrap().len(),
+            fs::metadata(dir.path().join(COMPRESSED_FILE)).unwrap().len(),
             found.iter().map(|(_, _, stored)| stored).sum::<u64>()
         );
     }
@@ -175,8 +175,8 @@ pub(in super::super) mod tests {
         bytes[95_232 + 20_000] ^= 1;
         fs::write(dir.path().join("weights"), &bytes).unwrap();
         make(&dir.path().join("weights"), &PIECES, dir.path()).unwrap();
-        let spans = super::super::spans(dir.path()).unwrap();
-        assert_eq!(spans.iter().map(|span| (span.offset, span.stored)).collect::<Vec<_>>(), [(143_360, 0)]);
-        assert_eq!(fs::metadata(dir.path().join(DENSE)).unwrap().len(), 3 << 19);
+        let regions = super::super::regions(dir.path()).unwrap();
+        assert_eq!(regions.iter().map(|region| (region.offset, region.stored)).collect::<Vec<_>>(), [(143_360, 0)]);
+        assert_eq!(fs::metadata(dir.path().join(COMPRESSED_FILE)).unwrap().len(), 3 << 19);
     }
 }

@@ -1,0 +1,96 @@
+//! One read: the request, the memory it reads into, and where its bytes go.
+
+use crate::weights::file::WeightFile;
+use super::super::open_files::ReadFrom;
+use super::super::staging::{Staging, StagingBuffer};
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Identifies a requested read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in super::super) struct Ticket(pub(super) u64);
+
+/// Where the bytes of a read go.
+#[derive(Clone)]
+pub(in super::super) enum Destination {
+    /// Directly to this address.
+    Memory(usize),
+    /// To a staging buffer, from which the function decompresses or copies weights to their place: at most [`BUFFER`](super::super::staging::BUFFER) bytes.
+    Through(Arc<Decompress>),
+}
+
+/// Writes weights from the bytes that are stored of them.
+pub(in super::super) type Decompress = dyn Fn(&[u8]) + Send + Sync;
+
+/// A requested read. Its destination stays valid until it has been waited for (see [`Reader::read`](super::Reader::read)).
+pub(super) struct Request {
+    pub ticket: Ticket,
+    pub file: ReadFrom,
+    pub offset: u64,
+    pub length: usize,
+    pub to: Destination,
+}
+
+/// A read that can start: the request, its open file, and its staging buffer if it needs one.
+pub(super) struct Read {
+    pub request: Request,
+    pub file: Arc<WeightFile>,
+    buffer: Option<StagingBuffer>,
+}
+
+/// Why a read cannot start.
+pub(super) enum NotNow {
+    /// All staging buffers are in use.
+    Later(Request),
+    /// Its file has changed, or memory has run out.
+    Refused(Ticket, io::Error),
+}
+
+impl Read {
+    /// A read that can start. If all staging buffers are in use, waits for one if it `may_wait`.
+    pub fn new(request: Request, staging: &Staging, may_wait: bool) -> Result<Read, NotNow> {
+        let ticket = request.ticket;
+        let refused = |error| NotNow::Refused(ticket, error);
+        let file = request.file.open().map_err(refused)?;
+        match request.to {
+            Destination::Memory(_) => Ok(Read { request, file, buffer: None }),
+            Destination::Through(_) => match staging.acquire(may_wait).map_err(refused)? {
+                None => Err(NotNow::Later(request)),
+                buffer => Ok(Read { request, file, buffer }),
+            },
+        }
+    }
+
+    /// Bytes it must return.
+    pub fn expected(&self) -> usize {
+        self.file.expected(self.request.offset, self.request.length)
+    }
+
+    /// The address it reads into.
+    pub fn at(&self) -> *mut u8 {
+        match (&self.request.to, &self.buffer) {
+            (Destination::Memory(at), _) => *at as *mut u8,
+            (Destination::Through(_), buffer) => buffer.as_ref().map_or(std::ptr::null_mut(), StagingBuffer::address),
+        }
+    }
+
+    /// Passes the bytes in the staging buffer on, and returns the buffer.
+    pub fn decompress(self, staging: &Staging) -> io::Result<()> {
+        let expected = self.expected();
+        let (Some(buffer), Destination::Through(decompress)) = (self.buffer, &self.request.to) else { return Ok(()) };
+        // SAFETY: the buffer has room for the largest read, all expected bytes were read, and only this read has it.
+        let bytes = unsafe { std::slice::from_raw_parts(buffer.address(), expected) };
+        // After a panic nobody would post this read, and its waiter would wait for ever.
+        let decompressed = catch_unwind(AssertUnwindSafe(|| decompress(bytes)));
+        staging.release(buffer);
+        decompressed.map_err(|_| io::Error::other("the compressed weights are damaged"))
+    }
+
+    /// Returns the staging buffer unused.
+    pub fn cancel(self, staging: &Staging) {
+        if let Some(buffer) = self.buffer {
+            staging.release(buffer);
+        }
+    }
+}

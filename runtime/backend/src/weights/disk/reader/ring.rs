@@ -1,0 +1,175 @@
+//! Reads through io_uring: one thread, several reads in flight.
+
+use super::DEPTH;
+use super::request::{NotNow, Read, Request};
+use super::shared::{Shared, Times, ToDecompress, ends_early};
+use crate::weights::file::SECTOR;
+use io_uring::{IoUring, opcode, types};
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
+
+/// A read that was given to the ring.
+struct InFlight {
+    read: Read,
+    /// Bytes read so far.
+    done: usize,
+    started: Instant,
+}
+
+/// Reads requests until no more can come.
+pub(super) fn through_ring(
+    ring: IoUring,
+    requests: &Mutex<Receiver<Request>>,
+    shared: &Shared,
+    decompressor: &Sender<ToDecompress>,
+) {
+    let requests = &*requests.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut worker = RingWorker {
+        ring,
+        requests,
+        shared,
+        decompressor,
+        deferred: None,
+        to_submit: VecDeque::new(),
+        in_flight: HashMap::new(),
+        finished: Vec::new(),
+        last_finish: Instant::now(),
+    };
+    while worker.accept() {
+        worker.submit();
+        worker.wait();
+    }
+}
+
+struct RingWorker<'a> {
+    ring: IoUring,
+    requests: &'a Receiver<Request>,
+    shared: &'a Shared,
+    decompressor: &'a Sender<ToDecompress>,
+    /// A request that waits for a staging buffer.
+    deferred: Option<Request>,
+    to_submit: VecDeque<InFlight>,
+    in_flight: HashMap<u64, InFlight>,
+    /// Finished and not yet published.
+    finished: Vec<(Read, io::Result<()>, Times)>,
+    /// When the disk last finished a read.
+    last_finish: Instant,
+}
+
+impl RingWorker<'_> {
+    /// Takes requests up to the queue depth; waits for one if there is nothing else to do. False once no more can come.
+    fn accept(&mut self) -> bool {
+        while self.in_flight.len() + self.to_submit.len() < DEPTH {
+            let is_idle = self.in_flight.is_empty() && self.to_submit.is_empty() && self.finished.is_empty();
+            let request = match self.deferred.take() {
+                Some(request) => Ok(request),
+                None if is_idle => self.requests.recv().map_err(|_| TryRecvError::Disconnected),
+                None => self.requests.try_recv(),
+            };
+            match request {
+                Ok(request) => match Read::new(request, &self.shared.staging, is_idle) {
+                    Ok(read) => self.to_submit.push_back(InFlight { read, done: 0, started: Instant::now() }),
+                    Err(NotNow::Refused(ticket, error)) => self.shared.refuse((ticket, error)),
+                    Err(NotNow::Later(request)) => {
+                        self.deferred = Some(request);
+                        break;
+                    }
+                },
+                Err(TryRecvError::Empty) => break,
+                Err(TryRecvError::Disconnected) if is_idle => return false,
+                Err(TryRecvError::Disconnected) => break,
+            }
+        }
+        true
+    }
+
+    fn submit(&mut self) {
+        while let Some(mut flight) = self.to_submit.pop_front() {
+            if self.in_flight.is_empty() {
+                flight.started = Instant::now();
+            }
+            push(&mut self.ring, &flight);
+            self.in_flight.insert(flight.read.request.ticket.0, flight);
+        }
+        // Submit before publishing completions: waking a waiter may preempt this thread and leave the disk idle. An error of `submit`
+        // shows again in `wait`.
+        if !self.finished.is_empty() {
+            let _ = self.ring.submit();
+        }
+        for (read, result, times) in self.finished.drain(..) {
+            self.shared.finish(read, result, times, self.decompressor);
+        }
+    }
+
+    /// Waits for at least one read in flight, if there are any, and collects those that have finished.
+    fn wait(&mut self) {
+        if self.in_flight.is_empty() {
+            return;
+        }
+        match self.ring.submit_and_wait(1) {
+            Ok(_) => {}
+            Err(error) if is_transient(&error) => return,
+            Err(error) => self.abort(&error),
+        }
+        loop {
+            let Some(entry) = self.ring.completion().next() else { break };
+            if let Some(flight) = self.in_flight.remove(&entry.user_data()) {
+                self.complete(flight, entry.result());
+            }
+        }
+    }
+
+    /// The ring cannot be waited on: the kernel may still write to the destinations of reads in flight, and whether it does cannot be
+    /// found out, so no read may be published. Only a mistake in this file leads here.
+    fn abort(&self, error: &io::Error) -> ! {
+        eprintln!(
+            "hpp: fatal: io_uring cannot be waited on ({error}) with {} reads of weights in flight, which may still write to \
+             memory",
+            self.in_flight.len()
+        );
+        std::process::abort()
+    }
+
+    /// A read returned a number of bytes, or a negative error number. A short read continues.
+    fn complete(&mut self, mut flight: InFlight, returned: i32) {
+        let expected = flight.read.expected();
+        let result = match usize::try_from(returned) {
+            Err(_) => Err(io::Error::from_raw_os_error(-returned)),
+            Ok(bytes) if flight.done + bytes >= expected => Ok(()),
+            Ok(bytes) => {
+                // Direct reads continue at a sector.
+                let done = (flight.done + bytes) / SECTOR as usize * SECTOR as usize;
+                if done > flight.done {
+                    flight.done = done;
+                    self.to_submit.push_back(flight);
+                    return;
+                }
+                Err(ends_early())
+            }
+        };
+        let times = (flight.started.max(self.last_finish), Instant::now());
+        self.last_finish = times.1;
+        self.finished.push((flight.read, result, times));
+    }
+}
+
+/// Whether the same call may succeed the next time.
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
+}
+
+fn push(ring: &mut IoUring, InFlight { read, done, .. }: &InFlight) {
+    let request = &read.request;
+    let length = (request.length - done) as u32;
+    let entry = opcode::Read::new(types::Fd(read.file.descriptor()), read.at().wrapping_add(*done), length)
+        .offset(request.offset + *done as u64)
+        .build()
+        .user_data(request.ticket.0);
+    // SAFETY: `InFlight` keeps the descriptor open and the staging buffer alive until the read has finished; any other destination
+    // stays valid by the contract of `Reader::read`. The queue has an entry for each read, of which at most `DEPTH` are in flight.
+    let pushed = unsafe { ring.submission().push(&entry) };
+    pushed.expect("the ring has an entry for each read in flight");
+}
