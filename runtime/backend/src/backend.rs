@@ -1,11 +1,11 @@
 //! The engine's port, over ONNX Runtime.
 
+use crate::create_session::{Made, devices_of, find_device, provide};
 use crate::environment::{OpenError, OrtOptions, Runtime, open};
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
-use crate::create_session::{Made, devices_of, find_device, provide};
 use crate::raw::device::{DeviceMemory, Place, copy};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;

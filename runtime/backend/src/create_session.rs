@@ -5,9 +5,9 @@
 use crate::environment::Runtime;
 use crate::fault;
 use crate::loading::Loading;
+use crate::onnx_scan::{self, Facts};
 use crate::os;
 use crate::pages;
-use crate::onnx_scan::{self, Facts};
 use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
@@ -78,7 +78,8 @@ fn attempt(
     provider: Provider,
     (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
-    let in_memory = |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
+    let in_memory =
+        |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
     match provider {
         Provider::Cpu => {
             let facts = onnx_scan::facts(spec.file);
@@ -176,13 +177,11 @@ fn from_disk(
     let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
     let builder = on_host(runtime, &own, prepared.is_some())?;
     let (session, mappings) =
-        disk::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| {
-            match (&prepared, error) {
-                (Some(_), BackendError::Runtime { doing, cause }) => {
-                    BackendError::Runtime { doing, cause: remove(&cause, &dir) }
-                }
-                (_, error) => error,
+        disk::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| match (&prepared, error) {
+            (Some(_), BackendError::Runtime { doing, cause }) => {
+                BackendError::Runtime { doing, cause: remove(&cause, &dir) }
             }
+            (_, error) => error,
         })?;
     let weights = SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some() };
     Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
@@ -201,9 +200,7 @@ fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<Sess
     builder
         .with_optimized_model_path(place.join(disk::MODEL))
         .and_then(|builder| builder.with_config_entry("session.save_external_prepacked_constant_initializers", "1"))
-        .and_then(|b| {
-            b.with_config_entry("session.optimized_model_external_initializers_file_name", disk::UNALIGNED)
-        })
+        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", disk::UNALIGNED))
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))
         .map_err(failed(format!("prepare the weights of {partition}")))
 }

@@ -1,10 +1,10 @@
 //! What this machine has to run partitions with, for people to read.
 
 use crate::backend::OrtBackend;
+use crate::create_session::{devices_of, long_name};
 use crate::cuda;
 use crate::discover::Tried;
 use crate::os;
-use crate::create_session::{devices_of, long_name};
 use crate::raw::library;
 use hpp_schema::Provider;
 use std::path::PathBuf;

@@ -6,6 +6,8 @@
 //!
 //! Where a device has streams, copies are given to one of them; elsewhere a thread makes them.
 
+use super::disk::{DirectFile, DirectReads};
+use super::file::{SECTOR, WeightFile};
 use crate::backend::OrtBuffer;
 use crate::cuda::feeder::{self, Feeder, Feeding};
 use crate::cuda::streams::{Address, Copied, Streams};
@@ -15,8 +17,6 @@ use crate::raw::copier::{BYTES, Copier, Copies, Fetch, Piece};
 use crate::raw::device::{DeviceMemory, Place};
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::value::Value;
-use super::disk::{DirectFile, DirectReads};
-use super::file::{SECTOR, WeightFile};
 use hpp_engine::BackendError;
 use hpp_engine::port::{HostCopy, Interval, MemoryId, Timing, Uploaded, WeightLocation};
 use std::cell::RefCell;

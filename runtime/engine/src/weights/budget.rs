@@ -7,6 +7,9 @@ use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency};
 
+/// Host memory left free for heap and code pages that are first touched after weights are pinned, bytes.
+const RESERVE: u64 = 4 << 20;
+
 /// Decides where the weights of each partition are between its runs, and how many bytes are pinned.
 #[derive(Clone, Copy)]
 pub(crate) struct HostMemoryBudget {
@@ -97,7 +100,8 @@ impl HostMemoryBudget {
             return wanted.saturating_sub(missing);
         };
         let tensors = states_and_activations(plan, |device| is_on_host(plan, device) || !fallen_back.is_empty());
-        limit.saturating_sub(resident).saturating_sub(self.window(plan, fallen_back)).saturating_sub(tensors)
+        let used = [resident, self.window(plan, fallen_back), tensors, RESERVE];
+        used.into_iter().fold(limit, u64::saturating_sub)
     }
 
     /// Bytes that the host may hold of weights that are streamed to devices, once all sessions are loaded; `None` without a limit.

@@ -1,11 +1,11 @@
 //! How a session's weights are divided into chunks, in which order they are pinned, and where each read goes.
 
-use super::compressed::{COMPRESSED_FILE, PART, Part, CompressedRegion};
-use crate::weights::file::SECTOR;
+use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, Part};
 use super::mapping::Mapping;
 use super::open_files::{OpenFiles, ReadFrom};
 use super::reader::Destination;
 use super::staging::BUFFER;
+use crate::weights::file::SECTOR;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -50,7 +50,10 @@ impl Files {
 /// Divides mappings into compressed regions and the rest, in the order in which they are pinned: uncompressed ranges first, because each
 /// pinned byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
 /// and many small remaps when they are streamed.
-pub(super) fn pin_order(mappings: Vec<Mapping>, regions: &[CompressedRegion]) -> Vec<(Mapping, Option<&CompressedRegion>)> {
+pub(super) fn pin_order(
+    mappings: Vec<Mapping>,
+    regions: &[CompressedRegion],
+) -> Vec<(Mapping, Option<&CompressedRegion>)> {
     let mut parts = Vec::new();
     for mapping in mappings {
         let mut rest = Some(mapping);
@@ -82,8 +85,8 @@ pub(super) fn pin_order(mappings: Vec<Mapping>, regions: &[CompressedRegion]) ->
     let mut parts: Vec<_> = parts.into_iter().flat_map(apart).collect();
     parts.sort_by_cached_key(|(mapping, region, huge)| {
         // Bytes per 1000 that compression saves already.
-        let saved =
-            region.map_or(0, |region| 1000 - region.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
+        let saved = region
+            .map_or(0, |region| 1000 - region.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
         (saved, *huge, mapping.length, mapping.offset)
     });
     parts.into_iter().map(|(mapping, region, _)| (mapping, region)).collect()

@@ -1,9 +1,9 @@
 //! Blocking direct reads: several in flight, bypassing the page cache.
 
 use super::chunks::CHUNK;
-use crate::weights::file::{SECTOR, WeightFile};
 use super::open_files::ReadFrom;
-use super::reader::{Reader, Destination};
+use super::reader::{Destination, Reader};
+use crate::weights::file::{SECTOR, WeightFile};
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,9 +1,9 @@
 //! Measures a disk as weights are read: direct reads, several in flight, into huge pages that are allocated already.
 
-use crate::weights::file::{SECTOR, WeightFile};
 use super::huge_pages::HugePages;
 use super::open_files::ReadFrom;
-use super::reader::{Reader, Ticket, Destination};
+use super::reader::{Destination, Reader, Ticket};
+use crate::weights::file::{SECTOR, WeightFile};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! The file mappings of this process, and replacing them by anonymous memory.
 
-use crate::weights::file::SECTOR;
 use crate::loading::Loading;
+use crate::weights::file::SECTOR;
 use hpp_engine::BackendError;
 use std::collections::BTreeSet;
 use std::fs::File;

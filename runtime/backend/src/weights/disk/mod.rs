@@ -145,7 +145,8 @@ impl PendingWeights {
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let mut weights = unsafe { StreamedWeights::take_over(shared, probe.used(), &regions, pinned) }.map_err(&failed)?;
+        let mut weights =
+            unsafe { StreamedWeights::take_over(shared, probe.used(), &regions, pinned) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(

@@ -1,7 +1,7 @@
 //! The address ranges that the chunks of one session fill, in huge pages and the small pages around them, and their pages in the pool.
 
-use super::page_pool::PagePool;
 use super::mapping::{HUGE, Mapping};
+use super::page_pool::PagePool;
 use std::ops::Range;
 use std::rc::Rc;
 

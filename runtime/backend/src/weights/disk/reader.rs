@@ -6,7 +6,7 @@ mod request;
 mod ring;
 mod shared;
 
-pub(super) use request::{Ticket, Destination};
+pub(super) use request::{Destination, Ticket};
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
@@ -59,7 +59,8 @@ impl Reader {
         let (shared, receiver) = (Arc::<Shared>::default(), Arc::new(Mutex::new(receiver)));
         let (decompressor, reads) = channel();
         let decompresses = Arc::clone(&shared);
-        let mut threads = vec![Builder::new().name("hpp-decompressor".into()).spawn(move || decompresses.decompress(&reads))?];
+        let mut threads =
+            vec![Builder::new().name("hpp-decompressor".into()).spawn(move || decompresses.decompress(&reads))?];
         for worker in workers {
             let (shared, receiver, decompressor) = (Arc::clone(&shared), Arc::clone(&receiver), decompressor.clone());
             let works = move || work(worker, &receiver, &shared, &decompressor);
@@ -116,9 +117,9 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use crate::weights::file::{SECTOR, WeightFile};
     use super::*;
     use crate::os::Pages;
+    use crate::weights::file::{SECTOR, WeightFile};
     use std::path::Path;
 
     /// Reads a file of odd length in pieces, out of order, and compares.
@@ -136,7 +137,9 @@ mod tests {
             .map(|start| {
                 let length = piece.min(pages.len() - start);
                 // SAFETY: `pages` outlives the waits below, and nothing looks at it before them.
-                unsafe { reader.read(&file, *start as u64, length, Destination::Memory(pages.address() as usize + start)) }
+                unsafe {
+                    reader.read(&file, *start as u64, length, Destination::Memory(pages.address() as usize + start))
+                }
             })
             .collect();
         for ticket in tickets.into_iter().rev() {
@@ -172,8 +175,9 @@ mod tests {
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(SECTOR).unwrap();
             let pages = Pages::reserve(SECTOR as usize).unwrap();
             // SAFETY: `pages` outlives the wait.
-            let ticket =
-                unsafe { reader.read(&file, 2 * SECTOR, SECTOR as usize, Destination::Memory(pages.address() as usize)) };
+            let ticket = unsafe {
+                reader.read(&file, 2 * SECTOR, SECTOR as usize, Destination::Memory(pages.address() as usize))
+            };
             let error = reader.wait(ticket).unwrap_err().to_string();
             assert!(error.contains("was changed while it was in use"), "{error}");
         }
@@ -184,7 +188,12 @@ mod tests {
         let pages = Pages::reserve(sectors * SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
         let ticket = unsafe {
-            reader.read(&ReadFrom::Open(Arc::new(file)), offset, pages.len(), Destination::Memory(pages.address() as usize))
+            reader.read(
+                &ReadFrom::Open(Arc::new(file)),
+                offset,
+                pages.len(),
+                Destination::Memory(pages.address() as usize),
+            )
         };
         reader.wait(ticket)
     }

@@ -1,11 +1,11 @@
 //! The weights of one session: those pinned in memory, and the chunks of the rest, which are read before each run.
 
-use super::chunks::{ChunkRead, Files, pin_order, in_huge_pages, joined, reads};
+use super::chunks::{ChunkRead, Files, in_huge_pages, joined, pin_order, reads};
 use super::compressed::CompressedRegion;
-use super::page_pool::PagePool;
 use super::mapping::Mapping;
-use super::page_region::PageRegions;
 use super::open_files::OpenFiles;
+use super::page_pool::PagePool;
+use super::page_region::PageRegions;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkSize, Interval};
@@ -207,11 +207,11 @@ fn misfit(why: &str) -> BackendError {
 
 #[cfg(test)]
 mod tests {
-    use crate::weights::file::{SECTOR, WeightFile};
     use super::super::open_files::ReadFrom;
     use super::super::reader::Destination;
     use super::*;
     use crate::os::Pages;
+    use crate::weights::file::{SECTOR, WeightFile};
     use std::path::Path;
 
     const BYTES: usize = 4096;
@@ -286,7 +286,8 @@ mod tests {
                 let all = mappings.clone();
                 let shared = (Rc::clone(&reader), Rc::clone(&pool), Arc::clone(&files));
                 // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
-                let mut weights = unsafe { StreamedWeights::take_over(shared, mappings, &regions(dir.path()), locked) }.unwrap();
+                let mut weights =
+                    unsafe { StreamedWeights::take_over(shared, mappings, &regions(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())

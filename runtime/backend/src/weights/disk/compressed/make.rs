@@ -1,10 +1,10 @@
 //! Storing what of prepared weights can be told in fewer bytes.
 
-use crate::weights::file::SECTOR;
-use super::region::{Code, Part, CompressedRegion};
+use super::region::{Code, CompressedRegion, Part};
 use super::sums::{Layout, candidates};
 use super::words::Word;
 use super::{COMPRESSED_FILE, PART, REGIONS_FILE};
+use crate::weights::file::SECTOR;
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
@@ -158,7 +158,8 @@ pub(in super::super) mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path());
         let regions = super::super::regions(dir.path()).unwrap();
-        let found: Vec<_> = regions.iter().map(|region| (region.offset, region.length, region.stored_bytes())).collect();
+        let found: Vec<_> =
+            regions.iter().map(|region| (region.offset, region.length, region.stored_bytes())).collect();
         // Of 47,616 bytes of sums and scales a quarter, and 1,536 that share their pages; both in whole sectors.
         assert_eq!(found, [(94_208, 49_152, 4096 + 12_288), (143_360, 3 << 20, 3 << 19)]);
         assert_eq!(

@@ -27,8 +27,7 @@ pub(super) const PART: usize = 1 << 20;
 /// The compressed regions of a directory of prepared weights.
 pub(super) fn regions(dir: &Path) -> io::Result<Vec<CompressedRegion>> {
     let text = fs::read_to_string(dir.join(REGIONS_FILE))?;
-    let broken = || {
-        io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", dir.join(REGIONS_FILE).display()))
-    };
+    let broken =
+        || io::Error::new(io::ErrorKind::InvalidData, format!("{} is damaged", dir.join(REGIONS_FILE).display()));
     text.lines().map(|line| CompressedRegion::parse(line).ok_or_else(broken)).collect()
 }

@@ -1,9 +1,9 @@
 //! A stretch of weights that is stored elsewhere in fewer bytes, and how it is expanded.
 
-use crate::weights::file::SECTOR;
 use super::PART;
 use super::sums::Layout;
 use super::words::Word;
+use crate::weights::file::SECTOR;
 use std::ops::Range;
 use std::str::FromStr;
 

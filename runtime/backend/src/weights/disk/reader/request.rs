@@ -1,8 +1,8 @@
 //! One read: the request, the memory it reads into, and where its bytes go.
 
-use crate::weights::file::WeightFile;
 use super::super::open_files::ReadFrom;
 use super::super::staging::{Staging, StagingBuffer};
+use crate::weights::file::WeightFile;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! State shared by the threads of a reader: results of reads, and staging buffers.
 
 use super::super::staging::Staging;
-use super::request::{Read, Ticket, Destination};
+use super::request::{Destination, Read, Ticket};
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender};
