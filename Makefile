@@ -27,7 +27,7 @@ help:
 	@echo "make completions         shell completions and man pages alone, in out/share"
 	@echo "make fuzz    mutated models, plans, templates and more against every reader, MINUTES=10 of it (docs/CAMPAIGNS.md)"
 	@echo "make kill    kill -9 against everything that writes, MINUTES=10 of it (docs/CAMPAIGNS.md)"
-	@echo "make bench   the measurements of the README, as one table (a few GB of disk, half an hour)"
+	@echo "make bench   the measurements of docs/BENCHMARKS.md, as one table (a few GB of disk, half an hour)"
 	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
 	@echo "make schemas rewrite the JSON Schemas from the types"

@@ -1,4 +1,4 @@
-"""`make bench`: the measurements the README quotes, as one table, with the versions used.
+"""`make bench`: the measurements of docs/BENCHMARKS.md, as one table, with the versions used.
 
     bench.py --target DIR [--threads N] [--rounds N] [--small] [NAME ...]
 

@@ -3,7 +3,7 @@
 //!
 //! Arguments are model directories; without any, all models below `fixtures/models` are planned.
 
-use hpp_model::{Analysis, Load, Logits, Source, analyse, problem};
+use hpp_model::{Analysis, CostSource, LogitsMode, Scenario, analyse, problem};
 use hpp_partition::{Budget, Demand, Mechanisms, Objective, Options, Planner, Problem, plan};
 use hpp_schema::Machine;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
@@ -33,7 +33,7 @@ fn main() {
     models.sort();
     let mut lines = Vec::new();
     for path in &models {
-        let Ok(analysis) = analyse(path, None, Logits::AskedFor) else { continue };
+        let Ok(analysis) = analyse(path, None, LogitsMode::Requested) else { continue };
         for (name, machine) in machines() {
             for problem in problems(&analysis, &machine) {
                 for options in options(&problem) {
@@ -84,7 +84,7 @@ fn machines() -> Vec<(String, Machine)> {
 fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
     let context = analysis.context;
     let chunk = if machine.gpus.is_empty() { context } else { context.min(hpp_model::DEFAULT_CHUNK) };
-    let load = Load { batch: 1, context, prompt: context.min(512), new_tokens: 128, chunk };
+    let load = Scenario { batch: 1, context, prompt: context.min(512), new_tokens: 128, chunk };
     let all = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let total = Demand::of(&all).total();
     let is_large = total > LARGE;
@@ -104,7 +104,7 @@ fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
         let margin = vram.iter().min().map_or(0, |smallest| (smallest / 16).min(1 << 30));
         let (process, reading) = if is_large { (PROCESS, READ_AHEAD) } else { (0, 0) };
         let budget = Budget { vram, ram: Some(ram), margin, process, reading, ..Budget::default() };
-        problem(analysis, load, Source::Machine(machine), budget).ok()
+        problem(analysis, load, CostSource::Machine(machine), budget).ok()
     };
     budgets.into_iter().filter_map(problem).collect()
 }
