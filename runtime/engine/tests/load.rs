@@ -21,7 +21,7 @@ fn a_bad_plan_is_refused_with_all_that_is_wrong() {
     toy.plan.schedule.decode.remove(0);
     toy.plan.partitions[0].device = "tpu".into();
     let words = refused(&toy);
-    assert!(words.contains("tpu") && words.contains("never runs"), "{words}");
+    assert!(words.contains("tpu") && words.contains("no step runs"), "{words}");
 }
 
 #[test]

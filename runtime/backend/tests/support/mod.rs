@@ -97,6 +97,12 @@ impl Recorded {
         self.facts[name].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     }
 
+    /// The last size of the logits, where the exporter has fixed it.
+    fn vocab_size(&self) -> Option<u64> {
+        let outputs = self.facts["outputs"].as_array()?;
+        outputs.iter().find(|output| output["name"] == "logits")?["shape"].as_array()?.last()?.as_u64()
+    }
+
     /// The unsplit model as a plan of one partition with this context.
     pub fn plan(&self, context: u64) -> Plan {
         let pairs = self.facts["state_pairs"].as_object().cloned().unwrap_or_default();
@@ -143,7 +149,7 @@ impl Recorded {
                 },
                 layers: 4,
                 context_length: None,
-                vocab_size: None,
+                vocab_size: self.vocab_size().filter(|_| self.kind() != "single_run"),
                 inputs,
                 outputs: model_outputs,
             },

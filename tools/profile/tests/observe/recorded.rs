@@ -135,8 +135,11 @@ fn every_fixture_is_observed_or_refused() {
             let blocks = analysis.segmentation.blocks.len();
             assert_eq!(shown.boundaries.len(), blocks - 1, "{}: {:?}", model.display(), tapped.not_observed);
             assert_eq!((shown.prompts, shown.prompt_tokens), (2, 12), "{}", model.display());
-            let hidden = shown.boundaries[0].elements / (shown.prompt_tokens + shown.generated_tokens);
-            assert!(shown.boundaries.iter().all(|b| b.elements == hidden * 16), "{}: {shown:?}", model.display());
+            // A trained model may end a text before its second token.
+            let tokens = shown.prompt_tokens + shown.generated_tokens;
+            assert!((14..=16).contains(&tokens), "{}: {tokens} tokens", model.display());
+            let hidden = shown.boundaries[0].elements / tokens;
+            assert!(shown.boundaries.iter().all(|b| b.elements == hidden * tokens), "{}: {shown:?}", model.display());
             let layers = analysis.segmentation.layer_count();
             let unseen = tapped.not_observed.iter().filter(|why| why.contains("the attention of")).count();
             assert_eq!(shown.attention.len() + unseen, layers, "{}", model.display());
