@@ -74,8 +74,8 @@ impl<I: Id, T> Table<I, T> {
     }
 
     /// The first row that satisfies a condition.
-    pub fn position(&self, mut is: impl FnMut(&T) -> bool) -> Option<I> {
-        self.rows.iter().position(|row| is(row)).map(I::new)
+    pub fn position(&self, is: impl FnMut(&T) -> bool) -> Option<I> {
+        self.rows.iter().position(is).map(I::new)
     }
 }
 

@@ -49,6 +49,9 @@ struct LoadedForm<'a> {
     stage: StageId,
 }
 
+/// A session as the backend loads it.
+type LoadedSession<B> = Loaded<<B as Backend>::Session, <B as Backend>::WeightStream>;
+
 /// A partition in one of its forms.
 #[derive(Clone, Copy)]
 struct FormToLoad<'a> {
@@ -156,7 +159,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         &self,
         partition: &Partition,
         form: &Form<'_>,
-    ) -> Result<(Loaded<B::Session, B::WeightStream>, StageTelemetry), EngineError> {
+    ) -> Result<(LoadedSession<B>, StageTelemetry), EngineError> {
         let started = self.backend.now();
         let file = self.dir.join(form.file);
         let failed = |source| match source {
