@@ -222,14 +222,15 @@ impl<B: Backend> PassRunner<'_, B> {
         Ok(())
     }
 
-    /// After the last pass of a step: copies states with staging buffers of their own home, those on devices first.
+    /// After the last pass of a step: copies each state that has a staging buffer of its own to its home memory, first from devices to
+    /// the host, then from the host to devices.
     fn return_all_states(&mut self) -> Result<(), EngineError> {
-        let stages: Vec<StageId> = self.runtime.route[self.phase].iter().copied().collect();
         for home_is_host in [true, false] {
-            for stage in &stages {
-                let is_home = |state| self.program.layouts[state].memory == MemoryId::HOST;
-                if self.program.stages[*stage].states().all(|state| is_home(state) == home_is_host) {
-                    self.return_states(*stage, StateReturn::AfterLastPass)?;
+            for partition in self.runtime.route[self.phase].ids() {
+                let stage = self.runtime.route[self.phase][partition];
+                let lives_on_host = |state| self.program.layouts[state].memory == MemoryId::HOST;
+                if self.program.stages[stage].states().all(|state| lives_on_host(state) == home_is_host) {
+                    self.return_states(stage, StateReturn::AfterLastPass)?;
                 }
             }
         }
