@@ -134,21 +134,21 @@ impl<'a> Counter<'a> {
     }
 
     /// What there is of a block's states, unless they are updated in place.
-    fn grows(&self, index: usize) -> Option<plan::Grows> {
+    fn grows(&self, index: usize) -> Option<plan::GrowingState> {
         let in_place = |planned: &PlannedState| matches!(planned.state.update, StateUpdate::InPlace { .. });
         let [none, one] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
-        let grows = plan::Grows { fixed: none, token: one.saturating_sub(none) };
+        let grows = plan::GrowingState { fixed: none, token: one.saturating_sub(none) };
         (!self.states_of(index).all(in_place)).then_some(grows)
     }
 
     /// What is copied of a block's states that are updated in place, where only what is filled is.
-    fn filled(&self, index: usize, context: u64) -> Option<plan::Filled> {
+    fn filled(&self, index: usize, context: u64) -> Option<plan::FilledState> {
         let of = |any_capacity: bool| {
             let states = self.states_of(index).filter(|planned| planned.state.any_capacity == any_capacity);
             states.map(|planned| planned.state.bytes.0.saturating_mul(self.batch)).fold(0, u64::saturating_add)
         };
         let (fixed, grows) = (of(false), of(true));
-        (grows > 0 && context > 0).then(|| plan::Filled { fixed, token: grows / context, capacity: context })
+        (grows > 0 && context > 0).then(|| plan::FilledState { fixed, token: grows / context, capacity: context })
     }
 
     /// A block's states.

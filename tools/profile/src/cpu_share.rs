@@ -1,6 +1,6 @@
-//! How much of the machine's CPU time other programs take while this one measures.
+//! Measures the share of the machine's CPU time that other programs use during profiling.
 
-/// Counts CPU time from one moment on.
+/// Counts CPU time since it was started.
 #[derive(Debug)]
 pub struct CpuShare {
     start: Option<Ticks>,
@@ -9,11 +9,11 @@ pub struct CpuShare {
 /// CPU time since the machine started, in clock ticks over all cores.
 #[derive(Clone, Copy, Debug)]
 struct Ticks {
-    /// All time, idle time included.
+    /// All time, including idle time.
     total: u64,
     /// Time that is not idle.
     busy: u64,
-    /// Time of this program, of the children it has waited for, and of the one that runs.
+    /// Time of this process, its finished children and its running child.
     own: u64,
 }
 
@@ -23,7 +23,7 @@ impl CpuShare {
         CpuShare { start: ticks(child) }
     }
 
-    /// The share of the machine's CPU time that other programs took since the start, 0 to 1. `None` where the system does not say.
+    /// The share of CPU time that other programs used since the start, 0 to 1; `None` if the system does not report it.
     pub fn others(&self, child: Option<u32>) -> Option<f64> {
         others(self.start?, ticks(child)?)
     }
@@ -44,7 +44,7 @@ fn ticks(child: Option<u32>) -> Option<Ticks> {
     let stat = procfs::KernelStats::current().ok()?.total;
     let idle = stat.idle + stat.iowait.unwrap_or(0);
     let busy = stat.user + stat.nice + stat.system + stat.irq.unwrap_or(0) + stat.softirq.unwrap_or(0);
-    // What the hypervisor gives to other guests is busy too, and not with us.
+    // Time that the hypervisor gives to other guests (steal) counts as used by others.
     let busy = busy + stat.steal.unwrap_or(0);
     let waited_for = |stat: &Stat| u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
     let of = |stat: &Stat| stat.utime + stat.stime + waited_for(stat);

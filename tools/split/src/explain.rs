@@ -10,7 +10,7 @@ use crate::reason::{difference, is_nothing, place};
 use crate::request::Request;
 use crate::table;
 use hpp_model::{Analysis, Logits, analyse};
-use hpp_partition::{Change, Choice, Explanation, Place, RunExplanation, Solution, change, explain, judge};
+use hpp_partition::{Change, Choice, Explanation, Place, RunExplanation, Solution, change, evaluate, explain};
 use hpp_schema::ModelKind;
 use serde::Serialize;
 
@@ -124,7 +124,7 @@ fn context(
     let options = request.options;
     // Both without the cuts of this placement, which are not those of the other.
     let Solution { choices, slots, .. } = placement.solution.clone();
-    let now = judge(&request.problem, &options, choices, slots);
+    let now = evaluate(&request.problem, &options, choices, slots);
     Ok(Some(match change(&now, &request_there.problem, &options) {
         Ok(change) => changed(what, Some(&change), &now),
         Err(no_fit) => Changed { refused: Some(no_fit.to_string()), ..changed(what, None, &now) },

@@ -7,7 +7,7 @@ use crate::predict::Expected;
 use crate::request::{Request, with_default_margin};
 use hpp_model::{FromDisk, Piece};
 use hpp_partition::{
-    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, fits, gpu_layers, judge,
+    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits, gpu_layers,
     plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
@@ -133,7 +133,7 @@ fn judged(request: &Request, args: &SplitArgs, choices: Vec<Choice>, planned: &[
         _ => by_hand,
     };
     let slots = (0..request.problem.gpus.len()).map(slots).collect();
-    judge(&request.problem, &request.options, choices, slots)
+    evaluate(&request.problem, &request.options, choices, slots)
 }
 
 impl Placement {
@@ -164,7 +164,7 @@ impl Placement {
     pub fn judged_again(mut self, request: &Request) -> Self {
         let problem = self.problem(request);
         let Solution { choices, slots, objective_ms, bound_ms, proven, .. } = self.solution;
-        let judged = judge(&problem, &request.options, choices, slots);
+        let judged = evaluate(&problem, &request.options, choices, slots);
         let proven = proven && judged.objective_ms <= objective_ms * (1.0 + 1e-9);
         self.solution = Solution { bound_ms, proven, ..judged };
         self

@@ -2,7 +2,7 @@
 
 use crate::place::Placement;
 use crate::request::Request;
-use hpp_partition::{Objective, Phase, Solution, limit};
+use hpp_partition::{Objective, Phase, Solution, bottleneck};
 use hpp_schema::{Achieved, ObjectiveKind, Predictions};
 
 /// Milliseconds expected of a placement.
@@ -65,7 +65,7 @@ pub fn predictions(request: &Request, placement: &Placement, source: String) -> 
 /// What is busy longest while decoding and while the prompt is taken in.
 fn limits(request: &Request, placement: &Placement) -> String {
     let problem = placement.problem(request);
-    let of = |phase| limit(&problem, &placement.solution, phase);
+    let of = |phase| bottleneck(&problem, &placement.solution, phase);
     match (of(Phase::Decode), of(Phase::Prefill)) {
         (decode, prefill) if decode == prefill => decode.to_string(),
         (decode, prefill) => format!("{decode} while decoding, {prefill} in the prompt"),

@@ -4,7 +4,7 @@ use crate::amount::{self, MEASURED};
 use crate::place::Placement;
 use crate::request::Request;
 use hpp_model::{FromDisk, Piece};
-use hpp_partition::{BlockKind, Choice, Elsewhere, Objective, RunExplanation, Where, explain_runs};
+use hpp_partition::{BlockKind, Choice, Alternative, Objective, RunExplanation, Where, explain_runs};
 use hpp_schema::ByteSize;
 
 /// Why each piece computes where it does, in the order of pieces.
@@ -56,15 +56,15 @@ fn reason(request: &Request, placement: &Placement, run: &RunExplanation) -> Str
 }
 
 /// The best of the other places: one that fits before one that does not.
-fn nearest(run: &RunExplanation) -> Option<&Elsewhere> {
-    let key = |other: &&Elsewhere| (other.no_fit.is_some(), other.objective_ms);
+fn nearest(run: &RunExplanation) -> Option<&Alternative> {
+    let key = |other: &&Alternative| (other.no_fit.is_some(), other.objective_ms);
     run.elsewhere.iter().min_by(|a, b| {
         let (a, b) = (key(a), key(b));
         a.0.cmp(&b.0).then(a.1.total_cmp(&b.1))
     })
 }
 
-fn compared(request: &Request, other: &Elsewhere, now: f64) -> String {
+fn compared(request: &Request, other: &Alternative, now: f64) -> String {
     let place = place(other.place);
     match &other.no_fit {
         Some(no_fit) => {

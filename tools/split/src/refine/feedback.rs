@@ -152,7 +152,7 @@ fn scale(costs: &mut [Cost], block: usize, phase: Phase, factor: f64) {
 mod tests {
     use super::*;
     use hpp_partition::{
-        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload, judge,
+        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload, evaluate,
     };
 
     /// Six blocks, a millisecond each on the host times `cpu`, a tenth of that on the GPU times `gpu`.
@@ -208,7 +208,7 @@ mod tests {
         let choices: Vec<Choice> = (0..6).map(place).collect();
         let pieces = [0..on_host, on_host..6].map(|blocks| Piece { choice: choices[blocks.start], blocks });
         Placement {
-            solution: judge(problem, &OPTIONS, choices, vec![0]),
+            solution: evaluate(problem, &OPTIONS, choices, vec![0]),
             pieces: pieces.to_vec(),
             by_hand: false,
             at_least: 1,
