@@ -18,7 +18,7 @@ pub struct CpuTime {
 /// CPU time since the machine started, in clock ticks over all cores.
 #[derive(Clone, Copy, Debug)]
 struct Ticks {
-    /// All time, idle time included.
+    /// All time, including idle time.
     total: u64,
     /// Time that is not idle.
     busy: u64,

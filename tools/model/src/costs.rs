@@ -135,21 +135,21 @@ impl<'a> Counter<'a> {
     }
 
     /// Growth of a block's states per token; `None` if all of them are updated in place.
-    fn grows(&self, index: usize) -> Option<plan::Grows> {
+    fn grows(&self, index: usize) -> Option<plan::GrowingState> {
         let in_place = |planned: &PlannedState| matches!(planned.state.update, StateUpdate::InPlace { .. });
         let [empty, one_token] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
-        let grows = plan::Grows { fixed: empty, token: one_token.saturating_sub(empty) };
+        let grows = plan::GrowingState { fixed: empty, token: one_token.saturating_sub(empty) };
         (!self.states_of(index).all(in_place)).then_some(grows)
     }
 
     /// Bytes copied of a block's in-place states, of which only the filled part is copied if any capacity is accepted.
-    fn filled(&self, index: usize, context: u64) -> Option<plan::Filled> {
+    fn filled(&self, index: usize, context: u64) -> Option<plan::FilledState> {
         let bytes = |any_capacity: bool| {
             let states = self.states_of(index).filter(|planned| planned.state.any_capacity == any_capacity);
             states.map(|planned| planned.state.bytes.0.saturating_mul(self.batch)).fold(0, u64::saturating_add)
         };
         let (fixed, grows) = (bytes(false), bytes(true));
-        (grows > 0 && context > 0).then(|| plan::Filled { fixed, token: grows / context, capacity: context })
+        (grows > 0 && context > 0).then(|| plan::FilledState { fixed, token: grows / context, capacity: context })
     }
 
     /// A block's states.

@@ -1,9 +1,9 @@
-//! From counts to placements: which block makes which choice, in several patterns for the judge to compare.
+//! Arranges counts (how many blocks make each choice) into placements, in several patterns.
 //!
-//! Blocks that are not streamed come in runs, so that a token crosses rarely. Streamed ones are spread among them in
-//! bursts, so that each has time to be copied while the others compute.
+//! Blocks that are not streamed form runs, so that a pass has few crossings. Streamed blocks are spread among them in bursts, so that
+//! their copies overlap with the computation of the others.
 
-use crate::judge::Wish;
+use crate::evaluate::Goal;
 use crate::program::Counts;
 use crate::regions::Region;
 use crate::{Choice, Phase, Where};
@@ -12,7 +12,7 @@ use std::collections::{BTreeSet, HashSet};
 /// Allowed placements with these counts, no two the same. Classes of a region are arranged each by itself, and all
 /// together: then runs are unbroken and the classes' own counts are not kept.
 pub(crate) fn arrangements(
-    wish: &Wish,
+    goal: &Goal,
     regions: &[Region],
     counts: &Counts,
     allowed: &[Vec<Choice>],
@@ -21,7 +21,7 @@ pub(crate) fn arrangements(
     let mut all: Vec<Vec<Choice>> = Vec::new();
     let mut seen = HashSet::new();
     let mixed = regions.iter().any(|region| region.classes.len() > 1);
-    for pattern in patterns(wish) {
+    for pattern in patterns(goal) {
         for together in [false, true].into_iter().filter(|together| mixed || !together) {
             let mut choices = vec![Choice::both(Where::Cpu); allowed.len()];
             for (region, counts) in regions.iter().zip(counts) {
@@ -39,7 +39,7 @@ fn codes(choices: &[Choice]) -> Vec<u16> {
     choices.iter().flat_map(|choice| [choice.prefill.code(), choice.decode.code()]).collect()
 }
 
-/// Counts that differ from these by one block that makes another choice.
+/// All counts in which one block makes another choice.
 pub(crate) fn neighbours(regions: &[Region], counts: &Counts, allowed: &[Vec<Choice>]) -> Vec<Counts> {
     let mut all = Vec::new();
     for (number, region) in regions.iter().enumerate() {
@@ -66,36 +66,36 @@ fn shift(counts: &mut Vec<(Choice, usize)>, from: Choice, to: Choice) {
     counts.sort();
 }
 
-/// How to order the blocks of a class.
+/// A way to order the blocks of a class.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     /// The phase whose streamed blocks are spread.
     phase: Phase,
-    /// Host first, GPUs after it, or the other way round.
+    /// Host blocks before GPU blocks, or after them.
     host_first: bool,
-    /// Streamed blocks in a row.
+    /// Consecutive streamed blocks.
     burst: usize,
-    /// Among which others they are spread.
-    among: Among,
-    /// Halves of its share of the others that lie before a burst: none, one, or both.
+    /// Blocks that they are spread among.
+    among: SpreadAmong,
+    /// Halves of a burst's share of the others that precede it: 0, 1 or 2.
     before: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Among {
+enum SpreadAmong {
     All,
     Host,
     Gpus,
-    /// Those of each GPU among what lies there for good.
-    Own,
+    /// The blocks that are resident on the same GPU.
+    SameGpu,
 }
 
-fn patterns(wish: &Wish) -> Vec<Pattern> {
-    let most = wish.slots.iter().max().map_or(1, |slots| *slots as usize).max(1);
+fn patterns(goal: &Goal) -> Vec<Pattern> {
+    let most = goal.slots.iter().max().map_or(1, |slots| *slots as usize).max(1);
     let mut patterns = Vec::new();
-    for phase in wish.phases() {
+    for phase in goal.phases() {
         for host_first in [true, false] {
-            for among in [Among::All, Among::Host, Among::Gpus, Among::Own] {
+            for among in [SpreadAmong::All, SpreadAmong::Host, SpreadAmong::Gpus, SpreadAmong::SameGpu] {
                 for before in [2, 1, 0] {
                     patterns.extend((1..=most).map(|burst| Pattern { phase, host_first, burst, among, before }));
                 }
@@ -133,13 +133,13 @@ impl Pattern {
         let host = of(&on_host);
         let gpus = of(&|choice| !is_streamed(choice) && !on_host(choice));
         let (mut host, mut gpus) = match self.among {
-            Among::All => {
+            SpreadAmong::All => {
                 let all = if self.host_first { [host, gpus].concat() } else { [gpus, host].concat() };
                 return self.spread(&all, &streamed);
             }
-            Among::Host if !host.is_empty() => (self.spread(&host, &streamed), gpus),
-            Among::Gpus if !gpus.is_empty() => (host, self.spread(&gpus, &streamed)),
-            Among::Own => {
+            SpreadAmong::Host if !host.is_empty() => (self.spread(&host, &streamed), gpus),
+            SpreadAmong::Gpus if !gpus.is_empty() => (host, self.spread(&gpus, &streamed)),
+            SpreadAmong::SameGpu => {
                 let gpu = |choice: &Choice| choice.of(self.phase).gpu();
                 let numbers: BTreeSet<_> = gpus.iter().chain(&streamed).map(gpu).collect();
                 let own = |all: &[Choice], number| -> Vec<Choice> {
@@ -156,7 +156,7 @@ impl Pattern {
         [host, gpus].concat()
     }
 
-    /// `streamed` in bursts, spread evenly among the others.
+    /// Spreads bursts of `streamed` evenly among the others.
     fn spread(self, others: &[Choice], streamed: &[Choice]) -> Vec<Choice> {
         let bursts: Vec<&[Choice]> = streamed.chunks(self.burst).collect();
         let mut all = Vec::new();

@@ -1,7 +1,8 @@
 //! Lower bounds on a phase that hold for every order of things: what the chain and the links must do, and what computing
 //! on the host while weights are copied costs at least.
 
-use crate::GpuCosts;
+use crate::schedule::merges;
+use crate::{Choice, GpuCosts, Phase, Problem, Where};
 
 /// What a phase must do, milliseconds while nothing else goes on.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,6 +16,47 @@ pub(crate) struct Work {
 }
 
 impl Work {
+    /// The work that a block adds to a phase where the block before it computes at `previous`.
+    pub fn of_block(problem: &Problem, block: usize, previous: Option<Where>, choice: Choice, phase: Phase) -> Work {
+        let mut work = Work { links: vec![0.0; problem.gpus.len()], ..Work::default() };
+        let (place, passes) = (choice.of(phase), problem.passes(phase));
+        let mut ms = problem.block_ms_in_all(block, place, phase);
+        if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
+            ms += passes as f64 * problem.launch_ms(place);
+        }
+        work.chain += ms;
+        if place == Where::Cpu {
+            work.host += ms;
+        }
+        for way in problem.visits(block, choice, phase) {
+            work.chain += problem.way_ms(way);
+            if let Some(gpu) = way.to {
+                work.links[gpu] += problem.upload_ms(gpu, way.tensors);
+            }
+        }
+        if let Where::Streamed(gpu) = place {
+            work.links[gpu] += passes as f64 * problem.stream_ms(block, gpu);
+        }
+        if let Some(previous) = previous.filter(|previous| previous.gpu() != place.gpu()) {
+            for pass in 0..passes {
+                let tensors = problem.boundary(block, phase, pass);
+                work.chain += previous.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, tensors));
+                if let Some(gpu) = place.gpu() {
+                    work.chain += problem.upload_ms(gpu, tensors);
+                    work.links[gpu] += problem.upload_ms(gpu, tensors);
+                }
+            }
+        }
+        work
+    }
+
+    /// Adds other work.
+    pub fn add(&mut self, other: &Work) {
+        self.chain += other.chain;
+        self.host += other.host;
+        self.links.iter_mut().zip(&other.links).for_each(|(link, more)| *link += more);
+    }
+
     /// No schedule does this work in less, milliseconds.
     pub fn least(&self, gpus: &[GpuCosts]) -> f64 {
         let with = |(link, gpu): (&f64, &GpuCosts)| least_with(self.chain, self.host, *link, gpu);

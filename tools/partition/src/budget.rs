@@ -1,97 +1,96 @@
-//! Memory budgets: the limits, what blocks need, and what to say when they do not fit.
+//! Memory budgets: the limits, the demand of blocks, and the error if the demand exceeds a limit.
 
 use crate::{Block, Place};
 use hpp_schema::ByteSize;
 use std::collections::BTreeSet;
 
-/// The limits a placement keeps.
+/// The memory limits of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Budget {
-    /// Device memory of each GPU, bytes; empty when there is none.
+    /// Device memory of each GPU, bytes.
     pub vram: Vec<u64>,
-    /// Host memory, bytes, where a limit was asked for.
+    /// Host memory, bytes; `None` if unlimited.
     pub ram: Option<u64>,
-    /// Part of it that the process takes for itself, bytes.
+    /// The part of `ram` that the process itself uses, bytes.
     pub process: u64,
     /// Device memory left unused on each GPU, bytes.
     pub margin: u64,
-    /// Where state lies.
+    /// Where the state of GPU blocks is kept.
     pub kv: KvHome,
-    /// Host memory that reading ahead takes where weights are read from disk, bytes.
+    /// Host memory for read-ahead buffers if weights are read from disk, bytes.
     pub reading: u64,
-    /// What weights take on the host once its kernels have packed them, and how much of that is read from disk.
+    /// The size of weights in host memory after packing, and on disk.
     pub packing: Packing,
 }
 
-/// How weights lie in host memory as its kernels want them, and on disk, where they may lie more densely: some
-/// numbers are made when the others arrive (sums from scales), some are widened (16-bit numbers that memory wants in
-/// 32). Nothing of it by default.
+/// Ratios between the size of weights in the model, in host memory after packing for the kernels, and in the compressed file on
+/// disk. The compressed file omits numbers that can be computed (block sums) and stores some in 16 instead of 32 bits. The default is
+/// no packing and no compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
-    /// What weights take beyond their bytes in the model: so many bytes for each 1000.
+    /// Additional bytes of packed weights for each 1000 bytes in the model.
     pub more: u64,
-    /// Of 1000 bytes as packed, those made when weights arrive from disk.
+    /// Bytes that are decompressed, of each 1000 packed bytes.
     pub made: u64,
-    /// Read from disk for each 1000 bytes that are made.
+    /// Bytes read from disk for each 1000 decompressed bytes.
     pub stored: u64,
 }
 
 impl Packing {
-    /// What these bytes of the model take when packed. Rounded up, so that sums of bytes fit as packed where they fit
-    /// in numbers without rounding.
+    /// The packed size of this many bytes of the model, rounded up.
     pub fn packed(self, bytes: u64) -> u64 {
         let more = (u128::from(bytes) * u128::from(self.more)).div_ceil(1000);
         bytes.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
     }
 
-    /// Packed bytes for each byte of the model.
+    /// Packed bytes per byte of the model.
     pub(crate) fn growth(self) -> f64 {
         1.0 + self.more as f64 / 1000.0
     }
 
-    /// The part of packed weights that is made.
+    /// The part of packed weights that is decompressed.
     pub(crate) fn made_share(self) -> f64 {
         self.made.min(1000) as f64 / 1000.0
     }
 
-    /// The part of what is made that is not read.
+    /// The part of decompressed bytes that is not read from disk.
     pub(crate) fn unread_share(self) -> f64 {
         1.0 - self.stored.min(1000) as f64 / 1000.0
     }
 }
 
 impl Budget {
-    /// Host memory for blocks, bytes, where there is a limit.
+    /// Host memory available to blocks, bytes; `None` if unlimited.
     pub fn host(&self) -> Option<u64> {
         self.ram.map(|ram| ram.saturating_sub(self.process))
     }
 }
 
-/// Where the state of a GPU's blocks lies.
+/// Where the state of a GPU's blocks is kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvHome {
     /// On the device that computes.
     #[default]
     Device,
-    /// On the host; the device holds one block's at a time.
+    /// On the host; the device holds the state of one block at a time.
     Host,
 }
 
-/// What a set of blocks needs on one device.
+/// The memory that a set of blocks needs on one device, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Weights, each counted once.
+    /// Weights; a shared weight counts once.
     pub weights: u64,
     /// State.
     pub kv: u64,
-    /// Activations: the largest block's, because blocks run one after another.
+    /// Activations of the largest block, because blocks run one after another.
     pub workspace: u64,
-    /// Slots for streamed weights.
+    /// Ring buffer for streamed weights.
     pub ring: u64,
 }
 
 impl Demand {
-    /// What these blocks need together.
+    /// The demand of these blocks.
     pub fn of<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> Demand {
         let mut seen = BTreeSet::new();
         let mut demand = Demand::default();
@@ -103,13 +102,13 @@ impl Demand {
         demand
     }
 
-    /// All of it.
+    /// The sum.
     pub fn total(self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.workspace).saturating_add(self.ring)
     }
 }
 
-/// A placement does not fit, with the numbers a person needs to mend it.
+/// A placement exceeds a memory budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{place} needs {} but may use {}: weights {}, KV {}, workspace {}, {}{} {}",
@@ -119,11 +118,11 @@ impl Demand {
 pub struct NoFit {
     /// The device that is too small.
     pub place: Place,
-    /// What the blocks placed there need.
+    /// The demand of the blocks on it.
     pub demand: Demand,
-    /// What may be used.
+    /// Its budget, bytes.
     pub budget: u64,
-    /// Part of the budget that blocks may not use: the margin of a GPU, the process itself on the host.
+    /// The part of the budget that blocks may not use: a GPU's margin, or the process itself on the host.
     pub margin: u64,
 }
 
@@ -134,13 +133,13 @@ fn unused(place: Place) -> &'static str {
     }
 }
 
-/// The slots of a ring, where there is one.
+/// The ring buffer's part of the message; empty without one.
 fn ring(demand: &Demand) -> String {
     if demand.ring == 0 { String::new() } else { format!("slots {}, ", ByteSize(demand.ring).human()) }
 }
 
 impl NoFit {
-    /// Refuses a demand beyond what may be used.
+    /// Fails if the demand and the margin exceed the budget.
     pub(crate) fn unless(place: Place, demand: Demand, budget: u64, margin: u64) -> Result<(), NoFit> {
         match demand.total().saturating_add(margin) > budget {
             true => Err(NoFit { place, demand, budget, margin }),
@@ -148,7 +147,7 @@ impl NoFit {
         }
     }
 
-    /// The smallest budget of this device under which this placement fits, bytes.
+    /// The smallest budget of this device with which the placement fits, bytes.
     pub fn smallest(&self) -> u64 {
         self.demand.total().saturating_add(self.margin)
     }

@@ -1,10 +1,10 @@
-//! Fewer weights, same bytes: what only ever counts together is one weight.
+//! Merges weights that the same blocks read, so that the planner adds up fewer numbers.
 
 use crate::Block;
 use std::collections::BTreeMap;
 
-/// The same blocks with one weight for each set of blocks that read it, numbered from 0. A model has some ten weights a
-/// block, and a planner adds them up thousands of times.
+/// The blocks with one weight for each set of readers, numbered from 0. The demand of any set of blocks stays the same. A model has
+/// about ten weights per block, and the planner adds them up thousands of times.
 pub fn condensed(mut blocks: Vec<Block>) -> Vec<Block> {
     let mut readers: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (reader, block) in blocks.iter().enumerate() {
@@ -23,7 +23,7 @@ pub fn condensed(mut blocks: Vec<Block>) -> Vec<Block> {
         weights.dedup_by_key(|(key, _)| *key);
         for (key, bytes) in weights {
             let next =
-                u32::try_from(numbers.len()).expect("keys are u32, and there are no more sets of readers than keys");
+                u32::try_from(numbers.len()).expect("there are at most as many sets of readers as keys, which are u32");
             let number = *numbers.entry(&readers[&key]).or_insert(next);
             *condensed.entry(number).or_default() += bytes;
         }

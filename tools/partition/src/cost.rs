@@ -1,4 +1,4 @@
-//! What a block is to a planner: bytes it occupies and work it does per phase. Knows shapes as numbers only.
+//! A block as the planner sees it: the bytes it occupies and its work in each phase.
 
 use hpp_schema::memory::state_tokens;
 
@@ -9,97 +9,97 @@ pub struct Block {
     pub label: String,
     /// What it is.
     pub kind: BlockKind,
-    /// Weights it reads: a key that is equal for a shared weight, and bytes. Shared weights count once per device.
+    /// Weights it reads, as (key, bytes). Blocks that share a weight have the same key for it; it counts once per device.
     pub weights: Vec<(u32, u64)>,
-    /// The same where they are streamed to a GPU.
+    /// Its weights if they are streamed to a GPU.
     pub streamed: Streamed,
     /// State at the planned context and batch, in bytes.
     pub kv_bytes: u64,
-    /// Tensors that state consists of: each is copied by itself where state moves.
+    /// Number of state tensors. Each is copied separately.
     pub kv_tensors: u64,
-    /// What there is of it, where it is another buffer after each pass; `None` where all of it is updated in place.
-    pub kv_grows: Option<Grows>,
-    /// What is copied of it, where all of it is updated in place and it lies on the host; `None` where all of it is.
-    pub kv_filled: Option<Filled>,
+    /// Size of state that each pass returns in a new buffer; `None` if all of it is updated in place.
+    pub kv_grows: Option<GrowingState>,
+    /// FilledState size of state that is updated in place, which is what is copied if it is kept on the host; `None` if all of it is copied.
+    pub kv_filled: Option<FilledState>,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
     pub boundary_bytes: u64,
-    /// Tensors that enter the block: each is copied by itself where the block before computes elsewhere. Tensors of sizes lie
-    /// on the host on either side and do not count.
+    /// Number of tensors that enter the block. Each is copied separately if the block before is on another device. Shape tensors are
+    /// always on the host and do not count.
     pub boundary_tensors: u64,
-    /// Work for one decoded token at the planned context.
+    /// Work of one decoded token at the planned context.
     pub decode: Work,
-    /// Work for one prefill pass of the planned prompt.
+    /// Work of one prefill pass of the planned prompt.
     pub prefill: Work,
 }
 
-/// Bytes of state that grows from pass to pass.
+/// Size in bytes of state that grows from pass to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grows {
-    /// With no tokens.
+pub struct GrowingState {
+    /// Without tokens.
     pub fixed: u64,
-    /// More with each token.
+    /// Additional bytes of each token.
     pub token: u64,
 }
 
-/// Bytes of state that is copied only as far as it is filled.
+/// Bytes to copy of state that is copied only as far as it is filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Filled {
-    /// Of what is copied whole.
+pub struct FilledState {
+    /// Bytes that are always copied.
     pub fixed: u64,
-    /// More with each token that the rest is laid out for.
+    /// Additional bytes of each token.
     pub token: u64,
-    /// Most tokens.
+    /// Capacity in tokens.
     pub capacity: u64,
 }
 
-impl Filled {
-    /// What is copied while so many tokens are held.
+impl FilledState {
+    /// Bytes to copy with this many tokens in the state.
     pub fn bytes(self, tokens: u64) -> u64 {
         self.fixed.saturating_add(self.token.saturating_mul(state_tokens(tokens, self.capacity)))
     }
 }
 
-/// What a block takes where its weights are streamed to a GPU: some are copied each time, others stay there.
+/// The weights of a block that is streamed to a GPU: some are copied in every pass, others stay there as constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Streamed {
-    /// Bytes of each weight that is copied, largest first.
+    /// Bytes of each copied weight, largest first.
     pieces: Vec<u64>,
-    /// Of all of them.
+    /// Sum of `pieces`.
     bytes: u64,
-    /// Bytes of constants, and a number that is the same for blocks that share all of theirs.
+    /// Constants, as (key, bytes). Blocks with the same key share all their constants.
     constants: Option<(u32, u64)>,
 }
 
 impl Streamed {
-    /// Weights of these sizes are copied, and `constants` stay: blocks with the same number hold them together.
+    /// Weights of these sizes are copied; `constants` stay, and blocks with the same key share them.
     pub fn new(mut pieces: Vec<u64>, constants: Option<(u32, u64)>) -> Self {
         pieces.sort_unstable_by(|a, b| b.cmp(a));
         Streamed { bytes: pieces.iter().fold(0, |sum, piece| sum.saturating_add(*piece)), pieces, constants }
     }
 
-    /// Everything is copied as one.
+    /// One copied weight of this size.
     pub fn whole(bytes: u64) -> Self {
         Streamed::new(vec![bytes], None)
     }
 
-    /// Bytes that are copied each time.
+    /// Bytes copied in every pass.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Constants that stay on the GPU, as [`Block::weights`] has weights.
+    /// Constants that stay on the GPU, in the format of [`Block::weights`].
     pub(crate) fn constants(&self) -> &[(u32, u64)] {
         self.constants.as_slice()
     }
 }
 
-/// Bytes of a slot that holds any of these blocks: each of its pieces is as large as the largest that comes to lie in it.
+/// Bytes of a slot that fits each of these blocks: the i-th piece is as large as the largest i-th piece of any block.
 pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
     let mut slot: Vec<u64> = Vec::new();
     for pieces in blocks.into_iter().map(|block| &block.streamed.pieces) {
-        // Most blocks are alike.
+        // Skips blocks equal to the slot, which most blocks are.
         if *pieces != slot {
             slot.resize(slot.len().max(pieces.len()), 0);
             slot.iter_mut().zip(pieces).for_each(|(room, piece)| *room = *piece.max(room));
@@ -111,22 +111,22 @@ pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
 /// What a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockKind {
-    /// Tokens to hidden states.
+    /// Token ids to hidden states.
     Embedding,
     /// A repeated layer, by index.
     Layer(u32),
     /// Hidden states to logits.
     Head,
-    /// A piece of a model that has no layers in this sense.
+    /// A piece of a model without repeated layers.
     Other,
 }
 
 /// Floating-point operations and bytes read from memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// Floating-point operations (a multiply-add counts two).
+    /// Floating-point operations (a multiply-add counts as two).
     pub flops: u64,
-    /// Bytes of weights and state read.
+    /// Bytes of weights and state that are read.
     pub bytes: u64,
 }
 

@@ -1,34 +1,34 @@
-//! Branch and bound over blocks in order: every placement is priced or shown to be no better than the best one.
+//! Exhaustive search by branch and bound: evaluates every placement that could be better than the best one.
 //!
-//! A partial placement is given up when it cannot fit, or when what its blocks must do already, and the least the rest can,
-//! takes as long as the best placement. Deterministic: it stops after a number of steps, not after a time.
+//! Blocks are placed in order. A partial placement is pruned if it exceeds a memory budget, or if the lower bound of its blocks
+//! plus the lower bound of the remaining blocks is not below the best objective. The limit is a number of steps, not a time, so
+//! the search is deterministic.
 
 use crate::bound::Work;
-use crate::judge::{Judge, SAME};
+use crate::evaluate::{Evaluator, SAME};
 use crate::memory::{may_read_disk, state_on_host};
-use crate::schedule::merges;
 use crate::{Block, Choice, KvHome, Phase, Problem, Where};
 
-/// Tries everything that could beat the judge's best. True when nothing was left untried within `most` steps.
-pub(crate) fn exhaust(judge: &mut Judge, allowed: &[Vec<Choice>], most: usize) -> bool {
-    let suffix = suffix(judge, allowed);
-    let start = Partial::new(judge.problem);
-    let mut search = Search { judge, allowed, suffix, left: most, choices: Vec::new() };
+/// Searches for better placements than the evaluator's best. True if the search was complete within `most` steps.
+pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<Choice>], most: usize) -> bool {
+    let suffix = suffix(evaluator, allowed);
+    let start = Partial::new(evaluator.problem);
+    let mut search = Search { evaluator, allowed, suffix, left: most, choices: Vec::new() };
     search.extend(&start);
     search.left > 0
 }
 
-/// The least the blocks from here on can do: each phase by itself, and both together as they weigh.
+/// Lower bounds of the remaining blocks: the chain of each phase, milliseconds, and the weighted sum of both.
 #[derive(Clone, Copy, Default)]
-struct Least {
+struct RestBound {
     phases: [f64; 2],
     together: f64,
 }
 
-fn suffix(judge: &Judge, allowed: &[Vec<Choice>]) -> Vec<Least> {
-    let (problem, weights) = (judge.problem, judge.wish.weights);
-    let phases: Vec<Phase> = judge.wish.phases().collect();
-    let mut suffix = vec![Least::default(); allowed.len() + 1];
+fn suffix(evaluator: &Evaluator, allowed: &[Vec<Choice>]) -> Vec<RestBound> {
+    let (problem, weights) = (evaluator.problem, evaluator.goal.weights);
+    let phases: Vec<Phase> = evaluator.goal.phases().collect();
+    let mut suffix = vec![RestBound::default(); allowed.len() + 1];
     for i in (0..allowed.len()).rev() {
         let ms = |choice: &Choice, phase: Phase| problem.block_ms_in_all(i, choice.of(phase), phase);
         let least = |f: &dyn Fn(&Choice) -> f64| allowed[i].iter().map(f).fold(f64::INFINITY, f64::min);
@@ -44,32 +44,33 @@ fn suffix(judge: &Judge, allowed: &[Vec<Choice>]) -> Vec<Least> {
     suffix
 }
 
-/// What the blocks placed so far do and hold.
+/// Work and memory use of the blocks placed so far.
 #[derive(Clone)]
 struct Partial {
     work: [Work; 2],
     handover: f64,
-    gpus: Vec<Held>,
+    gpus: Vec<GpuUse>,
     host_weights: u64,
     host_kv: u64,
     host_workspace: u64,
     host_largest: u64,
 }
 
+/// Memory use of a GPU, bytes.
 #[derive(Clone, Default)]
-struct Held {
+struct GpuUse {
     weights: u64,
     kv: [u64; 2],
-    /// State with room of its own beside that.
+    /// State with its own buffers, in addition to `kv`.
     own_kv: u64,
     workspace: u64,
     largest_streamed: u64,
 }
 
 struct Search<'j, 'p> {
-    judge: &'j mut Judge<'p>,
+    evaluator: &'j mut Evaluator<'p>,
     allowed: &'j [Vec<Choice>],
-    suffix: Vec<Least>,
+    suffix: Vec<RestBound>,
     left: usize,
     choices: Vec<Choice>,
 }
@@ -78,15 +79,15 @@ impl Search<'_, '_> {
     fn extend(&mut self, partial: &Partial) {
         let depth = self.choices.len();
         if depth == self.allowed.len() {
-            self.judge.price(&self.choices);
+            self.evaluator.evaluate(&self.choices);
             return;
         }
         let mut next: Vec<(f64, Choice, Partial)> = Vec::new();
         for choice in &self.allowed[depth] {
             let mut with = partial.clone();
-            with.add(self.judge.problem, &self.choices, *choice, &self.judge.wish.weights);
-            if with.fits(self.judge) {
-                next.push((self.least(&with, depth + 1), *choice, with));
+            with.add(self.evaluator.problem, &self.choices, *choice, &self.evaluator.goal.weights);
+            if with.fits(self.evaluator) {
+                next.push((self.lower_bound(&with, depth + 1), *choice, with));
             }
         }
         next.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -102,20 +103,20 @@ impl Search<'_, '_> {
     }
 
     fn could_win(&self, least: f64) -> bool {
-        self.judge.best().first().is_none_or(|best| least < best.price.objective * (1.0 - SAME))
+        self.evaluator.best().first().is_none_or(|best| least < best.score.objective * (1.0 - SAME))
     }
 
-    /// No placement that begins so takes less, weighted milliseconds.
-    fn least(&self, partial: &Partial, depth: usize) -> f64 {
-        let (wish, rest) = (&self.judge.wish, self.suffix[depth]);
+    /// Lower bound of every placement that starts with `partial`, weighted milliseconds.
+    fn lower_bound(&self, partial: &Partial, depth: usize) -> f64 {
+        let (goal, rest) = (&self.evaluator.goal, self.suffix[depth]);
         let (mut apart, mut together) = (0.0, rest.together);
-        for phase in wish.phases() {
-            let (weight, work) = (wish.weights[phase as usize], &partial.work[phase as usize]);
+        for phase in goal.phases() {
+            let (weight, work) = (goal.weights[phase as usize], &partial.work[phase as usize]);
             let chain = work.chain + rest.phases[phase as usize];
-            apart += weight * Work { chain, ..work.clone() }.least(&self.judge.problem.gpus);
+            apart += weight * Work { chain, ..work.clone() }.least(&self.evaluator.problem.gpus);
             together += weight * work.chain;
         }
-        apart.max(together) + wish.weights[Phase::Prefill as usize] * partial.handover
+        apart.max(together) + goal.weights[Phase::Prefill as usize] * partial.handover
     }
 }
 
@@ -129,7 +130,7 @@ impl Partial {
         Partial {
             work: Phase::BOTH.map(work),
             handover: 0.0,
-            gpus: vec![Held::default(); problem.budget.vram.len()],
+            gpus: vec![GpuUse::default(); problem.budget.vram.len()],
             host_weights: 0,
             host_kv: 0,
             host_workspace: 0,
@@ -137,11 +138,11 @@ impl Partial {
         }
     }
 
-    /// The next block, placed so.
+    /// Adds the next block with this choice.
     fn add(&mut self, problem: &Problem, before: &[Choice], choice: Choice, weights: &[f64; 2]) {
         for phase in Phase::BOTH.into_iter().filter(|phase| weights[*phase as usize] > 0.0) {
             let previous = before.last().map(|choice| choice.of(phase));
-            add_work(&mut self.work[phase as usize], problem, before.len(), previous, choice, phase);
+            self.work[phase as usize].add(&Work::of_block(problem, before.len(), previous, choice, phase));
         }
         let block = before.len();
         self.handover += problem.handover_ms(block, choice);
@@ -159,7 +160,7 @@ impl Partial {
             let held = &mut self.gpus[gpu];
             match problem.budget.kv {
                 KvHome::Device => held.kv[phase as usize] += block.kv_bytes,
-                // A desk of its own, or one that blocks take turns at.
+                // The block has its own buffer, or shares one with other blocks.
                 KvHome::Host if problem.stays(number, choice, phase) => held.own_kv += block.kv_bytes,
                 KvHome::Host => held.kv[phase as usize] = held.kv[phase as usize].max(block.kv_bytes),
             }
@@ -183,14 +184,14 @@ impl Partial {
         }
     }
 
-    fn fits(&self, judge: &Judge) -> bool {
-        let (budget, slots) = (&judge.problem.budget, &judge.wish.slots);
-        let on_gpu = |(gpu, held): (usize, &Held)| {
+    fn fits(&self, evaluator: &Evaluator) -> bool {
+        let (budget, slots) = (&evaluator.problem.budget, &evaluator.goal.slots);
+        let on_gpu = |(gpu, held): (usize, &GpuUse)| {
             let ring = held.largest_streamed.saturating_mul(slots[gpu].into());
             let total = held.weights + held.kv[0].max(held.kv[1]) + held.own_kv + held.workspace + ring;
             total == 0 || total.saturating_add(budget.margin) <= budget.vram[gpu]
         };
-        let weights = match may_read_disk(judge.problem, judge.wish.mechanisms) {
+        let weights = match may_read_disk(evaluator.problem, evaluator.goal.mechanisms) {
             true => self.host_largest,
             false => self.host_weights,
         };
@@ -199,50 +200,18 @@ impl Partial {
     }
 }
 
-/// Bytes of what the next block holds that no earlier block of this kind brought along.
+/// Bytes of the next block whose keys no earlier selected block has.
 fn new_bytes(
     problem: &Problem,
     before: &[Choice],
     of: fn(&Block) -> &[(u32, u64)],
-    is_so: impl Fn(Choice) -> bool,
+    is_selected: impl Fn(Choice) -> bool,
 ) -> u64 {
     let known = |key: u32| {
-        let earlier = problem.blocks.iter().zip(before).filter(|(_, choice)| is_so(**choice));
+        let earlier = problem.blocks.iter().zip(before).filter(|(_, choice)| is_selected(**choice));
         earlier.flat_map(|(block, _)| of(block)).any(|(other, _)| *other == key)
     };
     let weights = of(&problem.blocks[before.len()]);
     let first = |at: usize| !weights[..at].iter().any(|(key, _)| *key == weights[at].0);
     (0..weights.len()).filter(|at| first(*at) && !known(weights[*at].0)).map(|at| weights[at].1).sum()
-}
-
-/// The work a block adds to a phase, behind the block at `previous`.
-fn add_work(work: &mut Work, problem: &Problem, block: usize, previous: Option<Where>, choice: Choice, phase: Phase) {
-    let (place, passes) = (choice.of(phase), problem.passes(phase));
-    let mut ms = problem.block_ms_in_all(block, place, phase);
-    if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
-        ms += passes as f64 * problem.launch_ms(place);
-    }
-    work.chain += ms;
-    if place == Where::Cpu {
-        work.host += ms;
-    }
-    for way in problem.visits(block, choice, phase) {
-        work.chain += problem.way_ms(way);
-        if let Some(gpu) = way.to {
-            work.links[gpu] += problem.upload_ms(gpu, way.tensors);
-        }
-    }
-    if let Where::Streamed(gpu) = place {
-        work.links[gpu] += passes as f64 * problem.stream_ms(block, gpu);
-    }
-    if let Some(previous) = previous.filter(|previous| previous.gpu() != place.gpu()) {
-        for pass in 0..passes {
-            let tensors = problem.boundary(block, phase, pass);
-            work.chain += previous.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, tensors));
-            if let Some(gpu) = place.gpu() {
-                work.chain += problem.upload_ms(gpu, tensors);
-                work.links[gpu] += problem.upload_ms(gpu, tensors);
-            }
-        }
-    }
 }

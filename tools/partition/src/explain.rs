@@ -1,8 +1,8 @@
-//! Why a solution is as it is: what each run would cost elsewhere, what more memory would change, what limits it.
+//! Explains a solution: the cost of each run at other places, the gain from more memory, and the bottleneck of each phase.
 
 use crate::plan::plan_from;
 use crate::{
-    Choice, Mechanisms, NoFit, Options, Phase, Place, Planner, Problem, Simulation, Solution, Where, fits, judge,
+    Choice, Mechanisms, NoFit, Options, Phase, Place, Planner, Problem, Simulation, Solution, Where, evaluate, fits,
     simulate,
 };
 use hpp_schema::SpanKind;
@@ -10,27 +10,27 @@ use std::fmt;
 use std::ops::Range;
 
 const GIB: u64 = 1 << 30;
-/// Busy this part of the time is busy all the time.
-const ALWAYS: f64 = 0.99;
-/// Slots that are assumed where something is streamed for the first time.
+/// A resource is the bottleneck if it is busy at least this part of the time.
+const BUSY: f64 = 0.99;
+/// Slots of a ring buffer that the solution does not have yet.
 const SLOTS: u32 = 3;
-/// A change smaller than this part of the objective is none.
-const NONE: f64 = 1e-6;
+/// Smaller relative changes of the objective are ignored.
+const NEGLIGIBLE: f64 = 1e-6;
 
-/// Why a solution is as it is.
+/// The explanation of a solution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
     /// Runs of neighbours with one choice, in the order of blocks.
     pub runs: Vec<RunExplanation>,
-    /// What one more GiB on each GPU would change; absent where the planner then refuses, too.
+    /// The effect of one more GiB on each GPU; `None` if nothing fits even then.
     pub more_vram: Vec<Option<Change>>,
-    /// What one more GiB of host memory would change; absent where host memory has no limit.
+    /// The effect of one more GiB of host memory; `None` if host memory is unlimited.
     pub more_ram: Option<Change>,
-    /// What decides the time of a decoded token.
-    pub decode: Limit,
-    /// What decides the time to the first token.
-    pub prefill: Limit,
-    /// Memories of which one more GiB would make the objective smaller.
+    /// The bottleneck of a decoded token.
+    pub decode: Bottleneck,
+    /// The bottleneck of the time to the first token.
+    pub prefill: Bottleneck,
+    /// Memories of which one more GiB would reduce the objective.
     pub scarce: Vec<Place>,
 }
 
@@ -39,27 +39,27 @@ pub struct Explanation {
 pub struct RunExplanation {
     /// Blocks, by position.
     pub blocks: Range<usize>,
-    /// Where they compute.
+    /// Their choice.
     pub choice: Choice,
-    /// What the objective would be with this run elsewhere and everything else as it is.
-    pub elsewhere: Vec<Elsewhere>,
+    /// The objective with this run at each other place and everything else unchanged.
+    pub elsewhere: Vec<Alternative>,
 }
 
-/// A run moved.
+/// A run at another place.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Elsewhere {
-    /// To where, in both phases.
+pub struct Alternative {
+    /// The place, in both phases.
     pub place: Where,
-    /// The objective then, milliseconds.
+    /// The objective, milliseconds.
     pub objective_ms: f64,
-    /// Why it cannot be there, where it cannot.
+    /// Why it does not fit there; `None` if it fits.
     pub no_fit: Option<NoFit>,
 }
 
-/// What changes when a limit or a wish does. Milliseconds; negative is faster.
+/// The difference between two solutions, milliseconds; negative is faster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Change {
-    /// Of one more token.
+    /// Of a decoded token.
     pub decode_ms: f64,
     /// Of the time to the first token.
     pub prefill_ms: f64,
@@ -67,37 +67,37 @@ pub struct Change {
     pub objective_ms: f64,
 }
 
-/// What decides a time: what is busy all the time, or else what takes most of it.
+/// The bottleneck of a phase: the resource that is always busy, or else the one that takes the largest part of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// Computing there.
+pub enum Bottleneck {
+    /// Computing on this device.
     Compute(Place),
     /// The link to this GPU.
     Link(usize),
     /// Reading weights from disk.
     Disk,
-    /// Starting partitions, crossing between devices, and what no partition bears.
+    /// Launching partitions, crossings between devices, and the overhead of a pass.
     Overhead,
 }
 
-impl fmt::Display for Limit {
+impl fmt::Display for Bottleneck {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Limit::Compute(place) => write!(f, "compute on {place}"),
-            Limit::Link(gpu) => write!(f, "copies to gpu{gpu}"),
-            Limit::Disk => f.write_str("reading from disk"),
-            Limit::Overhead => f.write_str("overhead of starting partitions and of crossings"),
+            Bottleneck::Compute(place) => write!(f, "compute on {place}"),
+            Bottleneck::Link(gpu) => write!(f, "copies to gpu{gpu}"),
+            Bottleneck::Disk => f.write_str("reading from disk"),
+            Bottleneck::Overhead => f.write_str("overhead of starting partitions and of crossings"),
         }
     }
 }
 
-/// Explains a solution of this problem. What more memory would change is told against the best placement there is, where
-/// the solution is one that no planner made; and, since another placement has other cuts, both are priced without any.
+/// Explains a solution of this problem. If a user made the solution by hand, the gain from more memory is relative to the planner's
+/// own solution. Both are evaluated without cuts, because another placement has other cuts.
 pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Explanation {
     let cut = problem;
     let problem = &Problem { cuts: Vec::new(), ..problem.clone() };
     let planned = match solution.bound_ms > 0.0 {
-        true => Ok(judge(problem, options, solution.choices.clone(), solution.slots.clone())),
+        true => Ok(evaluate(problem, options, solution.choices.clone(), solution.slots.clone())),
         false => plan_from(problem, options, &[solution]),
     };
     let planned = planned.unwrap_or_else(|_| solution.clone());
@@ -113,21 +113,21 @@ pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: 
         more.budget.ram = Some(ram.saturating_add(GIB));
         change(&planned, &more, options).ok()
     });
-    let helps = |change: &Option<Change>| change.is_some_and(|c| c.objective_ms < -NONE * planned.objective_ms);
+    let helps = |change: &Option<Change>| change.is_some_and(|c| c.objective_ms < -NEGLIGIBLE * planned.objective_ms);
     let gpus = more_vram.iter().enumerate().filter(|(_, change)| helps(change)).map(|(gpu, _)| Place::Gpu(gpu));
     let scarce = gpus.chain(helps(&more_ram).then_some(Place::Cpu)).collect();
-    let limit = |phase| limit(cut, solution, phase);
+    let of = |phase| bottleneck(cut, solution, phase);
     Explanation {
         runs: explain_runs(cut, options, solution, cuts),
-        decode: limit(Phase::Decode),
-        prefill: limit(Phase::Prefill),
+        decode: of(Phase::Decode),
+        prefill: of(Phase::Prefill),
         more_vram,
         more_ram,
         scarce,
     }
 }
 
-/// What planning `other` (the same model with more memory, or another context) changes against `solution`.
+/// The difference between the plan of `other` (the same model with more memory or another context) and `solution`.
 pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result<Change, NoFit> {
     let new = plan_from(other, options, &[solution])?;
     Ok(Change {
@@ -137,11 +137,10 @@ pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result
     })
 }
 
-/// Where partitions begin beside changes of place, for given choices: [`Problem::cuts`] of another placement.
+/// Computes [`Problem::cuts`] of a placement.
 pub type Cuts<'a> = &'a dyn Fn(&[Choice]) -> Vec<usize>;
 
-/// Each run of neighbours with one choice, and what it would cost elsewhere, cut as it would be then. Judges only; plans
-/// nothing.
+/// Each run of neighbours with one choice, with its alternatives, cut as they would be cut. Evaluates only, does not plan.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, choice) in solution.choices.iter().enumerate() {
@@ -152,20 +151,20 @@ pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, c
     }
     let explained = |blocks: Range<usize>| RunExplanation {
         choice: solution.choices[blocks.start],
-        elsewhere: elsewhere(problem, options, solution, &blocks, cuts),
+        elsewhere: alternatives(problem, options, solution, &blocks, cuts),
         blocks,
     };
     runs.into_iter().map(explained).collect()
 }
 
-/// Every other place the whole run could be in, whether or not it fits there.
-fn elsewhere(
+/// Every other place that can compute the whole run, whether or not it fits there.
+fn alternatives(
     problem: &Problem,
     options: &Options,
     solution: &Solution,
     run: &Range<usize>,
     cuts: Cuts,
-) -> Vec<Elsewhere> {
+) -> Vec<Alternative> {
     let mechanisms = match options.planner {
         Planner::Exact => options.mechanisms,
         Planner::Greedy => Mechanisms::ResidentCpu,
@@ -182,14 +181,14 @@ fn elsewhere(
         }
         let problem = Problem { cuts: cuts(&choices), ..problem.clone() };
         let no_fit = fits(&problem, &choices, &slots, options.mechanisms).err();
-        let objective_ms = judge(&problem, options, choices, slots).objective_ms;
-        Elsewhere { place: choice.decode, objective_ms, no_fit }
+        let objective_ms = evaluate(&problem, options, choices, slots).objective_ms;
+        Alternative { place: choice.decode, objective_ms, no_fit }
     };
     places.filter(possible).map(moved).collect()
 }
 
-/// What decides the time of a phase of this solution.
-pub fn limit(problem: &Problem, solution: &Solution, phase: Phase) -> Limit {
+/// The bottleneck of a phase of this solution.
+pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottleneck {
     let simulation = simulate(problem, &solution.choices, &solution.slots, phase);
     let window = simulation.timeline.spans.iter().map(|s| s.start_us + s.duration_us).fold(0.0, f64::max);
     let busy = |lane: &str| {
@@ -197,25 +196,25 @@ pub fn limit(problem: &Problem, solution: &Solution, phase: Phase) -> Limit {
         let us: f64 = on.map(|span| span.duration_us).sum();
         if window > 0.0 { us / window } else { 0.0 }
     };
-    if busy("disk") >= ALWAYS {
-        return Limit::Disk;
+    if busy("disk") >= BUSY {
+        return Bottleneck::Disk;
     }
-    let always = (0..problem.gpus.len()).find(|gpu| busy(&format!("to gpu{gpu}")) >= ALWAYS);
+    let always = (0..problem.gpus.len()).find(|gpu| busy(&format!("to gpu{gpu}")) >= BUSY);
     match always {
-        Some(gpu) => Limit::Link(gpu),
+        Some(gpu) => Bottleneck::Link(gpu),
         None => longest(&simulation),
     }
 }
 
-/// What takes most of the time of the chain.
-fn longest(simulation: &Simulation) -> Limit {
+/// The resource that takes the largest part of the chain.
+fn longest(simulation: &Simulation) -> Bottleneck {
     let gpus = simulation.gpu_ms.iter().enumerate();
-    let mut parts: Vec<(Limit, f64)> = gpus.map(|(gpu, ms)| (Limit::Compute(Place::Gpu(gpu)), *ms)).collect();
-    parts.push((Limit::Compute(Place::Cpu), simulation.cpu_ms));
+    let mut parts: Vec<(Bottleneck, f64)> = gpus.map(|(gpu, ms)| (Bottleneck::Compute(Place::Gpu(gpu)), *ms)).collect();
+    parts.push((Bottleneck::Compute(Place::Cpu), simulation.cpu_ms));
     let known: f64 = parts.iter().map(|(_, ms)| ms).sum::<f64>() + simulation.stall_ms;
-    parts.push((Limit::Overhead, (simulation.ms - known).max(0.0)));
-    // Waiting is the link's doing.
+    parts.push((Bottleneck::Overhead, (simulation.ms - known).max(0.0)));
+    // A block that waits for weights waits for the link.
     let link = simulation.transfer_ms.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    parts.extend(link.map(|(gpu, _)| (Limit::Link(gpu), simulation.stall_ms)));
-    parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Limit::Overhead, |(limit, _)| limit)
+    parts.extend(link.map(|(gpu, _)| (Bottleneck::Link(gpu), simulation.stall_ms)));
+    parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bottleneck::Overhead, |(bottleneck, _)| bottleneck)
 }

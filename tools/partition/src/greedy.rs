@@ -1,16 +1,15 @@
-//! The greedy planner: grow one contiguous run of blocks on the GPUs, hottest neighbour first, while it fits.
+//! The greedy planner: grows one contiguous run of blocks on the GPUs, hottest neighbour first, while it fits.
 //!
-//! Hotness is milliseconds saved per byte of device memory. In a dense model it is the same for every layer, so what
-//! grows is decided by the ends: the head (large and read whole for each token) pulls the run to the end of the model,
-//! and the embedding (a table of which one row is read) stays on the host.
+//! Hotness is milliseconds saved per byte of device memory. In a dense model it is equal for all layers, so the ends decide: the run
+//! grows towards the head, which is large and read whole for each token, and the embedding, of which one row is read, stays on the
+//! host.
 
 use crate::memory::check_gpu;
 use crate::{Choice, Mechanisms, NoFit, Problem, Where};
 use std::ops::Range;
 
-/// Places blocks greedily and contiguously by what they cost in decoding. Fails when not even the hottest block fits; whether the
-/// host holds the rest is not asked.
-pub(crate) fn grown(problem: &Problem) -> Result<Vec<Choice>, NoFit> {
+/// Places blocks greedily and contiguously by their decode times. Fails if no block fits on a GPU; does not check host memory.
+pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<Choice>, NoFit> {
     let gain: Vec<f64> = (0..problem.blocks.len()).map(|block| hotness(problem, block)).collect();
     let mut order: Vec<usize> = (0..gain.len()).filter(|block| gain[*block] > 0.0).collect();
     order.sort_by(|a, b| gain[*b].total_cmp(&gain[*a]).then(b.cmp(a)));
@@ -24,7 +23,7 @@ pub(crate) fn grown(problem: &Problem) -> Result<Vec<Choice>, NoFit> {
     refusal.map_or_else(|| Ok(on_host(problem)), Err)
 }
 
-/// Milliseconds a block saves on the first GPU for each byte it takes there; nothing where a GPU cannot have it.
+/// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it.
 fn hotness(problem: &Problem, block: usize) -> f64 {
     let Some(gpu) = problem.gpus.first() else { return 0.0 };
     let choices = problem.choices(block, Mechanisms::ResidentCpu);
@@ -46,7 +45,7 @@ fn smaller(a: Option<NoFit>, b: NoFit) -> Option<NoFit> {
     }
 }
 
-/// Adds the better neighbour that fits and gains, until none does.
+/// Adds the hotter neighbour that fits until none fits.
 fn extend(problem: &Problem, mut run: Range<usize>, mut choices: Vec<Choice>, gain: &[f64]) -> Vec<Choice> {
     loop {
         let mut wider: Vec<(f64, Range<usize>)> = Vec::new();
@@ -68,7 +67,7 @@ fn extend(problem: &Problem, mut run: Range<usize>, mut choices: Vec<Choice>, ga
     }
 }
 
-/// Puts `run` on gpu0 until it is full, then gpu1, and so on; everything else on the host.
+/// Places `run` on gpu0 until it is full, then on gpu1, and so on; everything else on the host.
 fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<Choice>, NoFit> {
     let mut choices = on_host(problem);
     let mut gpu = 0;
@@ -92,10 +91,10 @@ mod tests {
     use crate::{Budget, Mechanisms, Place, fits};
     use proptest::prelude::*;
 
-    /// The GPU of each block, in the blocks' order; `.` for the host.
+    /// The GPU of each block; `.` for the host.
     fn grow(layers: u32, budget: Budget) -> Result<String, NoFit> {
         let shown = |choice: Choice| choice.decode.gpu().map_or('.', |gpu| char::from(b'0' + gpu as u8));
-        Ok(grown(&problem(dense(layers, 1 << 20), budget))?.into_iter().map(shown).collect())
+        Ok(greedy_run(&problem(dense(layers, 1 << 20), budget))?.into_iter().map(shown).collect())
     }
 
     fn of(vram: &[u64]) -> Budget {
@@ -103,9 +102,9 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_gains_goes_to_a_large_gpu() {
+    fn every_block_that_gains_goes_to_a_large_gpu() {
         assert_eq!(grow(6, of(&[1 << 30])).unwrap(), ".0000000");
-        assert_eq!(grow(6, of(&[])).unwrap(), "........", "where there is none, all stays on the host");
+        assert_eq!(grow(6, of(&[])).unwrap(), "........", "without a GPU everything stays on the host");
     }
 
     #[test]
@@ -128,10 +127,10 @@ mod tests {
     }
 
     #[test]
-    fn what_no_gpu_computes_is_not_grown_over() {
+    fn the_run_ends_at_a_block_that_no_gpu_computes() {
         let mut problem = problem(dense(6, 1 << 20), of(&[1 << 30]));
         problem.gpus[0].blocks[4].decode_ms = f64::INFINITY;
-        let found = grown(&problem).unwrap();
+        let found = greedy_run(&problem).unwrap();
         let there: Vec<usize> = (0..8).filter(|block| found[*block].decode.gpu().is_some()).collect();
         assert_eq!(there, [5, 6, 7]);
     }
@@ -143,7 +142,7 @@ mod tests {
             let mut budget = Budget { margin: margin * mib, ..of(&[vram * mib / 2]) };
             if second > 0 { budget.vram.push(second * mib / 2) }
             let problem = problem(dense(layers, mib), budget);
-            if let Ok(choices) = grown(&problem) {
+            if let Ok(choices) = greedy_run(&problem) {
                 let slots = vec![0; problem.gpus.len()];
                 prop_assert!(fits(&problem, &choices, &slots, Mechanisms::ResidentCpu).is_ok());
                 let on: Vec<usize> = (0..choices.len()).filter(|i| choices[*i].decode.gpu().is_some()).collect();

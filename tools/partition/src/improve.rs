@@ -1,22 +1,22 @@
-//! Local search: small changes to a placement, kept when the judge finds them better.
+//! Local search: applies small changes to a placement and keeps those that improve it.
 
 use crate::Choice;
-use crate::judge::{Candidate, Judge};
+use crate::evaluate::{Candidate, Evaluator};
 
-/// Improves the judge's best placement until no small change helps or `most` placements were priced.
-pub(crate) fn improve(judge: &mut Judge, allowed: &[Vec<Choice>], start: Candidate, most: usize) -> Candidate {
-    let limit = judge.priced + most;
+/// Improves `start` until no small change helps or `most` placements were evaluated.
+pub(crate) fn improve(evaluator: &mut Evaluator, allowed: &[Vec<Choice>], start: Candidate, most: usize) -> Candidate {
+    let limit = evaluator.evaluations + most;
     let mut best = start;
     loop {
         let mut improved = false;
         for change in changes(&best.choices, allowed) {
-            if judge.priced >= limit {
+            if evaluator.evaluations >= limit {
                 return best;
             }
             let mut choices = best.choices.clone();
             change.apply(&mut choices);
             if choices != best.choices
-                && let Some(candidate) = judge.price(&choices)
+                && let Some(candidate) = evaluator.evaluate(&choices)
                 && candidate.beats(&best)
             {
                 best = candidate;
@@ -33,9 +33,9 @@ pub(crate) fn improve(judge: &mut Judge, allowed: &[Vec<Choice>], start: Candida
 /// A small change.
 #[derive(Clone, Copy, Debug)]
 enum Change {
-    /// One block elsewhere.
+    /// Changes the choice of one block.
     Move(usize, Choice),
-    /// Two blocks trade places.
+    /// Exchanges the choices of two blocks.
     Swap(usize, usize),
 }
 
@@ -48,7 +48,8 @@ impl Change {
     }
 }
 
-/// Blocks at the ends of runs of one choice: moved anywhere; traded with the other ends; and a run moved by a few blocks.
+/// Changes of blocks at the ends of runs of one choice: moves to any place, swaps with other ends, and swaps with blocks nearby, which
+/// shift a run.
 fn changes(choices: &[Choice], allowed: &[Vec<Choice>]) -> Vec<Change> {
     let ends = ends(choices);
     let mut changes: Vec<Change> = Vec::new();
@@ -74,7 +75,7 @@ fn changes(choices: &[Choice], allowed: &[Vec<Choice>]) -> Vec<Change> {
     changes
 }
 
-/// First and last block of each run of one choice.
+/// The first and last block of each run of one choice.
 fn ends(choices: &[Choice]) -> Vec<usize> {
     let is_end = |i: &usize| {
         let differs = |j: Option<usize>| j.is_none_or(|j| choices.get(j).is_none_or(|other| *other != choices[*i]));

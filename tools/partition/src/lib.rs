@@ -1,20 +1,19 @@
-//! Where each block computes: a cost model, memory budgets and a planner, all of them pure.
+//! Decides where each block of a model computes: a cost model, memory budgets, a schedule simulator and a planner.
 //!
-//! This room knows no files, no protobuf and no clock: the same blocks and budgets always give the same placement.
+//! All functions are pure: no files, no protobuf, no clock. The same problem always gives the same placement.
 
 mod arrange;
 mod bound;
 mod budget;
 mod condense;
 mod cost;
+mod evaluate;
 mod exhaust;
 mod explain;
 mod greedy;
 mod improve;
-mod judge;
 mod manual;
 mod memory;
-mod moving;
 mod plan;
 mod problem;
 mod program;
@@ -26,16 +25,19 @@ mod search;
 mod simulate;
 mod solution;
 mod sweep;
+mod transfer;
 #[cfg(test)]
 mod trials;
 
 pub use budget::{Budget, Demand, KvHome, NoFit, Packing};
 pub use condense::condensed;
-pub use cost::{Block, BlockKind, Filled, Grows, Streamed, Work, slot};
-pub use explain::{Change, Cuts, Elsewhere, Explanation, Limit, RunExplanation, change, explain, explain_runs, limit};
+pub use cost::{Block, BlockKind, FilledState, GrowingState, Streamed, Work, slot};
+pub use explain::{
+    Alternative, Bottleneck, Change, Cuts, Explanation, RunExplanation, bottleneck, change, explain, explain_runs,
+};
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{Reads, Usage, fits, usage, usage_of_partitions};
-pub use plan::{best, judge, plan};
+pub use plan::{best, evaluate, plan};
 pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
 pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};

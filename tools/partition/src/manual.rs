@@ -3,7 +3,7 @@
 use crate::{Block, BlockKind, Place, Where};
 use std::str::FromStr;
 
-/// The last `count` layers on gpu0, the rest on the host; more than there are puts every block on gpu0.
+/// The last `count` layers on gpu0, the rest on the host; a count above the number of layers puts every block on gpu0.
 pub fn gpu_layers(blocks: &[Block], count: u64) -> Vec<Place> {
     let layers = blocks.iter().filter(|block| is_layer(block)).count() as u64;
     if count > layers {
@@ -20,9 +20,8 @@ pub fn gpu_layers(blocks: &[Block], count: u64) -> Vec<Place> {
     places
 }
 
-/// Streams `count` of the layers that compute on the host to gpu0 instead, all of them where there are not so many; says how
-/// many. They are spread evenly and the last one is among them, so that copies have the time the host takes for the layers
-/// between.
+/// Changes up to `count` layers from the host to streaming to gpu0; returns their number. They are spread evenly and include the last
+/// one, so that copies overlap with the host layers in between.
 pub fn stream_layers(blocks: &[Block], places: &mut [Where], count: u64) -> usize {
     let on_host: Vec<usize> =
         (0..blocks.len()).filter(|at| is_layer(&blocks[*at]) && places[*at] == Where::Cpu).collect();
@@ -37,37 +36,37 @@ fn is_layer(block: &Block) -> bool {
     matches!(block.kind, BlockKind::Layer(_) | BlockKind::Other)
 }
 
-/// A list of `BLOCKS=DEVICE`, later ones winning.
+/// A list of `BLOCKS=DEVICE`; later entries override earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assign(Vec<(String, Where)>);
 
-/// What is wrong with an assignment.
+/// Why an assignment is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignError {
-    /// Not of the form.
+    /// Syntax error.
     #[error("cannot read {0:?}: write BLOCKS=DEVICE, such as layers.0-11=gpu, head=cpu or all=gpu1:stream")]
     Form(String),
-    /// The device is not one.
+    /// Unknown device.
     #[error("{0:?} is not a device: write cpu, gpu, gpu0, gpu1, ..., or stream, gpu1:stream, ...")]
     Device(String),
-    /// The range ends beyond the blocks of this model, or before it begins.
+    /// The range is reversed or exceeds the blocks of this model.
     #[error("the range {pattern:?} is not one of this model: {missing}; this model has {blocks}")]
     Range {
-        /// What was asked for.
+        /// The pattern.
         pattern: String,
-        /// What is wrong with it.
+        /// Why the range is invalid.
         missing: String,
-        /// What there is.
+        /// The blocks of the model.
         blocks: String,
     },
     /// The pattern names no block of this model.
     #[error("no block is called {pattern:?}{}; this model has {blocks}", meant(nearest))]
     NoBlock {
-        /// What was asked for.
+        /// The pattern.
         pattern: String,
-        /// The block with the most similar name, where one is.
+        /// The block with the most similar name, if one is similar.
         nearest: Option<String>,
-        /// What there is.
+        /// The blocks of the model.
         blocks: String,
     },
 }
@@ -105,11 +104,11 @@ fn place(device: &str) -> Option<Where> {
 }
 
 impl Assign {
-    /// Where the blocks go that this assignment names, one entry for each block.
+    /// The place of each block that this assignment names; `None` for the others.
     pub fn places(&self, blocks: &[Block]) -> Result<Vec<Option<Where>>, AssignError> {
         let mut places = vec![None; blocks.len()];
         for (pattern, place) in &self.0 {
-            refuse_half_ranges(pattern, blocks)?;
+            refuse_partial_ranges(pattern, blocks)?;
             let mut found = false;
             for (_, slot) in blocks.iter().zip(&mut places).filter(|(block, _)| matches(pattern, block)) {
                 *slot = Some(*place);
@@ -150,8 +149,8 @@ fn matches(pattern: &str, block: &Block) -> bool {
     pattern == "all" || pattern == block.label || by_kind || in_range() == Some(true)
 }
 
-/// `layers.0-99` of a model with 24 layers is a mistake, not all of them.
-fn refuse_half_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignError> {
+/// Refuses a range that is only partly in the model: `layers.0-99` of 24 layers is a mistake.
+fn refuse_partial_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignError> {
     let numbers = || {
         let (stem, range) = pattern.rsplit_once('.')?;
         let (first, last) = range.split_once('-')?;
@@ -160,7 +159,7 @@ fn refuse_half_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignError
     let Some((stem, first, last)) = numbers() else { return Ok(()) };
     let is_there = |number: u64| blocks.iter().any(|block| block.label == format!("{stem}.{number}"));
     let missing = match [first, last].into_iter().find(|number| !is_there(*number)) {
-        // No block of the range may be there at all: the pattern is told as a whole.
+        // If no block of the range exists, `NoBlock` reports the whole pattern.
         _ if !blocks.iter().any(|block| matches(pattern, block)) && first <= last => return Ok(()),
         None if first > last => "it ends before it begins".to_owned(),
         None => return Ok(()),
@@ -169,12 +168,12 @@ fn refuse_half_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignError
     Err(AssignError::Range { pattern: pattern.to_owned(), missing, blocks: summary(blocks) })
 }
 
-/// The block whose name is most like this one, where it is like it at all.
+/// The block with the most similar name, if it is similar enough.
 fn nearest(pattern: &str, blocks: &[Block]) -> Option<String> {
-    const ALIKE: f64 = 0.8;
+    const SIMILAR: f64 = 0.8;
     let likeness = |block: &&Block| strsim::jaro_winkler(pattern, &block.label);
     let nearest = blocks.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
-    (likeness(&nearest) >= ALIKE).then(|| nearest.label.clone())
+    (likeness(&nearest) >= SIMILAR).then(|| nearest.label.clone())
 }
 
 fn meant(nearest: &Option<String>) -> String {

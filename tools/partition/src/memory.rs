@@ -1,51 +1,52 @@
-//! What a placement holds in each memory, phase by phase, and whether it fits.
+//! Memory use of a placement on each device, and whether it fits the budget.
 //!
-//! A GPU holds, at once: weights resident in either phase, once for each partition that reads them, what streamed
-//! blocks keep there as constants, the state of the blocks that compute there (prefill or decode, whichever is more:
-//! what leaves after the prompt leaves before anything else comes), the largest block's activations, and a ring of
-//! slots for any streamed block. Where state lies on the host, blocks take turns at room for that of one, but for
-//! those that compute on the host in one phase: theirs has room of its own. The host holds the weights it computes
-//! with or that are copied from it, and the state of every block that does not stay on one GPU. Where not all of that
-//! fits and there is a disk, an equal share of each block stays and the rest is read in each pass; the largest block
-//! must still fit. What the host computes with may lie on disk more densely than in memory ([`crate::Packing`]): then
-//! less is read than comes to lie there.
+//! A GPU holds at the same time: weights that are resident in either phase, once per partition that reads them; constants of
+//! streamed blocks; the state of the blocks that compute there (the maximum over the phases, because state moves out after the prompt
+//! before other state moves in); the activations of the largest block; a ring of slots for streamed blocks. If state is kept on the
+//! host, blocks share a buffer for the state of one block, except blocks that compute on the host in one phase, which
+//! have their own buffers.
+//!
+//! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
+//! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays pinned and the rest is read in every
+//! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]), so fewer bytes are read
+//! than are placed in memory.
 
 use crate::cost::slot;
 use crate::schedule::merges;
 use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, NoFit, Phase, Place, Problem, Where};
 
-/// What a placement holds.
+/// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// On each GPU.
+    /// Demand on each GPU.
     pub gpus: Vec<Demand>,
-    /// On the host, if all of it lay in memory.
+    /// Demand on the host with all weights in memory.
     pub host: Demand,
-    /// Weights the host reads in each pass of a prefill and of decoding.
+    /// Weights that the host reads in a prefill pass and in a decode pass.
     pub host_reads: [Reads; 2],
-    /// The largest block the host holds, those that read a few rows only apart, bytes.
+    /// The largest block on the host, bytes; without blocks that read only some rows of their weights.
     pub largest_on_host: u64,
-    /// The largest block the host reads in each phase, bytes.
+    /// The largest block that the host reads in each phase, bytes.
     pub largest_read: [u64; 2],
 }
 
-/// Weights the host reads in each pass of a phase, as its kernels want them, bytes.
+/// Weights that the host reads in a pass of a phase, packed bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
-    /// What the host computes with and nothing else reads.
+    /// Weights that only the host computes with.
     pub computed: u64,
-    /// What is copied on to GPUs.
+    /// Weights that are copied to GPUs.
     pub copied: u64,
 }
 
 impl Reads {
-    /// All of it.
+    /// The sum.
     pub fn all(self) -> u64 {
         self.computed + self.copied
     }
 }
 
-/// What a placement holds in each memory, as planners count: a weight that several blocks of the host read is held once.
+/// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
 pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let is_read = |i: usize, phase| !matches!(choices[i].of(phase), Where::Resident(_)) && !problem.reads_rows(i);
@@ -73,8 +74,8 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     }
 }
 
-/// The same as partitions will hold it: each has constants of its own, and read from disk each block is a partition. Between
-/// this and [`usage`] lies what planners leave out because it depends on every cut.
+/// The memory use of the partitions of a placement: every partition has its own copy of shared weights, and blocks that are read
+/// from disk are partitions of their own. The planner ignores the difference from [`usage`], because it depends on every cut.
 pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let once = usage(problem, choices, slots);
@@ -94,13 +95,13 @@ pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32])
     }
 }
 
-/// Whether a placement fits. What is too small first is named: GPUs in order, then the host.
+/// Checks that a placement fits. The error names the first device that is too small: GPUs in order, then the host.
 pub fn fits(problem: &Problem, choices: &[Choice], slots: &[u32], mechanisms: Mechanisms) -> Result<(), NoFit> {
     usage(problem, choices, slots).check(problem, mechanisms)
 }
 
 impl Usage {
-    /// Whether this fits the problem's budget.
+    /// Checks the problem's budget.
     pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), NoFit> {
         for (gpu, demand) in self.gpus.iter().enumerate() {
             holds(problem, gpu, *demand)?;
@@ -111,8 +112,8 @@ impl Usage {
         }
     }
 
-    /// What host memory must hold: with a disk to read from, one block's weights at a time, unless everything takes no more
-    /// than that beside room to read ahead.
+    /// The least demand on host memory. With a disk, only the weights of one block and the read-ahead buffers, unless all weights
+    /// together need less.
     pub(crate) fn host_least(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
         let one_block = self.largest_on_host.saturating_add(problem.budget.reading);
         let fits = problem.budget.host().is_none_or(|ram| self.host.total() <= ram);
@@ -122,19 +123,18 @@ impl Usage {
         }
     }
 
-    /// Weights read from disk in each pass of a phase, bytes; 0 where all that the host holds fits into its memory.
+    /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.
     ///
-    /// Where it does not, an equal share of each block stays: of R bytes of room, W of weights and l of the largest block, the
-    /// share f for which `f W + (1 - f) l = R`, because beside the shares one block's rest lies in memory.
+    /// If they do not fit, an equal share of each block stays pinned. With R bytes of room, W bytes of weights and l bytes of the
+    /// largest block, the share f solves `f W + (1 - f) l = R`, because the unpinned rest of one block is in memory too.
     ///
-    /// Of the weights C that the host computes with, the part c is made when weights arrive, from d of its bytes
-    /// ([`crate::Packing`]). What is not made stays first, because that spares most reading: `(1 - f) C` bytes are
-    /// brought in each pass, of which as many as there are, `min(c C, (1 - f) C)`, are made. Of the weights G that
-    /// are copied on to GPUs nothing is made. Read are
+    /// Of the weights C that the host computes with, the part c is decompressed from d of its bytes ([`crate::Packing`]).
+    /// Uncompressed bytes are pinned first, because that saves most reading. A pass brings in `(1 - f) C` bytes, of which
+    /// `min(c C, (1 - f) C)` are decompressed. The weights G that are copied to GPUs are not compressed. The bytes read are
     ///
     /// `(1 - f) (C + G) - (1 - d) min(c C, (1 - f) C) = (1 - f) G + max((1 - f) C - c C (1 - d), d (1 - f) C)`,
     ///
-    /// in whole bytes, and at least one where f is less than 1: 0 says that nothing is brought.
+    /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read.
     pub fn missing(&self, problem: &Problem, phase: Phase) -> u64 {
         let (reads, share) = (self.host_reads[phase as usize], self.locked_share(problem, phase));
         if share >= 1.0 {
@@ -142,12 +142,12 @@ impl Usage {
         }
         let (packing, computed) = (problem.budget.packing, reads.computed as f64);
         let made = (packing.made_share() * computed).min((1.0 - share) * computed);
-        // Rounded once, so that more room never means more reading.
+        // Round only once, so that more room never means more reading.
         let spared = share * reads.all() as f64 + packing.unread_share() * made;
         reads.all().saturating_sub(spared as u64).max(1)
     }
 
-    /// The part of each block's weights that stays in host memory, 0 to 1; see [`missing`](Self::missing).
+    /// The share of each block's weights that stays pinned in host memory, 0 to 1; see [`missing`](Self::missing).
     pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
         let beside = self.host.kv.saturating_add(self.host.workspace);
         let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
@@ -157,12 +157,12 @@ impl Usage {
     }
 }
 
-/// Whether one GPU holds what a placement without streaming puts there.
+/// Checks one GPU for a placement without streaming.
 pub(crate) fn check_gpu(problem: &Problem, choices: &[Choice], gpu: usize) -> Result<(), NoFit> {
     holds(problem, gpu, on_gpu(problem, choices, 0, gpu))
 }
 
-/// A GPU that is not used holds everything.
+/// An unused GPU always fits.
 fn holds(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), NoFit> {
     match demand.total() {
         0 => Ok(()),
@@ -171,19 +171,20 @@ fn holds(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), NoFit> {
 }
 
 impl Problem {
-    /// Whether a block reads a few rows of its weights only: those that do not fit stay on disk, and nothing waits for them.
+    /// Whether a block (an embedding) reads only some rows of its weights. Its weights may stay on disk without reading them in
+    /// every pass.
     pub fn reads_rows(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];
         numbers.kind == BlockKind::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
     }
 }
 
-/// Whether weights that do not fit in host memory may be read from disk in each pass.
+/// Whether weights that exceed host memory may be read from disk in every pass.
 pub(crate) fn may_read_disk(problem: &Problem, mechanisms: Mechanisms) -> bool {
     mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some_and(|rate| rate > 0.0)
 }
 
-/// Whether host memory holds this block's state at some time.
+/// Whether the block's state is in host memory in at least one phase.
 pub(crate) fn state_on_host(problem: &Problem, choice: Choice) -> bool {
     problem.budget.kv == KvHome::Host || choice.prefill.gpu().is_none() || choice.prefill.gpu() != choice.decode.gpu()
 }
@@ -212,9 +213,9 @@ fn on_gpu(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Dema
     }
 }
 
-/// Weights of the blocks for which this is so, each weight once.
-fn weights_of(problem: &Problem, is_so: impl Fn(usize) -> bool) -> u64 {
-    distinct(problem, |block| &block.weights, is_so, |_| false)
+/// Bytes of the weights of the selected blocks, each weight once.
+fn weights_of(problem: &Problem, is_selected: impl Fn(usize) -> bool) -> u64 {
+    distinct(problem, |block| &block.weights, is_selected, |_| false)
 }
 
 /// Whether a block is in one partition with the block before it.
@@ -224,23 +225,23 @@ fn is_joined(problem: &Problem, choices: &[Choice], block: usize) -> bool {
     block.checked_sub(1).is_some_and(same) && Phase::BOTH.into_iter().all(merges)
 }
 
-/// What the blocks hold for which this is so, each thing once from where it begins to where it begins anew.
+/// Bytes of the selected blocks, each key once per partition; `starts_partition` tells where a new partition starts.
 fn distinct(
     problem: &Problem,
-    of: fn(&Block) -> &[(u32, u64)],
-    is_so: impl Fn(usize) -> bool,
-    begins: impl Fn(usize) -> bool,
+    keys_of: fn(&Block) -> &[(u32, u64)],
+    is_selected: impl Fn(usize) -> bool,
+    starts_partition: impl Fn(usize) -> bool,
 ) -> u64 {
-    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| is_so(*i));
-    // Planners ask this for every placement: a table of keys, which are small, is several times faster than a set.
-    let keys = blocks().flat_map(|(_, block)| of(block)).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
-    // The beginning, counted from 1, since which a key is held.
-    let mut held = vec![0u32; keys];
-    let (mut beginning, mut sum) = (1, 0);
+    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| is_selected(*i));
+    // The planner calls this for every placement: a table indexed by key is several times faster than a set.
+    let keys = blocks().flat_map(|(_, block)| keys_of(block)).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
+    // By key: the last partition, counted from 1, that holds it.
+    let mut last_partition = vec![0u32; keys];
+    let (mut partition, mut sum) = (1, 0);
     for (i, block) in blocks() {
-        beginning += u32::from(begins(i));
-        for (key, bytes) in of(block) {
-            if std::mem::replace(&mut held[*key as usize], beginning) != beginning {
+        partition += u32::from(starts_partition(i));
+        for (key, bytes) in keys_of(block) {
+            if std::mem::replace(&mut last_partition[*key as usize], partition) != partition {
                 sum += bytes;
             }
         }
@@ -248,9 +249,9 @@ fn distinct(
     sum
 }
 
-/// The largest activations of a block that computes at such a place in either phase.
-fn workspace(problem: &Problem, choices: &[Choice], is_so: impl Fn(Where) -> bool) -> u64 {
-    let there = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| is_so(choice.of(*phase)));
+/// The largest activations of the blocks that compute at a selected place in either phase.
+fn workspace(problem: &Problem, choices: &[Choice], is_selected: impl Fn(Where) -> bool) -> u64 {
+    let there = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| is_selected(choice.of(*phase)));
     problem.blocks.iter().zip(choices).filter(there).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
 }
 

@@ -1,40 +1,39 @@
-//! Planning: from a problem to the best placement.
+//! The entry points of the planner.
 
-use crate::greedy::grown;
-use crate::judge::{Candidate, Judge, Wish};
-use crate::refuse::{refuse, too_small};
-use crate::search::{FEW_BLOCKS, Found, MANY_BLOCKS, SLOTS, search, then_the_other_phase};
+use crate::evaluate::{Candidate, Evaluator, Goal};
+use crate::greedy::greedy_run;
+use crate::refuse::{refuse, refuse_useless_gpus};
+use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{Choice, Mechanisms, NoFit, Objective, Options, Phase, Planner, Problem, Solution, Where, simulate, usage};
 
-/// A bound this close to the best, as a part of it, proves it.
+/// A relative gap of at most this counts as a proof.
 const PROOF: f64 = 1e-6;
 
-/// The best placement, and what is proven of it. Refuses, with the smallest budget that would do, when nothing fits.
+/// The best placement found, with a lower bound. If nothing fits, the error has the smallest budget that would do.
 pub fn plan(problem: &Problem, options: &Options) -> Result<Solution, NoFit> {
     plan_from(problem, options, &[])
 }
 
-/// The same, and never worse than `known` placements, where they still fit.
+/// Plans, starting from `known` placements: the result is not worse than those of them that fit.
 pub(crate) fn plan_from(problem: &Problem, options: &Options, known: &[&Solution]) -> Result<Solution, NoFit> {
     Ok(best_from(problem, options, known, 1)?.remove(0))
 }
 
-/// The best `count` placements (at least one), best first; fewer where there are not so many. They differ in how many
-/// blocks are where or how often a token crosses; the first is the one [`plan`] gives. Where one phase alone counts, the
-/// other is made as fast as the rest of the memory allows.
+/// The best placements, best first, at most `count`. They differ in the number of blocks at some place or in the number of crossings;
+/// the first is the result of [`plan`]. If the objective has one phase only, the other phase is optimized with the remaining memory.
 pub fn best(problem: &Problem, options: &Options, count: usize) -> Result<Vec<Solution>, NoFit> {
     best_from(problem, options, &[], count.max(1))
 }
 
 fn best_from(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Result<Vec<Solution>, NoFit> {
-    too_small(problem, options)?;
-    let Found { best, bound } = match options.planner {
-        Planner::Greedy => Found { best: vec![greedy(problem, options)?], bound: 0.0 },
+    refuse_useless_gpus(problem, options)?;
+    let SearchResult { best, bound } = match options.planner {
+        Planner::Greedy => SearchResult { best: vec![greedy(problem, options)?], bound: 0.0 },
         Planner::Exact => exact(problem, options, known, count).ok_or_else(|| refuse(problem, options))?,
     };
-    let proven = best.first().is_some_and(|first| bound >= first.price.objective * (1.0 - PROOF));
+    let proven = best.first().is_some_and(|first| bound >= first.score.objective * (1.0 - PROOF));
     let finish = |(rank, candidate): (usize, Candidate)| {
-        let solution = judge(problem, options, candidate.choices, candidate.slots);
+        let solution = evaluate(problem, options, candidate.choices, candidate.slots);
         let proven = proven && rank == 0;
         let bound_ms = if proven { solution.objective_ms } else { bound.min(solution.objective_ms) };
         Solution { bound_ms, proven, ..solution }
@@ -42,8 +41,8 @@ fn best_from(problem: &Problem, options: &Options, known: &[&Solution], count: u
     Ok(best.into_iter().take(count).enumerate().map(finish).collect())
 }
 
-/// What a given placement takes; proves nothing. `slots` has one entry for each GPU.
-pub fn judge(problem: &Problem, options: &Options, choices: Vec<Choice>, slots: Vec<u32>) -> Solution {
+/// Simulates a given placement, without a lower bound. `slots` has one entry per GPU.
+pub fn evaluate(problem: &Problem, options: &Options, choices: Vec<Choice>, slots: Vec<u32>) -> Solution {
     let decode_ms = simulate(problem, &choices, &slots, Phase::Decode).ms;
     let prefill_ms = simulate(problem, &choices, &slots, Phase::Prefill).ms;
     let weigh = |weight: f64, ms: f64| if weight > 0.0 { weight * ms } else { 0.0 };
@@ -52,7 +51,7 @@ pub fn judge(problem: &Problem, options: &Options, choices: Vec<Choice>, slots: 
     Solution { choices, slots, decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false }
 }
 
-/// How much each phase weighs in an objective.
+/// The weights of prefill and decode in an objective.
 fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
     match objective {
         Objective::Prefill => [1.0, 0.0],
@@ -61,44 +60,44 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
     }
 }
 
-/// The greedy planner's placement.
+/// The placement of the greedy planner.
 fn greedy(problem: &Problem, options: &Options) -> Result<Candidate, NoFit> {
-    let choices = grown(problem)?;
+    let choices = greedy_run(problem)?;
     let slots = vec![0; problem.budget.vram.len()];
     usage(problem, &choices, &slots).check(problem, options.mechanisms)?;
-    let wish = Wish { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
-    Judge::new(problem, wish, 1).price(&choices).ok_or_else(|| refuse(problem, options))
+    let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
+    Evaluator::new(problem, goal, 1).evaluate(&choices).ok_or_else(|| refuse(problem, options))
 }
 
-/// The best placements over all numbers of slots, and what none of them can beat; `None` when nothing fits.
-fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<Found> {
+/// The best placements over all numbers of slots, and a lower bound; `None` if nothing fits.
+fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<SearchResult> {
     let weights = weights(problem, options.objective);
     let allowed = allowed(problem, options, weights);
-    let mut all = Found { best: Vec::new(), bound: f64::INFINITY };
-    let by_phases = one_phase_after_the_other(problem, options);
+    let mut all = SearchResult { best: Vec::new(), bound: f64::INFINITY };
+    let by_phases = phase_by_phase(problem, options);
     for slots in slots(problem, options) {
-        let wish = Wish { weights, mechanisms: options.mechanisms, slots };
+        let goal = Goal { weights, mechanisms: options.mechanisms, slots };
         let found = all.best.iter().map(|found| &found.choices);
         let known: Vec<&Vec<Choice>> =
             known.iter().map(|solution| &solution.choices).chain(found).chain(&by_phases).collect();
-        // Where only the best is wanted, slots whose bound is above it need no look.
-        let known_ms = all.best.iter().map(|found| found.price.objective).filter(|_| count == 1);
+        // If only the best is requested, a number of slots with a lower bound above it is skipped.
+        let known_ms = all.best.iter().map(|found| found.score.objective).filter(|_| count == 1);
         let enough = known_ms.fold(f64::INFINITY, f64::min);
-        let Some(found) = search(problem, wish, &allowed, &known, count, enough) else { continue };
+        let Some(found) = search(problem, goal, &allowed, &known, count, enough) else { continue };
         all.bound = all.bound.min(found.bound);
         all.best.extend(found.best);
     }
     all.best.sort_by(Candidate::order);
     all.best.dedup_by(|a, b| a.choices == b.choices && a.slots == b.slots);
     all.best.truncate(count);
-    let finish = |candidate| then_the_other_phase(problem, options, weights, candidate);
+    let finish = |candidate| optimize_other_phase(problem, options, weights, candidate);
     all.best = all.best.into_iter().map(finish).collect();
     (!all.best.is_empty()).then_some(all)
 }
 
-/// Where both phases count and may differ: placements that are best for decoding, and for the prompt with what is left;
-/// with all memory, and with a ring's part kept free for the prompt. Of many blocks only; few are all tried.
-fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
+/// Start placements for an objective with both phases: optimized for decoding, then for the prompt with the remaining memory; once with
+/// all memory, once with room for a ring kept free for the prompt. Empty for few blocks, which are searched exhaustively.
+fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
     let matters = options.objective == Objective::Mixed && options.mechanisms.streams();
     if !matters || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
         return Vec::new();
@@ -112,12 +111,12 @@ fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Ch
         let mut less = problem.clone();
         less.budget.vram.iter_mut().for_each(|vram| *vram = vram.saturating_sub(kept));
         let options = Options { objective: Objective::Decode, slots: slots.first().copied(), ..*options };
-        let wish = Wish { weights, mechanisms: options.mechanisms, slots: slots.clone() };
-        let found = search(&less, wish, &allowed(&less, &options, weights), &[], 1, f64::INFINITY)?;
+        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
+        let found = search(&less, goal, &allowed(&less, &options, weights), &[], 1, f64::INFINITY)?;
         let best = found.best.into_iter().next()?;
-        Some(then_the_other_phase(problem, &options, weights, best).choices)
+        Some(optimize_other_phase(problem, &options, weights, best).choices)
     };
-    // One beside the other: they know nothing of each other.
+    // Both searches are independent and run in parallel.
     std::thread::scope(|scope| {
         let kept_free = scope.spawn(|| with(ring));
         let all = with(0);
@@ -125,8 +124,8 @@ fn one_phase_after_the_other(problem: &Problem, options: &Options) -> Vec<Vec<Ch
     })
 }
 
-/// The choices of each block that matter for these weights: where one phase alone counts, the other is wherever that one
-/// is, because no choice needs less memory; or on the host, where state that lies there visits otherwise then.
+/// The allowed choices of each block. If one phase has no weight, it uses the place of the other phase, which needs the least memory; or
+/// the host, if state that is kept there is swapped differently then.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<Choice>> {
     let both_count = weights.iter().all(|weight| *weight > 0.0);
     let one = |block: usize| {
@@ -147,7 +146,7 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<C
     (0..problem.blocks.len()).map(one).collect()
 }
 
-/// The numbers of slots to try: one for each GPU, the same on all of them.
+/// The numbers of slots to try, one entry per GPU, equal on all GPUs.
 fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
     let each = |slots: u32| vec![slots; problem.budget.vram.len()];
     match (options.mechanisms, options.slots) {

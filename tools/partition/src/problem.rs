@@ -1,112 +1,112 @@
-//! A planning problem in numbers: blocks, what they cost at each place, the machine's links, the limits, the wish.
+//! A planning problem in numbers: blocks, their times on each device, the links, the memory budgets, the workload.
 //!
-//! Everything is milliseconds and bytes. Where the numbers come from (a profile, a machine file, assumptions) is not known here.
+//! Units are milliseconds and bytes. The source of the numbers (a profile, a machine file, assumptions) is unknown here.
 
 use crate::{Block, Budget};
 
-/// Everything a planner needs. Pure numbers: the same problem always has the same solution.
+/// The input of the planner.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// Blocks in execution order.
     pub blocks: Vec<Block>,
-    /// What each block costs on the host, in the order of blocks.
+    /// Times on the host, in the order of blocks.
     pub cpu: Vec<Cost>,
-    /// What each block costs on each GPU: one list for each entry of `budget.vram`.
+    /// Times on each GPU, one entry for each entry of `budget.vram`.
     pub gpus: Vec<GpuCosts>,
-    /// Cost of starting a partition on the host, milliseconds.
+    /// Launch cost of a partition on the host, milliseconds.
     pub cpu_launch_ms: f64,
-    /// Cost of a pass that no partition bears: feeding, reading scores, choosing a token, milliseconds.
+    /// Overhead of a pass outside its partitions (feeding inputs, reading logits, sampling), milliseconds.
     pub pass_ms: f64,
-    /// Reading weights from disk, bytes per millisecond; absent where everything must lie in memory.
+    /// Disk read rate, bytes per millisecond; `None` if all weights must stay in memory.
     pub disk_bytes_per_ms: Option<f64>,
-    /// The limits.
+    /// The memory limits.
     pub budget: Budget,
-    /// What the costs were counted for.
+    /// The workload that the times are for.
     pub load: Workload,
-    /// Blocks before which a partition begins even where its neighbour is in the same place.
+    /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
 }
 
-/// What one block costs at one place; infinite where it cannot be computed there.
+/// The times of one block on one device; infinite if the device cannot compute it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// One more token, milliseconds, the cost of starting a partition apart.
+    /// One decoded token, milliseconds, without launch cost.
     pub decode_ms: f64,
-    /// Each pass of the prompt in turn, milliseconds; [`Workload::passes`] entries.
+    /// Each prefill pass, milliseconds, without launch cost; one entry for each of [`Workload::passes`].
     pub prefill_ms: Vec<f64>,
 }
 
-/// What blocks cost on one GPU, and its link.
+/// Times of blocks on one GPU, and its link.
 #[derive(Clone, Debug)]
 pub struct GpuCosts {
-    /// In the order of blocks.
+    /// Times, in the order of blocks.
     pub blocks: Vec<Cost>,
-    /// Cost of starting a partition, milliseconds.
+    /// Launch cost of a partition, milliseconds.
     pub launch_ms: f64,
     /// Host to device, bytes per millisecond.
     pub to_device: f64,
     /// Device to host, bytes per millisecond.
     pub from_device: f64,
-    /// Cost of starting a copy of one tensor, milliseconds.
+    /// Latency of copying one tensor, milliseconds.
     pub latency_ms: f64,
-    /// Factor on the host's compute time while this link is busy, at least 1.
+    /// Slowdown of the host's computing while this link is busy, at least 1.
     pub compute_contention: f64,
-    /// Factor on a copy's time while the host computes, at least 1.
+    /// Slowdown of a copy while the host computes, at least 1.
     pub link_contention: f64,
 }
 
-/// What a plan is asked to do.
+/// The request that a plan is optimized for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Sequences in one pass.
     pub batch: u64,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
-    /// Tokens generated after it.
+    /// Tokens generated after the prompt.
     pub new_tokens: u64,
-    /// Tokens of each prefill pass, in order; they add up to `prompt_tokens`.
+    /// Tokens of each prefill pass, in order. Invariant: the sum is `prompt_tokens`.
     pub passes: Vec<u64>,
 }
 
-/// Where a block's weights are when it computes.
+/// Where a block computes, and how its weights get there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Where {
     /// Computed on the host.
     Cpu,
-    /// Computed on a GPU that holds its weights for good.
+    /// Computed on a GPU where its weights are resident.
     Resident(usize),
-    /// Computed on a GPU to which its weights are copied each time.
+    /// Computed on a GPU, its weights copied there in every pass.
     Streamed(usize),
 }
 
 /// Where a block computes in each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Choice {
-    /// Taking the prompt in.
+    /// For the prompt.
     pub prefill: Where,
-    /// One more token.
+    /// For each generated token.
     pub decode: Where,
 }
 
-/// What to make small.
+/// What the planner minimizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Objective {
     /// Milliseconds per decoded token.
     Decode,
     /// Milliseconds to the first token.
     Prefill,
-    /// Milliseconds for the whole answer: time to first token, then `new_tokens` more.
+    /// Milliseconds of the whole answer: time to first token plus `new_tokens` decoded tokens.
     Mixed,
 }
 
-/// What the runtime may do with weights.
+/// What the runtime may do with weights that do not fit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mechanisms {
-    /// Resident on a GPU or computed on the host, the same in both phases.
+    /// Weights are resident on a GPU or on the host, the same in both phases.
     ResidentCpu,
-    /// Also read from disk in each pass, where host memory is too small.
+    /// Also: weights that exceed host memory are read from disk in every pass.
     ResidentCpuDisk,
-    /// Also streamed to a GPU, each phase by itself.
+    /// Also: weights are streamed to a GPU, in each phase separately.
     All,
 }
 
@@ -116,13 +116,13 @@ impl Mechanisms {
         self == Mechanisms::All
     }
 
-    /// Whether weights may be read from disk in each pass.
+    /// Whether weights may be read from disk in every pass.
     pub fn reads_disk(self) -> bool {
         self != Mechanisms::ResidentCpu
     }
 }
 
-/// Which planner decides.
+/// Which planner to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planner {
     /// The best there is, with a proof where one was found.
@@ -136,16 +136,16 @@ pub enum Planner {
 pub struct Options {
     /// Which planner.
     pub planner: Planner,
-    /// What to make small.
+    /// What the planner minimizes.
     pub objective: Objective,
-    /// What the runtime may do.
+    /// What the runtime may do with weights.
     pub mechanisms: Mechanisms,
-    /// Slots in a ring of streamed weights; `None` lets the planner choose 3 or 4.
+    /// Slots of the ring buffer for streamed weights; `None` lets the planner choose 3 or 4.
     pub slots: Option<u32>,
 }
 
 impl Where {
-    /// A small number for each place: what is fast to compare and to hash.
+    /// A small number for each place, fast to compare and to hash.
     pub(crate) fn code(self) -> u16 {
         let of = |gpu: usize| u16::try_from(2 * gpu).expect("no machine has thousands of GPUs");
         match self {

@@ -1,16 +1,16 @@
-//! The mixed-integer program: how many blocks of each class make each choice. What it leaves out (which block exactly) only
-//! ever costs time, so its optimum is a lower bound that no placement beats, and its counts are where to look for the best.
+//! The mixed-integer program: how many blocks of each class make each choice. It is a relaxation (it ignores which block of a class
+//! makes which choice), so its optimum is a lower bound of every placement, and its counts are a good start for a search.
 //!
-//! For each region and class there is a count for each choice. For each phase and region there are the places it begins
-//! and ends with and the number of changes from one place to another, so that launches and crossings are counted. Memory
-//! is linear in the counts; the time of a phase is at least each of the bounds in [`time`].
+//! Variables: for each region and class a count for each choice; for each phase and region the first and last place and the number
+//! of changes from one place to another, which determine launches and crossings. Memory is linear in the counts; the time of a
+//! phase is at least each of the forms in [`time`].
 
 mod held;
 mod line;
 mod order;
 mod time;
 
-use crate::judge::Wish;
+use crate::evaluate::Goal;
 use crate::regions::Region;
 use crate::{Choice, Phase, Problem, Where};
 use held::hold;
@@ -19,60 +19,59 @@ use microlp::{SolveOptions, SolveOutcome, Variable};
 use order::order;
 use time::time;
 
-/// Nodes of branch and bound before the bound reached so far is taken.
+/// Most nodes of branch and bound; then the current bound is used.
 pub(crate) const MOST_NODES: u64 = 1500;
 
-/// By region and class: how many of its blocks make each choice.
+/// By region and class: the number of blocks that make each choice.
 pub(crate) type Counts = Vec<Vec<Vec<(Choice, usize)>>>;
 
-/// What the program says.
+/// A solution of the program.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
-    /// No placement takes less, weighted milliseconds.
+    /// Lower bound of every placement, weighted milliseconds.
     pub bound: f64,
-    /// Absent where no whole numbers were found.
+    /// `None` if no integer solution was found.
     pub counts: Option<Counts>,
 }
 
-/// What the program answers.
+/// The result of solving the program.
 pub(crate) enum Outcome {
     Answer(Answer),
     /// No placement fits.
     Infeasible,
-    /// The solver gave up; nothing is known.
+    /// The solver failed; nothing is known.
     Unknown,
 }
 
 /// A program under construction.
 struct Program<'a> {
     problem: &'a Problem,
-    wish: &'a Wish,
+    goal: &'a Goal,
     regions: &'a [Region],
     lines: Lines,
-    /// By region and class: choices and how many blocks make each.
+    /// By region and class: the choices, and the number of blocks that make each.
     counts: Vec<Vec<Vec<(Choice, Variable)>>>,
-    /// Bytes of one unit in memory constraints.
+    /// Unit of memory constraints, bytes.
     bytes: f64,
 }
 
-/// Solves the program for these regions. `allowed` is one list of choices for each block, `nodes` how many nodes of branch
-/// and bound may be taken.
+/// Solves the program for these regions. `allowed` has the choices of each block; `nodes` limits branch and bound.
 pub(crate) fn solve(
     problem: &Problem,
-    wish: &Wish,
+    goal: &Goal,
     regions: &[Region],
     allowed: &[Vec<Choice>],
     nodes: u64,
 ) -> Outcome {
-    let mut program = Program::new(problem, wish, regions, allowed);
+    let mut program = Program::new(problem, goal, regions, allowed);
     hold(&mut program);
     let scale = program.scale();
-    // Where no block may change places between the phases, both have one order.
+    // If no block may change its place between the phases, both phases share one order.
     let stays = allowed.iter().flatten().all(|choice| choice.prefill == choice.decode);
     let mut known = None;
-    for phase in wish.phases() {
+    for phase in goal.phases() {
         let order = known.take().filter(|_| stays).unwrap_or_else(|| order(&mut program, phase));
-        time(&mut program, &order, phase, wish.weights[phase as usize] / scale);
+        time(&mut program, &order, phase, goal.weights[phase as usize] / scale);
         known = Some(order);
     }
     let mut options = SolveOptions::default();
@@ -84,14 +83,14 @@ pub(crate) fn solve(
     }
 }
 
-/// The placement within the budgets of the GPUs that needs least of the host's memory; `None` where there is none.
+/// The placement within the GPU budgets that needs the least host memory; `None` if there is none.
 pub(crate) fn least_host(
     problem: &Problem,
-    wish: &Wish,
+    goal: &Goal,
     regions: &[Region],
     allowed: &[Vec<Choice>],
 ) -> Option<Vec<Choice>> {
-    let mut program = Program::new(problem, wish, regions, allowed);
+    let mut program = Program::new(problem, goal, regions, allowed);
     (0..problem.budget.vram.len()).for_each(|gpu| held::on_gpu(&mut program, gpu));
     let bytes = program.lines.real(1.0);
     let host = held::host(&mut program);
@@ -111,7 +110,7 @@ pub(crate) fn least_host(
 }
 
 fn answer(outcome: SolveOutcome, scale: f64, counts: &[Vec<Vec<(Choice, Variable)>>]) -> Outcome {
-    // What the solver proves it proves within its tolerances; the bound steps back by as much.
+    // The solver's bound holds within its tolerance, so subtract the tolerance.
     let safe = |bound: f64| (bound * scale * (1.0 - 1e-7)).max(0.0);
     match outcome {
         SolveOutcome::Solution(solution) => {
@@ -131,7 +130,7 @@ fn answer(outcome: SolveOutcome, scale: f64, counts: &[Vec<Vec<(Choice, Variable
 }
 
 impl<'a> Program<'a> {
-    fn new(problem: &'a Problem, wish: &'a Wish, regions: &'a [Region], allowed: &[Vec<Choice>]) -> Self {
+    fn new(problem: &'a Problem, goal: &'a Goal, regions: &'a [Region], allowed: &[Vec<Choice>]) -> Self {
         let mut lines = Lines::new();
         let mut counts = Vec::new();
         for region in regions {
@@ -146,12 +145,12 @@ impl<'a> Program<'a> {
         }
         let largest = problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0);
         let largest = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).fold(largest, u64::max);
-        Program { problem, wish, regions, lines, counts, bytes: (largest as f64 / 64.0).max(1.0) }
+        Program { problem, goal, regions, lines, counts, bytes: (largest as f64 / 64.0).max(1.0) }
     }
 
-    /// Weighted milliseconds of one unit of the objective: everything on the host, or what can be computed there.
+    /// Unit of the objective, weighted milliseconds: a part of the slowest finite placement without streaming.
     fn scale(&self) -> f64 {
-        let phases = || self.wish.phases();
+        let phases = || self.goal.phases();
         let ms = |i: usize, phase| {
             let costs = std::iter::once(Where::Cpu).chain((0..self.problem.gpus.len()).map(Where::Resident));
             costs
@@ -161,30 +160,30 @@ impl<'a> Program<'a> {
         };
         let weigh = |phase: Phase| {
             let all: f64 = (0..self.problem.blocks.len()).map(|i| ms(i, phase)).sum();
-            self.wish.weights[phase as usize] * (all + self.problem.pass_ms * self.problem.passes(phase) as f64)
+            self.goal.weights[phase as usize] * (all + self.problem.pass_ms * self.problem.passes(phase) as f64)
         };
         let all: f64 = phases().map(weigh).sum();
         if all > 0.0 { all / 64.0 } else { 1.0 }
     }
 
-    /// Blocks of a class whose choice is so.
-    fn count(&self, region: usize, class: usize, is_so: impl Fn(Choice) -> bool) -> Line {
-        let so = self.counts[region][class].iter().filter(|(choice, _)| is_so(*choice));
-        Line::sum(so.map(|(_, variable)| *variable))
+    /// Number of blocks of a class with a selected choice.
+    fn count(&self, region: usize, class: usize, is_selected: impl Fn(Choice) -> bool) -> Line {
+        let selected = self.counts[region][class].iter().filter(|(choice, _)| is_selected(*choice));
+        Line::sum(selected.map(|(_, variable)| *variable))
     }
 
-    /// Every class, with its region.
+    /// All classes, as (region, class).
     fn classes(&self) -> Vec<(usize, usize)> {
         let of = |region: usize| (0..self.regions[region].classes.len()).map(move |class| (region, class));
         (0..self.regions.len()).flat_map(of).collect()
     }
 
-    /// The least of a number over the blocks of a class.
+    /// The minimum of a number over the blocks of a class.
     fn least(&self, region: usize, class: usize, number: impl Fn(usize) -> f64) -> f64 {
         self.regions[region].classes[class].iter().map(|i| number(*i)).fold(f64::INFINITY, f64::min)
     }
 
-    /// Places that some block may have in a phase, in order.
+    /// Places that at least one block may have in a phase, sorted.
     fn places(&self, phase: Phase) -> Vec<Where> {
         let all = self.counts.iter().flatten().flatten().map(|(choice, _)| choice.of(phase));
         let places: std::collections::BTreeSet<Where> = all.collect();

@@ -1,13 +1,13 @@
-//! What to say when nothing fits: which memory is too small, what it would have to hold, and the smallest budget for that.
+//! The error if no placement fits: the device that is too small, its demand, and the smallest budget that would do.
 
-use crate::judge::Wish;
+use crate::evaluate::Goal;
 use crate::memory::usage;
 use crate::program::least_host;
 use crate::regions::regions;
 use crate::{Choice, Demand, NoFit, Options, Place, Problem, Where};
 
-/// Refuses GPUs of which none can hold even one block: a budget that cannot be meant.
-pub(crate) fn too_small(problem: &Problem, options: &Options) -> Result<(), NoFit> {
+/// Refuses a budget with which no GPU can hold any block: it is probably a mistake.
+pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Result<(), NoFit> {
     let budget = &problem.budget;
     let alone = |block: usize, gpu: usize| {
         let numbers = &problem.blocks[block];
@@ -37,17 +37,17 @@ pub(crate) fn too_small(problem: &Problem, options: &Options) -> Result<(), NoFi
     refusal.map_or(Ok(()), Err)
 }
 
-/// The refusal of a problem that no placement fits. GPUs may stay empty, so it is host memory that is too small, unless a
-/// block computes on a GPU only; the numbers are those of the placement that needs least of it.
+/// The error for a problem without a placement that fits. GPUs may stay empty, so host memory is too small, unless a block can only
+/// compute on a GPU. The numbers are those of a placement that needs little host memory.
 pub(crate) fn refuse(problem: &Problem, options: &Options) -> NoFit {
     let slots = if options.mechanisms.streams() { options.slots.unwrap_or(3) } else { 0 };
     let slots = vec![slots; problem.budget.vram.len()];
-    let wish = Wish { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
+    let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
     let allowed: Vec<Vec<Choice>> =
         (0..problem.blocks.len()).map(|block| problem.choices(block, options.mechanisms)).collect();
     let first = |choices: &Vec<Choice>| choices.first().copied().unwrap_or(Choice::both(Where::Cpu));
     let regions = regions(problem, &allowed);
-    let choices = least_host(problem, &wish, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
+    let choices = least_host(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
     let usage = usage(problem, &choices, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
     let host = NoFit {

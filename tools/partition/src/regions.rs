@@ -1,23 +1,23 @@
-//! Blocks that are interchangeable, so that a program may count them instead of telling them apart.
+//! Groups interchangeable blocks, so that a search can count them.
 //!
-//! A region is a stretch of neighbours, a class the blocks of a region that cost and hold the same. Where a model has more
-//! kinds of blocks than a program can take, similar ones share a class, which then has the least of each number: bounds
-//! stay bounds.
+//! A region is a range of neighbours. A class is a set of blocks in a region with equal times and sizes. If a model has too many
+//! kinds of blocks, similar ones share a class. The program then uses the least of each of their numbers, so its bound stays a
+//! lower bound.
 
 use crate::{Block, Choice, Problem};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Most regions that are told apart; more become one in the middle.
+/// Most regions; with more, those in the middle are merged into one.
 const MOST_REGIONS: usize = 14;
-/// Most classes of blocks in the middle.
+/// Most classes in the merged region.
 const MOST_CLASSES: usize = 4;
-/// Classes closer than this, as a part of their numbers, are one.
+/// Classes with at most this relative difference are merged.
 const SIMILAR: f64 = 0.05;
-/// A shared weight smaller than this part of a block (a table of rotary angles, say) does not tell blocks apart.
+/// Blocks may differ in shared weights below this part of a block (for example, rotary tables) and still be equal.
 const SMALL: f64 = 1.0 / 16.0;
 
-/// A stretch of neighbours.
+/// A range of neighbours.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Region {
     pub blocks: Range<usize>,
@@ -25,14 +25,14 @@ pub(crate) struct Region {
     pub classes: Vec<Vec<usize>>,
 }
 
-/// Cuts the blocks into regions. Blocks in one class have the same choices.
+/// Divides the blocks into regions. Blocks in one class have the same allowed choices.
 pub(crate) fn regions(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Region> {
     let runs = equal_runs(problem, allowed);
     if runs.len() <= MOST_REGIONS {
         let region = |run: Range<usize>| Region { classes: vec![run.clone().collect()], blocks: run };
         return runs.into_iter().map(region).collect();
     }
-    // The ends of a model are unlike its middle, and few: they stay by themselves.
+    // The blocks at the ends of a model (embedding, head) differ from its middle and stay separate.
     let (head, tail) = (irregular(problem, runs.iter()), irregular(problem, runs.iter().rev()));
     let middle = runs[head].start..runs[runs.len() - 1 - tail].end;
     let single = |run: &Range<usize>| Region { classes: vec![run.clone().collect()], blocks: run.clone() };
@@ -42,7 +42,8 @@ pub(crate) fn regions(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Region>
     regions
 }
 
-/// Runs at an end unlike the usual in bytes or in what they share: embeddings, heads, first dense layers; at most four.
+/// Number of runs at an end, at most four, that differ from the median block in size or shared weights: embeddings, heads, first dense
+/// layers.
 fn irregular<'a>(problem: &Problem, runs: impl Iterator<Item = &'a Range<usize>>) -> usize {
     let mut sizes: Vec<(u64, usize)> = (0..problem.blocks.len()).map(|i| (problem.weight_bytes(i), i)).collect();
     sizes.sort_unstable();
@@ -59,15 +60,15 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for i in 0..problem.blocks.len() {
         match runs.last_mut() {
-            Some(run) if alike(problem, allowed, run.start, i) && !problem.cuts.contains(&i) => run.end = i + 1,
+            Some(run) if are_equal(problem, allowed, run.start, i) && !problem.cuts.contains(&i) => run.end = i + 1,
             _ => runs.push(i..i + 1),
         }
     }
     runs
 }
 
-/// Whether two blocks may trade places without a difference.
-fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
+/// Whether two blocks are interchangeable.
+fn are_equal(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
         let Block { kv_bytes, kv_tensors, kv_grows, kv_filled, workspace_bytes, .. } = problem.blocks[i];
         (
@@ -79,7 +80,7 @@ fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool
             workspace_bytes,
         )
     };
-    // What enters the first block of a model is not a boundary.
+    // The inputs of the first block are not a boundary.
     let boundary = |i: usize| {
         let Block { boundary_bytes, boundary_tensors, .. } = problem.blocks[i];
         (i > 0).then_some((boundary_bytes, boundary_tensors))
@@ -92,14 +93,14 @@ fn alike(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool
     sizes(a) == sizes(b) && same_boundary && allowed[a] == allowed[b] && same_costs() && same_shared()
 }
 
-/// What a block holds of one kind: keys and bytes.
-pub(crate) type Held = fn(&Block) -> &[(u32, u64)];
+/// The weights or the constants of a block, as (key, bytes).
+pub(crate) type KeysOf = fn(&Block) -> &[(u32, u64)];
 
-const WEIGHTS: Held = |block| &block.weights;
-const CONSTANTS: Held = |block| block.streamed.constants();
+const WEIGHTS: KeysOf = |block| &block.weights;
+const CONSTANTS: KeysOf = |block| block.streamed.constants();
 
-/// What a block holds and another block too, and its bytes.
-pub(crate) fn shared(problem: &Problem, of: Held, block: usize) -> BTreeMap<u32, u64> {
+/// Keys of a block that other blocks have too, with bytes.
+pub(crate) fn shared(problem: &Problem, of: KeysOf, block: usize) -> BTreeMap<u32, u64> {
     let others = |key: u32| {
         let mut others = problem.blocks.iter().enumerate().filter(|(other, _)| *other != block);
         others.any(|(_, other)| of(other).iter().any(|(its, _)| *its == key))
@@ -107,8 +108,8 @@ pub(crate) fn shared(problem: &Problem, of: Held, block: usize) -> BTreeMap<u32,
     of(&problem.blocks[block]).iter().copied().filter(|(key, _)| others(*key)).collect()
 }
 
-/// Those of a size that matters.
-pub(crate) fn large_shared(problem: &Problem, of: Held, block: usize) -> BTreeMap<u32, u64> {
+/// The shared keys that are not small.
+pub(crate) fn large_shared(problem: &Problem, of: KeysOf, block: usize) -> BTreeMap<u32, u64> {
     let least = SMALL * problem.weight_bytes(block) as f64;
     shared(problem, of, block).into_iter().filter(|(_, bytes)| *bytes as f64 >= least).collect()
 }
@@ -116,7 +117,7 @@ pub(crate) fn large_shared(problem: &Problem, of: Held, block: usize) -> BTreeMa
 fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> Vec<Vec<usize>> {
     let mut classes: Vec<Vec<usize>> = Vec::new();
     for i in blocks {
-        match classes.iter_mut().find(|class| alike(problem, allowed, class[0], i)) {
+        match classes.iter_mut().find(|class| are_equal(problem, allowed, class[0], i)) {
             Some(class) => class.push(i),
             None => classes.push(vec![i]),
         }
@@ -132,8 +133,7 @@ fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> 
     classes
 }
 
-/// The two classes with the same choices whose blocks are nearest in bytes and in time on the host, and how far apart they
-/// are, as parts of themselves.
+/// The two classes with the same allowed choices that are most similar in bytes and host time, and their relative difference.
 fn closest(problem: &Problem, allowed: &[Vec<Choice>], classes: &[Vec<usize>]) -> Option<(usize, usize, f64)> {
     let parts = |x: f64, y: f64| if x == y { 0.0 } else { (x - y).abs() / x.max(y) };
     let distance = |a: usize, b: usize| {

@@ -1,4 +1,4 @@
-//! From a place for each block to partitions: runs of neighbours on one device, cut finer where asked.
+//! Groups blocks into partitions: runs of neighbours on one device, with additional cuts on request.
 
 use crate::{Block, Place};
 use std::ops::Range;
@@ -12,8 +12,8 @@ pub struct Run {
     pub place: Place,
 }
 
-/// The fewest partitions this placement needs, or `at_least` of them when more are asked for (never more than blocks).
-/// Extra cuts halve the run with the most weight bytes at the block boundary nearest its middle.
+/// The fewest partitions of this placement, or `at_least` of them (at most one per block). Additional cuts halve the run with
+/// the most weight bytes at the block boundary nearest its middle.
 pub fn runs(blocks: &[Block], places: &[Place], at_least: usize) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (i, place) in places.iter().enumerate() {

@@ -1,51 +1,50 @@
-//! The schedule simulator: what a placement really takes, judged by slots, copy engines, order and contention.
+//! The schedule simulator: computes the times of a placement from partitions, transfers, ring buffers and contention.
 //!
-//! A token goes through the blocks in order, one partition after the other ([`crate::schedule`] says which partitions there
-//! are). Meanwhile one engine for each GPU copies the weights of streamed blocks into a ring of slots, in order and ahead
-//! of the chain, into the next pass too; a slot is free again when its block has computed. The same rules run a placement
-//! for the planner and for the timeline a person sees.
+//! A pass runs the partitions in order ([`crate::schedule`]). Meanwhile one copy engine per GPU prefetches the weights of streamed
+//! blocks, in order, into a ring of slots, also for the next pass; a slot is free when its block has computed. The planner and the
+//! timeline (`--trace`) use the same simulation.
 
-mod engine;
+mod machine;
 mod record;
 
 use crate::memory::usage;
 use crate::schedule::{Step, copies, handover, places, steps};
 use crate::{Choice, Phase, Place, Problem, Where};
-use engine::Engine;
 use hpp_schema::{Span, SpanKind, Timeline};
-use record::{BETWEEN_PASSES, DISK, Nothing, Record, Spans, from, to};
+use machine::Simulator;
+use record::{BETWEEN_PASSES, DISK, NoRecorder, Recorder, SpanRecorder, from, to};
 
-/// Tokens simulated before the steady state is taken to be what the later half of them shows.
+/// Tokens to simulate at most; without a period until then, the later half of them counts as the steady state.
 const MOST_TOKENS: usize = 64;
 
-/// What happened in a simulated phase.
+/// The result of simulating a phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Simulation {
-    /// Decode: one more token in the steady state. Prefill: all passes from cold, to the first token, and the state moved
-    /// to where decoding computes. Milliseconds; infinite where the phase never ends (something streamed, no slots).
+    /// Decode: time of one token in the steady state. Prefill: time of all passes from empty rings, and of the transfer of state to
+    /// its home. Milliseconds; infinite if the phase never finishes (a streamed block without slots).
     pub ms: f64,
-    /// Decode: one period of the steady state, which is one token or a few. Prefill: everything. Lanes `cpu`, `gpu0`,
+    /// Decode: one period of the steady state, which is one or a few tokens. Prefill: everything. Lanes `cpu`, `gpu0`,
     /// `to gpu0`, `from gpu0`, `disk`.
     pub timeline: Timeline,
-    /// Time the host computed, milliseconds, starting partitions included; per token in decode.
+    /// Compute time of the host including launches, milliseconds; per token in decode.
     pub cpu_ms: f64,
-    /// Time each GPU computed, likewise.
+    /// Compute time of each GPU, likewise.
     pub gpu_ms: Vec<f64>,
-    /// Time the links to and from each GPU were busy, milliseconds, both directions added.
+    /// Busy time of the link of each GPU, sum of both directions, milliseconds.
     pub transfer_ms: Vec<f64>,
-    /// Time no block computed because one waited for its weights or the disk, milliseconds.
+    /// Time in which no block computed because the chain waited for weights or the disk, milliseconds.
     pub stall_ms: f64,
-    /// Bytes that moved between host and GPUs, both directions; per token in decode.
+    /// Bytes copied between host and GPUs, both directions; per token in decode.
     pub bytes_moved: u64,
     /// Weights read from disk, bytes; per token in decode.
     pub disk_bytes: u64,
 }
 
-/// Simulates one phase of a placement. `choices` has one entry for each block, `slots` one for each GPU.
+/// Simulates one phase of a placement. `choices` has one entry per block, `slots` one per GPU.
 pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> Simulation {
     let places = places(choices, phase);
     let per_pass = copies(problem, &places).iter().map(|copies| copies.len() as u64).collect();
-    let mut spans = Spans { problem, copies: per_pass, pass: 0, spans: Vec::new() };
+    let mut spans = SpanRecorder { problem, copies: per_pass, pass: 0, spans: Vec::new() };
     let mut window = run(problem, choices, slots, phase, &mut spans);
     if !window.end.is_finite() {
         return Simulation { ms: f64::INFINITY, ..Simulation::default() };
@@ -62,17 +61,17 @@ pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Pha
         spans.push(DISK.to_owned(), "weights".to_owned(), SpanKind::Transfer, at, Some(missing * window.passes));
     }
     if phase == Phase::Prefill {
-        let mut engine = Engine::new(problem, vec![], slots, None, &mut spans);
-        engine.skip_to(window.end);
-        engine.take(&handover(problem, choices), window.passes);
-        window.end = engine.now();
+        let mut simulator = Simulator::new(problem, vec![], slots, None, &mut spans);
+        simulator.skip_to(window.end);
+        simulator.take(&handover(problem, choices), window.passes);
+        window.end = simulator.now();
     }
     let bytes_moved = bytes_moved(problem, choices, &places, phase);
     let disk_bytes = missing * problem.passes(phase) as u64;
     Simulation { bytes_moved, disk_bytes, ..summary(problem, window, spans.spans, phase) }
 }
 
-/// Boundaries, visits, weights and, for a prompt, state handed over.
+/// Bytes of boundaries, state swaps, weights and, for a prompt, the handover of state.
 fn bytes_moved(problem: &Problem, choices: &[Choice], places: &[Where], phase: Phase) -> u64 {
     let on_links = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
     let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.streamed_bytes(*block)).sum();
@@ -81,12 +80,12 @@ fn bytes_moved(problem: &Problem, choices: &[Choice], places: &[Where], phase: P
     (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handed_over
 }
 
-/// Milliseconds of a phase for these choices, the disk and the handover of state apart: what a planner compares most often.
+/// Time of the chain of a phase, milliseconds, without disk and handover of state.
 pub(crate) fn chain_ms(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> f64 {
-    run(problem, choices, slots, phase, &mut Nothing).per_unit(phase)
+    run(problem, choices, slots, phase, &mut NoRecorder).per_unit(phase)
 }
 
-/// Reading this many bytes from disk in one pass, milliseconds.
+/// Time to read this many bytes from disk, milliseconds; infinite without a disk.
 pub(crate) fn disk_ms(problem: &Problem, missing: u64) -> f64 {
     match (missing, problem.disk_bytes_per_ms) {
         (0, _) => 0.0,
@@ -95,7 +94,7 @@ pub(crate) fn disk_ms(problem: &Problem, missing: u64) -> f64 {
     }
 }
 
-/// The stretch of time that counts.
+/// The time range that counts.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     start: f64,
@@ -106,7 +105,7 @@ struct Window {
 impl Window {
     const NEVER: Window = Window { start: 0.0, end: f64::INFINITY, passes: 1 };
 
-    /// Decode: milliseconds per token; prefill: all of it.
+    /// Decode: milliseconds per token; prefill: milliseconds in total.
     fn per_unit(self, phase: Phase) -> f64 {
         match phase {
             Phase::Decode => (self.end - self.start) / self.passes as f64,
@@ -115,43 +114,44 @@ impl Window {
     }
 }
 
-fn run<R: Record>(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase, record: &mut R) -> Window {
+fn run<R: Recorder>(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase, recorder: &mut R) -> Window {
     let copies = copies(problem, &places(choices, phase));
     match phase {
         Phase::Prefill => {
             let passes = problem.passes(phase);
-            let mut engine = Engine::new(problem, copies, slots, Some(passes as u64), record);
-            let ends = (0..passes).all(|pass| engine.take(&steps(problem, choices, phase, pass), pass as u64));
-            if ends { Window { start: 0.0, end: engine.now(), passes: passes as u64 } } else { Window::NEVER }
+            let mut simulator = Simulator::new(problem, copies, slots, Some(passes as u64), recorder);
+            let ends = (0..passes).all(|pass| simulator.take(&steps(problem, choices, phase, pass), pass as u64));
+            if ends { Window { start: 0.0, end: simulator.now(), passes: passes as u64 } } else { Window::NEVER }
         }
         Phase::Decode => {
             let steps = steps(problem, choices, phase, 0);
-            decode(Engine::new(problem, copies, slots, None, record), &steps)
+            decode(Simulator::new(problem, copies, slots, None, recorder), &steps)
         }
     }
 }
 
-/// Tokens from cold until the machine stands as it stood before: what happened in between repeats for ever.
-fn decode<R: Record>(mut engine: Engine<'_, R>, steps: &[Step]) -> Window {
-    let mut before = vec![(0.0, engine.standing())];
+/// Simulates tokens until the copy engines are in a state that they were in before: the tokens in between are one period of the steady
+/// state.
+fn decode<R: Recorder>(mut simulator: Simulator<'_, R>, steps: &[Step]) -> Window {
+    let mut before = vec![(0.0, simulator.copy_state())];
     for token in 0..MOST_TOKENS {
-        if !engine.take(steps, token as u64) {
+        if !simulator.take(steps, token as u64) {
             return Window::NEVER;
         }
-        let (now, standing) = (engine.now(), engine.standing());
+        let (now, state) = (simulator.now(), simulator.copy_state());
         let tolerance = 1e-9 * now / (token + 1) as f64;
-        let same = before.iter().rposition(|(_, earlier)| standing.is_like(earlier, tolerance));
+        let same = before.iter().rposition(|(_, earlier)| state.is_like(earlier, tolerance));
         if let Some(same) = same {
-            engine.tell_unfinished();
+            simulator.record_unfinished();
             return Window { start: before[same].0, end: now, passes: (before.len() - same) as u64 };
         }
-        before.push((now, standing));
+        before.push((now, state));
     }
-    engine.tell_unfinished();
-    Window { start: before[MOST_TOKENS / 2].0, end: engine.now(), passes: (MOST_TOKENS / 2) as u64 }
+    simulator.record_unfinished();
+    Window { start: before[MOST_TOKENS / 2].0, end: simulator.now(), passes: (MOST_TOKENS / 2) as u64 }
 }
 
-/// Keeps the spans of the window, from its start on, and adds them up for each token (decode) or in all (prefill).
+/// Clips the spans to the window and adds them up, per token (decode) or in total (prefill).
 fn summary(problem: &Problem, window: Window, all: Vec<Span>, phase: Phase) -> Simulation {
     let (start, end) = (1e3 * window.start, 1e3 * window.end);
     let clip = |mut span: Span| {

@@ -1,22 +1,22 @@
-//! What a planner answers: a choice for each block, what it takes, and what is proven of it.
+//! The result of planning: a choice for each block, its simulated times, and a lower bound.
 
 use crate::{Choice, Where};
 use std::fmt;
 
-/// Taking a prompt in, or giving one more token.
+/// A phase of inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// All passes of the prompt, from cold, to the first token.
+    /// All passes of the prompt, from an empty ring buffer to the first token.
     Prefill,
-    /// One token after the other, in the steady state.
+    /// Decoding, in the steady state.
     Decode,
 }
 
 impl Phase {
-    /// Both, in the order they happen.
+    /// Both, in order of execution.
     pub const BOTH: [Phase; 2] = [Phase::Prefill, Phase::Decode];
 
-    /// The other one.
+    /// The other phase.
     pub fn other(self) -> Phase {
         match self {
             Phase::Prefill => Phase::Decode,
@@ -39,23 +39,22 @@ impl fmt::Display for Phase {
 pub struct Solution {
     /// One for each block.
     pub choices: Vec<Choice>,
-    /// Slots in the ring of each GPU; 0 where nothing is streamed to it.
+    /// Slots in the ring buffer of each GPU; 0 if nothing is streamed to it.
     pub slots: Vec<u32>,
-    /// One more token, milliseconds, steady state.
+    /// One decoded token, milliseconds, in the steady state.
     pub decode_ms: f64,
-    /// To the first token, milliseconds.
+    /// Time to first token, milliseconds.
     pub prefill_ms: f64,
-    /// What was made small, milliseconds.
+    /// The objective, milliseconds.
     pub objective_ms: f64,
-    /// No placement takes less than this, milliseconds; equals `objective_ms` where `proven`. A planner that proves
-    /// nothing says 0.
+    /// Lower bound of every placement's objective, milliseconds; equals `objective_ms` if `proven`, 0 if no bound was computed.
     pub bound_ms: f64,
-    /// Whether no placement is better, within one part in a million.
+    /// Whether it is proven that no placement is better by more than one part in a million.
     pub proven: bool,
 }
 
 impl Solution {
-    /// How far from the best it can be, as a part of the objective: 0 when proven, at most 1.
+    /// The relative gap between the objective and its lower bound, 0 to 1.
     pub fn gap(&self) -> f64 {
         match self.objective_ms > 0.0 {
             true => ((self.objective_ms - self.bound_ms) / self.objective_ms).max(0.0),
@@ -70,7 +69,7 @@ impl Choice {
         Choice { prefill: place, decode: place }
     }
 
-    /// Where it computes in this phase.
+    /// The place in this phase.
     pub fn of(self, phase: Phase) -> Where {
         match phase {
             Phase::Prefill => self.prefill,

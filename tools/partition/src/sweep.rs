@@ -1,19 +1,19 @@
-//! Planning again under other budgets of device memory.
+//! Plans for a range of device memory budgets.
 
 use crate::plan::plan_from;
 use crate::{NoFit, Options, Problem, Solution};
 
-/// What is possible with this much device memory.
+/// The result for one budget.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SweepPoint {
     /// Device memory of each GPU, bytes.
     pub vram: u64,
-    /// The best placement under it.
+    /// The best placement found.
     pub solution: Result<Solution, NoFit>,
 }
 
-/// Plans once for each budget in `vram`, every GPU having that much; answers in the order asked. What was found with less
-/// memory is known to the planner when it has more, so more memory is never worse.
+/// Plans once for each budget in `vram`, with the same budget for every GPU; results are in the given order. Budgets are planned in
+/// ascending order, and each plan starts from the previous one, so more memory is never worse.
 pub fn sweep(problem: &Problem, options: &Options, vram: &[u64]) -> Vec<SweepPoint> {
     let mut order: Vec<usize> = (0..vram.len()).collect();
     order.sort_by_key(|at| vram[*at]);

@@ -1,4 +1,4 @@
-//! A profile with a place for everything that is to be measured, and nothing measured yet.
+//! Makes new profiles: an entry for everything to measure, and no measurements yet.
 
 use crate::settings::Settled;
 use crate::targets::{BlockFacts, Target};
@@ -8,7 +8,7 @@ use hpp_schema::{
     ProfiledModel, Provider, ProviderCosts,
 };
 
-/// The model as a profile names it.
+/// Describes the model for a profile.
 pub fn profiled_model(analysis: &Analysis, blocks: &[BlockFacts], hash: String, weight_bytes: u64) -> ProfiledModel {
     let block = |(block, facts): (&hpp_graph::Block, &BlockFacts)| ProfiledBlock {
         label: block.label.clone(),
@@ -23,7 +23,7 @@ pub fn profiled_model(analysis: &Analysis, blocks: &[BlockFacts], hash: String, 
     }
 }
 
-/// A new profile.
+/// Makes a new profile without measurements.
 pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, targets: &[Target]) -> Profile {
     let mut profile = Profile {
         hpp_profile: PROFILE_VERSION,
@@ -40,12 +40,12 @@ pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, t
         others_cpu_share: None,
         notes: settled.notes,
     };
-    make_room(&mut profile, targets);
+    add_entries(&mut profile, targets);
     profile
 }
 
-/// Gives every target and provider its entry; what is there stays.
-pub fn make_room(profile: &mut Profile, targets: &[Target]) {
+/// Adds the missing entries for targets and providers; existing entries stay.
+pub fn add_entries(profile: &mut Profile, targets: &[Target]) {
     let ProfileSettings { providers, all_blocks, .. } = profile.settings.clone();
     for target in targets {
         let block = profile.model.blocks[target.block].label.clone();
@@ -63,13 +63,13 @@ pub fn make_room(profile: &mut Profile, targets: &[Target]) {
         let run_length = entry.providers.first().map_or(chosen, |costs| costs.run_length);
         for provider in &providers {
             if entry.providers.iter().all(|costs| costs.provider != *provider) {
-                entry.providers.push(nothing(*provider, run_length));
+                entry.providers.push(unmeasured(*provider, run_length));
             }
         }
     }
 }
 
-fn nothing(provider: Provider, run_length: u32) -> ProviderCosts {
+fn unmeasured(provider: Provider, run_length: u32) -> ProviderCosts {
     ProviderCosts {
         provider,
         run_length,
@@ -81,8 +81,8 @@ fn nothing(provider: Provider, run_length: u32) -> ProviderCosts {
     }
 }
 
-/// Forgets failures, so that they are tried again.
-pub fn forget_failures(profile: &mut Profile) {
+/// Removes recorded failures, so that those measurements are tried again.
+pub fn clear_failures(profile: &mut Profile) {
     profile.machine.failures.clear();
     profile.pass.take_if(|pass| pass.failure.is_some());
     profile.sensitivity.retain(|entry| entry.failure.is_none());

@@ -1,7 +1,6 @@
-//! The child that measures: `hpp-exec probe`, asked and answered in JSON lines.
+//! The child process that measures: `hpp-exec probe`, which reads requests and writes replies as JSON lines.
 //!
-//! Whatever happens to it (a crash, a hang, the end of memory) costs the request it was busy with. The next request finds a fresh
-//! child.
+//! A crash, a hang or a lack of memory in the child costs the current request only: the next request starts a new child.
 
 mod process;
 
@@ -14,10 +13,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Why no child can be had.
+/// Why a child cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// The program is not there or cannot be run.
+    /// The program does not exist or cannot be run.
     #[error("cannot run {}", program.display())]
     Start {
         /// The program.
@@ -25,7 +24,7 @@ pub enum ChildError {
         /// What the system said.
         source: io::Error,
     },
-    /// It ended or fell silent before it was ready.
+    /// It exited or hung before it was ready.
     #[error("{} does not answer: {why}", program.display())]
     NotReady {
         /// The program.
@@ -33,18 +32,18 @@ pub enum ChildError {
         /// Why.
         why: String,
     },
-    /// It is of another version.
+    /// It has another protocol version.
     #[error("{} speaks version {found} of the protocol, and this build speaks version {PROBE_VERSION}", program.display())]
     Version {
         /// The program.
         program: PathBuf,
-        /// What it speaks.
+        /// Its version.
         found: u32,
     },
 }
 
 impl ChildError {
-    /// What to do about it.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ChildError::Start { .. } | ChildError::Version { .. } => {
@@ -57,42 +56,42 @@ impl ChildError {
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
-pub enum Trouble {
-    /// The child said why; it lives on.
+pub enum RequestError {
+    /// The child refused it with this reason, and keeps running.
     #[error("{0}")]
     Refused(String),
-    /// The child is lost, and how.
+    /// The child crashed, hung or broke the protocol.
     #[error("{0}")]
     Lost(String),
-    /// Ctrl-C. The child is ended.
+    /// Ctrl-C; the child was killed.
     #[error("interrupted")]
     Interrupted,
-    /// No child can be had any more.
+    /// No child can be started.
     #[error(transparent)]
     Start(#[from] ChildError),
 }
 
-/// How children are started.
+/// How to start a child.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The program.
     pub program: PathBuf,
-    /// What comes before its requests.
+    /// Its command line arguments.
     pub arguments: Vec<OsString>,
-    /// Longest silence: after it the child counts as hung and is ended.
-    pub patience: Duration,
+    /// Time without a reply after which a child counts as hung and is killed.
+    pub reply_timeout: Duration,
 }
 
 impl Launcher {
     /// `hpp-exec probe` beside this program, or what `HPP_EXEC` names.
-    pub fn beside(own: &Path, named: Option<OsString>, patience: Duration) -> Self {
+    pub fn beside(own: &Path, named: Option<OsString>, reply_timeout: Duration) -> Self {
         let beside = || own.with_file_name(format!("hpp-exec{}", std::env::consts::EXE_SUFFIX));
         let program = named.filter(|name| !name.is_empty()).map_or_else(beside, PathBuf::from);
-        Launcher { program, arguments: vec!["probe".into()], patience }
+        Launcher { program, arguments: vec!["probe".into()], reply_timeout }
     }
 }
 
-/// A child at a time, started when there is something to ask.
+/// Sends requests to one child at a time, and starts it on demand.
 pub struct Prober {
     launcher: Launcher,
     interrupt: Interrupt,
@@ -100,20 +99,20 @@ pub struct Prober {
 }
 
 impl Prober {
-    /// Starts nothing yet.
+    /// Does not start a child.
     pub fn new(launcher: Launcher, interrupt: Interrupt) -> Self {
         Prober { launcher, interrupt, child: None }
     }
 
-    /// Who measures. Starts the child if there is none.
-    pub fn host(&mut self) -> Result<Host, Trouble> {
+    /// The host and devices as the child reports them. Starts a new child.
+    pub fn host(&mut self) -> Result<Host, RequestError> {
         let (process, host) = self.start()?;
         self.child = Some(process);
         Ok(host)
     }
 
-    /// Asks. [`answer`](Self::answer) gives the answers, and has to be called until there are no more.
-    pub fn ask(&mut self, request: &Request) -> Result<(), Trouble> {
+    /// Sends a request. The caller must then call [`answer`](Self::answer) until it returns `None` or an error.
+    pub fn ask(&mut self, request: &Request) -> Result<(), RequestError> {
         if self.child.is_none() {
             self.child = Some(self.start()?.0);
         }
@@ -125,50 +124,51 @@ impl Prober {
     }
 
     /// The next reply; `None` when the request is done.
-    pub fn answer(&mut self) -> Result<Option<Reply>, Trouble> {
+    pub fn answer(&mut self) -> Result<Option<Reply>, RequestError> {
         let Some(child) = &mut self.child else { return Ok(None) };
-        match child.next(self.launcher.patience, &self.interrupt) {
+        match child.next(self.launcher.reply_timeout, &self.interrupt) {
             Event::Reply(reply) => match *reply {
                 Reply::Done => Ok(None),
-                Reply::Failed { reason } => Err(Trouble::Refused(reason)),
+                Reply::Failed { reason } => Err(RequestError::Refused(reason)),
                 reply => Ok(Some(reply)),
             },
             Event::Garbage(line) => {
                 self.child = None;
-                Err(Trouble::Lost(format!("hpp-exec said what is no reply: {line:?}")))
+                Err(RequestError::Lost(format!("hpp-exec wrote a line that is not a reply: {line:?}")))
             }
-            Event::Silence => {
+            Event::Timeout => {
                 self.child = None;
-                Err(Trouble::Lost(format!("it hung: no answer for {} s", self.launcher.patience.as_secs_f64())))
+                let seconds = self.launcher.reply_timeout.as_secs_f64();
+                Err(RequestError::Lost(format!("it hung: no answer for {seconds} s")))
             }
             Event::End => Err(self.lost()),
             Event::Interrupted => {
                 self.child = None;
-                Err(Trouble::Interrupted)
+                Err(RequestError::Interrupted)
             }
         }
     }
 
-    /// Ends the child, so that the next request finds a fresh one with nothing in memory.
-    pub fn refresh(&mut self) {
+    /// Kills the child, so that the next request starts a new one with nothing loaded.
+    pub fn restart(&mut self) {
         self.child = None;
     }
 
-    /// The process id of the child, while there is one.
+    /// The process id of the running child.
     pub fn child_id(&self) -> Option<u32> {
         self.child.as_ref().map(Process::id)
     }
 
-    fn lost(&mut self) -> Trouble {
-        let how = self.child.take().map(Process::how_it_ended);
-        Trouble::Lost(how.unwrap_or_default())
+    fn lost(&mut self) -> RequestError {
+        let how = self.child.take().map(Process::describe_exit);
+        RequestError::Lost(how.unwrap_or_default())
     }
 
-    fn start(&self) -> Result<(Process, Host), Trouble> {
+    fn start(&self) -> Result<(Process, Host), RequestError> {
         let program = || self.launcher.program.clone();
         let started = Process::start(&self.launcher);
         let mut child = started.map_err(|source| ChildError::Start { program: program(), source })?;
-        let why = match child.next(self.launcher.patience, &self.interrupt) {
+        let why = match child.next(self.launcher.reply_timeout, &self.interrupt) {
             Event::Reply(reply) => match *reply {
                 Reply::Ready { version: PROBE_VERSION, host } => return Ok((child, host)),
                 Reply::Ready { version, .. } => {
@@ -177,9 +177,9 @@ impl Prober {
                 other => format!("it began with {other:?}"),
             },
             Event::Garbage(line) => format!("it began with {line:?}"),
-            Event::Silence => format!("nothing for {} s", self.launcher.patience.as_secs_f64()),
-            Event::End => child.how_it_ended(),
-            Event::Interrupted => return Err(Trouble::Interrupted),
+            Event::Timeout => format!("nothing for {} s", self.launcher.reply_timeout.as_secs_f64()),
+            Event::End => child.describe_exit(),
+            Event::Interrupted => return Err(RequestError::Interrupted),
         };
         Err(ChildError::NotReady { program: program(), why }.into())
     }

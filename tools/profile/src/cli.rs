@@ -1,11 +1,11 @@
-//! The command line, as clap sees it. Nothing here decides anything: `settings` turns it into what to measure.
+//! The command line as clap parses it. The module `settings` turns it into what to measure.
 
 use clap::Parser;
 use hpp_schema::Provider;
 use std::path::PathBuf;
 
-/// Measure an ONNX model on this machine: what each part of it costs under each provider, what the machine's memory and
-/// links give, and what a corpus of prompts shows. Writes a profile that hpp-split --profile plans with.
+/// Measure an ONNX model on this machine: the time of each part under each execution provider, the bandwidth of memory, links
+/// and disk, and statistics of a prompt corpus. Writes a profile for hpp-split --profile.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "hpp-profile", version, arg_required_else_help = true)]
 #[command(
@@ -13,14 +13,14 @@ use std::path::PathBuf;
                         understood, 130 interrupted."
 )]
 pub struct Cli {
-    /// An ONNX file, or the directory an exporter left.
+    /// An ONNX file, or the directory an exporter wrote.
     pub model: PathBuf,
 
-    /// Prompts to run: a .jsonl file of {"prompt": ..}, {"text": ..} or {"messages": [..]} lines, or a .txt file with a prompt
-    /// a line. Without it only costs and the machine are measured.
+    /// Prompts to run: a .jsonl file of {"prompt": ..}, {"text": ..} or {"messages": [..]} lines, or a .txt file with one prompt
+    /// per line. Without it only block times and the machine are measured.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// Execution providers to measure [default: cpu, and each that has a device here].
+    /// Execution providers to measure [default: cpu, and every provider with a device on this machine].
     #[arg(long, value_name = "cpu,webgpu,cuda", value_delimiter = ',', value_parser = provider)]
     pub providers: Vec<Provider>,
     /// The profile to write.
@@ -32,58 +32,58 @@ pub struct Cli {
     /// Run at most this many prompts [default: all; 8 with --quick].
     #[arg(long, value_name = "N")]
     pub max_prompts: Option<u64>,
-    /// Context lengths at which decoding is measured [default: 16 to 2048 tokens, as the model allows].
+    /// Context lengths at which decoding is measured [default: 16 to 2048 tokens, up to the model's context].
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',')]
     pub contexts: Vec<u64>,
-    /// Token counts at which prefill is measured [default: 16 to 2048 tokens, as the model allows].
+    /// Prompt lengths at which prefill is measured [default: 16 to 2048 tokens, up to the model's context].
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',')]
     pub prefill_tokens: Vec<u64>,
-    /// Fewer runs of fewer cases: minutes for a small model.
+    /// Fewer runs of fewer cases: takes minutes for a small model.
     #[arg(long)]
     pub quick: bool,
-    /// Measure every block instead of one of each class of equal blocks.
+    /// Measure every block instead of one block of each class of equal blocks.
     #[arg(long)]
     pub all_blocks: bool,
-    /// Also measure how spread each layer's attention is (needs --prompts, and a model that shows its attention).
+    /// Also measure the entropy of each layer's attention (needs --prompts, and a model with attention scores in its graph).
     #[arg(long, requires = "prompts")]
     pub attention_entropy: bool,
-    /// Also measure how much the scores change when one block's weights are rounded to 8 and 4 bits, block by block.
+    /// Also measure how much the logits change when the weights of one block are rounded to 8 and 4 bits, for each block.
     #[arg(long, requires = "prompts")]
     pub sensitivity: bool,
-    /// Leave out lines of the corpus that cannot be read, instead of refusing it.
+    /// Skip invalid lines of the corpus instead of refusing it.
     #[arg(long, requires = "prompts")]
     pub skip_bad: bool,
 
-    /// Continue the profile that is there: what is measured is not measured again.
+    /// Continue the existing profile: keep its measurements and add what is missing.
     #[arg(long, conflicts_with = "force")]
     pub resume: bool,
-    /// With --resume, try again what failed.
+    /// With --resume, retry failed measurements.
     #[arg(long, requires = "resume")]
     pub retry_failures: bool,
-    /// With --resume, continue a profile from another machine.
+    /// With --resume, continue a profile that was measured on another machine.
     #[arg(long, requires = "resume")]
     pub allow_other_machine: bool,
-    /// Replace the profile that is there.
+    /// Replace the existing profile.
     #[arg(long)]
     pub force: bool,
 
-    /// Write a page for people: one HTML file that needs no network.
+    /// Write an HTML report: one file that needs no network.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Print the profile as JSON on stdout instead of a table.
     #[arg(long)]
     pub json: bool,
-    /// Say nothing but errors on stderr.
+    /// Print only errors on stderr.
     #[arg(short, long)]
     pub quiet: bool,
 
-    /// Threads to compute with [default: one for each core].
+    /// Threads to compute with [default: one per core].
     #[arg(long, value_name = "N")]
     pub threads: Option<u32>,
     /// The ONNX Runtime library to use.
     #[arg(long, value_name = "PATH")]
     pub ort_lib: Option<PathBuf>,
-    /// Longest a measurement may stay silent before it counts as hung, in seconds [default: 300; 120 with --quick].
+    /// Seconds without a reply after which a measurement counts as hung [default: 300; 120 with --quick].
     #[arg(long, value_name = "SECONDS")]
     pub timeout: Option<f64>,
 }
@@ -97,7 +97,7 @@ fn provider(text: &str) -> Result<Provider, String> {
     }
 }
 
-/// A provider as people write it.
+/// The provider's name on the command line.
 pub fn provider_name(provider: Provider) -> &'static str {
     match provider {
         Provider::Cpu => "cpu",
@@ -112,7 +112,7 @@ mod tests {
     use clap::CommandFactory;
 
     #[test]
-    fn the_command_line_holds_together() {
+    fn the_command_line_parses() {
         Cli::command().debug_assert();
         let cli = Cli::parse_from([
             "hpp-profile",

@@ -1,6 +1,6 @@
-//! The corpus: one prompt a line, read in a stream, so that memory does not grow with it.
+//! The corpus: one prompt per line, read as a stream, so that memory does not grow with its size.
 //!
-//! It is read twice: once to the end, to say everything that is wrong with it before anything is measured, and once while it runs.
+//! It is read twice: once before measuring, to report every invalid line, and once while its prompts run.
 
 mod line;
 
@@ -10,25 +10,25 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// Bad lines that are named; the others are counted.
+/// Most invalid lines that are listed; the rest are counted.
 pub const MOST_NAMED: usize = 20;
-/// Longest line that is read, bytes.
+/// Longest valid line, bytes.
 const LONGEST_LINE: u64 = 16 << 20;
 
-/// How a corpus is written.
+/// The file format of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorpusFormat {
-    /// A JSON object a line: `{"prompt": ...}`, `{"text": ...}` or `{"messages": [...]}`.
+    /// One JSON object per line: `{"prompt": ...}`, `{"text": ...}` or `{"messages": [...]}`.
     JsonLines,
-    /// A prompt a line.
+    /// One prompt per line.
     Text,
 }
 
 /// Why a corpus cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CorpusError {
-    /// Its name does not say how it is written.
-    #[error("cannot tell how {} is written", path.display())]
+    /// Its file extension is unknown.
+    #[error("cannot tell the format of {}", path.display())]
     Format {
         /// The file.
         path: PathBuf,
@@ -41,20 +41,20 @@ pub enum CorpusError {
         /// What the system said.
         source: io::Error,
     },
-    /// Nothing is in it.
+    /// It has no prompts.
     #[error("the corpus {} has no prompts", path.display())]
     Empty {
         /// The file.
         path: PathBuf,
     },
-    /// Some lines cannot be used.
+    /// Some lines are invalid.
     #[error("{} of the corpus {} cannot be used:{}", lines(*bad), path.display(), named(reasons, *bad))]
     Bad {
         /// The file.
         path: PathBuf,
-        /// How many lines.
+        /// Number of invalid lines.
         bad: u64,
-        /// The first of them, each with its number and the reason.
+        /// The first invalid lines, with number and reason.
         reasons: Vec<String>,
     },
 }
@@ -72,12 +72,14 @@ fn named(reasons: &[String], bad: u64) -> String {
 }
 
 impl CorpusError {
-    /// What to do about it.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            CorpusError::Format { .. } => Some("name it .jsonl for a JSON object a line, .txt for a prompt a line"),
+            CorpusError::Format { .. } => {
+                Some("name it .jsonl for one JSON object per line, .txt for one prompt per line")
+            }
             CorpusError::Empty { .. } => Some("write at least one prompt into it, or leave --prompts out"),
-            CorpusError::Bad { .. } => Some("correct these lines, or leave them out with --skip-bad"),
+            CorpusError::Bad { .. } => Some("correct these lines, or skip them with --skip-bad"),
             CorpusError::Read { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
                 Some("save the prompts in a file: a corpus is read more than once")
             }
@@ -86,21 +88,21 @@ impl CorpusError {
     }
 }
 
-/// A corpus that was read once.
+/// A corpus after the first scan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Corpus {
     path: PathBuf,
     format: CorpusFormat,
-    /// Prompts in it, at most as many as were asked for.
+    /// Number of prompts, at most the requested number.
     pub prompts: u64,
-    /// Lines that cannot be used, among those prompts.
+    /// Number of invalid lines among them.
     pub bad: u64,
-    /// The first of them, each with its number and the reason.
+    /// The first invalid lines, with number and reason.
     pub reasons: Vec<String>,
 }
 
 impl Corpus {
-    /// Reads a corpus as far as `most` prompts reach. Every bad line is reported at once, unless bad lines are skipped.
+    /// Reads a corpus up to `most` prompts. Fails with all invalid lines unless `skip_bad`.
     pub fn scan(path: &Path, most: Option<u64>, skip_bad: bool) -> Result<Corpus, CorpusError> {
         let format = match path.extension().and_then(|extension| extension.to_str()) {
             Some("jsonl" | "ndjson") => CorpusFormat::JsonLines,
@@ -130,12 +132,12 @@ impl Corpus {
         }
     }
 
-    /// The prompts after the first `done`, bad lines left out.
+    /// The prompts after the first `done`, without invalid lines.
     pub fn prompts_after(&self, done: u64) -> Result<Prompts, CorpusError> {
         Ok(Prompts { lines: self.lines()?, skip: done, left: self.prompts.saturating_sub(done) })
     }
 
-    /// Where it is.
+    /// The file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -143,7 +145,7 @@ impl Corpus {
     fn lines(&self) -> Result<Lines, CorpusError> {
         let failed = |source| CorpusError::Read { path: self.path.clone(), source };
         let file = File::open(&self.path).map_err(failed)?;
-        // It is read to its end, and more than once: a pipe cannot be, and a device may have none.
+        // A corpus is read more than once and to its end, which pipes and devices do not allow.
         if !file.metadata().map_err(failed)?.is_file() {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
@@ -151,7 +153,7 @@ impl Corpus {
     }
 }
 
-/// Prompts of a corpus, one after another.
+/// Iterator over the prompts of a corpus.
 pub struct Prompts {
     lines: Lines,
     skip: u64,
@@ -181,7 +183,7 @@ impl Iterator for Prompts {
     }
 }
 
-/// Lines of a corpus with their numbers.
+/// Reader of lines, with line numbers.
 struct Lines {
     path: PathBuf,
     format: CorpusFormat,
@@ -190,7 +192,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// The next prompt, or why its line holds none; blank lines are passed over.
+    /// The next prompt, or the reason why its line is invalid; skips blank lines.
     fn next_prompt(&mut self) -> Result<Option<Result<Prompt, String>>, CorpusError> {
         loop {
             let mut bytes = Vec::new();

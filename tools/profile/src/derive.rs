@@ -1,16 +1,16 @@
-//! From runs of partitions to costs of blocks: what starting a partition takes is told from what a block takes.
+//! Derives times of blocks from times of partitions: separates the launch cost of a partition from the time of its blocks.
 //!
 //! A partition of `m` blocks takes `T_m = launch + block_1 + ... + block_m`, a partition of one `T_1 = launch + block`. So
 //! `launch = (sum of the T_1 - T_m) / (m - 1)`, and `block = T_1 - launch`; for equal blocks that is `(T_m - T_1) / (m - 1)`.
-//! Pure: the same timings give the same costs, however and when they were measured.
+//! Pure: the result depends on the timings only, not on their order.
 
 use crate::fit::{Sample, Shape, fit};
 use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, Provider, ProviderCosts};
 
-/// One phase of a block's life.
+/// A phase of inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Phase {
-    /// One more token.
+    /// Decoding one token.
     Decode,
     /// A pass into an empty context.
     Prefill,
@@ -52,12 +52,12 @@ impl Phase {
     }
 }
 
-/// Works out launches, times and fits from the timings that are there.
+/// Computes launch costs, block times and fitted curves from the timings of a profile.
 pub fn derive(profile: &mut Profile) {
     for provider in profile.settings.providers.clone() {
         let singles = Singles { profile, provider };
-        let found: Vec<Launched> = profile.classes.iter().map(|class| singles.launches(class)).collect();
-        let typical = median(found.iter().filter_map(Launched::median).collect());
+        let found: Vec<LaunchCosts> = profile.classes.iter().map(|class| singles.launches(class)).collect();
+        let typical = median(found.iter().filter_map(LaunchCosts::median).collect());
         for (class, launched) in profile.classes.iter_mut().zip(&found) {
             if let Some(costs) = class.providers.iter_mut().find(|costs| costs.provider == provider) {
                 costs.launch_ms = launched.median();
@@ -67,7 +67,7 @@ pub fn derive(profile: &mut Profile) {
     }
 }
 
-/// Medians of single blocks under one provider, found by label.
+/// Median times of partitions with one block, under one provider.
 struct Singles<'a> {
     profile: &'a Profile,
     provider: Provider,
@@ -84,9 +84,9 @@ impl Singles<'_> {
         Some(point.single?.median_ms)
     }
 
-    /// What starting a partition took at each point where a run of blocks was measured.
-    fn launches(&self, class: &ClassCosts) -> Launched {
-        let mut launched = Launched::default();
+    /// The launch cost at each point where a run of blocks was measured.
+    fn launches(&self, class: &ClassCosts) -> LaunchCosts {
+        let mut launched = LaunchCosts::default();
         let costs = class.providers.iter().find(|costs| costs.provider == self.provider);
         let first = self.profile.model.blocks.iter().position(|block| block.label == class.block);
         let Some((costs, first)) = costs.zip(first) else { return launched };
@@ -104,8 +104,8 @@ impl Singles<'_> {
     }
 }
 
-/// What starting a partition took at one point. A block by itself is found a little warmer than in a run, so that this may come
-/// out below zero; what a block takes is told from the run all the same.
+/// The launch cost at one point. It may be negative, because caches are warmer for a single block than for a run; the time of a
+/// block still follows from the run.
 struct Launch {
     phase: Phase,
     tokens: u64,
@@ -113,15 +113,15 @@ struct Launch {
     single_ms: f64,
 }
 
-/// What starting a partition took, by point.
+/// The launch costs of one class.
 #[derive(Default)]
-struct Launched {
+struct LaunchCosts {
     points: Vec<Launch>,
 }
 
-impl Launched {
-    /// The median over decoded tokens; where there are none, what the smallest pass says. No launch takes less than no time or
-    /// more than a partition.
+impl LaunchCosts {
+    /// The median over decode points, else the launch cost of the shortest prefill. Clamped to the range from 0 to the time of the
+    /// partition.
     fn median(&self) -> Option<f64> {
         let possible = |launch: &Launch| launch.ms.clamp(0.0, launch.single_ms);
         let of = |phase| self.points.iter().filter(move |launch| launch.phase == phase);
@@ -134,14 +134,14 @@ impl Launched {
     }
 }
 
-/// Times of the block and the fits. A block that was measured only alone pays the launch its neighbours show.
-fn finish(costs: &mut ProviderCosts, launched: &Launched, typical: Option<f64>) {
+/// Sets block times and fits. A block that was measured only alone gets the launch cost of the other classes.
+fn finish(costs: &mut ProviderCosts, launched: &LaunchCosts, typical: Option<f64>) {
     let usual = launched.median().or(typical).unwrap_or(0.0);
     for phase in Phase::ALL {
         let phase_costs = phase.of_mut(costs);
         for point in &mut phase_costs.points {
             let Some(single) = point.single else { continue };
-            // Noise may say that a run takes less time than one of its blocks.
+            // With noise a run may take less time than one of its blocks.
             let told = launched.at(phase, point.tokens).map(|launch| single.median_ms - launch).filter(|ms| *ms > 0.0);
             point.ms = Some(told.unwrap_or((single.median_ms - usual).max(0.0)));
         }
@@ -154,7 +154,7 @@ fn sample(point: &CostPoint) -> Option<Sample> {
     Some(Sample { tokens: point.tokens, ms: point.ms? })
 }
 
-/// The middle of some numbers.
+/// The median; `None` without numbers.
 pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;

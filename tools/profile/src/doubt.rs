@@ -1,22 +1,22 @@
-//! Which measured times are not to be trusted: those that contradict each other or vary from run to run.
+//! Finds unreliable measurements: times that contradict each other or vary from run to run.
 
 use crate::derive::Phase;
 use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts, Timing};
 
-/// A curve that misses a point by more than this part says nothing about the times between the points.
+/// Largest relative error of a fitted curve at which the curve still predicts the times between its points.
 const WORST_FIT: f64 = 0.25;
-/// Runs of which one in ten takes this many times the median were disturbed.
+/// Largest ratio of the 90th percentile to the median of undisturbed runs.
 const WORST_SPREAD: f64 = 3.0;
-/// Times below this, in milliseconds, are within the error of the clock.
+/// Shorter times, in milliseconds, are within the error of the clock.
 const MEASURABLE: f64 = 0.05;
 
-/// Labels of the measured blocks whose times on this provider are doubtful.
-pub fn doubtful_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
-    let is_doubtful =
+/// Labels of the measured blocks whose times on this provider are unreliable.
+pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
+    let is_unreliable =
         |costs: &ProviderCosts| Phase::ALL.iter().any(|phase| disagrees(costs, *phase) || varies(costs, *phase));
     let on = |costs: &&ProviderCosts| costs.provider == provider;
-    let doubtful = profile.classes.iter().filter(|class| class.providers.iter().filter(on).any(is_doubtful));
-    doubtful.map(|class| class.block.as_str()).collect()
+    let unreliable = profile.classes.iter().filter(|class| class.providers.iter().filter(on).any(is_unreliable));
+    unreliable.map(|class| class.block.as_str()).collect()
 }
 
 fn disagrees(costs: &ProviderCosts, phase: Phase) -> bool {

@@ -1,4 +1,4 @@
-//! How hard to measure: runs, and what is read between them.
+//! The number of runs of each case, and the bytes read between runs to evict caches.
 
 use crate::derive::Phase;
 use crate::pieces::Repeats;
@@ -7,9 +7,9 @@ use std::path::Path;
 /// Runs of each case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// A few runs: minutes for a small model.
+    /// Few runs: minutes for a small model.
     Quick,
-    /// Enough for medians that repeat.
+    /// Enough runs for reproducible medians.
     Thorough,
 }
 
@@ -25,23 +25,23 @@ impl Effort {
     }
 }
 
-/// Last-level cache where the system does not tell.
+/// Last-level cache if the system does not report it, bytes.
 const USUAL_CACHE: u64 = 32 << 20;
 
-/// Memory that is nobody's trouble, however small the model.
-const LITTLE: u64 = 256 << 20;
+/// Memory that measuring may always use, even for a small model, bytes.
+const MINIMUM_HELD: u64 = 256 << 20;
 
-/// Bytes to read between two runs so that caches are as cold as in a pass of the whole model: what the rest of the model reads
-/// in it, weights and states. With what the piece holds itself, which passes through the caches as well, it is no more than the
-/// model's weights: that bounds memory.
+/// Bytes to read between two runs so that caches are as cold as in a pass of the whole model: the weights and states that the rest
+/// of the model reads. Together with the bytes of the piece, which pass through the caches too, at most the size of the model's
+/// weights, which bounds memory.
 pub fn evict_bytes(read_by_rest: u64, all_weights: u64, held_by_piece: u64) -> u64 {
     read_by_rest.min(all_weights.saturating_sub(held_by_piece))
 }
 
-/// Bytes that a run of blocks may hold in a case: a quarter more than the model's weights. A long prompt can be timed with one
-/// block, whose launch is nothing against it; a long context is worth a run, since caches matter there.
+/// Bytes that a run of blocks may hold in a case: 1.25 times the model's weights. A long prompt can be timed with one block,
+/// because its launch cost is negligible; a long context needs a run, because caches matter there.
 pub fn most_held(all_weights: u64) -> u64 {
-    all_weights.saturating_add(all_weights / 4).max(LITTLE)
+    all_weights.saturating_add(all_weights / 4).max(MINIMUM_HELD)
 }
 
 /// Bytes of the host's last-level cache.
@@ -49,7 +49,7 @@ pub fn last_level_cache() -> u64 {
     largest_cache(Path::new("/sys/devices/system/cpu/cpu0/cache")).unwrap_or(USUAL_CACHE)
 }
 
-/// The largest of the caches that Linux lists, `index0/size` and so on, written like `2048K`.
+/// The largest cache that Linux lists in `index*/size`, in a format like `2048K`.
 fn largest_cache(dir: &Path) -> Option<u64> {
     let entries = std::fs::read_dir(dir).ok()?.flatten();
     let size = |path: &Path| {
@@ -76,11 +76,11 @@ mod tests {
     }
 
     #[test]
-    fn as_much_is_read_as_the_rest_of_the_model_reads() {
+    fn eviction_reads_as_much_as_the_rest_of_the_model() {
         assert_eq!(evict_bytes(50, 100, 30), 50);
         assert_eq!(evict_bytes(500, 100, 30), 70);
         assert_eq!(evict_bytes(500, 10, 30), 0);
         assert_eq!(most_held(400 << 20), 500 << 20);
-        assert_eq!(most_held(1), LITTLE);
+        assert_eq!(most_held(1), MINIMUM_HELD);
     }
 }

@@ -1,4 +1,4 @@
-//! Every way this command fails, and the one place that says so to a person.
+//! The errors of this command, and the function that prints them.
 
 use crate::child::ChildError;
 use crate::corpus::CorpusError;
@@ -8,7 +8,7 @@ use hpp_io::StdoutError;
 use hpp_model::ModelError;
 use std::process::ExitCode;
 
-/// What a process ended by Ctrl-C answers.
+/// Exit status after Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
 /// Why profiling ended early.
@@ -29,7 +29,7 @@ pub enum ProfileError {
     /// Nothing can be measured because the child does not start.
     #[error(transparent)]
     Child(#[from] ChildError),
-    /// The model cannot be taken apart.
+    /// The model cannot be cut into pieces.
     #[error(transparent)]
     Piece(#[from] PieceError),
     /// The model cannot be instrumented.
@@ -41,42 +41,42 @@ pub enum ProfileError {
     /// The report cannot be drawn.
     #[error(transparent)]
     Report(#[from] crate::report::ReportError),
-    /// Two corpora were counted in different ways.
-    #[error("cannot add up what the corpus shows")]
+    /// Two statistics have different shapes.
+    #[error("cannot merge the statistics of the corpus")]
     Statistics(#[from] hpp_schema::StatisticsMismatch),
     /// A setting makes no sense for this model.
     #[error("{message}")]
     Setting {
         /// What is wrong.
         message: String,
-        /// What to do.
+        /// What the user can do.
         hint: String,
     },
-    /// A result cannot be shown.
+    /// Stdout cannot be written.
     #[error(transparent)]
     Stdout(#[from] StdoutError),
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed action, a verb.
         action: &'static str,
-        /// To what.
+        /// The file or directory.
         path: std::path::PathBuf,
         /// Why it failed.
         source: std::io::Error,
     },
-    /// Ctrl-C. What was done is saved.
+    /// Ctrl-C. The measurements so far are saved.
     #[error("interrupted")]
     Interrupted,
 }
 
 impl ProfileError {
-    /// A setting that makes no sense.
+    /// An invalid setting.
     pub fn setting(message: impl Into<String>, hint: impl Into<String>) -> Self {
         ProfileError::Setting { message: message.into(), hint: hint.into() }
     }
 
-    /// Prints the error, its causes and what to do, and gives the exit status.
+    /// Prints the error, its causes and its hint; returns the exit status.
     pub fn report(&self) -> ExitCode {
         match self {
             ProfileError::Interrupted => return ExitCode::from(INTERRUPTED),

@@ -1,5 +1,5 @@
-//! How long a measurement will take, before any was made: bytes and operations over round rates. What the machine really does
-//! shows while measuring (`progress`).
+//! Estimates the duration of measurements before any was made: bytes and operations over assumed rates. The progress display
+//! scales them by the measured pace.
 
 use crate::derive::Phase;
 use crate::effort::{Effort, most_held};
@@ -12,22 +12,22 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Bytes per second of reading memory, of loading weights, and operations per second.
+/// Assumed rates: bytes per second of reading memory and of loading weights, operations per second.
 const BANDWIDTH: f64 = 15e9;
 const LOADING: f64 = 0.6e9;
 const ARITHMETIC: f64 = 100e9;
-/// Seconds of a run whatever it computes.
+/// Constant part of a run, seconds.
 const LAUNCH: f64 = 1e-4;
-/// Seconds of a session whatever it loads.
+/// Constant part of loading a session, seconds.
 const SESSION: f64 = 0.05;
 
 /// Estimates for one model.
 pub struct Roofline<'a> {
     analysis: &'a Analysis,
     effort: Effort,
-    /// Bytes of the model's weights: about what is read between two runs.
+    /// Bytes of the model's weights: about the bytes read between two runs.
     all_weights: u64,
-    /// Costs by token count.
+    /// Work of all blocks by token count.
     blocks: RefCell<BTreeMap<u64, Rc<[Block]>>>,
 }
 
@@ -42,14 +42,14 @@ impl<'a> Roofline<'a> {
         self.analysis
     }
 
-    /// Bytes that blocks hold in a case as one partition: weights, what is filled of their states, activations.
+    /// Bytes that blocks hold in a case as one partition: weights, the filled part of their states, activations.
     pub fn held(&self, blocks: &Range<usize>, phase: Phase, tokens: u64) -> u64 {
         let facts = self.facts(tokens);
         let blocks = facts.get(blocks.clone()).unwrap_or_default();
         let weights: BTreeMap<u32, u64> = blocks.iter().flat_map(|block| &block.weights).copied().collect();
         let context = u128::from(self.analysis.context.max(tokens).max(1));
         let states: u128 = blocks.iter().map(|block| u128::from(block.kv_bytes) * u128::from(tokens) / context).sum();
-        // One block's activations are gone when the next one's come; those of a single token are nothing.
+        // Only one block's activations are alive at a time; those of a single token are negligible.
         let activations = match phase {
             Phase::Decode => 0,
             Phase::Prefill => blocks.iter().map(|block| block.workspace_bytes).max().unwrap_or(0),
@@ -58,7 +58,7 @@ impl<'a> Roofline<'a> {
         weights.values().fold(activations.saturating_add(states), |sum, bytes| sum.saturating_add(*bytes))
     }
 
-    /// Work of each block: one more token with which the context has `tokens`, or a pass of `tokens` into an empty one.
+    /// Work of a block: a decoded token at a context of `tokens`, or a prefill of `tokens` into an empty context.
     pub fn work(&self, phase: Phase, tokens: u64, block: usize) -> Work {
         self.facts(tokens).get(block).map_or(Work::default(), |block| match phase {
             Phase::Decode => block.decode,

@@ -1,4 +1,4 @@
-//! Curves through measured times: least squares of the relative error, no coefficient negative.
+//! Fits curves to measured times: least squares of the relative error with non-negative coefficients.
 //!
 //! With at most three coefficients the non-negative solution is found by trying every set of coefficients that may be
 //! positive: the best of those whose plain least-squares solution has no negative one (the Karush-Kuhn-Tucker conditions
@@ -18,15 +18,14 @@ pub struct Sample {
 /// Which powers of the token count a phase's time may grow with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
-    /// `{1, t}`: one more token reads the weights, and a context.
+    /// `{1, t}`: a token reads the weights and the context.
     Decode,
-    /// `{1, t, t^2}`: a pass computes with each token, and attends from each to each.
+    /// `{1, t, t^2}`: a pass computes each token and attends from each token to each other.
     Prefill,
 }
 
 impl Shape {
-    /// The powers that so many samples can tell apart. One sample of a decoded token says a constant, one of a pass a line
-    /// from zero.
+    /// The powers that this many samples determine. One sample determines a constant for decoding, a line through zero for prefill.
     fn powers(self, samples: usize) -> &'static [i32] {
         match (self, samples) {
             (Shape::Decode, 1) => &[0],
@@ -37,8 +36,8 @@ impl Shape {
     }
 }
 
-/// The curve with the least sum of squared relative errors; `None` without samples. Times of zero or less count as a
-/// nanosecond: a block too small to be told from the cost of starting a partition.
+/// The curve with the least sum of squared relative errors; `None` without samples. Times of zero or less (blocks below the noise
+/// of the launch cost) count as one nanosecond.
 pub fn fit(shape: Shape, samples: &[Sample]) -> Option<Fit> {
     const SMALLEST_MS: f64 = 1e-6;
     let mut samples: Vec<Sample> = samples.iter().copied().filter(|s| s.ms.is_finite()).collect();
@@ -57,7 +56,7 @@ pub fn fit(shape: Shape, samples: &[Sample]) -> Option<Fit> {
         at.map_or(0.0, |at| scaled[at] / scale.powi(power))
     };
     let curve = Fit { constant_ms: of(0), linear_ms: of(1), quadratic_ms: of(2), worst_relative_error: 0.0, r2: 1.0 };
-    Some(judged(curve, &samples))
+    Some(with_quality(curve, &samples))
 }
 
 /// Minimises `|rows * x - 1|` over `x >= 0`.
@@ -81,7 +80,7 @@ fn non_negative(rows: &[Vec<f64>], columns: usize) -> Vec<f64> {
     best.1
 }
 
-/// Minimises `|rows[.., free] * x - 1|` through the normal equations; `None` where they have no single solution.
+/// Minimises `|rows[.., free] * x - 1|` through the normal equations; `None` if they are singular.
 fn least_squares(rows: &[Vec<f64>], free: &[usize]) -> Option<Vec<f64>> {
     let n = free.len();
     let mut system = vec![vec![0.0; n + 1]; n];
@@ -94,7 +93,7 @@ fn least_squares(rows: &[Vec<f64>], free: &[usize]) -> Option<Vec<f64>> {
     solve(system)
 }
 
-/// Gaussian elimination with partial pivoting of `n` rows of `n + 1` numbers.
+/// Solves `n` equations, rows of `n + 1` numbers, by Gaussian elimination with partial pivoting.
 fn solve(mut system: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     let n = system.len();
     let size = system.iter().flatten().fold(0.0f64, |most, x| most.max(x.abs()));
@@ -113,13 +112,13 @@ fn solve(mut system: Vec<Vec<f64>>) -> Option<Vec<f64>> {
     Some((0..n).map(|row| system[row][n] / system[row][row]).collect())
 }
 
-/// The curve with how good it is: the largest relative error, and the coefficient of determination.
-fn judged(curve: Fit, samples: &[Sample]) -> Fit {
+/// Adds the quality of a fit: the largest relative error and the coefficient of determination.
+fn with_quality(curve: Fit, samples: &[Sample]) -> Fit {
     let mean = samples.iter().map(|s| s.ms).sum::<f64>() / samples.len() as f64;
     let total: f64 = samples.iter().map(|s| (s.ms - mean).powi(2)).sum();
     let left: f64 = samples.iter().map(|s| (s.ms - curve.ms(s.tokens)).powi(2)).sum();
     let errors = samples.iter().map(|s| (curve.ms(s.tokens) / s.ms - 1.0).abs());
-    // Where all times are equal there is nothing to explain but rounding.
+    // If all times are equal, the total variance is 0 and the fit is exact but for rounding.
     let r2 = if total > 0.0 { 1.0 - left / total } else { 1.0 };
     Fit { worst_relative_error: errors.fold(0.0, f64::max), r2, ..curve }
 }

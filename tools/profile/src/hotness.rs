@@ -1,15 +1,15 @@
-//! What a block gains from a device for each byte it takes there, and whether that tells blocks apart.
+//! Hotness of a block: milliseconds saved on a device per byte of device memory; and whether layers differ in it.
 
 use crate::derive::{Phase, median};
-use crate::doubt::doubtful_blocks;
+use crate::doubt::unreliable_blocks;
 use crate::estimate::{Roofline, blocks_at};
 use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider, ProviderCosts};
 
-/// Layers whose gains differ by less than this part of the middle one are equally hot.
+/// Layers are equally hot if their spread is at most this part of the median.
 const FLAT: f64 = 0.15;
 
-/// `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)` of each block on each device that was measured, each term kept: decoding at
-/// the longest context, prefill of the most tokens. Blocks without times in both phases under both have none.
+/// `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)` with its terms, of each block on each measured device: decoding at the longest
+/// context, prefill of the most tokens. Skips blocks without times in both phases on both devices.
 pub fn hotness(profile: &Profile, roofline: &Roofline) -> Vec<BlockHotness> {
     let longest = |tokens: &[u64]| tokens.iter().max().copied();
     let (context, pass) = (longest(&profile.settings.contexts), longest(&profile.settings.prefill_tokens));
@@ -41,38 +41,38 @@ fn terms(cpu_ms: f64, gpu_ms: f64, weight_bytes: u64, kv_bytes: u64) -> HotnessT
     HotnessTerms { cpu_ms, gpu_ms, weight_bytes, kv_bytes, ms_per_gib: (cpu_ms - gpu_ms) / gib }
 }
 
-/// The costs that speak of a block: its own, else its class's.
+/// The times of a block: its own, else those of its class.
 pub fn costs_of<'p>(profile: &'p Profile, label: &str, class: u32, provider: Provider) -> Option<&'p ProviderCosts> {
     let own = profile.classes.iter().find(|entry| entry.block == label);
     let entry = own.or_else(|| profile.classes.iter().find(|entry| entry.class == class))?;
     entry.providers.iter().find(|costs| costs.provider == provider)
 }
 
-/// Whether every layer gains the same.
+/// Whether all layers are equally hot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evenness {
-    /// They do.
+    /// All layers are equally hot.
     Flat,
-    /// They do not.
+    /// Layers differ.
     Uneven,
-    /// They differ, and so do the times of one layer from run to run, or something else kept the machine busy.
+    /// Layers differ, but the measurements are unreliable or other programs used the machine.
     Unknown,
 }
 
-/// Whether layers differ in what they gain, and what decides a placement.
+/// Whether layers differ in hotness, and what decides a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// The device's provider; `None` where no device was measured, and time on the host per byte is compared.
+    /// The device's provider; `None` if no device was measured, then host time per byte is compared.
     pub provider: Option<Provider>,
-    /// Whether layers gain the same.
+    /// Whether layers differ.
     pub evenness: Evenness,
-    /// Distance from the coldest layer to the hottest, as a part of the middle one.
+    /// Difference of the hottest and the coldest layer, as a part of the median.
     pub spread: f64,
-    /// For people.
+    /// Sentences for the user.
     pub lines: Vec<String>,
 }
 
-/// What hotness says of a model's layers when decoding; `None` while too little is measured.
+/// The verdict on a model's layers when decoding; `None` until at least two layers are measured.
 pub fn verdict(profile: &Profile) -> Option<Verdict> {
     let provider = profile.hotness.first().map(|entry| entry.provider);
     let layers: Vec<f64> = match provider {
@@ -100,13 +100,13 @@ pub fn verdict(profile: &Profile) -> Option<Verdict> {
     Some(Verdict { provider, evenness, spread, lines })
 }
 
-/// Whether differences between layers may come from what else the machine did.
+/// Whether differences between layers may come from other programs on the machine.
 fn is_disturbed(profile: &Profile) -> bool {
-    let doubtful = |provider: &Provider| doubtful_blocks(profile, *provider).into_iter().any(is_layer);
+    let doubtful = |provider: &Provider| unreliable_blocks(profile, *provider).into_iter().any(is_layer);
     profile.busy_machine().is_some() || profile.settings.providers.iter().any(doubtful)
 }
 
-/// Milliseconds on the host for each GiB of weights, layer by layer.
+/// Host milliseconds per GiB of weights, for each layer.
 fn time_per_gib(profile: &Profile) -> Vec<f64> {
     let Some(context) = profile.settings.contexts.iter().max() else { return vec![] };
     let layers = profile.model.blocks.iter().filter(|block| is_layer(&block.label));
@@ -117,16 +117,15 @@ fn time_per_gib(profile: &Profile) -> Vec<f64> {
     layers.filter_map(of).collect()
 }
 
-/// Labels are this project's own (`hpp_graph::segment`).
+/// Whether a label is a layer's; `hpp_graph::segment` makes the labels.
 fn is_layer(label: &str) -> bool {
     label.starts_with("layers.") || label.starts_with("blocks.")
 }
 
-/// What tells placements apart where all layers are alike.
+/// What decides a placement if all layers are equally hot.
 fn decides(profile: &Profile) -> Vec<String> {
     let weights = profile.model.weight_bytes;
-    let mut lines =
-        vec![format!("every layer gains the same: which of them lie on a device hardly matters, how many does")];
+    let mut lines = vec![format!("every layer gains the same: it matters how many are on a device, not which ones")];
     lines.push(format!("bytes: each token reads up to {} of weights", weights.human()));
     if let Some(machine) = &profile.machine.rates {
         let ms = |bytes: ByteSize, gb_per_s: f64| bytes.0 as f64 / gb_per_s / 1e6;

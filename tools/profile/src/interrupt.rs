@@ -1,4 +1,4 @@
-//! Ctrl-C: the first asks for a clean stop, which keeps what is done; the second ends the process at once.
+//! Ctrl-C: the first requests a clean stop, which keeps finished measurements; the second ends the process at once.
 
 use signal_hook::consts::SIGINT;
 use signal_hook::flag;
@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// What a process ended by Ctrl-C answers.
+/// Exit status after Ctrl-C.
 pub const INTERRUPTED: u8 = 130;
 
 /// Whether Ctrl-C was pressed.
@@ -16,22 +16,22 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Takes Ctrl-C over.
+    /// Installs the signal handlers.
     pub fn install() -> io::Result<Self> {
         let this = Self::default();
-        // In this order, each on every Ctrl-C: end if it was asked before; note the wish.
+        // The handlers run in this order at every Ctrl-C: exit if a stop was already requested; request a stop.
         flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.asked))?;
         flag::register(SIGINT, Arc::clone(&this.asked))?;
         Ok(this)
     }
 
-    /// Whether a stop was asked for.
-    pub fn asked(&self) -> bool {
+    /// Whether a stop was requested.
+    pub fn is_requested(&self) -> bool {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// Asks as Ctrl-C does.
-    pub fn ask(&self) {
+    /// Requests a stop, as Ctrl-C does.
+    pub fn request(&self) {
         self.asked.store(true, Ordering::SeqCst);
     }
 }

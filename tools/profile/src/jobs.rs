@@ -1,4 +1,4 @@
-//! What is still to be measured of the blocks, cheapest news first. Pure: what a profile has is not asked for again.
+//! Lists the block measurements that a profile still lacks, most informative per second first. Pure.
 
 use crate::derive::Phase;
 use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts};
@@ -13,42 +13,42 @@ pub enum Part {
     Run,
 }
 
-/// One session: blocks as a partition under one provider, and the cases to time.
+/// One session of the child: blocks as a partition under one provider, and the cases to time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Job {
     /// Index among the profile's classes.
     pub entry: usize,
     /// The provider.
     pub provider: Provider,
-    /// What of the entry.
+    /// The block alone, or the run.
     pub part: Part,
     /// The blocks.
     pub blocks: Range<usize>,
     /// The cases, in the order of tokens.
     pub cases: Vec<(Phase, u64)>,
-    /// Seconds it is expected to take, up to a factor that shows while measuring.
+    /// Expected seconds, up to a constant factor that the progress display learns while measuring.
     pub seconds: f64,
-    /// Blocks of the model it says something about.
-    stands_for: usize,
+    /// Blocks of the model whose time it determines.
+    represented_blocks: usize,
 }
 
-/// Expected seconds of blocks in a case, without the time to load them.
+/// Expected durations and memory of measurements.
 pub trait Estimate {
     /// Seconds to load these blocks.
     fn load(&self, blocks: &Range<usize>, provider: Provider) -> f64;
     /// Seconds of all runs of a case.
     fn case(&self, blocks: &Range<usize>, provider: Provider, phase: Phase, tokens: u64) -> f64;
-    /// Whether a run of blocks takes no more memory in a case than measuring may.
+    /// Whether a case of these blocks fits in the memory that measuring may use.
     fn fits(&self, blocks: &Range<usize>, phase: Phase, tokens: u64) -> bool;
 }
 
-/// Every job that is left, those first that tell most for their time; on the host before devices, blocks alone before runs.
+/// Every remaining job. Order: the host before devices, single blocks before runs, then fewest seconds per represented block.
 pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<Job> {
     let mut jobs = Vec::new();
     for (entry, class) in profile.classes.iter().enumerate() {
         let Some(first) = profile.model.blocks.iter().position(|block| block.label == class.block) else { continue };
         let of_class = profile.model.blocks.iter().filter(|block| block.class == class.class).count();
-        let stands_for = if profile.settings.all_blocks { 1 } else { of_class };
+        let represented_blocks = if profile.settings.all_blocks { 1 } else { of_class };
         for costs in class.providers.iter().filter(|costs| costs.failure.is_none()) {
             for part in [Part::Single, Part::Run] {
                 let length = if part == Part::Run { costs.run_length as usize } else { 1 };
@@ -60,31 +60,34 @@ pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<Job> {
                 }
                 let runs = cases.iter().map(|(phase, t)| estimate.case(&blocks, costs.provider, *phase, *t));
                 let seconds = estimate.load(&blocks, costs.provider) + runs.sum::<f64>();
-                jobs.push(Job { entry, provider: costs.provider, part, blocks, cases, seconds, stands_for });
+                let provider = costs.provider;
+                jobs.push(Job { entry, provider, part, blocks, cases, seconds, represented_blocks });
             }
         }
     }
-    let news = |job: &Job| job.seconds / job.stands_for.max(1) as f64;
+    let seconds_per_block = |job: &Job| job.seconds / job.represented_blocks.max(1) as f64;
     jobs.sort_by(|a, b| {
         let device = |job: &Job| job.provider != Provider::Cpu;
-        device(a).cmp(&device(b)).then(a.part.cmp(&b.part)).then(news(a).total_cmp(&news(b)))
+        let by_seconds = seconds_per_block(a).total_cmp(&seconds_per_block(b));
+        device(a).cmp(&device(b)).then(a.part.cmp(&b.part)).then(by_seconds)
     });
     jobs
 }
 
-/// Cases that have neither a time nor a reason why there is none.
+/// Cases that have neither a time nor a recorded failure.
 fn missing(profile: &Profile, costs: &ProviderCosts, part: Part) -> Vec<(Phase, u64)> {
     let settings = &profile.settings;
     let mut cases = Vec::new();
     for (phase, wanted) in [(Phase::Decode, &settings.contexts), (Phase::Prefill, &settings.prefill_tokens)] {
         let points = &phase.of(costs).points;
-        let there = |tokens: &u64| points.iter().find(|p| p.tokens == *tokens).is_some_and(|p| has(p, part));
-        cases.extend(wanted.iter().filter(|tokens| !there(tokens)).map(|tokens| (phase, *tokens)));
+        let is_done = |tokens: &u64| points.iter().any(|point| point.tokens == *tokens && is_measured(point, part));
+        cases.extend(wanted.iter().filter(|tokens| !is_done(tokens)).map(|tokens| (phase, *tokens)));
     }
     cases
 }
 
-fn has(point: &CostPoint, part: Part) -> bool {
+/// Whether a point has a time or a recorded failure.
+fn is_measured(point: &CostPoint, part: Part) -> bool {
     let timing = match part {
         Part::Single => point.single,
         Part::Run => point.run,
@@ -92,7 +95,7 @@ fn has(point: &CostPoint, part: Part) -> bool {
     timing.is_some() || point.failure.is_some()
 }
 
-/// The point of a case, made where there is none; points stay in the order of tokens.
+/// The point of a case; inserts an empty one if it is missing. Invariant: points are sorted by tokens.
 pub fn point_mut(costs: &mut ProviderCosts, phase: Phase, tokens: u64) -> &mut CostPoint {
     let points = &mut phase.of_mut(costs).points;
     let at = points.partition_point(|point| point.tokens < tokens);
@@ -108,9 +111,9 @@ mod tests {
     use crate::sample;
     use hpp_schema::Provider::{Cpu, Webgpu};
 
-    /// A second for each block and case.
+    /// Estimates one second for each block and case.
     struct Plain {
-        /// Most tokens for which there is room for a run of blocks.
+        /// Most tokens for which a run of blocks fits in memory.
         longest_run: u64,
     }
 
@@ -141,9 +144,9 @@ mod tests {
     }
 
     #[test]
-    fn what_tells_most_comes_first_and_devices_last() {
+    fn the_most_informative_job_comes_first_and_devices_last() {
         let order = order(&profile());
-        // layers.1 stands for two blocks.
+        // layers.1 represents two blocks.
         assert_eq!(order[0], "Cpu layers.1");
         assert_eq!(order[5], "Cpu layers.1+");
         assert!(order[6..].iter().all(|job| job.starts_with("Webgpu")) && order.len() == 12, "{order:?}");
@@ -178,12 +181,12 @@ mod tests {
         let left = jobs(&profile, &PLAIN);
         assert!(left.iter().all(|job| job.provider == Cpu && !job.cases.contains(&(Phase::Decode, 100))));
         assert!(!left.is_empty());
-        crate::begin::forget_failures(&mut profile);
+        crate::begin::clear_failures(&mut profile);
         assert_eq!(jobs(&profile, &PLAIN).len(), 12);
     }
 
     #[test]
-    fn runs_that_take_too_much_memory_are_left_out() {
+    fn runs_that_take_too_much_memory_are_skipped() {
         let jobs = jobs(&profile(), &Plain { longest_run: 100 });
         let run = jobs.iter().find(|job| job.part == Part::Run).unwrap();
         assert_eq!(run.cases, [(Phase::Decode, 100), (Phase::Prefill, 10)]);

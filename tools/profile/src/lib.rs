@@ -1,4 +1,5 @@
-//! Measuring a model on a machine: what blocks cost, what the machine can do, what a corpus shows, and a report of it.
+//! Measures a model on this machine: the time of each block, the bandwidths of memory, links and disk, and statistics of a
+//! corpus. Writes them as a profile and as an HTML report.
 
 mod begin;
 pub mod child;

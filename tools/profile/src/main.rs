@@ -1,4 +1,4 @@
-//! `hpp-profile`: measures a model on this machine.
+//! The `hpp-profile` command: measures a model on this machine.
 
 use clap::Parser;
 use hpp_profile::{Cli, run};

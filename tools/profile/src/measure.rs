@@ -1,5 +1,5 @@
-//! Measuring, in order: the machine, the blocks (cheapest news first), what a corpus shows, what rounding does. The profile is
-//! saved after each answer, so that an end at any moment costs one measurement.
+//! Measures, in order: the machine, the cost of a pass outside its partitions, the blocks, statistics of a corpus, the sensitivity to
+//! rounding. Saves the profile after each answer, so that a crash at any moment loses one measurement.
 
 mod blocks;
 mod corpus;
@@ -7,7 +7,7 @@ mod machine;
 mod pass;
 mod sensitivity;
 
-use crate::child::{Prober, Trouble};
+use crate::child::{Prober, RequestError};
 use crate::derive::derive;
 use crate::effort::Effort;
 use crate::error::ProfileError;
@@ -24,25 +24,25 @@ use tempfile::TempDir;
 
 pub use corpus::CorpusRun;
 
-/// Everything measuring needs.
+/// The state of a profiling run.
 pub struct Measure<'a> {
     /// The model.
     pub analysis: &'a Analysis,
-    /// What is known so far.
+    /// The measurements so far.
     pub profile: Profile,
-    /// Where it is kept.
+    /// The file of the profile.
     pub store: &'a Store,
-    /// Who measures.
+    /// The child process that measures.
     pub prober: Prober,
-    /// Who is told.
+    /// The progress display.
     pub progress: Progress,
-    /// What other programs take of the processor meanwhile.
+    /// Measures the CPU share of other programs.
     pub cpu_share: CpuShare,
-    /// The share they took before this start, where a profile is continued.
+    /// The CPU share of other programs in the profile that is resumed.
     pub share_before: Option<f64>,
-    /// How hard to measure.
+    /// Number of runs.
     pub effort: Effort,
-    /// How long things take.
+    /// Expected durations.
     pub estimate: Roofline<'a>,
     /// Bytes of the host's last-level cache.
     pub cache: u64,
@@ -51,14 +51,14 @@ pub struct Measure<'a> {
 }
 
 impl Measure<'_> {
-    /// Saves a new measurement with what all of them say together, and the share of the processor that other programs took meanwhile.
+    /// Saves a new measurement, the values derived from all measurements, and the CPU share of other programs.
     pub fn save(&mut self) -> Result<(), ProfileError> {
         let others = self.cpu_share.others(self.prober.child_id());
         self.profile.others_cpu_share = others.into_iter().chain(self.share_before).reduce(f64::max);
         self.save_derived()
     }
 
-    /// Saves what the measurements there are say together.
+    /// Saves the values derived from the measurements.
     pub fn save_derived(&mut self) -> Result<(), ProfileError> {
         derive(&mut self.profile);
         self.profile.hotness = hotness(&self.profile, &self.estimate);
@@ -66,7 +66,7 @@ impl Measure<'_> {
         Ok(self.store.save(&self.profile)?)
     }
 
-    /// A directory for the files of one stage, which go with it.
+    /// Makes a directory for the files of one stage; dropping it removes them.
     fn stage_dir(&self) -> Result<TempDir, ProfileError> {
         let made = tempfile::Builder::new().prefix("stage-").tempdir_in(self.work_dir);
         made.map_err(|source| ProfileError::Io {
@@ -76,7 +76,7 @@ impl Measure<'_> {
         })
     }
 
-    /// Something a person should know, said once.
+    /// Adds a note to the profile and warns, once.
     fn note(&mut self, note: String) {
         if !self.profile.notes.contains(&note) {
             self.progress.warn(&note);
@@ -85,16 +85,16 @@ impl Measure<'_> {
     }
 }
 
-/// Why a request came to nothing, where that is no reason to stop.
-fn reason(trouble: Trouble) -> Result<String, ProfileError> {
+/// The reason of a failed request, or the error that ends profiling.
+fn reason(trouble: RequestError) -> Result<String, ProfileError> {
     match trouble {
-        Trouble::Refused(why) | Trouble::Lost(why) => Ok(why),
-        Trouble::Interrupted => Err(ProfileError::Interrupted),
-        Trouble::Start(error) => Err(error.into()),
+        RequestError::Refused(why) | RequestError::Lost(why) => Ok(why),
+        RequestError::Interrupted => Err(ProfileError::Interrupted),
+        RequestError::Start(error) => Err(error.into()),
     }
 }
 
-/// A timing that can have been measured.
+/// Checks that a timing is finite, not negative and ordered.
 fn plausible(timing: Timing) -> Result<Timing, String> {
     let Timing { runs, median_ms, p10_ms, p90_ms } = timing;
     let times = [p10_ms, median_ms, p90_ms];

@@ -1,4 +1,4 @@
-//! The page for people: what the report needs beside the profile, worked out and written.
+//! Writes the HTML report: computes the work of each block and a sweep of VRAM budgets, and renders them with the profile.
 
 use crate::derive::Phase;
 use crate::error::ProfileError;
@@ -10,20 +10,20 @@ use hpp_partition::{Budget, Mechanisms, Objective, Options, Planner, sweep};
 use hpp_schema::{Finding, Profile};
 use std::path::Path;
 
-/// What the sweep plans for.
+/// The workload of the sweep.
 const PROMPT_TOKENS: u64 = 512;
 const NEW_TOKENS: u64 = 128;
-/// Budgets of the sweep.
+/// Number of budgets in the sweep.
 const POINTS: u64 = 12;
 
-/// Writes the page.
+/// Writes the report.
 pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
     let page = render(&ReportInput { profile, work: &work, sweep: &sweep })?;
     Ok(store::write(path, page.as_bytes())?)
 }
 
-/// What each block computes and reads at every token count that was measured.
+/// Operations and bytes of each block at every measured token count.
 fn work(analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Vec<BlockWork> {
     let blocks = blocks_at(analysis, 1);
     let of = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
@@ -35,7 +35,7 @@ fn work(analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Vec<Bloc
     blocks.iter().enumerate().map(one).collect()
 }
 
-/// Plans for budgets from a twelfth of the model to all of it and a little more.
+/// Plans for evenly spaced budgets up to 9/8 of the model's size.
 fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
     let Some(gpu) = profile.machine.rates.as_ref().and_then(|machine| machine.gpus.first()) else {
         return Sweep::Absent(

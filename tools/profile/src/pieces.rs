@@ -1,4 +1,4 @@
-//! Pieces: consecutive blocks as a partition of their own, written where a child can load them, with what to feed them.
+//! Writes consecutive blocks as a partition that the child can load, with inputs for it.
 
 mod case;
 
@@ -11,7 +11,7 @@ use hpp_schema::Dim;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Weights that were inside the model file.
+/// File for weights that were embedded in the model file.
 const WEIGHTS_FILE: &str = "weights.bin";
 
 /// Why a piece cannot be made.
@@ -20,7 +20,7 @@ pub enum PieceError {
     /// The graph cannot be cut there.
     #[error("cannot cut the model")]
     Cut(#[from] hpp_graph::CutError),
-    /// What was cut is no model of its own.
+    /// The partition is not a valid model.
     #[error(transparent)]
     Extract(#[from] hpp_onnx::ExtractError),
     /// Embedded weights cannot be moved out.
@@ -45,7 +45,7 @@ pub enum PieceError {
 }
 
 impl PieceError {
-    /// What to do about it.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             PieceError::NotLinkable { .. } => Some("choose --out on the model's file system"),
@@ -57,14 +57,14 @@ impl PieceError {
 /// Makes pieces of one model.
 pub struct Pieces<'a> {
     analysis: &'a Analysis,
-    /// The model with no large weights inside its file.
+    /// The model without large weights in its file.
     model: Model,
-    /// Where files are written.
+    /// Directory that files are written to.
     dir: &'a Path,
     weights_dir: PathBuf,
-    /// Contents of tiny tensors, by value.
+    /// Known contents of small integer tensors (shapes, indices), by value.
     contents: Vec<Option<Vec<Dim>>>,
-    /// Tokens that fixed buffers of state hold: as many as the longest case needs.
+    /// Tokens that state buffers of fixed size hold: as many as the longest case needs.
     capacity: u64,
 }
 
@@ -76,7 +76,7 @@ pub struct Piece {
 }
 
 impl<'a> Pieces<'a> {
-    /// Prepares: weights inside the model file are written once into `dir`, as a stream.
+    /// Writes weights that are embedded in the model file into `dir`, in a stream.
     pub fn open(analysis: &'a Analysis, dir: &'a Path, capacity: u64) -> Result<Self, PieceError> {
         let embedded = needs_externalising(&analysis.model);
         let model = if embedded { externalise(&analysis.model, dir, WEIGHTS_FILE)? } else { analysis.model.clone() };
@@ -107,13 +107,13 @@ impl<'a> Pieces<'a> {
         Ok(Piece { file, part })
     }
 
-    /// Directory that weights lie in.
+    /// Directory of the weights.
     pub fn weights_dir(&self) -> &Path {
         &self.weights_dir
     }
 }
 
-/// A path that means the same to a child.
+/// The absolute path, which is valid in the child too.
 pub fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }

@@ -1,4 +1,4 @@
-//! Progress on stderr: a bar with the time that is left on a terminal, elsewhere a line every few seconds.
+//! Progress on stderr: a bar with the remaining time on a terminal, otherwise one line every 10 s.
 
 use indicatif::{ProgressBar, ProgressState, ProgressStyle};
 use std::fmt::Write;
@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Time between two lines where stderr is no terminal.
+/// Interval between two lines if stderr is not a terminal.
 const BETWEEN_LINES: Duration = Duration::from_secs(10);
 
-/// Tells people how far measuring is.
+/// Shows how much of the profiling is done.
 pub struct Progress {
     bar: ProgressBar,
     remaining: Arc<Mutex<Remaining>>,
@@ -19,7 +19,7 @@ pub struct Progress {
     lines: Mutex<Option<Lines>>,
 }
 
-/// The thread that writes lines where there is no terminal. Dropping the sender ends it.
+/// The thread that writes lines if stderr is not a terminal. Dropping the sender ends it.
 struct Lines {
     end: Sender<()>,
     thread: JoinHandle<()>,
@@ -49,13 +49,13 @@ impl Progress {
         }
     }
 
-    /// Names the measurement that starts now.
+    /// Shows the name of the measurement that starts now.
     pub fn begin(&self, what: &str) {
         what.clone_into(&mut self.remaining().what);
         self.bar.set_message(what.to_owned());
     }
 
-    /// Counts a measurement that was expected to take this many seconds as done.
+    /// Marks a measurement with this many expected seconds as done.
     pub fn end(&self, seconds: f64) {
         let mut remaining = self.remaining();
         remaining.done(seconds, Instant::now());
@@ -64,7 +64,7 @@ impl Progress {
         self.bar.set_position((part * 1000.0) as u64);
     }
 
-    /// Writes a line that stays.
+    /// Writes a warning above the bar.
     pub fn warn(&self, text: &str) {
         if !self.quiet {
             self.bar.suspend(|| eprintln!("warning: {text}"));
@@ -98,7 +98,7 @@ impl Lines {
 
     fn stop(self) {
         drop(self.end);
-        // A panic there was reported already, and costs a line.
+        // The panic handler has already reported a panic of the thread.
         let _ = self.thread.join();
     }
 }
@@ -107,7 +107,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Estimates the time that is left: the expected seconds of what is not done, scaled by how long the rest took against what was expected.
+/// Estimates the remaining time: expected seconds of the remaining work, scaled by actual over expected seconds of the finished work.
 #[derive(Debug, Default)]
 pub struct Remaining {
     expected: f64,
@@ -120,12 +120,12 @@ pub struct Remaining {
 }
 
 impl Remaining {
-    /// So many seconds are expected.
+    /// Starts with this many expected seconds.
     pub fn expect(&mut self, seconds: f64) {
         *self = Remaining { expected: seconds, since: Some(Instant::now()), ..Remaining::default() };
     }
 
-    /// What was expected to take so many seconds is over.
+    /// Marks work with this many expected seconds as done.
     pub fn done(&mut self, seconds: f64, now: Instant) {
         self.done += seconds;
         if let Some(since) = self.since.replace(now) {
@@ -139,12 +139,12 @@ impl Remaining {
         format!("profiling: {:.0} %{left}: {}", self.part() * 100.0, self.what)
     }
 
-    /// Part of the work that is done, 0 to 1.
+    /// The finished part of the work, 0 to 1.
     pub fn part(&self) -> f64 {
         if self.expected > 0.0 { (self.done / self.expected).clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// Time left; `None` before anything shows how fast it goes.
+    /// Remaining time; `None` until some work is done.
     pub fn left(&self, now: Instant) -> Option<Duration> {
         if self.done <= 0.0 {
             return None;
@@ -170,17 +170,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_follows_what_was_seen() {
+    fn the_remaining_time_follows_the_measured_pace() {
         let mut remaining = Remaining::default();
         assert_eq!(remaining.left(Instant::now()), None);
         remaining.expect(100.0);
         let begun = remaining.since.unwrap();
         let at = |seconds| begun + Duration::from_secs(seconds);
-        assert_eq!(remaining.left(at(5)), None, "nothing shows how fast it goes");
+        assert_eq!(remaining.left(at(5)), None, "the pace is not known yet");
         // A tenth took twice as long as expected: nine tenths take 180 s more.
         remaining.done(10.0, at(20));
         assert_eq!(remaining.left(at(20)).unwrap().as_secs(), 180);
-        assert_eq!(remaining.left(at(50)).unwrap().as_secs(), 150, "time goes on");
+        assert_eq!(remaining.left(at(50)).unwrap().as_secs(), 150, "the countdown continues");
         assert_eq!(remaining.left(at(900)).unwrap().as_secs(), 0);
         // The next tenth took no time at all.
         remaining.done(10.0, at(20));

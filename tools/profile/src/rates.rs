@@ -1,4 +1,5 @@
-//! The machine in numbers, as planning takes it: read off the curves, and off the blocks where nothing else tells.
+//! The machine's rates for planning, taken from the bandwidth curves and, for a device's memory and arithmetic, from the measured
+//! blocks.
 
 use crate::cli::provider_name;
 use crate::derive::{Phase, median};
@@ -9,7 +10,7 @@ use hpp_schema::{
     MACHINE_VERSION, Machine, Profile, Provider,
 };
 
-/// The rates; `None` until memory, arithmetic and launches of the host are measured.
+/// The rates; `None` until memory bandwidth, arithmetic and launch cost of the host are measured.
 pub fn rates(profile: &Profile, roofline: &Roofline) -> Option<Machine> {
     let of_host = curve(profile, |path| *path == BandwidthPath::RamRead)?;
     let cpu = CpuRates {
@@ -33,7 +34,7 @@ pub fn rates(profile: &Profile, roofline: &Roofline) -> Option<Machine> {
 
 fn gpu(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<GpuRates> {
     let device = profile.host.devices.iter().find(|device| device.provider == provider)?;
-    let (memory_gb_per_s, tflops) = reached(profile, roofline, provider)?;
+    let (memory_gb_per_s, tflops) = achieved(profile, roofline, provider)?;
     let contention = profile.machine.contention.iter().find(|found| found.provider == provider);
     Some(GpuRates {
         name: device.name.clone(),
@@ -43,18 +44,18 @@ fn gpu(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<Gpu
         tflops,
         launch_us: launch_us(profile, provider)?,
         link: link(profile, provider)?,
-        // What is measured below 1 is noise: nothing gets faster by sharing.
+        // A factor below 1 is noise: sharing makes nothing faster.
         contention: contention.map(|c| Contention { compute: c.compute.max(1.0), link: c.link.max(1.0) }),
     })
 }
 
-/// A device without memory of its own shares the host's.
+/// The device's memory; a device without its own memory shares the host's.
 fn memory(device: &HostDevice, profile: &Profile) -> hpp_schema::ByteSize {
     device.memory.filter(|memory| memory.0 > 0).unwrap_or(profile.host.memory)
 }
 
-/// The most bytes per second and operations per second that any block got of a device, in 1e9 and 1e12.
-fn reached(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<(f64, f64)> {
+/// The highest memory bandwidth (1e9 bytes per second) and arithmetic rate (1e12 operations per second) of any measured block.
+fn achieved(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<(f64, f64)> {
     let (mut bandwidth, mut tflops) = (0.0f64, 0.0f64);
     for entry in &profile.classes {
         let block = profile.model.blocks.iter().position(|block| block.label == entry.block)?;
@@ -63,7 +64,7 @@ fn reached(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option
             for point in &phase.of(costs).points {
                 let Some(ms) = point.ms.filter(|ms| *ms > 0.0) else { continue };
                 let work = roofline.work(phase, point.tokens, block);
-                // A block too small to be told from a launch says nothing of rates.
+                // The time of a small block is mostly launch cost and has no information about rates.
                 if point.single.is_some_and(|single| ms > single.median_ms / 4.0) {
                     bandwidth = bandwidth.max(work.bytes as f64 / ms / 1e6);
                     tflops = tflops.max(work.flops as f64 / ms / 1e9);
@@ -74,8 +75,7 @@ fn reached(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option
     (bandwidth > 0.0 && tflops > 0.0).then_some((bandwidth, tflops))
 }
 
-/// The median of what layers show; where no run of blocks was measured, the shortest partition there is, which is little else
-/// than a launch.
+/// The median launch cost of the measured runs; without runs, the time of the fastest partition, which is mostly launch cost.
 fn launch_us(profile: &Profile, provider: Provider) -> Option<f64> {
     let costs = || profile.classes.iter().flat_map(|entry| &entry.providers).filter(|costs| costs.provider == provider);
     let shown = median(costs().filter_map(|costs| costs.launch_ms).collect());
@@ -84,7 +84,7 @@ fn launch_us(profile: &Profile, provider: Provider) -> Option<f64> {
     shown.or(shortest).map(|ms| ms * 1e3)
 }
 
-/// Pinned memory where it was measured, pageable memory elsewhere.
+/// The link's rates from pinned memory if measured, else from pageable memory.
 fn link(profile: &Profile, provider: Provider) -> Option<Link> {
     let of = |to: bool| {
         let pinned = |is: bool| {
@@ -101,12 +101,12 @@ fn link(profile: &Profile, provider: Provider) -> Option<Link> {
     })
 }
 
-/// Time of a copy of nothing: where the line through the times of copies meets zero bytes.
+/// Latency of a copy: the intercept of the line fitted to copy time over bytes.
 fn latency_us(curve: &BandwidthCurve) -> Option<f64> {
     let ms = |bytes: u64, gb_per_s: f64| bytes as f64 / gb_per_s / 1e6;
     let times = curve.points.iter().map(|p| Sample { tokens: p.bytes, ms: ms(p.bytes, p.gb_per_s) });
     let line = fit(Shape::Decode, &times.collect::<Vec<_>>())?;
-    // One size alone tells nothing of how its time divides.
+    // One size alone does not separate latency from bandwidth.
     Some(if curve.points.len() > 1 { line.constant_ms * 1e3 } else { 0.0 })
 }
 
@@ -118,8 +118,8 @@ fn rate(curve: &BandwidthCurve) -> Option<f64> {
     planning_point(curve).map(|point| point.gb_per_s)
 }
 
-/// The point of a curve whose rate planning uses and people are shown: the largest piece of memory, because weights are read in
-/// order and larger than any cache; elsewhere the fastest, because whoever copies or reads from disk may choose the size of a piece.
+/// The point of a curve that planning uses and tables show. For memory the largest array, because weights are read
+/// sequentially and exceed every cache; for links and disk the fastest, because the runtime chooses the size of a transfer.
 pub fn planning_point(curve: &BandwidthCurve) -> Option<&BandwidthPoint> {
     match curve.path {
         BandwidthPath::RamRead => curve.points.last(),

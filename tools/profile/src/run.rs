@@ -1,7 +1,7 @@
 //! `hpp-profile MODEL`: from the command line to the profile.
 
-use crate::begin::{begin, forget_failures, make_room, profiled_model};
-use crate::child::{Launcher, Prober, Trouble};
+use crate::begin::{add_entries, begin, clear_failures, profiled_model};
+use crate::child::{Launcher, Prober, RequestError};
 use crate::cli::Cli;
 use crate::corpus::Corpus;
 use crate::effort::{Effort, last_level_cache};
@@ -23,11 +23,11 @@ use hpp_onnx::WorkDir;
 use hpp_schema::{Host, Profile};
 use std::path::Path;
 
-/// Profiles as the arguments say. What is measured when it ends early, for whatever reason, is in the profile.
+/// Runs the command. When it ends early for any reason, the profile has every measurement finished so far.
 pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     let store = Store::new(&cli.out);
-    let before = opened(cli, &store)?;
-    let patience = settings::patience(cli)?;
+    let before = previous_profile(cli, &store)?;
+    let reply_timeout = settings::reply_timeout(cli)?;
     let analysis = analyse(&cli.model, None, LogitsMode::Requested)?;
     let corpus = corpus(cli, &analysis)?;
     let corpus = corpus.as_ref().map(|(corpus, hash)| CorpusRun {
@@ -38,13 +38,13 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     let interrupt = Interrupt::install();
     let interrupt =
         interrupt.map_err(|e| ProfileError::setting(format!("cannot watch for Ctrl-C: {e}"), "try again"))?;
-    let mut launcher = Launcher::beside(&own_path(), std::env::var_os("HPP_EXEC"), patience);
+    let mut launcher = Launcher::beside(&own_path(), std::env::var_os("HPP_EXEC"), reply_timeout);
     launcher.arguments.extend(child_arguments(cli)?);
     let mut prober = Prober::new(launcher, interrupt);
     let host = prober.host().map_err(no_child)?;
     let profile = match before {
-        None => new(cli, &analysis, host)?,
-        Some(before) => continued(cli, &analysis, &host, &store, before, corpus.as_ref())?,
+        None => new_profile(cli, &analysis, host)?,
+        Some(before) => resume(cli, &analysis, &host, &store, before, corpus.as_ref())?,
     };
     let (work_dir, cache) = (work_dir(&cli.out)?, last_level_cache());
     let effort = if profile.settings.quick { Effort::Quick } else { Effort::Thorough };
@@ -62,7 +62,7 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
         cache,
         work_dir: work_dir.path(),
     };
-    let measured = all(cli, &mut measure, corpus.as_ref());
+    let measured = measure_all(cli, &mut measure, corpus.as_ref());
     measure.progress.finish();
     if matches!(measured, Err(ProfileError::Interrupted)) {
         eprintln!("{}", store.after_an_interrupt());
@@ -71,9 +71,9 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     finish(cli, &measure)
 }
 
-/// Every stage in order.
-fn all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
-    // Not `save`: where nothing is left to measure, a continued profile stays as it is.
+/// Runs every stage in order.
+fn measure_all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
+    // Not `save`: a resumed profile with nothing left to measure must stay unchanged.
     measure.save_derived()?;
     let mut seconds = measure.machine_seconds() + measure.pass_seconds();
     seconds += jobs(&measure.profile, &measure.estimate).iter().map(|job| job.seconds).sum::<f64>();
@@ -99,7 +99,7 @@ fn finish(cli: &Cli, measure: &Measure) -> Result<(), ProfileError> {
         page::write(path, measure.analysis, &measure.profile, &measure.estimate)?;
     }
     measure.store.finish(&measure.profile)?;
-    // Where the profile is does not depend on stdout: it is said even where the table cannot be shown.
+    // Print the path of the profile even if writing the table to stdout fails.
     let shown = hpp_io::print_line(&match cli.json {
         true => serde_json::to_string_pretty(&measure.profile).unwrap_or_default(),
         false => summary(&measure.profile),
@@ -113,8 +113,8 @@ fn finish(cli: &Cli, measure: &Measure) -> Result<(), ProfileError> {
     Ok(shown?)
 }
 
-/// The profile to continue, if there is one; refuses to overwrite what nobody said may be.
-fn opened(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
+/// Reads the profile to resume. Refuses to overwrite an existing file without `--force`.
+fn previous_profile(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
     if cli.resume {
         return Ok(Some(store.read()?));
     }
@@ -124,7 +124,7 @@ fn opened(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
     Ok(None)
 }
 
-/// The corpus, read once, and its hash.
+/// Scans the corpus once and hashes its file.
 fn corpus(cli: &Cli, analysis: &Analysis) -> Result<Option<(Corpus, String)>, ProfileError> {
     let Some(path) = &cli.prompts else { return Ok(None) };
     taps::check(analysis)?;
@@ -153,7 +153,7 @@ fn child_arguments(cli: &Cli) -> Result<Vec<std::ffi::OsString>, ProfileError> {
     Ok(arguments)
 }
 
-fn new(cli: &Cli, analysis: &Analysis, host: Host) -> Result<Profile, ProfileError> {
+fn new_profile(cli: &Cli, analysis: &Analysis, host: Host) -> Result<Profile, ProfileError> {
     let settled = settings::settle(cli, settings::limits(analysis), &host)?;
     let blocks = block_facts(analysis);
     let targets = targets(&blocks, settled.settings.all_blocks, run_bytes(&host));
@@ -164,8 +164,8 @@ fn new(cli: &Cli, analysis: &Analysis, host: Host) -> Result<Profile, ProfileErr
     Ok(begin(model, host, date, settled, &targets))
 }
 
-/// The profile to continue, held against model, machine, settings and corpus; every difference is named at once.
-fn continued(
+/// Prepares a profile to be resumed. Refuses it if model, machine, settings or corpus differ, and lists every difference.
+fn resume(
     cli: &Cli,
     analysis: &Analysis,
     host: &Host,
@@ -177,9 +177,9 @@ fn continued(
     if profile.model.hash != model_hash(&analysis.model)? {
         differences.push(format!("it is of another model, {}", profile.model.name));
     }
-    let elsewhere = if cli.allow_other_machine { vec![] } else { other_machine(host, &profile.host) };
-    let only_elsewhere = differences.is_empty();
-    differences.extend(elsewhere.iter().map(|what| format!("another machine: {what}")));
+    let host_differences = if cli.allow_other_machine { vec![] } else { host_differences(host, &profile.host) };
+    let same_model = differences.is_empty();
+    differences.extend(host_differences.iter().map(|what| format!("another machine: {what}")));
     let limits: Limits = settings::limits(analysis);
     let settled = match settings::settle_again(cli, limits, &profile)? {
         Ok(settled) => Some(settled),
@@ -193,7 +193,7 @@ fn continued(
         differences.push(format!("it has {} prompts of a corpus that was not {name}", before.prompts_done));
     }
     let Some(settled) = settled.filter(|_| differences.is_empty()) else {
-        let hint = match only_elsewhere && differences.len() == elsewhere.len() {
+        let hint = match same_model && differences.len() == host_differences.len() {
             true => "measure anew with --force, or continue it all the same with --allow-other-machine",
             false => "give what it was begun with, choose another --out, or measure anew with --force",
         };
@@ -203,14 +203,14 @@ fn continued(
     profile.notes.extend(settled.notes.into_iter().filter(|note| !note.is_empty()));
     profile.notes.dedup();
     if cli.retry_failures {
-        forget_failures(&mut profile);
+        clear_failures(&mut profile);
     }
     let targets = targets(&block_facts(analysis), profile.settings.all_blocks, run_bytes(host));
-    make_room(&mut profile, &targets);
+    add_entries(&mut profile, &targets);
     Ok(profile)
 }
 
-fn other_machine(host: &Host, before: &Host) -> Vec<String> {
+fn host_differences(host: &Host, before: &Host) -> Vec<String> {
     let mut differences = ThisHost::read().differences(before);
     if host.threads != before.threads {
         differences.push(format!("{} threads here and {} there", host.threads, before.threads));
@@ -228,22 +228,21 @@ fn block_facts(analysis: &Analysis) -> Vec<BlockFacts> {
     })
 }
 
-/// Bytes of the model's weights, each once.
+/// Bytes of the model's weights; a shared weight counts once.
 fn weights(analysis: &Analysis) -> u64 {
     let ids = analysis.graph.value_ids();
     ids.filter_map(|id| analysis.graph.weight(id)).map(|weight| weight.bytes).sum()
 }
 
-/// Weights that a run of blocks may have: a quarter of the host's memory, half of each device's; and has to have: four times
-/// the last-level cache.
+/// Limits on the weights of a run of blocks: at most a quarter of host memory and half of each device's memory, at least four
+/// times the last-level cache.
 fn run_bytes(host: &Host) -> RunBytes {
     let devices = host.devices.iter().filter_map(|device| device.memory).map(|memory| memory.0 / 2);
     let most = devices.chain([host.memory.0 / 4]).filter(|bytes| *bytes > 0).min().unwrap_or(u64::MAX);
     RunBytes { most, enough: last_level_cache().saturating_mul(4) }
 }
 
-/// A directory beside the profile, on a disk that has room for results; in the system's temporary directory where the profile goes to
-/// a device or a pipe.
+/// Makes a work directory beside the profile, or in the system's temporary directory if the profile goes to a device or a pipe.
 fn work_dir(out: &Path) -> Result<WorkDir, ProfileError> {
     let temporary = std::env::temp_dir();
     let place = if hpp_io::is_stream(out) { &temporary } else { parent(out) };
@@ -258,11 +257,11 @@ fn own_path() -> std::path::PathBuf {
     std::env::current_exe().unwrap_or_else(|_| "hpp-profile".into())
 }
 
-fn no_child(trouble: Trouble) -> ProfileError {
+fn no_child(trouble: RequestError) -> ProfileError {
     match trouble {
-        Trouble::Start(error) => error.into(),
-        Trouble::Interrupted => ProfileError::Interrupted,
-        Trouble::Refused(why) | Trouble::Lost(why) => {
+        RequestError::Start(error) => error.into(),
+        RequestError::Interrupted => ProfileError::Interrupted,
+        RequestError::Refused(why) | RequestError::Lost(why) => {
             ProfileError::setting(why, "`hpp-exec devices` says what is there")
         }
     }

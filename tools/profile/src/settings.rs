@@ -1,4 +1,4 @@
-//! From the command line, the model and the machine to what is measured. Pure: decides, and says why something is left out.
+//! Decides what to measure from the command line, the model and the host, with a note for everything left out. Pure.
 
 use crate::cli::{Cli, provider_name};
 use crate::error::ProfileError;
@@ -6,37 +6,37 @@ use hpp_model::{Analysis, Scenario};
 use hpp_schema::{Host, InputRole, ModelKind, Profile, ProfileSettings, Provider};
 use std::time::Duration;
 
-/// Token counts that are measured where nobody says, as far as the model's context reaches.
+/// Default token counts; those beyond the model's context are left out.
 const USUAL_TOKENS: [u64; 6] = [16, 64, 128, 512, 1024, 2048];
-/// The same with `--quick`.
+/// Default token counts with `--quick`.
 const QUICK_CONTEXTS: [u64; 2] = [128, 2048];
 const QUICK_PREFILL: [u64; 4] = [32, 128, 512, 2048];
-/// Longest context where neither the user nor the model says.
+/// Longest context if the model does not declare one.
 const USUAL_CONTEXT: u64 = 8192;
-/// Prompts of a corpus that `--quick` runs.
+/// Most prompts with `--quick`.
 const QUICK_PROMPTS: u64 = 8;
 
-/// What to measure, and what has to be said about it.
+/// The resolved settings, with notes for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settled {
     /// As the profile records it.
     pub settings: ProfileSettings,
-    /// What was left out, and why.
+    /// What was left out and why.
     pub notes: Vec<String>,
 }
 
-/// What the model allows.
+/// Limits of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Longest context, tokens.
     pub context: u64,
-    /// Whether tokens come one after another.
+    /// Whether it decodes token by token.
     pub generates: bool,
-    /// The only count of tokens a pass may have, where there is only one.
+    /// The fixed number of tokens of a pass, if it is fixed.
     pub pass: Option<u64>,
 }
 
-/// What the model allows.
+/// The limits of a model.
 pub fn limits(analysis: &Analysis) -> Limits {
     let context = analysis.config.context_length.unwrap_or(USUAL_CONTEXT).max(1);
     let load = Scenario { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context };
@@ -50,7 +50,7 @@ pub fn limits(analysis: &Analysis) -> Limits {
     Limits { context, generates: analysis.kind != ModelKind::SingleRun, pass }
 }
 
-/// Settles a new profile.
+/// Resolves the settings of a new profile.
 pub fn settle(cli: &Cli, limits: Limits, host: &Host) -> Result<Settled, ProfileError> {
     let mut notes = Vec::new();
     let contexts = contexts(cli, limits, &mut notes)?;
@@ -67,8 +67,8 @@ pub fn settle(cli: &Cli, limits: Limits, host: &Host) -> Result<Settled, Profile
     Ok(Settled { settings, notes })
 }
 
-/// Settles a profile that is continued: what it has stays, and what is asked for anew is added. Everything that cannot be
-/// joined is named at once.
+/// Resolves the settings of a resumed profile: keeps its settings and adds new token counts and providers. Returns every setting
+/// that conflicts.
 pub fn settle_again(cli: &Cli, limits: Limits, before: &Profile) -> Result<Result<Settled, Vec<String>>, ProfileError> {
     let mut settings = before.settings.clone();
     let mut notes = Vec::new();
@@ -97,10 +97,10 @@ pub fn settle_again(cli: &Cli, limits: Limits, before: &Profile) -> Result<Resul
     Ok(if differences.is_empty() { Ok(Settled { settings, notes }) } else { Err(differences) })
 }
 
-/// Longest silence of a measurement.
-pub fn patience(cli: &Cli) -> Result<Duration, ProfileError> {
+/// Time without a reply after which the child counts as hung.
+pub fn reply_timeout(cli: &Cli) -> Result<Duration, ProfileError> {
     let seconds = cli.timeout.unwrap_or(if cli.quick { 120.0 } else { 300.0 });
-    Duration::try_from_secs_f64(seconds).ok().filter(|patience| !patience.is_zero()).ok_or_else(|| {
+    Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero()).ok_or_else(|| {
         ProfileError::setting(format!("--timeout {seconds} is no time to wait"), "give a number of seconds above 0")
     })
 }
@@ -119,7 +119,7 @@ fn contexts(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<Vec<u6
         return match cli.contexts.is_empty() {
             true => Ok(vec![]),
             false => Err(ProfileError::setting(
-                "--contexts speaks of decoding, and this model does not generate tokens",
+                "--contexts is for decoding, and this model does not generate tokens",
                 "leave --contexts out",
             )),
         };
@@ -142,7 +142,7 @@ fn prefill_tokens(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<
     chosen("--prefill-tokens", &cli.prefill_tokens, usual, limits.context, notes)
 }
 
-/// The token counts asked for, or the usual ones, as far as the context reaches; in order, each once.
+/// The requested token counts, or the default ones, within the context; sorted, without duplicates.
 fn chosen(
     flag: &str,
     asked: &[u64],
@@ -155,7 +155,7 @@ fn chosen(
     }
     if asked.is_empty() {
         let mut fitting: Vec<u64> = usual.iter().copied().filter(|tokens| *tokens <= most).collect();
-        // Two points at least, so that there is something to say of other lengths.
+        // At least two points, so that a curve can be fitted.
         if fitting.len() < 2 {
             fitting.extend([most.div_ceil(4), most]);
         }
@@ -164,13 +164,15 @@ fn chosen(
     let (fitting, longer): (Vec<u64>, Vec<u64>) = asked.iter().partition(|tokens| **tokens <= most);
     if fitting.is_empty() {
         return Err(ProfileError::setting(
-            format!("{flag}: nothing of what was asked for fits the {most} tokens this model was built for"),
+            format!("{flag}: every requested count exceeds the {most} tokens of this model's context"),
             "ask for at most what the model's configuration allows",
         ));
     }
-    notes.extend(longer.iter().map(|tokens| {
-        format!("{flag} {tokens} was left out: it is longer than the {most} tokens this model was built for")
-    }));
+    notes.extend(
+        longer.iter().map(|tokens| {
+            format!("{flag} {tokens} was left out: it exceeds the {most} tokens of this model's context")
+        }),
+    );
     Ok(joined(&fitting, vec![]))
 }
 
@@ -179,7 +181,7 @@ fn joined(before: &[u64], more: Vec<u64>) -> Vec<u64> {
     all.into_iter().collect()
 }
 
-/// The host, and every provider that has a device here.
+/// The CPU, and every provider with a device on this machine.
 fn usable(host: &Host) -> Vec<Provider> {
     let devices = host.devices.iter().map(|device| device.provider);
     unique(std::iter::once(Provider::Cpu).chain(devices).collect())
@@ -195,7 +197,7 @@ fn unique(providers: Vec<Provider>) -> Vec<Provider> {
     seen
 }
 
-/// Why a provider cannot be measured here, where it cannot.
+/// Why a provider cannot be measured on this machine; `None` if it can.
 pub fn unusable(provider: Provider, host: &Host) -> Option<String> {
     let there = provider == Provider::Cpu || host.devices.iter().any(|device| device.provider == provider);
     let name = provider_name(provider);

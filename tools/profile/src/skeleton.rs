@@ -1,6 +1,5 @@
-//! The model's skeleton: its inputs, its states and its scores, and next to nothing computed in between. What a token takes
-//! there beyond its one partition is what no partition bears: feeding, binding, reading the scores, choosing a token. No weight
-//! is loaded for it.
+//! The model's skeleton: its inputs, states and logits, with almost no computation and no weights. The time of a token of the
+//! skeleton outside its partition is the overhead of a pass: feeding inputs, binding, reading logits, sampling.
 
 use crate::taps::plan_dir::{self, Draft, PartitionFile, PlanDirError};
 use hpp_model::Analysis;
@@ -13,13 +12,13 @@ use std::path::{Path, PathBuf};
 /// Why a model has no skeleton.
 #[derive(Debug, thiserror::Error)]
 pub enum SkeletonError {
-    /// No token goes in.
+    /// It has no input for token ids.
     #[error("the model takes no token ids")]
     NoTokens,
-    /// Nothing to choose a token from.
-    #[error("the model has no next-token scores")]
+    /// It has no logits.
+    #[error("the model has no logits")]
     NoScores,
-    /// A size has to be known.
+    /// The size of a tensor is unknown.
     #[error("the size of {0:?} is not known")]
     Size(String),
     /// It cannot be written.
@@ -27,7 +26,7 @@ pub enum SkeletonError {
     Write(#[from] PlanDirError),
 }
 
-/// Writes the skeleton and its plan into `dir`, an empty directory; gives the plan's path.
+/// Writes the skeleton and its plan into the empty directory `dir`; returns the plan's path.
 pub fn write(analysis: &Analysis, dir: &Path) -> Result<PathBuf, SkeletonError> {
     let whole = 0..analysis.segmentation.blocks.len();
     let Draft { parts, mut plan } = Draft::new(analysis, &[whole], |_| {})?;
@@ -41,7 +40,7 @@ pub fn write(analysis: &Analysis, dir: &Path) -> Result<PathBuf, SkeletonError> 
         .map_err(|source| PlanDirError::Extract { name: partition.name.clone(), source: Box::new(source) })?;
     let kept: Vec<&str> = partition.outputs.iter().map(|output| output.name.as_str()).collect();
     let graph = proto.graph.get_or_insert_default();
-    let mut made = Made(GraphProto {
+    let mut made = GraphBuilder(GraphProto {
         name: graph.name.take(),
         input: std::mem::take(&mut graph.input),
         output: graph.output.drain(..).filter(|output| kept.contains(&output.name())).collect(),
@@ -56,11 +55,11 @@ pub fn write(analysis: &Analysis, dir: &Path) -> Result<PathBuf, SkeletonError> 
     Ok(plan_dir::write(dir, analysis, plan, &[file])?)
 }
 
-/// A graph in the making.
-struct Made(GraphProto);
+/// A graph under construction.
+struct GraphBuilder(GraphProto);
 
-impl Made {
-    /// A state after one token: one more entry where it grows, else what it was.
+impl GraphBuilder {
+    /// Adds the update of a state: appends one entry if the state grows, else copies it.
     fn state(&mut self, state: &State) -> Result<(), SkeletonError> {
         match state.update {
             StateUpdate::Append { axis, .. } => {
@@ -83,7 +82,7 @@ impl Made {
         Ok(())
     }
 
-    /// Scores for each token, or those at the positions asked for: its own number, for all of the vocabulary alike.
+    /// Adds logits for each token, or for the requested positions: the token's id for every entry of the vocabulary.
     fn scores(
         &mut self,
         (ids, positions): (&String, Option<&String>),

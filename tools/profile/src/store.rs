@@ -1,4 +1,4 @@
-//! The profile's file: read to be continued, written whole or not at all after each measurement.
+//! The profile's file: read to resume, replaced atomically after each measurement.
 
 use hpp_io::is_stream;
 use hpp_schema::{DocumentError, Finding, Profile};
@@ -6,25 +6,25 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Longest profile read, the same as `hpp-schema` parses.
+/// Largest profile that is read, bytes; `hpp-schema` has the same limit.
 const MOST_BYTES: u64 = 64 << 20;
 
 /// Why the profile cannot be read, continued or written.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// There is one, and nobody said what to do with it.
+    /// The file exists, and neither `--resume` nor `--force` was given.
     #[error("{} is there already", path.display())]
     Exists {
         /// The file.
         path: PathBuf,
     },
-    /// There is none to continue.
+    /// There is no profile to resume.
     #[error("there is no {} to continue", path.display())]
     Missing {
         /// The file.
         path: PathBuf,
     },
-    /// What is there is no good profile.
+    /// The file is not a valid profile.
     #[error("cannot use {}{}", path.display(), listed(source.findings()))]
     Read {
         /// The file.
@@ -35,24 +35,24 @@ pub enum StoreError {
     /// The file cannot be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The failed action, a verb.
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// What was measured cannot be written down.
+    /// The profile cannot be serialized.
     #[error("cannot write the profile")]
     Write(#[source] DocumentError),
-    /// It is of something else.
+    /// The profile was measured with another model, machine, corpus or settings.
     #[error("cannot continue {}:{}", path.display(), lines(differences))]
     Other {
         /// The file.
         path: PathBuf,
         /// Everything that differs.
         differences: Vec<String>,
-        /// What to do.
+        /// What the user can do.
         hint: &'static str,
     },
 }
@@ -66,7 +66,7 @@ fn lines(texts: &[String]) -> String {
 }
 
 impl StoreError {
-    /// What to do about it.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             StoreError::Exists { .. } => {
@@ -83,14 +83,14 @@ impl StoreError {
     }
 }
 
-/// Where a profile is kept.
+/// The file of a profile.
 #[derive(Clone, Debug)]
 pub struct Store {
     path: PathBuf,
 }
 
 impl Store {
-    /// At this path; nothing is opened yet.
+    /// Does not open the file.
     pub fn new(path: &Path) -> Self {
         Store { path: path.to_owned() }
     }
@@ -100,7 +100,7 @@ impl Store {
         &self.path
     }
 
-    /// Refuses where a file would be overwritten that nobody said may be. Writing to a device or a pipe overwrites nothing.
+    /// Refuses if the file exists. A device or a pipe is not overwritten.
     pub fn refuse_to_overwrite(&self) -> Result<(), StoreError> {
         match fs::symlink_metadata(&self.path) {
             Ok(_) if !is_stream(&self.path) => Err(StoreError::Exists { path: self.path.clone() }),
@@ -108,7 +108,7 @@ impl Store {
         }
     }
 
-    /// Reads the profile that is there.
+    /// Reads the existing profile.
     pub fn read(&self) -> Result<Profile, StoreError> {
         let path = || self.path.clone();
         let text = hpp_io::read_text(&self.path, MOST_BYTES).map_err(|source| match source.kind() {
@@ -118,23 +118,22 @@ impl Store {
         Profile::from_yaml(&text).map_err(|source| StoreError::Read { path: path(), source })
     }
 
-    /// Replaces the file by this profile, in one step. A stream takes one profile, not one after each measurement: it gets
-    /// it from [`finish`](Self::finish).
+    /// Replaces the file atomically. Does nothing for a stream, which takes a single profile from [`finish`](Self::finish).
     pub fn save(&self, profile: &Profile) -> Result<(), StoreError> {
         if is_stream(&self.path) { Ok(()) } else { self.write(profile) }
     }
 
-    /// Writes the whole profile where [`save`](Self::save) could not.
+    /// Writes the profile to a stream, which [`save`](Self::save) skips.
     pub fn finish(&self, profile: &Profile) -> Result<(), StoreError> {
         if is_stream(&self.path) { self.write(profile) } else { Ok(()) }
     }
 
-    /// What is left after Ctrl-C, and what to do next.
+    /// The message after Ctrl-C: what was saved and how to continue.
     pub fn after_an_interrupt(&self) -> String {
         let path = self.path.display();
         match is_stream(&self.path) {
             true => format!("interrupted; nothing was sent to {path}: a profile that can be continued needs a file"),
-            false => format!("interrupted; what is measured is in {path}: go on with --resume"),
+            false => format!("interrupted; the measurements so far are in {path}: continue with --resume"),
         }
     }
 
@@ -144,7 +143,7 @@ impl Store {
     }
 }
 
-/// Writes a file, whole or not at all, or sends the bytes down a stream.
+/// Writes a file atomically, or writes the bytes to a stream.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
     hpp_io::write_file(path, bytes).map_err(|e| StoreError::Io { action: "write", path: e.path, source: e.source })
 }
@@ -158,7 +157,7 @@ pub fn parent(path: &Path) -> &Path {
 mod tests {
     use super::*;
 
-    /// A stream takes the profile once, at the end, and a link stays.
+    /// A stream receives the profile once, at the end; a symbolic link to a file stays a link.
     #[test]
     fn streams_get_one_profile_and_links_stay() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,18 +1,18 @@
-//! The profile as a person reads it on a terminal.
+//! The table that the command prints at the end.
 
 use crate::cli::provider_name;
 use crate::derive::Phase;
-use crate::doubt::doubtful_blocks;
+use crate::doubt::unreliable_blocks;
 use crate::hotness::{Evenness, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, Profile, ProviderCosts};
 use std::fmt::Write as _;
 
-/// Columns before the numbers.
+/// Text columns before the numeric columns.
 const TEXTS: usize = 3;
 
-/// Costs of each class, the machine, and what the corpus showed.
+/// Times of each class, the machine's rates, the corpus, warnings and the verdict on hotness.
 pub fn summary(profile: &Profile) -> String {
     let mut text = format!("{}\n\n", costs(profile));
     machine(profile, &mut text);
@@ -86,11 +86,11 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
     row
 }
 
-/// Warnings about times that should not be planned with.
+/// Warnings about unreliable times.
 fn doubts(profile: &Profile) -> Vec<String> {
     let mut doubts: Vec<String> = profile.busy_machine().into_iter().map(|busy| format!("warning: {busy}")).collect();
     for provider in &profile.settings.providers {
-        let blocks = doubtful_blocks(profile, *provider);
+        let blocks = unreliable_blocks(profile, *provider);
         if !blocks.is_empty() {
             doubts.push(format!(
                 "warning: the times of {} on {} vary from run to run or contradict each other; was the machine busy? Profile again on an \
@@ -103,7 +103,7 @@ fn doubts(profile: &Profile) -> Vec<String> {
     doubts
 }
 
-/// Milliseconds with three digits that count.
+/// Milliseconds with three significant digits.
 fn ms(ms: f64) -> String {
     match ms {
         _ if ms >= 99.5 => format!("{ms:.0} ms"),

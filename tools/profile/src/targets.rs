@@ -1,18 +1,19 @@
-//! Which blocks are measured: one of each class alone, and where layers follow each other, a few of them as one partition.
+//! Selects the blocks to measure: one of each class alone, and a run of consecutive layers as one partition. The difference of the
+//! two separates the time of a block from the launch cost of a partition.
 
 use hpp_graph::{BlockKind, Segmentation};
 use std::ops::Range;
 
-/// Blocks in the partition that tells a block from the cost of starting a partition; more where these fit a cache.
+/// Blocks in a run; more if the weights of these fit into a cache.
 const USUAL_RUN: usize = 4;
 
-/// How long runs may be, and have to be.
+/// Limits on the weights of a run, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunBytes {
-    /// No run has more weights than this.
+    /// A run has at most this.
     pub most: u64,
-    /// A run grows until its weights are no fewer than this: several times the caches, or it would be found there, warmer than
-    /// a pass of the whole model finds it.
+    /// A run grows until it has this: several times the caches, because a run that fits into a cache is faster than the same
+    /// blocks in a pass of the whole model.
     pub enough: u64,
 }
 
@@ -27,12 +28,12 @@ pub struct Target {
     pub run_length: usize,
 }
 
-/// What is known of a block here.
+/// What the selection needs to know of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockFacts {
     /// Its class.
     pub class: u32,
-    /// Whether it is one of many: a layer.
+    /// Whether it is a layer.
     pub repeats: bool,
     /// Bytes of its weights.
     pub weight_bytes: u64,
@@ -48,8 +49,8 @@ pub fn facts(segmentation: &Segmentation, weight_bytes: impl Fn(usize) -> u64) -
     segmentation.blocks.iter().enumerate().map(fact).collect()
 }
 
-/// One block of each class, or each block. A run of equal blocks tells launches best; where no class has two neighbours
-/// (layers of two kinds in turn), runs of different blocks do.
+/// One block of each class, or every block. Runs have equal blocks; if no class has two neighbours (layers of two kinds that
+/// alternate), they have different blocks.
 pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<Target> {
     let mut targets: Vec<Target> = Vec::new();
     for (at, block) in blocks.iter().enumerate() {
@@ -57,7 +58,7 @@ pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<
         if !known || each_block {
             let run = if known { at..at + 1 } else { equal_run(blocks, block.class, bytes) };
             let block_at = if each_block { at } else { run.start };
-            // With each block on its own the run belongs to the block it begins with.
+            // With `--all-blocks` the run belongs to its first block.
             let run_length = if each_block { 1 } else { run.len() };
             targets.push(Target { class: block.class, block: block_at, run_length });
         }
@@ -76,7 +77,7 @@ pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<
     targets
 }
 
-/// The longest run of neighbours of a class, cut to what is measured; the first of them where there are several.
+/// The longest run of neighbours of a class within the limits; of several, the first.
 fn equal_run(blocks: &[BlockFacts], class: u32, bytes: RunBytes) -> Range<usize> {
     let runs = (0..blocks.len())
         .filter(|at| blocks[*at].class == class)
@@ -84,7 +85,7 @@ fn equal_run(blocks: &[BlockFacts], class: u32, bytes: RunBytes) -> Range<usize>
     runs.reduce(|best, run| if run.len() > best.len() { run } else { best }).unwrap_or(0..0)
 }
 
-/// Repeated blocks from `start` on, as far as they are `alike` and fit.
+/// Consecutive layers from `start` on that are `alike` and within the limits.
 fn fitting(blocks: &[BlockFacts], start: usize, alike: impl Fn(&BlockFacts) -> bool, limits: RunBytes) -> Range<usize> {
     let mut end = start + 1;
     let mut bytes = blocks[start].weight_bytes;
@@ -143,12 +144,12 @@ mod tests {
     fn a_run_is_larger_than_the_caches() {
         let enough = |enough| with("ebbbbbbbbh", false, RunBytes { most: 1000, enough });
         assert_eq!(enough(55), "0x1 1x6 9x1");
-        assert_eq!(enough(1 << 40), "0x1 1x8 9x1", "all there are");
+        assert_eq!(enough(1 << 40), "0x1 1x8 9x1", "all layers");
         assert_eq!(with("ebbbbbbbbh", false, RunBytes { most: 50, enough: 1 << 40 }), "0x1 1x5 9x1");
     }
 
     #[test]
-    fn layers_in_turn_are_measured_together() {
+    fn alternating_layers_are_measured_together() {
         assert_eq!(chosen("eabababh", false, 1000), "0x1 1x4 2x4 7x1");
         assert_eq!(chosen("eabch", false, 1000), "0x1 1x3 2x2 3x1 4x1");
         assert_eq!(chosen("eah", false, 1000), "0x1 1x1 2x1");

@@ -8,7 +8,7 @@ use crate::reason::reasons;
 use crate::request::PlanningRequest;
 use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, assemble};
-use hpp_partition::{Objective, Phase, limit};
+use hpp_partition::{Objective, Phase, bottleneck};
 use hpp_schema::{Achieved, ObjectiveKind, Plan, Predictions};
 
 /// A plan that is not written yet.
@@ -95,6 +95,6 @@ fn predictions(request: &PlanningRequest, placement: &Partitioning, source: Stri
 fn bottlenecks(request: &PlanningRequest, placement: &Partitioning) -> String {
     let problem = placement.problem(request);
     let [decode, prefill] =
-        [Phase::Decode, Phase::Prefill].map(|phase| limit(&problem, &placement.solution, phase).to_string());
+        [Phase::Decode, Phase::Prefill].map(|phase| bottleneck(&problem, &placement.solution, phase).to_string());
     if decode == prefill { decode } else { format!("{decode} while decoding, {prefill} in the prompt") }
 }

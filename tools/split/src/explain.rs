@@ -11,7 +11,7 @@ use crate::reason::{difference, is_rounding, place_name};
 use crate::request::PlanningRequest;
 use crate::table;
 use hpp_model::{Analysis, analyse};
-use hpp_partition::{Change, Choice, Explanation, Place, RunExplanation, Solution, change, judge};
+use hpp_partition::{Change, Choice, Explanation, Place, RunExplanation, Solution, change, evaluate};
 use hpp_schema::ModelKind;
 use serde::Serialize;
 
@@ -124,7 +124,7 @@ fn other_context(
     let options = request.options;
     // Compare both without cuts: the other placement would have other cuts.
     let Solution { choices, slots, .. } = placement.solution.clone();
-    let now = judge(&request.problem, &options, choices, slots);
+    let now = evaluate(&request.problem, &options, choices, slots);
     Ok(Some(match change(&now, &other_request.problem, &options) {
         Ok(change) => what_if(what, Some(&change), &now),
         Err(no_fit) => WhatIf { refused: Some(no_fit.to_string()), ..what_if(what, None, &now) },

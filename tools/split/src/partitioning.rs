@@ -8,8 +8,8 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, fits, gpu_layers, judge,
-    plan, stream_layers, usage_of_partitions,
+    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits,
+    gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -68,7 +68,7 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
 /// A solution by the planner or by hand, and whether it is by hand.
 fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
     let problem = &request.problem;
-    let all_on_host = || judge_by_hand(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
+    let all_on_host = || evaluate_by_hand(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
     let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
         || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
     let (solution, by_hand) = if is_counted {
@@ -84,7 +84,7 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
     } else {
         match (plan(problem, &request.options), &args.assign) {
             (Ok(solution), _) => (solution, false),
-            // Nothing fits the budget: the named blocks move from an all-host placement, and `check` judges the result.
+            // Nothing fits the budget: the named blocks move from an all-host placement, and `check` tests the result.
             (Err(_), Some(_)) => (all_on_host(), true),
             (Err(error), None) => return Err(no_fit(request)(error)),
         }
@@ -94,7 +94,7 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
     refuse_missing_gpus(request, places.iter().flatten())?;
     let named = places.into_iter().map(|place| place.map(Choice::both));
     let choices = named.zip(solution.choices).map(|(named, choice)| named.unwrap_or(choice)).collect();
-    Ok((judge_by_hand(request, args, choices, &solution.slots), true))
+    Ok((evaluate_by_hand(request, args, choices, &solution.slots), true))
 }
 
 /// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
@@ -120,12 +120,12 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
         }
     }
     refuse_missing_gpus(request, places.iter())?;
-    Ok(judge_by_hand(request, args, places.into_iter().map(Choice::both).collect(), &[]))
+    Ok(evaluate_by_hand(request, args, places.into_iter().map(Choice::both).collect(), &[]))
 }
 
 /// Predicts the times of choices made by hand. A GPU that streams has the planner's number of slots (`planned`), else
 /// `--slots`, else the default.
-fn judge_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
+fn evaluate_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
     let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|phase| c.of(*phase) == Where::Streamed(gpu)));
     let by_hand = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
     let slots = |gpu: usize| match planned.get(gpu) {
@@ -134,7 +134,7 @@ fn judge_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choic
         _ => by_hand,
     };
     let slots = (0..request.problem.gpus.len()).map(slots).collect();
-    judge(&request.problem, &request.options, choices, slots)
+    evaluate(&request.problem, &request.options, choices, slots)
 }
 
 impl Partitioning {
@@ -142,7 +142,7 @@ impl Partitioning {
     /// survives only if the extra cuts cost nothing.
     pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, by_hand: bool) -> Self {
         let partitions = partitions(request, min_partitions, &solution.choices, &solution.slots);
-        Partitioning { solution, partitions, by_hand, min_partitions }.rejudged(request)
+        Partitioning { solution, partitions, by_hand, min_partitions }.reevaluated(request)
     }
 
     /// Positions of the blocks that begin a partition, without the first block.
@@ -166,12 +166,12 @@ impl Partitioning {
     }
 
     /// The same placement with times predicted from the request's current costs, one launch per partition.
-    pub fn rejudged(mut self, request: &PlanningRequest) -> Self {
+    pub fn reevaluated(mut self, request: &PlanningRequest) -> Self {
         let problem = self.problem(request);
         let Solution { choices, slots, objective_ms, bound_ms, proven, .. } = self.solution;
-        let judged = judge(&problem, &request.options, choices, slots);
-        let proven = proven && judged.objective_ms <= objective_ms * (1.0 + 1e-9);
-        self.solution = Solution { bound_ms, proven, ..judged };
+        let evaluated = evaluate(&problem, &request.options, choices, slots);
+        let proven = proven && evaluated.objective_ms <= objective_ms * (1.0 + 1e-9);
+        self.solution = Solution { bound_ms, proven, ..evaluated };
         self
     }
 
@@ -199,7 +199,7 @@ impl Partitioning {
         let next = &mut self.partitions[index];
         next.blocks.start = joined.start;
         self.solution.choices[joined].fill(next.choice);
-        self.rejudged(request)
+        self.reevaluated(request)
     }
 }
 

@@ -4,7 +4,7 @@ use crate::amount::{self, MEASURED};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use hpp_model::{DiskStreaming, PartitionSpec};
-use hpp_partition::{BlockKind, Choice, Elsewhere, Objective, RunExplanation, Where, explain_runs};
+use hpp_partition::{Alternative, BlockKind, Choice, Objective, RunExplanation, Where, explain_runs};
 use hpp_schema::ByteSize;
 
 /// One reason for each partition, in order.
@@ -56,14 +56,14 @@ fn reason(request: &PlanningRequest, placement: &Partitioning, run: &RunExplanat
 }
 
 /// The best alternative: those that fit first, then the least time.
-fn best_alternative(run: &RunExplanation) -> Option<&Elsewhere> {
+fn best_alternative(run: &RunExplanation) -> Option<&Alternative> {
     run.elsewhere.iter().min_by(|a, b| {
         let by_fit = a.no_fit.is_some().cmp(&b.no_fit.is_some());
         by_fit.then(a.objective_ms.total_cmp(&b.objective_ms))
     })
 }
 
-fn compared(request: &PlanningRequest, other: &Elsewhere, now: f64) -> String {
+fn compared(request: &PlanningRequest, other: &Alternative, now: f64) -> String {
     match &other.no_fit {
         Some(no_fit) => {
             let short = no_fit.smallest().saturating_sub(no_fit.budget);

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::tests::{dense, problem};
-use crate::{Budget, Grows, Packing, Streamed};
+use crate::{Budget, GrowingState, Packing, Streamed};
 
 /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
 fn placed(text: &str) -> Vec<Choice> {
@@ -56,7 +56,7 @@ fn state_that_stays_for_a_prompt_takes_no_turns() {
     let mut choices = placed(".0000.");
     choices[1..3].iter_mut().for_each(|choice| choice.decode = Where::Cpu);
     assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 2 * 250);
-    problem.blocks[1].kv_grows = Some(Grows { fixed: 0, token: 1 });
+    problem.blocks[1].kv_grows = Some(GrowingState { fixed: 0, token: 1 });
     assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 250);
 }
 

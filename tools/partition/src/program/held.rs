@@ -1,9 +1,9 @@
-//! Memory: what the counts hold on each device, in units of [`Program::bytes`].
+//! Memory constraints: the memory use of the counts on each device, in units of [`Program::bytes`].
 
 use super::Program;
 use super::line::Line;
 use crate::memory::{may_read_disk, state_on_host};
-use crate::regions::{Held, large_shared, shared};
+use crate::regions::{KeysOf, large_shared, shared};
 use crate::{Choice, KvHome, Phase};
 use std::collections::BTreeMap;
 
@@ -26,7 +26,7 @@ pub(super) fn on_gpu(program: &mut Program, gpu: usize) {
     let constants = program.distinct(|block| block.streamed.constants(), |_| true, streamed);
     fixed.add(&constants, 1.0);
     let slot = program.largest(streamed, |i| problem.streamed_bytes(i));
-    fixed.add(&slot, program.wish.slots[gpu].into());
+    fixed.add(&slot, program.goal.slots[gpu].into());
     let limit = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
     if problem.budget.kv == KvHome::Host {
         let on_host = |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu().is_none());
@@ -53,17 +53,17 @@ fn on_host(program: &mut Program) {
     }
 }
 
-/// What the host's memory must hold.
+/// Demand on host memory.
 pub(super) fn host(program: &mut Program) -> Line {
     let problem = program.problem;
-    let weights = match may_read_disk(problem, program.wish.mechanisms) {
+    let weights = match may_read_disk(problem, program.goal.mechanisms) {
         true => program.largest(Choice::on_host, |i| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) }),
         false => program.weights(Choice::on_host),
     };
     state_and_workspace(program).plus(&weights, problem.budget.packing.growth())
 }
 
-/// What the host's memory holds beside weights.
+/// Demand on host memory other than weights.
 pub(super) fn state_and_workspace(program: &mut Program) -> Line {
     let problem = program.problem;
     let computes = |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu().is_none());
@@ -72,18 +72,18 @@ pub(super) fn state_and_workspace(program: &mut Program) -> Line {
 }
 
 impl Program<'_> {
-    /// Keeps a sum of bytes within a limit; a little more than the limit is let through, because the solver rounds and
-    /// a placement that fits exactly must not be lost. The judge counts in whole bytes.
+    /// Limits a sum of bytes, with a small tolerance: the solver rounds, and a placement that fits exactly must stay feasible. The
+    /// evaluator counts exactly.
     fn limit(&mut self, line: &Line, bytes: u64) {
         self.lines.at_most(line, bytes as f64 / self.bytes * (1.0 + 1e-9) + 1e-6);
     }
 
-    /// State of the blocks whose choice is so.
+    /// State of the blocks with a selected choice.
     fn state(&self, is_so: impl Fn(Choice) -> bool) -> Line {
         self.state_of(|_| true, is_so)
     }
 
-    /// The same of those `among` them.
+    /// State of the blocks `among` them.
     fn state_of(&self, among: impl Fn(usize) -> bool, is_so: impl Fn(Choice) -> bool) -> Line {
         let mut state = Line::default();
         for (region, class) in self.classes() {
@@ -94,13 +94,18 @@ impl Program<'_> {
         state
     }
 
-    /// Weights of the blocks whose choice is so, each weight once.
+    /// Weights of the blocks with a selected choice, each weight once.
     fn weights(&mut self, is_so: impl Fn(Choice) -> bool) -> Line {
         self.distinct(|block| &block.weights, |_| true, is_so)
     }
 
-    /// What the blocks hold whose choice is so, each thing once, of the classes of which all blocks are `among`.
-    pub(super) fn distinct(&mut self, of: Held, among: impl Fn(usize) -> bool, is_so: impl Fn(Choice) -> bool) -> Line {
+    /// Bytes of the blocks with a selected choice, each key once; only of classes whose blocks are all `among`.
+    pub(super) fn distinct(
+        &mut self,
+        of: KeysOf,
+        among: impl Fn(usize) -> bool,
+        is_so: impl Fn(Choice) -> bool,
+    ) -> Line {
         let problem = self.problem;
         let mut all = Line::default();
         let mut held: BTreeMap<u32, (u64, Line)> = BTreeMap::new();
@@ -116,7 +121,7 @@ impl Program<'_> {
             let all_of = |i: usize| of(&problem.blocks[i]).iter().map(|(_, bytes)| bytes).sum::<u64>();
             let own = |i: usize| all_of(i) - shared(problem, of, i).values().sum::<u64>();
             all.add(&count, self.least(region, class, |i| own(i) as f64) / self.bytes);
-            // What every block of the class shares is held as soon as one of them is there.
+            // A weight that all blocks of the class share counts as soon as one of them is on the device.
             let mut by_all = shared(problem, of, members[0]);
             members[1..].iter().for_each(|i| by_all.retain(|key, _| shared(problem, of, *i).contains_key(key)));
             let large = large_shared(problem, of, members[0]);
@@ -130,7 +135,7 @@ impl Program<'_> {
         all
     }
 
-    /// 1 where a count of at most `members` is more than 0; where it need not be exact, a part of 1.
+    /// 1 if a count of at most `members` is above 0; if it need not be exact, a fraction.
     fn used(&mut self, count: &Line, members: usize, exactly: bool) -> Line {
         if members == 1 {
             return count.clone();
@@ -143,7 +148,7 @@ impl Program<'_> {
         used
     }
 
-    /// At least the largest number of a block whose choice is so.
+    /// At least the largest number of the blocks with a selected choice.
     fn largest(&mut self, is_so: impl Fn(Choice) -> bool, number: impl Fn(usize) -> u64) -> Line {
         if (0..self.problem.blocks.len()).all(|i| number(i) == 0) {
             return Line::default();

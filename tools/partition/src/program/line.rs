@@ -1,9 +1,9 @@
-//! Sums of variables, and the constraints made of them.
+//! Linear expressions, and constraints on them.
 
 use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
 use std::collections::BTreeMap;
 
-/// A sum of variables with factors, and a constant.
+/// A linear expression: a sum of variables with factors, and a constant.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Line {
     terms: BTreeMap<Variable, f64>,
@@ -29,19 +29,19 @@ impl Line {
         }
     }
 
-    /// The same with another added `factor` times.
+    /// The sum with another added `factor` times.
     pub fn plus(mut self, other: &Line, factor: f64) -> Line {
         self.add(other, factor);
         self
     }
 
-    /// Whether it is nothing whatever the variables are.
+    /// Whether it is 0 for all values of the variables.
     pub fn is_nothing(&self) -> bool {
         self.constant == 0.0 && self.terms.values().all(|by| *by == 0.0)
     }
 }
 
-/// The program the solver sees: variables that are not negative, and constraints.
+/// The program under construction: non-negative variables and constraints.
 pub(super) struct Lines {
     pub lp: Problem,
 }
@@ -51,7 +51,7 @@ impl Lines {
         Lines { lp: Problem::new(OptimizationDirection::Minimize) }
     }
 
-    /// A whole number from 0 to `most`.
+    /// An integer variable from 0 to `most`.
     pub fn whole(&mut self, most: usize) -> Line {
         Line::sum([self.whole_variable(most)])
     }
@@ -60,7 +60,7 @@ impl Lines {
         self.lp.add_integer_var(0.0, (0, i32::try_from(most).unwrap_or(i32::MAX)))
     }
 
-    /// A number of at least 0 that the objective counts `cost` times.
+    /// A real variable of at least 0 with this cost in the objective.
     pub fn real(&mut self, cost: f64) -> Line {
         Line::sum([self.lp.add_var(cost, (0.0, f64::INFINITY))])
     }

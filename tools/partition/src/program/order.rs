@@ -1,4 +1,4 @@
-//! Order within and between regions: where each begins and ends, and how often one place follows another.
+//! The order of places within and between regions: the first and last place of each region, and how often one place follows another.
 
 use super::Program;
 use super::line::Line;
@@ -8,13 +8,13 @@ use crate::{Phase, Where};
 /// The order of one phase.
 pub(super) struct Order {
     pub places: Vec<Where>,
-    /// By region and place: blocks there.
+    /// By region and place: number of blocks.
     pub counts: Vec<Vec<Line>>,
-    /// By region and place: runs of neighbours there.
+    /// By region and place: number of runs of neighbours.
     pub runs: Vec<Vec<Line>>,
-    /// How often one place (first number) is followed by another (second) in front of a block of a region.
+    /// (Region, place, next place, how often the one is followed by the other within the region).
     pub inside: Vec<(usize, usize, usize, Line)>,
-    /// The same in front of the first block of a region, staying in one place counted too.
+    /// The same before the first block of a region, including equal places.
     pub between: Vec<(usize, usize, usize, Line)>,
 }
 
@@ -46,7 +46,7 @@ fn count(program: &Program, region: usize, phase: Phase, place: Where) -> Line {
     classes.fold(Line::default(), |sum, class| sum.plus(&program.count(region, class, |c| c.of(phase) == place), 1.0))
 }
 
-/// A walk through the places of a region: it begins somewhere, ends somewhere, and enters each place as often as it leaves.
+/// A walk through the places of a region: it has a first and a last place, and enters each place as often as it leaves it.
 fn walk(
     program: &mut Program,
     region: usize,
@@ -82,7 +82,7 @@ fn walk(
     (first, last)
 }
 
-/// What the region before ends with is followed by what this one begins with.
+/// Joins the last place of the region before to the first place of this one.
 fn join(program: &mut Program, region: usize, last: &[Line], first: &[Line], order: &mut Order) {
     let number = first.len();
     let pairs: Vec<Vec<Line>> = (0..number).map(|_| (0..number).map(|_| program.lines.real(0.0)).collect()).collect();
@@ -98,7 +98,7 @@ fn join(program: &mut Program, region: usize, last: &[Line], first: &[Line], ord
 }
 
 impl Order {
-    /// Partitions at a place: runs where neighbours merge, blocks where they do not.
+    /// Number of partitions at a place: runs if neighbours merge, else blocks.
     pub fn partitions(&self, program: &Program, place: usize) -> Line {
         match may_merge(program.problem, self.places[place]) {
             true => self.runs_but(place, |region| program.problem.cuts.contains(&program.regions[region].blocks.start)),
@@ -106,12 +106,12 @@ impl Order {
         }
     }
 
-    /// Runs of neighbours at a place, across regions.
+    /// Number of runs of neighbours at a place, across regions.
     pub fn bursts(&self, place: usize) -> Line {
         self.runs_but(place, |_| false)
     }
 
-    /// Runs of neighbours at a place, begun anew in front of regions that are so.
+    /// Number of runs of neighbours at a place, with a new run at the start of selected regions.
     fn runs_but(&self, place: usize, begins: impl Fn(usize) -> bool) -> Line {
         let runs = self.runs.iter().fold(Line::default(), |sum, runs| sum.plus(&runs[place], 1.0));
         let kept = self.between.iter().filter(|(region, a, b, _)| *a == place && *b == place && !begins(*region));

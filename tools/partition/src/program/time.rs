@@ -1,9 +1,9 @@
-//! The time of a phase: at least each of these, whatever the order of blocks.
+//! The time of a phase is at least each of these, for any order of blocks:
 //!
-//! - the chain: all that computes, starts, crosses and visits, one after the other;
-//! - each link: all that goes to the GPU, and what streaming while the host computes costs (see [`crate::bound`]);
-//! - slots: while nothing streamed computes, at most a ring of copies can be made, so the chain without the streamed
-//!   blocks, and the copies that do not fit into the rings before their bursts, follow one another;
+//! - the chain: computing, launches, crossings and state swaps in sequence;
+//! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
+//! - slots: while no streamed block computes, at most one ring of copies can be made, so the chain without the streamed blocks and the
+//!   copies that do not fit into the rings before their bursts are sequential;
 //! - the disk.
 
 use super::Program;
@@ -11,10 +11,10 @@ use super::held::state_and_workspace;
 use super::line::Line;
 use super::order::Order;
 use crate::memory::may_read_disk;
-use crate::moving::{Tensors, Way};
+use crate::transfer::{Tensors, Way};
 use crate::{Choice, Phase, Where};
 
-/// Adds the time of a phase in this order to the program, in milliseconds; `cost` is what the objective pays for one.
+/// Adds the time of a phase to the program; `cost` is the objective's factor for a millisecond.
 pub(super) fn time(program: &mut Program, order: &Order, phase: Phase, cost: f64) {
     let passes = program.problem.passes(phase) as f64;
     let ms = program.lines.real(cost);
@@ -55,7 +55,7 @@ pub(super) fn time(program: &mut Program, order: &Order, phase: Phase, cost: f64
     disk(program, phase, &ms, &handover);
 }
 
-/// Computing at a place, the starts of its partitions included.
+/// Compute time at a place, including launches.
 fn compute(program: &Program, order: &Order, phase: Phase, at: usize) -> Line {
     let (problem, place) = (program.problem, order.places[at]);
     let start = problem.launch_ms(place) * problem.passes(phase) as f64;
@@ -69,7 +69,7 @@ fn compute(program: &Program, order: &Order, phase: Phase, at: usize) -> Line {
     compute
 }
 
-/// State that visits where blocks compute at a place, both ways in all passes; the ways to GPUs are added to `links`.
+/// Time of state swaps of the blocks at a place, both directions in all passes; adds copies to GPUs to `links`.
 fn visits(program: &Program, phase: Phase, place: Where, links: &mut [Line]) -> Line {
     let problem = program.problem;
     let mut around = Line::default();
@@ -90,7 +90,7 @@ fn visits(program: &Program, phase: Phase, place: Where, links: &mut [Line]) -> 
     around
 }
 
-/// Boundaries that change device.
+/// Adds the crossings.
 fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links: &mut [Line]) {
     let problem = program.problem;
     let in_all = |block: usize, ms: &dyn Fn(Tensors) -> f64| -> f64 {
@@ -121,7 +121,7 @@ fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links
     }
 }
 
-/// State that moves once the prompt is in.
+/// Time of the handover of state after the prompt.
 fn hand_over(program: &Program) -> Line {
     let mut all = Line::default();
     for (region, class) in program.classes() {
@@ -133,7 +133,7 @@ fn hand_over(program: &Program) -> Line {
     all
 }
 
-/// Copies of weights to a GPU in all passes.
+/// Time of the copies of weights to a GPU in all passes.
 fn copies(program: &Program, phase: Phase, gpu: usize) -> Line {
     let passes = program.problem.passes(phase) as f64;
     let mut copies = Line::default();
@@ -146,7 +146,7 @@ fn copies(program: &Program, phase: Phase, gpu: usize) -> Line {
     copies
 }
 
-/// What streaming costs while the host computes: the three inequalities of [`crate::bound`] with the overlap a variable.
+/// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable.
 fn share(program: &mut Program, gpu: usize, [ms, chain, link, host]: [&Line; 4]) {
     let costs = &program.problem.gpus[gpu];
     let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
@@ -162,8 +162,8 @@ fn share(program: &mut Program, gpu: usize, [ms, chain, link, host]: [&Line; 4])
     lines.at_least(ms, &link.clone().plus(host, 1.0).plus(&overlap, 1.0 - 1.0 / a - 1.0 / b));
 }
 
-/// A prompt ends when the last streamed block and all behind it have computed, and they do once all copies are made. Which
-/// region streams last is a choice: a region's own tail is taken back by what later streaming regions lack of it.
+/// A prompt ends after the last copy, the last streamed block and all blocks after it. The solution decides which region streams last:
+/// the tail of a region is reduced if a later region streams.
 fn tail(program: &mut Program, phase: Phase, gpu: usize, ms: &Line, link: &Line) {
     let (problem, place) = (program.problem, Where::Streamed(gpu));
     if phase == Phase::Decode || problem.passes(phase) == 0 {
@@ -192,7 +192,7 @@ fn tail(program: &mut Program, phase: Phase, gpu: usize, ms: &Line, link: &Line)
     }
 }
 
-/// What slots allow: before each burst of streamed blocks lies at most a ring of copies.
+/// Limit from the slots: before each burst of streamed blocks at most one ring of copies can be complete.
 fn window(program: &mut Program, order: &Order, (gpu, place): (usize, usize), phase: Phase, ms: &Line, all: &Line) {
     let problem = program.problem;
     let could = |(region, class): &(usize, usize)| {
@@ -201,13 +201,13 @@ fn window(program: &mut Program, order: &Order, (gpu, place): (usize, usize), ph
     let blocks = program.classes().into_iter().filter(could);
     let blocks = blocks.flat_map(|(region, class)| program.regions[region].classes[class].iter());
     let largest = blocks.map(|i| problem.stream_ms(*i, gpu)).fold(0.0, f64::max);
-    let ring = f64::from(program.wish.slots[gpu]) * largest * problem.passes(phase) as f64;
+    let ring = f64::from(program.goal.slots[gpu]) * largest * problem.passes(phase) as f64;
     let least = all.clone().plus(&order.bursts(place), -ring);
     program.lines.at_least(ms, &least);
 }
 
 impl Program<'_> {
-    /// 1 where any block of a region is counted, else 0.
+    /// 1 if the count of a region is above 0, else 0.
     fn whether(&mut self, region: usize, count: Line) -> Line {
         let blocks = self.regions[region].blocks.len();
         if blocks == 1 {
@@ -219,7 +219,7 @@ impl Program<'_> {
         used
     }
 
-    /// The least a region computes in one pass, each block wherever it is fastest.
+    /// Compute time of a region in one pass with each block at its fastest place.
     fn fastest(&self, region: usize, phase: Phase, pass: usize) -> f64 {
         let of = |class: usize| {
             let members = self.regions[region].classes[class].len() as f64;
@@ -231,24 +231,23 @@ impl Program<'_> {
     }
 }
 
-/// Weights that host memory cannot keep come from disk in every pass: never more than [`crate::Usage::missing`] says.
+/// Time of reading the weights that exceed host memory: at most that of [`crate::Usage::missing`].
 ///
-/// Let W be the weights that the judge counts in a phase and G the part of them that is copied on to GPUs, as packed,
-/// B what memory holds beside weights, M the memory, f the share that stays, c the part that is made and d what is
-/// read of that. The program has w and g bytes of the model, neither more than the judge's; packed they take p times
-/// as much, which the judge rounds up: `W >= w p` and `G >= g p`.
+/// Let W be the packed weights of a phase, G the part of them that is copied to GPUs, B the other demand on host memory, M the memory,
+/// f the share that stays pinned, c the part that is decompressed and d the bytes read for each of its bytes. The program has w and g
+/// bytes of the model, at most those of the evaluator. Packed they are p times as large, rounded up: `W >= w p` and `G >= g p`.
 ///
-/// - Where all of W stays, nothing is read and `W + B <= M`: both lines below are at most `W + B - M`, not above 0.
-/// - Else `f W <= M - B`, because the largest block's rest and reading ahead only take of that room (or f is 0 and a
-///   placement that fits has `B <= M`). The judge reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
+/// - If all of W stays, nothing is read and `W + B <= M`: both lines below are at most `W + B - M`, not above 0.
+/// - Else `f W <= M - B`, because the rest of the largest block and read-ahead reduce that room (or f is 0 and a
+///   placement that fits has `B <= M`). The evaluator reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
 ///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
-/// Of what it reads the judge rounds up, too.
+/// The evaluator also rounds up the bytes that are read.
 fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
     let problem = program.problem;
     let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return };
-    if !may_read_disk(problem, program.wish.mechanisms) {
+    if !may_read_disk(problem, program.goal.mechanisms) {
         return;
     }
     let passes = problem.passes(phase) as f64;

@@ -1,46 +1,46 @@
-//! What is kept of a simulation: nothing while a planner compares placements, every span where someone looks.
+//! Recorders of a simulation: none while the planner compares placements, one that keeps every span for timelines.
 
-use crate::schedule::{Step, What};
+use crate::schedule::{Step, StepKind};
 use crate::{Place, Problem};
 use hpp_schema::{Span, SpanKind};
 
-/// Told of everything that happened, times in milliseconds.
-pub(super) trait Record {
-    /// A pass begins.
+/// Receives the events of a simulation, with times in milliseconds.
+pub(super) trait Recorder {
+    /// A pass starts.
     fn pass(&mut self, _number: u64) {}
-    /// A step of the chain.
+    /// A step of the chain ended.
     fn step(&mut self, _step: &Step, _start: f64, _end: f64) {}
-    /// The chain waited for weights of a block streamed to this GPU.
+    /// The chain waited for weights of a block that is streamed to this GPU.
     fn stall(&mut self, _gpu: usize, _start: f64, _end: f64) {}
-    /// Weights were copied.
+    /// A copy of weights ended.
     fn copy(&mut self, _copied: Copied, _start: f64, _end: f64) {}
 }
 
-/// Weights of a block on their way to a GPU.
+/// A copy of a block's weights to a GPU.
 pub(super) struct Copied {
     pub gpu: usize,
     pub block: usize,
-    /// Counting all copies to this GPU.
+    /// Number of the copy among all copies to this GPU.
     pub number: u64,
-    /// Whether all of them arrived.
+    /// Whether the copy is complete.
     pub whole: bool,
 }
 
-/// Keeps nothing.
-pub(super) struct Nothing;
+/// Records nothing.
+pub(super) struct NoRecorder;
 
-impl Record for Nothing {}
+impl Recorder for NoRecorder {}
 
-/// Keeps spans.
-pub(super) struct Spans<'a> {
+/// Records spans.
+pub(super) struct SpanRecorder<'a> {
     pub problem: &'a Problem,
-    /// Copies to each GPU in one pass.
+    /// Number of copies to each GPU in one pass.
     pub copies: Vec<u64>,
     pub pass: u64,
     pub spans: Vec<Span>,
 }
 
-impl Spans<'_> {
+impl SpanRecorder<'_> {
     pub fn push(&mut self, lane: String, name: String, kind: SpanKind, (start, end): (f64, f64), bytes: Option<u64>) {
         let (start_us, duration_us) = (1e3 * start, 1e3 * (end - start));
         self.spans.push(Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes });
@@ -56,7 +56,7 @@ impl Spans<'_> {
     }
 }
 
-impl Record for Spans<'_> {
+impl Recorder for SpanRecorder<'_> {
     fn pass(&mut self, number: u64) {
         self.pass = number;
     }
@@ -64,13 +64,13 @@ impl Record for Spans<'_> {
     fn step(&mut self, step: &Step, start: f64, end: f64) {
         let name = self.range(step);
         let (compute, transfer, at) = (SpanKind::Compute, SpanKind::Transfer, (start, end));
-        match step.what {
-            What::Compute(place) => self.push(place.to_string(), name, compute, at, None),
-            What::Streamed(gpu) => self.push(Place::Gpu(gpu).to_string(), name, compute, at, None),
-            What::To(gpu, bytes) => self.push(to(gpu), format!("into {name}"), transfer, at, Some(bytes)),
-            What::From(gpu, bytes) => self.push(from(gpu), format!("into {name}"), transfer, at, Some(bytes)),
-            What::Pass if end > start => self.push("cpu".to_owned(), BETWEEN_PASSES.to_owned(), compute, at, None),
-            What::Pass => {}
+        match step.kind {
+            StepKind::Compute(place) => self.push(place.to_string(), name, compute, at, None),
+            StepKind::Streamed(gpu) => self.push(Place::Gpu(gpu).to_string(), name, compute, at, None),
+            StepKind::To(gpu, bytes) => self.push(to(gpu), format!("into {name}"), transfer, at, Some(bytes)),
+            StepKind::From(gpu, bytes) => self.push(from(gpu), format!("into {name}"), transfer, at, Some(bytes)),
+            StepKind::Pass if end > start => self.push("cpu".to_owned(), BETWEEN_PASSES.to_owned(), compute, at, None),
+            StepKind::Pass => {}
         }
     }
 
@@ -90,7 +90,7 @@ impl Record for Spans<'_> {
     }
 }
 
-/// What the part of a pass is called that no partition bears.
+/// Name of the overhead of a pass outside its partitions.
 pub(super) const BETWEEN_PASSES: &str = "between passes";
 
 /// The lane of reads from disk.

@@ -2,7 +2,7 @@
 
 use super::instances::{brute_force, instance, starved};
 use super::tables::try_all;
-use crate::{KvHome, Mechanisms, Objective, Options, Place, Planner, Problem, fits, judge, plan};
+use crate::{KvHome, Mechanisms, Objective, Options, Place, Planner, Problem, evaluate, fits, plan};
 use proptest::prelude::*;
 
 fn options(mechanisms: Mechanisms, objective: Objective, slots: Option<u32>) -> Options {
@@ -23,7 +23,7 @@ fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
             prop_assert!(same(solution.objective_ms, best), "planned {:?}, best {best}", solution);
             prop_assert!(solution.proven && solution.bound_ms == solution.objective_ms);
             prop_assert!(fits(problem, &solution.choices, &solution.slots, options.mechanisms).is_ok());
-            let again = judge(problem, options, solution.choices.clone(), solution.slots.clone());
+            let again = evaluate(problem, options, solution.choices.clone(), solution.slots.clone());
             prop_assert_eq!(again.objective_ms, solution.objective_ms);
         }
         (Err(no_fit), None) => prop_assert!(no_fit.smallest() > no_fit.budget),

@@ -1,8 +1,8 @@
 //! Random small problems, and the best placement found by trying all of them with nothing but the simulator.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, GpuCosts, Grows, KvHome, Mechanisms, Objective, Packing, Phase, Problem,
-    Streamed, Where, Work, Workload, simulate,
+    Block, BlockKind, Budget, Choice, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing, Phase,
+    Problem, Streamed, Where, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -120,7 +120,7 @@ fn block(d: &mut Dice, i: usize) -> Block {
         streamed: Streamed::whole(weights),
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
         kv_tensors: 1 + d.below(3),
-        kv_grows: d.one_in(4).then(|| Grows { fixed: d.below(100), token: d.below(3) }),
+        kv_grows: d.one_in(4).then(|| GrowingState { fixed: d.below(100), token: d.below(3) }),
         kv_filled: None,
         workspace_bytes: d.below(60),
         boundary_bytes: 1 + d.below(20),

@@ -2,7 +2,7 @@
 
 use super::instances::{instance, random_choices};
 use crate::bound::Work;
-use crate::schedule::{What, copies, handover, places, steps};
+use crate::schedule::{StepKind, copies, handover, places, steps};
 use crate::{Choice, Phase, Problem, Simulation, Where, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
@@ -33,9 +33,9 @@ fn work(problem: &Problem, choices: &[Choice], phase: Phase) -> Work {
     for pass in 0..problem.passes(phase) {
         for step in steps(problem, choices, phase, pass) {
             work.chain += step.ms;
-            match step.what {
-                What::Compute(crate::Place::Cpu) => work.host += step.ms,
-                What::To(gpu, _) => work.links[gpu] += step.ms,
+            match step.kind {
+                StepKind::Compute(crate::Place::Cpu) => work.host += step.ms,
+                StepKind::To(gpu, _) => work.links[gpu] += step.ms,
                 _ => {}
             }
         }

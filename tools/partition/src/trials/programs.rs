@@ -1,16 +1,16 @@
 //! The mixed-integer program never promises more than there is, and it sees models of real size as they are.
 
 use super::instances::{brute_force, instance, random_choices, shares_weights, starved};
-use crate::judge::{Judge, Wish};
+use crate::evaluate::{Evaluator, Goal};
 use crate::program::{Answer, MOST_NODES, Outcome, solve};
 use crate::regions::regions;
 use crate::{Choice, Mechanisms, Objective, Problem};
 use proptest::prelude::*;
 
 fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanisms) -> Option<f64> {
-    let wish = Wish { weights, mechanisms, slots: vec![slots; problem.gpus.len()] };
+    let goal = Goal { weights, mechanisms, slots: vec![slots; problem.gpus.len()] };
     let allowed: Vec<Vec<Choice>> = (0..problem.blocks.len()).map(|i| problem.choices(i, mechanisms)).collect();
-    match solve(problem, &wish, &regions(problem, &allowed), &allowed, MOST_NODES) {
+    match solve(problem, &goal, &regions(problem, &allowed), &allowed, MOST_NODES) {
         Outcome::Answer(answer) => Some(answer.bound),
         Outcome::Infeasible => None,
         Outcome::Unknown => panic!("the solver gave up"),
@@ -62,11 +62,11 @@ proptest! {
         let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
         let regions = regions(&problem, &allowed);
         for weights in [[1.0, 0.0], [0.0, 1.0]] {
-            let wish = Wish { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
-            let price = Judge::new(&problem, wish.clone(), 1).price(&choices).map(|c| c.price.objective);
-            let outcome = solve(&problem, &wish, &regions, &allowed, MOST_NODES);
-            let (Outcome::Answer(Answer { bound, .. }), Some(ms)) = (outcome, price) else {
-                return Err(TestCaseError::fail(format!("the program and the judge differ: {price:?}")));
+            let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
+            let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&choices).map(|c| c.score.objective);
+            let outcome = solve(&problem, &goal, &regions, &allowed, MOST_NODES);
+            let (Outcome::Answer(Answer { bound, .. }), Some(ms)) = (outcome, score) else {
+                return Err(TestCaseError::fail(format!("the program and the evaluator differ: {score:?}")));
             };
             prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
         }
@@ -86,30 +86,30 @@ proptest! {
         let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
         let regions = regions(&problem, &allowed);
         for weights in [[1.0, 0.0], [0.0, 1.0], [1.0, 3.0]] {
-            let wish = Wish { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
-            let price = Judge::new(&problem, wish.clone(), 1).price(&choices).map(|c| c.price.objective);
-            match (solve(&problem, &wish, &regions, &allowed, MOST_NODES), price) {
+            let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
+            let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&choices).map(|c| c.score.objective);
+            match (solve(&problem, &goal, &regions, &allowed, MOST_NODES), score) {
                 (Outcome::Answer(Answer { bound, .. }), Some(ms)) => {
                     prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
                     prop_assert!(bound > 0.3 * ms, "{weights:?}: bound {bound} is far below {ms}");
                 }
                 (Outcome::Infeasible, None) => {}
                 (Outcome::Answer(_), None) if problem.budget.reading > 0 => {}
-                (_, price) => prop_assert!(false, "the program and the judge differ: {price:?}"),
+                (_, score) => prop_assert!(false, "the program and the evaluator differ: {score:?}"),
             }
         }
     }
 }
 
 #[test]
-fn a_placement_that_does_not_fit_has_no_price() {
+fn a_placement_that_does_not_fit_has_no_score() {
     let problem = super::worked::four_layers();
-    let wish = Wish { weights: [0.0, 1.0], mechanisms: Mechanisms::All, slots: vec![3] };
+    let goal = Goal { weights: [0.0, 1.0], mechanisms: Mechanisms::All, slots: vec![3] };
     let all = |place| vec![Choice::both(place); 4];
-    let price = |vram: u64| {
+    let score = |vram: u64| {
         let mut problem = problem.clone();
         problem.budget.vram = vec![vram];
-        Judge::new(&problem, wish.clone(), 1).price(&all(crate::Where::Resident(0))).map(|c| c.price.objective)
+        Evaluator::new(&problem, goal.clone(), 1).evaluate(&all(crate::Where::Resident(0))).map(|c| c.score.objective)
     };
-    assert_eq!((price(400), price(399)), (Some(4.0), None));
+    assert_eq!((score(400), score(399)), (Some(4.0), None));
 }

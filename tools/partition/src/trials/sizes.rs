@@ -1,8 +1,8 @@
 //! Models of real size, and laws of the planner that brute force cannot reach.
 
 use crate::{
-    Block, BlockKind, Budget, Change, Choice, Cost, GpuCosts, Limit, Mechanisms, NoFit, Objective, Options, Place,
-    Planner, Problem, Solution, Streamed, Where, Work, Workload, best, explain, fits, judge, plan, sweep,
+    Block, BlockKind, Bottleneck, Budget, Change, Choice, Cost, GpuCosts, Mechanisms, NoFit, Objective, Options, Place,
+    Planner, Problem, Solution, Streamed, Where, Work, Workload, best, evaluate, explain, fits, plan, sweep,
 };
 use proptest::prelude::*;
 
@@ -116,7 +116,7 @@ fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
         let places = crate::gpu_layers(&problem.blocks, count);
         let choice = |place: &Place| Choice::both(if *place == Place::Cpu { Where::Cpu } else { Where::Resident(0) });
         let choices: Vec<Choice> = places.iter().map(choice).collect();
-        fits(problem, &choices, &[0], options.mechanisms).is_ok().then(|| judge(problem, options, choices, vec![0]))
+        fits(problem, &choices, &[0], options.mechanisms).is_ok().then(|| evaluate(problem, options, choices, vec![0]))
     };
     let all = (0..=problem.blocks.len() as u64).filter_map(of);
     all.min_by(|a, b| a.objective_ms.total_cmp(&b.objective_ms)).expect("nothing on the GPU fits")
@@ -208,7 +208,7 @@ fn an_explanation_says_what_limits_and_what_would_help() {
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let solution = plan(&problem, &options).unwrap();
     let why = explain(&problem, &options, &solution, &|_| vec![]);
-    assert_eq!(why.decode, Limit::Compute(Place::Cpu));
+    assert_eq!(why.decode, Bottleneck::Compute(Place::Cpu));
     assert_eq!(why.scarce, vec![Place::Gpu(0)]);
     // A layer takes 0.45 GiB and 8.3 ms on the host, 0.55 ms on the GPU: one more GiB holds two more.
     let Some(Some(Change { decode_ms, .. })) = why.more_vram.first() else { panic!("{why:?}") };
@@ -227,7 +227,7 @@ fn a_prompt_that_streams_is_limited_by_the_link() {
     let problem = problem(dense(80), DESKTOP, 64, 128);
     let options = options(Mechanisms::All, Objective::Prefill);
     let solution = plan(&problem, &options).unwrap();
-    assert_eq!(explain(&problem, &options, &solution, &|_| vec![]).prefill, Limit::Link(0));
+    assert_eq!(explain(&problem, &options, &solution, &|_| vec![]).prefill, Bottleneck::Link(0));
 }
 
 #[test]

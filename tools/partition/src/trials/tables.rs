@@ -64,7 +64,7 @@ fn descend(
     best: &mut Option<f64>,
 ) {
     if block == tables.problem.blocks.len() {
-        if let Some(ms) = tables.price(&sets, objective, slots) {
+        if let Some(ms) = tables.evaluate(&sets, objective, slots) {
             *best = Some(best.map_or(ms, |best| best.min(ms)));
         }
         return;
@@ -174,7 +174,7 @@ impl<'a> Tables<'a> {
         *self.ms[phase as usize].borrow_mut().entry(code).or_insert_with(simulated)
     }
 
-    fn price(&self, sets: &Sets, objective: Objective, slots: u32) -> Option<f64> {
+    fn evaluate(&self, sets: &Sets, objective: Objective, slots: u32) -> Option<f64> {
         let budget = &self.problem.budget;
         // Blocks that are on the host in one phase have room of their own for state that lies there.
         let (both, one) = (sets.on_gpu[0] & sets.on_gpu[1], sets.on_gpu[0] ^ sets.on_gpu[1]);

@@ -1,8 +1,8 @@
 //! Instances worked out by hand.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, Filled, GpuCosts, Grows, Phase, Problem, Simulation, Streamed, Where, Work,
-    Workload, simulate,
+    Block, BlockKind, Budget, Choice, Cost, FilledState, GpuCosts, GrowingState, Phase, Problem, Simulation, Streamed,
+    Where, Work, Workload, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
@@ -221,12 +221,12 @@ fn state_on_the_host_stays_for_one_phase() {
     near(ms(&problem, C, R, Phase::Decode), 31.0 + 20.0);
     near(ms(&problem, R, R, Phase::Prefill), 2.0 * (31.0 + 20.0));
     // What is another buffer after each pass has no room to stay in.
-    problem.blocks[2].kv_grows = Some(Grows { fixed: 50, token: 0 });
+    problem.blocks[2].kv_grows = Some(GrowingState { fixed: 50, token: 0 });
     near(ms(&problem, R, C, Phase::Prefill), 2.0 * (31.0 + 20.0));
     problem.budget.kv = crate::KvHome::Device;
     near(ms(&problem, C, R, Phase::Prefill), 2.0 * (40.0 + 20.0));
-    // What has grown goes: 10, 15 and 20 bytes, of which the second pass takes over those of the first.
-    problem.blocks[2].kv_grows = Some(Grows { fixed: 10, token: 5 });
+    // What has greedy_run goes: 10, 15 and 20 bytes, of which the second pass takes over those of the first.
+    problem.blocks[2].kv_grows = Some(GrowingState { fixed: 10, token: 5 });
     near(ms(&problem, C, R, Phase::Prefill), 2.0 * 40.0 + 2.0 + 3.0 + 3.0 + 4.0);
 }
 
@@ -236,7 +236,7 @@ fn state_on_the_host_visits_as_far_as_it_is_filled() {
     let mut problem = four_layers();
     problem.budget.kv = crate::KvHome::Host;
     problem.blocks[2].kv_bytes = 1000;
-    problem.blocks[2].kv_filled = Some(Filled { fixed: 0, token: 1, capacity: 1000 });
+    problem.blocks[2].kv_filled = Some(FilledState { fixed: 0, token: 1, capacity: 1000 });
     let ms = |problem: &Problem, tokens: u64| {
         let mut problem = problem.clone();
         (problem.load.prompt_tokens, problem.load.new_tokens) = (tokens, 0);

@@ -1,4 +1,4 @@
-//! One process and its three pipes.
+//! One child process and its three pipes.
 
 use super::Launcher;
 use crate::interrupt::Interrupt;
@@ -11,37 +11,37 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Longest reply: statistics of a model with many experts and neurons.
+/// Longest reply, bytes: enough for the statistics of a model with many experts and neurons.
 const LONGEST_REPLY: u64 = 256 << 20;
-/// Last lines of stderr that are kept to explain an end.
-const LAST_WORDS: usize = 5;
-/// How often Ctrl-C is looked for.
-const GLANCE: Duration = Duration::from_millis(50);
-/// How long an ending process may take to be gone.
-const PARTING: Duration = Duration::from_secs(5);
+/// Last lines of stderr that are kept to explain why the child ended.
+const KEPT_LINES: usize = 5;
+/// Interval at which Ctrl-C is polled.
+const INTERRUPT_POLL: Duration = Duration::from_millis(50);
+/// Time that a child may take to exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What came next.
+/// What the child did next.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A reply.
     Reply(Box<Reply>),
-    /// A line that is no reply.
+    /// A line that is not a reply.
     Garbage(String),
-    /// Nothing for too long.
-    Silence,
+    /// No reply within the timeout.
+    Timeout,
     /// Stdout was closed.
     End,
     /// Ctrl-C.
     Interrupted,
 }
 
-/// A running child. Dropping it ends it.
+/// A running child. Dropping it kills it.
 pub(super) struct Process {
     child: Child,
     requests: Option<ChildStdin>,
     replies: Receiver<Event>,
-    last_words: Arc<Mutex<VecDeque<String>>>,
-    listener: Option<JoinHandle<()>>,
+    last_lines: Arc<Mutex<VecDeque<String>>>,
+    stderr_reader: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -49,17 +49,17 @@ impl Process {
         let mut command = Command::new(&launcher.program);
         command.args(&launcher.arguments);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        apart(&mut command);
+        in_own_group(&mut command);
         let mut child = command.spawn()?;
         let (requests, out, err) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (send, replies) = sync_channel(16);
-        let last_words = Arc::new(Mutex::new(VecDeque::new()));
+        let last_lines = Arc::new(Mutex::new(VecDeque::new()));
         if let Some(out) = out {
             std::thread::spawn(move || read_replies(BufReader::new(out), &send));
         }
-        let kept = Arc::clone(&last_words);
-        let listener = err.map(|err| std::thread::spawn(move || listen(BufReader::new(err), &kept)));
-        Ok(Process { child, requests, replies, last_words, listener })
+        let kept = Arc::clone(&last_lines);
+        let stderr_reader = err.map(|err| std::thread::spawn(move || keep_last_lines(BufReader::new(err), &kept)));
+        Ok(Process { child, requests, replies, last_lines, stderr_reader })
     }
 
     /// The process id.
@@ -75,39 +75,39 @@ impl Process {
         requests.flush()
     }
 
-    /// Waits for what comes next, at most as long as patience lasts.
-    pub fn next(&mut self, patience: Duration, interrupt: &Interrupt) -> Event {
+    /// Waits for the next event, at most `timeout`.
+    pub fn next(&mut self, timeout: Duration, interrupt: &Interrupt) -> Event {
         let begun = Instant::now();
         loop {
-            if interrupt.asked() {
+            if interrupt.is_requested() {
                 return Event::Interrupted;
             }
-            let left = patience.saturating_sub(begun.elapsed());
-            match self.replies.recv_timeout(left.min(GLANCE)) {
+            let left = timeout.saturating_sub(begun.elapsed());
+            match self.replies.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok(event) => return event,
                 Err(RecvTimeoutError::Disconnected) => return Event::End,
-                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Event::Silence,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Event::Timeout,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
     }
 
-    /// How a process that closed its stdout came to its end, in words, with the last it said.
-    pub fn how_it_ended(mut self) -> String {
+    /// Describes how a process that closed its stdout ended, with its last lines of stderr.
+    pub fn describe_exit(mut self) -> String {
         self.requests = None;
         let begun = Instant::now();
         let status = loop {
             match self.child.try_wait() {
                 Ok(Some(status)) => break Some(status),
-                Ok(None) if begun.elapsed() < PARTING => std::thread::sleep(Duration::from_millis(5)),
+                Ok(None) if begun.elapsed() < EXIT_TIMEOUT => std::thread::sleep(Duration::from_millis(5)),
                 _ => break None,
             }
         };
-        while self.listener.as_ref().is_some_and(|l| !l.is_finished()) && begun.elapsed() < PARTING {
+        while self.stderr_reader.as_ref().is_some_and(|r| !r.is_finished()) && begun.elapsed() < EXIT_TIMEOUT {
             std::thread::sleep(Duration::from_millis(5));
         }
         let how = status.map_or("it closed its output and did not end".to_owned(), describe);
-        let words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        let words = self.last_lines.lock().unwrap_or_else(PoisonError::into_inner);
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         if words.is_empty() { how } else { format!("{how}; it last said: {}", words.join(" / ")) }
     }
@@ -120,8 +120,8 @@ impl Drop for Process {
     }
 }
 
-/// Ctrl-C in a terminal goes to this process alone, which decides what becomes of the child.
-fn apart(command: &mut Command) {
+/// Puts the child into its own process group: a terminal sends Ctrl-C to this process only, which then stops the child.
+fn in_own_group(command: &mut Command) {
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(command, 0);
     #[cfg(not(unix))]
@@ -148,7 +148,7 @@ fn read_replies(mut out: impl BufRead, send: &SyncSender<Event>) {
     }
 }
 
-fn listen(mut err: impl BufRead, kept: &Mutex<VecDeque<String>>) {
+fn keep_last_lines(mut err: impl BufRead, kept: &Mutex<VecDeque<String>>) {
     loop {
         let mut line = Vec::new();
         match (&mut err).take(1 << 16).read_until(b'\n', &mut line) {
@@ -160,7 +160,7 @@ fn listen(mut err: impl BufRead, kept: &Mutex<VecDeque<String>>) {
             continue;
         }
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.len() == LAST_WORDS {
+        if kept.len() == KEPT_LINES {
             kept.pop_front();
         }
         kept.push_back(line);

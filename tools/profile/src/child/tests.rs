@@ -9,15 +9,15 @@ use std::time::Instant;
 const READY: &str = r#"echo '{"reply":"ready","version":1,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
 
 /// A child that runs this script after it said that it is ready.
-fn prober(script: &str, patience_ms: u64) -> Prober {
-    bare(&format!("{READY}; {script}"), patience_ms)
+fn prober(script: &str, timeout_ms: u64) -> Prober {
+    bare(&format!("{READY}; {script}"), timeout_ms)
 }
 
-fn bare(script: &str, patience_ms: u64) -> Prober {
+fn bare(script: &str, timeout_ms: u64) -> Prober {
     let launcher = Launcher {
         program: "/bin/sh".into(),
         arguments: vec!["-c".into(), script.into()],
-        patience: Duration::from_millis(patience_ms),
+        reply_timeout: Duration::from_millis(timeout_ms),
     };
     Prober::new(launcher, Interrupt::default())
 }
@@ -27,7 +27,7 @@ fn request() -> Request {
 }
 
 /// Every reply, then how it ended.
-fn answers(prober: &mut Prober) -> (Vec<Reply>, Result<(), Trouble>) {
+fn answers(prober: &mut Prober) -> (Vec<Reply>, Result<(), RequestError>) {
     let mut replies = Vec::new();
     if let Err(trouble) = prober.ask(&request()) {
         return (replies, Err(trouble));
@@ -43,7 +43,7 @@ fn answers(prober: &mut Prober) -> (Vec<Reply>, Result<(), Trouble>) {
 
 fn lost(prober: &mut Prober) -> String {
     match answers(prober).1 {
-        Err(Trouble::Lost(how)) => how,
+        Err(RequestError::Lost(how)) => how,
         other => panic!("{other:?}"),
     }
 }
@@ -68,7 +68,7 @@ fn a_refusal_leaves_the_child_alive() {
     // The second answer counts lines, which only the same process can.
     let script = r#"read a; echo '{"reply":"failed","reason":"no device"}'; read b; echo '{"reply":"arithmetic","tflops":2}'; echo '{"reply":"done"}'"#;
     let mut prober = prober(script, 5000);
-    assert!(matches!(answers(&mut prober).1, Err(Trouble::Refused(why)) if why == "no device"));
+    assert!(matches!(answers(&mut prober).1, Err(RequestError::Refused(why)) if why == "no device"));
     assert_eq!(answers(&mut prober).0, [Reply::Arithmetic { tflops: 2.0 }]);
 }
 
@@ -95,7 +95,7 @@ fn what_was_answered_before_a_crash_counts_and_the_next_child_is_fresh() {
     let mut prober = prober(&script, 5000);
     let (replies, end) = answers(&mut prober);
     assert_eq!(replies.len(), 1);
-    assert!(matches!(end, Err(Trouble::Lost(how)) if how.contains("signal 6")));
+    assert!(matches!(end, Err(RequestError::Lost(how)) if how.contains("signal 6")));
     answers(&mut prober).1.unwrap();
 }
 
@@ -108,7 +108,7 @@ fn a_hang_is_ended() {
 }
 
 #[test]
-fn patience_begins_anew_with_each_reply() {
+fn the_timeout_restarts_with_each_reply() {
     let script =
         format!("read a; for i in 1 2 3 4; do sleep 0.4; echo '{TFLOPS}'; done; echo '{{\"reply\":\"done\"}}'");
     let (replies, end) = answers(&mut prober(&script, 1200));
@@ -127,7 +127,7 @@ fn garbage_is_not_believed() {
 #[test]
 fn a_child_that_is_never_ready_is_an_error_with_a_reason() {
     let error = |script: &str| match bare(script, 500).host() {
-        Err(Trouble::Start(error)) => error,
+        Err(RequestError::Start(error)) => error,
         other => panic!("{other:?}"),
     };
     let gone = error("echo 'no library' >&2; exit 1").to_string();
@@ -156,9 +156,9 @@ fn ctrl_c_ends_the_child() {
     prober.host().unwrap();
     prober.ask(&request()).unwrap();
     let pid = prober.child.as_ref().unwrap().id();
-    prober.interrupt.ask();
+    prober.interrupt.request();
     let begun = Instant::now();
-    assert!(matches!(prober.answer(), Err(Trouble::Interrupted)));
+    assert!(matches!(prober.answer(), Err(RequestError::Interrupted)));
     assert!(begun.elapsed() < Duration::from_secs(5));
     assert!(!Path::new(&format!("/proc/{pid}")).exists());
 }

@@ -1,10 +1,10 @@
-//! One line of a corpus.
+//! Parses one line of a corpus.
 
 use super::CorpusFormat;
 use hpp_schema::probe::{Message, PromptContent};
 use serde_json::{Map, Value};
 
-/// What a line holds, or what is wrong with it.
+/// The prompt of a line, or the reason why it is invalid.
 pub(super) fn content(format: CorpusFormat, line: &[u8]) -> Result<PromptContent, String> {
     let text = std::str::from_utf8(line).map_err(|e| format!("it is not UTF-8 at byte {}", e.valid_up_to() + 1))?;
     match format {
@@ -14,8 +14,8 @@ pub(super) fn content(format: CorpusFormat, line: &[u8]) -> Result<PromptContent
 }
 
 fn json(text: &str) -> Result<PromptContent, String> {
-    let value: Value = serde_json::from_str(text).map_err(|e| format!("it is no JSON: {}", reason(&e)))?;
-    let Value::Object(fields) = value else { return Err("it is no JSON object".into()) };
+    let value: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {}", reason(&e)))?;
+    let Value::Object(fields) = value else { return Err("it is not a JSON object".into()) };
     let known: Vec<&str> =
         ["prompt", "text", "messages"].into_iter().filter(|name| fields.contains_key(*name)).collect();
     match known[..] {
@@ -26,7 +26,7 @@ fn json(text: &str) -> Result<PromptContent, String> {
     }
 }
 
-/// The parser's words without its line, which is always the first.
+/// The parser's message without the line number, which is always 1.
 fn reason(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let words = text.split(" at line ").next().unwrap_or_default();
@@ -49,7 +49,7 @@ fn prompt(name: &str, value: &Value) -> Result<String, String> {
 }
 
 fn messages(value: &Value) -> Result<Vec<Message>, String> {
-    let entries = value.as_array().ok_or("its `messages` are no list")?;
+    let entries = value.as_array().ok_or("its `messages` are not a list")?;
     if entries.is_empty() {
         return Err("its `messages` are empty".into());
     }

@@ -52,8 +52,8 @@ fn every_bad_line_is_named_at_once() {
     let said = error.to_string();
     for words in [
         "8 lines of the corpus",
-        "line 2: it is no JSON: EOF",
-        "line 3: it is no JSON object",
+        "line 2: it is not JSON: EOF",
+        "line 3: it is not a JSON object",
         "line 4: it has none of `prompt`, `text` and `messages`, but `question`",
         "line 5: its `prompt` is not text",
         "line 6: it has `prompt` and `text`, of which only one",

@@ -1,7 +1,7 @@
-//! Times of blocks: one session after another, each case of it stored as soon as it is answered.
+//! Measures the times of blocks, one session after another. Stores each case as soon as the child answers it.
 
 use super::{Measure, plausible, reason};
-use crate::child::Trouble;
+use crate::child::RequestError;
 use crate::cli::provider_name;
 use crate::derive::Phase;
 use crate::effort::evict_bytes;
@@ -13,15 +13,15 @@ use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
 use hpp_schema::{ProviderCosts, Timing, error_line};
 use std::collections::VecDeque;
 
-/// A case that waits for its answer.
-struct Waiting {
+/// A case without an answer yet.
+struct PendingCase {
     phase: Phase,
     tokens: u64,
     name: String,
 }
 
 impl Measure<'_> {
-    /// Measures whatever is missing of the blocks.
+    /// Measures every missing case of the blocks.
     pub fn blocks(&mut self) -> Result<(), ProfileError> {
         self.refuse_unusable()?;
         if jobs(&self.profile, &self.estimate).is_empty() {
@@ -32,15 +32,15 @@ impl Measure<'_> {
         let dir = self.stage_dir()?;
         let pieces = Pieces::open(self.analysis, dir.path(), longest)?;
         let mut before = None;
-        // Asked anew each time: what a lost child left undone is among what is missing.
+        // List the jobs again each time: they include the cases that a lost child left undone.
         while let Some(job) = jobs(&self.profile, &self.estimate).into_iter().next() {
             if before.is_some_and(|provider| provider != job.provider) {
-                self.prober.refresh();
+                self.prober.restart();
             }
             before = Some(job.provider);
             self.job(&pieces, &job)?;
         }
-        self.prober.refresh();
+        self.prober.restart();
         Ok(())
     }
 
@@ -66,7 +66,7 @@ impl Measure<'_> {
         let piece = match pieces.piece(job.blocks.clone()) {
             Ok(piece) => piece,
             Err(error) => {
-                self.no_session(job, &error_line(&error));
+                self.job_failed(job, &error_line(&error));
                 return self.done(job);
             }
         };
@@ -97,8 +97,8 @@ impl Measure<'_> {
         Ok(())
     }
 
-    /// The cases that can be made; the others are refused.
-    fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &Job) -> (Vec<Case>, VecDeque<Waiting>) {
+    /// Makes the cases of a job; records a failure for those that cannot be made.
+    fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &Job) -> (Vec<Case>, VecDeque<PendingCase>) {
         let all = self.profile.model.weight_bytes.0;
         let (mut cases, mut waiting) = (Vec::new(), VecDeque::new());
         for (phase, tokens) in job.cases.iter().copied() {
@@ -107,16 +107,16 @@ impl Measure<'_> {
             let evict = evict_bytes(read, all, self.estimate.held(&job.blocks, phase, tokens));
             match pieces.case(piece, phase, tokens, self.effort.repeats(phase), evict) {
                 Ok(case) => {
-                    waiting.push_back(Waiting { phase, tokens, name: case.name.clone() });
+                    waiting.push_back(PendingCase { phase, tokens, name: case.name.clone() });
                     cases.push(case);
                 }
-                Err(why) => self.no_time(job, phase, tokens, &why),
+                Err(why) => self.case_failed(job, phase, tokens, &why),
             }
         }
         (cases, waiting)
     }
 
-    fn ask(&mut self, job: &Job, request: &Request, mut waiting: VecDeque<Waiting>) -> Result<(), ProfileError> {
+    fn ask(&mut self, job: &Job, request: &Request, mut waiting: VecDeque<PendingCase>) -> Result<(), ProfileError> {
         let mut loaded = false;
         let mut answer = self.prober.ask(request).and_then(|()| self.prober.answer());
         loop {
@@ -131,17 +131,17 @@ impl Measure<'_> {
                 Ok(Some(_)) => {}
                 Ok(None) => {
                     for case in waiting {
-                        self.no_time(job, case.phase, case.tokens, "hpp-exec did not answer this case");
+                        self.case_failed(job, case.phase, case.tokens, "hpp-exec did not answer this case");
                     }
                     return Ok(());
                 }
                 Err(trouble) => {
-                    // A lost child costs the case it was busy with; the others are asked of the next one.
-                    let while_running = matches!(trouble, Trouble::Lost(_) | Trouble::Refused(_)) && loaded;
+                    // A lost child costs its current case; the next child measures the others.
+                    let while_running = matches!(trouble, RequestError::Lost(_) | RequestError::Refused(_)) && loaded;
                     let why = reason(trouble)?;
                     match waiting.front().filter(|_| while_running) {
-                        Some(case) => self.no_time(job, case.phase, case.tokens, &why),
-                        None => self.no_session(job, &why),
+                        Some(case) => self.case_failed(job, case.phase, case.tokens, &why),
+                        None => self.job_failed(job, &why),
                     }
                     return Ok(());
                 }
@@ -153,12 +153,12 @@ impl Measure<'_> {
     fn answered(
         &mut self,
         job: &Job,
-        waiting: &mut VecDeque<Waiting>,
+        waiting: &mut VecDeque<PendingCase>,
         case: &str,
         timing: Result<Timing, String>,
     ) -> Result<(), ProfileError> {
         let Some(at) = waiting.iter().position(|waiting| waiting.name == case) else { return Ok(()) };
-        let Some(Waiting { phase, tokens, .. }) = waiting.remove(at) else { return Ok(()) };
+        let Some(PendingCase { phase, tokens, .. }) = waiting.remove(at) else { return Ok(()) };
         match timing {
             Ok(timing) => {
                 if let Some(costs) = self.costs(job) {
@@ -169,7 +169,7 @@ impl Measure<'_> {
                     }
                 }
             }
-            Err(why) => self.no_time(job, phase, tokens, &why),
+            Err(why) => self.case_failed(job, phase, tokens, &why),
         }
         self.save()
     }
@@ -179,8 +179,8 @@ impl Measure<'_> {
         entry.providers.iter_mut().find(|costs| costs.provider == job.provider)
     }
 
-    /// One case has no time.
-    fn no_time(&mut self, job: &Job, phase: Phase, tokens: u64, why: &str) {
+    /// Records the failure of one case.
+    fn case_failed(&mut self, job: &Job, phase: Phase, tokens: u64, why: &str) {
         let what = match job.part {
             Part::Single => why.to_owned(),
             Part::Run => format!("{} blocks in one partition: {why}", job.blocks.len()),
@@ -191,8 +191,8 @@ impl Measure<'_> {
         }
     }
 
-    /// No case of a job has a time.
-    fn no_session(&mut self, job: &Job, why: &str) {
+    /// Records the failure of a whole job.
+    fn job_failed(&mut self, job: &Job, why: &str) {
         let nothing_yet = self.costs(job).is_some_and(|costs| {
             Phase::ALL.iter().all(|phase| phase.of(costs).points.iter().all(|point| point.single.is_none()))
         });
@@ -210,7 +210,7 @@ impl Measure<'_> {
                     && if job.part == Part::Single { point.single.is_none() } else { point.run.is_none() }
             });
             if missing {
-                self.no_time(job, phase, tokens, why);
+                self.case_failed(job, phase, tokens, why);
             }
         }
     }

@@ -1,4 +1,4 @@
-//! What a corpus shows: prompts through the instrumented model, a few at a time, what they show added up.
+//! Runs the prompts of a corpus through the instrumented model, a few at a time, and merges their statistics.
 
 use super::{Measure, reason};
 use crate::corpus::{Corpus, MOST_NAMED};
@@ -7,13 +7,13 @@ use crate::taps::{self, Tapped, Wanted};
 use hpp_schema::probe::{ObserveProbe, Prompt, PromptContent, Reply, Request};
 use hpp_schema::{CorpusStatistics, Statistics};
 
-/// Prompts in one request at most, and bytes of their text: what is lost when a request is.
+/// Most prompts in one request, and most bytes of their text: a failed request loses at most these.
 const MOST_PROMPTS: usize = 8;
 const MOST_BYTES: usize = 64 << 10;
 /// Expected seconds of a prompt.
 const SECONDS: f64 = 1.0;
-/// So many prompts in a row that fail without any having run before mean that none will.
-const HOPELESS: u64 = 3;
+/// The corpus is given up if this many first prompts all fail.
+const MOST_FIRST_FAILURES: u64 = 3;
 
 /// A corpus to run.
 pub struct CorpusRun<'a> {
@@ -21,24 +21,24 @@ pub struct CorpusRun<'a> {
     pub corpus: &'a Corpus,
     /// BLAKE3 of its file.
     pub hash: String,
-    /// What to look at.
+    /// What to observe.
     pub wanted: Wanted,
 }
 
-/// What came of a request.
+/// The result of a request.
 enum Outcome {
     Observed,
     Failed(String),
 }
 
 impl CorpusRun<'_> {
-    /// Expected seconds of the prompts that are left.
+    /// Expected seconds of the remaining prompts.
     pub fn seconds(&self, before: Option<&CorpusStatistics>) -> f64 {
         let done = before.map_or(0, |corpus| corpus.prompts_done);
         self.corpus.prompts.saturating_sub(done) as f64 * SECONDS
     }
 
-    fn nothing(&self) -> CorpusStatistics {
+    fn no_statistics(&self) -> CorpusStatistics {
         CorpusStatistics {
             hash: self.hash.clone(),
             prompts_done: 0,
@@ -51,9 +51,9 @@ impl CorpusRun<'_> {
 }
 
 impl Measure<'_> {
-    /// Runs the prompts that are left.
+    /// Runs the remaining prompts.
     pub fn corpus(&mut self, run: &CorpusRun) -> Result<(), ProfileError> {
-        let begun = self.profile.corpus.get_or_insert_with(|| run.nothing());
+        let begun = self.profile.corpus.get_or_insert_with(|| run.no_statistics());
         begun.prompts_in_all = Some(run.corpus.prompts.max(begun.prompts_done));
         let done = begun.prompts_done;
         if done >= run.corpus.prompts {
@@ -76,22 +76,22 @@ impl Measure<'_> {
                 break;
             }
         }
-        self.prober.refresh();
+        self.prober.restart();
         Ok(())
     }
 
-    /// Runs a few prompts; where that fails, each by itself, so that one of them cannot cost the others. False where there is no
-    /// hope for the rest.
+    /// Runs a batch of prompts; if it fails, each prompt by itself, so that one prompt cannot fail the others. False if the corpus
+    /// is given up.
     fn batch(&mut self, tapped: &Tapped, batch: Vec<Prompt>) -> Result<bool, ProfileError> {
         match self.observe(tapped, &batch)? {
             Outcome::Observed => self.taken(batch.len() as u64)?,
-            Outcome::Failed(why) if batch.len() == 1 => return self.lost(&batch[0], &why),
+            Outcome::Failed(why) if batch.len() == 1 => return self.prompt_failed(&batch[0], &why),
             Outcome::Failed(_) => {
                 for prompt in batch {
                     match self.observe(tapped, std::slice::from_ref(&prompt))? {
                         Outcome::Observed => self.taken(1)?,
                         Outcome::Failed(why) => {
-                            if !self.lost(&prompt, &why)? {
+                            if !self.prompt_failed(&prompt, &why)? {
                                 return Ok(false);
                             }
                         }
@@ -102,7 +102,7 @@ impl Measure<'_> {
         Ok(true)
     }
 
-    /// Prompts were run, or found unusable one by one.
+    /// Counts prompts as done, whether they ran or were unusable.
     fn taken(&mut self, prompts: u64) -> Result<(), ProfileError> {
         if let Some(corpus) = &mut self.profile.corpus {
             corpus.prompts_done += prompts;
@@ -112,17 +112,17 @@ impl Measure<'_> {
         Ok(())
     }
 
-    /// A prompt that ends the child or the request by itself is left out.
-    fn lost(&mut self, prompt: &Prompt, why: &str) -> Result<bool, ProfileError> {
+    /// Skips a prompt whose own request failed. False if the corpus is given up.
+    fn prompt_failed(&mut self, prompt: &Prompt, why: &str) -> Result<bool, ProfileError> {
         self.skip(prompt.line, why);
         self.taken(1)?;
         let nothing_ran = self
             .profile
             .corpus
             .as_ref()
-            .is_some_and(|corpus| corpus.statistics.prompts == 0 && corpus.prompts_done >= HOPELESS);
+            .is_some_and(|corpus| corpus.statistics.prompts == 0 && corpus.prompts_done >= MOST_FIRST_FAILURES);
         if nothing_ran {
-            self.note(format!("the corpus was given up after {HOPELESS} prompts, none of which ran: {why}"));
+            self.note(format!("the corpus was given up after {MOST_FIRST_FAILURES} prompts, none of which ran: {why}"));
         }
         Ok(!nothing_ran)
     }
@@ -161,7 +161,7 @@ impl Measure<'_> {
             }
             answer = self.prober.answer();
         }
-        let Some(shown) = shown else { return Ok(Outcome::Failed("hpp-exec did not say what it saw".into())) };
+        let Some(shown) = shown else { return Ok(Outcome::Failed("hpp-exec sent no statistics".into())) };
         unusable.iter().for_each(|(line, why)| self.skip(*line, why));
         if let Some(corpus) = &mut self.profile.corpus {
             corpus.statistics.merge(&shown)?;

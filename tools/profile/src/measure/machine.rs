@@ -1,4 +1,4 @@
-//! What the machine can do: memory, arithmetic, disk, links, and what they do to each other.
+//! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention between links and host.
 
 use super::{Measure, reason};
 use crate::cli::provider_name;
@@ -15,7 +15,7 @@ const MIB: u64 = 1 << 20;
 /// Expected seconds of one path.
 const SECONDS: f64 = 3.0;
 
-/// One thing the machine does.
+/// One property of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ability {
     Memory,
@@ -26,7 +26,7 @@ enum Ability {
 }
 
 impl Ability {
-    /// For people; failures begin with it.
+    /// Name for users. A recorded failure starts with it.
     fn title(self) -> String {
         match self {
             Ability::Memory => "reading memory".to_owned(),
@@ -53,7 +53,7 @@ impl Ability {
 }
 
 impl Measure<'_> {
-    /// Measures whatever is missing of the machine.
+    /// Measures every missing property of the machine.
     pub fn machine(&mut self) -> Result<(), ProfileError> {
         for ability in self.missing_abilities() {
             self.progress.begin(&ability.title());
@@ -64,12 +64,12 @@ impl Measure<'_> {
             self.save()?;
             self.progress.end(SECONDS);
         }
-        // What was reserved for measuring goes with the child.
-        self.prober.refresh();
+        // Killing the child frees its buffers.
+        self.prober.restart();
         Ok(())
     }
 
-    /// Expected seconds of what is missing of the machine.
+    /// Expected seconds of the missing properties.
     pub fn machine_seconds(&self) -> f64 {
         self.missing_abilities().len() as f64 * SECONDS
     }
@@ -108,7 +108,7 @@ impl Measure<'_> {
             Ability::Disk => MachineProbe::DiskRead {
                 file: self.largest_file()?,
                 bytes: some(
-                    // No read of weights is larger.
+                    // The runtime reads weights in pieces of at most 2 MiB.
                     &[64 * KIB, MIB, 2 * MIB],
                     &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 2 * MIB],
                 ),
@@ -124,8 +124,8 @@ impl Measure<'_> {
         })
     }
 
-    /// Arrays up to several times the last-level cache. With `--quick` none is larger than the model, which bounds what this
-    /// command takes of memory.
+    /// Sizes of arrays, up to several times the last-level cache. With `--quick` none is larger than the model, which bounds the
+    /// memory of this command.
     fn memory_sizes(&self) -> Vec<u64> {
         let beyond_caches = (4 * self.cache).clamp(256 * MIB, 2048 * MIB);
         let room = (self.profile.host.memory.0 / 8).max(16 * MIB);
@@ -141,7 +141,7 @@ impl Measure<'_> {
         sizes
     }
 
-    /// The largest file of the model: weights are read from there.
+    /// The largest file of the model, which holds weights.
     fn largest_file(&self) -> Option<PathBuf> {
         let model = &self.analysis.model;
         let files = model.weights().files.iter().map(|file| file.path.as_path()).chain([model.path()]);
@@ -149,7 +149,7 @@ impl Measure<'_> {
         files.max_by_key(|path| size(path)).map(absolute)
     }
 
-    /// Stores an answer, or says why it is none.
+    /// Stores an answer, or returns why it is invalid.
     fn keep(&mut self, ability: Ability, reply: Reply) -> Result<(), String> {
         let good = |number: f64| number.is_finite() && number > 0.0;
         let machine = &mut self.profile.machine;

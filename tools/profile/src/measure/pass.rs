@@ -1,4 +1,4 @@
-//! What of a token no partition bears, measured with the model's skeleton.
+//! Measures the cost of a token outside its partitions, with the model's skeleton.
 
 use super::{Measure, plausible, reason};
 use crate::effort::Effort;
@@ -7,13 +7,13 @@ use crate::skeleton;
 use hpp_schema::probe::{PassProbe, Reply, Request};
 use hpp_schema::{ModelKind, PassCosts, Timing};
 
-/// Expected seconds.
+/// Expected seconds of the measurement.
 const SECONDS: f64 = 1.0;
 /// Tokens to time.
 const TOKENS: [u64; 2] = [48, 192];
 
 impl Measure<'_> {
-    /// Expected seconds, if it is still to be measured.
+    /// Expected seconds; 0 if it is already measured.
     pub fn pass_seconds(&self) -> f64 {
         if self.pass_is_missing() { SECONDS } else { 0.0 }
     }
@@ -23,7 +23,7 @@ impl Measure<'_> {
         self.profile.pass.is_none() && self.analysis.kind != ModelKind::SingleRun
     }
 
-    /// Measures it unless it is known already.
+    /// Measures it unless the profile has it.
     pub fn pass(&mut self) -> Result<(), ProfileError> {
         if !self.pass_is_missing() {
             return Ok(());
@@ -48,7 +48,7 @@ impl Measure<'_> {
             Err(error) => return Ok(Err(error.to_string())),
         };
         let tokens = TOKENS[usize::from(self.effort == Effort::Thorough)].min(self.analysis.context);
-        // A pass of the model leaves caches with other things in them.
+        // A pass of the model evicts the caches.
         let evict_bytes = self.profile.model.weight_bytes.0.min(4 * self.cache);
         let request = Request::Pass(PassProbe { plan, tokens, evict_bytes });
         let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());

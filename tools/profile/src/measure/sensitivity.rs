@@ -1,4 +1,4 @@
-//! How much the scores move when one block's weights are rounded, block by block.
+//! Measures how much the logits change when the weights of one block are rounded, for each block.
 
 use super::{Measure, reason};
 use crate::effort::Effort;
@@ -8,34 +8,34 @@ use hpp_schema::Sensitivity;
 use hpp_schema::probe::{CompareProbe, Prompt, Reply, Request};
 use std::path::Path;
 
-/// Bits that weights are rounded to.
+/// Bits to round weights to.
 const BITS: [u32; 2] = [8, 4];
-/// Prompts whose scores are compared, and the last positions of each.
+/// Prompts whose logits are compared, and the number of last positions of each prompt.
 const PROMPTS: usize = 4;
 const POSITIONS: [u64; 2] = [32, 128];
 /// Expected seconds of one comparison.
 const SECONDS: f64 = 3.0;
 
 impl Measure<'_> {
-    /// Prompts of a corpus to compare with.
+    /// Number of prompts of the corpus to compare with.
     pub const SENSITIVITY_PROMPTS: usize = PROMPTS;
 
-    /// Expected seconds of the comparisons that are left.
+    /// Expected seconds of the remaining comparisons.
     pub fn sensitivity_seconds(&self) -> f64 {
-        self.unrounded().len() as f64 * SECONDS
+        self.remaining_comparisons().len() as f64 * SECONDS
     }
 
-    /// Blocks and bits that have neither numbers nor a reason.
-    fn unrounded(&self) -> Vec<(usize, u32)> {
+    /// Blocks and bits that have neither a result nor a recorded failure.
+    fn remaining_comparisons(&self) -> Vec<(usize, u32)> {
         let blocks = self.profile.model.blocks.iter().enumerate();
         let all = blocks.flat_map(|(at, block)| BITS.map(|bits| (at, &block.label, bits)));
         let known = |label: &str, bits| self.profile.sensitivity.iter().any(|s| s.block == label && s.bits == bits);
         all.filter(|(_, label, bits)| !known(label, *bits)).map(|(at, _, bits)| (at, bits)).collect()
     }
 
-    /// Rounds and compares whatever is left.
+    /// Runs the remaining comparisons.
     pub fn sensitivity(&mut self, prompts: &[Prompt]) -> Result<(), ProfileError> {
-        let left = self.unrounded();
+        let left = self.remaining_comparisons();
         if left.is_empty() {
             return Ok(());
         }
@@ -60,7 +60,7 @@ impl Measure<'_> {
             self.save()?;
             self.progress.end(SECONDS);
         }
-        self.prober.refresh();
+        self.prober.restart();
         Ok(())
     }
 

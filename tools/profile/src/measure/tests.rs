@@ -38,7 +38,7 @@ impl Bench {
         let launcher = Launcher {
             program: "/bin/sh".into(),
             arguments: vec!["-c".into(), self.script.clone().into()],
-            patience: Duration::from_millis(1500),
+            reply_timeout: Duration::from_millis(1500),
         };
         let profile = sample::profile(&self.analysis, sample::settings(providers));
         Measure {
@@ -116,7 +116,7 @@ fn what_a_token_costs_beside_its_partitions_is_asked_once_and_a_failure_is_kept(
             None => assert_eq!(pass.failure, None),
             Some(why) => assert!(pass.failure.unwrap().contains(why), "{why}"),
         }
-        crate::begin::forget_failures(&mut measure.profile);
+        crate::begin::clear_failures(&mut measure.profile);
         assert_eq!(measure.pass_seconds() > 0.0, failure.is_some(), "a failure is tried again, a time is kept");
     }
 }
@@ -206,7 +206,7 @@ fn what_was_done_before_an_interrupt_is_kept_and_not_done_again() {
         Launcher {
             program: "/bin/sh".into(),
             arguments: vec!["-c".into(), bench.script.clone().into()],
-            patience: Duration::from_secs(60),
+            reply_timeout: Duration::from_secs(60),
         },
         bench.interrupt.clone(),
     );
@@ -217,7 +217,7 @@ fn what_was_done_before_an_interrupt_is_kept_and_not_done_again() {
         while !std::fs::read_to_string(&path).is_ok_and(|text| text.matches("median_ms").count() >= 3) {
             std::thread::sleep(Duration::from_millis(10));
         }
-        ask.ask();
+        ask.request();
     });
     assert!(matches!(measure.blocks(), Err(ProfileError::Interrupted)));
     let saved = bench.store.read().unwrap();

@@ -1,4 +1,4 @@
-//! What to feed a piece: sizes from the symbols of a pass, contents from what each input is for.
+//! Inputs for a piece: shapes from the symbols of a pass, contents from the role of each input.
 
 use super::{Piece, Pieces};
 use crate::derive::Phase;
@@ -7,7 +7,7 @@ use hpp_model::{PassSize, PlannedState, symbol_values};
 use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
 
-/// How often a case runs.
+/// Number of runs of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Repeats {
     /// Runs that are not counted.
@@ -16,16 +16,16 @@ pub struct Repeats {
     pub min: u32,
     /// Most counted runs.
     pub max: u32,
-    /// No further run begins after this time, milliseconds.
+    /// No further run starts after this time, milliseconds.
     pub budget_ms: f64,
 }
 
-/// Token ids stay below this where the vocabulary is not known.
+/// Token ids are below this if the size of the vocabulary is unknown.
 const SAFE_IDS: u64 = 32;
 
 impl Pieces<'_> {
-    /// One shape of pass: a token with which the context has `tokens`, or a pass of `tokens` into an empty context. Refuses,
-    /// with the reason, where an input cannot be made up.
+    /// One case: a token at which the context has `tokens` tokens, or a pass of `tokens` into an empty context. Returns the
+    /// reason if an input cannot be generated.
     pub fn case(
         &self,
         piece: &Piece,
@@ -72,7 +72,7 @@ impl Pieces<'_> {
     }
 }
 
-/// Sizes in one pass.
+/// The shapes of one pass.
 struct Sizes<'a> {
     pieces: &'a Pieces<'a>,
     pass: PassSize,
@@ -119,12 +119,12 @@ impl<'a> Sizes<'a> {
             Some(values) if values.len() as u64 == shape.iter().product::<u64>() => Fill::Values { values },
             _ if dtype.is_float() => Fill::Normal { seed },
             _ if dtype == DType::Bool => Fill::Ones,
-            _ => return Err(format!("what {name:?} ({dtype}) holds does not follow from shapes")),
+            _ => return Err(format!("the contents of {name:?} ({dtype}) do not follow from shapes")),
         };
         Ok(Feed { name, dtype, shape, fill })
     }
 
-    /// An output of known shape. States updated in place share the buffer of their past.
+    /// An output with a known shape; `None` for states that are updated in place, which share the buffer of their past.
     fn output(&self, id: ValueId) -> Option<Fact> {
         let value = self.pieces.analysis.graph.value(id);
         let shape = match self.pieces.analysis.states.iter().find(|s| s.present == id) {
@@ -153,8 +153,8 @@ impl<'a> Sizes<'a> {
         state.shape.iter().enumerate().map(size).collect()
     }
 
-    /// Tokens along a state's axis. Buffers as long as the planned context are as long as the longest case needs; shorter ones
-    /// are windows.
+    /// Tokens along a state's axis. A buffer with the capacity of the planned context gets the capacity that the longest case
+    /// needs; shorter buffers are sliding windows and keep theirs.
     fn length(&self, state: &State, moment: Moment) -> u64 {
         match (state.update, moment) {
             (StateUpdate::InPlace { capacity, .. }, _) if capacity == self.pieces.analysis.context => {
@@ -166,7 +166,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// The model's input by its role, where its own shape does not say.
+    /// The shape of a model input; its role determines the sizes that its declared shape leaves open.
     fn input(&self, input: &ModelInput) -> Option<Vec<u64>> {
         let PassSize { batch, tokens, past } = self.pass;
         let known: Vec<Option<u64>> = input.shape.iter().map(|dim| dim.eval(&self.symbols)).collect();
@@ -197,7 +197,8 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// What a state holds before this pass. Of a buffer as long as the context only what the tokens so far fill is in memory.
+    /// Contents of a state before this pass. Of an in-place buffer only the part of the past tokens is filled, so that only that part
+    /// occupies memory.
     fn past(&self, state: &State, dtype: DType, seed: u64) -> Fill {
         match state.update {
             StateUpdate::InPlace { axis, .. } if dtype.is_float() => {
@@ -207,7 +208,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// What a tiny tensor holds in this pass.
+    /// Contents of a small integer tensor in this pass.
     fn numbers(&self, id: ValueId) -> Option<Vec<i64>> {
         let elements = self.pieces.contents.get(id.0 as usize)?.as_ref()?;
         elements.iter().map(|element| signed(element, &self.symbols)).collect()
@@ -221,12 +222,12 @@ enum Moment {
     After,
 }
 
-/// Noise where numbers are floats, zeros elsewhere: an index of zero is always there.
+/// Noise for floats, zeros for integers: index zero is always valid.
 fn noise(dtype: DType, seed: u64) -> Fill {
     if dtype.is_float() { Fill::Normal { seed } } else { Fill::Zeros }
 }
 
-/// A size that may be negative, as slices and reshapes use.
+/// Evaluates a size that may be negative, as in slices and reshapes.
 fn signed(dim: &Dim, symbols: &Symbols) -> Option<i64> {
     let Dim::Known(terms) = dim else { return None };
     let mut sum = 0i64;

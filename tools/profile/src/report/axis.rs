@@ -1,57 +1,57 @@
-//! Axes: what range they cover, where their ticks stand, what the ticks say.
+//! The axes of a panel: range, ticks and labels.
 
 use super::number::{bytes, label, plain};
 
-/// How values become distances.
+/// How values map to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Scale {
     Linear,
     Log,
 }
 
-/// One axis of a panel.
+/// An axis of a panel.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it shows, with the unit.
+    /// Name with unit.
     pub name: String,
     scale: Scale,
     low: f64,
     high: f64,
-    /// Values that get a line and a word.
+    /// Tick values with labels.
     ticks: Vec<(f64, String)>,
 }
 
-/// Ticks an axis has about.
+/// Approximate number of ticks.
 const TICKS: f64 = 5.0;
 
 impl Axis {
-    /// From zero to the largest of the values.
+    /// From 0 to the largest value.
     pub fn from_zero(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
         let high = finite(values).fold(0.0, f64::max);
         Axis::linear(name, 0.0, if high > 0.0 { high * 1.05 } else { 1.0 })
     }
 
-    /// From zero, or below it where a value is, to the largest.
+    /// From 0, or the smallest value below it, to the largest value.
     pub fn around_zero(name: impl Into<String>, values: impl IntoIterator<Item = f64> + Clone) -> Axis {
         let low = finite(values.clone()).fold(0.0, f64::min);
         let high = finite(values).fold(0.0, f64::max);
         Axis::linear(name, low * 1.05, if high > low { high * 1.05 } else { low + 1.0 })
     }
 
-    /// A range with round ticks inside.
+    /// A range with round ticks.
     pub fn linear(name: impl Into<String>, low: f64, high: f64) -> Axis {
         let ticks = round_ticks(low, high).into_iter().map(|value| (value, short(value))).collect();
         Axis { name: name.into(), scale: Scale::Linear, low, high, ticks }
     }
 
-    /// Powers of ten around the values above zero; others have no place on it.
+    /// Logarithmic, around the positive values; others have no position.
     pub fn log(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
         let (low, high) = log_range(values);
         let ticks = decades(low, high).into_iter().map(|value| (value, short(value))).collect();
         Axis { name: name.into(), scale: Scale::Log, low, high, ticks }
     }
 
-    /// Sizes in bytes, by powers of two.
+    /// Sizes in bytes, logarithmic, with ticks at powers of two.
     pub fn bytes(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
         let (low, high) = extent(values);
         let (low, high) = (low.max(1.0) / 1.5, high.max(2.0) * 1.5);
@@ -62,27 +62,27 @@ impl Axis {
         Axis { name: name.into(), scale: Scale::Log, low, high, ticks }
     }
 
-    /// The blocks of a model, one unit each, from 0.
+    /// The blocks of a model, one unit per block.
     pub fn depth(labels: &[&str]) -> Axis {
         let name = "blocks in the order they run".to_owned();
         let high = labels.len().max(1) as f64 - 0.4;
         Axis { name, scale: Scale::Linear, low: -0.6, high, ticks: depth_ticks(labels) }
     }
 
-    /// The same with one unit for each name; the first is the highest.
+    /// One row per name; the first is at the top.
     pub fn rows(names: &[String]) -> Axis {
         let at = |(row, name): (usize, &String)| ((names.len() - 1 - row) as f64, name.clone());
         let ticks = names.iter().enumerate().map(at).collect();
         Axis { name: String::new(), scale: Scale::Linear, low: -0.6, high: names.len() as f64 - 0.4, ticks }
     }
 
-    /// The same axis with these words at these values.
+    /// The axis with other ticks.
     pub fn with_ticks(mut self, ticks: Vec<(f64, String)>) -> Axis {
         self.ticks = ticks;
         self
     }
 
-    /// Where `value` lies; `None` where it has no place on this axis.
+    /// The position of a value; `None` if it has none.
     pub fn position(&self, value: f64) -> Option<f64> {
         let position = match self.scale {
             Scale::Linear => value,
@@ -105,7 +105,7 @@ impl Axis {
         (self.low, self.high)
     }
 
-    /// Values spread evenly over what the eye sees.
+    /// Values at evenly spaced positions.
     pub fn samples(&self, count: usize) -> Vec<f64> {
         let (low, high) = self.range();
         let at = |i: usize| low + (high - low) * i as f64 / (count - 1) as f64;
@@ -123,21 +123,21 @@ fn finite(values: impl IntoIterator<Item = f64>) -> impl Iterator<Item = f64> {
     values.into_iter().filter(|value| value.is_finite() && value.abs() < 1e200)
 }
 
-/// Smallest and largest value above zero; 1 and 1 where there is none.
+/// Smallest and largest positive value; 1 and 1 if there is none.
 fn extent(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let above = finite(values).filter(|value| *value > 1e-200);
     let (low, high) = above.fold((f64::INFINITY, 0f64), |(low, high), value| (low.min(value), high.max(value)));
     if high > 0.0 { (low, high) } else { (1.0, 1.0) }
 }
 
-/// A little more than the values cover, at least a factor of ten.
+/// A range slightly wider than the values, at least a factor of ten.
 fn log_range(values: impl IntoIterator<Item = f64>) -> (f64, f64) {
     let (low, high) = extent(values);
     let widen = (10.0 / (high / low)).max(1.0).sqrt().max(1.3);
     (low / widen, high * widen)
 }
 
-/// Steps of 1, 2 or 5 times a power of ten.
+/// Multiples of 1, 2 or 5 times a power of ten.
 fn round_ticks(low: f64, high: f64) -> Vec<f64> {
     let rough = (high - low) / TICKS;
     if !(rough.is_finite() && rough > 0.0) {
@@ -150,7 +150,7 @@ fn round_ticks(low: f64, high: f64) -> Vec<f64> {
     (0..=(last - first).clamp(0.0, 20.0) as u32).map(|i| (first + f64::from(i)) * step).collect()
 }
 
-/// Powers of ten; where there are few of them, 2 and 5 times as well.
+/// Powers of ten; with few of them also 2 and 5 times.
 fn decades(low: f64, high: f64) -> Vec<f64> {
     let (first, last) = (low.log10().ceil() as i32, high.log10().floor() as i32);
     let step = ((last - first) / 6 + 1).max(1);
@@ -162,7 +162,7 @@ fn decades(low: f64, high: f64) -> Vec<f64> {
     finer.filter(|value| (low..=high).contains(value)).collect()
 }
 
-/// A round number for an axis: `100k`, `0.01`, `-2M`.
+/// A round number as a label: `100k`, `0.01`, `-2M`.
 fn short(value: f64) -> String {
     match value.abs() {
         size if (1e4..1e6).contains(&size) => format!("{}k", plain(value / 1e3)),
@@ -172,7 +172,7 @@ fn short(value: f64) -> String {
     }
 }
 
-/// Round layer numbers, and what comes before and after the layers.
+/// Round layer numbers, and the labels of the blocks before and after the layers.
 fn depth_ticks(labels: &[&str]) -> Vec<(f64, String)> {
     let most = TICKS as usize + 1;
     let round = [1, 2, 5, 10, 20, 50, 100, 200, 500];
@@ -191,7 +191,7 @@ fn depth_ticks(labels: &[&str]) -> Vec<(f64, String)> {
     (0..labels.len()).filter(shown).map(|at| (at as f64, short_block(labels[at]))).collect()
 }
 
-/// The number of a layer, or the beginning of another block's name.
+/// The number of a layer, or the start of another block's label.
 fn short_block(text: &str) -> String {
     let last = text.rsplit('.').next().unwrap_or(text);
     label(if last.parse::<u32>().is_ok() { last } else { text }, 9)

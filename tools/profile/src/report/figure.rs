@@ -1,4 +1,4 @@
-//! What a page is made of: sections, figures of one or more drawings, the tables behind them.
+//! The elements of the page as HTML: sections, figures, tables.
 
 use super::ReportError;
 use super::palette::Ink;
@@ -10,9 +10,9 @@ use maud::{Markup, PreEscaped, html};
 pub struct Section {
     /// Its anchor.
     pub id: &'static str,
-    /// Its heading.
+    /// Heading.
     pub title: &'static str,
-    /// What is in it.
+    /// Content.
     pub parts: Vec<Part>,
 }
 
@@ -21,47 +21,47 @@ pub struct Section {
 pub enum Part {
     /// A figure.
     Figure(Figure),
-    /// A table that needs no drawing.
+    /// A table without a drawing.
     Table(Table),
-    /// A sentence.
+    /// A paragraph.
     Note(String),
-    /// Sentences.
+    /// A list.
     List(Vec<String>),
-    /// Why something is not there.
+    /// The reason why something is missing.
     Absent(String),
 }
 
-/// A figure: drawings that belong together, a caption, the numbers.
+/// A figure: one or more drawings with a legend, a caption and a table.
 #[derive(Debug)]
 pub struct Figure {
     /// Its anchor.
     pub id: &'static str,
-    /// What it shows, in a few words.
+    /// Heading.
     pub title: String,
-    /// What is drawn in which units.
+    /// Caption: what is drawn, with units.
     pub caption: String,
-    /// What follows from it, a sentence each.
+    /// Conclusions, one sentence each.
     pub findings: Vec<String>,
-    /// What the inks mean.
+    /// Legend.
     pub legend: Vec<Key>,
     /// The drawings.
     pub panels: Vec<Panel>,
-    /// The numbers behind it.
+    /// The numbers of the drawings.
     pub table: Option<Table>,
 }
 
 /// An entry of a legend.
 #[derive(Debug)]
 pub struct Key {
-    /// Its colour.
+    /// Colour.
     pub ink: Ink,
-    /// Its form.
+    /// Marker.
     pub form: Form,
-    /// Its meaning.
+    /// Text.
     pub text: String,
 }
 
-/// How an entry of a legend looks.
+/// The marker of a legend entry.
 #[derive(Clone, Copy, Debug)]
 pub enum Form {
     /// A line.
@@ -72,22 +72,22 @@ pub enum Form {
     Area,
 }
 
-/// Numbers in rows; the first column names the row.
+/// A table; the first column is the row's name.
 #[derive(Debug, Default)]
 pub struct Table {
-    /// What it holds.
+    /// Title.
     pub title: String,
-    /// Names of the columns.
+    /// Column names.
     pub head: Vec<String>,
-    /// Rows of as many cells.
+    /// Rows.
     pub rows: Vec<Vec<String>>,
 }
 
-/// Rows of a table that are shown; the profile has the rest.
+/// Most rows that are shown; the profile has all.
 const MOST_ROWS: usize = 300;
 
 impl Key {
-    /// An entry.
+    /// Makes an entry.
     pub fn new(ink: Ink, form: Form, text: impl Into<String>) -> Key {
         Key { ink, form, text: text.into() }
     }
@@ -125,7 +125,7 @@ impl Table {
 }
 
 impl Section {
-    /// Whether there is more in it than reasons why something is not there.
+    /// Whether it has content other than reasons for missing content.
     pub fn shows_something(&self) -> bool {
         self.parts.iter().any(|part| match part {
             Part::Absent(_) => false,
@@ -134,7 +134,7 @@ impl Section {
         })
     }
 
-    /// Why things are not there.
+    /// Reasons for missing content.
     pub fn reasons(&self) -> Vec<&str> {
         let absent = self.parts.iter().filter_map(|part| match part {
             Part::Absent(why) => Some(why.as_str()),
@@ -167,7 +167,7 @@ impl Figure {
     fn html(&self) -> Result<Markup, ReportError> {
         let panels = self.panels.iter().enumerate().map(|(at, panel)| self.panel(at, panel));
         let panels = panels.collect::<Result<Vec<_>, _>>()?;
-        // Two drawings stand side by side on a wide page; where one stands alone there is room for the words.
+        // An even number of drawings fills rows of two; next to an odd last one there is room for the caption.
         let beside = panels.len() % 2 == 1;
         Ok(html! {
             figure id=(self.id) {

@@ -1,4 +1,4 @@
-//! The report: one self-contained HTML page that shows what a profile holds. No network, no scripts, no fonts of its own.
+//! The report: renders a profile as one self-contained HTML page without network access, scripts or fonts.
 
 mod axis;
 mod figure;
@@ -17,57 +17,57 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use std::error::Error;
 use view::View;
 
-/// What a report is made from.
+/// The input of a report.
 #[derive(Clone, Copy, Debug)]
 pub struct ReportInput<'a> {
-    /// What was measured.
+    /// The profile.
     pub profile: &'a Profile,
-    /// What each block computes and reads, by label; blocks that are missing have no place on the roofline.
+    /// Work of each block, by label; a block without an entry is missing in the roofline.
     pub work: &'a [BlockWork],
-    /// What the planner predicts for other amounts of device memory.
+    /// Predictions of the planner for a range of VRAM budgets.
     pub sweep: &'a Sweep,
 }
 
-/// What a block of the model computes and reads.
+/// Work of one block.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BlockWork {
     /// Its label.
     pub block: String,
-    /// One more token, with which the context has so many.
+    /// Decoding one token, by tokens of context.
     pub decode: Vec<(u64, Work)>,
-    /// A pass of so many tokens into an empty context.
+    /// Prefill into an empty context, by tokens.
     pub prefill: Vec<(u64, Work)>,
 }
 
-/// Planning again under other budgets, or why there is none.
+/// Plans for a range of VRAM budgets.
 #[derive(Clone, Debug)]
 pub enum Sweep {
-    /// The best plan of each budget.
+    /// The best plan for each budget.
     Done {
-        /// Budgets and plans, by budget.
+        /// Plans, in the order of budgets.
         points: Vec<SweepPoint>,
-        /// What the plans were made for.
+        /// The workload of the plans.
         load: Workload,
-        /// The device, for people.
+        /// Name of the device.
         gpu: String,
-        /// What plans could do with weights.
+        /// The allowed mechanisms.
         mechanisms: Mechanisms,
     },
-    /// Why nothing was planned, a sentence for people.
+    /// The reason why there are no plans, a sentence.
     Absent(String),
 }
 
-/// Why there is no report.
+/// Why a report cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// A figure cannot be drawn.
     #[error("cannot draw {title:?} of {figure}")]
     Draw {
-        /// Its anchor.
+        /// Anchor of the figure.
         figure: &'static str,
-        /// The drawing.
+        /// Title of the drawing.
         title: String,
-        /// Why.
+        /// The cause.
         source: Box<dyn Error + Send + Sync>,
     },
 }
@@ -82,10 +82,10 @@ impl BlockWork {
 }
 
 const STYLE: &str = include_str!("style.css");
-/// The page may use its own styles and nothing else: a browser refuses scripts and everything from elsewhere.
+/// Content security policy: the browser allows inline styles and blocks scripts and external resources.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
-/// The page. Pure: the same input gives the same text. What the profile says is shown as text, whatever it contains.
+/// Renders the page. Pure: the same input gives the same text. Escapes all text from the profile.
 pub fn render(input: &ReportInput<'_>) -> Result<String, ReportError> {
     let view = View::new(input);
     let sections = sections::all(&view, input);

@@ -1,8 +1,8 @@
-//! Numbers for people: three significant digits, a unit, and no more than can be known.
+//! Formats numbers: three significant digits and a unit.
 
 use hpp_schema::ByteSize;
 
-/// Three significant digits, without an exponent between a thousandth and a million.
+/// Three significant digits, without an exponent between 0.001 and 1,000,000.
 pub fn plain(value: f64) -> String {
     let size = value.abs();
     if !value.is_finite() {
@@ -19,7 +19,7 @@ pub fn plain(value: f64) -> String {
     if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
 }
 
-/// A time in the unit that suits it.
+/// A time with a suitable unit.
 pub fn time(ms: f64) -> String {
     match ms.abs() {
         size if size >= 1e3 => format!("{} s", plain(ms / 1e3)),
@@ -28,7 +28,7 @@ pub fn time(ms: f64) -> String {
     }
 }
 
-/// Bytes in a binary unit.
+/// Bytes with a binary unit.
 pub fn bytes(count: u64) -> String {
     let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.iter().find(|(_, unit)| count >= *unit) {
@@ -37,17 +37,17 @@ pub fn bytes(count: u64) -> String {
     }
 }
 
-/// A part of a whole, 0 to 1, in percent.
+/// A ratio from 0 to 1 in percent.
 pub fn percent(part: f64) -> String {
     format!("{} %", plain(if part.abs() < 1e-5 { 0.0 } else { 100.0 * part }))
 }
 
-/// A word for one and for many.
+/// A count with the singular or plural of a word.
 pub fn count(number: u64, one: &str, many: &str) -> String {
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
-/// Words from a file, made fit for a line: control characters shown as such, cut after `most` characters.
+/// Text from a file on one line: escapes control characters and cuts after `most` characters.
 pub fn label(text: &str, most: usize) -> String {
     let shown = |c: char| if c.is_control() { '\u{FFFD}' } else { c };
     let mut short: String = text.chars().map(shown).take(most).collect();

@@ -1,12 +1,12 @@
-//! Colours that people with any colour vision can tell apart, one set for light pages and one for dark ones.
+//! Colours for light and dark pages, distinguishable with any colour vision.
 //!
-//! A figure is drawn once, in the light colours. On a dark page a style rule for each colour puts its partner in its place
-//! (a rule is stronger than an attribute of the drawing), so no colour may stand for two inks.
+//! A figure is drawn once, in the light colours. On a dark page one style rule per colour replaces it (style rules override
+//! attributes). Invariant: no light colour has two dark ones.
 
 use hpp_schema::Provider;
 use plotters::style::RGBColor;
 
-/// One ink of a drawing: its colour on a light page and on a dark one, as `0xRRGGBB`.
+/// A colour of a drawing on a light and on a dark page, `0xRRGGBB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ink {
     light: u32,
@@ -17,34 +17,34 @@ const fn ink(light: u32, dark: u32) -> Ink {
     Ink { light, dark }
 }
 
-/// Words in a drawing.
+/// Text.
 pub const TEXT: Ink = ink(0x1F2933, 0xE6EAEF);
-/// Words that matter less.
+/// Secondary text.
 pub const MUTED: Ink = ink(0x5B6672, 0xA3AEBA);
 /// Grid lines.
 pub const GRID: Ink = ink(0xE1E5EA, 0x2E3743);
-/// Axes and bounds.
+/// Axes and limits.
 pub const AXIS: Ink = ink(0x8A94A0, 0x6F7B88);
 
-/// Kinds of things, after Okabe and Ito, "Color Universal Design" (2008); yellow and orange darkened to show on white.
+/// Series colours after Okabe and Ito, "Color Universal Design" (2008); yellow and orange are darkened for contrast on white.
 pub const BLUE: Ink = ink(0x0072B2, 0x5BB8EE);
-/// Second.
+/// Second series colour.
 pub const VERMILION: Ink = ink(0xD55E00, 0xFF9A5C);
-/// Third.
+/// Third series colour.
 pub const GREEN: Ink = ink(0x009E73, 0x45D6A8);
-/// Fourth.
+/// Fourth series colour.
 pub const PURPLE: Ink = ink(0xB0578D, 0xE9A3CB);
-/// Fifth.
+/// Fifth series colour.
 pub const AMBER: Ink = ink(0xC08700, 0xF2C14E);
-/// Sixth.
+/// Sixth series colour.
 pub const SKY: Ink = ink(0x4AA3DB, 0x8FD3FF);
-/// Seventh.
+/// Seventh series colour.
 pub const SLATE: Ink = ink(0x6C7A89, 0xB8C4D0);
 
-/// The order in which kinds get their colours.
+/// Order of the series colours.
 pub const KINDS: [Ink; 7] = [BLUE, AMBER, GREEN, PURPLE, SKY, VERMILION, SLATE];
 
-/// From few to many: lightness alone tells the order. The first stands for none at all.
+/// Heat map scale, ordered by lightness. The first colour is for zero.
 pub const HEAT: [Ink; 9] = [
     ink(0xF1F3F5, 0x1A212A),
     ink(0xD3E4F3, 0x1C3550),
@@ -58,19 +58,19 @@ pub const HEAT: [Ink; 9] = [
 ];
 
 impl Ink {
-    /// The colour that the drawing library is given.
+    /// The light colour for the drawing library.
     pub fn rgb(self) -> RGBColor {
         let [_, red, green, blue] = self.light.to_be_bytes();
         RGBColor(red, green, blue)
     }
 
-    /// The colour as the drawing library writes it.
+    /// The light colour in the format that the drawing library writes.
     pub fn hex(self) -> String {
         format!("#{:06X}", self.light)
     }
 }
 
-/// The colour of a provider, the same in every figure.
+/// The colour of a provider in every figure.
 pub fn of_provider(provider: Provider) -> Ink {
     match provider {
         Provider::Cpu => BLUE,
@@ -79,7 +79,7 @@ pub fn of_provider(provider: Provider) -> Ink {
     }
 }
 
-/// Style rules that turn every ink into its dark partner.
+/// Style rules that replace every light colour by its dark one.
 pub fn dark_rules() -> String {
     all().map(dark_rule).collect()
 }

@@ -1,4 +1,4 @@
-//! One drawing: two axes and marks on them, as SVG text of a size that stays readable on a telephone.
+//! One drawing: two axes and marks, as SVG text with a size readable on a phone.
 
 use super::axis::Axis;
 use super::palette::{AXIS, GRID, Ink, MUTED, TEXT};
@@ -11,20 +11,20 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::error::Error;
 use std::ops::Range;
 
-/// Units of the drawing for each pixel of a panel at its natural size: the library knows whole units only.
+/// Drawing units per pixel at natural size; the library supports integer coordinates only.
 const UNITS: i32 = 4;
 /// Natural width of a panel, pixels.
 pub const WIDTH: i32 = 460;
-/// Size of words, pixels.
+/// Font size, pixels.
 const FONT: f64 = 12.5;
-/// Size of points, units.
+/// Radius of points, units.
 const RADIUS: i32 = 4 * UNITS;
 /// The library's SVG writer divides every font size by this.
 const FONT_FACTOR: f64 = 1.24;
-/// Width of a letter, pixels, about.
+/// Approximate width of a letter, pixels.
 const LETTER: f64 = 8.0;
 
-/// Form of a point, so that colour is not all that tells kinds apart.
+/// Shape of a point, so that series differ in more than colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
     /// A disc.
@@ -37,31 +37,31 @@ pub enum Shape {
     Diamond,
 }
 
-/// What is drawn; positions are values of the axes.
+/// A mark; coordinates are values of the axes.
 #[derive(Clone, Debug)]
 pub enum Mark {
     /// A line through points.
     Line { points: Vec<(f64, f64)>, ink: Ink, width: u32 },
     /// Points.
     Points { points: Vec<(f64, f64)>, ink: Ink, shape: Shape },
-    /// Rectangles, each from one corner to the other.
+    /// Rectangles, each given by two corners.
     Bars { bars: Vec<[(f64, f64); 2]>, ink: Ink },
-    /// Words to the right of a place.
+    /// Text to the right of a point.
     Words { at: (f64, f64), words: String, ink: Ink },
 }
 
-/// A drawing with its words.
+/// A drawing with its texts.
 #[derive(Clone, Debug)]
 pub struct Panel {
-    /// Above it.
+    /// Title above it.
     pub title: String,
-    /// What a person who does not see it is told.
+    /// Description for screen readers.
     pub text: String,
-    /// From left to right.
+    /// Horizontal axis.
     pub x: Axis,
-    /// From bottom to top.
+    /// Vertical axis.
     pub y: Axis,
-    /// In the order they are painted.
+    /// Marks, in drawing order.
     pub marks: Vec<Mark>,
     /// Natural height, pixels.
     pub height: i32,
@@ -71,17 +71,17 @@ type Failure = Box<dyn Error + Send + Sync>;
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Ticked, Ticked>>;
 
 impl Panel {
-    /// A panel of the usual height.
+    /// A panel of default height.
     pub fn new(title: impl Into<String>, text: impl Into<String>, x: Axis, y: Axis, marks: Vec<Mark>) -> Panel {
         Panel { title: title.into(), text: text.into(), x, y, marks, height: 270 }
     }
 
-    /// The corners of the drawing, as an SVG view box.
+    /// The SVG view box.
     pub fn view_box(&self) -> String {
         format!("0 0 {} {}", WIDTH * UNITS, self.height * UNITS)
     }
 
-    /// What is inside the `svg` element.
+    /// The content of the `svg` element.
     pub fn drawing(&self) -> Result<String, Failure> {
         let mut text = String::new();
         let size = ((WIDTH * UNITS) as u32, (self.height * UNITS) as u32);
@@ -108,8 +108,8 @@ impl Panel {
         self.marks.iter().try_for_each(|mark| self.draw_mark(&mut chart, mark))
     }
 
-    /// Pixels to the left and to the right of the plot: room for the words of the y axis, and for the halves of words that
-    /// stand under the ends of the x axis.
+    /// Margins to the left and right of the plot, pixels: room for the labels of the y axis and for the outer halves of labels at the
+    /// ends of the x axis.
     fn room(&self) -> (f64, f64) {
         let width = |word: &str| word.chars().count() as f64 * LETTER;
         let longest = self.y.ticks().iter().map(|(_, word)| width(word)).fold(0.0, f64::max);
@@ -173,7 +173,7 @@ fn units(pixels: f64) -> i32 {
     (pixels * f64::from(UNITS)).round() as i32
 }
 
-/// An axis as the library wants it: positions, ticks where ours are, their words.
+/// An axis for the drawing library: positions, with our ticks and labels.
 struct Ticked {
     positions: RangedCoordf64,
     ticks: Vec<(f64, String)>,
@@ -215,7 +215,7 @@ fn words_style(ink: Ink) -> TextStyle<'static> {
     TextStyle { font: ("sans-serif", size).into_font(), color, pos: Pos::new(HPos::Left, VPos::Top) }
 }
 
-/// Corners around the middle; none for a disc.
+/// Corners relative to the centre; `None` for a circle.
 fn outline(shape: Shape) -> Option<Vec<(i32, i32)>> {
     let r = RADIUS;
     match shape {
@@ -226,11 +226,11 @@ fn outline(shape: Shape) -> Option<Vec<(i32, i32)>> {
     }
 }
 
-/// The drawing without the library's own `svg` element and without what is said by default.
+/// The drawing without the library's `svg` element and default attributes.
 fn inside(text: &str) -> String {
     let body = text.split_once('>').map_or("", |(_, body)| body).trim_end();
     let body = body.strip_suffix("</svg>").unwrap_or(body);
-    // Quotes inside words are escaped, so these stand in tags only.
+    // Quotes in text are escaped, so these occur in tags only.
     let body = body.replace(" opacity=\"1\"", "").replace(" stroke=\"none\"", "");
     body.replace(" font-family=\"sans-serif\"", "").replace(">\n", ">").replace("\n<", "<")
 }

@@ -1,50 +1,50 @@
-//! A profile seen block by block: which costs belong to which block, how long a whole pass takes.
+//! A profile by block: finds the times of each block and adds up passes.
 
 use super::number::{count, label};
 use super::{BlockWork, ReportInput};
 use hpp_partition::{Phase, Work};
 use hpp_schema::{BandwidthPath, ClassCosts, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
 
-/// Both phases, in the order a reader asks for them.
+/// Both phases, in display order.
 pub const PHASES: [Phase; 2] = [Phase::Decode, Phase::Prefill];
-/// Characters of a name that are shown.
+/// Most characters of a name.
 pub const NAME: usize = 28;
 
-/// A profile with each block's costs found.
+/// A profile with the times of each block.
 pub struct View<'a> {
-    /// What was measured.
+    /// The profile.
     pub profile: &'a Profile,
-    /// Providers that were asked for, each once.
+    /// Requested or measured providers, without duplicates.
     pub providers: Vec<Provider>,
-    /// Costs of each block.
+    /// Times of each block.
     costs: Vec<Option<&'a ClassCosts>>,
-    /// What each block computes and reads, where it is known.
+    /// Work of each block.
     work: Vec<Option<&'a BlockWork>>,
 }
 
-/// Blocks that are the same graph with other weights.
+/// Blocks with the same graph and different weights.
 pub struct Group {
     /// `28 × layers.0 … layers.27`.
     pub name: String,
-    /// Positions of its blocks.
+    /// Indices of its blocks.
     pub blocks: Vec<usize>,
 }
 
 /// Time of one pass through all blocks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PassTime {
-    /// Of the blocks that have a time, and of starting one partition, milliseconds.
+    /// Sum over the blocks with a time, plus one launch, milliseconds.
     pub ms: f64,
-    /// Blocks that have none.
+    /// Number of blocks without a time.
     pub missing: usize,
 }
 
-/// What a processor can do at most.
+/// Limits of a processor.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Reading its memory, 1e9 bytes per second.
+    /// Memory bandwidth, 1e9 bytes per second.
     pub gb_per_s: f64,
-    /// Arithmetic, 1e9 operations per second, where it was measured.
+    /// Arithmetic, 1e9 operations per second, if measured.
     pub gflops: Option<f64>,
 }
 
@@ -53,7 +53,7 @@ pub fn provider_name(provider: Provider) -> &'static str {
     provider.name()
 }
 
-/// A phase at the beginning of a line.
+/// A phase at the start of a sentence.
 pub fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Decode => "Decode",
@@ -61,7 +61,7 @@ pub fn phase_name(phase: Phase) -> &'static str {
     }
 }
 
-/// The costs of one phase.
+/// The times of one phase.
 pub fn phase_costs(costs: &ProviderCosts, phase: Phase) -> &PhaseCosts {
     match phase {
         Phase::Decode => &costs.decode,
@@ -69,13 +69,13 @@ pub fn phase_costs(costs: &ProviderCosts, phase: Phase) -> &PhaseCosts {
     }
 }
 
-/// A time that can be believed: finite and not negative.
+/// A valid time: finite and not negative.
 pub fn sound(ms: f64) -> Option<f64> {
     (ms.is_finite() && ms >= 0.0).then_some(ms)
 }
 
 impl<'a> View<'a> {
-    /// Finds each block's costs and work.
+    /// Finds the times and work of each block.
     pub fn new(input: &ReportInput<'a>) -> View<'a> {
         let profile = input.profile;
         let mut providers = Vec::new();
@@ -94,48 +94,48 @@ impl<'a> View<'a> {
         View { profile, providers, costs: blocks.iter().map(costs).collect(), work: blocks.iter().map(work).collect() }
     }
 
-    /// The blocks, in the order they run.
+    /// The blocks, in execution order.
     pub fn blocks(&self) -> &'a [ProfiledBlock] {
         &self.profile.model.blocks
     }
 
-    /// Names of the blocks.
+    /// Labels of the blocks.
     pub fn labels(&self) -> Vec<&'a str> {
         self.blocks().iter().map(|block| block.label.as_str()).collect()
     }
 
-    /// What this block costs under this provider.
+    /// Times of a block under a provider.
     pub fn costs(&self, block: usize, provider: Provider) -> Option<&'a ProviderCosts> {
         self.costs.get(block).copied()??.providers.iter().find(|costs| costs.provider == provider)
     }
 
-    /// Milliseconds of a block: measured, or read off the fitted curve.
+    /// Milliseconds of a block: measured, or from the fitted curve.
     pub fn ms(&self, block: usize, provider: Provider, phase: Phase, tokens: u64) -> Option<f64> {
         let costs = phase_costs(self.costs(block, provider)?, phase);
         let measured = costs.points.iter().find(|point| point.tokens == tokens).and_then(|point| point.ms);
         measured.or_else(|| costs.fit.map(|fit| fit.ms(tokens))).and_then(sound)
     }
 
-    /// The most tokens at which a phase was measured with success.
+    /// The most tokens with a measured time in a phase.
     pub fn most_tokens(&self, phase: Phase) -> Option<u64> {
         let costs = self.profile.classes.iter().flat_map(|class| &class.providers);
         let points = costs.flat_map(|costs| &phase_costs(costs, phase).points);
         points.filter(|point| point.ms.is_some()).map(|point| point.tokens).max()
     }
 
-    /// Work of a block in one phase at so many tokens.
+    /// Work of a block in a phase at a number of tokens.
     pub fn work(&self, block: usize, phase: Phase, tokens: u64) -> Option<Work> {
         let work = self.work.get(block).copied()??;
         let list = if phase == Phase::Decode { &work.decode } else { &work.prefill };
         list.iter().find(|(at, _)| *at == tokens).map(|(_, work)| *work)
     }
 
-    /// What is known of a block's graph.
+    /// Work of a block at all token counts.
     pub fn facts(&self, block: usize) -> Option<&'a BlockWork> {
         self.work.get(block).copied()?
     }
 
-    /// Time of all blocks one after another, as one partition.
+    /// Time of all blocks in sequence, as one partition.
     pub fn pass(&self, provider: Provider, phase: Phase, tokens: u64) -> PassTime {
         let launch = |block| self.costs(block, provider)?.launch_ms.and_then(sound);
         let launches = (0..self.blocks().len()).filter_map(launch);
@@ -149,7 +149,7 @@ impl<'a> View<'a> {
         time
     }
 
-    /// Blocks by class, in the order the classes first appear.
+    /// Blocks by class, in order of first occurrence.
     pub fn groups(&self) -> Vec<Group> {
         let mut classes: Vec<(u32, Vec<usize>)> = Vec::new();
         for (at, block) in self.blocks().iter().enumerate() {
@@ -169,7 +169,7 @@ impl<'a> View<'a> {
         classes.into_iter().map(|(_, blocks)| Group { name: name(&blocks), blocks }).collect()
     }
 
-    /// What the processor of a provider can do, as measured.
+    /// Measured limits of a provider's processor.
     pub fn bounds(&self, provider: Provider) -> Option<Bounds> {
         let rates = self.profile.machine.rates.as_ref();
         match (provider, rates) {

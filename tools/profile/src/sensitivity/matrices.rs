@@ -1,20 +1,20 @@
-//! The weight matrices of one block: which of them can be rounded, along which axis, and which are few bits wide already.
+//! Finds the weight matrices of a block: which can be rounded, along which axis, and which are already quantised.
 
 use hpp_graph::{Attribute, Graph, Node, NodeId, ValueId};
 use hpp_schema::{DType, Dim};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a block's products and lookups read.
+/// Weight matrices that the products and lookups of a block read.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Matrices {
-    /// Weights of floats by name, with the axis along which products sum (rows of a lookup table: along the row).
+    /// Float weights by name, with the reduction axis of the product (for a lookup table, the axis of a row).
     pub floats: BTreeMap<String, usize>,
-    /// Bits of the weights that are quantised.
+    /// Bits of the quantised weights.
     pub quantised: BTreeSet<u32>,
 }
 
 impl Matrices {
-    /// Of these nodes.
+    /// The matrices of these nodes.
     pub fn of(graph: &Graph, nodes: &[NodeId]) -> Self {
         let mut found = Matrices::default();
         for id in nodes {
@@ -32,7 +32,7 @@ impl Matrices {
         found
     }
 
-    /// Follows an operand back to the weight it is made of, if it is made of one and keeps its elements.
+    /// Follows an operand back to its weight through operators that keep all elements.
     fn trace(&mut self, graph: &Graph, mut value: ValueId, mut axis: usize) {
         for _ in 0..16 {
             if graph.weight(value).is_some() {
@@ -62,7 +62,7 @@ impl Matrices {
         }
     }
 
-    /// Why these cannot be rounded, if they cannot.
+    /// Why these cannot be rounded; `None` if they can.
     pub fn refusal(&self) -> Option<String> {
         if !self.quantised.is_empty() {
             let bits: Vec<String> = self.quantised.iter().map(u32::to_string).collect();
@@ -72,7 +72,7 @@ impl Matrices {
     }
 }
 
-/// Operators whose weights are quantised, and to how many bits.
+/// Bits of the quantised weights of an operator.
 fn quantised_operator(node: &Node) -> Option<u32> {
     let attribute = |name: &str, usual: i64| u32::try_from(node.int(name).unwrap_or(usual)).ok();
     match node.op_type.as_str() {
@@ -90,7 +90,7 @@ fn quantised_operator(node: &Node) -> Option<u32> {
     }
 }
 
-/// Inputs that may be weight matrices, with the axis of each along which the operator sums.
+/// Inputs that may be weight matrices, each with the axis that the operator reduces.
 fn operands(graph: &Graph, node: &Node) -> Vec<(usize, usize)> {
     let input = |slot: usize| node.inputs.get(slot).copied().flatten();
     let rank = |slot: usize| input(slot).map_or(0, |value| rank(graph, value));
@@ -112,8 +112,8 @@ fn operands(graph: &Graph, node: &Node) -> Vec<(usize, usize)> {
     }
 }
 
-/// Stacked weights of experts, `[experts, out, in]` or `[experts, in, out]`: told apart by the hidden size, and the former
-/// where both fit. The second projection leads back to the hidden size, the others start from it.
+/// Stacked expert weights, `[experts, out, in]` or `[experts, in, out]`; the hidden size tells which, and the former is taken if
+/// both match. The second projection has the hidden size as output, the others have it as input.
 fn experts(graph: &Graph, node: &Node) -> Vec<(usize, usize)> {
     let hidden = node.inputs.first().copied().flatten().and_then(|value| size(graph, value, None));
     let axis = |slot: usize, starts_from_hidden: bool| {
@@ -125,7 +125,7 @@ fn experts(graph: &Graph, node: &Node) -> Vec<(usize, usize)> {
     [axis(2, true), axis(4, false), axis(6, true)].into_iter().flatten().collect()
 }
 
-/// The last axis of each operand that the output does not have.
+/// The last axis of each operand that is absent from the output.
 fn einsum(node: &Node) -> Vec<(usize, usize)> {
     let Some(Attribute::String(equation)) = node.attributes.get("equation") else { return vec![] };
     let equation: String = String::from_utf8_lossy(equation).split_whitespace().collect();
@@ -144,13 +144,13 @@ fn rank(graph: &Graph, value: ValueId) -> usize {
     graph.value(value).shape.as_ref().map_or(0, Vec::len)
 }
 
-/// The size of an axis, the last one where none is named.
+/// The size of an axis; `None` selects the last axis.
 fn size(graph: &Graph, value: ValueId, axis: Option<usize>) -> Option<u64> {
     let shape = graph.value(value).shape.as_ref()?;
     shape.get(axis.unwrap_or(shape.len().checked_sub(1)?))?.as_fixed()
 }
 
-/// The input's axis that became this axis of a Transpose's output.
+/// The input axis of a Transpose that becomes this output axis.
 fn permuted(node: &Node, axis: usize, rank: usize) -> usize {
     match node.attributes.get("perm") {
         Some(Attribute::Ints(perm)) => perm.get(axis).and_then(|to| usize::try_from(*to).ok()).unwrap_or(axis),

@@ -1,7 +1,7 @@
-//! Variants of a model with one block's weight matrices rounded, to see how much the scores move.
+//! Writes variants of a model with the weight matrices of one block rounded, to measure how much the logits change.
 //!
-//! A variant is a plan of the blocks before, the block, and the blocks after. Only the block's weights are written again
-//! (rounded, in their own element type); the others are read where they are.
+//! A variant is a plan of up to three partitions: the blocks before, the rounded block, the blocks after. Only the weights of the
+//! rounded block are written (with their element type); the others stay in the model's files.
 
 mod matrices;
 
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::{fs, io};
 use tempfile::TempDir;
 
-/// Weights that share a scale: neighbours along the axis that products sum over.
+/// Number of consecutive weights along the reduction axis that share a scale.
 pub const GROUP: usize = 32;
 
 /// The rounded block's weights.
@@ -38,7 +38,7 @@ pub enum SensitivityError {
 }
 
 impl SensitivityError {
-    /// What to do about it, where there is something to say.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             SensitivityError::Taps(error) => error.hint(),
@@ -61,11 +61,11 @@ pub struct Variants<'a> {
 pub enum Rounded {
     /// The variant.
     Plan(VariantDir),
-    /// Why there is none, for people.
+    /// The block cannot be rounded, for this reason.
     Refused(String),
 }
 
-/// A variant's files, which are removed when it is dropped.
+/// A variant's files; dropping it removes them.
 #[derive(Debug)]
 pub struct VariantDir {
     _dir: TempDir,
@@ -80,7 +80,7 @@ impl VariantDir {
 }
 
 impl<'a> Variants<'a> {
-    /// Writes the plan of the model as it is into `dir`, an empty directory. Refuses models a corpus cannot be run through.
+    /// Writes the plan of the unchanged model into the empty directory `dir`. Refuses models that cannot run a corpus.
     pub fn begin(analysis: &'a Analysis, dir: &Path) -> Result<Self, SensitivityError> {
         crate::taps::check(analysis)?;
         let weights = Weights::reach(&analysis.model, dir)?;
@@ -94,7 +94,7 @@ impl<'a> Variants<'a> {
         Ok(Variants { analysis, weights, dir: dir.to_owned(), reference })
     }
 
-    /// The plan of the model as it is.
+    /// The plan of the unchanged model.
     pub fn reference(&self) -> &Path {
         &self.reference
     }
@@ -138,7 +138,7 @@ impl<'a> Variants<'a> {
         Ok(plan_dir::write(&dir, self.analysis, draft.plan, &files)?)
     }
 
-    /// The block by itself, or with a neighbour where one reads a state of the other.
+    /// Cuts the block out, together with a neighbour if one reads a state of the other.
     fn cut_around(&self, block: usize) -> Result<Draft, PlanDirError> {
         let count = self.analysis.segmentation.blocks.len();
         let ranges = [0..block, block..block + 1, block + 1..count];

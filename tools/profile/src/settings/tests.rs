@@ -82,9 +82,9 @@ fn a_profile_that_is_continued_keeps_its_settings() {
 #[test]
 fn times_and_counts_that_make_no_sense_are_refused() {
     for text in ["--timeout 0", "--timeout=-1", "--timeout nan", "--timeout inf"] {
-        assert!(patience(&cli(text)).is_err(), "{text}");
+        assert!(reply_timeout(&cli(text)).is_err(), "{text}");
     }
-    assert_eq!(patience(&cli("--timeout 0.5")).unwrap(), Duration::from_millis(500));
+    assert_eq!(reply_timeout(&cli("--timeout 0.5")).unwrap(), Duration::from_millis(500));
     assert!(most_prompts(&cli("--max-prompts 0")).is_err());
     assert_eq!(most_prompts(&cli("--quick")).unwrap(), Some(QUICK_PROMPTS));
     assert_eq!(most_prompts(&cli("")).unwrap(), None);

@@ -26,5 +26,5 @@ fn models_without_token_ids_or_scores_have_none() {
         write(&sample::analysis(name), dir.path()).unwrap_err().to_string()
     };
     assert_eq!(refused("genai/llama3-fp32-cpu-noembed"), "the model takes no token ids");
-    assert_eq!(refused("optimum/bert"), "the model has no next-token scores");
+    assert_eq!(refused("optimum/bert"), "the model has no logits");
 }

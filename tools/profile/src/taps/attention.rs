@@ -1,9 +1,9 @@
-//! Where a layer's attention weights can be seen: the softmax of an attention that is taken apart, or an output that a fused
-//! operator leaves out unless it is asked for.
+//! Finds a layer's attention weights: the softmax of an attention written as single operators, or an optional output of a fused
+//! operator.
 //!
 //! ONNX Runtime 1.31.1 on the CPU gives the weights of GroupQueryAttention (`qk_output = 2`, fourth output), of the standard
 //! Attention from operator set 23 on (`qk_matmul_output_mode = 3`, fourth output), and the masked scores of
-//! MultiHeadAttention (fourth output), whose softmax is added here. Others keep them to themselves.
+//! MultiHeadAttention (fourth output), whose softmax is added here. Other fused operators do not return them.
 
 use super::find::View;
 use hpp_graph::ops::{is_attention, is_standard};
@@ -17,29 +17,29 @@ use hpp_schema::DType;
 pub(super) enum Seen {
     /// In a value of the graph.
     Value(ValueId),
-    /// In an output that a fused operator has to be asked for.
+    /// In an optional output of a fused operator.
     Asked(Asked),
 }
 
-/// A fused operator and how it is asked.
+/// A fused operator, and how to make it return its attention weights.
 pub(super) struct Asked {
-    /// The operator's first output, by which its node is found again.
+    /// The operator's first output, which identifies its node.
     pub output: String,
     /// Element type of the weights.
     pub dtype: DType,
-    /// Heads, where the operator says how many.
+    /// Number of heads, if the operator declares it.
     pub heads: Option<u64>,
     how: How,
 }
 
 enum How {
-    /// With this attribute set to this, the fourth output holds the weights.
+    /// With this attribute and value the fourth output has the weights.
     Attribute(&'static str, i64),
-    /// The fourth output holds the scores.
+    /// The fourth output has the scores.
     Scores,
 }
 
-/// Finds a layer's attention weights; nothing where the layer has no attention, and a reason where it cannot be seen.
+/// Finds a layer's attention weights; `None` if the layer has no attention, a reason if its weights cannot be observed.
 pub(super) fn attention(view: View, nodes: &[NodeId]) -> Result<Option<Seen>, String> {
     let mut found = Vec::new();
     for id in nodes {
@@ -80,27 +80,26 @@ fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
     Ok(Some(Seen::Asked(Asked { output: view.graph.value(output).name.clone(), dtype, heads, how })))
 }
 
-/// Attends to tokens by weights that it does not return. Linear attention has none.
+/// Whether an attention operator does not return its weights. Linear attention has none.
 fn keeps_weights(node: &Node) -> bool {
     is_attention(node) && node.op_type != "LinearAttention"
 }
 
-/// The output of a softmax over scores that a product of two activations made.
+/// The output of a softmax over scores from a product of two activations.
 fn softmax(view: View, id: NodeId) -> Option<ValueId> {
     let node = view.node(id);
     let (scores, weights) = ((*node.inputs.first()?)?, (*node.outputs.first()?)?);
     let rank = view.rank(weights)?;
     let axis = node.int("axis").unwrap_or(-1);
     let last = axis == -1 || usize::try_from(axis).is_ok_and(|axis| axis + 1 == rank);
-    // Weights over a fixed number of things are no weights over the tokens so far.
+    // Attention weights have one entry per past token, so their last axis varies.
     let grows = view.width(weights).is_none();
     let fits = is_standard(node) && node.op_type == "Softmax" && last && grows && rank >= 3 && view.is_counted(weights);
     (fits && view.comes_from(scores, |product| view.is_mixing(product))).then_some(weights)
 }
 
 impl Asked {
-    /// Makes the node of a written graph give its weights under `name`, as an output of the graph. Says whether the node was
-    /// there.
+    /// Makes the node in `graph` return its weights as the graph output `name`. False if the node does not exist.
     pub fn expose(&self, graph: &mut GraphProto, name: &str) -> bool {
         let Some(at) = graph.node.iter().position(|node| node.output.first() == Some(&self.output)) else {
             return false;
@@ -116,7 +115,7 @@ impl Asked {
             How::Scores => {
                 let scores = format!("{name}/scores");
                 node.output.push(scores.clone());
-                // The operator does not say of which type its scores are.
+                // Type inference does not give the type of the scores.
                 graph.value_info.push(self.info(&scores));
                 graph.node.insert(at + 1, softmax_of(&scores, name));
             }
@@ -156,7 +155,7 @@ fn int(name: &str, value: i64) -> AttributeProto {
     }
 }
 
-/// A name no value of the graph has.
+/// A name that no value of the graph has.
 pub(super) fn free_name(graph: &Graph, block: &str) -> String {
     let mut name = format!("hpp.attention/{block}");
     while graph.find(&name).is_some() {

@@ -1,4 +1,4 @@
-//! Small questions about a graph that finding taps asks again and again.
+//! Queries on a graph that the search for taps uses.
 
 use hpp_graph::{Graph, Node, NodeId, ValueId, WeightUse, ops};
 use hpp_schema::{DType, Dim};
@@ -11,8 +11,8 @@ pub(super) struct View<'a> {
     pub weights: &'a WeightUse,
 }
 
-/// Furthest that a pattern is followed from node to node.
-const FAR: usize = 12;
+/// Most nodes on a path that a query follows.
+const MAX_DEPTH: usize = 12;
 
 impl<'a> View<'a> {
     pub fn node(&self, id: NodeId) -> &'a Node {
@@ -24,31 +24,33 @@ impl<'a> View<'a> {
         self.weights.is_weight_like(self.graph, value)
     }
 
-    /// Inputs that are neither weights nor left out.
+    /// Inputs that are present and not weights.
     pub fn data_inputs(&self, node: &'a Node) -> impl Iterator<Item = ValueId> + use<'a, '_> {
         node.inputs.iter().flatten().copied().filter(|value| !self.is_weight(*value))
     }
 
-    /// A product with a weight.
+    /// Whether a node is a product with a weight.
     pub fn is_projection(&self, id: NodeId) -> bool {
         let node = self.node(id);
         ops::is_product(node) && node.inputs.iter().flatten().any(|value| self.is_weight(*value))
     }
 
-    /// A product of two activations.
+    /// Whether a node is a product of two activations.
     pub fn is_mixing(&self, id: NodeId) -> bool {
         let node = self.node(id);
         ops::is_product(node) && self.data_inputs(node).count() >= 2
     }
 
-    /// Whether, going back from a value over operators that neither contract nor normalise, every way that leads to a
-    /// product leads to one that `is` accepts, and at least one does.
+    /// Whether, backwards from a value over operators that neither contract nor normalise, at least one product is reached and `is`
+    /// accepts every product that is reached.
     pub fn comes_from(&self, value: ValueId, is: impl Fn(NodeId) -> bool) -> bool {
         let mut found = false;
         let mut seen = BTreeSet::new();
         let mut todo = vec![(value, 0)];
         while let Some((value, far)) = todo.pop() {
-            let Some(id) = self.graph.producer(value).filter(|id| far < FAR && seen.insert(*id)) else { continue };
+            let Some(id) = self.graph.producer(value).filter(|id| far < MAX_DEPTH && seen.insert(*id)) else {
+                continue;
+            };
             if ops::is_product(self.node(id)) {
                 if !is(id) {
                     return false;
@@ -61,12 +63,13 @@ impl<'a> View<'a> {
         found
     }
 
-    /// Whether, going on from a value over operators that neither contract nor normalise, a projection is reached.
+    /// Whether a projection is reached forwards from a value over operators that neither contract nor normalise.
     pub fn leads_to_projection(&self, value: ValueId) -> bool {
         let mut seen = BTreeSet::new();
         let mut todo = vec![(value, 0)];
         while let Some((value, far)) = todo.pop() {
-            for id in self.graph.value(value).consumers.iter().copied().filter(|id| far < FAR && seen.insert(*id)) {
+            for id in self.graph.value(value).consumers.iter().copied().filter(|id| far < MAX_DEPTH && seen.insert(*id))
+            {
                 if self.is_projection(id) {
                     return true;
                 }
@@ -78,7 +81,7 @@ impl<'a> View<'a> {
         false
     }
 
-    /// The size of a value's last axis, where it is the same in every pass.
+    /// The size of a value's last axis; `None` if it varies between passes.
     pub fn width(&self, value: ValueId) -> Option<u64> {
         self.graph.value(value).shape.as_ref()?.last().and_then(Dim::as_fixed)
     }
@@ -87,13 +90,13 @@ impl<'a> View<'a> {
         self.graph.value(value).shape.as_ref().map(Vec::len)
     }
 
-    /// Whether its elements are of a type whose numbers are counted.
+    /// Whether statistics support the element type.
     pub fn is_counted(&self, value: ValueId) -> bool {
         matches!(self.graph.value(value).dtype, Some(DType::Float32 | DType::Float16 | DType::Bfloat16))
     }
 }
 
-/// Keeps what a product made recognisable: moves elements about, scales, shifts and clips them.
+/// Whether an operator only moves, scales, shifts or clips elements.
 fn passes(node: &Node) -> bool {
     let arithmetic = matches!(
         node.op_type.as_str(),

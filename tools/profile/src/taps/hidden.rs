@@ -1,17 +1,17 @@
-//! Which tensors carry the hidden state out of each block.
+//! Finds the tensors that carry the hidden state out of each block.
 
 use super::find::View;
 use hpp_graph::{BlockKind, Node, NodeId, Segmentation, ValueId};
 use hpp_model::LOGIT_POSITIONS;
 use hpp_schema::Dim;
 
-/// The tensors whose sum is the hidden state after block `index`, or why that cannot be told.
+/// The tensors whose sum is the hidden state after block `index`, or the reason why they are unknown.
 pub(super) fn after(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
     let carriers = carriers(view, segmentation, index)?;
     let last = segmentation.blocks.get(index + 1).is_some_and(|next| next.kind == BlockKind::Head);
     let [normed] = carriers[..] else { return Ok(carriers) };
     let before = index.checked_sub(1).and_then(|before| carriers_or_none(view, segmentation, before));
-    // Where every layer ends in a norm, what the norm makes is the hidden state.
+    // If every layer ends with a norm, the output of the norm is the hidden state.
     let every_layer_ends_so = before.is_some_and(|before| before.iter().any(|v| norm(view, *v).is_some()));
     if !last || every_layer_ends_so {
         return Ok(carriers);
@@ -23,7 +23,7 @@ fn carriers_or_none(view: View, segmentation: &Segmentation, index: usize) -> Op
     carriers(view, segmentation, index).ok()
 }
 
-/// The one tensor that crosses, or the two that the next block adds.
+/// The tensor that crosses the boundary, or the two that the next block adds.
 fn carriers(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
     let crossing = segmentation.boundaries.get(index).map_or(&[][..], |boundary| &boundary.values);
     let every_token = crossing.iter().map(|value| before_choosing(view, *value));
@@ -44,7 +44,7 @@ fn carriers(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec
     }
 }
 
-/// The head may begin after the positions whose logits are wanted were chosen: what all tokens had before.
+/// If the head starts with a Gather of the positions whose logits are requested, the tensor of all tokens before it.
 fn before_choosing(view: View, value: ValueId) -> ValueId {
     let chosen_from = || {
         let node = view.node(view.graph.producer(value)?);
@@ -55,7 +55,7 @@ fn before_choosing(view: View, value: ValueId) -> ValueId {
     chosen_from().unwrap_or(value)
 }
 
-/// `[..., width]` of floats, a row for each token of the pass.
+/// Whether a value is `[..., width]` floats with one row per token of the pass.
 fn is_hidden(view: View, value: ValueId) -> bool {
     let varies = |dim: &Dim| dim.as_fixed().is_none();
     let shape = view.graph.value(value).shape.as_ref();
@@ -63,7 +63,7 @@ fn is_hidden(view: View, value: ValueId) -> bool {
     rows_vary && view.is_counted(value) && view.width(value).is_some_and(|width| width > 1)
 }
 
-/// Pairs of these values that some node adds as they are.
+/// Pairs of these values that a node adds directly.
 fn added(view: View, values: &[ValueId]) -> Vec<(ValueId, ValueId)> {
     let mut pairs = Vec::new();
     for (at, a) in values.iter().enumerate() {
@@ -77,13 +77,13 @@ fn added(view: View, values: &[ValueId]) -> Vec<(ValueId, ValueId)> {
     pairs
 }
 
-/// The two tensors a node adds first of all.
+/// The two tensors that a node adds first.
 fn addends(node: &Node) -> Option<[ValueId; 2]> {
     let adds = matches!(node.op_type.as_str(), "Add" | "SkipLayerNormalization" | "SkipSimplifiedLayerNormalization");
     adds.then_some([(*node.inputs.first()?)?, (*node.inputs.get(1)?)?])
 }
 
-/// The node that makes a value by normalising, if one does.
+/// The normalisation that produces a value.
 fn norm(view: View, value: ValueId) -> Option<NodeId> {
     let id = view.graph.producer(value)?;
     let node = view.node(id);
@@ -98,10 +98,10 @@ fn norm(view: View, value: ValueId) -> Option<NodeId> {
     (normalises && node.outputs.first() == Some(&Some(value))).then_some(id)
 }
 
-/// What a norm normalises.
+/// The input of a norm.
 fn before_norm(view: View, node: &Node) -> Option<Vec<ValueId>> {
     let values = if node.op_type.starts_with("Skip") {
-        // A bias is added as well: then the sum is known only where the node returns it.
+        // With a bias the sum is known only if the node returns it.
         let bias = if node.op_type == "SkipLayerNormalization" { 4 } else { 3 };
         match node.inputs.get(bias).copied().flatten() {
             None => addends(node)?.to_vec(),

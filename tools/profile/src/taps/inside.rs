@@ -1,4 +1,4 @@
-//! Values inside layers that say what works for a token: routers of experts, and ReLUs.
+//! Finds values inside layers that show which experts and neurons a token activates: routers and ReLUs.
 
 use super::find::View;
 use hpp_graph::ops::is_standard;
@@ -8,7 +8,7 @@ use hpp_schema::probe::TapKind;
 /// A value to tap and what it is.
 pub(super) type Found = (ValueId, TapKind);
 
-/// The router of a layer; nothing where the layer has no experts, and a reason where it has and their router is hidden.
+/// The router of a layer; `None` if the layer has no experts, a reason if its router cannot be observed.
 pub(super) fn router(view: View, nodes: &[NodeId]) -> Result<Option<Found>, String> {
     let fused: Vec<NodeId> = nodes.iter().copied().filter(|id| is_mixture(view, *id)).collect();
     match fused[..] {
@@ -23,7 +23,7 @@ fn is_mixture(view: View, id: NodeId) -> bool {
     node.domain == "com.microsoft" && matches!(node.op_type.as_str(), "MoE" | "QMoE")
 }
 
-/// The scores a fused operator chooses by: the best `k` of each row.
+/// The router scores of a fused operator, which selects the best `k` of each row.
 fn scores(view: View, id: NodeId) -> Result<Found, String> {
     let node = view.node(id);
     let scores = node.inputs.get(1).copied().flatten().filter(|scores| view.is_counted(*scores));
@@ -33,8 +33,7 @@ fn scores(view: View, id: NodeId) -> Result<Found, String> {
     Ok((scores, TapKind::RouterScores { top_k }))
 }
 
-/// The last TopK that chooses some of a fixed number of scores made by a projection: routers that choose groups first
-/// choose experts last.
+/// The last TopK over a fixed number of scores from a projection. Routers that select groups first select experts last.
 fn top_k(view: View, nodes: &[NodeId]) -> Option<Found> {
     let chooses = |id: &NodeId| {
         let node = view.node(*id);
@@ -51,7 +50,7 @@ fn top_k(view: View, nodes: &[NodeId]) -> Option<Found> {
     nodes.iter().rev().find_map(chooses)
 }
 
-/// Scores made from a projection, perhaps through a softmax or sigmoid and a bias.
+/// Whether scores come from a projection, possibly through a softmax or sigmoid and a bias.
 fn scored(view: View, value: ValueId) -> bool {
     let mut value = value;
     for _ in 0..12 {
@@ -69,7 +68,7 @@ fn scored(view: View, value: ValueId) -> bool {
     false
 }
 
-/// The one number a weight-like value holds.
+/// The single number of a constant.
 fn constant(view: View, value: ValueId) -> Option<i64> {
     let one = |ints: &Option<Vec<i64>>| match ints.as_deref() {
         Some([one]) => Some(*one),
@@ -88,8 +87,8 @@ fn constant(view: View, value: ValueId) -> Option<i64> {
     }
 }
 
-/// The ReLU of a layer's feed-forward network: between a projection and the next, with nothing but elementwise operators on
-/// the way (a square, a gate). Nothing where there is none, and a reason where there are several.
+/// The ReLU of a layer's feed-forward network: between two projections with only elementwise operators (a square, a gate) in
+/// between. `None` if there is none, a reason if there are several.
 pub(super) fn neurons(view: View, nodes: &[NodeId]) -> Result<Option<Found>, String> {
     let relu = |id: &NodeId| {
         let node = view.node(*id);

@@ -1,6 +1,6 @@
-//! The model with taps: a copy of its graph, over the same weights, whose outputs include what a corpus is observed by.
+//! Instruments a model: writes a copy of its graph, over the same weights, whose outputs include intermediate tensors ("taps").
 //!
-//! Which values those are follows from the graph's structure; where it leaves doubt, nothing is tapped and the reason is kept.
+//! The graph's structure determines the taps. If it is ambiguous, nothing is tapped and the reason is reported.
 
 mod attention;
 mod find;
@@ -21,21 +21,21 @@ use hpp_schema::{Dim, InputRole, ModelKind, OutputUse, PartitionOutput, Plan};
 use plan_dir::{Draft, PartitionFile, Weights};
 use std::path::{Path, PathBuf};
 
-/// What to tap beyond boundaries, routers and ReLUs.
+/// What to tap in addition to boundaries, routers and ReLUs.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wanted {
     /// Attention weights: `heads * tokens * context` numbers for each layer and pass.
     pub attention: bool,
 }
 
-/// A tapped model, written.
+/// An instrumented model on disk.
 #[derive(Debug)]
 pub struct Tapped {
     /// Its plan.
     pub plan: PathBuf,
     /// Its taps, in execution order.
     pub taps: Vec<Tap>,
-    /// What cannot be observed of this model, or only slowly, for people.
+    /// Messages for the user: what cannot be observed in this model, or only slowly.
     pub not_observed: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ pub enum TapError {
 }
 
 impl TapError {
-    /// What to do about it, where there is something to say.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             TapError::NotALanguageModel(_) => Some("leave --prompts out: its blocks can be measured without"),
@@ -64,7 +64,7 @@ impl TapError {
     }
 }
 
-/// Whether a corpus can be run through a model.
+/// Checks that a model can run a corpus.
 pub fn check(analysis: &Analysis) -> Result<(), TapError> {
     let takes = |role| analysis.inputs.iter().any(|input| input.role == role);
     match () {
@@ -74,12 +74,12 @@ pub fn check(analysis: &Analysis) -> Result<(), TapError> {
     }
 }
 
-/// Writes the tapped model and its plan into `dir`, an empty directory that has to live as long as the plan is used.
+/// Writes the instrumented model and its plan into the empty directory `dir`, which must exist as long as the plan is used.
 ///
-/// Weights stay where they are; those inside the model file are copied out into `dir`.
+/// External weights stay in their files; embedded weights are copied into `dir`.
 pub fn write(analysis: &Analysis, wanted: Wanted, dir: &Path) -> Result<Tapped, TapError> {
     check(analysis)?;
-    let found = Found::in_model(analysis, wanted);
+    let found = TapsFound::in_model(analysis, wanted);
     let weights = Weights::reach(&analysis.model, dir)?;
     let blocks = 0..analysis.segmentation.blocks.len();
     let values = found.values();
@@ -98,23 +98,23 @@ pub fn write(analysis: &Analysis, wanted: Wanted, dir: &Path) -> Result<Tapped, 
     Ok(Tapped { plan, taps, not_observed: found.not_observed })
 }
 
-/// What was found in a model.
+/// The taps of a model.
 #[derive(Default)]
-struct Found {
+struct TapsFound {
     seen: Vec<(String, Watched)>,
     not_observed: Vec<String>,
 }
 
-/// A value of the graph, or one that has to be asked for.
+/// A value of the graph, or an optional output that a fused operator must be configured to write.
 enum Watched {
     Value(ValueId, TapKind),
     Asked(Asked),
 }
 
-impl Found {
+impl TapsFound {
     fn in_model(analysis: &Analysis, wanted: Wanted) -> Self {
         let view = View { graph: &analysis.graph, weights: &analysis.segmentation.weights };
-        let mut found = Found::default();
+        let mut found = TapsFound::default();
         found.slow(analysis);
         for (index, block) in analysis.segmentation.blocks.iter().enumerate() {
             if index + 1 < analysis.segmentation.blocks.len() {
@@ -173,7 +173,7 @@ impl Found {
         }
     }
 
-    /// Values of the graph to add to its outputs.
+    /// Values to add to the graph's outputs.
     fn values(&self) -> Vec<ValueId> {
         let values = self.seen.iter().filter_map(|(_, watched)| match watched {
             Watched::Value(value, _) => Some(*value),
@@ -185,7 +185,7 @@ impl Found {
         values
     }
 
-    /// The taps; asks fused operators, and leaves sizes inside layers to whoever computes them.
+    /// Makes the taps. Configures fused operators, and leaves the number of rows of taps inside layers open.
     fn taps(&self, analysis: &Analysis, proto: &mut ModelProto, plan: &mut Plan) -> Vec<Tap> {
         let graph = proto.graph.get_or_insert_default();
         let outputs = &mut plan.partitions[0].outputs;
@@ -217,7 +217,7 @@ fn is_inside(kind: TapKind) -> bool {
     kind != TapKind::Boundary
 }
 
-/// Keeps what the size of a token's row follows from; the number of rows is the operator's business.
+/// Keeps the axis that determines the size of a row; the operator determines the number of rows.
 fn forget_rows(output: &mut PartitionOutput, kind: TapKind) {
     let keep = match kind {
         TapKind::Attention => 1,

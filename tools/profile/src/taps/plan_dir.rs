@@ -1,4 +1,4 @@
-//! Plans to measure with, written into a work directory: everything on the host, weights where they are.
+//! Writes plans for measuring into a work directory: everything on the host, weights in the model's files.
 
 use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks};
@@ -11,12 +11,12 @@ use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Weights that were inside the model file.
+/// File for weights that were embedded in the model file.
 const WEIGHTS_FILE: &str = "weights.bin";
-/// What a plan is called in its directory.
+/// File name of the plan.
 const PLAN_FILE: &str = "plan.yaml";
 
-/// Why a plan to measure with could not be written.
+/// Why a plan for measuring could not be written.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum PlanDirError {
@@ -34,14 +34,14 @@ pub enum PlanDirError {
     Hash(#[from] hash::HashError),
     #[error("cannot write the plan as YAML")]
     Yaml(#[source] Box<hpp_schema::PlanError>),
-    #[error("the plan to measure with contradicts itself: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    #[error("the plan for measuring is inconsistent: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Plan(Vec<Finding>),
     #[error("cannot look at {}", path.display())]
     Io { path: PathBuf, source: io::Error },
 }
 
 impl PlanDirError {
-    /// What to do about it, where there is something to say.
+    /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             PlanDirError::NotLinkable { .. } => Some("copy the weights beside the model"),
@@ -53,17 +53,16 @@ impl PlanDirError {
     }
 }
 
-/// A model whose weights can be reached from plans.
+/// A model whose weights plans can reference.
 pub(crate) struct Weights {
-    /// The model, with no large weights inside.
+    /// The model without large embedded weights.
     pub model: Model,
-    /// The directory its locations resolve against, symlinks resolved.
+    /// The directory that its locations are relative to, without symlinks.
     pub dir: PathBuf,
 }
 
 impl Weights {
-    /// The model's own directory; `work` where weights had to be taken out of the model file, or lie behind links that
-    /// lead away from it.
+    /// Uses the model's directory; or `work`, if weights are embedded in the model file or links lead out of its directory.
     pub fn reach(model: &Model, work: &Path) -> Result<Self, PlanDirError> {
         let own = real(model.dir())?;
         let files = &model.weights().files;
@@ -86,14 +85,14 @@ impl Weights {
     }
 }
 
-/// A plan and the parts it runs, on the host, before anything is written.
+/// A plan on the host and its parts, not written yet.
 pub(crate) struct Draft {
     pub parts: Vec<Part>,
     pub plan: Plan,
 }
 
 impl Draft {
-    /// One partition for each group of blocks. `change` sees the parts before the plan is made of them.
+    /// Makes one partition for each group of blocks. `change` may modify the parts before the plan is made.
     pub fn new(
         analysis: &Analysis,
         groups: &[Range<usize>],
@@ -125,14 +124,14 @@ impl Draft {
     }
 }
 
-/// A partition's file and where its weights are.
+/// A partition's model and the directory of its weights.
 pub(crate) struct PartitionFile<'a> {
     pub proto: &'a ModelProto,
-    /// Directory its locations resolve against, symlinks resolved.
+    /// Directory that its locations are relative to, without symlinks.
     pub weights: &'a Path,
 }
 
-/// Writes a plan of these files, one for each partition, into `dir`, the plan last; gives its path.
+/// Writes the partition files and then the plan into `dir`; returns the plan's path.
 pub(crate) fn write(
     dir: &Path,
     analysis: &Analysis,
@@ -169,14 +168,14 @@ pub(crate) fn write(
     Ok(path)
 }
 
-/// What the plan remembers of its files.
+/// Records of the plan's files.
 struct Records<'a> {
     base: &'a Path,
     records: Vec<FileRecord>,
 }
 
 impl Records<'_> {
-    /// Adds a file once, and gives its path relative to the plan.
+    /// Adds a file once; returns its path relative to the plan.
     fn add(&mut self, file: &Path, role: FileRole) -> Result<String, PlanDirError> {
         let path = relative(self.base, file);
         if self.records.iter().all(|record| record.path != path) {
@@ -188,7 +187,7 @@ impl Records<'_> {
     }
 }
 
-/// A path with its symlinks resolved.
+/// Resolves the symlinks of a path.
 pub(crate) fn real(path: &Path) -> Result<PathBuf, PlanDirError> {
     // The directory of `model.onnx` is the current one.
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };

@@ -171,7 +171,8 @@ mod tests {
     use super::*;
     use crate::predicted::PredictedTimes;
     use hpp_partition::{
-        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload, judge,
+        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload,
+        evaluate,
     };
 
     /// Six blocks of `cpu` milliseconds on the host and `0.1 * gpu` milliseconds on the GPU.
@@ -227,7 +228,7 @@ mod tests {
         let choices: Vec<Choice> = (0..6).map(place).collect();
         let partitions = [0..on_host, on_host..6].map(|blocks| PartitionSpec { choice: choices[blocks.start], blocks });
         Partitioning {
-            solution: judge(problem, &OPTIONS, choices, vec![0]),
+            solution: evaluate(problem, &OPTIONS, choices, vec![0]),
             partitions: partitions.to_vec(),
             by_hand: false,
             min_partitions: 1,

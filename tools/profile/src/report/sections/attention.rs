@@ -1,4 +1,4 @@
-//! How spread each layer's attention is.
+//! Section part: entropy of each layer's attention.
 
 use super::boundaries::along;
 use super::depth::{self, Height, Series};
@@ -9,7 +9,7 @@ use crate::report::panel::Shape;
 use crate::report::view::{NAME, View};
 use hpp_schema::Statistics;
 
-/// Entropy over depth, or why there is none.
+/// Entropy over depth, or the reason why there is none.
 pub fn part(view: &View<'_>, statistics: &Statistics) -> Part {
     let labels = view.labels();
     let values = along(&labels, &statistics.attention, |layer| (layer.block.as_str(), layer.mean));

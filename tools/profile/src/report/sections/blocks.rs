@@ -1,4 +1,4 @@
-//! Where the time of a pass goes, by class of blocks and by block, under each provider; and where the bytes lie.
+//! Section: time of a pass by class of blocks and by block under each provider, and the bytes of each block.
 
 use super::depth::{self, Height, Series};
 use crate::report::axis::Axis;
@@ -10,10 +10,10 @@ use crate::report::view::{Group, NAME, PHASES, View, phase_name, provider_name};
 use hpp_partition::Phase;
 use hpp_schema::Provider;
 
-/// Groups that get a colour of their own.
+/// Groups with their own colour.
 const COLOURED: usize = 6;
 
-/// Blocks by time and bytes per provider.
+/// Times and bytes of blocks.
 pub fn section(view: &View<'_>) -> Section {
     let phases: Vec<(Phase, u64)> = PHASES.into_iter().filter_map(|p| Some((p, view.most_tokens(p)?))).collect();
     let parts = match phases.is_empty() {
@@ -23,7 +23,7 @@ pub fn section(view: &View<'_>) -> Section {
     Section { id: "blocks", title: "Blocks by time and bytes", parts }
 }
 
-/// What a pass of this kind is called.
+/// Name of a pass.
 pub fn pass_name(phase: Phase, tokens: u64) -> String {
     match phase {
         Phase::Decode => format!("one token at {tokens} tokens of context"),
@@ -54,7 +54,7 @@ fn shares(view: &View<'_>, phases: &[(Phase, u64)]) -> Figure {
     }
 }
 
-/// The first groups as they are, the others as one.
+/// The first groups, and one group of all others.
 fn coloured(mut groups: Vec<Group>) -> Vec<Group> {
     if groups.len() > COLOURED + 1 {
         let rest = groups.split_off(COLOURED);

@@ -1,4 +1,4 @@
-//! What crosses the boundaries between blocks while a corpus runs, and how much each block changes it.
+//! Section: statistics of the activations between blocks, and the influence of each block.
 
 use super::attention;
 use super::depth::{self, Height, Series};
@@ -9,9 +9,9 @@ use crate::report::panel::Shape;
 use crate::report::view::{NAME, View};
 use hpp_schema::{BoundaryStatistics, Statistics};
 
-/// The largest number half precision holds.
+/// The largest float16 number.
 const LARGEST_HALF: f64 = 65504.0;
-/// With a largest element this many times the mean, 8 bits leave the mean less than a step.
+/// If the largest element is this many times the mean, the mean is below one step of 8 bits.
 const OUTLIER: f64 = 256.0;
 
 /// Activations at the boundaries, influence of the blocks, attention.
@@ -25,7 +25,7 @@ pub fn section(view: &View<'_>) -> Section {
     Section { id: "boundaries", title: "What passes between the blocks", parts }
 }
 
-/// Positions of named blocks, with a value each.
+/// Positions of the entries' blocks, each with a value.
 pub fn along<T>(labels: &[&str], entries: &[T], read: impl Fn(&T) -> (&str, f64)) -> Vec<(usize, f64)> {
     let place = |entry: &T| {
         let (block, value) = read(entry);

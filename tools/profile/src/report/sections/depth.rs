@@ -1,29 +1,29 @@
-//! Values along the depth of the model, one for each block.
+//! Panels with one value for each block, in execution order.
 
 use crate::report::axis::Axis;
 use crate::report::palette::Ink;
 use crate::report::panel::{Mark, Panel, Shape};
 
-/// One kind of value, with a value for each block that has one.
+/// A series of values.
 pub struct Series {
     /// Colour of its points.
     pub ink: Ink,
-    /// Form of its points.
+    /// Shape of its points.
     pub shape: Shape,
-    /// Position of the block, value.
+    /// (Index of the block, value).
     pub values: Vec<(usize, f64)>,
 }
 
-/// How values are spread over the height.
+/// Scale of the vertical axis.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Height {
-    /// By powers of ten; only values above zero show.
+    /// Logarithmic; shows only positive values.
     Log,
-    /// From zero.
+    /// Linear, from 0.
     Linear,
 }
 
-/// Points over depth, joined by a thin line where neighbours both have a value.
+/// Points over depth; a thin line joins neighbours.
 pub fn points(title: &str, unit: &str, labels: &[&str], series: &[Series], height: Height) -> Panel {
     let values = series.iter().flat_map(|series| series.values.iter().map(|(_, value)| *value));
     let y = match height {

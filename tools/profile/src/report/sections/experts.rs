@@ -1,4 +1,4 @@
-//! Which experts tokens are routed to: a heat map of layers and experts, and what caches of experts would hit.
+//! Section: how often tokens are routed to each expert, and the hit rates of expert caches.
 
 use super::hit_rates;
 use crate::report::axis::Axis;
@@ -9,13 +9,13 @@ use crate::report::panel::{Mark, Panel};
 use crate::report::view::{NAME, View};
 use hpp_schema::ExpertStatistics;
 
-/// Cells in a row and in a column of the map, at most.
+/// Most cells in a row and in a column of the heat map.
 const MOST_COLUMNS: usize = 256;
 const MOST_ROWS: usize = 128;
-/// Upper ends of the heat levels after "never", as multiples of an even share; the last has none.
+/// Upper limits of the heat levels after "never", as multiples of an even share; the last level has none.
 const LEVELS: [f64; 7] = [0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0];
 
-/// Heat map and hit curves.
+/// Heat map and hit rates.
 pub fn section(view: &View<'_>) -> Section {
     let experts = view.profile.corpus.as_ref().map(|corpus| corpus.statistics.experts.as_slice());
     let parts = match experts {
@@ -26,7 +26,7 @@ pub fn section(view: &View<'_>) -> Section {
     Section { id: "experts", title: "Experts", parts }
 }
 
-/// Visits relative to an even share: 1 is what each expert of a router without preferences would get.
+/// Visits as multiples of an even share.
 fn relative(layer: &ExpertStatistics) -> Vec<f64> {
     let visits: f64 = layer.counts.iter().map(|count| *count as f64).sum();
     let even = visits / layer.counts.len().max(1) as f64;
@@ -83,8 +83,8 @@ fn panel(experts: &[ExpertStatistics]) -> Panel {
     panel
 }
 
-/// Neighbours of one heat level in one layer: from expert, to expert, level. `together` experts share a cell, which shows
-/// their mean.
+/// Runs of cells with one heat level in a layer: (first expert, end, level). A cell shows the mean of `together`
+/// experts.
 fn runs(layer: &ExpertStatistics, together: usize) -> Vec<(f64, f64, usize)> {
     let mut runs: Vec<(f64, f64, usize)> = Vec::new();
     for (at, cell) in relative(layer).chunks(together).enumerate() {

@@ -1,14 +1,14 @@
-//! What could not be measured, and why: nothing is left out in silence.
+//! Section: failed measurements with their reasons.
 
 use crate::report::figure::{Part, Section, Table};
 use crate::report::number::{count, label};
 use crate::report::view::{NAME, View, provider_name};
 use hpp_schema::{PhaseCosts, Profile};
 
-/// Characters of a reason that are shown.
+/// Most characters of a reason.
 const REASON: usize = 400;
 
-/// What failed, in the words it failed with.
+/// The failures as a table.
 pub fn section(view: &View<'_>) -> Section {
     let failures = all(view.profile);
     let mut parts = vec![match failures.len() {
@@ -23,7 +23,7 @@ pub fn section(view: &View<'_>) -> Section {
     Section { id: "failures", title: "What could not be measured", parts }
 }
 
-/// Each failure: what, why.
+/// Each failure as (what, why).
 pub fn all(profile: &Profile) -> Vec<(String, String)> {
     let mut failures: Vec<(String, String)> =
         profile.machine.failures.iter().map(|why| ("the machine".to_owned(), why.clone())).collect();

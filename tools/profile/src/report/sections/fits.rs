@@ -1,4 +1,4 @@
-//! Measured times and the curves through them.
+//! Section: measured times and fitted curves.
 
 use crate::report::axis::Axis;
 use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
@@ -9,13 +9,13 @@ use crate::report::view::{NAME, PHASES, View, phase_costs, phase_name, provider_
 use hpp_partition::Phase;
 use hpp_schema::{ClassCosts, Fit, PhaseCosts, Provider, ProviderCosts};
 
-/// Classes that are drawn; the table has all of them.
+/// Most classes that are drawn; the table has all.
 const DRAWN: usize = 4;
-/// Classes that take less than this part of the heaviest one's time are left to the table.
+/// Classes with less than this part of the slowest class's time are only in the table.
 const WORTH_DRAWING: f64 = 0.01;
-/// Points of a drawn curve.
+/// Points of a curve.
 const SAMPLES: usize = 40;
-/// A curve further than this from a measured point is said to be poor.
+/// A fit with a larger relative error is called poor.
 const POOR: f64 = 0.10;
 
 /// Times over tokens, with fits.
@@ -31,7 +31,7 @@ fn has_points(costs: &PhaseCosts) -> bool {
     costs.points.iter().any(|point| point.ms.and_then(sound).is_some())
 }
 
-/// The classes that take most of a pass, first.
+/// The classes with the largest part of a pass, largest first.
 fn drawn<'a>(view: &View<'a>, phase: Phase) -> Vec<&'a ClassCosts> {
     let tokens = view.most_tokens(phase).unwrap_or(0);
     let blocks_of = |class: &ClassCosts| view.blocks().iter().filter(|block| block.class == class.class).count();
@@ -118,7 +118,7 @@ fn panel(view: &View<'_>, phase: Phase, class: &ClassCosts) -> Panel {
     )
 }
 
-/// Milliseconds of a curve between whole tokens.
+/// Milliseconds of a curve at a fractional number of tokens.
 fn at(fit: Fit, tokens: f64) -> f64 {
     fit.constant_ms + tokens * (fit.linear_ms + tokens * fit.quadratic_ms)
 }
@@ -131,7 +131,7 @@ fn fits<'a>(
     costs.filter_map(move |(class, costs)| Some((class, costs, phase_costs(costs, phase).fit?)))
 }
 
-/// How far the worst drawn curve is from its points.
+/// The error of the worst drawn fit, as a sentence.
 fn quality(phase: Phase, classes: &[&ClassCosts]) -> String {
     let worst = fits(phase, classes).max_by(|a, b| a.2.worst_relative_error.total_cmp(&b.2.worst_relative_error));
     let Some((class, costs, fit)) = worst else { return "Too few points for a curve.".to_owned() };

@@ -1,4 +1,4 @@
-//! The head of the page: which model, which machine, how it was measured.
+//! The head of the page: model, machine and settings.
 
 use super::summary;
 use crate::report::number::{bytes, count, label, plain};

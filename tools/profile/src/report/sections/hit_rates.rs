@@ -1,4 +1,4 @@
-//! How often caches of experts would hit: least recently used, a fixed set of the busiest, and the best possible.
+//! Figure: hit rates of expert caches with three policies: least recently used, the busiest experts fixed, and the optimum.
 
 use crate::report::axis::Axis;
 use crate::report::figure::{Figure, Form, Key, Table};
@@ -7,12 +7,12 @@ use crate::report::palette::{AMBER, BLUE, GREEN, Ink};
 use crate::report::panel::{Mark, Panel, Shape};
 use hpp_schema::ExpertStatistics;
 
-/// Cache sizes that are drawn, at most.
+/// Most cache sizes that are drawn.
 const SIZES: usize = 32;
-/// The part of the visits a useful cache hits.
+/// Hit rate of a useful cache.
 const USEFUL: f64 = 0.9;
 
-/// A policy: its name, its look, the visits it hits with a cache of 1, 2, ... experts.
+/// A cache policy: name, colour, shape, and its hits with a cache of 1, 2, ... experts.
 struct Policy {
     name: &'static str,
     ink: Ink,
@@ -26,7 +26,7 @@ const POLICIES: [Policy; 3] = [
     Policy { name: "the busiest, fixed", ink: AMBER, shape: Shape::Square, hits: fixed },
 ];
 
-/// Sums of the first 1, 2, ... values.
+/// Prefix sums.
 fn sums(values: impl IntoIterator<Item = u64>) -> Vec<u64> {
     let add = |sum: &mut u64, value: u64| {
         *sum = sum.saturating_add(value);
@@ -46,8 +46,8 @@ fn fixed(layer: &ExpertStatistics) -> Vec<u64> {
     sums(counts)
 }
 
-/// Hit rate over all layers with 1, 2, ... up to `widest` experts of each in its cache. A larger cache than a layer's
-/// statistics know hits what the largest known one does.
+/// Hit rate over all layers with 1, 2, ... up to `widest` cached experts per layer. A cache larger than the statistics cover hits
+/// as often as the largest covered one.
 fn rates(layers: &[ExpertStatistics], policy: &Policy, widest: usize) -> Vec<f64> {
     let visits: f64 = layers.iter().flat_map(|layer| &layer.counts).map(|count| *count as f64).sum();
     let mut hits = vec![0.0; widest];
@@ -61,7 +61,7 @@ fn rates(layers: &[ExpertStatistics], policy: &Policy, widest: usize) -> Vec<f64
     hits.into_iter().map(|hits| hits / visits.max(1.0)).collect()
 }
 
-/// Hit curves of the policies.
+/// Hit rates of all policies.
 pub fn figure(layers: &[ExpertStatistics]) -> Figure {
     let widest = layers.iter().map(|layer| layer.counts.len()).max().unwrap_or(0).max(1);
     let curves = POLICIES.each_ref().map(|policy| rates(layers, policy, widest));

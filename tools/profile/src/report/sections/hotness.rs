@@ -1,4 +1,4 @@
-//! What each block gains from a device for each byte it takes there; and what decides where all gain the same.
+//! Section: the hotness of each block, and what decides a placement if all are equally hot.
 
 use super::depth;
 use crate::hotness::{Evenness, verdict};
@@ -8,7 +8,7 @@ use crate::report::palette::{AMBER, PURPLE};
 use crate::report::view::{NAME, View, provider_name};
 use hpp_schema::{BlockHotness, HotnessTerms, Provider};
 
-/// Characters of a line of the verdict that are shown.
+/// Most characters of a line of the verdict.
 const LINE: usize = 300;
 
 /// Hotness per block.

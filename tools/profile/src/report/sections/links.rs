@@ -1,4 +1,4 @@
-//! How fast bytes move: out of memory, off the disk, to a device and back; and what that does to computing.
+//! Section: bandwidth of memory, disk and links, and contention between links and computing.
 
 use crate::rates::planning_point;
 use crate::report::axis::Axis;
@@ -158,7 +158,7 @@ fn verdict(provider: Provider, curves: &[&BandwidthCurve]) -> Option<String> {
     }
 }
 
-/// A factor on a time, in words.
+/// A slowdown factor in words.
 fn as_long(factor: f64) -> String {
     if factor < 1.005 { "as long as alone".to_owned() } else { format!("{} times as long", plain(factor)) }
 }

@@ -1,4 +1,4 @@
-//! The sections of the page, in the order a reader meets them. Each looks at the profile and says what it sees.
+//! The sections of the page, in display order. Each makes its content from the profile.
 
 mod attention;
 mod blocks;
@@ -22,12 +22,12 @@ use super::figure::{Part, Section};
 use super::view::View;
 use maud::Markup;
 
-/// What stands above all sections: what was measured, how, and what it comes to.
+/// The part above all sections: model, machine, settings and summary.
 pub fn opening(view: &View<'_>) -> Markup {
     head::html(view)
 }
 
-/// All sections that have something to show, and one that names the others with the reason.
+/// All sections with content, and a last one that lists the others with the reasons.
 pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
     let (mut sections, empty): (Vec<Section>, Vec<Section>) =
         each(view, input).into_iter().partition(Section::shows_something);

@@ -1,4 +1,4 @@
-//! How often the neurons of ReLU networks fire.
+//! Section: activation frequencies of the neurons of ReLU networks.
 
 use super::boundaries::along;
 use super::depth;
@@ -10,11 +10,11 @@ use crate::report::panel::{Mark, Panel};
 use crate::report::view::{NAME, View};
 use hpp_schema::NeuronStatistics;
 
-/// Layers that are drawn.
+/// Most layers that are drawn.
 const DRAWN: usize = 5;
 /// Points of a curve.
 const SAMPLES: usize = 101;
-/// A neuron that fires for a smaller part of the tokens is called cold.
+/// A neuron that is active for a smaller part of the tokens is cold.
 const COLD: f64 = 0.05;
 
 /// Activation frequencies.
@@ -28,7 +28,7 @@ pub fn section(view: &View<'_>) -> Section {
     Section { id: "neurons", title: "Neurons", parts }
 }
 
-/// Part of the tokens each neuron fires for, busiest first.
+/// Part of the tokens for which each neuron is active, in descending order.
 fn frequencies(layer: &NeuronStatistics) -> Vec<f64> {
     let mut active = layer.active.clone();
     active.sort_unstable_by(|a, b| b.cmp(a));
@@ -43,7 +43,7 @@ fn cold(frequencies: &[f64]) -> f64 {
     frequencies.iter().filter(|f| **f < COLD).count() as f64 / frequencies.len().max(1) as f64
 }
 
-/// Part of all activations that the busiest fifth of the neurons accounts for.
+/// Part of all activations from the most active fifth of the neurons.
 fn busiest_fifth(frequencies: &[f64]) -> f64 {
     let all: f64 = frequencies.iter().sum();
     let fifth: f64 = frequencies.iter().take(frequencies.len().div_ceil(5)).sum();

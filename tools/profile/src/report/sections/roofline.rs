@@ -1,4 +1,4 @@
-//! How close each block comes to what the processor can do: arithmetic intensity against the rate achieved (the roofline
+//! Section: how close each block is to the limits of the processor: arithmetic intensity against the achieved rate (the roofline
 //! model of Williams, Waterman and Patterson, CACM 52(4), 2009).
 
 use super::blocks::pass_name;
@@ -11,9 +11,9 @@ use crate::report::view::{Bounds, PHASES, View, provider_name};
 use hpp_partition::Phase;
 use hpp_schema::Provider;
 
-/// A rate above the bound by more than this is not measuring noise.
+/// A rate above the limit by more than this factor is not noise.
 pub const BEYOND: f64 = 1.05;
-/// How a rate can lie above a bound.
+/// Explanation of rates above a limit.
 pub const WHY_BEYOND: &str = "caches hold what is read, or the machine was busy while the bound was measured";
 
 /// One class of blocks at one token count.
@@ -27,7 +27,7 @@ struct Point {
     /// 1e9 operations per second.
     gflops: f64,
     ms: f64,
-    /// Part of what the bounds allow, where there are any.
+    /// Achieved part of the limit, if there is one.
     reached: Option<f64>,
 }
 
@@ -48,7 +48,7 @@ pub fn section(view: &View<'_>) -> Section {
 }
 
 impl Bounds {
-    /// The most at this intensity, 1e9 operations per second.
+    /// The limit at this intensity, 1e9 operations per second.
     fn at(&self, intensity: f64) -> f64 {
         self.gflops.unwrap_or(f64::INFINITY).min(intensity * self.gb_per_s)
     }
@@ -138,7 +138,7 @@ fn panel(view: &View<'_>, provider: Provider, points: &[Point]) -> Panel {
     Panel::new(title, text, x, y, marks)
 }
 
-/// How far the blocks that take most of a pass come, for each provider and phase.
+/// Achieved parts of the limit of the slowest blocks, for each provider and phase.
 fn findings(view: &View<'_>, providers: &[(Provider, Vec<Point>)]) -> Vec<String> {
     let mut findings = Vec::new();
     for (provider, points) in providers {

@@ -1,4 +1,4 @@
-//! How much rounding one block's weights moves the scores.
+//! Section: how much rounding the weights of one block changes the logits.
 
 use super::depth::{self, Height, Series};
 use crate::report::figure::{Figure, Form, Key, Part, Section, Table};

@@ -1,4 +1,4 @@
-//! What the measurements come to, in a few numbers and sentences.
+//! The summary: key numbers and conclusions.
 
 use super::failures;
 use super::roofline::{BEYOND, WHY_BEYOND};
@@ -7,13 +7,13 @@ use crate::report::view::{View, provider_name};
 use hpp_partition::Phase;
 use hpp_schema::Provider;
 
-/// A number worth seeing first.
+/// A key number.
 pub struct Tile {
     /// The number.
     pub value: String,
     /// Its unit.
     pub unit: &'static str,
-    /// What it is.
+    /// What it measures.
     pub what: String,
 }
 
@@ -21,7 +21,7 @@ fn tile(value: String, unit: &'static str, what: impl Into<String>) -> Tile {
     Tile { value, unit, what: what.into() }
 }
 
-/// The numbers worth seeing first.
+/// The key numbers.
 pub fn tiles(view: &View<'_>) -> Vec<Tile> {
     let model = &view.profile.model;
     let mut tiles = vec![tile(bytes(model.weight_bytes.0), "", format!("weights in {} blocks", model.blocks.len()))];
@@ -41,14 +41,14 @@ pub fn tiles(view: &View<'_>) -> Vec<Tile> {
     tiles
 }
 
-/// Tokens and milliseconds of a pass that is known completely.
+/// Tokens and milliseconds of a pass with a time for every block.
 fn whole_pass(view: &View<'_>, provider: Provider, phase: Phase) -> Option<(u64, f64)> {
     let tokens = view.most_tokens(phase)?;
     let pass = view.pass(provider, phase, tokens);
     (pass.missing == 0 && pass.ms > 0.0 && !view.blocks().is_empty()).then_some((tokens, pass.ms))
 }
 
-/// What follows from the measurements.
+/// Conclusions from the measurements.
 pub fn sentences(view: &View<'_>) -> Vec<String> {
     let mut sentences: Vec<String> = view.providers.iter().filter_map(|p| decode_sentence(view, *p)).collect();
     sentences.extend(comparison(view));
@@ -79,7 +79,7 @@ fn decode_sentence(view: &View<'_>, provider: Provider) -> Option<String> {
     Some(text + ".")
 }
 
-/// The fastest provider of each phase, where there are several.
+/// The fastest provider of each phase, if there are several.
 fn comparison(view: &View<'_>) -> Option<String> {
     let fastest = |phase: Phase| {
         let mut passes: Vec<(f64, Provider)> =

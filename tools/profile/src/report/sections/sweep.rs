@@ -1,4 +1,4 @@
-//! What the planner predicts for more or less device memory.
+//! Section: predictions of the planner for a range of VRAM budgets.
 
 use crate::report::Sweep;
 use crate::report::axis::Axis;
@@ -9,7 +9,7 @@ use crate::report::panel::{Mark, Panel, Shape};
 use crate::report::view::View;
 use hpp_partition::{Mechanisms, Phase, Solution, SweepPoint, Where, Workload};
 
-/// A unit of memory that suits the largest budget: its name, its bytes.
+/// A unit of memory suitable for the largest budget: (name, bytes).
 #[derive(Clone, Copy)]
 struct Unit(&'static str, f64);
 
@@ -24,7 +24,7 @@ impl Unit {
     }
 }
 
-/// Predicted speed against device memory.
+/// Predicted speed over VRAM.
 pub fn section(view: &View<'_>, sweep: &Sweep) -> Section {
     let part = match sweep {
         Sweep::Absent(why) => Part::Absent(label(why, 400)),
@@ -47,7 +47,7 @@ fn per_second(solution: &Solution) -> f64 {
     if solution.decode_ms > 0.0 { 1e3 / solution.decode_ms } else { 0.0 }
 }
 
-/// Whether a choice computes on the CPU, streams, or is resident, in decode.
+/// Whether a choice, in decode, computes on the CPU, is streamed, or is resident.
 fn kind(place: Where) -> usize {
     match place {
         Where::Resident(_) => 0,

@@ -1,37 +1,37 @@
-//! The judge: prices placements by simulation, refuses what does not fit, and remembers the best it has seen.
+//! Evaluates placements by simulation, rejects those that do not fit, and keeps the best.
 
 use crate::memory::usage;
-use crate::moving::Visit;
 use crate::schedule::{crossings, handover, places};
 use crate::simulate::{chain_ms, disk_ms};
+use crate::transfer::StateSwap;
 use crate::{Choice, Mechanisms, Phase, Problem, Where};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
-/// Two times this close, as a part of them, are equal.
+/// Times with at most this relative difference are equal.
 pub(crate) const SAME: f64 = 1e-9;
 
-/// What a placement takes.
+/// The score of a placement.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Price {
+pub(crate) struct Score {
     /// Weighted milliseconds.
     pub objective: f64,
-    /// Changes of device in both phases that count.
+    /// Device changes in all phases with a weight.
     pub crossings: usize,
 }
 
-/// A priced placement.
+/// An evaluated placement.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Candidate {
-    pub price: Price,
+    pub score: Score,
     pub choices: Vec<Choice>,
     pub slots: Vec<u32>,
 }
 
 impl Candidate {
-    /// Faster first; equally fast: fewer crossings, then order.
+    /// Compares by time, then by crossings, then by choices.
     pub fn order(&self, other: &Candidate) -> Ordering {
-        let (a, b) = (&self.price, &other.price);
+        let (a, b) = (&self.score, &other.score);
         let by_time = match (a.objective - b.objective).abs() <= SAME * a.objective.abs().max(b.objective.abs()) {
             true => Ordering::Equal,
             false => a.objective.total_cmp(&b.objective),
@@ -43,93 +43,93 @@ impl Candidate {
         self.order(other) == Ordering::Less
     }
 
-    /// How many blocks are where, and how often a token crosses: what tells plans apart that are worth trying.
+    /// Number of blocks at each place, number of crossings, slots: placements with different shapes are worth trying separately.
     fn shape(&self) -> (Vec<Choice>, usize, &[u32]) {
         let mut sorted = self.choices.clone();
         sorted.sort();
-        (sorted, self.price.crossings, &self.slots)
+        (sorted, self.score.crossings, &self.slots)
     }
 }
 
-/// What is asked of a placement: how much each phase weighs, what the runtime may do, how many slots there are.
+/// What to optimize: the weight of each phase, the allowed mechanisms, the number of slots.
 #[derive(Clone, Debug)]
-pub(crate) struct Wish {
-    /// Weights of prefill and decode milliseconds.
+pub(crate) struct Goal {
+    /// Weights of the prefill time and of the time of a decoded token.
     pub weights: [f64; 2],
     pub mechanisms: Mechanisms,
-    /// Slots on each GPU where something is streamed to it.
+    /// Slots of each GPU that weights are streamed to.
     pub slots: Vec<u32>,
 }
 
-impl Wish {
-    /// Phases that weigh something.
+impl Goal {
+    /// Phases with a weight above 0.
     pub fn phases(&self) -> impl Iterator<Item = Phase> + use<> {
         let weights = self.weights;
         Phase::BOTH.into_iter().filter(move |phase| weights[*phase as usize] > 0.0)
     }
 }
 
-/// Prices placements of one problem for one wish.
-pub(crate) struct Judge<'a> {
+/// Evaluates placements of one problem for one goal.
+pub(crate) struct Evaluator<'a> {
     pub problem: &'a Problem,
-    pub wish: Wish,
-    /// Simulated milliseconds of each phase by the codes of its places and visits.
+    pub goal: Goal,
+    /// Cache of simulated milliseconds of each phase, by codes of places and state swaps.
     seen: [HashMap<Vec<u32>, f64>; 2],
-    /// Best first; no two of one shape.
+    /// The best placements, best first, no two with the same shape.
     best: Vec<Candidate>,
     keep: usize,
-    /// Placements priced so far.
-    pub priced: usize,
+    /// Number of evaluations so far.
+    pub evaluations: usize,
 }
 
-impl<'a> Judge<'a> {
-    /// A judge that remembers the `keep` best.
-    pub fn new(problem: &'a Problem, wish: Wish, keep: usize) -> Self {
-        Judge { problem, wish, seen: Default::default(), best: Vec::new(), keep: keep.max(1), priced: 0 }
+impl<'a> Evaluator<'a> {
+    /// Keeps the best `keep` placements.
+    pub fn new(problem: &'a Problem, goal: Goal, keep: usize) -> Self {
+        Evaluator { problem, goal, seen: Default::default(), best: Vec::new(), keep: keep.max(1), evaluations: 0 }
     }
 
-    /// Prices a placement; `None` where it does not fit or never ends.
-    pub fn price(&mut self, choices: &[Choice]) -> Option<Candidate> {
-        self.priced += 1;
-        let usage = usage(self.problem, choices, &self.wish.slots);
-        usage.check(self.problem, self.wish.mechanisms).ok()?;
-        let mut price = Price { objective: 0.0, crossings: 0 };
-        for phase in self.wish.phases() {
-            price.crossings += crossings(&places(choices, phase));
+    /// Evaluates a placement; `None` if it does not fit or never finishes.
+    pub fn evaluate(&mut self, choices: &[Choice]) -> Option<Candidate> {
+        self.evaluations += 1;
+        let usage = usage(self.problem, choices, &self.goal.slots);
+        usage.check(self.problem, self.goal.mechanisms).ok()?;
+        let mut score = Score { objective: 0.0, crossings: 0 };
+        for phase in self.goal.phases() {
+            score.crossings += crossings(&places(choices, phase));
             let mut ms = self.chain(choices, phase);
             let disk = disk_ms(self.problem, usage.missing(self.problem, phase));
             ms = ms.max(disk * self.problem.passes(phase) as f64);
             if phase == Phase::Prefill {
                 ms += handover(self.problem, choices).iter().map(|step| step.ms).sum::<f64>();
             }
-            price.objective += self.wish.weights[phase as usize] * ms;
+            score.objective += self.goal.weights[phase as usize] * ms;
         }
-        let candidate = Candidate { price, choices: choices.to_vec(), slots: self.slots(choices) };
-        price.objective.is_finite().then(|| {
+        let candidate = Candidate { score, choices: choices.to_vec(), slots: self.slots(choices) };
+        score.objective.is_finite().then(|| {
             self.remember(&candidate);
             candidate
         })
     }
 
-    /// The best placements priced so far, best first, no two of one shape.
+    /// The best placements so far, best first, no two with the same shape.
     pub fn best(&self) -> &[Candidate] {
         &self.best
     }
 
     fn chain(&mut self, choices: &[Choice], phase: Phase) -> f64 {
-        let (problem, slots) = (self.problem, &self.wish.slots);
+        let (problem, slots) = (self.problem, &self.goal.slots);
         let code = |(i, choice): (usize, &Choice)| {
-            let visit = problem.visit(i, *choice, phase).map_or(0, Visit::code);
+            let visit = problem.visit(i, *choice, phase).map_or(0, StateSwap::code);
             u32::from(choice.of(phase).code()) | visit << 16
         };
         let codes = choices.iter().enumerate().map(code).collect();
         *self.seen[phase as usize].entry(codes).or_insert_with(|| chain_ms(problem, choices, slots, phase))
     }
 
-    /// Slots of the GPUs something is streamed to.
+    /// Slots of each GPU; 0 if nothing is streamed to it.
     fn slots(&self, choices: &[Choice]) -> Vec<u32> {
         let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|p| c.of(*p) == Where::Streamed(gpu)));
-        self.wish.slots.iter().enumerate().map(|(gpu, slots)| if streams(gpu) { *slots } else { 0 }).collect()
+        self.goal.slots.iter().enumerate().map(|(gpu, slots)| if streams(gpu) { *slots } else { 0 }).collect()
     }
 
     fn remember(&mut self, candidate: &Candidate) {

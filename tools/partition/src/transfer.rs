@@ -1,25 +1,26 @@
-//! What computing and moving cost, read off a problem: one block in one phase, a boundary, a streamed block, its state.
+//! The times of computing and of transfers in a problem: a block in a phase, a boundary, streamed weights, state.
 
-use crate::{Block, Choice, Cost, Grows, KvHome, Mechanisms, Phase, Problem, Where};
+use crate::{Block, Choice, Cost, GrowingState, KvHome, Mechanisms, Phase, Problem, Where};
 
-/// Tensors that are copied one after the other, each with a latency of its own.
+/// Tensors that are copied one after another, each with its own latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tensors {
     pub number: u64,
-    /// Of all of them together.
+    /// Total size.
     pub bytes: u64,
 }
 
-/// State that is computed on where it does not lie.
+/// State that is swapped to the computing device, because it is kept on another one; `None` is the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Visit {
+pub(crate) struct StateSwap {
     home: Option<usize>,
     away: Option<usize>,
-    /// Whether it stays away for all passes of a prompt, or to the end of a token's; else it goes home after each run.
+    /// Whether it stays on the computing device until all prefill passes, or the decode pass, are done; otherwise it is swapped back
+    /// after each run.
     pub stays: bool,
 }
 
-/// A way between memories; `None` is the host.
+/// A transfer between memories; `None` is the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Way {
     pub from: Option<usize>,
@@ -27,8 +28,8 @@ pub(crate) struct Way {
     pub tensors: Tensors,
 }
 
-impl Visit {
-    /// A number that is the same for visits that take the same, of blocks that are the same.
+impl StateSwap {
+    /// A number that is equal for swaps of equal cost, for the same block.
     pub fn code(self) -> u32 {
         1 + u32::from(self.stays) + 2 * self.home.map_or(0, |gpu| gpu as u32 + 1)
     }
@@ -40,12 +41,12 @@ impl Problem {
         self.blocks[block].weights.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Weights of one block that are copied each time it is streamed to a GPU, bytes.
+    /// Weights of one block that are copied in every pass if it is streamed to a GPU, bytes.
     pub fn streamed_bytes(&self, block: usize) -> u64 {
         self.blocks[block].streamed.bytes()
     }
 
-    /// Passes over all blocks that a phase takes: those of the prompt, or one for a decoded token.
+    /// Number of passes of a phase: those of the prompt, or one for a decoded token.
     pub fn passes(&self, phase: Phase) -> usize {
         match phase {
             Phase::Decode => 1,
@@ -53,7 +54,7 @@ impl Problem {
         }
     }
 
-    /// Milliseconds one block computes in one pass, the start of its partition and visits of its state apart.
+    /// Time of one block in one pass, milliseconds, without launch cost and state swaps.
     pub(crate) fn block_ms(&self, block: usize, place: Where, phase: Phase, pass: usize) -> f64 {
         let ms = |cost: &Cost| match phase {
             Phase::Decode => cost.decode_ms,
@@ -65,32 +66,32 @@ impl Problem {
         }
     }
 
-    /// The same, added up over all passes of a phase.
+    /// Time of one block in all passes of a phase, milliseconds.
     pub(crate) fn block_ms_in_all(&self, block: usize, place: Where, phase: Phase) -> f64 {
         (0..self.passes(phase)).map(|pass| self.block_ms(block, place, phase, pass)).sum()
     }
 
-    /// Cost of starting a partition there, milliseconds.
+    /// Launch cost of a partition, milliseconds.
     pub(crate) fn launch_ms(&self, place: Where) -> f64 {
         place.gpu().map_or(self.cpu_launch_ms, |gpu| self.gpus[gpu].launch_ms)
     }
 
-    /// Copying from the host to a GPU, milliseconds.
+    /// Time of a copy from the host to a GPU, milliseconds.
     pub(crate) fn upload_ms(&self, gpu: usize, tensors: Tensors) -> f64 {
         tensors.number as f64 * self.gpus[gpu].latency_ms + tensors.bytes as f64 / self.gpus[gpu].to_device
     }
 
-    /// Copying from a GPU to the host, milliseconds.
+    /// Time of a copy from a GPU to the host, milliseconds.
     pub(crate) fn download_ms(&self, gpu: usize, tensors: Tensors) -> f64 {
         tensors.number as f64 * self.gpus[gpu].latency_ms + tensors.bytes as f64 / self.gpus[gpu].from_device
     }
 
-    /// Copying the weights of a streamed block, milliseconds, while the host does not compute: all of them as one.
+    /// Time to copy the weights of a streamed block, as one copy and without contention, milliseconds.
     pub(crate) fn stream_ms(&self, block: usize, gpu: usize) -> f64 {
         self.upload_ms(gpu, Tensors { number: 1, bytes: self.streamed_bytes(block) })
     }
 
-    /// What enters a block in one pass.
+    /// The boundary tensors that enter a block in one pass.
     pub(crate) fn boundary(&self, block: usize, phase: Phase, pass: usize) -> Tensors {
         let tokens = match phase {
             Phase::Decode => 1,
@@ -100,90 +101,93 @@ impl Problem {
         Tensors { number: block.boundary_tensors, bytes: block.boundary_bytes.saturating_mul(tokens) }
     }
 
-    /// A block's state, where it has any.
+    /// A block's state; `None` if it has none.
     pub(crate) fn state(&self, block: usize) -> Option<Tensors> {
         let block = &self.blocks[block];
         (block.kv_bytes > 0).then_some(Tensors { number: block.kv_tensors, bytes: block.kv_bytes })
     }
 
-    /// The GPU that a block's state lies on; `None` is the host.
+    /// The device that keeps a block's state between tokens; `None` is the host.
     fn home(&self, choice: Choice) -> Option<usize> {
         choice.decode.gpu().filter(|_| self.budget.kv == KvHome::Device)
     }
 
-    /// How a block's state comes to where a phase computes on it, if it does not lie there.
-    pub(crate) fn visit(&self, block: usize, choice: Choice, phase: Phase) -> Option<Visit> {
+    /// How a block's state is swapped in a phase; `None` if the computing device keeps it.
+    pub(crate) fn visit(&self, block: usize, choice: Choice, phase: Phase) -> Option<StateSwap> {
         self.state(block)?;
         let home = self.home(choice);
         let away = choice.of(phase).gpu();
-        // A desk of its own is kept for state that is at home in the other phase.
+        // A block that computes at home in the other phase has its own buffer away from home.
         let stays = self.blocks[block].kv_grows.is_none() && choice.of(phase.other()).gpu() == home;
-        (away != home).then_some(Visit { home, away, stays })
+        (away != home).then_some(StateSwap { home, away, stays })
     }
 
-    /// Whether a block's state has room of its own where a phase computes on it and it does not lie.
+    /// Whether a block's state has its own buffer on the computing device of a phase.
     pub(crate) fn stays(&self, block: usize, choice: Choice, phase: Phase) -> bool {
         self.visit(block, choice, phase).is_some_and(|visit| visit.stays)
     }
 
-    /// The way home of state that stays with a prompt until all of it is in.
+    /// The transfer of state to its home after the prompt.
     pub(crate) fn handover(&self, block: usize, choice: Choice) -> Option<Way> {
         let visit = self.visit(block, choice, Phase::Prefill).filter(|visit| visit.stays)?;
-        let tensors = Tensors { number: self.state(block)?.number, bytes: self.travels(block, visit, self.prompt()) };
+        let tensors =
+            Tensors { number: self.state(block)?.number, bytes: self.in_place_bytes(block, visit, self.prompt()) };
         Some(Way { from: visit.away, to: visit.home, tensors })
     }
 
-    /// The same, milliseconds.
+    /// Time of that transfer, milliseconds.
     pub(crate) fn handover_ms(&self, block: usize, choice: Choice) -> f64 {
         self.handover(block, choice).map_or(0.0, |way| self.way_ms(way))
     }
 
-    /// Ways that a block's state goes in all passes of a phase.
+    /// The transfers of a block's state in all passes of a phase.
     pub(crate) fn visits(&self, block: usize, choice: Choice, phase: Phase) -> impl Iterator<Item = Way> {
         let visit = self.visit(block, choice, phase).filter(|visit| !visit.stays || phase == Phase::Decode);
         let ways = move |visit| (0..self.passes(phase)).flat_map(move |pass| self.ways(block, visit, phase, pass));
         visit.into_iter().flat_map(ways)
     }
 
-    /// The way there and the way back in one pass.
-    pub(crate) fn ways(&self, block: usize, visit: Visit, phase: Phase, pass: usize) -> [Way; 2] {
+    /// The transfers to the computing device and back in one pass.
+    pub(crate) fn ways(&self, block: usize, visit: StateSwap, phase: Phase, pass: usize) -> [Way; 2] {
         let [before, after] = match phase {
             Phase::Prefill => [pass, pass + 1].map(|passes| self.load.passes[..passes].iter().sum()),
             Phase::Decode => [0, 1].map(|more| self.load.prompt_tokens + self.load.new_tokens / 2 + more),
         };
-        // A buffer is laid out for all tokens of a prompt before its first pass.
+        // An in-place buffer is laid out for all tokens of the prompt before its first pass.
         let laid_out = if phase == Phase::Prefill { self.prompt() } else { after };
         let state = &self.blocks[block];
         let tensors = |tokens: u64| Tensors {
             number: state.kv_tensors,
             bytes: match state.kv_grows {
-                None => self.travels(block, visit, laid_out),
-                Some(Grows { fixed, token }) => fixed.saturating_add(token.saturating_mul(tokens)).min(state.kv_bytes),
+                None => self.in_place_bytes(block, visit, laid_out),
+                Some(GrowingState { fixed, token }) => {
+                    fixed.saturating_add(token.saturating_mul(tokens)).min(state.kv_bytes)
+                }
             },
         };
-        let Visit { home, away, .. } = visit;
+        let StateSwap { home, away, .. } = visit;
         [Way { from: home, to: away, tensors: tensors(before) }, Way { from: away, to: home, tensors: tensors(after) }]
     }
 
-    /// Bytes of state updated in place that are copied while it holds so many tokens.
-    fn travels(&self, block: usize, visit: Visit, tokens: u64) -> u64 {
+    /// Bytes to copy of in-place state with this many tokens.
+    fn in_place_bytes(&self, block: usize, visit: StateSwap, tokens: u64) -> u64 {
         let Block { kv_bytes, kv_filled, .. } = self.blocks[block];
         kv_filled.filter(|_| visit.home.is_none()).map_or(kv_bytes, |filled| filled.bytes(tokens))
     }
 
-    /// Tokens that all passes of the prompt take in.
+    /// Tokens of all prefill passes.
     fn prompt(&self) -> u64 {
         self.load.passes.iter().sum()
     }
 
-    /// Copying from one memory to another, from GPU to GPU through the host, milliseconds.
+    /// Time of a transfer, from GPU to GPU through the host, milliseconds.
     pub(crate) fn way_ms(&self, way: Way) -> f64 {
         let from = way.from.map_or(0.0, |gpu| self.download_ms(gpu, way.tensors));
         from + way.to.map_or(0.0, |gpu| self.upload_ms(gpu, way.tensors))
     }
 
-    /// The choices a block has: every pair of places where it has a finite cost. A block that is resident on a GPU in one
-    /// phase is not streamed there in the other.
+    /// The choices of a block: every pair of places with finite times. A block that is resident on a GPU in one phase is not streamed
+    /// to the same GPU in the other.
     pub fn choices(&self, block: usize, mechanisms: Mechanisms) -> Vec<Choice> {
         let gpus = || 0..self.gpus.len().min(self.budget.vram.len());
         let mut places = vec![Where::Cpu];
@@ -206,7 +210,7 @@ impl Problem {
 }
 
 impl Choice {
-    /// Whether a runtime with these mechanisms could do this.
+    /// Whether the runtime supports this choice with these mechanisms.
     pub fn is_legal(self, mechanisms: Mechanisms) -> bool {
         let same_gpu = self.prefill.gpu().is_some() && self.prefill.gpu() == self.decode.gpu();
         match mechanisms.streams() {
@@ -215,19 +219,19 @@ impl Choice {
         }
     }
 
-    /// The GPU that holds the block's weights for good, if one does; two where each phase has its own.
+    /// GPUs where the block's weights are resident: at most one for each phase.
     pub(crate) fn resident(self) -> impl Iterator<Item = usize> {
         let gpu = |place| if let Where::Resident(gpu) = place { Some(gpu) } else { None };
         let decode = gpu(self.decode).filter(|_| self.decode != self.prefill);
         gpu(self.prefill).into_iter().chain(decode)
     }
 
-    /// Whether its weights are streamed to this GPU in either phase.
+    /// Whether the block is streamed to this GPU in either phase.
     pub(crate) fn is_streamed_to(self, gpu: usize) -> bool {
         [self.prefill, self.decode].contains(&Where::Streamed(gpu))
     }
 
-    /// Whether the host must hold the block's weights: it computes with them or they are copied from it.
+    /// Whether the host holds the block's weights, to compute with them or to copy them.
     pub(crate) fn on_host(self) -> bool {
         !matches!((self.prefill, self.decode), (Where::Resident(_), Where::Resident(_)))
     }
