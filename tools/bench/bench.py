@@ -1,16 +1,17 @@
 """`make bench`: the measurements of docs/BENCHMARKS.md, as one table, with the versions used.
 
-    bench.py --target DIR [--threads N] [--rounds N] [--small] [NAME ...]
+    bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
-NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, fits, streaming, llama-cpp or disk-llama-cpp.
-Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
-after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
+NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, fits, streaming, before, llama-cpp or disk-llama-cpp.
+Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
+Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
 
 import argparse
 import os
 import sys
 
+import before
 import disk
 import equal
 import measure
@@ -36,6 +37,7 @@ MEASUREMENTS = {
     "disk": disk.larger_than_memory,
     "fits": disk.model_that_fits,
     "streaming": streaming.on_webgpu,
+    "before": before.against_before,
     "llama-cpp": speed.against_llama_cpp,
     "disk-llama-cpp": disk.beside_llama_cpp,
 }
@@ -44,13 +46,14 @@ MEASUREMENTS = {
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--target", default="target/release", help="where the binaries are")
+    arguments.add_argument("--before", help="an earlier build's binaries, for the measurement `before`")
     arguments.add_argument("--threads", type=int, default=physical_cores())
     arguments.add_argument("--rounds", type=int, default=5, help="how often each side of a speed is measured, in turns")
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
-    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name]
-    shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small)
+    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name != "before"]
+    shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small, before=asked.before)
     table = Table(os.path.join(OUT, "results-small.json" if asked.small else "results.json"))
     failed = False
     for name in names:

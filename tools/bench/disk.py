@@ -82,17 +82,40 @@ def speed(answer):
     return answer["decode_tokens_per_second"]["median"]
 
 
+def weight_file(model):
+    return os.path.join(model, "model.onnx.data")
+
+
+def limit_of(model, part):
+    """A share of the model's weights, in bytes: the memory limit of a run."""
+    return int(os.path.getsize(weight_file(model)) * part)
+
+
+def plan_options(limit):
+    """What hpp-split is told for a run under `limit` bytes."""
+    return ("--context", CONTEXT, "--ram", f"{limit - KERNEL}B", "--prompt-tokens", PROMPT, "--new-tokens", NEW)
+
+
+def cold(shop, model, plan, limit, *options):
+    """A run under a limit that finds nothing in the page cache."""
+    forget(model, plan)
+    return bench(shop, plan, limit, *options)
+
+
+def large_models(shop):
+    """Pairs of element type and model."""
+    suffix = "-small" if shop.small else ""
+    return [(dtype, shop.model(f"large-{dtype}{suffix}", *shape)) for dtype, shape in (SMALL if shop.small else SHAPES).items()]
+
+
 def larger_than_memory(shop):
     rows = []
-    for dtype, shape in (SMALL if shop.small else SHAPES).items():
-        model = shop.model(f"large-{dtype}{'-small' if shop.small else ''}", *shape)
-        data = os.path.join(model, "model.onnx.data")
-        size = os.path.getsize(data)
+    for dtype, model in large_models(shop):
         whole, _ = shop.split(model, f"disk/{dtype}-whole", "--context", CONTEXT)
         compute = 1 / speed(bench(shop, whole, None))
         measured = profiled(shop, dtype, model)
         for part in (0.5, 0.25):
-            rows += under(shop, (dtype, model, data), part, compute, int(size * part), measured)
+            rows += under(shop, (dtype, model), part, compute, measured)
     return rows
 
 
@@ -104,12 +127,12 @@ def profiled(shop, dtype, model):
     return path
 
 
-def under(shop, model, part, compute, limit, measured):
+def under(shop, model, part, compute, measured):
     """The rows of one model and one limit; `measured` is a profile."""
-    dtype, model, data = model
+    dtype, model = model
+    data, limit = weight_file(model), limit_of(model, part)
     what = f"decode with {part:.0%} of the model's size as memory, {dtype}"
-    asked = ("--context", CONTEXT, "--ram", f"{limit - KERNEL}B", "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--profile",
-             measured)
+    asked = (*plan_options(limit), "--profile", measured)
     plan, _ = shop.split(model, f"disk/{dtype}-{part}", *asked)
     expected = json.loads(measure.run([shop.binary("hpp-split"), model, "--dry-run", "--json", *asked])["stdout"])
     expected = expected["predictions"]["decode_ms"]
@@ -120,14 +143,12 @@ def under(shop, model, part, compute, limit, measured):
     def streamed():
         # The disk's own rate, right before and right after, is this round's bound.
         before = direct_rate(data)
-        forget(model, plan)
-        answer = bench(shop, plan, limit)
+        answer = cold(shop, model, plan, limit)
         rates.append((before + direct_rate(data)) / 2)
         return answer
 
     def mapped():
-        forget(model, plan)
-        return bench(shop, plan, limit, "--weights", "mapped")
+        return cold(shop, model, plan, limit, "--weights", "mapped")
 
     runs = measure.in_turns(shop.rounds, ours=streamed, theirs=mapped)
     mine, other = list(map(speed, runs["ours"])), list(map(speed, runs["theirs"]))
@@ -179,17 +200,16 @@ def gguf_of(name, kind, *shape):
 
 
 def beside(shop, what, model, gguf):
-    rows, size = [], os.path.getsize(os.path.join(model, "model.onnx.data"))
+    rows = []
     for part, wanted in ((0.5, 1.5), (0.25, 1.2)):
-        limit = int(size * part)
+        limit = limit_of(model, part)
         plan, _ = shop.split(model, f"disk/llama-{os.path.basename(gguf)}-{part}", "--context", CONTEXT, "--ram", f"{limit - KERNEL}B",
                              "--prompt-tokens", PROMPT)
         # What kernels want laid out anew is made once, before anything is measured.
         bench(shop, plan, None)
 
         def ours(plan=plan, limit=limit):
-            forget(model, plan)
-            return bench(shop, plan, limit)
+            return cold(shop, model, plan, limit)
 
         def theirs(limit=limit):
             forget(os.path.dirname(gguf))

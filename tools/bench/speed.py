@@ -24,8 +24,8 @@ def ours(shop, plan):
     }
 
 
-def plan_of(shop, dtype, partitions):
-    return shop.split(shop.decoder(dtype), f"speed/{dtype}-{partitions}", "--partitions", partitions, "--context", CONTEXT)[0]
+def plan_of(shop, dtype, partitions, folder="speed"):
+    return shop.split(shop.decoder(dtype), f"{folder}/{dtype}-{partitions}", "--partitions", partitions, "--context", CONTEXT)[0]
 
 
 def split_overhead(shop):

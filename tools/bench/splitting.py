@@ -10,10 +10,15 @@ from table import compared, limited, mib
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
+def huge_model(shop):
+    """A 65 GB model as a sparse file."""
+    return shop.model("llama-65g-int4", "--layers", 120, "--hidden", 8192, "--intermediate", 28672, "--heads", 64,
+                      "--kv-heads", 8, "--dtype", "int4", "--sparse")
+
+
 def huge(shop):
-    """A 65 GB model as a sparse file, planned for a 24 GB card."""
-    model = shop.model("llama-65g-int4", "--layers", 120, "--hidden", 8192, "--intermediate", 28672, "--heads", 64,
-                       "--kv-heads", 8, "--dtype", "int4", "--sparse")
+    """A 65 GB model, planned for a 24 GB card."""
+    model = huge_model(shop)
     size = os.path.getsize(os.path.join(model, "model.onnx.data"))
     costs = [shop.split(model, "huge", "--vram", "24G")[1] for _ in range(5)]
     name = f"split of a {size / 1e9:.0f} GB model"

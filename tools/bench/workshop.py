@@ -13,16 +13,18 @@ OUT = os.path.abspath(os.environ.get("HPP_BENCH_OUT") or os.path.join(ROOT, "out
 class Workshop:
     """Binaries and generated models. A model is made once and kept.
 
-    `around` are words before each hpp-exec, such as a script that shows it a device; `limit` is how many seconds any command may take.
+    `around` are words before each hpp-exec, such as a script that shows it a device; `limit` is how many seconds any command may take;
+    `before` is the directory of an earlier build's binaries.
     """
 
-    def __init__(self, target, threads, rounds, small, around=(), limit=None):
+    def __init__(self, target, threads, rounds, small, around=(), limit=None, before=None):
         self.target = os.path.join(ROOT, target)
         self.threads = threads
         self.rounds = rounds
         self.small = small
         self.around = around
         self.limit = limit
+        self.before = before and os.path.abspath(before)
         os.makedirs(OUT, exist_ok=True)
 
     def split(self, model, name, *options):
