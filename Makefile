@@ -30,7 +30,7 @@ help:
 	@echo "make bench   the measurements of docs/BENCHMARKS.md, as one table (a few GB of disk, half an hour)"
 	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
 	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
-	@echo "make schemas rewrite the JSON Schemas from the types"
+	@echo "make schemas rewrite the JSON Schemas from the types, and the types of ONNX files from schemas/onnx.proto"
 
 deps:
 	@tools/scripts/deps.sh ort
@@ -89,6 +89,7 @@ kill: campaign-commands
 
 schemas:
 	HPP_UPDATE_SCHEMAS=1 cargo test --locked -p hpp-schema
+	HPP_UPDATE_SCHEMAS=1 cargo test --locked -p hpp-onnx --test onnx generated
 
 bench-deps:
 	@tools/scripts/deps.sh bench

@@ -278,6 +278,16 @@ pub(crate) fn on_one_line<T: Serialize, S: serde::Serializer>(list: &Vec<T>, s: 
     serde_saphyr::FlowSeq(list).serialize(s)
 }
 
+/// Writes each item of a list as a mapping on a line of its own.
+pub(crate) fn each_on_one_line<T: Serialize, S: serde::Serializer>(list: &Vec<T>, s: S) -> Result<S::Ok, S::Error> {
+    s.collect_seq(list.iter().map(serde_saphyr::FlowMap))
+}
+
+/// Writes a mapping on one line.
+pub(crate) fn map_on_one_line<T: Serialize, S: serde::Serializer>(map: &T, s: S) -> Result<S::Ok, S::Error> {
+    serde_saphyr::FlowMap(map).serialize(s)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,11 +4,13 @@
 //! [`Plan::check`](crate::Plan::check) must pass before any file that it names is opened.
 
 mod generation;
+mod host_kernels;
 mod partition;
 mod predictions;
 mod state;
 
 pub use generation::*;
+pub use host_kernels::*;
 pub use partition::*;
 pub use predictions::*;
 pub use state::*;
@@ -19,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// The plan version that this build reads and writes.
-pub const PLAN_VERSION: u32 = 1;
+pub const PLAN_VERSION: u32 = 2;
 
 /// A complete plan: which partition computes where, from which files, in which order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -36,10 +38,12 @@ pub struct Plan {
     /// Runs of blocks in execution order, each one ONNX file.
     pub partitions: Vec<Partition>,
     /// Tensors carried from pass to pass: KV caches, convolution and recurrent state.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub states: Vec<State>,
     /// The steps of each phase, in order.
     pub schedule: Schedule,
     /// Buffers for the tensors that cross a partition boundary.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub buffers: Vec<Buffer>,
     /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -47,6 +51,7 @@ pub struct Plan {
     /// Predicted times.
     pub predictions: Predictions,
     /// Every file that this plan depends on, with its size and hashes.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub files: Vec<FileRecord>,
     /// Digests of what `hpp-split` decided. Only in the file: [`Plan::to_yaml`] writes it, [`Plan::from_yaml`] compares
     /// and removes it.
@@ -79,9 +84,14 @@ pub struct Model {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u64>,
     /// Inputs of the unsplit model, in its own order, states excluded.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub inputs: Vec<ModelInput>,
     /// Outputs of the unsplit model, in its own order, states excluded.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub outputs: Vec<ModelOutput>,
+    /// What its operators and weights demand of CPU kernels.
+    #[serde(default, skip_serializing_if = "HostKernels::is_default", serialize_with = "crate::dim::map_on_one_line")]
+    pub host_kernels: HostKernels,
 }
 
 /// How a model is run.

@@ -9,13 +9,13 @@ mod corpus;
 
 pub use corpus::*;
 
-use crate::{BandwidthCurve, DType, Host, Provider, Statistics, Timing, document};
+use crate::{BandwidthCurve, DType, Host, HostKernels, Provider, Statistics, Timing, document};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The protocol version of this build.
-pub const PROBE_VERSION: u32 = 1;
+pub const PROBE_VERSION: u32 = 2;
 
 /// A request of the parent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -41,8 +41,9 @@ pub struct PartitionProbe {
     pub file: PathBuf,
     /// Directory of its external data.
     pub weights_dir: PathBuf,
-    /// The unsplit model it was cut from.
-    pub model: PathBuf,
+    /// What the partition and the unsplit model demand of CPU kernels.
+    #[serde(default, skip_serializing_if = "HostKernels::is_default")]
+    pub host_kernels: HostKernels,
     /// Bytes of all weights of the model.
     pub weight_bytes: u64,
     /// The provider to run it with, without fallback.

@@ -64,6 +64,7 @@ impl Plan {
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),
             inputs,
             outputs,
+            host_kernels: model.host_kernels.clone(),
             bytes: self.total_bytes(),
             reason: "the unsplit model".into(),
         };

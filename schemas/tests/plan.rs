@@ -14,7 +14,7 @@ fn a_plan_reads_back_as_it_was_written() {
     let text = plan().to_yaml().unwrap();
     assert_eq!(Plan::from_yaml(&text).unwrap(), plan());
     assert_eq!(Plan::from_yaml(&text).unwrap().to_yaml().unwrap(), text);
-    assert!(text.starts_with("hpp_plan: 1\n"), "the version comes first: {}", &text[..40]);
+    assert!(text.starts_with("hpp_plan: 2\n"), "the version comes first: {}", &text[..40]);
     assert!(text.contains("bytes: 866.25 KiB (887040 B)"), "sizes are for people and exact: {text}");
 }
 
@@ -35,7 +35,7 @@ fn the_committed_schema_is_current() {
 
 #[test]
 fn a_newer_version_is_named_before_its_unknown_fields() {
-    let newer = PLAN.replace("hpp_plan: 1", "hpp_plan: 7\nfrom_the_future: true");
+    let newer = PLAN.replace("hpp_plan: 2", "hpp_plan: 7\nfrom_the_future: true");
     let error = Plan::from_yaml(&newer).unwrap_err();
     assert!(matches!(error, PlanError::Version { found: 7 }), "{error}");
     assert!(error.hint().unwrap().contains("newer"));
@@ -57,7 +57,7 @@ fn other_files_are_refused() {
 
 #[test]
 fn yaml_alias_bombs_are_refused() {
-    let mut bomb = String::from("hpp_plan: 1\na: &a [x, x, x, x, x, x, x, x, x]\n");
+    let mut bomb = String::from("hpp_plan: 2\na: &a [x, x, x, x, x, x, x, x, x]\n");
     for (level, name) in ["b", "c", "d", "e", "f", "g", "h", "i"].iter().enumerate() {
         let before = ["a", "b", "c", "d", "e", "f", "g", "h"][level];
         bomb += &format!("{name}: &{name} [{}]\n", vec![format!("*{before}"); 9].join(", "));

@@ -4,7 +4,7 @@ use hpp_schema::probe::{
     Carried, Case, Fact, Feed, Fill, MachineProbe, ObserveProbe, PartitionProbe, Prompt, PromptContent, Reply, Request,
     Tap, TapKind, probe_json_schema,
 };
-use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, DType, Provider, Timing};
+use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, DType, HostKernels, Provider, Timing};
 use serde::{Serialize, de::DeserializeOwned};
 
 #[test]
@@ -38,7 +38,7 @@ fn partition() -> Request {
     Request::Partition(PartitionProbe {
         file: "block.onnx".into(),
         weights_dir: ".".into(),
-        model: "model.onnx".into(),
+        host_kernels: HostKernels { packed: true, ..HostKernels::default() },
         weight_bytes: 1 << 40,
         provider: Provider::Webgpu,
         cases: vec![Case {

@@ -5,7 +5,6 @@
 use crate::environment::Runtime;
 use crate::fault;
 use crate::loading::Loading;
-use crate::onnx_scan::{self, Facts};
 use crate::os;
 use crate::pages;
 use crate::probe;
@@ -82,15 +81,13 @@ fn attempt(
         |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
     match provider {
         Provider::Cpu => {
-            let facts = onnx_scan::facts(spec.file);
-            if spec.weights_are_inputs && facts.narrow_experts {
+            if spec.weights_are_inputs && spec.host_kernels.constant_weights {
                 return Err(wants_constants(spec));
             }
-            let packed = facts.needs_packing || onnx_scan::needs_packing(spec.model);
-            if can_come_from_disk(spec, facts, reporter) {
-                return from_disk(runtime, spec, packed, (control, reporter, loading));
+            if can_come_from_disk(spec, reporter) {
+                return from_disk(runtime, spec, (control, reporter, loading));
             }
-            let packed = packed || has_room_to_pack(spec.weight_bytes);
+            let packed = spec.host_kernels.packed || has_room_to_pack(spec.weight_bytes);
             let builder = on_host(runtime, spec, packed)?;
             if !packed {
                 return Ok(in_memory(commit(builder, spec, control)?, host_name(runtime), Vec::new()));
@@ -122,11 +119,11 @@ fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
 }
 
 /// Whether weights that are not to be kept in memory can be read from somewhere.
-fn can_come_from_disk(spec: &SessionSpec<'_>, facts: Facts, reporter: &dyn Reporter) -> bool {
+fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     if spec.residency == WeightResidency::InMemory || !disk::POSSIBLE {
         return false;
     }
-    match facts.unsaved {
+    match &spec.host_kernels.unsaved {
         None => true,
         Some(operator) => {
             reporter.warning(&format!(
@@ -148,12 +145,11 @@ const PREPARED_FOR_FIVE: u64 = 12;
 fn from_disk(
     runtime: &Runtime,
     spec: &SessionSpec<'_>,
-    packed: bool,
     (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
     // Tables of which a token reads one row are not packed.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
-    let prepared = spec.prepared.filter(|_| !is_table && packed);
+    let prepared = spec.prepared.filter(|_| !is_table && spec.host_kernels.packed);
     let (file, dir) = match &prepared {
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());

@@ -4,7 +4,7 @@ use hpp_engine::mock::{Frame, LinkCost, MockBackend, MockModel};
 use hpp_engine::port::{MemoryId, Port, Tensor};
 use hpp_engine::{BackendError, CacheFlusher, EngineError, PartitionBench, Silent};
 use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill, PartitionProbe};
-use hpp_schema::{DType, Provider};
+use hpp_schema::{DType, HostKernels, Provider};
 use std::cell::{Cell, RefCell};
 use std::path::Path;
 use std::rc::Rc;
@@ -86,7 +86,7 @@ fn request(provider: Provider) -> PartitionProbe {
     PartitionProbe {
         file: "block.onnx".into(),
         weights_dir: ".".into(),
-        model: "model.onnx".into(),
+        host_kernels: HostKernels::default(),
         weight_bytes: 0,
         provider,
         cases: vec![],

@@ -8,7 +8,7 @@ use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
 
-pub use hpp_backend::{OrtBackend, available_memory, memory_limit, needs_packing};
+pub use hpp_backend::{OrtBackend, available_memory, memory_limit};
 use hpp_backend::{OrtOptions, Waiting};
 
 /// ONNX Runtime, found and initialised.

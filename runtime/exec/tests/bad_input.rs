@@ -54,9 +54,9 @@ fn plans_that_are_not_plans() {
     let run = || plan.run(&["--tokens", "1,2"]);
     let original = std::fs::read_to_string(plan.path()).unwrap();
     for (from, to, says) in [
-        ("hpp_plan: 1", "hpp_plan: 2", "version 2"),
-        ("hpp_plan: 1", "hpp_plan: one", "plan"),
-        ("hpp_plan: 1", "something: else", "plan"),
+        ("hpp_plan: 2", "hpp_plan: 1", "version 1"),
+        ("hpp_plan: 2", "hpp_plan: one", "plan"),
+        ("hpp_plan: 2", "something: else", "plan"),
         ("devices:", "gadgets:", "gadgets"),
         ("run: whole", "run: nothing", "changed after hpp-split wrote it, at schedule"),
         ("from: state", "from: gpu_7", "changed after hpp-split wrote it, at partitions[0] (whole)"),

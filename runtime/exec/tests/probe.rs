@@ -5,7 +5,7 @@ mod support;
 use hpp_schema::probe::{
     Carried, Case, Fact, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
 };
-use hpp_schema::{BandwidthPath, Dim, InputRole, Provider, State, StateUpdate};
+use hpp_schema::{BandwidthPath, Dim, HostKernels, InputRole, Provider, State, StateUpdate};
 use std::io::Write;
 use std::process::{Command, Stdio};
 use support::PlanDir;
@@ -95,8 +95,8 @@ fn shape(state: &State, length: u64) -> Vec<u64> {
 
 fn partition(plan: &PlanDir, provider: Provider, cases: Vec<Case>) -> Request {
     let file = plan.file("model.onnx");
-    let (weights_dir, model) = (plan.file("."), file.clone());
-    Request::Partition(PartitionProbe { file, weights_dir, model, weight_bytes: 1 << 20, provider, cases })
+    let (weights_dir, host_kernels) = (plan.file("."), HostKernels::default());
+    Request::Partition(PartitionProbe { file, weights_dir, host_kernels, weight_bytes: 1 << 20, provider, cases })
 }
 
 fn measures(plan: &PlanDir, provider: Provider) {

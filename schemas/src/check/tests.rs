@@ -32,7 +32,7 @@ fn warns(place: &str, words: &str, change: impl FnOnce(&mut Plan)) {
 
 #[test]
 fn names() {
-    refuses("hpp_plan", "not 2", |p| p.hpp_plan = 2);
+    refuses("hpp_plan", "not 1", |p| p.hpp_plan = 1);
     refuses("partitions", "empty", |p| p.partitions.clear());
     refuses("partitions[1]", "twice", |p| p.partitions[1].name = "gpu_0".into());
     refuses("partitions[0]", "reserved", |p| p.partitions[0].name = "state".into());

@@ -1,6 +1,6 @@
 //! Partitions: their blocks, devices, weights, inputs and outputs.
 
-use super::Provider;
+use super::{HostKernels, Provider};
 use crate::{ByteSize, DType, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub struct Partition {
     #[serde(default, skip_serializing_if = "Residency::is_resident")]
     pub residency: Residency,
     /// Weights that are inputs of the file, after `inputs`, in the file's order; empty if weights are constants.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", serialize_with = "crate::dim::each_on_one_line")]
     pub weights: Vec<WeightInput>,
     /// If weights are inputs: the file of the same partition with weights as constants, relative to the plan, for
     /// machines without the device.
@@ -38,10 +38,16 @@ pub struct Partition {
     pub blocks: Vec<String>,
     /// Graph inputs. A file with weight inputs may serve several partitions: its inputs are matched by position, those
     /// of other files by name.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub inputs: Vec<PartitionInput>,
     /// Graph outputs, matched like inputs.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub outputs: Vec<PartitionOutput>,
+    /// What its operators and weights demand of CPU kernels. `packed` is the same in all partitions.
+    #[serde(default, skip_serializing_if = "HostKernels::is_default", serialize_with = "crate::dim::map_on_one_line")]
+    pub host_kernels: HostKernels,
     /// Memory that it needs on its device.
+    #[serde(serialize_with = "crate::dim::map_on_one_line")]
     pub bytes: PartitionBytes,
     /// Why it is on this device, in one line.
     pub reason: String,
@@ -134,7 +140,7 @@ pub struct Placement {
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
     /// Weights that are inputs of that file.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", serialize_with = "crate::dim::each_on_one_line")]
     pub weights: Vec<WeightInput>,
     /// The file with weights as constants, for machines without the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -3,6 +3,7 @@
 use crate::analyse::Analysis;
 use crate::costs::Scenario;
 use crate::faults::fault;
+use crate::host_kernels::host_kernels;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{Part, ValueId};
 use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
@@ -63,8 +64,8 @@ pub struct Decision<'a> {
     pub predictions: Predictions,
 }
 
-/// Assembles the plan. Paths in `model`, `generation`, `files` and every `weights_dir`, and weights that become inputs,
-/// are still empty; the writer fills them in.
+/// Assembles the plan. Paths in `model`, `generation`, `files` and every `weights_dir`, the `host_kernels` of partitions, and
+/// weights that become inputs, are still empty; the writer fills them in.
 pub fn assemble(decision: &Decision) -> Plan {
     let names = partition_names(decision);
     let partitions = partitions(decision, &names);
@@ -140,6 +141,7 @@ fn model(decision: &Decision) -> Model {
         vocab_size: a.vocab_size,
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),
+        host_kernels: host_kernels(a.model.proto()),
     }
 }
 
@@ -191,6 +193,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             blocks: blocks.iter().map(|block| block.label.clone()).collect(),
             inputs: part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).collect(),
             outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),
+            host_kernels: HostKernels::default(),
             bytes: PartitionBytes {
                 weights: ByteSize(demand.weights),
                 locked: locked(decision, spec, demand.weights),

@@ -18,7 +18,7 @@ mod store;
 mod tensor;
 mod typed;
 mod virtual_file;
-mod walk;
+pub mod walk;
 mod weights;
 mod work_dir;
 mod write;

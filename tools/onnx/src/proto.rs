@@ -2,7 +2,4 @@
 //! file.
 #![allow(missing_docs)]
 
-include!(concat!(env!("OUT_DIR"), "/onnx.rs"));
-
-/// The encoded descriptor set of the schema that these types are generated from.
-pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/onnx.descriptors"));
+include!("generated/onnx.rs");

@@ -5,9 +5,9 @@ mod case;
 pub use case::Repeats;
 
 use hpp_graph::{Part, cut, infer};
-use hpp_model::Analysis;
+use hpp_model::{Analysis, host_kernels};
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, link, needs_externalising, write_model};
-use hpp_schema::Dim;
+use hpp_schema::{Dim, HostKernels};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -59,6 +59,7 @@ pub struct Pieces<'a> {
     analysis: &'a Analysis,
     /// The model without large weights in its file.
     model: Model,
+    model_kernels: HostKernels,
     /// Directory that files are written to.
     dir: &'a Path,
     weights_dir: PathBuf,
@@ -72,6 +73,8 @@ pub struct Pieces<'a> {
 pub struct Piece {
     /// Its ONNX file.
     pub file: PathBuf,
+    /// What its operators and the whole model's weights demand of CPU kernels.
+    pub host_kernels: HostKernels,
     part: Part,
 }
 
@@ -90,7 +93,8 @@ impl<'a> Pieces<'a> {
         }
         let weights_dir = if embedded { dir.to_owned() } else { absolute(analysis.model.dir()) };
         let contents = infer::contents(&analysis.graph);
-        Ok(Pieces { analysis, model, dir, weights_dir, contents, capacity })
+        let model_kernels = host_kernels(model.proto());
+        Ok(Pieces { analysis, model, model_kernels, dir, weights_dir, contents, capacity })
     }
 
     /// Writes consecutive blocks as a partition.
@@ -104,7 +108,8 @@ impl<'a> Pieces<'a> {
         let proto = Extractor::new(&self.model, &self.analysis.graph).part(&name, &part)?;
         let file = self.dir.join(format!("{name}.onnx"));
         write_model(&file, &proto)?;
-        Ok(Piece { file, part })
+        let packed = self.model_kernels.packed;
+        Ok(Piece { file, host_kernels: HostKernels { packed, ..host_kernels(&proto) }, part })
     }
 
     /// Directory of the weights.

@@ -6,10 +6,10 @@ use crate::output::{OutputDir, PLAN_FILE};
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
 use hpp_graph::{Part, ValueId};
-use hpp_model::{Analysis, shared_weights};
+use hpp_model::{Analysis, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, needs_externalising};
-use hpp_schema::{DeviceKind, FileRole, OutputUse, Partition, Plan, Residency};
+use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -96,6 +96,9 @@ impl<'a> PlanWriter<'a> {
     fn write(&mut self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
+        for (partition, (_, proto)) in plan.partitions.iter_mut().zip(&protos) {
+            partition.host_kernels = HostKernels { packed: plan.model.host_kernels.packed, ..host_kernels(proto) };
+        }
         let weights_dir = if self.options.pack { self.pack(&model, &mut protos)? } else { self.place(&model, &plan)? };
         let has_slots_file = self.weights_to_inputs(&model, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {

@@ -152,6 +152,7 @@ impl Recorded {
                 vocab_size: self.vocab_size().filter(|_| self.kind() != "single_run"),
                 inputs,
                 outputs: model_outputs,
+                host_kernels: self.host_kernels(file),
             },
             budgets: Budgets { vram: vec![], ram: None, context, batch: 1, margin: ByteSize(0) },
             devices: vec![Device::new("cpu", DeviceKind::Cpu)],
@@ -168,6 +169,7 @@ impl Recorded {
                 blocks: vec![],
                 inputs: partition_inputs,
                 outputs: partition_outputs.collect(),
+                host_kernels: self.host_kernels(file),
                 bytes: PartitionBytes { kv: ByteSize(kv), ..Default::default() },
                 reason: "a test".into(),
             }],
@@ -179,6 +181,15 @@ impl Recorded {
             files: vec![self.record(file)],
             seal: None,
         }
+    }
+
+    /// What hpp-split would write, as far as the recorded models need it: it finds operators by their names.
+    fn host_kernels(&self, file: &str) -> HostKernels {
+        let bytes = std::fs::read(self.dir.join(file)).unwrap();
+        let has = |name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
+        let constant_weights = has("QMoE");
+        let packed = constant_weights || has("MatMulNBits") || self.name().contains("fp16");
+        HostKernels { packed, unsaved: None, constant_weights }
     }
 
     /// What a plan records of a file.

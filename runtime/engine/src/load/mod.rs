@@ -1,6 +1,7 @@
 //! Loading: from a plan and a directory to an engine, with everything checked that can be checked before the first token.
 
 mod files;
+mod pin;
 mod sessions;
 mod watch;
 
@@ -15,10 +16,11 @@ use crate::port::{Backend, MemoryId, Session};
 use crate::program::{InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule};
 use crate::reporter::Reporter;
 use crate::runtime::{Runtime, Taps};
-use crate::telemetry::{PerPhase, Recorder, StageTelemetry};
-use crate::weights::budget::{HostMemoryBudget, is_on_host, planned_pinned};
-use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore, WeightTier};
-use hpp_schema::{ByteSize, DType, Partition, Plan, Provider, Severity};
+use crate::telemetry::{PerPhase, Recorder};
+use crate::weights::budget::{HostMemoryBudget, is_on_host};
+use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
+use hpp_schema::{DType, Plan, Severity};
+use pin::pin_weights;
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -92,10 +94,10 @@ pub(crate) fn load<B: Backend>(
         _attached: attached,
     };
     runtime.weights.set_order(&program.run_order(&runtime.route));
-    StreamedWeights { program: &program, budget, reporter }.pin(&mut runtime)?;
+    pin_weights(&program, &mut runtime, budget, reporter)?;
     runtime.synchronize()?;
     runtime.watch.loaded()?;
-    runtime.weights.fetch_ahead(&runtime.pool)?;
+    runtime.weights.prefetch(&runtime.pool)?;
     runtime.recorder.telemetry.load = backend.now().saturating_sub(started);
     Ok(Engine { program, runtime })
 }
@@ -187,74 +189,6 @@ fn logits(stages: &Table<StageId, Stage>) -> Option<BoundaryId> {
         OutputSink::Logits(boundary) => Some(boundary),
         _ => None,
     })
-}
-
-/// Decides how many bytes of streamed weights each partition pins, once all sessions are loaded.
-struct StreamedWeights<'a> {
-    program: &'a Program,
-    budget: HostMemoryBudget,
-    reporter: &'a dyn Reporter,
-}
-
-impl StreamedWeights<'_> {
-    fn pin<B: Backend>(&self, runtime: &mut Runtime<B>) -> Result<(), EngineError> {
-        let (plan, budget) = (&self.program.plan, self.budget);
-        let streams =
-            |partition: &Partition| budget.residency(plan, &partition.form()) == crate::port::WeightResidency::Streamed;
-        if !plan.partitions.iter().any(streams) {
-            return Ok(());
-        }
-        if runtime.weights.disk.wants_warm_up() {
-            runtime.warm_up(self.program)?;
-        }
-        let resident = runtime.pool.backend.memory_use().resident;
-        let is_fallback = self.gpu_fallback(&runtime.recorder.telemetry.stages);
-        let fallen_back: Vec<&Partition> =
-            plan.partitions.iter().zip(&is_fallback).filter(|(_, is)| **is).map(|(partition, _)| partition).collect();
-        let wanted: Vec<u64> = plan
-            .partitions
-            .iter()
-            .zip(&is_fallback)
-            .map(|(partition, is)| if *is { partition.bytes.weights.0 } else { planned_pinned(partition) })
-            .collect();
-        let total = wanted.iter().copied().fold(0, u64::saturating_add);
-        let pinned = budget.pinned(plan, total, &fallen_back, resident);
-        let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
-        for (id, stage) in self.program.stages.entries() {
-            let bytes = (share * wanted[stage.partition.index()] as f64) as u64;
-            let warning = runtime.weights.disk.pin_and_stream(id, bytes);
-            let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
-            warning.iter().for_each(|warning| self.reporter.warning(warning));
-        }
-        runtime.weights.disk.set_window(budget.window(plan, &fallen_back));
-        runtime.weights.disk.set_order(&self.program.run_order(&runtime.route));
-        runtime.weights.fetch_ahead(&runtime.pool)?;
-        self.warn_if_over_limit(runtime.pool.backend.memory_use().resident);
-        Ok(())
-    }
-
-    /// Whether each partition was planned for a GPU and streams on the host instead.
-    fn gpu_fallback(&self, telemetry: &[StageTelemetry]) -> Vec<bool> {
-        let plan = &self.program.plan;
-        let mut is_fallback = vec![false; plan.partitions.len()];
-        for (measured, stage) in telemetry.iter().zip(self.program.stages.iter()) {
-            if measured.provider == Provider::Cpu && !is_on_host(plan, &stage.device) {
-                is_fallback[stage.partition.index()] = self.budget.streams_gpu_fallback();
-            }
-        }
-        is_fallback
-    }
-
-    fn warn_if_over_limit(&self, resident: Option<u64>) {
-        let Some((limit, resident)) = self.budget.limit().zip(resident).filter(|(limit, used)| used > limit) else {
-            return;
-        };
-        self.reporter.warning(&format!(
-            "{} of host memory are in use after loading, and the plan was made for {}",
-            ByteSize(resident).human(),
-            ByteSize(limit).human()
-        ));
-    }
 }
 
 fn memory_error(what: &str, source: BackendError) -> EngineError {

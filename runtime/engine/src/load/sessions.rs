@@ -172,7 +172,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         let spec = SessionSpec {
             partition: &partition.name,
             file: &file,
-            model: &self.dir.join(&self.plan.model.source),
+            host_kernels: &partition.host_kernels,
             weight_bytes: self.plan.partitions.iter().map(|p| p.bytes.weights.0).fold(0, u64::saturating_add),
             weights_dir: &self.dir.join(&partition.weights_dir),
             device: device.ok_or_else(unknown_device).map_err(failed)?,

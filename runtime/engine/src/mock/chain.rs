@@ -208,7 +208,7 @@ impl Chain {
         files.extend(named.iter().map(|name| record(name, "partition", &[])));
         let chunk = self.prefill_chunk.map_or(String::new(), |chunk| format!(", prefill_chunk: {chunk}"));
         format!(
-            "hpp_plan: 1\n\
+            "hpp_plan: 2\n\
              model: {{ name: chain, source: model.onnx, weights_dir: ., kind: decoder, layers: {layers}, \
              vocab_size: {VOCABULARY}, inputs: [{{ {IDS}, role: token_ids }}, {{ {POSITIONS}, role: position_ids }}], outputs: [{{ {SCORES}, role: logits }}] }}\n\
              budgets: {{ vram: [{vram}], context: {context}, batch: 1, margin: 0 B }}\n\

@@ -8,7 +8,7 @@ use super::{Spec, about, run_failed};
 use crate::error::{BackendError, EngineError};
 use crate::port::{Backend, MemoryId, Session};
 use crate::reporter::Reporter;
-use hpp_schema::{DType, Provider};
+use hpp_schema::{DType, HostKernels, Provider};
 use std::path::Path;
 
 /// Columns and rows of the matrix in one slab of memory: 16 MiB.
@@ -36,7 +36,8 @@ impl<B: Backend> CacheFlusher<B> {
     pub fn load(backend: &B, product: &Path, provider: Provider, reporter: &dyn Reporter) -> Result<Self, EngineError> {
         let folder = product.parent().unwrap_or(Path::new("."));
         let control = backend.control().map_err(|source| about("the means to stop runs", source))?;
-        let spec = Spec { name: "flusher", file: product, model: product, weights_dir: folder, weight_bytes: 0 };
+        let host_kernels = &HostKernels::default();
+        let spec = Spec { name: "flusher", file: product, host_kernels, weights_dir: folder, weight_bytes: 0 };
         let session = spec.load(backend, provider, &control, reporter)?.session;
         let failed = |source| run_failed("flusher", "being bound", source);
         let mut binding = session.binding().map_err(failed)?;

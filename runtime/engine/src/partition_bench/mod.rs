@@ -15,7 +15,7 @@ use crate::port::{Backend, Fallback, Loaded, SessionSpec, WeightResidency};
 use crate::reporter::Reporter;
 use bind::Bound;
 use hpp_schema::probe::{Case, PartitionProbe};
-use hpp_schema::{Device, DeviceKind, Provider};
+use hpp_schema::{Device, DeviceKind, HostKernels, Provider};
 use std::path::Path;
 use std::time::Duration;
 
@@ -45,7 +45,7 @@ impl<B: Backend> PartitionBench<B> {
         let spec = Spec {
             name: &name,
             file: &probe.file,
-            model: &probe.model,
+            host_kernels: &probe.host_kernels,
             weights_dir: &probe.weights_dir,
             weight_bytes: probe.weight_bytes,
         };
@@ -103,7 +103,7 @@ impl<B: Backend> PartitionBench<B> {
 struct Spec<'a> {
     name: &'a str,
     file: &'a Path,
-    model: &'a Path,
+    host_kernels: &'a HostKernels,
     weights_dir: &'a Path,
     weight_bytes: u64,
 }
@@ -123,7 +123,7 @@ impl Spec<'_> {
         let spec = SessionSpec {
             partition: self.name,
             file: self.file,
-            model: self.model,
+            host_kernels: self.host_kernels,
             weight_bytes: self.weight_bytes,
             weights_dir: self.weights_dir,
             device: &device,

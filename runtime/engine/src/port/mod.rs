@@ -11,7 +11,7 @@ pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightResidency
 
 use crate::error::BackendError;
 use crate::reporter::Reporter;
-use hpp_schema::{DType, Device, Provider};
+use hpp_schema::{DType, Device, HostKernels, Provider};
 use smallvec::SmallVec;
 use std::path::Path;
 use std::time::Duration;
@@ -45,8 +45,8 @@ pub struct SessionSpec<'a> {
     pub partition: &'a str,
     /// The ONNX file.
     pub file: &'a Path,
-    /// The unsplit model it was cut from; decisions that must be the same for all partitions are made by its operators.
-    pub model: &'a Path,
+    /// What its operators and weights demand of CPU kernels.
+    pub host_kernels: &'a HostKernels,
     /// Bytes of all the model's weights, in all partitions together.
     pub weight_bytes: u64,
     /// Directory its external data lies in.

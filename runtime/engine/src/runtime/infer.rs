@@ -82,7 +82,7 @@ impl<B: Backend> Runtime<B> {
     ) -> Result<(), EngineError> {
         self.check_cancelled()?;
         let (weights, context) = self.weights();
-        weights.prefetch(context, &program.stages, id, Phase::Prefill)?;
+        weights.fetch(context, &program.stages, id, Phase::Prefill)?;
         // Kept until the run is over.
         let _buffers = self.bind_named(program, id, bound, given)?;
         let stage = &program.stages[id];

@@ -126,7 +126,7 @@ impl<B: Backend> PassRunner<'_, B> {
     fn run_stage(&mut self, stage: StageId) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
         let (weights, context) = self.runtime.weights();
-        weights.prefetch(context, &self.program.stages, stage, self.phase)?;
+        weights.fetch(context, &self.program.stages, stage, self.phase)?;
         self.bind_inputs(stage)?;
         self.bind_outputs(stage)?;
         self.runtime.run_stage(self.program, stage, self.phase, &mut self.sequence.bindings[stage].binding)?;

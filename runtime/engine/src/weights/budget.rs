@@ -1,4 +1,4 @@
-//! The host memory budget: how much of the weights stays in host memory beside everything else, in the plan's proportions.
+//! The host memory budget: decides how many bytes of each partition's weights stay in host memory beside everything else.
 
 use crate::error::EngineError;
 use crate::options::WeightReads;
@@ -14,7 +14,7 @@ const RESERVE: u64 = 4 << 20;
 #[derive(Clone, Copy)]
 pub(crate) struct HostMemoryBudget {
     reads: WeightReads,
-    /// Most host memory to use, bytes: the plan's or this process's limit, whichever is less. `None` if nothing is streamed.
+    /// Most host memory to use, bytes: the plan's or this process's limit, whichever is less. `None` if no partition streams.
     limit: Option<u64>,
     /// Where the weights of partitions are that were planned for a GPU and fell back to the host.
     gpu_fallback: WeightResidency,
@@ -71,7 +71,7 @@ impl HostMemoryBudget {
         let mapped = self.reads == WeightReads::Mapped;
         match form.residency {
             Residency::Mapped => WeightResidency::Mapped { sparse_rows: !mapped },
-            // Applies if it falls back to the host: on its device the weights lie in device memory.
+            // A partition of a GPU: used only if its session falls back to the host.
             Residency::Resident | Residency::Streamed if !is_on_host(plan, form.device) => self.gpu_fallback,
             Residency::Streamed if mapped => WeightResidency::Mapped { sparse_rows: false },
             Residency::Streamed => WeightResidency::Streamed,
@@ -79,9 +79,13 @@ impl HostMemoryBudget {
         }
     }
 
-    /// Most bytes of weights that are in memory or on their way from disk at once; 0 if weights are read when their partition runs
-    /// next. `fallen_back` are partitions planned for a GPU that stream on the host.
-    pub fn window(&self, plan: &Plan, fallen_back: &[&Partition]) -> u64 {
+    /// Most bytes of streamed weights that are in memory or being read; 0 disables prefetching. `is_fallback` tells for each
+    /// partition whether it was planned for a GPU and streams on the host instead.
+    pub fn window(&self, plan: &Plan, is_fallback: &[bool]) -> u64 {
+        self.window_beside(plan, &fallen_back(plan, is_fallback))
+    }
+
+    fn window_beside(&self, plan: &Plan, fallen_back: &[&Partition]) -> u64 {
         if self.reads == WeightReads::OnDemand {
             return 0;
         }
@@ -91,27 +95,47 @@ impl HostMemoryBudget {
         planned.max(largest.map_or(0, |largest| largest.saturating_add(READ_AHEAD)))
     }
 
+    /// Bytes of weights to pin for each partition: the planned ones, or all of a partition that fell back to the host
+    /// (`is_fallback`), scaled by one factor so that their sum fits. `rss` is the resident set of the process, bytes.
+    pub fn pinned(&self, plan: &Plan, is_fallback: &[bool], rss: Option<u64>) -> Vec<u64> {
+        let partitions = plan.partitions.iter().zip(is_fallback);
+        let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {
+            true => partition.bytes.weights.0,
+            false => planned_pinned(partition),
+        };
+        let wanted: Vec<u64> = partitions.map(wanted).collect();
+        let total = wanted.iter().copied().fold(0, u64::saturating_add);
+        let pinned = self.pinned_in_all(plan, total, &fallen_back(plan, is_fallback), rss);
+        let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
+        wanted.iter().map(|bytes| (share * *bytes as f64) as u64).collect()
+    }
+
     /// Bytes of weights to pin in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
-    /// activations and the window. If the system does not tell the resident set, what the plan says.
-    pub fn pinned(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], resident: Option<u64>) -> u64 {
+    /// activations and the window. If the system does not report the resident set, what the plan says.
+    fn pinned_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], rss: Option<u64>) -> u64 {
         let Some(limit) = self.limit else { return wanted };
-        let Some(resident) = resident else {
+        let Some(rss) = rss else {
             let missing = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(limit));
             return wanted.saturating_sub(missing);
         };
         let tensors = states_and_activations(plan, |device| is_on_host(plan, device) || !fallen_back.is_empty());
-        let used = [resident, self.window(plan, fallen_back), tensors, RESERVE];
+        let used = [rss, self.window_beside(plan, fallen_back), tensors, RESERVE];
         used.into_iter().fold(limit, u64::saturating_sub)
     }
 
     /// Bytes that the host may hold of weights that are streamed to devices, once all sessions are loaded; `None` without a limit.
-    pub fn for_devices(&self, plan: &Plan, resident: Option<u64>) -> Option<u64> {
+    pub fn for_devices(&self, plan: &Plan, rss: Option<u64>) -> Option<u64> {
         let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
         let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
         let tensors = states_and_activations(plan, |device| is_on_host(plan, device));
-        let used = [resident.unwrap_or(0), pinned, self.window(plan, &[]), tensors];
+        let used = [rss.unwrap_or(0), pinned, self.window_beside(plan, &[]), tensors];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
     }
+}
+
+/// The partitions that were planned for a GPU and stream on the host instead.
+fn fallen_back<'a>(plan: &'a Plan, is_fallback: &[bool]) -> Vec<&'a Partition> {
+    plan.partitions.iter().zip(is_fallback).filter(|(_, is_fallback)| **is_fallback).map(|(partition, _)| partition).collect()
 }
 
 /// Bytes of states and activations on the devices that `counts` selects.
@@ -130,7 +154,7 @@ fn all_on_host(plan: &Plan) -> u64 {
 }
 
 /// Bytes of a streamed partition's weights that the plan keeps in memory.
-pub(crate) fn planned_pinned(partition: &Partition) -> u64 {
+fn planned_pinned(partition: &Partition) -> u64 {
     partition.bytes.locked.filter(|_| is_streamed(partition)).map_or(0, |locked| locked.0)
 }
 

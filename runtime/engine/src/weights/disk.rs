@@ -9,24 +9,25 @@ use crate::port::{Backend, ChunkSize, WeightStream};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, PerPhase, Phase};
 
-/// The weights of all sessions, of which it serves those that do not stay in memory.
+/// The weight streams of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
+/// ones only by evicting their pages after a run.
 pub(crate) struct DiskTier<B: Backend> {
     streams: Table<SessionId, B::WeightStream>,
     /// The session of each stage.
     sessions: Table<StageId, SessionId>,
     prefetcher: Prefetcher,
-    /// Bytes of weights that may be in memory or on their way at once; 0 if weights are read when their stage runs next.
+    /// Most bytes of chunks that are in memory or being read; 0 disables prefetching.
     window: u64,
 }
 
 impl<B: Backend> DiskTier<B> {
-    /// A tier that reads nothing ahead until [`pin_and_stream`](Self::pin_and_stream).
+    /// A tier that prefetches nothing until [`pin_and_stream`](Self::pin_and_stream).
     pub fn new(streams: Table<SessionId, B::WeightStream>, stages: &Table<StageId, Stage>) -> Self {
         let sessions = stages.iter().map(|stage| stage.session).collect();
         DiskTier { streams, sessions, prefetcher: Prefetcher::default(), window: 0 }
     }
 
-    /// Whether warm-up runs would show which weights runs read at all.
+    /// Whether warm-up runs would show weights that no run reads.
     pub fn wants_warm_up(&self) -> bool {
         self.streams.iter().any(WeightStream::wants_warm_up)
     }
@@ -53,8 +54,8 @@ impl<B: Backend> DiskTier<B> {
         self.stream(chunk.stage).prefetch(chunk.index)
     }
 
-    fn read_ahead(&mut self) -> Result<(), BackendError> {
-        while let Some(chunk) = self.prefetcher.try_prefetch() {
+    fn issue_ahead(&mut self) -> Result<(), BackendError> {
+        while let Some(chunk) = self.prefetcher.next_ahead() {
             self.issue(chunk)?;
         }
         Ok(())
@@ -80,21 +81,21 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         self.prefetcher.start_pass(next);
     }
 
-    fn fetch_ahead(&mut self, _: &BufferPool<B>) -> Result<(), BackendError> {
-        self.read_ahead()
+    fn prefetch(&mut self, _: &BufferPool<B>) -> Result<(), BackendError> {
+        self.issue_ahead()
     }
 
-    fn prefetch(&mut self, _: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
-        if !self.prefetcher.serves(stage) {
+    fn fetch(&mut self, _: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
+        if !self.prefetcher.has_chunks(stage) {
             return Ok(());
         }
         if !self.prefetcher.is_expected(stage) {
-            for held in self.prefetcher.restart(phase, stage) {
-                self.stream(held).release();
+            for evicted in self.prefetcher.restart(phase, stage) {
+                self.stream(evicted).release();
             }
         }
         for _ in 0..self.prefetcher.missing(phase, stage) {
-            if let Some(chunk) = self.prefetcher.fetch_now() {
+            if let Some(chunk) = self.prefetcher.next_on_demand() {
                 self.issue(chunk)?;
             }
         }
@@ -102,7 +103,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
     }
 
     fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
-        if !self.prefetcher.serves(stage) {
+        if !self.prefetcher.has_chunks(stage) {
             return Ok(Waited::Nobody);
         }
         for chunk in 0..self.chunks(stage).len() {
@@ -120,7 +121,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         }
         stream.release();
         self.prefetcher.release(stage);
-        self.read_ahead()
+        self.issue_ahead()
     }
 
     fn awaited(&self) -> Awaited {

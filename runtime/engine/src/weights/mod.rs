@@ -1,10 +1,10 @@
 //! The weight store: brings weights to the stages that need them, from disk and from host memory to devices.
 //!
-//! A **tier** fetches the weights of some stages before each run into a bounded amount of memory, ahead of need, and takes the memory
-//! back after the run. The store asks the tier that serves a stage; a stage whose weights stay in memory has none. What a new tier
-//! must provide is [`WeightTier`]; in which order and how far ahead chunks are fetched is the same for all ([`prefetch`]).
+//! A **tier** fetches the weights of whole stages before each run into a bounded amount of memory, ahead of need, and reuses the
+//! memory after the run. Invariant: at most one tier serves a stage; none serves a stage whose weights stay in memory. The order in
+//! which passes run stages must be known before a pass: all tiers share the prefetcher that follows it ([`prefetch`]).
 //!
-//! [`budget`] decides how much stays in host memory.
+//! [`budget`] decides how many bytes of each partition stay in host memory.
 
 pub(crate) mod budget;
 mod device;
@@ -23,7 +23,8 @@ use crate::telemetry::{Awaited, Event, PerPhase, Phase, Recorder};
 
 /// Fetches the weights of the stages it serves.
 ///
-/// For each run of such a stage the engine calls, in this order: `prefetch`, `wait`, the run, `release`.
+/// For each run of such a stage the engine calls, in this order: `fetch`, `wait`, the run, `release`. `prefetch` is called at load and
+/// at the start of each pass; a tier also prefetches in `release`, when it has room again.
 pub(crate) trait WeightTier<B: Backend> {
     /// Whether this tier fetches the stage's weights.
     fn serves(&self, stage: StageId) -> bool;
@@ -31,13 +32,13 @@ pub(crate) trait WeightTier<B: Backend> {
     fn set_order(&mut self, order: &PerPhase<Vec<StageId>>);
     /// A pass starts, and the one after it will be of phase `next`.
     fn start_pass(&mut self, next: Phase);
-    /// Issues the fetches that fit into the free room.
-    fn fetch_ahead(&mut self, pool: &BufferPool<B>) -> Result<(), BackendError>;
-    /// The stage runs next: makes sure that all of its fetches are issued.
-    fn prefetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError>;
+    /// Issues fetches ahead of need, as many as fit into the free room.
+    fn prefetch(&mut self, pool: &BufferPool<B>) -> Result<(), BackendError>;
+    /// The stage runs next: issues those of its fetches that were not prefetched.
+    fn fetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError>;
     /// Waits for the stage's fetches, or makes its device wait.
     fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError>;
-    /// The stage has run: frees its room and fetches ahead into it.
+    /// The stage has run: evicts its weights and prefetches into their room.
     fn release(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError>;
     /// What its stages wait for.
     fn awaited(&self) -> Awaited;
@@ -48,7 +49,7 @@ pub(crate) trait WeightTier<B: Backend> {
 pub(crate) enum Waited {
     /// Nobody: the run needed no fetch.
     Nobody,
-    /// The caller.
+    /// The caller, if the fetch had not ended before.
     Caller,
     /// The device; the backend reports how long.
     Device(TimingToken),
@@ -72,6 +73,7 @@ impl<B: Backend> WeightStore<B> {
     }
 
     fn tier(&mut self, stage: StageId) -> Option<&mut dyn WeightTier<B>> {
+        debug_assert!(self.tiers().iter().filter(|tier| tier.serves(stage)).count() <= 1, "one tier serves a stage");
         self.tiers().into_iter().find(|tier| tier.serves(stage))
     }
 
@@ -83,20 +85,20 @@ impl<B: Backend> WeightStore<B> {
     /// A pass starts, and the one after it will be of phase `next`.
     pub fn start_pass(&mut self, pool: &BufferPool<B>, next: Phase) -> Result<(), EngineError> {
         self.tiers().into_iter().for_each(|tier| tier.start_pass(next));
-        self.fetch_ahead(pool)
+        self.prefetch(pool)
     }
 
-    /// Issues the fetches that fit into the free room of each tier.
-    pub fn fetch_ahead(&mut self, pool: &BufferPool<B>) -> Result<(), EngineError> {
+    /// Issues fetches ahead of need, as many as fit into the free room of each tier.
+    pub fn prefetch(&mut self, pool: &BufferPool<B>) -> Result<(), EngineError> {
         for tier in self.tiers() {
             let what = tier.awaited().what();
-            tier.fetch_ahead(pool).map_err(|source| EngineError::Memory { what: what.to_owned(), source })?;
+            tier.prefetch(pool).map_err(|source| EngineError::Memory { what: what.to_owned(), source })?;
         }
         Ok(())
     }
 
-    /// The stage runs next: makes sure that its weights are fetched or being fetched.
-    pub fn prefetch(
+    /// The stage runs next: issues those of its fetches that were not prefetched.
+    pub fn fetch(
         &mut self,
         mut context: TierContext<'_, B>,
         stages: &Table<StageId, Stage>,
@@ -105,7 +107,7 @@ impl<B: Backend> WeightStore<B> {
     ) -> Result<(), EngineError> {
         let Some(tier) = self.tier(stage) else { return Ok(()) };
         let doing = tier.awaited().fetching();
-        tier.prefetch(&mut context, stage, phase).map_err(|source| stages[stage].failed(doing, source))
+        tier.fetch(&mut context, stage, phase).map_err(|source| stages[stage].failed(doing, source))
     }
 
     /// Makes the stage's run find its weights.

@@ -1,4 +1,4 @@
-//! The prefetcher: in which order chunks of weights are fetched, and how far ahead. It decides; tiers read and copy.
+//! The prefetcher: decides which chunk of weights is fetched next and whether there is room. Tiers read and copy.
 //!
 //! Chunks are fetched in the order in which passes need them, cyclically: after the last chunk of a pass comes the first of the next.
 //! A chunk takes its room when its fetch is issued and frees it when its stage has run. Room is freed only when a stage finishes, so
@@ -15,7 +15,7 @@ pub(crate) struct Chunk {
     pub stage: StageId,
     /// Its index among the stage's chunks.
     pub index: usize,
-    /// The room it takes, in the tier's unit.
+    /// The room it takes, in the unit of its tier: bytes or slots.
     pub room: u64,
 }
 
@@ -25,13 +25,13 @@ pub(crate) struct Prefetcher {
     /// What a pass of each phase needs, in order. Invariant: the chunks of a stage follow each other.
     orders: PerPhase<Vec<Chunk>>,
     /// By stage index, as far as there are any: whether it has chunks.
-    served: Vec<bool>,
+    has_chunks: Vec<bool>,
     /// Whether chunks are fetched before their stage runs next.
     ahead: bool,
     room: u64,
     used: u64,
     /// Issued, and their stage has not run since; oldest first.
-    held: VecDeque<Chunk>,
+    issued: VecDeque<Chunk>,
     /// The next fetch: a phase and an index into its order.
     next: (Phase, usize),
     /// The phase of the pass after the current one; unknown before the first pass.
@@ -49,16 +49,16 @@ impl Prefetcher {
     pub fn new(orders: PerPhase<Vec<Chunk>>, room: u64, ahead: bool) -> Self {
         let stages = orders.iter().flat_map(|order| order.chunk_by(|a, b| a.stage == b.stage));
         let largest = stages.map(|chunks| chunks.iter().map(|chunk| chunk.room).sum::<u64>()).max().unwrap_or(0);
-        let mut served = Vec::new();
+        let mut has_chunks = Vec::new();
         for chunk in orders.iter().flatten() {
-            served.resize(served.len().max(chunk.stage.index() + 1), false);
-            served[chunk.stage.index()] = true;
+            has_chunks.resize(has_chunks.len().max(chunk.stage.index() + 1), false);
+            has_chunks[chunk.stage.index()] = true;
         }
         Prefetcher {
             // Enough for every chunk: a pass allocates nothing.
-            held: VecDeque::with_capacity(orders.iter().map(Vec::len).sum()),
+            issued: VecDeque::with_capacity(orders.iter().map(Vec::len).sum()),
             orders,
-            served,
+            has_chunks,
             ahead,
             room: room.max(largest),
             used: 0,
@@ -68,8 +68,8 @@ impl Prefetcher {
     }
 
     /// Whether a stage has chunks.
-    pub fn serves(&self, stage: StageId) -> bool {
-        self.served.get(stage.index()).copied().unwrap_or(false)
+    pub fn has_chunks(&self, stage: StageId) -> bool {
+        self.has_chunks.get(stage.index()).copied().unwrap_or(false)
     }
 
     /// A pass starts, and the one after it will be of phase `next`.
@@ -77,38 +77,38 @@ impl Prefetcher {
         self.next_pass = Some(next);
     }
 
-    /// Whether the oldest chunk held is of this stage, which runs next: then the passes follow the expected order.
+    /// Whether the oldest issued chunk is of this stage, which runs next: then the passes follow the expected order.
     pub fn is_expected(&self, stage: StageId) -> bool {
-        self.held.front().is_some_and(|chunk| chunk.stage == stage)
+        self.issued.front().is_some_and(|chunk| chunk.stage == stage)
     }
 
-    /// Restarts at a stage, because passes deviate from the expected order; returns the stages whose chunks must be evicted.
+    /// Restarts at a stage, because passes deviate from the expected order; returns the stages whose chunks the tier must evict.
     pub fn restart(&mut self, phase: Phase, stage: StageId) -> Vec<StageId> {
-        let mut held: Vec<StageId> = self.held.drain(..).map(|chunk| chunk.stage).collect();
-        held.dedup();
+        let mut evicted: Vec<StageId> = self.issued.drain(..).map(|chunk| chunk.stage).collect();
+        evicted.dedup();
         self.used = 0;
         let index = self.orders[phase].iter().position(|chunk| chunk.stage == stage).unwrap_or(0);
         self.next = (phase, index);
-        held
+        evicted
     }
 
     /// How many chunks of a stage must still be issued before it can run.
     pub fn missing(&self, phase: Phase, stage: StageId) -> usize {
         let needed = self.orders[phase].iter().filter(|chunk| chunk.stage == stage).count();
-        let issued = self.held.iter().take_while(|chunk| chunk.stage == stage).count();
+        let issued = self.issued.iter().take_while(|chunk| chunk.stage == stage).count();
         needed.saturating_sub(issued)
     }
 
-    /// Issues the next chunk if it fits into the free room.
-    pub fn try_prefetch(&mut self) -> Option<Chunk> {
-        let fits = |chunk: &Chunk| self.ahead && self.used + chunk.room <= self.room && !self.holds(chunk);
+    /// The next chunk to fetch ahead of need, which counts as issued from now on; `None` if it does not fit into the free room.
+    pub fn next_ahead(&mut self) -> Option<Chunk> {
+        let fits = |chunk: &Chunk| self.ahead && self.used + chunk.room <= self.room && !self.is_issued(chunk);
         let next = self.peek().filter(fits)?;
         self.issue(next);
         Some(next)
     }
 
-    /// Issues the next chunk for a stage that waits for it.
-    pub fn fetch_now(&mut self) -> Option<Chunk> {
+    /// The next chunk to fetch for a stage that waits for it, which counts as issued from now on.
+    pub fn next_on_demand(&mut self) -> Option<Chunk> {
         let next = self.peek()?;
         self.issue(next);
         Some(next)
@@ -116,15 +116,15 @@ impl Prefetcher {
 
     /// A stage has run: frees the room of its chunks.
     pub fn release(&mut self, stage: StageId) {
-        while let Some(chunk) = self.held.front().copied().filter(|chunk| chunk.stage == stage) {
-            self.held.pop_front();
+        while let Some(chunk) = self.issued.front().copied().filter(|chunk| chunk.stage == stage) {
+            self.issued.pop_front();
             self.used -= chunk.room;
         }
     }
 
-    /// Invariant: no chunk is held twice.
-    fn holds(&self, chunk: &Chunk) -> bool {
-        self.held.iter().any(|held| held.stage == chunk.stage && held.index == chunk.index)
+    /// Invariant: no chunk is issued twice.
+    fn is_issued(&self, chunk: &Chunk) -> bool {
+        self.issued.iter().any(|other| other.stage == chunk.stage && other.index == chunk.index)
     }
 
     fn peek(&self) -> Option<Chunk> {
@@ -142,7 +142,7 @@ impl Prefetcher {
         let (phase, index) = self.next;
         let is_within = index < self.orders[phase].len();
         self.next = if is_within { (phase, index + 1) } else { (self.following_phase().unwrap_or(phase), 1) };
-        self.held.push_back(chunk);
+        self.issued.push_back(chunk);
         self.used += chunk.room;
     }
 }
@@ -165,7 +165,7 @@ mod tests {
 
     /// The stages fetched ahead until the room is full.
     fn filled(prefetcher: &mut Prefetcher) -> Vec<usize> {
-        std::iter::from_fn(|| prefetcher.try_prefetch()).map(|chunk| chunk.stage.index()).collect()
+        std::iter::from_fn(|| prefetcher.next_ahead()).map(|chunk| chunk.stage.index()).collect()
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(filled(&mut prefetcher), [next]);
         }
         prefetcher.start_pass(Phase::Decode);
-        // The same weights are not held twice.
+        // The same weights are not fetched twice.
         prefetcher.release(stage(4));
         assert_eq!(filled(&mut prefetcher), [4]);
     }
@@ -204,7 +204,7 @@ mod tests {
         assert!(!prefetcher.is_expected(stage(3)));
         assert_eq!(prefetcher.restart(Phase::Prefill, stage(3)), [stage(1), stage(2)]);
         assert_eq!(prefetcher.missing(Phase::Prefill, stage(3)), 1);
-        assert_eq!(prefetcher.fetch_now().map(|chunk| chunk.stage), Some(stage(3)));
+        assert_eq!(prefetcher.next_on_demand().map(|chunk| chunk.stage), Some(stage(3)));
         assert_eq!(prefetcher.missing(Phase::Prefill, stage(3)), 0);
     }
 
@@ -213,7 +213,7 @@ mod tests {
         let chunk = |index, room| Chunk { stage: stage(0), index, room };
         let orders = PerPhase { prefill: vec![chunk(0, 3), chunk(1, 4)], decode: vec![] };
         let mut prefetcher = Prefetcher::new(orders, 5, true);
-        assert_eq!(std::iter::from_fn(|| prefetcher.try_prefetch()).count(), 2);
+        assert_eq!(std::iter::from_fn(|| prefetcher.next_ahead()).count(), 2);
         assert_eq!(prefetcher.missing(Phase::Prefill, stage(0)), 0);
     }
 }

@@ -2,24 +2,23 @@
 //! the system would kill the process without a message.
 
 use crate::error::ExecError;
-use crate::runtime::{memory_limit, needs_packing};
+use crate::runtime::memory_limit;
 use hpp_generate::PlanFile;
 use hpp_schema::{FileRole, Plan, Whole};
 
 /// The unsplit model; `None` if the plan has no such file. Refuses one with more weights than this process may hold in memory.
 pub(super) fn unsplit(plan: &PlanFile, whole: Whole) -> Result<Option<Plan>, ExecError> {
     let Some(unsplit) = plan.plan.unsplit(whole) else { return Ok(None) };
-    let packed = needs_packing(&plan.resolve(&unsplit.model.source));
-    check_memory(required_bytes(&unsplit, packed), memory_limit())?;
+    check_memory(required_bytes(&unsplit), memory_limit())?;
     Ok(Some(unsplit))
 }
 
 /// Lower bound of the bytes of weights in memory once an unsplit model is loaded: all of them if its kernels pack weights, else those
 /// inside the model file. The others are mapped from their files, and the system may evict them.
-fn required_bytes(unsplit: &Plan, packed: bool) -> u64 {
+fn required_bytes(unsplit: &Plan) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let partitions = &unsplit.partitions;
-    if !packed {
+    if !unsplit.model.host_kernels.packed {
         let model_files =
             unsplit.files.iter().filter(|file| partitions.iter().any(|partition| partition.file == file.path));
         return sum(&mut model_files.map(|file| file.bytes.0));
@@ -45,16 +44,15 @@ mod tests {
     fn packed_weights_are_required_and_mapped_ones_are_not() {
         let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
         let mut plan = Plan::from_yaml(plan).unwrap();
-        let unsplit = plan.unsplit(Whole::Source).unwrap();
-        assert_eq!((required_bytes(&unsplit, true), required_bytes(&unsplit, false)), (512 << 10, 887_040));
+        let required = |plan: &Plan, packed: bool| {
+            let mut unsplit = plan.unsplit(Whole::Source).unwrap();
+            unsplit.model.host_kernels.packed = packed;
+            required_bytes(&unsplit)
+        };
+        assert_eq!((required(&plan, true), required(&plan, false)), (512 << 10, 887_040));
         let source = plan.files.iter_mut().find(|file| file.role == FileRole::Source).unwrap();
         source.bytes.0 = 1000;
-        let unsplit = plan.unsplit(Whole::Source).unwrap();
-        assert_eq!(
-            (required_bytes(&unsplit, true), required_bytes(&unsplit, false)),
-            (1000, 1000),
-            "no more than the bytes of its files"
-        );
+        assert_eq!((required(&plan, true), required(&plan, false)), (1000, 1000), "no more than the bytes of its files");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use crate::console::Console;
 use crate::runtime::OrtBackend;
 use hpp_engine::PartitionBench;
 use hpp_schema::probe::{Case, Fact, Feed, Fill, PartitionProbe};
-use hpp_schema::{DType, Provider};
+use hpp_schema::{DType, HostKernels, Provider};
 
 /// Rows and columns of each matrix: large enough that the product takes long, while the matrices take little memory.
 const SIZE: u64 = 2048;
@@ -18,7 +18,7 @@ pub(crate) fn matrix_product_tflops(backend: &OrtBackend, console: &Console) -> 
     let file = ProductFile::write().map_err(MeasureError::TemporaryFile)?;
     let probe = PartitionProbe {
         weights_dir: file.dir(),
-        model: file.path(),
+        host_kernels: HostKernels::default(),
         file: file.path(),
         weight_bytes: 0,
         provider: Provider::Cpu,

@@ -1,11 +1,11 @@
 //! Checks protobuf bytes before they are decoded: unknown fields, nesting depth, and memory that decoding would use.
 //!
 //! prost silently drops unknown fields. A dropped field could change a model's results, so an unknown field is an error
-//! here. Uses the table of fields that `build.rs` generates; does not know the meaning of fields.
+//! here. Uses the generated table of fields; does not know the meaning of fields.
 
 mod table {
     use super::{Field, FieldKind, Message};
-    include!(concat!(env!("OUT_DIR"), "/field_table.rs"));
+    include!("../generated/field_table.rs");
 }
 
 /// A message type of the schema.

@@ -1,5 +1,6 @@
 //! `schemas/onnx.proto` equals the schema of PyPI's `onnx` package.
 
+use prost::Message;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -7,7 +8,7 @@ use std::process::Command;
 fn the_schema_is_the_one_in_pypis_onnx() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let descriptors = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(descriptors.path(), hpp_onnx::proto::DESCRIPTORS).unwrap();
+    std::fs::write(descriptors.path(), super::generated::descriptors().encode_to_vec()).unwrap();
     for python in pythons(&root) {
         let script = root.join("schemas/check_onnx_proto.py");
         let Ok(run) = Command::new(&python).arg(script).arg(descriptors.path()).output() else { continue };

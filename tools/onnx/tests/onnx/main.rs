@@ -5,6 +5,7 @@ mod damage;
 mod descriptor;
 mod extract;
 mod flatten;
+mod generated;
 mod head;
 mod hostile;
 mod lift;

@@ -75,7 +75,7 @@ impl Measure<'_> {
             let request = Request::Partition(PartitionProbe {
                 file: absolute(&piece.file),
                 weights_dir: absolute(pieces.weights_dir()),
-                model: absolute(self.analysis.model.path()),
+                host_kernels: piece.host_kernels.clone(),
                 weight_bytes: self.profile.model.weight_bytes.0,
                 provider: job.provider,
                 cases,

@@ -1,11 +1,11 @@
 //! Writes plans for measuring into a work directory: everything on the host, weights in the model's files.
 
 use hpp_graph::{Part, cut};
-use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks};
+use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
 use hpp_partition::{Choice, KvHome, Where};
-use hpp_schema::{Budgets, ByteSize, FileRecord, FileRole, Finding, Plan, Predictions, Severity};
+use hpp_schema::{Budgets, ByteSize, FileRecord, FileRole, Finding, HostKernels, Plan, Predictions, Severity};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -146,6 +146,7 @@ pub(crate) fn write(
         write_model(&base.join(&partition.file), file.proto)?;
         records.add(&base.join(&partition.file), FileRole::Partition)?;
         partition.weights_dir = relative(&base, file.weights);
+        partition.host_kernels = HostKernels { packed: plan.model.host_kernels.packed, ..host_kernels(file.proto) };
     }
     if let Some(generation) = &mut plan.generation {
         let config = &analysis.config;

@@ -76,7 +76,7 @@ fn an_explanation_lists_costs_of_other_devices() {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
     let json = run(&["--dry-run", "--vram", "6M", "--explain", "--json"]).success().json();
-    assert_eq!(json["plan"]["hpp_plan"], 1);
+    assert_eq!(json["plan"]["hpp_plan"], 2);
     assert_eq!(json["explanation"]["partitions"].as_array().unwrap().len(), 2);
     let change = &json["explanation"]["changes"][0];
     assert!(change["decode_ms"].as_f64().unwrap() < 0.0, "{change}");

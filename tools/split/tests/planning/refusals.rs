@@ -124,7 +124,7 @@ fn unreadable_and_foreign_files_are_refused() {
         fs::write(&path, bytes).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let (empty, binary, plan) = (file("empty", b""), file("binary", &[0xff, 0xfe, 0]), file("plan", b"hpp_plan: 1\n"));
+    let (empty, binary, plan) = (file("empty", b""), file("binary", &[0xff, 0xfe, 0]), file("plan", b"hpp_plan: 2\n"));
     for option in ["--machine", "--profile"] {
         run(&[option, "no/such/file"]).refusal(&["no/such/file"]);
         run(&[option, &empty]).refusal(&["empty", "begin with"]);

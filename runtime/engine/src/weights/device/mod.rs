@@ -77,7 +77,7 @@ impl<B: Backend> DeviceTier<B> {
         }
     }
 
-    /// The buffer and shape of a weight that is an input of a stage. Streamed weights must have been prefetched.
+    /// The buffer and shape of a weight that is an input of a stage. Streamed weights must have been fetched.
     pub fn input(&self, stage: StageId, index: usize) -> (&Buffer<B>, &Dims) {
         let weights = self.weights[stage].as_ref().expect("a stage with weight inputs has device weights");
         let (dims, buffer) = &weights.inputs[index];
@@ -122,16 +122,16 @@ impl<B: Backend> WeightTier<B> for DeviceTier<B> {
         self.rings.iter_mut().for_each(|ring| ring.start_pass(next));
     }
 
-    fn fetch_ahead(&mut self, pool: &BufferPool<B>) -> Result<(), BackendError> {
+    fn prefetch(&mut self, pool: &BufferPool<B>) -> Result<(), BackendError> {
         self.rings.ids().try_for_each(|ring| self.fill_ring(pool, ring))
     }
 
-    fn prefetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
+    fn fetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
         let Some(ring) = self.ring_of(stage) else { return Ok(()) };
         let is_expected = self.rings[ring].is_expected(stage);
         if !is_expected {
             self.rings[ring].restart(phase, stage);
-            if let Some(next) = self.rings[ring].next_now() {
+            if let Some(next) = self.rings[ring].next_on_demand() {
                 self.fill_slot(context.pool, ring, next)?;
             }
         }

@@ -1,4 +1,5 @@
-//! A ring: slots of one device through which the weights of several stages pass, in the order in which passes need them.
+//! A ring: slots of one device that several stages share. Their weights are copied to free slots in the order in which passes need
+//! them.
 
 use super::super::prefetch::{Chunk, Prefetcher};
 use super::StageWeights;
@@ -49,7 +50,7 @@ impl<B: Backend> SlotRing<B> {
     /// The slot that was filled for a stage.
     pub fn slot_of(&self, stage: StageId) -> &[Buffer<B>] {
         let slot = self.slots.iter().find(|slot| slot.stage == Some(stage));
-        &slot.expect("weights are prefetched before they are bound").buffers
+        &slot.expect("weights are fetched before they are bound").buffers
     }
 
     /// Whether a slot has a buffer for each of these sizes, largest first.
@@ -68,19 +69,19 @@ impl<B: Backend> SlotRing<B> {
 
     /// Frees all slots and continues at a stage.
     pub fn restart(&mut self, phase: Phase, stage: StageId) {
-        for held in self.prefetcher.restart(phase, stage) {
-            self.release(held);
+        for evicted in self.prefetcher.restart(phase, stage) {
+            self.release(evicted);
         }
     }
 
     /// The next stage to fill a slot for, if one is free.
     pub fn next_ahead(&mut self) -> Option<StageId> {
-        self.prefetcher.try_prefetch().map(|chunk| chunk.stage)
+        self.prefetcher.next_ahead().map(|chunk| chunk.stage)
     }
 
     /// The next stage to fill a slot for, because it runs next.
-    pub fn next_now(&mut self) -> Option<StageId> {
-        self.prefetcher.fetch_now().map(|chunk| chunk.stage)
+    pub fn next_on_demand(&mut self) -> Option<StageId> {
+        self.prefetcher.next_on_demand().map(|chunk| chunk.stage)
     }
 
     /// Waits for the copy of a stage's weights, or makes the device wait; `None` if that was done before.

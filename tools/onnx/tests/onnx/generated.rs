@@ -1,24 +1,32 @@
-//! Compiles `schemas/onnx.proto` without `protoc`: generates prost types, a table of all fields for the wire check, and
-//! the descriptor set that a test compares with PyPI's `onnx` package.
+//! `src/generated` is what prost-build and this file make of `schemas/onnx.proto`. It is committed so that a build needs neither `protoc`
+//! nor a compiler for the schema; `make schemas` writes it again.
 
 use prost_types::field_descriptor_proto::{Label, Type};
 use prost_types::{DescriptorProto, FieldDescriptorProto, FileDescriptorSet};
 use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::{env, fs};
+use std::fs;
+use std::path::{Path, PathBuf};
 
-fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let schemas = PathBuf::from(env::var("CARGO_MANIFEST_DIR")?).join("../../schemas");
-    let proto = schemas.join("onnx.proto");
-    println!("cargo:rerun-if-changed={}", proto.display());
-    println!("cargo:rerun-if-changed=build.rs");
-    let out = PathBuf::from(env::var("OUT_DIR")?);
+#[test]
+fn the_generated_code_is_that_of_the_schema() {
+    let descriptors = descriptors();
+    let out = tempfile::tempdir().unwrap();
+    let mut config = prost_build::Config::new();
+    config.bytes([".onnx.TensorProto.raw_data"]).out_dir(out.path()).compile_fds(descriptors.clone()).unwrap();
+    let types = fs::read_to_string(out.path().join("onnx.rs")).unwrap();
+    for (name, text) in [("onnx.rs", types), ("field_table.rs", field_table(&descriptors))] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/generated").join(name);
+        if std::env::var_os("HPP_UPDATE_SCHEMAS").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        assert!(fs::read_to_string(&path).unwrap() == text, "{name} is out of date: run `make schemas`");
+    }
+}
 
-    let descriptors = protox::compile([&proto], [&schemas])?;
-    fs::write(out.join("field_table.rs"), field_table(&descriptors))?;
-    prost_build::Config::new().bytes([".onnx.TensorProto.raw_data"]).compile_fds(descriptors.clone())?;
-    fs::write(out.join("onnx.descriptors"), prost::Message::encode_to_vec(&descriptors))?;
-    Ok(())
+/// The messages of `schemas/onnx.proto`.
+pub fn descriptors() -> FileDescriptorSet {
+    let schemas = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../schemas");
+    protox::compile([schemas.join("onnx.proto")], [&schemas]).unwrap()
 }
 
 /// Rust source of the table of all messages: name, and fields by number.

@@ -1,0 +1,62 @@
+//! Once all sessions are loaded: pins part of the streamed weights in host memory and starts to stream the rest.
+
+use crate::error::EngineError;
+use crate::port::{Backend, WeightResidency};
+use crate::program::Program;
+use crate::reporter::Reporter;
+use crate::runtime::Runtime;
+use crate::telemetry::StageTelemetry;
+use crate::weights::WeightTier;
+use crate::weights::budget::{HostMemoryBudget, is_on_host};
+use hpp_schema::{ByteSize, Partition, Plan, Provider};
+
+/// Warms up, pins as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
+/// partition streams.
+pub(super) fn pin_weights<B: Backend>(
+    program: &Program,
+    runtime: &mut Runtime<B>,
+    budget: HostMemoryBudget,
+    reporter: &dyn Reporter,
+) -> Result<(), EngineError> {
+    let plan = &program.plan;
+    let streams = |partition: &Partition| budget.residency(plan, &partition.form()) == WeightResidency::Streamed;
+    if !plan.partitions.iter().any(streams) {
+        return Ok(());
+    }
+    if runtime.weights.disk.wants_warm_up() {
+        runtime.warm_up(program)?;
+    }
+    let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
+    let pinned = budget.pinned(plan, &is_fallback, runtime.pool.backend.memory_use().resident);
+    for (id, stage) in program.stages.entries() {
+        let warning = runtime.weights.disk.pin_and_stream(id, pinned[stage.partition.index()]);
+        let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
+        warning.iter().for_each(|warning| reporter.warning(warning));
+    }
+    runtime.weights.disk.set_window(budget.window(plan, &is_fallback));
+    runtime.weights.disk.set_order(&program.run_order(&runtime.route));
+    runtime.weights.prefetch(&runtime.pool)?;
+    warn_if_over_limit(budget.limit(), runtime.pool.backend.memory_use().resident, reporter);
+    Ok(())
+}
+
+/// Whether each partition was planned for a GPU and streams on the host instead.
+fn gpu_fallback(program: &Program, budget: HostMemoryBudget, telemetry: &[StageTelemetry]) -> Vec<bool> {
+    let plan: &Plan = &program.plan;
+    let mut is_fallback = vec![false; plan.partitions.len()];
+    for (measured, stage) in telemetry.iter().zip(program.stages.iter()) {
+        if measured.provider == Provider::Cpu && !is_on_host(plan, &stage.device) {
+            is_fallback[stage.partition.index()] = budget.streams_gpu_fallback();
+        }
+    }
+    is_fallback
+}
+
+fn warn_if_over_limit(limit: Option<u64>, rss: Option<u64>, reporter: &dyn Reporter) {
+    let Some((limit, rss)) = limit.zip(rss).filter(|(limit, rss)| rss > limit) else { return };
+    reporter.warning(&format!(
+        "{} of host memory are in use after loading, and the plan was made for {}",
+        ByteSize(rss).human(),
+        ByteSize(limit).human()
+    ));
+}

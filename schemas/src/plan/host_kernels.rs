@@ -1,0 +1,32 @@
+//! What a partition's operators and weights demand of ONNX Runtime's CPU kernels.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What operators and weights demand of CPU kernels. `hpp-split` decides it, so that a run reads no graph.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct HostKernels {
+    /// Kernels read the weights from a packed copy in a layout of their own, however long packing takes.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub packed: bool,
+    /// An operator whose packed weights may change when they are saved and loaded again: they are never saved, so these
+    /// weights stay in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unsaved: Option<String>,
+    /// A kernel computes wrong results if its weights are inputs instead of constants.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub constant_weights: bool,
+}
+
+impl HostKernels {
+    /// Whether nothing is demanded.
+    pub fn is_default(&self) -> bool {
+        *self == HostKernels::default()
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}

@@ -1,0 +1,108 @@
+//! Finds out what a model's operators and weights demand of ONNX Runtime's CPU kernels.
+//!
+//! ONNX Runtime can copy weights into a layout that its kernels read faster (packing). 4-bit and 8-bit products are a hundred times
+//! faster with it, so a model that has some is packed. For 32-bit weights it gains a tenth, takes seconds per gigabyte at load and
+//! needs memory for the copy; without it, weights stay mapped from their file and the system may evict them. The two layouts round
+//! differently, so one decision holds for all partitions of a model: it computes the same numbers whole and split.
+
+use hpp_onnx::proto::{GraphProto, ModelProto, NodeProto};
+use hpp_onnx::walk;
+use hpp_schema::{DType, HostKernels};
+use std::convert::Infallible;
+
+/// Operators whose kernels pack weights narrower than 32 bits, and convolutions, whose kernels always pack. `true`: ONNX Runtime can
+/// save the packed weights and load them again unchanged. It offers that for all of them; these were tested.
+const PACKED: [(&str, bool); 18] = [
+    ("Conv", false),
+    ("ConvInteger", false),
+    ("ConvTranspose", false),
+    ("DequantizeLinear", true),
+    ("DynamicQuantizeLSTM", false),
+    ("DynamicQuantizeMatMul", true),
+    ("GRU", false),
+    ("LSTM", false),
+    ("MatMulBnb4", false),
+    ("MatMulFpQ4", false),
+    ("MatMulInteger", true),
+    ("MatMulIntegerToFloat", true),
+    ("MatMulNBits", true),
+    ("QAttention", false),
+    ("QGemm", false),
+    ("QLinearConv", false),
+    ("QLinearMatMul", false),
+    ("QMoE", true),
+];
+
+/// The kernel of this operator accepts constant weights in either of two layouts, and assumes one of them if weights are inputs: a
+/// model exported for CUDA then gives wrong results without an error.
+const CONSTANT_WEIGHTS: &str = "QMoE";
+
+/// What the operators and weights of a model demand, functions and bodies included.
+pub fn host_kernels(model: &ModelProto) -> HostKernels {
+    let mut kernels = HostKernels { packed: has_narrow_floats(model), ..HostKernels::default() };
+    model.graph.iter().for_each(|graph| add_graph(graph, &mut kernels));
+    model.functions.iter().flat_map(|function| &function.node).for_each(|node| add_node(node, &mut kernels));
+    kernels
+}
+
+fn add_graph(graph: &GraphProto, kernels: &mut HostKernels) {
+    graph.node.iter().for_each(|node| add_node(node, kernels));
+}
+
+fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
+    if let Some((operator, saved)) = PACKED.iter().find(|(operator, _)| *operator == node.op_type()) {
+        kernels.packed = true;
+        if !saved && kernels.unsaved.is_none() {
+            kernels.unsaved = Some((*operator).to_owned());
+        }
+    }
+    kernels.constant_weights |= node.op_type() == CONSTANT_WEIGHTS;
+    walk::bodies(node).for_each(|body| add_graph(body, kernels));
+}
+
+/// Whether a weight is a floating-point tensor narrower than 32 bits: ONNX Runtime widens it at load and packs the result.
+fn has_narrow_floats(model: &ModelProto) -> bool {
+    let mut found = false;
+    let Ok(()) = walk::tensors::<Infallible>(model, &mut |tensor| {
+        let dtype = DType::from_onnx(tensor.data_type());
+        found |= dtype.is_some_and(|dtype| dtype.is_float() && dtype.bits().is_some_and(|bits| bits < 32));
+        Ok(())
+    });
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn fixture(name: &str) -> HostKernels {
+        let model =
+            Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models")).join(name).join("model.onnx");
+        host_kernels(hpp_onnx::Model::open(&model).unwrap().proto())
+    }
+
+    #[test]
+    fn models_with_narrow_weights_are_packed() {
+        for name in ["genai/llama3-fp32-cpu", "optimum/llama-with-past"] {
+            assert!(fixture(name).is_default(), "{name}");
+        }
+        for name in ["genai/llama3-int4-cpu", "optimum/llama-with-past-fp16"] {
+            assert_eq!(fixture(name), HostKernels { packed: true, ..HostKernels::default() }, "{name}");
+        }
+        let mixture = HostKernels { packed: true, unsaved: None, constant_weights: true };
+        assert_eq!(fixture("genai/gpt-oss-int4-cpu"), mixture);
+    }
+
+    #[test]
+    fn operators_in_bodies_count_and_untested_ones_are_not_saved() {
+        let node = |op_type: &str| NodeProto { op_type: Some(op_type.to_owned()), ..NodeProto::default() };
+        let body = GraphProto { node: vec![node("MatMulNBits"), node("GRU"), node("LSTM")], ..GraphProto::default() };
+        let attribute = hpp_onnx::proto::AttributeProto { g: Some(body), ..Default::default() };
+        let loop_ = NodeProto { attribute: vec![attribute], ..node("Loop") };
+        let graph = GraphProto { node: vec![loop_], ..GraphProto::default() };
+        let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
+        let expected = HostKernels { packed: true, unsaved: Some("GRU".to_owned()), constant_weights: false };
+        assert_eq!(host_kernels(&model), expected);
+    }
+}
