@@ -1,6 +1,7 @@
 //! Once all sessions are loaded: pins part of the streamed weights in host memory and starts to stream the rest.
 
 use crate::error::EngineError;
+use crate::ids::Id;
 use crate::port::{Backend, WeightResidency};
 use crate::program::Program;
 use crate::reporter::Reporter;

@@ -114,7 +114,7 @@ fn misfit(input: &ModelInput, tensor: &HostTensor) -> Option<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use hpp_schema::{DType, ModelKind};
+    use hpp_schema::{DType, HostKernels, ModelKind};
 
     pub(crate) fn model() -> Model {
         let input = |name: &str, dtype, shape: &[&str], role| ModelInput {
@@ -138,6 +138,7 @@ pub(crate) mod tests {
                 input("image", DType::Float32, &["batch", "3", "4"], InputRole::Free),
             ],
             outputs: vec![],
+            host_kernels: HostKernels::default(),
         }
     }
 

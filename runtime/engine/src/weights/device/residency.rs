@@ -15,7 +15,7 @@ impl<B: Backend> DeviceTier<B> {
     /// After a change: forgets what is in rings and fills them for this order of stages.
     pub fn restart(&mut self, pool: &BufferPool<B>, order: &PerPhase<Vec<StageId>>) -> Result<(), EngineError> {
         self.set_order(order);
-        self.fetch_ahead(pool).map_err(|source| EngineError::Memory { what: "copies of weights".into(), source })
+        self.prefetch(pool).map_err(|source| EngineError::Memory { what: "copies of weights".into(), source })
     }
 
     /// Whether a stage's weights are inputs, so that they can move.
