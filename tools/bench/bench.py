@@ -1,10 +1,10 @@
-"""`make bench`: the measurements of docs/BENCHMARKS.md, as one table, with the versions used.
+"""`make bench`: runs the measurements of docs/BENCHMARKS.md and prints one table, with the versions used.
 
     bench.py --target DIR [--threads N] [--rounds N] [--small] [NAME ...]
 
 NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, fits, streaming, llama-cpp or disk-llama-cpp.
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp). Results are kept in out/bench/results.json
-after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
+after each measurement. `--small` uses a decoder of 4 layers, to try the scripts; its numbers mean nothing.
 """
 
 import argparse
@@ -43,9 +43,9 @@ MEASUREMENTS = {
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--target", default="target/release", help="where the binaries are")
+    arguments.add_argument("--target", default="target/release", help="directory of the binaries")
     arguments.add_argument("--threads", type=int, default=physical_cores())
-    arguments.add_argument("--rounds", type=int, default=5, help="how often each side of a speed is measured, in turns")
+    arguments.add_argument("--rounds", type=int, default=5, help="rounds; each measures every side once")
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
