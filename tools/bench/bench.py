@@ -1,4 +1,4 @@
-"""`make bench`: the measurements of docs/BENCHMARKS.md, as one table, with the versions used.
+"""`make bench`: runs the measurements of docs/BENCHMARKS.md and prints one table, with the versions used.
 
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
@@ -48,7 +48,7 @@ def main():
     arguments.add_argument("--target", default="target/release", help="where the binaries are")
     arguments.add_argument("--before", help="an earlier build's binaries, for the measurement `before`")
     arguments.add_argument("--threads", type=int, default=physical_cores())
-    arguments.add_argument("--rounds", type=int, default=5, help="how often each side of a speed is measured, in turns")
+    arguments.add_argument("--rounds", type=int, default=5, help="rounds; each measures every side once")
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()

@@ -1,4 +1,4 @@
-"""Models larger than memory: decoding under a memory limit, against what the disk allows and against plain mmap."""
+"""Models larger than memory: decode speed under a memory limit, compared with the disk's rate and with plain mmap."""
 
 import ctypes
 import json
@@ -23,23 +23,23 @@ SHAPES = {
     "fp32": ("--layers", 24, "--hidden", 1536, "--intermediate", 4096, "--heads", 24, "--kv-heads", 8, "--vocab", 32000,
              "--context", 2048, "--dtype", "fp32"),
 }
-# Smaller ones say nothing: the process itself would take most of the limit.
+# Smaller models are useless here: the process itself would take most of the limit.
 SMALL = {
     "fp32": ("--layers", 24, "--hidden", 1024, "--intermediate", 2816, "--heads", 16, "--kv-heads", 8, "--vocab", 32000,
              "--context", 2048, "--dtype", "fp32"),
 }
-# Of the limit, what is left to the kernel's own books and to pages of programs.
+# The part of the limit for kernel memory and pages of programs.
 KERNEL = 16 << 20
 BLOCK, AT_ONCE = 2 << 20, 8
 
 
 def direct_rate(path, seconds=1.5):
-    """Bytes a second of direct reads into huge pages, several at once, in order, for a while: the best this disk was seen to do."""
+    """Bytes per second of sequential direct reads into huge pages, several in flight: the highest rate of this disk."""
     size, stop = os.path.getsize(path), time.monotonic() + seconds
     file = os.open(path, os.O_RDONLY | os.O_DIRECT)
 
     def read(first):
-        # Shared memory, which is what mmap gives unless told otherwise, has no huge pages, and the disk fills those twice as fast.
+        # mmap's default is shared memory, which has no huge pages; disks fill huge pages twice as fast.
         memory, at, done = mmap.mmap(-1, 2 * BLOCK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), first * BLOCK, 0
         memory.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -59,7 +59,7 @@ def direct_rate(path, seconds=1.5):
 
 
 def forget(*folders):
-    """Drops what the system has cached of files, so that nobody reads what another run has paid for."""
+    """Drops the page cache, so that no run profits from the reads of another."""
     for folder in folders:
         for path, _, names in os.walk(folder):
             for name in names:
@@ -69,7 +69,7 @@ def forget(*folders):
 
 
 def bench(shop, plan, limit, *options):
-    """One `hpp-exec bench` of one run after one that warms up, under a limit where there is one."""
+    """One `hpp-exec bench` with one measured run after a warm-up run, under a memory limit if there is one."""
     command = [shop.binary("hpp-exec"), "bench", plan, "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--runs", 1, "--json",
                "--threads", shop.threads, "--quiet", *options]
     if limit is None:
@@ -120,7 +120,7 @@ def larger_than_memory(shop):
 
 
 def profiled(shop, dtype, model):
-    """A quick profile of this machine and model, for plans that know its disk."""
+    """A quick profile of this machine and model, for plans that know the disk's rate."""
     path = os.path.join(OUT, f"profile-large-{dtype}.yaml")
     measure.run([shop.binary("hpp-profile"), model, "--quick", "--providers", "cpu", "--contexts", PROMPT, "--prefill-tokens",
                  f"16,{PROMPT}", "--out", path, "--force", "--threads", shop.threads, "--quiet"])
@@ -136,12 +136,12 @@ def under(shop, model, part, compute, measured):
     plan, _ = shop.split(model, f"disk/{dtype}-{part}", *asked)
     expected = json.loads(measure.run([shop.binary("hpp-split"), model, "--dry-run", "--json", *asked])["stdout"])
     expected = expected["predictions"]["decode_ms"]
-    # What kernels want laid out anew is made once, before anything is measured.
+    # Weights are prepared once, before the measurements.
     bench(shop, plan, None)
     rates = []
 
     def streamed():
-        # The disk's own rate, right before and right after, is this round's bound.
+        # The bound of this round is the disk's rate, measured before and after.
         before = direct_rate(data)
         answer = cold(shop, model, plan, limit)
         rates.append((before + direct_rate(data)) / 2)
@@ -167,7 +167,7 @@ def under(shop, model, part, compute, measured):
 
 
 def model_that_fits(shop):
-    """A plan with a memory budget that holds everything, over one without: what the tiers cost where they are not needed."""
+    """A plan with a memory budget that holds everything, over one without a budget: the overhead of the tiers if they are not needed."""
     rows = []
     for dtype in ("int4", "fp32"):
         model = shop.decoder(dtype)
@@ -181,8 +181,8 @@ def model_that_fits(shop):
 
 
 def beside_llama_cpp(shop):
-    """The same shape and bytes per weight in GGUF under the same limits: llama.cpp maps its file, and is told not to pack weights anew,
-    because with 4-bit ones it is killed."""
+    """The same shape and bytes per weight in GGUF under the same limits. llama.cpp maps its file and must not repack the weights: it is
+        killed with repacked 4-bit weights."""
     layers = 4 if shop.small else 24
     rows = beside(shop, "fp32 and f32", shop.decoder("fp32"), gguf_of(f"llama-{layers}-f32", "f32", layers))
     if not shop.small:
@@ -205,7 +205,7 @@ def beside(shop, what, model, gguf):
         limit = limit_of(model, part)
         plan, _ = shop.split(model, f"disk/llama-{os.path.basename(gguf)}-{part}", "--context", CONTEXT, "--ram", f"{limit - KERNEL}B",
                              "--prompt-tokens", PROMPT)
-        # What kernels want laid out anew is made once, before anything is measured.
+        # Weights are prepared once, before the measurements.
         bench(shop, plan, None)
 
         def ours(plan=plan, limit=limit):

@@ -1,5 +1,5 @@
-"""Every decoder with recorded answers, split in 1, 2, 3 and one-per-layer partitions: tokens and logits of hpp-exec against
-those recorded from the unsplit model, and against hpp-exec on one partition."""
+"""Every decoder with recorded answers, split in 1, 2, 3 and one-per-layer partitions: compares tokens and logits of hpp-exec with the
+recorded ones of the unsplit model, and with hpp-exec on one partition."""
 
 import glob
 import json
@@ -16,7 +16,7 @@ CUTS = (1, 2, 3, 1000)
 
 
 def decoders():
-    """Folders of models with recorded answers: the fixtures, and those below HPP_MODELS."""
+    """Directories of models with recorded answers: the fixtures, and those below HPP_MODELS."""
     roots = [os.path.join(ROOT, "fixtures", "models")] + [r for r in [os.environ.get("HPP_MODELS")] if r]
     found = {}
     for root in roots:
@@ -29,7 +29,7 @@ def decoders():
 
 
 def generate(shop, folder, name, cuts, recorded):
-    """Tokens and logits of `folder` cut into `cuts`."""
+    """Tokens and logits of the model in `folder`, split into `cuts` partitions."""
     plan, _ = shop.split(folder, f"equal/{name}-{cuts}", "--partitions", cuts)
     logits = f"{plan}.npy"
     arguments = [plan, "--tokens", ",".join(str(t) for t in recorded["prompt_ids"]), "--max-new", len(recorded["tokens"]),
@@ -42,7 +42,7 @@ def generate(shop, folder, name, cuts, recorded):
 
 
 def same_tokens(tokens, recorded, error):
-    """Equal, up to the first step where the two best scores are closer than the logits' error."""
+    """Whether tokens are equal up to the first step where the two best logits are closer than the logits' error."""
     for ours, theirs, margin in zip(tokens, recorded["tokens"], recorded["margins"]):
         if ours != theirs:
             return margin <= 2 * error
@@ -50,7 +50,7 @@ def same_tokens(tokens, recorded, error):
 
 
 def compare(ours, recorded):
-    """Whether the tokens are right, whether the logits are bit-identical, and how far they are off."""
+    """Whether the tokens are right, whether the logits are bit-identical, and their largest error."""
     tokens, logits = ours
     steps = min(len(logits), len(recorded["step_logits"]))
     agree = next((i for i in range(steps) if tokens[i] != recorded["tokens"][i]), steps - 1) + 1

@@ -1,4 +1,4 @@
-"""Cuts a decoder of the GenAI style in the middle with onnx.utils.extract_model. Prints the seconds of the two calls.
+"""Splits a decoder of the GenAI style in the middle with onnx.utils.extract_model. Prints the seconds of the two calls.
 
 The checker is off: it does not know the contrib operators in these models.
 """

@@ -1,10 +1,10 @@
-"""`make bench-gpu`: models that do not fit a GPU, as one table. Needs python3, built commands and ONNX Runtime, nothing else.
+"""`make bench-gpu`: models that do not fit a GPU, as one table. Needs only python3, built commands and ONNX Runtime.
 
     gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|decode|prompt ...]
 
 ONNX Runtime is the one of ORT_DYLIB_PATH. Results are kept in results-gpu.json of out/bench, or of HPP_BENCH_OUT, after each
-measurement, and another call adds to them: `--keep-profile` then takes the profile and models that are there. Without a GPU it
-says so and is content. `--small` uses a tiny decoder: for trying the scripts, not for numbers.
+measurement, and later calls add to them: `--keep-profile` reuses the profile and the models of an earlier call. Without a GPU it
+reports that and succeeds. `--small` uses a tiny decoder, to try the scripts; its numbers mean nothing.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from table import Table, row
 from workshop import OUT, Workshop
 
 NAMES = ("exact", "decode", "prompt")
-# Longest any one command may take, in seconds.
+# Timeout of a command, in seconds.
 LIMIT = 400
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--target", default="target/release", help="where the binaries are")
+    parser.add_argument("--target", default="target/release", help="directory of the binaries")
     parser.add_argument("--provider", choices=("cuda", "webgpu"), default="cuda")
-    parser.add_argument("--dtype", choices=("fp16", "fp32", "int4-fp16"), help="of the large model [default: fp16 on cuda, fp32 on webgpu]")
+    parser.add_argument("--dtype", choices=("fp16", "fp32", "int4-fp16"), help="element type of the large model [default: fp16 on cuda, fp32 on webgpu]")
     parser.add_argument("--threads", type=int, default=physical_cores())
-    parser.add_argument("--rounds", type=int, default=3, help="how often each side is measured, in turns")
-    parser.add_argument("--minutes", type=float, help="begin nothing after so many minutes; what was not begun is said")
-    parser.add_argument("--keep-profile", action="store_true", help="take the profile that is there")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds; each measures every side once")
+    parser.add_argument("--minutes", type=float, help="start no measurement after this many minutes, and list those not started")
+    parser.add_argument("--keep-profile", action="store_true", help="reuse the existing profile")
     parser.add_argument("--small", action="store_true")
     parser.add_argument("names", nargs="*", choices=[*NAMES, []])
     asked = parser.parse_args()
@@ -45,10 +45,10 @@ def arguments():
 
 
 def device(shop, provider):
-    """What it computes on, in words, and why it cannot, where it cannot."""
+    """The device in words, and why it cannot be used, if it cannot."""
     seen = streaming.devices(shop)
     problem = streaming.why_not(seen, provider)
-    # For what runs without hpp-exec: the same library.
+    # For scripts that run without hpp-exec: the same library.
     os.environ["ORT_DYLIB_PATH"] = seen["library"] or ""
     lines = [f"ONNX Runtime {seen.get('version') or '?'}, python {platform.python_version()}"]
     if seen.get("cuda_driver"):
@@ -104,7 +104,7 @@ def main():
 
 
 def not_run(table, key, why):
-    """Says so, unless an earlier call has measured it."""
+    """Adds a row that says so, unless an earlier call has measured it."""
     if not any(line["ours"] for line in table.rows.get(key, [])):
         table.put(key, [row(key, result=f"not run: {why}")])
 

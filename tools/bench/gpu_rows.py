@@ -1,4 +1,4 @@
-"""A model whose weights do not fit a GPU's budget: decoding and prompts, streamed and not, against bounds and ONNX Runtime."""
+"""A model whose weights exceed a GPU's budget: decode and prompt speed, streamed or not, compared with bounds and ONNX Runtime."""
 
 import json
 import os
@@ -13,9 +13,9 @@ from table import compared, row
 from workshop import OUT
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Of the weights, what the budget for decoding holds, with caches, slots and activations in it.
+# The decode budget as a fraction of the weights; it also holds caches, slots and activations.
 INSIDE = 0.4
-# Where layers are placed by hand: the head, which is small and run for one token, stays on the GPU.
+# Placements by hand: the head, which is small and runs for one token, stays on the GPU.
 HEAD = ("--assign", "head=gpu")
 SHAPES = {
     "fp16": ("--layers", 20, "--hidden", 2560, "--intermediate", 6912, "--heads", 20, "--kv-heads", 10, "--vocab", 32000),
@@ -26,7 +26,7 @@ SMALL = ("--layers", 12, "--hidden", 128, "--intermediate", 352, "--heads", 4, "
 
 
 class Bench:
-    """One model, its profile and its budget; plans of it, and runs of those."""
+    """A model, its profile and its budget; makes plans for it and runs them."""
 
     def __init__(self, shop, provider, dtype):
         self.shop, self.provider, self.dtype = shop, provider, dtype
@@ -41,7 +41,7 @@ class Bench:
         self.link = None
 
     def measure_profile(self, keep):
-        """Profiles the model on this machine, unless `keep` and there is one; then knows the bare link."""
+        """Profiles the model on this machine, unless `keep` is set and there is a profile; then reads the link's rate."""
         command = [self.shop.binary("hpp-profile"), self.model, "--quick", "--providers", f"cpu,{self.provider}", "--contexts",
                    f"16,{self.context}", "--prefill-tokens", f"16,{self.long}", "--out", self.profile, "--threads", self.shop.threads,
                    "--json", "--quiet", *(["--resume"] if keep and os.path.exists(self.profile) else ["--force"])]
@@ -49,7 +49,7 @@ class Bench:
         self.link = bare_link(found, self.provider)
 
     def plan(self, name, *options, vram=None, prompt=None, new=None):
-        """A plan with the profile, and what the file says. `vram` in bytes instead of the budget."""
+        """A plan made with the profile, and its contents. `vram` in bytes replaces the budget."""
         prompt, new = prompt or self.prompt, new or self.new
         where, cost = self.shop.split(
             self.model, f"gpu/{self.dtype}-{name}", "--profile", self.profile, "--vram", f"{vram or int(self.size * INSIDE)}B", "--margin",
@@ -57,7 +57,7 @@ class Bench:
         return where, json.loads(cost["stdout"])
 
     def most_resident(self, name, *options, **more):
-        """The plan that keeps as many layers on the GPU as the budget holds beside what `options` want, with their number."""
+        """The plan with the most layers on the GPU that the budget holds beside the needs of `options`, and their number."""
         for count in range(int(self.layers * INSIDE), -1, -1):
             try:
                 return *self.plan(name, "--gpu-layers", count, *HEAD, *options, **more), count
@@ -66,7 +66,7 @@ class Bench:
         raise last
 
     def run(self, plan, *options, prompt=None, new=None):
-        """One measured run after one that warms up, with the trace beside the plan."""
+        """One measured run after a warm-up run, with the trace beside the plan."""
         answer = self.shop.exec_json(
             "bench", plan, "--prompt-tokens", prompt or self.prompt, "--new-tokens", new or self.new, "--runs", 1, "--providers",
             f"{self.provider},cpu", "--trace", trace_of(plan), *options)
@@ -92,12 +92,12 @@ def trace_of(plan):
 
 
 def node_names(block):
-    """What all names of a block's nodes have in common, in models of GenAI's builder."""
+    """The common prefix of the names of a block's nodes, in models of GenAI's builder."""
     return {"embedding": "/model/embed_tokens/", "head": "/lm_head/"}.get(block, f"/model/{block}/")
 
 
 def bare_link(profile, provider):
-    """The fastest copy to the device that the profile saw, in 1e9 bytes a second, and whether from pinned memory."""
+    """The fastest copy to the device in the profile, in 1e9 bytes per second, and whether it is from pinned memory."""
     best = {}
     for curve in profile["machine"]["curves"]:
         path = curve["path"]
@@ -118,17 +118,17 @@ def streams(plan):
 
 
 def speeds(answers):
-    """Tokens a second while decoding, round by round."""
+    """Decoded tokens per second, by round."""
     return [answer["decode_tokens_per_second"]["median"] for answer in answers]
 
 
 def first_tokens(answers):
-    """Milliseconds to the first token, round by round: unlike those of the pass, they end when the device has."""
+    """Milliseconds to the first token, by round: unlike the times of a pass, they end when the device has finished."""
     return [answer["time_to_first_token_ms"]["median"] for answer in answers]
 
 
 def accuracy(name, expected, measured, unit):
-    """One prediction against the measured values of all rounds."""
+    """Compares one prediction with the measurements of all rounds."""
     error = Rounds(expected / value - 1 for value in measured)
     low, high = error.spread
     return row(f"{name}: predicted", f"{expected:.4g} {unit}", f"{statistics.median(measured):.4g} {unit}",
@@ -136,7 +136,7 @@ def accuracy(name, expected, measured, unit):
 
 
 def decode(bench):
-    """Decoding with 60 % of the weights outside the budget: the planner's plan against three others, its bound and the link."""
+    """Decoding with 60 % of the weights outside of the budget: the planner's plan compared with three others, its bound and the link."""
     name = f"decode, {1 - INSIDE:.0%} of {bench.size / 1e9:.1f} GB outside the VRAM budget, {bench.dtype}"
     best, planned = bench.plan("planned", "--mechanisms", "all", "--objective", "decode")
     host, on_host = bench.plan("host", "--mechanisms", "resident,cpu", "--objective", "decode")
@@ -144,7 +144,7 @@ def decode(bench):
     sides = {"best": (best, planned), "host": (host, on_host), "ring": (ring, streamed)}
     runners = {side: lambda plan=plan: bench.run(plan) for side, (plan, _) in sides.items()}
     if bench.provider == "cuda":
-        # Into a trace of its own.
+        # In a trace of its own.
         waiting, _, _ = bench.most_resident("waiting", "--stream", "all")
         runners["waiting"] = lambda: bench.run(waiting, "--wait-each-run")
     failures = []
@@ -175,7 +175,7 @@ def decode(bench):
 
 
 def beside_ort(name, ours, answers, failures, on):
-    """Against ONNX Runtime's own assignment of layers, with the blocks of the plan without streaming on the GPU."""
+    """Compared with ONNX Runtime's own assignment of layers, with the same blocks on the GPU as the plan without streaming."""
     count = sum(device != "cpu" for block, device in on.items() if block.startswith("layers."))
     name = f"{name}: over ONNX Runtime's name_based_layer_assignment ({count} layers on the GPU)"
     if failures:
@@ -192,11 +192,11 @@ def over_bound(name, ours, predictions):
 
 
 def copies(bench, name, plan, said, answers):
-    """The rate of copies while decoding over a bare one, and how much of them lies under computing."""
+    """The rate of copies while decoding over that of a bare copy, and the share of them that overlaps computation."""
     if not streams(said) or not answers[-1].get("streaming"):
         return [row(f"{name}: host-to-device rate", "", "", "nothing is streamed while decoding")]
     rates = [answer["streaming"]["gb_per_second"] for answer in answers]
-    # Measured right behind each run where it could be; the profile's is older.
+    # Measured right after each run if possible; the profile's is older.
     bare, pinned = [bare_rate(answer) or bench.link[0] for answer in answers], bench.link[1]
     share = timeline.overlap(trace_of(plan))
     stall = answers[-1]["streaming"]["stall_ms"] / answers[-1]["streaming"]["busy_ms"]
@@ -208,13 +208,13 @@ def copies(bench, name, plan, said, answers):
 
 
 def bare_rate(answer):
-    """The rate of a bare copy to the device that a run measured right behind its tokens; None where it measured none."""
+    """The rate of a bare copy to the device that a run measured right after its tokens; None if it measured none."""
     rates = [link["bare_gb_per_second"] for link in answer.get("links", []) if link["name"].startswith("to ")]
     return statistics.median(rates) if rates else None
 
 
 def prompt(bench):
-    """A long prompt with streamed weights, over the same blocks on the CPU and over what copying and computing allow."""
+    """A long prompt with streamed weights, compared with the same blocks on the CPU and with the bound of copying and computing."""
     name, work = f"prompt of {bench.long} tokens, {bench.dtype}", {"prompt": bench.long, "new": 2}
     ring, streamed, count = bench.most_resident("prompt-streamed", "--stream", "all", **work)
     host, on_host = bench.plan("prompt-host", "--gpu-layers", count, *HEAD, **work)

@@ -1,4 +1,4 @@
-"""What a measurement ran on: cores, versions."""
+"""Describes the machine of a measurement: cores, versions."""
 
 import importlib.metadata
 import os
@@ -11,7 +11,7 @@ from workshop import ROOT
 
 
 def physical_cores():
-    """Cores without their hyper-threads: what both runtimes take by default."""
+    """Physical cores: the default number of threads of both runtimes."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as info:
             lines = [line.split(":")[1].strip() for line in info if line.startswith(("physical id", "core id"))]
@@ -21,7 +21,7 @@ def physical_cores():
 
 
 def commit():
-    """The tree's short hash, `?` where there is no git or no repository."""
+    """The short hash of the tree, `?` without git or a repository."""
     try:
         said = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     except OSError:
@@ -30,7 +30,7 @@ def commit():
 
 
 def versions(threads, packages):
-    """Lines that say what was measured, when and where, with the versions of these Python packages that are there."""
+    """Lines with the commit, the date, the machine and the versions of the installed ones of these Python packages."""
     lines = [f"HPP {commit()}, {time.strftime('%Y-%m-%d')}",
              f"{processor()}, {threads} threads, {platform.system()} {platform.release()}"]
     found = []

@@ -2,7 +2,7 @@
 
     python -S -I launch.py RESULT.json COMMAND...
 
-A process of its own, and a bare one: a child's peak memory is never below that of the process that started it.
+A bare process of its own, because a child's peak memory is never below that of the process that started it.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Running a command with a limit on its memory, page cache included: a memory control group of its own."""
+"""Runs a command with a memory limit, page cache included: in a memory control group of its own."""
 
 import os
 import uuid
@@ -7,7 +7,7 @@ import measure
 
 
 class Limit:
-    """`with Limit(bytes) as limit: limit.command([...])`. Needs root and a control group it may make children of."""
+    """`with Limit(bytes) as limit: limit.command([...])`. Needs root and a control group that may have children."""
 
     def __init__(self, size):
         self.size = size
@@ -24,7 +24,7 @@ class Limit:
         return self
 
     def command(self, command):
-        """The command that runs `command` inside."""
+        """The command that runs `command` in the group."""
         enter = f'echo $$ > {os.path.join(self.group, "cgroup.procs")} && exec "$@"'
         return ["/bin/sh", "-c", enter, "limited", *map(str, command)]
 
@@ -36,7 +36,7 @@ class Limit:
 
 
 def place():
-    """This process's memory group and the name of its limit, in either version of control groups."""
+    """This process's memory group and the name of its limit file, in version 1 or 2 of control groups."""
     with open("/proc/self/cgroup", encoding="ascii") as groups:
         for line in groups:
             _, controllers, path = line.rstrip("\n").split(":", 2)

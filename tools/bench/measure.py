@@ -1,4 +1,4 @@
-"""Running commands, alone or in turns, and what they cost."""
+"""Runs commands, alone or in turns, and measures time and memory."""
 
 import json
 import os
@@ -11,11 +11,11 @@ LAUNCH = os.path.join(os.path.dirname(os.path.abspath(__file__)), "launch.py")
 
 
 class Failed(Exception):
-    """A command did not do its work; the message is what it said."""
+    """A command failed; the message is its output."""
 
 
 def run(command, env=None, limit=None):
-    """Runs `command`, for `limit` seconds at most; returns its cost, with `stdout` beside it."""
+    """Runs `command` with a timeout of `limit` seconds; returns its cost, with `stdout`."""
     if limit is not None:
         command = ["timeout", f"{limit:.0f}", *command]
     with tempfile.TemporaryDirectory() as folder:
@@ -32,7 +32,7 @@ def run(command, env=None, limit=None):
 
 
 def in_turns(rounds, **runners):
-    """Runs each of `runners` once a round; returns lists by name, in the order of the rounds.
+    """Runs each of `runners` once per round; returns lists by name, in the order of the rounds.
 
     A slow minute of the machine then hits all of them. Every second round goes backwards (A B, B A, ...), so that none of them always
     runs first.

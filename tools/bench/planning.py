@@ -1,4 +1,4 @@
-"""Planning: what it costs, what it gains by streaming, and whether its predictions come true on this machine."""
+"""Planning: its cost, its gain from streaming, and the error of its predictions on this machine."""
 
 import glob
 import json
@@ -17,13 +17,13 @@ MOE_30B = ("--layers", 48, "--hidden", 2048, "--intermediate", 768, "--heads", 3
 MOE_61 = ("--layers", 61, "--hidden", 7168, "--intermediate", 2048, "--heads", 64, "--kv-heads", 8, "--vocab", 129280,
           "--experts", 256, "--top-k", 8, "--dtype", "int4", "--sparse")
 CONTEXTS = (128, 2048)
-# Tokens of an answer where hpp-split is not told.
+# hpp-split's default length of an answer.
 ANSWER = 128
 NEW = 32
 
 
 def dry_run(shop, model, *options):
-    """The plan hpp-split would write, and what finding it cost."""
+    """The plan that hpp-split would write, and the cost of finding it."""
     cost = measure.run([shop.binary("hpp-split"), model, "--dry-run", "--json", *options])
     return dict(cost, plan=json.loads(cost["stdout"]))
 
@@ -33,7 +33,7 @@ def preset(name):
 
 
 def planning_time(shop):
-    """Wall time of the whole command, reading the model included, with every mechanism allowed."""
+    """Wall time of the whole command, including reading the model, with every mechanism allowed."""
     rows = []
     for what, options, limit in (("80-layer dense model", DENSE_70B, 1.0), ("61-layer, 256-expert MoE", MOE_61, 5.0)):
         model = shop.model(f"planned-{len(rows)}", *options)
@@ -48,7 +48,7 @@ def layers_of(shop, model):
 
 
 def best_gpu_layers(shop, model, machine, objective, of):
-    """The best that any `--gpu-layers N` reaches there, with its N; None where not even 0 layers fit."""
+    """The best prediction of any `--gpu-layers N` there, with its N; None if not even 0 layers fit."""
     best = None
     for count in range(layers_of(shop, model) + 2):
         try:
@@ -62,8 +62,8 @@ def best_gpu_layers(shop, model, machine, objective, of):
 
 
 def streaming_gain(shop):
-    """What every mechanism is predicted to bring over the best contiguous --gpu-layers plan, on each preset: a decoded token, and a
-    whole answer of 512 tokens of prompt and 128 more."""
+    """The predicted gain of all mechanisms over the best contiguous --gpu-layers plan, on each preset: for a decoded token, and for an answer
+        of 512 prompt tokens and 128 new tokens."""
     rows = []
     wishes = (("decode", "decode", "tok/s", lambda said: said["decode_tokens_per_second"]),
               ("answers", "mixed", "an hour", lambda said: 3.6e6 / (said["time_to_first_token_ms"] + ANSWER * said["decode_ms"])))
@@ -77,7 +77,7 @@ def streaming_gain(shop):
 
 
 def gain(shop, name, asked, unit, of):
-    """One cell: ours, theirs, and what limits ours."""
+    """One cell: our prediction, theirs, and our bottleneck."""
     model, machine, objective = asked
     theirs = best_gpu_layers(shop, *asked, of)
     try:
@@ -100,7 +100,7 @@ def corpus(shop):
 
 
 def profile(shop, dtype, *options):
-    """A fresh profile of the 350 M decoder; its path and what it cost."""
+    """A fresh profile of the 350 M decoder; its path and its cost."""
     path = os.path.join(OUT, f"profile-{dtype}.yaml")
     cost = measure.run([shop.binary("hpp-profile"), shop.decoder(dtype), "--providers", "cpu", "--out", path, "--force",
                         "--threads", shop.threads, "--quiet", *options])
@@ -123,7 +123,7 @@ def profiling_cost(shop):
 
 
 def predictions(shop):
-    """Predicted and measured milliseconds of unsplit and split plans; the profile and the runs in the same minutes."""
+    """Predicted and measured milliseconds of unsplit and split plans; profile and runs are made within the same minutes."""
     rows, errors = [], []
 
     def percent(error):
@@ -148,7 +148,7 @@ def predictions(shop):
                     rows.append(row(f"{phase} ms, {dtype}, {partitions} partitions, {context} tokens", f"{said:.1f} predicted",
                                     f"{measured[phase][0]:.1f} measured", f"{error:+.1%} ({least:+.1%} to {most:+.1%})"))
     worst = max(abs(each.median) for each in errors)
-    # The worst pair lies between the largest error that its slowest and fastest run surely leave and the largest that they allow.
+    # The worst pair is between the largest error that its slowest and fastest run imply for certain and the largest that they allow.
     sure, possible = max(each.at_least for each in errors), max(each.at_most for each in errors)
     return [
         limited("predicted over measured: median error", [abs(each.median) for each in errors], 0.10, percent),

@@ -5,19 +5,19 @@
     provider_repeats.py --runs 300 fixtures/models/genai/llama3-int4-cpu       one process, states fed back
     provider_repeats.py --binding ...      states stay in device memory, through io-binding
     provider_repeats.py --processes 20 ... also compares fresh processes with each other
-    provider_repeats.py --nodes ...        reads every intermediate tensor and names the operators that begin to differ
-    provider_repeats.py --alone QMoE ...   takes the nodes of one operator out and runs each by itself
-    provider_repeats.py --provider cpu ... to compare with
+        provider_repeats.py --nodes ...        compares every intermediate tensor and names the first operators that differ
+        provider_repeats.py --alone QMoE ...   runs each node of one operator in a model of its own
+        provider_repeats.py --provider cpu ... for comparison
 
-A kernel that gives other bits for the same input is at fault by itself: nothing of HPP takes part here. MODEL is a directory with
-model.onnx, or such a file. The first pass takes a prompt, the others one token each; tokens are fixed, so that a difference is never
+A kernel that gives different bits for the same input is faulty by itself: no code of HPP is involved. MODEL is a directory with
+model.onnx, or such a file. The first pass takes a prompt, the others one token each; tokens are fixed, so that no difference is
 caused by an earlier choice. Prompts of other lengths run in between (--stir), so that kernels find other bytes in reused buffers.
 
 Needs ONNX Runtime, onnx and numpy; the WebGPU plugin's path is in HPP_WEBGPU_PLUGIN:
 
     tools/scripts/with-webgpu.sh tools/scripts/with-deps.sh python3 tools/bench/provider_repeats.py MODEL
 
-Prints one line for each output that differed and a summary as JSON; exits with 1 where anything differed.
+Prints one line per output that differs and a summary as JSON; exits with 1 if anything differs.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def model_file(path):
 
 
 def new_session(model, provider, options):
-    """`model` is a path or bytes. Everything the provider takes runs on it, the rest on the CPU."""
+    """`model` is a path or bytes. Everything that the provider supports runs on it, the rest on the CPU."""
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = 2
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -99,12 +99,12 @@ class Decoder:
         dims = []
         for dim in self.inputs[name].shape.dim:
             known = {"batch_size": 1, "kv_cache_dim": self.head_size}.get(dim.dim_param, 0)
-            # A sliding window wants its whole buffer from the beginning.
+            # A sliding window needs its whole buffer from the beginning.
             dims.append(dim.dim_value or (self.window if "sliding" in dim.dim_param else known))
         return np.zeros(dims, TYPES[self.inputs[name].elem_type])
 
     def feeds(self, tokens, past):
-        """The inputs of one pass but for its states."""
+        """The inputs of one pass, except for its states."""
         count, total = len(tokens), past + len(tokens)
         made = {"input_ids": np.array([tokens]), "attention_mask": np.ones((1, total))}
         positions = np.arange(past, total)
@@ -116,18 +116,18 @@ class Decoder:
             if name in made:
                 ready[name] = np.ascontiguousarray(made[name], TYPES[kind.elem_type])
             elif name not in self.states:
-                sys.exit(f"cannot make up input {name}")
+                sys.exit(f"cannot generate input {name}")
         return ready
 
     def passes(self, prompt, steps):
-        """Fixed tokens, the same each time: those of the prompt, then one for each step."""
+        """Fixed tokens: those of the prompt, then one per step."""
         rng = np.random.default_rng(prompt)
         tokens = rng.integers(3, self.vocabulary, prompt + steps).tolist()
         return [tokens[:prompt]] + [[token] for token in tokens[prompt:]]
 
 
 def run_fed_back(session, decoder, passes):
-    """All outputs of all passes; states go through host memory."""
+    """All outputs of all passes; states are copied through host memory."""
     names = [output.name for output in session.get_outputs()]
     states = {name: decoder.first_state(name) for name in decoder.states}
     past, results = 0, []
@@ -140,7 +140,7 @@ def run_fed_back(session, decoder, passes):
 
 
 def run_bound(session, decoder, passes):
-    """The same with states that stay where the session leaves them."""
+    """All outputs of all passes; states stay in the memory of the session's outputs."""
     device = session.get_providers()[0] != "CPUExecutionProvider"
     names = [output.name for output in session.get_outputs()]
     states = {name: decoder.first_state(name) for name in decoder.states}
@@ -183,7 +183,7 @@ def digest(results):
 
 
 def with_intermediates(decoder):
-    """The model with every tensor of known type among its outputs."""
+    """The model with every tensor of known type as an output."""
     model = onnx.load(decoder.file)
     inferred = onnx.shape_inference.infer_shapes(model, strict_mode=False, data_prop=False)
     known = {value.name: value for value in [*inferred.graph.value_info, *model.graph.value_info]}
@@ -197,7 +197,7 @@ def with_intermediates(decoder):
 
 
 def begins_at(model, names):
-    """Of the tensors that differ, those whose node had only inputs that do not: (operator, node, tensor)."""
+    """The differing tensors whose nodes have no differing inputs: (operator, node, tensor)."""
     for node in model.graph.node:
         for name in node.output:
             if name in names and not any(source in names for source in node.input):
@@ -222,7 +222,7 @@ def alone(decoder, operator, feeds):
             continue
         info = lambda name: onnx.helper.make_tensor_value_info(
             name, onnx.helper.np_dtype_to_tensor_dtype(found[name].dtype), None)
-        # Outputs whose type nobody wrote down have that of the first input.
+        # Outputs without a declared type have that of the first input.
         output = lambda name: info(name) if name in found else onnx.helper.make_tensor_value_info(
             name, onnx.helper.np_dtype_to_tensor_dtype(found[given[0]].dtype), None)
         graph = onnx.helper.make_graph(
@@ -233,7 +233,7 @@ def alone(decoder, operator, feeds):
 
 
 def repeat(run, runs, report, stir=lambda at: None):
-    """Runs again and again; how often each output differed from the first time."""
+    """Repeats the run; how often each output differed from the first run."""
     first, counts, wrong = run(), collections.Counter(), 0
     for at in range(1, runs):
         stir(at)
@@ -246,7 +246,7 @@ def repeat(run, runs, report, stir=lambda at: None):
 
 
 def in_processes(options):
-    """Fresh processes, and how often each digest of all outputs came."""
+    """Runs fresh processes; the count of each digest of all outputs."""
     command = [*sys.argv, "--processes", "1"]
     digests, wrong = collections.Counter(), 0
     for _ in range(options.processes):

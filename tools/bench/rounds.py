@@ -1,6 +1,6 @@
-"""What several rounds of one measurement say: a median, a spread, and whether a target is held.
+"""Statistics of the rounds of one measurement: a median, a spread, and whether a target is met.
 
-A machine may change by a third from minute to minute, so two things are compared round by round, and a ratio is the median of the
+A machine's speed may change by a third from minute to minute, so two sides are compared round by round, and a ratio is the median of the
 ratios of all rounds. Its spread is a confidence interval of that median by the sign test: of n rounds the k-th smallest to the k-th
 largest, with the largest k that still covers the true median in at least 92 % of all cases. Up to seven rounds that is the smallest
 to the largest, which covers it in 1 - 2^(1 - n): 94 % for five rounds, but only 75 % for three.
@@ -14,7 +14,7 @@ COVERAGE = 0.92
 
 
 class Rounds:
-    """The values of one quantity, one for each round."""
+    """The values of one quantity, one per round."""
 
     def __init__(self, values):
         self.values = sorted(values)
@@ -32,7 +32,7 @@ class Rounds:
         return self.values[skipped], self.values[-1 - skipped]
 
     def verdict(self, at_least=-math.inf, at_most=math.inf):
-        """Held where the whole spread meets the target, missed where none of it does, and otherwise not to be told."""
+        """Met if the whole spread meets the target, missed if none of it does, and undecided otherwise."""
         low, high = self.spread
         if low >= at_least and high <= at_most:
             return HELD
@@ -47,14 +47,14 @@ class Rounds:
 
 
 def ratios(over, under):
-    """The ratio of two quantities in each round they share."""
+    """The ratio of two quantities in each common round."""
     if len(over) != len(under):
         raise ValueError(f"{len(over)} rounds on one side and {len(under)} on the other")
     return Rounds(first / second for first, second in zip(over, under))
 
 
 def _skipped(count):
-    """How many values at either end lie outside the spread of `count` rounds."""
+    """How many values at either end lie outside of the spread of `count` rounds."""
     skipped = 0
     while 2 * (skipped + 1) < count and _coverage(count, skipped + 1) >= COVERAGE:
         skipped += 1
@@ -62,5 +62,5 @@ def _skipped(count):
 
 
 def _coverage(count, skipped):
-    """How probable it is that the median lies between the values left when `skipped` are left out at either end."""
+    """The probability that the median lies between the remaining values when `skipped` are left out at either end."""
     return 1 - 2 * sum(math.comb(count, below) for below in range(skipped + 1)) / 2**count

@@ -1,6 +1,6 @@
-"""One measured generation in onnxruntime-genai, after one that warms it up: run_genai.py MODEL PROMPT NEW CONTEXT.
+"""One measured generation in onnxruntime-genai, after a warm-up: run_genai.py MODEL PROMPT NEW CONTEXT.
 
-Prints decode tokens per second, seconds to the first token, and the memory of the interpreter before the library came.
+Prints decode tokens per second, seconds to the first token, and the memory of the interpreter before it loaded the library.
 """
 
 import json

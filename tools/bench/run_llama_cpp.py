@@ -1,6 +1,6 @@
-"""One measured generation in llama.cpp, after one that warms it up: run_llama_cpp.py GGUF PROMPT NEW CONTEXT THREADS [mapped].
+"""One measured generation in llama.cpp, after a warm-up: run_llama_cpp.py GGUF PROMPT NEW CONTEXT THREADS [mapped].
 
-`mapped` leaves weights as they are in their file: llama.cpp would else pack 4-bit ones anew, in memory, all of them."""
+`mapped` leaves weights in the layout of their file; llama.cpp would otherwise repack all 4-bit ones in memory."""
 
 import json
 import sys

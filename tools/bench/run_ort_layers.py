@@ -2,9 +2,9 @@
 
     run_ort_layers.py MODEL.onnx cuda|webgpu GPU_NAMES CPU_NAMES PROMPT NEW CAPACITY THREADS HEADS HEAD_SIZE
 
-GPU_NAMES and CPU_NAMES are parts of node names with commas between, for ONNX Runtime's `session.name_based_layer_assignment`. It
-speaks to the library of ORT_DYLIB_PATH through its C interface, so that no Python package is needed. The cache of each layer
-lies where ONNX Runtime wants it and is written in place; tokens are fed as they come, none is chosen.
+GPU_NAMES and CPU_NAMES are comma-separated parts of node names, for ONNX Runtime's `session.name_based_layer_assignment`. The script
+calls the library of ORT_DYLIB_PATH through its C interface, so that no Python package is needed. The cache of each layer
+is in the memory that ONNX Runtime prefers and is written in place; the tokens are given, none is sampled.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 import time
 from ctypes import POINTER, byref, c_char_p, c_int, c_int64, c_size_t, c_void_p
 
-# The version of the interface, and where its functions are: places in a table that only ever grows at its end.
+# The version of the interface, and the indices of its functions in a table that only grows at its end.
 VERSION = 24
 AT = {
     "GetErrorMessage": 2, "CreateEnv": 3, "CreateSession": 7, "CreateSessionOptions": 10, "SetIntraOpNumThreads": 24,
@@ -33,7 +33,7 @@ ERROR = 3
 
 
 class Api:
-    """The library's functions: `api.Name(...)` with ctypes arguments, an error is raised."""
+    """The library's functions: `api.Name(...)` with ctypes arguments; raises an error for a failed status."""
 
     def __init__(self, path):
         self.library = ctypes.CDLL(path)
@@ -57,7 +57,7 @@ class Api:
         return call
 
     def made(self, name, *arguments):
-        """The object that a function leaves in its last argument."""
+        """The object that a function returns through its last argument."""
         out = c_void_p()
         getattr(self, name)(*arguments, byref(out))
         return out
@@ -86,7 +86,7 @@ def add_provider(api, env, options, provider):
 
 
 def assigned(api, session):
-    """Layers whose attention is on the GPU, and on the host: what came of the wish."""
+    """The number of layers whose attention is on the GPU, and on the host: the result of the assignment."""
     subgraphs, count = POINTER(c_void_p)(), c_size_t()
     api.Session_GetEpGraphAssignmentInfo(session, byref(subgraphs), byref(count))
     on = {"gpu": 0, "cpu": 0}
@@ -103,7 +103,7 @@ def assigned(api, session):
 
 
 class Decoder:
-    """A session, its caches, and what is bound to it."""
+    """A session, its caches, and its bindings."""
 
     def __init__(self, api, session, capacity, heads, size):
         self.api, self.session, self.host = api, session, api.made("CreateCpuMemoryInfo", c_int(0), c_int(0))
@@ -130,9 +130,9 @@ class Decoder:
             api.BindOutput(self.binding, c_char_p(name.value.replace(b"past_key_values", b"present")), cache)
 
     def feed(self, tokens, total):
-        """One pass over `tokens`, with `total` tokens when it is done."""
+        """One pass over `tokens`; the caches hold `total` tokens after it."""
         kept = [self.bind("input_ids", tokens), self.bind("attention_mask", [1] * total)]
-        # Anew, or the scores of the last pass would have to have the same shape.
+        # Created for each pass, because the shape of the logits may change.
         self.api.BindOutputToDevice(self.binding, text("logits"), self.host)
         self.api.RunWithBinding(self.session, None, self.binding)
         self.api.SynchronizeBoundOutputs(self.binding)
@@ -172,7 +172,7 @@ def main():
     decoder = Decoder(api, session, capacity, heads, size)
     generate(decoder, prompt, new)
     print(json.dumps(dict(generate(decoder, prompt, new), version=api.version, layers=assigned(api, session))), flush=True)
-    # Nothing is given back one by one: the process ends here, before the library's own destructors.
+    # Nothing is released one by one: the process ends here, before the library's destructors.
     os._exit(0)
 
 

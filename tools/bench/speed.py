@@ -15,7 +15,7 @@ PROMPT, NEW, CONTEXT = 512, 64, 1024
 
 
 def ours(shop, plan):
-    """One measured run of hpp-exec (after one that warms it up)."""
+    """One measured run of hpp-exec, after a warm-up."""
     answer = shop.exec_json("bench", plan, "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--runs", 1)
     return {
         "decode": answer["decode_tokens_per_second"]["median"],
@@ -29,7 +29,7 @@ def plan_of(shop, dtype, partitions, folder="speed"):
 
 
 def split_overhead(shop):
-    """The same model through the same runtime, in one partition and in several."""
+    """The same model in the same runtime, in one partition and in several."""
     rows = []
     for dtype in ("int4", "fp32"):
         plans = {count: plan_of(shop, dtype, count) for count in (1, 4, 8)}
@@ -42,7 +42,7 @@ def split_overhead(shop):
 
 
 def genai_model(shop, dtype):
-    """The same model, told to use the same number of threads: hard links and a changed configuration."""
+    """The same model with a changed configuration for the same number of threads; files are hard links."""
     model = shop.decoder(dtype)
     copy = f"{model}-genai"
     shutil.rmtree(copy, ignore_errors=True)
@@ -81,7 +81,7 @@ def against_genai(shop):
 
 
 def against_llama_cpp(shop):
-    """The same shape in GGUF; other weights, since nothing converts random ones, and no target: reported only."""
+    """The same shape in GGUF. The weights differ, since no tool converts random ones; reported without a target."""
     rows = []
     layers = 4 if shop.small else 24
     for dtype, kind in (("int4", "q4_0"), ("fp32", "f32")):

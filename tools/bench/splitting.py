@@ -1,4 +1,4 @@
-"""Time and memory of a split: of a model larger than the machine, and against onnx.utils.extract_model on a 2 GB one."""
+"""Time and memory of hpp-split: for a model larger than the machine, and compared with onnx.utils.extract_model on a 2 GB one."""
 
 import json
 import os
@@ -29,9 +29,9 @@ def huge(shop):
 
 
 def against_extract_model(shop):
-    """Two halves of a 2 GB decoder, by both."""
+    """Splits a 2 GB decoder in two halves with both."""
     layers = 4 if shop.small else 38
-    # One copy each: onnx refuses a weight file that has a second hard link, which a plan's directory gives it.
+    # One copy each: onnx refuses a weight file with a second hard link, which a plan's directory creates.
     model, copy = (shop.model(f"llama-{layers}-extract{suffix}", "--layers", layers, "--hidden", 1024, "--intermediate", 2816,
                               "--heads", 16, "--kv-heads", 8, "--vocab", 32000, "--dtype", "fp32") for suffix in ("", "-copy"))
     size = os.path.getsize(os.path.join(model, "model.onnx.data"))

@@ -1,4 +1,5 @@
-"""Weights streamed to a device: whether a small decoder says the same wherever its weights are, and whether copies overlap computing."""
+"""Weights streamed to a device: whether a small decoder's answer is independent of the placement of its weights, and whether copies overlap
+computation."""
 
 import json
 import os
@@ -12,10 +13,10 @@ from workshop import ROOT
 AROUND = (os.path.join(ROOT, "tools", "scripts", "with-webgpu.sh"),)
 PROMPT = [5, 17, 101, 33, 2, 250, 77, 9]
 NEW = 16
-# How the small decoder was exported, as hpp-fixtures is told. CUDA's GroupQueryAttention takes half precision only, so that float32
-# has to go without that operator there, as Optimum writes it.
+# hpp-fixtures options of the small decoder. CUDA's GroupQueryAttention takes half precision only, so the float32 decoder must do without
+# that operator there, as in Optimum's style.
 EXPORTS = {"cuda": {"fp32": ("--style", "optimum"), "fp16": ("--dtype", "fp16"), "int4-fp16": ("--dtype", "int4-fp16")}, "webgpu": {"fp32": ()}}
-# Where the layers' weights are, as hpp-split is told; `one of each` has all four at once.
+# hpp-split options of each placement of the layers' weights; `one of each` combines all four.
 PLACES = {
     "cpu": ("--assign", "all=cpu"),
     "resident": ("--assign", "all=cpu,layers.1-4=gpu", "--movable"),
@@ -25,12 +26,12 @@ PLACES = {
 
 
 def devices(shop):
-    """What `hpp-exec devices` sees: the versions and each provider with its devices."""
+    """The report of `hpp-exec devices`: versions, and each provider with its devices."""
     return json.loads(measure.run([*shop.around, shop.binary("hpp-exec"), "devices", "--json"], limit=shop.limit)["stdout"])
 
 
 def why_not(seen, provider):
-    """Why nothing can run on that provider's devices; None where it can."""
+    """Why the provider's devices cannot be used; None if they can."""
     found = next((known for known in seen["providers"] if known["name"].lower() == provider), None)
     if found is None:
         return f"hpp-exec knows no provider {provider}"
@@ -40,7 +41,7 @@ def why_not(seen, provider):
 
 
 def on_device(answer, provider):
-    """The answer, refused where a stage that was planned for a GPU ran elsewhere."""
+    """The answer; an error if a stage that was planned for a GPU ran elsewhere."""
     for stage in answer.get("stages") or answer["timings"]["stages"]:
         if stage["device"].startswith("gpu") and stage["provider"].lower() != provider:
             raise measure.Failed(f"{stage['partition']} ran on {stage['provider']} instead of {provider}")
@@ -48,7 +49,7 @@ def on_device(answer, provider):
 
 
 def plan_of(shop, provider, dtype, place):
-    """The small decoder with its weights in such a place."""
+    """A plan of the small decoder with a placement of its weights."""
     model = shop.model(f"exact-{provider}-{dtype}", "--layers", 6, "--hidden", 256, "--heads", 8, "--kv-heads", 4, "--vocab", 1000,
                        "--context", 512, *EXPORTS[provider][dtype])
     name = f"exact/{provider}-{dtype}-{place.replace(' ', '-')}"
@@ -56,7 +57,7 @@ def plan_of(shop, provider, dtype, place):
 
 
 def says(shop, provider, plan, *options):
-    """Its tokens, the bytes of their scores, and whether weights were streamed. Slots hold ones before each copy."""
+    """Its tokens, the bytes of their logits, and whether weights were streamed. Slots are filled with ones before each copy."""
     scores = f"{plan}.npy"
     answer = shop.exec_json(plan, "--tokens", ",".join(map(str, PROMPT)), "--max-new", NEW, "--temperature", 0, "--ignore-eos",
                             "--providers", f"{provider},cpu", "--poison-slots", "--logits", scores, *options)
@@ -66,13 +67,13 @@ def says(shop, provider, plan, *options):
 
 
 def exactness(shop, provider):
-    """Rows: tokens in every place, scores of streamed against resident weights, and what of the copying computing hides."""
+    """Rows: tokens for each placement, logits of streamed against resident weights, and the share of copies that overlaps computation."""
     rows = []
     for dtype in EXPORTS[provider]:
         plans = {place: plan_of(shop, provider, dtype, place) for place in PLACES}
         told = {place: says(shop, provider, plan) for place, plan in plans.items()}
         other = [place for place in PLACES if told[place][0] != told["cpu"][0]]
-        # The host and the device round half precision each in its own way.
+        # The host and the device round half precision differently.
         met = not other if dtype == "fp32" else None
         rows.append(row(f"{provider} {dtype}: tokens on the host, resident, streamed and mixed",
                         f"{len(PLACES) - len(other)} of {len(PLACES)} alike", "", f"otherwise: {', '.join(other)}" if other else "",
@@ -90,7 +91,7 @@ def exactness(shop, provider):
 
 
 def hidden(shop, provider, dtype, plan):
-    """The row that says how much of the copying lies under computing, in a few tokens."""
+    """The row for the share of copies that overlaps computation, over a few tokens."""
     trace = f"{plan}.trace.json"
     answer = shop.exec_json("bench", plan, "--prompt-tokens", 16, "--new-tokens", 16, "--runs", 1, "--providers", f"{provider},cpu",
                             "--trace", trace)
@@ -100,7 +101,7 @@ def hidden(shop, provider, dtype, plan):
 
 
 def on_webgpu(shop):
-    """Rows for `make bench`: the WebGPU plugin, on software Vulkan where this machine has no other."""
+    """Rows for `make bench`: the WebGPU plugin, on software Vulkan if this machine has no GPU."""
     if "HPP_WEBGPU_PLUGIN" not in os.environ:
         probe = subprocess.run([*AROUND, "true"], capture_output=True, text=True, check=False)
         if probe.returncode != 0:

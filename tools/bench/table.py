@@ -1,4 +1,4 @@
-"""The table of results: kept in a file after every measurement, so that a late failure loses nothing."""
+"""The table of results, written to a file after every measurement, so that a late failure loses nothing."""
 
 import json
 import os
@@ -11,7 +11,7 @@ COLUMNS = ("measure", "ours", "theirs", "result", "target", "verdict")
 
 
 class Table:
-    """Rows by the measurement that made them."""
+    """Rows by their measurement."""
 
     def __init__(self, path):
         self.path = path
@@ -36,14 +36,14 @@ class Table:
 
 
 def row(measure, ours="", theirs="", result="", target="", verdict=None):
-    """One line. `verdict` is a verdict of `rounds.py`, or whether the target is met where there is nothing to vary; None without a target."""
+    """One row. `verdict` is a verdict of `rounds.py`, or whether the target is met for a quantity without spread; None without a target."""
     if isinstance(verdict, bool):
         verdict = HELD if verdict else MISSED
     return {"measure": measure, "ours": ours, "theirs": theirs, "result": result, "target": target, "verdict": verdict or ""}
 
 
 def compared(measure, ours, theirs, at_least, unit, smaller_is_better=False):
-    """Two sides measured in the same rounds, as the median of the per-round ratios; without `at_least` it is only reported."""
+    """Compares two sides measured in the same rounds by the median of the per-round ratios; without `at_least` it is only reported."""
     ratio = ratios(theirs, ours) if smaller_is_better else ratios(ours, theirs)
     target, verdict = ("reported", None) if at_least is None else (f">= {at_least}x", ratio.verdict(at_least=at_least))
     middle = [f"{statistics.median(side):.4g} {unit}" for side in (ours, theirs)]

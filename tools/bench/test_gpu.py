@@ -1,4 +1,4 @@
-"""Where there is no GPU, `gpu.py` says so and is content, with nothing installed but Python; what was measured before stays."""
+"""Without a GPU, `gpu.py` reports that and succeeds, with only Python installed; earlier results are kept."""
 
 import json
 import os
@@ -13,7 +13,7 @@ NO_CUDA = {"library": "/lib/libonnxruntime.so", "version": "1.31.1", "cuda_drive
 
 
 class Folder(tempfile.TemporaryDirectory):
-    """A folder for results, with an hpp-exec that knows one answer."""
+    """A directory for results, with a fake hpp-exec that prints one answer."""
 
     def __enter__(self):
         self.path = super().__enter__()
@@ -24,7 +24,7 @@ class Folder(tempfile.TemporaryDirectory):
         with open(program, "w", encoding="utf-8") as script:
             script.write(f"#!/bin/sh\ncat <<'END'\n{answer}\nEND\nexit {code}\n")
         os.chmod(program, 0o755)
-        # -S: no packages but Python's own.
+        # -S: only Python's own packages.
         command = [sys.executable, "-S", os.path.join(HERE, "gpu.py"), "--target", self.path]
         return subprocess.run(command, capture_output=True, text=True, check=False, env=dict(os.environ, HPP_BENCH_OUT=self.path))
 

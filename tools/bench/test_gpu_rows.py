@@ -1,4 +1,4 @@
-"""What the rows of `gpu.py` take from plans and profiles."""
+"""The values that `gpu_rows.py` reads from plans and profiles."""
 
 import unittest
 

@@ -1,4 +1,4 @@
-"""python3 -m unittest discover -s tools/bench: what is counted as hidden behind computing."""
+"""Which part of a copy counts as overlapped by computation. Run: python3 -m unittest discover -s tools/bench"""
 
 import json
 import os

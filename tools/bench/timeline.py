@@ -1,4 +1,4 @@
-"""What a trace of `hpp-exec bench --trace` says about copies of weights: when they ran, and what computed meanwhile."""
+"""Reads weight copies from a trace of `hpp-exec bench --trace`: when they ran, and what computed meanwhile."""
 
 import json
 
@@ -13,7 +13,7 @@ def spans(path):
 
 
 def union(intervals):
-    """The same times as intervals that neither touch nor overlap, in order."""
+    """The union of the spans, as sorted, disjoint intervals."""
     joined = []
     for start, end in sorted(intervals):
         if joined and start <= joined[-1][1]:
@@ -24,7 +24,7 @@ def union(intervals):
 
 
 def covered(intervals, under):
-    """Length of `intervals` that lies under `under`; both as `union` gives them."""
+    """The length of `intervals` that overlaps `under`; both as `union` returns them."""
     total, first = 0.0, 0
     for start, end in intervals:
         while first < len(under) and under[first][1] <= start:
@@ -37,11 +37,11 @@ def covered(intervals, under):
 
 
 def overlap(path):
-    """The share of the time in which weights were copied to devices that lies under computing anywhere; None without such copies."""
+    """The share of the copy time of weights that overlaps computation on any device; None without such copies."""
     found = spans(path)
     computing = [span for span in found if span["kind"] == "compute"]
     partitions = {span["name"] for span in computing}
-    # Boundaries cross on the same lane under their tensor's name; weights go by their partition's.
+    # Boundaries are copied on the same lane under their tensor's name; weights have their partition's name.
     copies = union((span["start"], span["end"]) for span in found
                    if span["kind"] == "transfer" and span["lane"].startswith("to ") and span["name"] in partitions)
     length = sum(end - start for start, end in copies)

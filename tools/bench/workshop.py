@@ -1,4 +1,4 @@
-"""Where things are: the binaries, the models that the measurements share, and the folder they write to."""
+"""The directories of a benchmark: binaries, shared models, results."""
 
 import json
 import os
@@ -11,7 +11,7 @@ OUT = os.path.abspath(os.environ.get("HPP_BENCH_OUT") or os.path.join(ROOT, "out
 
 
 class Workshop:
-    """Binaries and generated models. A model is made once and kept.
+    """Binaries and generated models. A model is generated once and kept.
 
     `around` are words before each hpp-exec, such as a script that shows it a device; `limit` is how many seconds any command may take;
     `before` is the directory of an earlier build's binaries.
@@ -28,7 +28,7 @@ class Workshop:
         os.makedirs(OUT, exist_ok=True)
 
     def split(self, model, name, *options):
-        """Splits a model; returns the plan's folder and what it cost."""
+        """Splits a model; returns the plan's directory and the cost."""
         plan = os.path.join(OUT, "plans", name)
         shutil.rmtree(plan, ignore_errors=True)
         os.makedirs(os.path.dirname(plan), exist_ok=True)
@@ -39,14 +39,14 @@ class Workshop:
         return os.path.join(self.target, name)
 
     def exec_json(self, *arguments):
-        """What hpp-exec answers to `arguments`, with its cost."""
+        """The output of hpp-exec with `arguments`, with its cost."""
         command = [*self.around, self.binary("hpp-exec"), *arguments, "--json", "--threads", self.threads, "--quiet"]
         cost = measure.run(command, limit=self.limit)
         answer = json.loads(cost.pop("stdout").strip().splitlines()[-1])
         return dict(answer, **cost)
 
     def model(self, name, *options):
-        """A generated model by its name, made when it is missing."""
+        """A generated model by its name; generated if it is missing."""
         path = os.path.join(OUT, "models", name)
         marker = os.path.join(path, "made-with")
         made_with = " ".join(map(str, options))
@@ -58,7 +58,7 @@ class Workshop:
         return path
 
     def decoder(self, dtype):
-        """The decoder of about 350 million parameters that the speeds are measured with."""
+        """The decoder of about 350 million parameters that the speed measurements use."""
         layers = 4 if self.small else 24
         return self.model(f"llama-{layers}-{dtype}", "--layers", layers, "--hidden", 1024, "--intermediate", 2816,
                           "--heads", 16, "--kv-heads", 8, "--vocab", 32000, "--context", 4096, "--dtype", dtype)

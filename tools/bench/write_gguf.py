@@ -1,6 +1,6 @@
 """Writes a random-weight Llama for llama.cpp: write_gguf.py FILE f32|q4_0 LAYERS [HIDDEN INTERMEDIATE HEADS KV_HEADS].
 
-Without a shape it has the benchmark's."""
+Without a shape it uses the benchmark's."""
 
 import sys
 import typing

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Fetches what the project needs into .deps/ and nowhere else, but for Chromium, which is the system's. Safe to run again: what is
-# there already is kept.
+# Fetches the project's dependencies into .deps/ only, except for Chromium, which is installed in the system. Can be repeated: existing
+# files are kept.
 #
 #   deps.sh ort      ONNX Runtime from PyPI                          (make demo)
 #   deps.sh test     the same, with onnx and the WebGPU plugin       (make test)
 #   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
-#   deps.sh chromium  a Chromium, out of Debian's packages; says where it is  (make test)
+#   deps.sh chromium  a Chromium, out of Debian's packages; prints its path     (make test)
 #   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
 #   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
 set -euo pipefail
@@ -25,7 +25,7 @@ fail() {
     exit 1
 }
 
-# new_environment DIR: a Python environment, or at least a folder of the same shape where venv is not installed.
+# new_environment DIR: a Python environment, or a directory of the same layout if venv is not installed.
 new_environment() {
     local dir=$1
     [ -d "$dir/lib" ] && return
@@ -40,7 +40,7 @@ new_environment() {
 
 site_packages() { python3 -c 'import sys; print("lib/python%d.%d/site-packages" % sys.version_info[:2])'; }
 
-# install DIR PACKAGE...: into that environment, once for each list of packages.
+# install DIR PACKAGE...: installs packages into an environment, once per list of packages.
 install() {
     local dir=$1 mark
     shift
@@ -73,7 +73,7 @@ fetch_vulkan() {
     echo '{"file_format_version":"1.0.0","ICD":{"library_path":"./libvk_swiftshader.so","api_version":"1.1.0"}}' >"$dir/icd.json"
 }
 
-# The path of a Chromium that starts: the one named, else the system's.
+# The path of a Chromium that starts: the named one, else the system's.
 find_chromium() {
     local name path
     for name in "${HPP_CHROMIUM:-}" chromium chromium-browser google-chrome; do
@@ -82,7 +82,7 @@ find_chromium() {
     return 1
 }
 
-# A browser needs half a system of libraries, so it is installed where that can be done, as a package.
+# A browser needs many system libraries, so it is installed as a package if possible.
 fetch_chromium() {
     find_chromium && return
     command -v apt-get >/dev/null && [ "$(id -u)" = 0 ] || fail "no Chromium here, and no apt-get with root to install one: the browser tests are skipped"
@@ -92,7 +92,7 @@ fetch_chromium() {
     find_chromium || fail "the installed Chromium does not start: the browser tests are skipped"
 }
 
-# llama.cpp with this machine's instructions, but for AMX: its AMX kernels crash where a virtual machine shows AMX and forbids it.
+# llama.cpp with this machine's instructions except AMX: its AMX kernels crash in virtual machines that report AMX and forbid it.
 install_llama_cpp() {
     if [ "$(uname -m)" = x86_64 ]; then
         local without_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"

@@ -1,4 +1,4 @@
-"""Writes the table of operators that ONNX Runtime has, and of the element types its CPU kernels take.
+"""Writes the table of ONNX Runtime's operators, and of the element types that its CPU kernels take.
 
     .deps/venv/bin/python tools/scripts/operators.py > tools/model/src/operators/table.txt
 
@@ -26,7 +26,7 @@ NO_LAST = 2**31 - 1
 
 
 def accepted(domain, version, ir=10):
-    """Whether a session opens a model that says so."""
+    """Whether a session accepts a model with these versions."""
     node = helper.make_node("Identity", ["x"], ["y"])
     tensor = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy"]
     graph = helper.make_graph([node], "g", tensor[:1], tensor[1:])
@@ -44,7 +44,7 @@ def accepted(domain, version, ir=10):
 
 
 def newest(works, least):
-    """The last of the numbers from `least` on that work."""
+    """The last of the numbers from `least` on that is accepted."""
     while works(least + 1):
         least += 1
     return least

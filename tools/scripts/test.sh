@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the whole test suite, on the WebGPU device and in a browser as well where they can be had. Under CI=true a missing one is
+# Runs the whole test suite, including the tests on a WebGPU device and in a browser if these are available. With CI=true a missing one is
 # an error.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -12,7 +12,7 @@ else
     echo "test: cargo-nextest is not installed; using cargo test" >&2
 fi
 
-# A device that answers, not merely files that exist.
+# Checks for a working device, not only for its files.
 probe='
 import os, sys, onnxruntime as ort
 ort.register_execution_provider_library("webgpu", os.environ["HPP_WEBGPU_PLUGIN"])

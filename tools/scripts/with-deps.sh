@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs a command with what deps.sh fetched: its Python first on PATH, its ONNX Runtime in ORT_DYLIB_PATH (unless set already).
+# Runs a command with the dependencies of deps.sh: its Python first on PATH, its ONNX Runtime in ORT_DYLIB_PATH (unless already set).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 venv=$root/.deps/venv

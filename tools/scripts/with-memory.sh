@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command that may use so much memory and no more, what the system caches of its files included: in a memory control group of
-# its own. That takes root; elsewhere it says so and runs the command without.
+# Runs a command with a memory limit, page cache included, in a memory control group of its own. Needs root; without it, a warning is
+# printed and the command runs without a limit.
 #
 #   tools/scripts/with-memory.sh 300M hpp-exec plan.yaml --prompt "..."
 set -euo pipefail
@@ -8,7 +8,7 @@ set -euo pipefail
 limit=$(numfmt --from=iec "$1")
 shift
 
-# The first of this process's groups that lets one with a limit be made in it.
+# The first of this process's groups in which a group with a limit can be created.
 make_group() {
     local controllers path folder file
     while IFS=: read -r _ controllers path; do

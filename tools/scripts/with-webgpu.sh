@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs a command where ONNX Runtime's WebGPU plugin finds a device: software Vulkan, shown to it as a GPU.
+# Runs a command in an environment in which ONNX Runtime's WebGPU plugin finds a device: software Vulkan, presented as a GPU.
 #
 #   tools/scripts/with-webgpu.sh cargo nextest run -p hpp-backend
 #
-# Sets HPP_WEBGPU_TEST=1, HPP_WEBGPU_PLUGIN, VK_DRIVER_FILES, XDG_RUNTIME_DIR and LD_LIBRARY_PATH. ONNX Runtime looks for
-# GPUs in /sys/class/drm, so a private mount namespace shows it one there; the machine itself is left alone.
+# Sets HPP_WEBGPU_TEST=1, HPP_WEBGPU_PLUGIN, VK_DRIVER_FILES, XDG_RUNTIME_DIR and LD_LIBRARY_PATH. ONNX Runtime searches
+# for GPUs in /sys/class/drm, so a private mount namespace adds one there; the machine itself is not changed.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 [ $# -gt 0 ] || { sed -n '2,7p' "$0" >&2; exit 2; }

@@ -1,11 +1,11 @@
-//! A stand-in for the NVIDIA driver's library, for tests of how work is ordered: streams are lists that are worked off as late,
-//! or as early, as their order allows.
+//! A fake of the NVIDIA driver's library, for tests of ordering: each stream is a queue whose work executes as late, or as early, as
+//! events allow.
 //!
-//! Device memory is host memory. Only what `cuda/streams.rs` calls is there. What a test says in `HPP_FAKE_CUDA` decides which
-//! streams are eager; the others do nothing before somebody waits for them:
+//! Device memory is host memory. Only the functions that `cuda/streams.rs` calls exist. The variable `HPP_FAKE_CUDA` selects the eager
+//! streams; the others execute nothing before a caller waits for them:
 //!
-//! - `copies`: what copies overtakes what computes, wherever no event forbids it;
-//! - `compute`: what computes overtakes what copies.
+//! - `copies`: copies overtake computation wherever no event forbids it;
+//! - `compute`: computation overtakes copies.
 
 #![allow(non_snake_case, reason = "the driver's names")]
 #![allow(missing_docs, reason = "the driver's functions")]
@@ -19,11 +19,10 @@ type Status = c_int;
 const OK: Status = 0;
 const INVALID: Status = 1;
 
-/// Streams by number, from 1; number 1 is the first that was made, which computes.
+/// Streams are numbered from 1. The first one is the compute stream, because `Streams::new` creates it first.
 #[derive(Default)]
 struct Driver {
     streams: Vec<Stream>,
-    /// How often each event was recorded, and what is done of that: with the time of the last.
     events: Vec<Event>,
     started: Option<Instant>,
     copied: u64,
@@ -37,8 +36,11 @@ struct Stream {
 
 #[derive(Default)]
 struct Event {
+    /// How often it was recorded.
     recorded: u64,
+    /// The number of the last record that a stream has reached,
     done: u64,
+    /// and when.
     at: f32,
 }
 
@@ -64,7 +66,7 @@ impl Driver {
         self.run_eager();
     }
 
-    /// Works off what eager streams can do by themselves.
+    /// Executes the work of eager streams up to the next wait.
     fn run_eager(&mut self) {
         for stream in 1..=self.streams.len() {
             while self.streams[stream - 1].eager && self.can_go_on(stream) {
@@ -81,7 +83,7 @@ impl Driver {
         }
     }
 
-    /// Works a stream off until an event is done or nothing is left, and what that waits for.
+    /// Executes a stream until an event is done or the stream is empty, and whatever it waits for.
     fn finish(&mut self, stream: usize, until: Option<(usize, u64)>) {
         while until.is_none_or(|(event, number)| self.events[event - 1].done < number) {
             match self.streams[stream - 1].left.front() {
@@ -90,7 +92,7 @@ impl Driver {
                     let (event, number) = (*event, *number);
                     let record = |work: &Work| matches!(work, Work::Record { event: own, number: at } if (*own, *at) == (event, number));
                     let other = self.streams.iter().position(|stream| stream.left.iter().any(record));
-                    self.finish(other.expect("somebody records it") + 1, Some((event, number)));
+                    self.finish(other.expect("a stream records it") + 1, Some((event, number)));
                 }
                 Some(_) => self.step(stream),
             }
@@ -102,7 +104,7 @@ impl Driver {
         match self.streams[stream - 1].left.pop_front() {
             Some(Work::Copy { to, from, bytes }) => {
                 self.copied += 1;
-                // SAFETY: whoever asked for the copy promised that both are there until it is over.
+                // SAFETY: the caller of the copy promised that source and target stay valid until it has finished.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
             }
             Some(Work::Record { event, number }) => {
@@ -115,9 +117,9 @@ impl Driver {
     }
 }
 
-/// Writes through a pointer of the caller's.
-fn give<T>(to: *mut T, value: T) -> Status {
-    // SAFETY: the driver's callers give places for what they ask for.
+/// Writes an output parameter.
+fn write_out<T>(to: *mut T, value: T) -> Status {
+    // SAFETY: the API requires valid output parameters.
     unsafe { to.write(value) };
     OK
 }
@@ -129,17 +131,17 @@ pub extern "C" fn cuInit(_: c_uint) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> Status {
-    if number == 0 { give(device, 0) } else { INVALID }
+    if number == 0 { write_out(device, 0) } else { INVALID }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDeviceGetAttribute(value: *mut c_int, _: c_int, _: c_int) -> Status {
-    give(value, 0)
+    write_out(value, 0)
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuDevicePrimaryCtxRetain(context: *mut usize, _: c_int) -> Status {
-    give(context, 1)
+    write_out(context, 1)
 }
 
 #[unsafe(no_mangle)]
@@ -149,7 +151,7 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_: c_int) -> Status {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxGetCurrent(context: *mut usize) -> Status {
-    give(context, 1)
+    write_out(context, 1)
 }
 
 #[unsafe(no_mangle)]
@@ -172,7 +174,7 @@ pub extern "C" fn cuStreamCreate(stream: *mut usize, _: c_uint) -> Status {
             .push(Stream { left: VecDeque::new(), eager: eager == if computes { "compute" } else { "copies" } });
         driver.streams.len()
     });
-    give(stream, number)
+    write_out(stream, number)
 }
 
 #[unsafe(no_mangle)]
@@ -201,7 +203,7 @@ pub extern "C" fn cuEventCreate(event: *mut usize, _: c_uint) -> Status {
         driver.events.push(Event::default());
         driver.events.len()
     });
-    give(event, number)
+    write_out(event, number)
 }
 
 #[unsafe(no_mangle)]
@@ -240,7 +242,7 @@ pub extern "C" fn cuEventElapsedTime_v2(millis: *mut f32, from: usize, to: usize
         let done = |event: usize| Some(&driver.events[event - 1]).filter(|event| event.done == event.recorded);
         Some(done(to)?.at - done(from)?.at)
     });
-    both.map_or(INVALID, |elapsed| give(millis, elapsed))
+    both.map_or(INVALID, |elapsed| write_out(millis, elapsed))
 }
 
 #[unsafe(no_mangle)]
@@ -257,10 +259,10 @@ pub extern "C" fn cuLaunchHostFunc(stream: usize, function: extern "C" fn(*mut c
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorName(_: c_int, name: *mut *const c_char) -> Status {
-    give(name, c"an error".as_ptr())
+    write_out(name, c"an error".as_ptr())
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn cuGetErrorString(_: c_int, text: *mut *const c_char) -> Status {
-    give(text, c"an error of the stand-in".as_ptr())
+    write_out(text, c"an error of the fake driver".as_ptr())
 }

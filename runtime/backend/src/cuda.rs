@@ -1,4 +1,4 @@
-//! The NVIDIA driver: what it says of its cards, and streams on them. Asks nothing where there is no driver.
+//! The NVIDIA driver: its list of GPUs, and streams on them. Without a driver nothing is called.
 
 pub(crate) mod feeder;
 pub(crate) mod streams;
@@ -7,16 +7,16 @@ mod tests;
 
 use cudarc::driver::{CudaContext, sys};
 
-/// A card.
+/// A GPU.
 pub(crate) struct Card {
     pub name: String,
     pub total: u64,
     pub free: u64,
 }
 
-/// The driver's version, as `major.minor` of the newest CUDA it runs, and its cards in its own order.
+/// The newest CUDA version that the driver runs, as `major.minor`, and its GPUs in the driver's order; `None` without a driver.
 pub(crate) fn cards() -> Option<(String, Vec<Card>)> {
-    // SAFETY: tries to open the driver's library, whose initialisers have no preconditions. Every other call panics without it.
+    // SAFETY: opens the driver's library, whose initialisers have no preconditions. Every other call panics without it.
     if !unsafe { sys::is_culib_present() } {
         return None;
     }
@@ -33,7 +33,7 @@ fn card(number: usize) -> Option<Card> {
 
 fn version() -> Option<String> {
     let mut number = 0;
-    // SAFETY: a place for one integer; the library is there, as `cards` checked.
+    // SAFETY: `number` has room for one integer; `cards` checked that the library is loaded.
     unsafe { sys::cuDriverGetVersion(&mut number) }.result().ok()?;
     Some(format!("{}.{}", number / 1000, number % 1000 / 10))
 }

@@ -1,60 +1,60 @@
-//! What this machine has to run partitions with, for people to read.
+//! Reports the library, providers and devices of this machine, for `hpp-exec devices`.
 
 use crate::backend::OrtBackend;
 use crate::create_session::{devices_of, long_name};
 use crate::cuda;
-use crate::discover::Tried;
+use crate::discover::TriedLibrary;
 use crate::os;
 use crate::raw::library;
 use hpp_schema::Provider;
 use std::path::PathBuf;
 
-/// Everything found.
+/// The library, providers and devices of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Report {
+pub struct SystemReport {
     /// The ONNX Runtime library.
     pub library: PathBuf,
     /// Its version.
     pub version: String,
-    /// Every place looked at for it, the taken one last.
-    pub tried: Vec<Tried>,
-    /// Physical cores of this machine, or hardware threads where the system does not tell them apart.
+    /// All places searched for the library, the chosen one last.
+    pub tried: Vec<TriedLibrary>,
+    /// Physical cores of this machine, or hardware threads if the system does not report cores.
     pub cores: usize,
-    /// Threads all partitions share.
+    /// Threads shared by all partitions.
     pub threads: usize,
-    /// This machine's memory: all of it, and what could be had now, where the system tells.
+    /// This machine's memory in bytes, total and available, where the system reports it.
     pub memory: (Option<u64>, Option<u64>),
-    /// Providers, in the order a plan prefers them.
+    /// Providers in a plan's order of preference.
     pub providers: Vec<ProviderReport>,
-    /// Every provider the library was built with, as it calls them; HPP plans for those in `providers`.
+    /// ONNX Runtime's names of all providers that the library was built with; HPP plans for those in `providers`.
     pub built_in: Vec<String>,
-    /// Newest CUDA the NVIDIA driver runs, where there is one.
+    /// The newest CUDA version that the NVIDIA driver runs, if there is a driver.
     pub cuda_driver: Option<String>,
 }
 
 /// One provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProviderReport {
-    /// Which.
+    /// The provider.
     pub provider: Provider,
-    /// As people call it.
+    /// Its common name.
     pub name: &'static str,
-    /// Where it comes from.
+    /// The library that contains it.
     pub source: ProviderSource,
-    /// Its version, where it tells.
+    /// Its version, if it reports one.
     pub version: Option<String>,
-    /// What it can use, in its own order: a plan's `gpuN` is number N.
+    /// Its devices in its own order: a plan's `gpuN` is number N.
     pub devices: Vec<DeviceReport>,
     /// Why it cannot be used; `None` if it can.
     pub problem: Option<String>,
 }
 
-/// Where a provider comes from.
+/// The library that contains a provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ProviderSource {
-    /// It is part of the library.
+    /// The ONNX Runtime library.
     BuiltIn,
-    /// It is a library of its own.
+    /// A library of its own.
     Plugin(PathBuf),
     /// It was not found.
     Absent,
@@ -63,24 +63,24 @@ pub enum ProviderSource {
 /// One device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceReport {
-    /// What a plan calls it.
+    /// Its name in plans.
     pub plan_name: String,
-    /// What its maker calls it, as far as anyone tells.
+    /// The vendor's name for it, if the driver reports one.
     pub description: String,
-    /// Its memory, where the provider or the driver tells.
+    /// Its memory in bytes, if the provider or the driver reports it.
     pub total: Option<u64>,
-    /// What is free of it now.
+    /// The free part of it.
     pub free: Option<u64>,
 }
 
 impl OrtBackend {
-    /// Everything this machine offers, and why something it could offer is not usable.
-    pub fn devices(&self) -> Report {
+    /// The providers and devices of this machine, and why others cannot be used.
+    pub fn devices(&self) -> SystemReport {
         let runtime = &self.runtime;
         let built_in = library::built_in_providers();
         let cuda = cuda::cards();
         let providers = [Provider::Cuda, Provider::Webgpu, Provider::Cpu];
-        Report {
+        SystemReport {
             library: runtime.found.path.clone(),
             version: self.version(),
             tried: runtime.found.tried.clone(),
@@ -95,14 +95,14 @@ impl OrtBackend {
         }
     }
 
-    /// Whether a provider has a device here to run on.
+    /// Whether a provider has a usable device on this machine.
     pub fn has_device(&self, provider: Provider) -> bool {
         let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
         let is_registered = plugin.is_none_or(|plugin| plugin.problem.is_none());
         provider == Provider::Cpu || is_registered && !devices_of(&self.runtime, provider).is_empty()
     }
 
-    /// The library's version: that of the provider it always has.
+    /// The library's version: that of the CPU provider, which it always contains.
     fn version(&self) -> String {
         let mut devices = self.runtime.environment.devices();
         let host = devices.find(|device| device.ep().is_ok_and(|ep| ep == long_name(Provider::Cpu)));
@@ -151,7 +151,7 @@ impl OrtBackend {
 }
 
 impl ProviderReport {
-    /// What ONNX Runtime calls it.
+    /// ONNX Runtime's name for it.
     pub fn long_name(&self) -> &'static str {
         long_name(self.provider)
     }

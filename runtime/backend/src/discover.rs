@@ -1,4 +1,4 @@
-//! Finding ONNX Runtime: every place in a fixed order, and for each why it will not do. Loads nothing that is not chosen.
+//! Searches for the ONNX Runtime library in a fixed order of places, and reports why each candidate was rejected.
 
 mod elf;
 mod python;
@@ -7,51 +7,51 @@ use std::env;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The oldest ONNX Runtime this build works with.
+/// The oldest version of ONNX Runtime that works, as (major, minor).
 pub const OLDEST: (u32, u32) = (1, ort::MINOR_VERSION);
 
-/// Where a library was looked for.
+/// A place to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum LibraryOrigin {
     /// `--ort-lib`.
     Argument,
     /// `ORT_DYLIB_PATH`.
     Variable,
     /// The active virtual environment.
     VirtualEnv,
-    /// The package `python3` would import.
+    /// The package that `python3` imports.
     Python,
-    /// `.deps` of the project, from the program's folder or the current one upwards.
+    /// The project's `.deps`, in the directory of the program or the working directory, or above one of them.
     Project,
-    /// Wherever the system's loader looks.
+    /// The search path of the system's loader.
     System,
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for LibraryOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Origin::Argument => "--ort-lib",
-            Origin::Variable => "ORT_DYLIB_PATH",
-            Origin::VirtualEnv => "the active virtual environment",
-            Origin::Python => "python3",
-            Origin::Project => "the project's .deps folder",
-            Origin::System => "the system's library path",
+            LibraryOrigin::Argument => "--ort-lib",
+            LibraryOrigin::Variable => "ORT_DYLIB_PATH",
+            LibraryOrigin::VirtualEnv => "the active virtual environment",
+            LibraryOrigin::Python => "python3",
+            LibraryOrigin::Project => "the project's .deps folder",
+            LibraryOrigin::System => "the system's library path",
         })
     }
 }
 
-/// One place that was looked at.
+/// A place that was searched.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Tried {
-    /// Which of the places.
-    pub origin: Origin,
-    /// The file, where there was a name for one.
+pub struct TriedLibrary {
+    /// The place.
+    pub origin: LibraryOrigin,
+    /// The candidate; `None` if the place has none.
     pub path: Option<PathBuf>,
-    /// Why it will not do; `None` for the one that was taken.
+    /// Why it was rejected; `None` for the chosen library.
     pub problem: Option<String>,
 }
 
-impl fmt::Display for Tried {
+impl fmt::Display for TriedLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.origin)?;
         if let Some(path) = &self.path {
@@ -61,33 +61,33 @@ impl fmt::Display for Tried {
     }
 }
 
-/// Nothing usable was found.
+/// No usable library was found.
 #[derive(Debug, thiserror::Error)]
 #[error("ONNX Runtime {}.{} or newer was not found:\n  {}", OLDEST.0, OLDEST.1, .tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n  "))]
-pub struct NotFound {
-    /// Everything that was tried, in order.
-    pub tried: Vec<Tried>,
+pub struct LibraryNotFound {
+    /// All places searched, in order.
+    pub tried: Vec<TriedLibrary>,
 }
 
-impl NotFound {
+impl LibraryNotFound {
     /// The next step for a person.
     pub fn hint(&self) -> &'static str {
         "run `pip install onnxruntime`, or name the library with --ort-lib or ORT_DYLIB_PATH"
     }
 }
 
-/// The library to load, and what was looked at on the way.
+/// The chosen library.
 #[derive(Clone, Debug)]
-pub struct Found {
-    /// The file, or a bare name for the system's loader.
+pub struct FoundLibrary {
+    /// Its file, or a bare name for the system's loader.
     pub path: PathBuf,
-    /// Every place looked at, the taken one last.
-    pub tried: Vec<Tried>,
+    /// All places searched, the chosen one last.
+    pub tried: Vec<TriedLibrary>,
 }
 
-/// What a person or a shell has said about where to look.
+/// The user's settings for the search.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Search {
+pub struct LibrarySearch {
     /// `--ort-lib`.
     pub argument: Option<PathBuf>,
     /// `ORT_DYLIB_PATH`.
@@ -96,57 +96,63 @@ pub struct Search {
     pub virtual_env: Option<PathBuf>,
 }
 
-impl Search {
-    /// What the environment says, beside an argument.
+impl LibrarySearch {
+    /// Settings from the environment variables and `--ort-lib`.
     pub fn from_environment(argument: Option<&Path>) -> Self {
-        Search {
+        LibrarySearch {
             argument: argument.map(Path::to_owned),
             variable: variable("ORT_DYLIB_PATH"),
             virtual_env: variable("VIRTUAL_ENV"),
         }
     }
 
-    /// Looks in every place in order. `usable` loads a file, or says why not; the first it accepts is taken. What a person
-    /// names explicitly and does not work ends the search: taking another silently would be worse.
-    pub fn find(&self, mut usable: impl FnMut(&Path) -> Result<(), String>) -> Result<Found, NotFound> {
+    /// Searches all places in order and returns the first library that `load` accepts. `load` returns why it rejects a file. A library
+    /// that the user named ends the search even if it is rejected: another one would be a surprise.
+    pub fn find(&self, mut load: impl FnMut(&Path) -> Result<(), String>) -> Result<FoundLibrary, LibraryNotFound> {
         let mut tried = Vec::new();
         for origin in ORDER {
-            let path = match self.look(origin) {
+            let path = match self.candidate(origin) {
                 Ok(None) => continue,
                 Ok(Some(path)) => path,
                 Err(problem) => {
-                    tried.push(Tried { origin, path: None, problem: Some(problem) });
+                    tried.push(TriedLibrary { origin, path: None, problem: Some(problem) });
                     continue;
                 }
             };
-            let problem = examine(&path, origin).and_then(|()| usable(&path)).err();
-            let taken = problem.is_none();
-            tried.push(Tried { origin, path: Some(path.clone()), problem });
-            if taken {
-                return Ok(Found { path, tried });
+            let problem = examine(&path, origin).and_then(|()| load(&path)).err();
+            let is_loaded = problem.is_none();
+            tried.push(TriedLibrary { origin, path: Some(path.clone()), problem });
+            if is_loaded {
+                return Ok(FoundLibrary { path, tried });
             }
-            if matches!(origin, Origin::Argument | Origin::Variable) {
+            if matches!(origin, LibraryOrigin::Argument | LibraryOrigin::Variable) {
                 break;
             }
         }
-        Err(NotFound { tried })
+        Err(LibraryNotFound { tried })
     }
 
-    /// One place; `None` where nothing was said about it.
-    fn look(&self, origin: Origin) -> Result<Option<PathBuf>, String> {
+    /// The candidate of one place; `None` if the setting for the place is absent.
+    fn candidate(&self, origin: LibraryOrigin) -> Result<Option<PathBuf>, String> {
         match origin {
-            Origin::Argument => Ok(self.argument.clone()),
-            Origin::Variable => Ok(self.variable.clone()),
-            Origin::VirtualEnv => self.virtual_env.as_deref().map(virtual_env).transpose(),
-            Origin::Python => python::package_folder_library().map(Some),
-            Origin::Project => project().map(Some),
-            Origin::System => Ok(Some(PathBuf::from(library_name()))),
+            LibraryOrigin::Argument => Ok(self.argument.clone()),
+            LibraryOrigin::Variable => Ok(self.variable.clone()),
+            LibraryOrigin::VirtualEnv => self.virtual_env.as_deref().map(virtual_env).transpose(),
+            LibraryOrigin::Python => python::package_folder_library().map(Some),
+            LibraryOrigin::Project => project().map(Some),
+            LibraryOrigin::System => Ok(Some(PathBuf::from(library_name()))),
         }
     }
 }
 
-const ORDER: [Origin; 6] =
-    [Origin::Argument, Origin::Variable, Origin::VirtualEnv, Origin::Python, Origin::Project, Origin::System];
+const ORDER: [LibraryOrigin; 6] = [
+    LibraryOrigin::Argument,
+    LibraryOrigin::Variable,
+    LibraryOrigin::VirtualEnv,
+    LibraryOrigin::Python,
+    LibraryOrigin::Project,
+    LibraryOrigin::System,
+];
 
 fn variable(name: &str) -> Option<PathBuf> {
     env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
@@ -169,9 +175,9 @@ fn project() -> Result<PathBuf, String> {
     Err("no .deps/venv with the package onnxruntime from here upwards".into())
 }
 
-/// Rejects what cannot work before the loader is asked, with better words than its own.
-fn examine(path: &Path, origin: Origin) -> Result<(), String> {
-    if origin == Origin::System {
+/// Rejects files that cannot be loaded, with a clearer message than the loader's.
+fn examine(path: &Path, origin: LibraryOrigin) -> Result<(), String> {
+    if origin == LibraryOrigin::System {
         return Ok(());
     }
     match path.metadata() {
@@ -182,7 +188,7 @@ fn examine(path: &Path, origin: Origin) -> Result<(), String> {
     }
 }
 
-/// What the system calls the library.
+/// The library's file name on this system.
 fn library_name() -> &'static str {
     match env::consts::OS {
         "windows" => "onnxruntime.dll",
@@ -191,7 +197,7 @@ fn library_name() -> &'static str {
     }
 }
 
-/// The WebGPU plugin: what is named, or the package beside ONNX Runtime.
+/// The WebGPU plugin: the named one, or that of the package beside ONNX Runtime.
 pub(crate) fn webgpu_plugin(named: Option<&Path>, library: &Path) -> Option<PathBuf> {
     if let Some(path) = named.map(Path::to_owned).or_else(|| variable("HPP_WEBGPU_PLUGIN")) {
         return Some(path);
@@ -200,12 +206,12 @@ pub(crate) fn webgpu_plugin(named: Option<&Path>, library: &Path) -> Option<Path
     python::file_in(&packages.join("onnxruntime_ep_webgpu"), &plugin_name("webgpu"))
 }
 
-/// The CUDA provider beside ONNX Runtime, as the package onnxruntime-gpu has it.
+/// The CUDA provider of the package onnxruntime-gpu, beside ONNX Runtime.
 pub(crate) fn cuda_library(library: &Path) -> Option<PathBuf> {
     python::file_in(library.parent()?, &plugin_name("cuda"))
 }
 
-/// The library through which providers in libraries of their own find ONNX Runtime.
+/// The library through which provider libraries find ONNX Runtime.
 pub(crate) fn shared_library(library: &Path) -> Option<PathBuf> {
     python::file_in(library.parent()?, &plugin_name("shared"))
 }
@@ -218,24 +224,24 @@ fn plugin_name(provider: &str) -> String {
 mod tests {
     use super::*;
 
-    fn named(path: impl Into<PathBuf>) -> Search {
-        Search { argument: Some(path.into()), ..Search::default() }
+    fn named(path: impl Into<PathBuf>) -> LibrarySearch {
+        LibrarySearch { argument: Some(path.into()), ..LibrarySearch::default() }
     }
 
     #[test]
-    fn what_is_named_and_missing_ends_the_search() {
+    fn a_named_library_that_is_missing_ends_the_search() {
         let error = named("no/such/libonnxruntime.so").find(|_| Ok(())).unwrap_err();
         assert_eq!(error.tried.len(), 1);
-        assert_eq!(error.tried[0].origin, Origin::Argument);
+        assert_eq!(error.tried[0].origin, LibraryOrigin::Argument);
         assert_eq!(error.tried[0].problem.as_deref(), Some("there is no such file"));
     }
 
     #[test]
-    fn another_machines_library_is_named_as_such() {
+    fn a_library_for_another_architecture_is_named_as_such() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut header = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0];
         header.resize(64, 0);
-        // A machine neither this test nor anyone here runs on: PowerPC.
+        // PowerPC, on which this test never runs.
         header[18] = 20;
         std::fs::write(file.path(), header).unwrap();
         let error = named(file.path()).find(|_| Ok(())).unwrap_err();
@@ -246,14 +252,9 @@ mod tests {
     }
 
     #[test]
-    fn too_old_is_said_and_the_search_goes_on_from_places_nobody_named() {
-        let mut seen = Vec::new();
-        let result = Search::default().find(|path| {
-            seen.push(path.to_owned());
-            Err("it is version 1.20".into())
-        });
-        let error = result.unwrap_err();
-        assert_eq!(error.tried.last().map(|tried| tried.origin), Some(Origin::System));
+    fn a_library_that_is_too_old_is_reported_and_the_search_continues() {
+        let error = LibrarySearch::default().find(|_| Err("it is version 1.20".into())).unwrap_err();
+        assert_eq!(error.tried.last().map(|tried| tried.origin), Some(LibraryOrigin::System));
         assert!(error.to_string().contains("it is version 1.20"), "{error}");
     }
 }

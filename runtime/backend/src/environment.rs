@@ -1,11 +1,11 @@
-//! The one ONNX Runtime of this process: library, environment, thread pool, log and devices.
+//! The ONNX Runtime of this process: library, environment, thread pool, log and devices. Initialised once.
 
 use crate::cuda::streams::Streams;
-use crate::discover::{self, Found, NotFound, Search};
+use crate::discover::{self, FoundLibrary, LibraryNotFound, LibrarySearch};
 use crate::log::Log;
 use crate::plugin::Plugins;
-use crate::raw::device::Turn;
 use crate::raw::failed;
+use crate::raw::lock::DeviceLock;
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::Provider;
 use ort::environment::{Environment, GlobalThreadPoolOptions};
@@ -13,38 +13,38 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How to set ONNX Runtime up. The first one in a process decides.
+/// How to initialise ONNX Runtime. The options of the first backend of a process apply to all.
 #[derive(Clone, Debug, Default)]
 pub struct OrtOptions {
-    /// The library to load; otherwise it is looked for.
+    /// The library to load; `None` searches for it ([`LibrarySearch`]).
     pub library: Option<PathBuf>,
-    /// Threads for all partitions together; otherwise one for each core.
+    /// Threads shared by all partitions; `None` for one per core.
     pub threads: Option<usize>,
-    /// Whether idle threads wait for work by spinning.
+    /// How idle threads wait for work.
     pub waiting: Waiting,
-    /// The WebGPU plugin; otherwise it is looked for.
+    /// The WebGPU plugin; `None` searches for it.
     pub webgpu_plugin: Option<PathBuf>,
-    /// Waits for a CUDA device after each run, and lets a thread copy weights, instead of ordering both by events on the device.
+    /// Waits for a CUDA device after each run and copies weights on a thread, instead of ordering runs and copies by events.
     pub wait_each_run: bool,
 }
 
 /// How idle threads of the pool wait for work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Waiting {
-    /// They spin for a moment, then sleep: fastest while one partition follows another.
+    /// They spin for a moment, then sleep: fastest while partitions run one after the other.
     #[default]
     Spin,
-    /// They sleep at once: kinder to other programs.
+    /// They sleep at once, which leaves the cores to other programs.
     Sleep,
 }
 
-/// ONNX Runtime could not be set up.
+/// ONNX Runtime could not be initialised.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// It was not found.
+    /// No usable library was found.
     #[error(transparent)]
-    NotFound(#[from] NotFound),
-    /// It was found, but something in it failed.
+    NotFound(#[from] LibraryNotFound),
+    /// The library was found, but its initialisation failed.
     #[error("ONNX Runtime from {} cannot be used", .library.display())]
     Failed {
         /// The library.
@@ -64,14 +64,14 @@ impl OpenError {
     }
 }
 
-/// What every backend of this process shares.
+/// The state that all backends of this process share.
 pub(crate) struct Runtime {
     pub environment: Environment,
-    pub found: Found,
+    pub found: FoundLibrary,
     pub threads: usize,
     pub plugins: Plugins,
-    /// For devices of providers that want one user at a time.
-    one_at_a_time: Turn,
+    /// See [`device_lock`](Self::device_lock).
+    webgpu_lock: DeviceLock,
     wait_each_run: bool,
     /// Streams of CUDA devices by number, or why there are none.
     streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
@@ -81,14 +81,12 @@ pub(crate) struct Runtime {
 }
 
 impl Runtime {
-    /// How users of a provider's devices take turns: WebGPU's record what they do in one list.
-    pub fn turn(&self, provider: Provider) -> Turn {
-        if provider == Provider::Webgpu { self.one_at_a_time.clone() } else { Turn::default() }
+    /// The lock for a provider's devices: exclusive for WebGPU, which records the commands of all threads in one list.
+    pub fn device_lock(&self, provider: Provider) -> DeviceLock {
+        if provider == Provider::Webgpu { self.webgpu_lock.clone() } else { DeviceLock::default() }
     }
-}
 
-impl Runtime {
-    /// The streams of a provider's device of this number, where it computes while the host goes on.
+    /// The streams of a device, if the provider's runs are asynchronous. Created on first use.
     pub fn streams(&self, provider: Provider, number: usize) -> Option<Arc<Streams>> {
         if provider != Provider::Cuda || self.wait_each_run {
             return None;
@@ -97,7 +95,9 @@ impl Runtime {
         let made = all.entry(number).or_insert_with(|| {
             let made = Streams::new(number).map(Arc::new).map_err(|error| error.to_string());
             if let Err(cause) = &made {
-                self.log.say(&format!("gpu{number} is waited for after each partition: {cause}"));
+                self.log.warn(&format!(
+                    "gpu{number}: each partition waits for the device, because it has no streams: {cause}"
+                ));
             }
             made
         });
@@ -107,7 +107,7 @@ impl Runtime {
 
 static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
 
-/// The runtime of this process, set up on the first call.
+/// The runtime of this process, initialised on the first call.
 pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Arc<Runtime>, OpenError> {
     let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(runtime) = runtime.as_ref() {
@@ -121,7 +121,8 @@ pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<
 
 fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, OpenError> {
     let mut builder = None;
-    let found = Search::from_environment(options.library.as_deref()).find(|path| match ort::init_from(path) {
+    let search = LibrarySearch::from_environment(options.library.as_deref());
+    let found = search.find(|path| match ort::init_from(path) {
         Ok(loaded) => {
             builder = Some(loaded);
             Ok(())
@@ -129,7 +130,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
         Err(error) => Err(explain(&error)),
     })?;
     let failed_here = |source| OpenError::Failed { library: found.path.clone(), source };
-    let builder = builder.ok_or_else(|| NotFound { tried: found.tried.clone() })?;
+    let builder = builder.ok_or_else(|| LibraryNotFound { tried: found.tried.clone() })?;
     let log = Arc::new(Log::new(reporter));
     let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
     let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
@@ -139,7 +140,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
         found,
         threads,
         plugins,
-        one_at_a_time: Turn::needed(),
+        webgpu_lock: DeviceLock::exclusive(),
         wait_each_run: options.wait_each_run,
         streams: Mutex::default(),
         f16: Mutex::default(),
@@ -147,7 +148,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
     })
 }
 
-/// The loader's words, shortened to what a person needs.
+/// The loader's error in a short sentence.
 fn explain(error: &ort::LoadDynamicError) -> String {
     match error {
         ort::LoadDynamicError::BadVersion { version_str, .. } => {
@@ -172,12 +173,12 @@ fn environment(
     waiting: Waiting,
     log: &Arc<Log>,
 ) -> Result<Environment, BackendError> {
-    // One pool for all sessions: with a pool each, the idle ones spin against the busy one, and decoding takes twice as long.
+    // One pool for all sessions: with a pool per session, idle pools spin against the busy one, and decoding takes twice as long.
     let pool = GlobalThreadPoolOptions::default()
         .with_intra_threads(threads)
         .and_then(|pool| pool.with_inter_threads(1))
         .and_then(|pool| pool.with_spin_control(waiting == Waiting::Spin))
-        .map_err(failed("set the thread pool up"))?;
+        .map_err(failed("create the thread pool"))?;
     let log = log.clone();
     let environment = builder
         .with_name("hpp")
@@ -185,7 +186,7 @@ fn environment(
         .with_global_thread_pool(pool)
         .with_logger(Arc::new(move |level, _: &str, _: &str, _: &str, message: &str| log.receive(level, message)))
         .build()
-        .map_err(failed("set ONNX Runtime up"))?;
+        .map_err(failed("initialise ONNX Runtime"))?;
     environment.set_log_level(ort::logging::LogLevel::Warning);
     crate::raw::arena::share(&environment)?;
     Ok(environment)
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_old_library_is_called_old() {
+    fn load_errors_name_the_version_or_the_cause() {
         let error = ort::LoadDynamicError::BadVersion { version_str: "1.22.0".into(), path: "x.so".into() };
         assert_eq!(
             explain(&error),

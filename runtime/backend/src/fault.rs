@@ -1,8 +1,8 @@
 //! A SIGBUS handler that names the mapped weight file which can no longer be read.
 //!
-//! Weights are mapped from their files. If somebody truncates such a file, or its disk fails, the next access to a lost page raises
-//! SIGBUS and the process cannot go on. The handler looks the faulting address up in `/proc/self/maps` (ONNX Runtime makes the
-//! mappings and they move, so no table of ours would stay right). If the mapping belongs to a registered file, the handler writes the
+//! Weights are mapped from their files. If such a file is truncated, or its disk fails, the next access to a lost page raises
+//! SIGBUS and the process cannot continue. The handler looks the faulting address up in `/proc/self/maps` (ONNX Runtime makes the
+//! mappings and they move, so a table kept here would become stale). If the mapping belongs to a registered file, the handler writes the
 //! file and a hint to standard error and exits with [`EXIT`]. It passes every other SIGBUS to the previous handler.
 //!
 //! The handler calls `open`, `read`, `write`, `close`, `sigaction`, `sched_yield` and `_exit` only, which are safe in a signal handler, and
@@ -30,15 +30,15 @@ static COUNT: Mutex<usize> = Mutex::new(0);
 /// The previous handler.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 /// Buffer of the handler; one thread uses it at a time.
-static ROOM: Room = Room { taken: AtomicBool::new(false), bytes: UnsafeCell::new([0; 2 * LINE]) };
+static SCRATCH: Scratch = Scratch { taken: AtomicBool::new(false), bytes: UnsafeCell::new([0; 2 * LINE]) };
 
-struct Room {
+struct Scratch {
     taken: AtomicBool,
     bytes: UnsafeCell<[u8; 2 * LINE]>,
 }
 
 // SAFETY: a thread accesses the bytes only after it changed `taken` from false to true.
-unsafe impl Sync for Room {}
+unsafe impl Sync for Scratch {}
 
 /// Registers files: from now on the handler names them. The first call installs the handler.
 pub(crate) fn name<P: AsRef<Path>>(files: &[P]) {
@@ -61,7 +61,7 @@ fn as_listed(path: &[u8]) -> Vec<u8> {
 }
 
 fn named(slot: &AtomicPtr<Vec<u8>>) -> Option<&[u8]> {
-    // SAFETY: a slot is null or points to a vector that nobody changes or frees.
+    // SAFETY: a slot is null or points to a vector that is never changed or freed.
     unsafe { slot.load(Ordering::Acquire).as_ref() }.map(Vec::as_slice)
 }
 
@@ -79,13 +79,13 @@ fn install() {
 
 extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     // A second thread that faults waits here: either the process exits, or the buffer becomes free.
-    while ROOM.taken.swap(true, Ordering::Acquire) {
+    while SCRATCH.taken.swap(true, Ordering::Acquire) {
         // SAFETY: no preconditions.
         unsafe { libc::sched_yield() };
     }
     // SAFETY: this thread set `taken`, so no other accesses the bytes; the kernel passes a valid `info`.
-    let (room, address) = unsafe { (&mut *ROOM.bytes.get(), (*info).si_addr() as usize) };
-    if let Some(file) = file_at(address, room)
+    let (buffer, address) = unsafe { (&mut *SCRATCH.bytes.get(), (*info).si_addr() as usize) };
+    if let Some(file) = file_at(address, buffer)
         && NAMED.iter().map_while(named).any(|path| is(file, path))
     {
         for part in [
@@ -99,7 +99,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
         // SAFETY: no preconditions; no destructors or exit handlers run.
         unsafe { libc::_exit(EXIT) };
     }
-    ROOM.taken.store(false, Ordering::Release);
+    SCRATCH.taken.store(false, Ordering::Release);
     // SAFETY: these are the arguments that the kernel passed.
     unsafe { as_before(signal, info, context) };
 }
@@ -120,40 +120,40 @@ fn write_all(mut bytes: &[u8]) {
     }
 }
 
-/// The path of the file mapped at an address, if one is. `room` holds the line found.
-fn file_at(address: usize, room: &mut [u8; 2 * LINE]) -> Option<&[u8]> {
+/// The path of the file mapped at an address, if there is one. `buffer` holds its line.
+fn file_at(address: usize, buffer: &mut [u8; 2 * LINE]) -> Option<&[u8]> {
     // SAFETY: the path is NUL-terminated.
     let maps = unsafe { libc::open(c"/proc/self/maps".as_ptr(), libc::O_RDONLY | libc::O_CLOEXEC) };
     if maps < 0 {
         return None;
     }
-    let found = line_of(address, maps, room);
+    let found = line_of(address, maps, buffer);
     // SAFETY: this function opened the descriptor and uses it no more.
     unsafe { libc::close(maps) };
-    let line = &room[found?];
+    let line = &buffer[found?];
     let slash = line.iter().position(|byte| *byte == b'/')?;
     Some(&line[slash..])
 }
 
-/// The range of `room` that holds the line of `/proc/self/maps` covering an address, without its line break.
-fn line_of(address: usize, maps: c_int, room: &mut [u8; 2 * LINE]) -> Option<std::ops::Range<usize>> {
+/// The range of `buffer` with the line of `/proc/self/maps` that covers an address, without its line break.
+fn line_of(address: usize, maps: c_int, buffer: &mut [u8; 2 * LINE]) -> Option<std::ops::Range<usize>> {
     let mut filled = 0;
     loop {
-        let rest = &mut room[filled..];
+        let rest = &mut buffer[filled..];
         // SAFETY: the pointer and length are those of a valid slice.
         let read = unsafe { libc::read(maps, rest.as_mut_ptr().cast(), rest.len()) };
         filled += usize::try_from(read).ok().filter(|read| *read > 0)?;
         let mut begin = 0;
-        while let Some(length) = room[begin..filled].iter().position(|byte| *byte == b'\n') {
-            if covers(&room[begin..begin + length], address) {
+        while let Some(length) = buffer[begin..filled].iter().position(|byte| *byte == b'\n') {
+            if covers(&buffer[begin..begin + length], address) {
                 return Some(begin..begin + length);
             }
             begin += length + 1;
         }
-        if begin == 0 && filled == room.len() {
+        if begin == 0 && filled == buffer.len() {
             return None;
         }
-        room.copy_within(begin..filled, 0);
+        buffer.copy_within(begin..filled, 0);
         filled -= begin;
     }
 }
@@ -168,7 +168,7 @@ fn covers(line: &[u8], address: usize) -> bool {
     (start..end).contains(&address)
 }
 
-/// Calls the previous handler.
+/// Calls the previous handler; the default action if there is none.
 ///
 /// # Safety
 /// The arguments must be those the kernel passed to this handler.
@@ -202,7 +202,7 @@ mod tests {
     use std::os::unix::process::ExitStatusExt;
     use std::process::{Command, Output};
 
-    /// Set in a child process that shall fault: the file to truncate.
+    /// Set in a child process that will fault: the file to truncate.
     const FAULT: &str = "HPP_TEST_FAULT";
 
     /// Runs [`faults`] in a process of its own.
@@ -219,7 +219,7 @@ mod tests {
         let Some(path) = std::env::var_os(FAULT) else { return };
         std::fs::write(&path, vec![7; 100_000]).unwrap();
         let file = std::fs::File::open(&path).unwrap();
-        // SAFETY: the fault that changing the file causes is what this test wants.
+        // SAFETY: this test wants the fault that truncating the file causes.
         let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
         let others = tempfile::NamedTempFile::new().unwrap();
         name(&[others.path()]);
@@ -237,11 +237,11 @@ mod tests {
         // /proc/self/maps escapes line breaks.
         let path = dir.path().canonicalize().unwrap().join("the weights\nof a model");
         let done = process_that_faults(&path, true);
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert_eq!(done.status.code(), Some(EXIT), "{said}");
+        let stderr = String::from_utf8_lossy(&done.stderr);
+        assert_eq!(done.status.code(), Some(EXIT), "{stderr}");
         let listed = path.to_str().unwrap().replace('\n', "\\012");
         for word in [&*listed, "error: cannot read mapped weights", "truncated", "hint: restore the file"] {
-            assert!(said.contains(word), "{word:?} is not in {said}");
+            assert!(stderr.contains(word), "{word:?} is not in {stderr}");
         }
     }
 
@@ -254,13 +254,13 @@ mod tests {
     }
 
     #[test]
-    fn an_address_leads_to_the_mapped_file() {
+    fn file_at_finds_the_mapped_file() {
         let line = b"7f0000001000-7f0000004000 rw-p 00002000 fe:00 12   /a dir/model.data";
         assert!(covers(line, 0x7f00_0000_1000) && covers(line, 0x7f00_0000_3fff));
         assert!(!covers(line, 0x7f00_0000_4000) && !covers(line, 0x7f00_0000_0fff) && !covers(b"nonsense", 0));
-        let mut room = [0; 2 * LINE];
-        assert_eq!(file_at(room.as_ptr() as usize, &mut room), None, "the stack is no file");
-        let code = file_at(covers as fn(&[u8], usize) -> bool as usize, &mut room).unwrap().to_vec();
+        let mut buffer = [0; 2 * LINE];
+        assert_eq!(file_at(buffer.as_ptr() as usize, &mut buffer), None, "the stack is not a file");
+        let code = file_at(covers as fn(&[u8], usize) -> bool as usize, &mut buffer).unwrap().to_vec();
         assert_eq!(code, std::env::current_exe().unwrap().as_os_str().as_bytes());
     }
 

@@ -1,10 +1,10 @@
-//! ONNX Runtime and devices behind the engine's ports. The only crate with `unsafe`; it knows no plan beyond one partition, and no HTTP.
+//! Implements the engine's ports with ONNX Runtime. The only crate with `unsafe`; it knows one partition at a time, no plans and no HTTP.
 //!
-//! [`discover`] finds the library, `environment` sets it up once for the process, `create_session` creates sessions, `weights` holds
-//! those that are streamed from disk or copied to devices, and `raw` calls the C API: small owners whose lifetimes follow ownership,
-//! each call checked.
+//! [`discover`] finds the library, `environment` initialises it once per process, `create_session` creates sessions, `weights` streams
+//! weights from disk or copies them to devices, and `raw` wraps the C API.
 
 mod backend;
+mod buffer;
 mod create_session;
 mod cuda;
 mod devices;
@@ -22,8 +22,9 @@ mod raw;
 mod session;
 mod weights;
 
-pub use backend::{OrtBackend, OrtBuffer};
-pub use devices::{DeviceReport, ProviderReport, ProviderSource, Report};
+pub use backend::OrtBackend;
+pub use buffer::OrtBuffer;
+pub use devices::{DeviceReport, ProviderReport, ProviderSource, SystemReport};
 pub use environment::{OpenError, OrtOptions, Waiting};
 pub use os::{available_memory, machine_cores, machine_memory, memory_limit, processor_name};
 pub use raw::binding::OrtBinding;

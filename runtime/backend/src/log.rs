@@ -1,75 +1,71 @@
-//! ONNX Runtime's messages on their way to the reporter: warnings and worse, each once. What it says about placing nodes is kept
-//! instead, because placement is proved and reported in better words.
+//! Forwards ONNX Runtime's warnings and errors to the reporter, each once. Messages about node placement are not forwarded: placement is
+//! checked after the session is created and reported more clearly.
 
 use hpp_engine::Reporter;
 use ort::logging::LogLevel;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Passes messages on. They come from any thread.
+/// Receives log messages from any thread.
 pub(crate) struct Log {
     reporter: Mutex<Arc<dyn Reporter>>,
-    said: Mutex<BTreeSet<String>>,
+    forwarded: Mutex<BTreeSet<String>>,
     kept_on_host: Mutex<BTreeSet<String>>,
 }
 
-/// Remarks on placement that say nothing of their own.
-const PLACEMENT: [&str; 2] = ["Some nodes were not assigned to the preferred", "Rerunning with verbose output"];
+/// The text before and after the name of a node that ONNX Runtime keeps on the host although a provider could run it: it computes shapes.
+const KEPT_ON_HOST: (&str, &str) = ("Force fallback to CPU execution for node ", " because");
 
-/// Around the name of a node that a provider could run and ONNX Runtime leaves to the host on purpose: it computes on shapes.
-const ON_PURPOSE: (&str, &str) = ("Force fallback to CPU execution for node ", " because");
-
-/// Messages every mixed session gives, about shape arithmetic it rightly keeps on the CPU. Nodes that land on the wrong
-/// provider are found through the session's own record of its placement.
+/// The starts of messages that are expected and not forwarded.
 const EXPECTED: [&str; 3] = [
-    "Some nodes were not assigned to the preferred execution providers",
+    // Every session on a device: shape arithmetic stays on the CPU. `create_session` checks the placement of the other nodes.
+    "Some nodes were not assigned to the preferred",
     "Rerunning with verbose output",
-    // Prepared weights are kept by processor, and made anew for another.
+    // Prepared weights are tied to the processor, and prepared again for another.
     "Serializing optimized model with Graph Optimization level greater than",
 ];
 
-/// Most different messages remembered; a library that says more is repeated rather than remembered for ever.
-const MOST: usize = 1000;
+/// Most messages remembered. Beyond this the memory is cleared and messages may repeat.
+const MAX_REMEMBERED: usize = 1000;
 
 impl Log {
     pub fn new(reporter: Arc<dyn Reporter>) -> Self {
-        Log { reporter: Mutex::new(reporter), said: Mutex::default(), kept_on_host: Mutex::default() }
+        Log { reporter: Mutex::new(reporter), forwarded: Mutex::default(), kept_on_host: Mutex::default() }
     }
 
-    /// Whom to tell from now on.
+    /// Sets the reporter for later messages.
     pub fn send_to(&self, reporter: Arc<dyn Reporter>) {
         *self.reporter.lock().unwrap_or_else(PoisonError::into_inner) = reporter;
     }
 
-    /// Nodes left to the host on purpose since this was asked last.
+    /// The nodes that ONNX Runtime kept on the host on purpose since the last call.
     pub fn take_kept_on_host(&self) -> BTreeSet<String> {
         std::mem::take(&mut self.kept_on_host.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Takes a message of ONNX Runtime.
     pub fn receive(&self, level: LogLevel, message: &str) {
-        if level < LogLevel::Warning || EXPECTED.iter().any(|known| message.starts_with(known)) {
-            return;
-        }
         let message = message.trim();
-        if PLACEMENT.iter().any(|remark| message.starts_with(remark)) {
+        if level < LogLevel::Warning || EXPECTED.iter().any(|start| message.starts_with(start)) {
             return;
         }
-        if let Some((name, _)) = message.split_once(ON_PURPOSE.0).and_then(|(_, rest)| rest.split_once(ON_PURPOSE.1)) {
+        let (before, after) = KEPT_ON_HOST;
+        if let Some((name, _)) = message.split_once(before).and_then(|(_, rest)| rest.split_once(after)) {
             self.kept_on_host.lock().unwrap_or_else(PoisonError::into_inner).insert(name.to_owned());
             return;
         }
-        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
-        if said.len() >= MOST {
-            said.clear();
+        let mut forwarded = self.forwarded.lock().unwrap_or_else(PoisonError::into_inner);
+        if forwarded.len() >= MAX_REMEMBERED {
+            forwarded.clear();
         }
-        if said.insert(message.to_owned()) {
-            drop(said);
-            self.say(&format!("ONNX Runtime: {message}"));
+        if forwarded.insert(message.to_owned()) {
+            drop(forwarded);
+            self.warn(&format!("ONNX Runtime: {message}"));
         }
     }
 
-    /// Says something of our own.
-    pub fn say(&self, message: &str) {
+    /// Sends a warning to the reporter.
+    pub fn warn(&self, message: &str) {
         let reporter = self.reporter.lock().unwrap_or_else(PoisonError::into_inner).clone();
         reporter.warning(message);
     }
@@ -80,25 +76,25 @@ mod tests {
     use super::*;
 
     #[derive(Default)]
-    struct Heard(Mutex<Vec<String>>);
+    struct Recorder(Mutex<Vec<String>>);
 
-    impl Reporter for Heard {
+    impl Reporter for Recorder {
         fn warning(&self, message: &str) {
             self.0.lock().unwrap().push(message.to_owned());
         }
     }
 
     #[test]
-    fn warnings_come_once_and_placement_is_kept() {
-        let heard = Arc::new(Heard::default());
-        let log = Log::new(heard.clone());
+    fn each_warning_is_forwarded_once_and_placement_is_recorded() {
+        let recorder = Arc::new(Recorder::default());
+        let log = Log::new(recorder.clone());
         log.receive(LogLevel::Info, "chatter");
         log.receive(LogLevel::Warning, "  careful\n");
         log.receive(LogLevel::Warning, "careful");
         log.receive(LogLevel::Warning, "Some nodes were not assigned to the preferred execution providers");
         let purpose = "EP optimization: Force fallback to CPU execution for node /model/Add because the CPU is faster";
         log.receive(LogLevel::Warning, purpose);
-        assert_eq!(*heard.0.lock().unwrap(), ["ONNX Runtime: careful"]);
+        assert_eq!(*recorder.0.lock().unwrap(), ["ONNX Runtime: careful"]);
         assert_eq!(log.take_kept_on_host(), BTreeSet::from(["/model/Add".to_owned()]));
         assert!(log.take_kept_on_host().is_empty());
     }

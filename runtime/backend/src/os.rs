@@ -1,9 +1,8 @@
-//! The seam to the operating system: pages that are not touched until used, and what the process takes. Everything special to
-//! one system is here, with a portable way beside it.
+//! Operating system services: lazily allocated pages, memory limits and use, processor description. Each has a portable fallback.
 
 use std::io;
 
-/// Zeroed memory of fixed length. On Unix no page of it exists until it is written.
+/// Zeroed memory of fixed length. On Unix a page is allocated when it is first written.
 pub(crate) struct Pages {
     #[cfg(unix)]
     at: *mut u8,
@@ -19,7 +18,7 @@ pub(crate) struct Pages {
 impl Pages {
     pub fn reserve(length: usize) -> io::Result<Self> {
         let length = length.max(1);
-        // SAFETY: a new anonymous private mapping at an address of the system's choice touches nothing that exists.
+        // SAFETY: the system chooses the address of the new anonymous mapping, so it replaces no other.
         let at = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -39,13 +38,13 @@ impl Pages {
 }
 
 #[cfg(unix)]
-// SAFETY: a mapping belongs to no thread; whoever reads or writes through its address answers for that.
+// SAFETY: a mapping belongs to no thread, and reads and writes through its address are `unsafe` by themselves.
 unsafe impl Send for Pages {}
 
 #[cfg(unix)]
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: the mapping made by `reserve`, which nothing uses any more: whoever hands out its address keeps this alive.
+        // SAFETY: `reserve` made the mapping, and users of its address keep this value alive.
         unsafe { libc::munmap(self.at.cast(), self.length) };
     }
 }
@@ -77,16 +76,16 @@ impl Pages {
     }
 }
 
-/// Gives pages of the heap that hold nothing back to the system, where the heap keeps such pages.
+/// Returns free heap pages to the system (glibc only).
 pub(crate) fn trim_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: the heap gives back free pages; what is allocated is not touched.
+    // SAFETY: frees only pages without allocations.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Most bytes of this process that were in RAM at once, and how many are now, where the system tells.
+/// The peak and the current resident set size of this process in bytes, where the system reports them.
 pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
     #[cfg(target_os = "linux")]
     {
@@ -106,13 +105,13 @@ pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
 #[cfg(all(unix, not(target_os = "linux")))]
 fn peak_by_usage() -> Option<u64> {
     let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: a place for one rusage, which the call fills; all zero is a valid one before.
+    // SAFETY: `usage` has room for one rusage, and all zeros are a valid one.
     let usage = unsafe { (libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) }?;
     let unit = if cfg!(any(target_os = "macos", target_os = "ios")) { 1 } else { 1024 };
     u64::try_from(usage.ru_maxrss).ok()?.checked_mul(unit)
 }
 
-/// This machine's memory, and what a program could get of it now, where the system tells.
+/// This machine's memory in bytes, total and available, where the system reports it.
 pub fn machine_memory() -> (Option<u64>, Option<u64>) {
     #[cfg(target_os = "linux")]
     {
@@ -125,7 +124,7 @@ pub fn machine_memory() -> (Option<u64>, Option<u64>) {
     }
 }
 
-/// Most memory this process may use: the machine's, or less where a control group says so; `None` where nobody tells.
+/// The memory limit of this process in bytes: the least of the machine's memory and its control groups' limits; `None` if unknown.
 pub fn memory_limit() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let files = limit_files(&groups);
@@ -134,8 +133,8 @@ pub fn memory_limit() -> Option<u64> {
     limits.min()
 }
 
-/// Memory a process here could still get: what the machine has free or can free, or less where a control group has a limit;
-/// `None` where nobody tells.
+/// The memory in bytes that this process can still allocate: the least of the machine's available memory and what each control group's
+/// limit leaves, reclaimable page cache included; `None` if unknown.
 pub fn available_memory() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -146,7 +145,7 @@ pub fn available_memory() -> Option<u64> {
         };
         let statistics = std::path::Path::new(&used).with_file_name("memory.stat");
         let statistics = std::fs::read_to_string(statistics).unwrap_or_default();
-        // Cached files that nobody uses make room when somebody needs it.
+        // The kernel reclaims inactive page cache before it enforces the limit.
         let cached = statistics.lines().find_map(|line| line.strip_prefix(reclaimable)?.trim().parse::<u64>().ok());
         let used = number(&used)?.saturating_sub(cached.unwrap_or(0));
         Some(number(limit)?.saturating_sub(used))
@@ -154,7 +153,7 @@ pub fn available_memory() -> Option<u64> {
     limit_files(&groups).iter().filter_map(left).chain(machine_memory().1).min()
 }
 
-/// Files that may hold a limit of the groups that `/proc/self/cgroup` names, of either version, and of those around them.
+/// The limit files of the control groups in `/proc/self/cgroup`, version 1 or 2, and of their ancestors. Some may not exist.
 fn limit_files(groups: &str) -> Vec<String> {
     let mut files = Vec::new();
     for line in groups.lines() {
@@ -167,13 +166,13 @@ fn limit_files(groups: &str) -> Vec<String> {
             }
             _ => continue,
         };
-        let around = std::path::Path::new(path).ancestors().filter_map(std::path::Path::to_str);
-        files.extend(around.map(|group| format!("{root}{}/{file}", group.trim_end_matches('/'))));
+        let groups = std::path::Path::new(path).ancestors().filter_map(std::path::Path::to_str);
+        files.extend(groups.map(|group| format!("{root}{}/{file}", group.trim_end_matches('/'))));
     }
     files
 }
 
-/// What the maker calls the processor, or its architecture.
+/// The vendor's name of the processor, or else the architecture.
 pub fn processor_name() -> String {
     #[cfg(target_os = "linux")]
     {
@@ -186,7 +185,7 @@ pub fn processor_name() -> String {
     std::env::consts::ARCH.to_owned()
 }
 
-/// What the processor's instruction set has beyond the least, as the system lists it.
+/// The processor's instruction set extensions as `/proc/cpuinfo` lists them; empty elsewhere.
 pub(crate) fn processor_features() -> String {
     #[cfg(target_os = "linux")]
     {
@@ -199,25 +198,25 @@ pub(crate) fn processor_features() -> String {
     String::new()
 }
 
-/// A field of a file under `/proc` that counts KiB, in bytes.
+/// A field in KiB of a file under `/proc`, in bytes.
 #[cfg(target_os = "linux")]
 fn kibibytes(text: &str, field: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with(field))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// Processor cores this process may use: physical ones where the system tells them from hardware threads.
+/// The cores that this process may use: physical cores if the system reports them, else hardware threads.
 pub(crate) fn cores() -> usize {
     let available = std::thread::available_parallelism().map_or(1, usize::from);
     physical_cores().map_or(available, |physical| physical.clamp(1, available))
 }
 
-/// Physical cores of this machine, whatever of it this process may use.
+/// The physical cores of this machine, or its hardware threads if the system does not report cores.
 pub fn machine_cores() -> usize {
     physical_cores().unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// Distinct (package, core) pairs of the processors the system lists.
+/// The number of distinct (package, core) pairs that the system lists.
 #[cfg(target_os = "linux")]
 fn physical_cores() -> Option<usize> {
     let mut seen = std::collections::BTreeSet::new();
@@ -236,23 +235,20 @@ fn physical_cores() -> Option<usize> {
     None
 }
 
-/// Most files this process may have open at once, where the system limits them.
+/// The limit on open files of this process; `None` if unlimited or unknown.
 #[cfg(target_os = "linux")]
 pub(crate) fn most_open_files() -> Option<usize> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: a place for one limit, which the call fills.
+    // SAFETY: `limit` has room for the limit that the call writes.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0;
     usize::try_from(limit.rlim_cur).ok().filter(|_| known && limit.rlim_cur != libc::RLIM_INFINITY)
 }
 
-/// Tells the system not to keep in memory what was read of a file there; a length of 0 means to its end. Advice only.
-pub(crate) fn forget(file: &std::fs::File, offset: u64, length: u64) {
+/// Drops a range of a file from the page cache; a length of 0 means up to its end. Advice only: failures are ignored.
+pub(crate) fn drop_cached(file: &std::fs::File, offset: u64, length: u64) {
     #[cfg(target_os = "linux")]
     {
-        use std::os::fd::AsRawFd;
-        let (offset, length) = (offset.try_into().unwrap_or(0), length.try_into().unwrap_or(0));
-        // SAFETY: advice on a descriptor that is open; it changes no contents.
-        unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_DONTNEED) };
+        let _ = rustix::fs::fadvise(file, offset, std::num::NonZeroU64::new(length), rustix::fs::Advice::DontNeed);
     }
     #[cfg(not(target_os = "linux"))]
     let _ = (file, offset, length);
@@ -263,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reserved_pages_cost_nothing_until_used() {
+    fn reserved_pages_take_no_memory_until_written() {
         let (_, before) = resident();
         let pages = Pages::reserve(1 << 32).unwrap();
         let (_, after) = resident();
@@ -282,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_looked_for_in_the_own_group_and_around_it() {
+    fn limits_of_a_group_and_its_ancestors_are_read() {
         let second = limit_files("0::/user.slice/a.scope");
         assert_eq!(
             second,
@@ -295,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_a_core() {
+    fn a_machine_has_at_least_one_core() {
         assert!(cores() >= 1);
     }
 }

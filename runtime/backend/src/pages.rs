@@ -1,19 +1,19 @@
-//! Huge pages for packed weights: a product that reads gigabytes for each token spends a part of its time finding pages.
+//! Moves packed weights into huge pages: matrix products that read gigabytes per token spend part of their time in TLB misses.
 //!
-//! ONNX Runtime packs weights into anonymous memory and does not say where. Memory counts as packed weights of ours where it
-//! became anonymous while a session with packed weights was made ([`watch`]), under the load lock: what was there before, and
-//! what a host program allocates before, between and after its loads, is left alone. What its other threads allocate in just
-//! that time can be among it, which does no harm: gathering changes no contents.
+//! ONNX Runtime packs weights into anonymous memory and does not report where. Anonymous memory that appears while a session with packed
+//! weights is created ([`watch`], under the load lock) counts as its packed weights. Memory that a host program allocates before, between
+//! or after its loads is not touched. Allocations of its other threads during a load can be included, which is harmless: collapsing pages
+//! changes no contents.
 //!
-//! Knows Linux only; elsewhere it does nothing. It is an attempt: where the system refuses, everything goes on as before.
+//! Linux only, and best effort: if the system refuses, nothing changes.
 
 use std::ops::Range;
 
-/// Anonymous memory below this is not worth a call.
+/// Smaller ranges are not worth a system call.
 #[cfg(target_os = "linux")]
-const WORTH_IT: usize = 4 << 20;
+const MIN_RANGE: usize = 4 << 20;
 
-/// Runs `make`; what it returns, and the addresses that became anonymous memory meanwhile.
+/// Runs `make`; its result, and the address ranges of anonymous memory that appeared meanwhile.
 #[cfg(target_os = "linux")]
 pub(crate) fn watch<T>(make: impl FnOnce() -> T) -> (T, Vec<Range<usize>>) {
     let before = anonymous_memory();
@@ -21,14 +21,14 @@ pub(crate) fn watch<T>(make: impl FnOnce() -> T) -> (T, Vec<Range<usize>>) {
     (made, subtract(anonymous_memory(), &before))
 }
 
-/// Asks the system to gather what is still anonymous memory at these addresses, as it is filled now, in huge pages.
+/// Collapses the pages at these addresses, as far as they are still anonymous memory, into huge pages now.
 #[cfg(target_os = "linux")]
-pub(crate) fn gather(packed: &[Range<usize>]) {
-    /// From <linux/mman.h>, Linux 6.1: now, not some day.
+pub(crate) fn collapse(packed: &[Range<usize>]) {
+    /// From <linux/mman.h>, Linux 6.1: collapses synchronously.
     const MADV_COLLAPSE: libc::c_int = 25;
-    for range in intersect(&joined(packed), &anonymous_memory()).filter(|range| range.len() >= WORTH_IT) {
+    for range in intersect(&joined(packed), &anonymous_memory()).filter(|range| range.len() >= MIN_RANGE) {
         let at = range.start as *mut libc::c_void;
-        // SAFETY: advice changes no contents: at worst the range is gone by now, and the call says so without touching anything.
+        // SAFETY: the advice changes no contents; if the range is unmapped by now, the call fails and does nothing.
         unsafe {
             if libc::madvise(at, range.len(), libc::MADV_HUGEPAGE) == 0 {
                 libc::madvise(at, range.len(), MADV_COLLAPSE);
@@ -37,24 +37,24 @@ pub(crate) fn gather(packed: &[Range<usize>]) {
     }
 }
 
-/// Nothing to watch.
+/// Runs `make`; reports no memory.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn watch<T>(make: impl FnOnce() -> T) -> (T, Vec<Range<usize>>) {
     (make(), Vec::new())
 }
 
-/// Nothing to ask for.
+/// Does nothing.
 #[cfg(not(target_os = "linux"))]
-pub(crate) fn gather(_: &[Range<usize>]) {}
+pub(crate) fn collapse(_: &[Range<usize>]) {}
 
-/// Private, writable memory of this process that is backed by no file.
+/// The address ranges of this process's private, writable memory without a file.
 #[cfg(target_os = "linux")]
 fn anonymous_memory() -> Vec<Range<usize>> {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     maps.lines().filter_map(anonymous).collect()
 }
 
-/// The addresses of a line of `/proc/self/maps` that is private, writable and backed by nothing.
+/// The address range of a line of `/proc/self/maps`, if it is private, writable and has no file.
 #[cfg(target_os = "linux")]
 fn anonymous(line: &str) -> Option<Range<usize>> {
     let mut fields = line.split_whitespace();
@@ -68,24 +68,24 @@ fn anonymous(line: &str) -> Option<Range<usize>> {
     (start < end).then_some(start..end)
 }
 
-/// What of `all` is in none of `others`.
+/// The parts of `all` outside of `others`.
 #[cfg(target_os = "linux")]
 fn subtract(all: Vec<Range<usize>>, others: &[Range<usize>]) -> Vec<Range<usize>> {
-    let apart = |range: Range<usize>, other: &Range<usize>| {
+    let without = |range: Range<usize>, other: &Range<usize>| {
         let (from, to) = (other.start.clamp(range.start, range.end), other.end.clamp(range.start, range.end));
         [range.start..from, from.max(to)..range.end].into_iter().filter(|part| !part.is_empty())
     };
-    others.iter().fold(all, |left, other| left.into_iter().flat_map(|range| apart(range, other)).collect())
+    others.iter().fold(all, |left, other| left.into_iter().flat_map(|range| without(range, other)).collect())
 }
 
-/// What is in both, range by range.
+/// The intersection of two lists of ranges.
 #[cfg(target_os = "linux")]
 fn intersect<'a>(these: &'a [Range<usize>], those: &'a [Range<usize>]) -> impl Iterator<Item = Range<usize>> + use<'a> {
     let both = |a: &Range<usize>, b: &Range<usize>| a.start.max(b.start)..a.end.min(b.end);
     these.iter().flat_map(move |a| those.iter().map(move |b| both(a, b))).filter(|range| !range.is_empty())
 }
 
-/// The same addresses in order, neighbours as one: a heap grows in pieces that are small by themselves.
+/// The ranges in order, with adjacent ones merged: a heap grows in small steps.
 #[cfg(target_os = "linux")]
 fn joined(ranges: &[Range<usize>]) -> Vec<Range<usize>> {
     let mut sorted = ranges.to_vec();
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_are_cut_and_joined() {
+    fn ranges_are_subtracted_intersected_and_merged() {
         let ranges = |pairs: &[(usize, usize)]| pairs.iter().map(|(from, to)| *from..*to).collect::<Vec<_>>();
         let all = ranges(&[(10, 50), (60, 70), (80, 90)]);
         let others = ranges(&[(0, 12), (20, 30), (45, 65), (80, 90)]);
@@ -134,7 +134,7 @@ mod tests {
         assert_eq!(joined(&ranges(&[(30, 40), (10, 20), (20, 30), (50, 60)])), ranges(&[(10, 40), (50, 60)]));
     }
 
-    /// Whether the system was asked to gather the memory at an address: the flag `hg` of its mapping.
+    /// Whether the middle of the pages was advised to use huge pages: the flag `hg` of its mapping.
     fn is_advised(pages: &Pages) -> bool {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let (mut inside, at) = (false, pages.address() as usize + pages.len() / 2);
@@ -152,25 +152,25 @@ mod tests {
     }
 
     #[test]
-    fn only_what_appeared_while_weights_were_packed_is_gathered_and_keeps_its_contents() {
+    fn only_memory_that_appeared_during_a_load_is_collapsed_and_keeps_its_contents() {
         let filled = |bytes: usize| {
             let pages = Pages::reserve(bytes).unwrap();
-            // SAFETY: each address lies within the pages, which nobody else uses.
+            // SAFETY: each address lies within the pages, which only this test uses.
             (0..bytes).step_by(512).for_each(|at| unsafe { pages.address().add(at).write(at as u8 ^ 0x5a) });
             pages
         };
-        let others = filled(8 << 20);
+        let earlier = filled(8 << 20);
         let (own, packed) = watch(|| filled(16 << 20));
-        let (gone, more) = watch(|| filled(8 << 20));
+        let (freed, more) = watch(|| filled(8 << 20));
         let later = filled(8 << 20);
-        drop(gone);
-        gather(&[packed, more].concat());
-        assert!(!is_advised(&others) && !is_advised(&later), "memory of others was advised");
-        // Where the system knows no huge pages, nothing can be asked for.
+        drop(freed);
+        collapse(&[packed, more].concat());
+        assert!(!is_advised(&earlier) && !is_advised(&later), "other memory was advised");
+        // A system without transparent huge pages takes no advice.
         if std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
             assert!(is_advised(&own));
         }
-        for pages in [&others, &own, &later] {
+        for pages in [&earlier, &own, &later] {
             // SAFETY: as above.
             let same = |at: usize| unsafe { pages.address().add(at).read() } == at as u8 ^ 0x5a;
             assert!((0..pages.len()).step_by(512).all(same));

@@ -1,5 +1,5 @@
-//! Providers that come in libraries of their own: found and registered when they are first asked for, because opening one can
-//! take longer than a small model does to load.
+//! Providers in libraries of their own. Each is found and registered on first use, because opening one can take longer than loading a small
+//! model.
 
 use crate::discover;
 use hpp_schema::Provider;
@@ -7,7 +7,7 @@ use ort::environment::Environment;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Where to look, and what was found so far.
+/// Where to search, and the providers found so far.
 pub(crate) struct Plugins {
     library: PathBuf,
     webgpu_named: Option<PathBuf>,
@@ -19,18 +19,18 @@ pub(crate) struct Plugins {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plugin {
     pub path: Option<PathBuf>,
-    /// Why it is not to be had; `None` if it is.
+    /// Why it cannot be used; `None` if it can.
     pub problem: Option<String>,
 }
 
 impl Plugins {
-    /// Looks beside `library`, and for WebGPU first where a person named it.
+    /// Searches beside `library`; the WebGPU plugin first at the path that the user named.
     pub fn new(library: &Path, webgpu_named: Option<&Path>) -> Self {
         let (library, webgpu_named) = (library.to_owned(), webgpu_named.map(Path::to_owned));
         Plugins { library, webgpu_named, cuda: OnceLock::new(), webgpu: OnceLock::new() }
     }
 
-    /// A provider's library, registered; `None` for the one that needs none.
+    /// A provider's library, registered; `None` for the CPU provider, which needs none.
     pub fn get(&self, environment: &Environment, provider: Provider) -> Option<&Plugin> {
         match provider {
             Provider::Cpu => None,
@@ -39,7 +39,7 @@ impl Plugins {
         }
     }
 
-    /// The CUDA library finds its host through a small library that must lie beside it; without that, opening it crashes.
+    /// The CUDA library finds ONNX Runtime through a small library beside it; if that is missing, opening it crashes.
     fn register_cuda(&self, environment: &Environment) -> Plugin {
         let Some(path) = discover::cuda_library(&self.library) else { return absent("onnxruntime-gpu") };
         match discover::shared_library(&self.library) {

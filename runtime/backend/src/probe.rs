@@ -1,14 +1,14 @@
-//! Sessions of one addition. One asks a device, before a model is put there, whether it computes in 16-bit floating point: some
-//! take a session and fail at its first run, which is too late to go elsewhere. Another ends with the host's arena made small.
+//! Two uses of a session that adds a number to itself. One tests whether a device computes in float16 before a model is loaded there: some
+//! devices accept a session and fail at its first run, when it is too late to choose another. The other shrinks the host's arena.
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::Runtime;
 use crate::raw::binding::OrtBinding;
-use crate::raw::device::Place;
 use crate::raw::failed;
 use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
+use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use hpp_engine::BackendError;
 use hpp_schema::DType;
@@ -18,7 +18,7 @@ use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use ort::value::ValueType;
 use std::rc::Rc;
 
-/// Whether any input or output of a session is in 16-bit floating point.
+/// Whether any input or output of a session is float16.
 pub(crate) fn uses_f16(session: &Session) -> bool {
     let is_f16 = |kind: &ValueType| match kind {
         ValueType::Tensor { ty, .. } => crate::raw::dtype::from_ort((*ty).into()) == Some(DType::Float16),
@@ -27,19 +27,18 @@ pub(crate) fn uses_f16(session: &Session) -> bool {
     session.inputs().iter().chain(session.outputs()).any(|outlet| is_f16(outlet.dtype()))
 }
 
-/// Adds a number to itself on the device.
+/// Runs an addition in float16 on the device; its error if that fails.
 pub(crate) fn computes_in_f16(runtime: &Runtime, device: Device<'_>) -> Result<(), BackendError> {
     let doing = "compute in float16";
     let builder = builder(runtime, doing)?.with_devices([device], None).map_err(failed(doing))?;
     add(builder, DType::Float16, &OrtControl::new()?, doing)
 }
 
-/// Lets the shared arena give back what it keeps for runs to come. ONNX Runtime does so at the end of a run that asks for it, and
-/// only there: here of one that adds a number to itself.
+/// Frees the unused memory of the shared arena. ONNX Runtime does so only at the end of a run whose options request it.
 pub(crate) fn trim_memory(runtime: &Runtime) -> Result<(), BackendError> {
-    let doing = "give back memory that is kept for later runs";
+    let doing = "free memory that the arena keeps for later runs";
     let builder = builder(runtime, doing)?.with_env_allocators().map_err(failed(doing))?;
-    add(builder, DType::Float32, &OrtControl::that_shrinks_the_arena()?, doing)
+    add(builder, DType::Float32, &OrtControl::shrinking_arena()?, doing)
 }
 
 fn builder(runtime: &Runtime, doing: &str) -> Result<SessionBuilder, BackendError> {
@@ -50,7 +49,7 @@ fn builder(runtime: &Runtime, doing: &str) -> Result<SessionBuilder, BackendErro
 /// Runs a model that adds one number to itself.
 fn add(mut builder: SessionBuilder, dtype: DType, control: &OrtControl, doing: &str) -> Result<(), BackendError> {
     let mut session = builder.commit_from_memory(&model(dtype)).map_err(failed(doing))?;
-    let host = Place::host();
+    let host = MemorySpace::host();
     let memory = Memory::Host(Rc::new(HostMemory::reserve(8)?));
     let one = Value::view(&memory, &host, dtype, &[1])?;
     let mut binding = OrtBinding::new(&session)?;
@@ -59,7 +58,7 @@ fn add(mut builder: SessionBuilder, dtype: DType, control: &OrtControl, doing: &
     binding.run(&mut session, control)
 }
 
-/// `y = x + x` over one number: an ONNX model in forty lines less than a library would take.
+/// The ONNX model `y = x + x` over one number.
 fn model(dtype: DType) -> Vec<u8> {
     let tensor = |name: &str| {
         let shape = message(2, &message(1, &number(1, 1)));
@@ -71,12 +70,12 @@ fn model(dtype: DType) -> Vec<u8> {
     [number(1, 8), message(7, &parts.concat()), message(8, &number(2, 17))].concat()
 }
 
-/// A field that holds a small number.
+/// A protobuf field with a number below 128.
 fn number(field: u8, value: u8) -> Vec<u8> {
     vec![field << 3, value]
 }
 
-/// A field that holds fewer than 128 bytes.
+/// A protobuf field with fewer than 128 bytes.
 fn message(field: u8, bytes: &[u8]) -> Vec<u8> {
     [&[field << 3 | 2, bytes.len() as u8], bytes].concat()
 }

@@ -1,10 +1,12 @@
-//! Sessions as the engine's port wants them.
+//! Implements the engine's `Session`, `Tensor` and `WeightStream` ports.
 
 use crate::cuda::streams::Streams;
-use crate::loading::Released;
+use crate::loading::SessionHandle;
 use crate::raw::binding::OrtBinding;
-use crate::raw::device::{Place, Turn, memories};
+use crate::raw::lock::DeviceLock;
 use crate::raw::run::OrtControl;
+use crate::raw::session_memory::tensor_memories;
+use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use crate::weights::disk::SessionWeights;
 use hpp_engine::BackendError;
@@ -17,58 +19,58 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A session of ONNX Runtime and its weights, which both the [`OrtSession`] and its [`OrtWeightStream`] keep alive.
+/// A session of ONNX Runtime and its weights, shared by the [`OrtSession`] and its [`OrtWeightStream`].
 ///
-/// Invariant: `weights` is borrowed while the session runs, so that nothing changes them meanwhile. Fields are dropped in order: the
-/// session keeps mapped what `weights` manages.
+/// Invariant: `weights` is borrowed while the session runs, so that nothing changes them meanwhile. Fields are dropped in order:
+/// `weights` first, because the session keeps the address ranges mapped that `weights` manages.
 struct SessionCore {
     weights: RefCell<SessionWeights>,
-    session: RefCell<Released>,
+    session: RefCell<SessionHandle>,
 }
 
-/// A partition in ONNX Runtime.
+/// A loaded partition.
 pub struct OrtSession {
     core: Rc<SessionCore>,
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     input_names: Vec<CString>,
     output_names: Vec<CString>,
-    places: Vec<Rc<Place>>,
-    /// For its runs.
-    turn: Turn,
-    /// Where they go on while the host does.
+    spaces: Vec<Rc<MemorySpace>>,
+    /// Taken for each run.
+    lock: DeviceLock,
+    /// The streams of a device whose runs are asynchronous.
     streams: Option<Arc<Streams>>,
     /// A prepared file that stays mapped.
     mapped: Option<PathBuf>,
 }
 
-/// What a session is made from.
+/// The arguments of [`OrtSession::new`].
 pub(crate) struct SessionParts {
     pub session: ort::session::Session,
     pub weights: SessionWeights,
-    pub places: Vec<Rc<Place>>,
-    pub turn: Turn,
+    pub spaces: Vec<Rc<MemorySpace>>,
+    pub lock: DeviceLock,
     pub streams: Option<Arc<Streams>>,
     pub mapped: Option<PathBuf>,
 }
 
 impl OrtSession {
     pub(crate) fn new(parts: SessionParts) -> Result<(Self, OrtWeightStream), BackendError> {
-        let SessionParts { session, mut weights, places, turn, streams, mapped } = parts;
-        let (inputs_in, outputs_in) = memories(&session, &places)?;
-        let inputs = ports(session.inputs(), &inputs_in)?;
-        let outputs = ports(session.outputs(), &outputs_in)?;
+        let SessionParts { session, mut weights, spaces, lock, streams, mapped } = parts;
+        let (input_memories, output_memories) = tensor_memories(&session, &spaces)?;
+        let inputs = ports(session.inputs(), &input_memories)?;
+        let outputs = ports(session.outputs(), &output_memories)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
         let (chunks, is_resident) = (weights.chunks(), weights.is_resident());
-        let session = RefCell::new(Released::new(session));
+        let session = RefCell::new(SessionHandle::new(session));
         let core = Rc::new(SessionCore { weights: RefCell::new(weights), session });
         let stream = OrtWeightStream { core: Rc::clone(&core), chunks, is_resident };
-        let session = OrtSession { core, inputs, outputs, input_names, output_names, places, turn, streams, mapped };
+        let session = OrtSession { core, inputs, outputs, input_names, output_names, spaces, lock, streams, mapped };
         Ok((session, stream))
     }
 }
 
-/// The weights of a session that may lie on disk.
+/// Fetches and evicts the weights of a session, if they are streamed from disk.
 pub struct OrtWeightStream {
     core: Rc<SessionCore>,
     chunks: Vec<ChunkSize>,
@@ -119,7 +121,7 @@ fn ports(outlets: &[Outlet], memories: &[MemoryId]) -> Result<Vec<Port>, Backend
 fn port(outlet: &Outlet, memory: MemoryId) -> Result<Port, BackendError> {
     let refuse = |why: String| BackendError::Misfit { what: format!("{:?}", outlet.name()), why };
     let ValueType::Tensor { ty, shape, .. } = outlet.dtype() else {
-        return Err(refuse(format!("it is {}, and only tensors can be carried", outlet.dtype())));
+        return Err(refuse(format!("it is {}, and only tensors are supported", outlet.dtype())));
     };
     let dtype = dtype(*ty).ok_or_else(|| refuse(format!("element type {ty} is unknown to this build")))?;
     let shape = shape.iter().map(|size| u64::try_from(*size).ok()).collect();
@@ -133,7 +135,7 @@ fn dtype(kind: TensorElementType) -> Option<DType> {
 fn names(ports: &[Port]) -> Result<Vec<CString>, BackendError> {
     let name = |port: &Port| {
         CString::new(port.name.as_str())
-            .map_err(|_| BackendError::Misfit { what: format!("{:?}", port.name), why: "a name holds a zero".into() })
+            .map_err(|_| BackendError::Misfit { what: format!("{:?}", port.name), why: "its name contains NUL".into() })
     };
     ports.iter().map(name).collect()
 }
@@ -167,12 +169,12 @@ impl Session for OrtSession {
 
     fn bind_output_unknown(&self, binding: &mut OrtBinding, index: usize) -> Result<(), BackendError> {
         let port = &self.outputs[index];
-        let place = self.places.iter().find(|place| place.id == port.memory);
-        let place = place.ok_or_else(|| BackendError::Misfit {
+        let space = self.spaces.iter().find(|space| space.id == port.memory);
+        let space = space.ok_or_else(|| BackendError::Misfit {
             what: format!("{:?}", port.name),
-            why: format!("nobody knows memory {}", port.memory.0),
+            why: format!("memory {} is unknown", port.memory.0),
         })?;
-        binding.output_unknown(index, &self.output_names[index], place)
+        binding.output_unknown(index, &self.output_names[index], space)
     }
 
     fn mapped_file(&self) -> Option<&Path> {
@@ -184,12 +186,12 @@ impl Session for OrtSession {
         weights.check()?;
         let session = &mut *self.core.session.borrow_mut();
         let Some(streams) = &self.streams else {
-            let _turn = self.turn.take();
+            let _lock = self.lock.acquire();
             return binding.run(session, control).map(|()| None);
         };
-        let from = streams.mark()?;
-        binding.begin(session, control)?;
-        let token = streams.since(from)?;
+        let start = streams.record_compute()?;
+        binding.enqueue(session, control)?;
+        let token = streams.timing_since(start)?;
         if self.outputs.iter().any(|output| output.memory == MemoryId::HOST) {
             streams.wait_for_runs()?;
         }
@@ -201,7 +203,8 @@ impl Session for OrtSession {
     }
 }
 
-/// ONNX Runtime itself checks types and sizes, but not memories: an output bound in the wrong one is corrupted silently.
+/// Checks type and memory of a tensor. ONNX Runtime checks types and sizes, but not memories: an output bound in the wrong memory is
+/// corrupted silently.
 fn fits(port: &Port, tensor: &OrtTensor) -> Result<(), BackendError> {
     if port.dtype == tensor.dtype() && port.memory == tensor.memory() {
         return Ok(());
@@ -212,7 +215,7 @@ fn fits(port: &Port, tensor: &OrtTensor) -> Result<(), BackendError> {
     })
 }
 
-/// A tensor in ONNX Runtime.
+/// A tensor of ONNX Runtime.
 pub struct OrtTensor(pub(crate) Value);
 
 impl Tensor for OrtTensor {
@@ -225,6 +228,6 @@ impl Tensor for OrtTensor {
     }
 
     fn memory(&self) -> MemoryId {
-        self.0.place
+        self.0.space
     }
 }

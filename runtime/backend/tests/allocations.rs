@@ -1,7 +1,7 @@
-//! Decoding allocates nothing on this program's heap and maps no memory: every allocation and every mapping is counted while real
-//! models make tokens, on the CPU and, where `HPP_WEBGPU_TEST` is set (see `tools/scripts/with-webgpu.sh`), on a device.
+//! Decoding allocates nothing on this program's heap and maps no memory. The test counts every allocation and every mapping while real
+//! models generate tokens, on the CPU and, if `HPP_WEBGPU_TEST` is set (see `tools/scripts/with-webgpu.sh`), on a device.
 //!
-//! What ONNX Runtime allocates in its own heap is another matter; `docs/RUNTIME.md` says how that was looked at.
+//! Allocations in ONNX Runtime's own heap are not counted; `docs/RUNTIME.md` says how they were examined.
 
 mod support;
 
@@ -17,22 +17,22 @@ thread_local! {
     static COUNT: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator unchanged; counting allocates nothing.
+// SAFETY: every call is forwarded to the system's allocator unchanged; counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe { System.dealloc(ptr, layout) }
     }
 
     unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         COUNT.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise, passed on.
+        // SAFETY: the caller's promise.
         unsafe { System.realloc(ptr, layout, size) }
     }
 }
@@ -44,10 +44,10 @@ thread_local! {
     static MAPPINGS: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Takes the place of the system library's function of this name for this program and the libraries it loads.
+/// Replaces the system library's function of this name for this program and the libraries it loads.
 ///
 /// # Safety
-/// As for the system's.
+/// That of the system's function.
 #[cfg(target_os = "linux")]
 #[unsafe(no_mangle)]
 unsafe extern "C" fn mmap(
@@ -59,11 +59,11 @@ unsafe extern "C" fn mmap(
     offset: libc::off_t,
 ) -> *mut libc::c_void {
     MAPPINGS.with(|count| count.set(count.get() + 1));
-    // SAFETY: the caller's promise, passed on.
+    // SAFETY: the caller's promise.
     unsafe { libc::syscall(libc::SYS_mmap, address, length, rights, flags, file, offset) as *mut libc::c_void }
 }
 
-/// Allocations and mappings of this thread in eight steps of decoding, after two.
+/// Allocations and mappings of this thread in eight decoding steps, after two warm-up steps.
 fn counted(model: &support::Recorded, plan: &Plan) -> [u64; 2] {
     let mut engine = Engine::load(plan, &model.dir, &support::backend(), EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
@@ -90,7 +90,7 @@ fn mappings_are_counted() {
     assert_eq!(MAPPINGS.with(Cell::get) - before, 1);
 }
 
-/// Scores are read from the device through host memory that is there already.
+/// Logits are read from the device through host memory that is already allocated.
 #[test]
 fn decoding_on_a_device_maps_nothing() {
     if std::env::var_os("HPP_WEBGPU_TEST").is_none() {
@@ -113,7 +113,7 @@ fn decoding_on_a_device_maps_nothing() {
 fn decoding_allocates_nothing() {
     let mut looked_at = 0;
     for model in support::recorded() {
-        // Shared caches, windows, carried states and caches that are appended to; no-cache models compute all again.
+        // Shared caches, windows, recurrent states and appended caches; models without a cache recompute the whole text.
         let carries = matches!(model.kind(), "decoder_kv" | "decoder_merged_if");
         if carries && model.facts["inputs"].as_array().unwrap().iter().any(|input| input["name"] == "input_ids") {
             assert_eq!(counted(&model, &model.plan(64)), [0, 0], "{}", model.name());

@@ -1,4 +1,4 @@
-//! The report of what this machine has.
+//! The report of this machine's providers and devices.
 
 mod support;
 
@@ -7,7 +7,7 @@ use hpp_schema::Provider;
 use support::backend;
 
 #[test]
-fn the_host_is_always_there() {
+fn the_report_always_has_the_host() {
     let report = backend().devices();
     println!("{report:#?}");
     assert!(report.library.to_string_lossy().contains("onnxruntime"), "{:?}", report.library);
@@ -21,7 +21,7 @@ fn the_host_is_always_there() {
 }
 
 #[test]
-fn what_is_not_usable_says_why() {
+fn an_unusable_provider_has_a_problem() {
     for provider in backend().devices().providers {
         assert_eq!(provider.devices.is_empty(), provider.problem.is_some(), "{provider:?}");
     }

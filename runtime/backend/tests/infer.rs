@@ -1,4 +1,4 @@
-//! One run from named inputs to named outputs, and decoders that take embeddings.
+//! Single runs from named inputs to named outputs, and decoders that take embeddings.
 
 mod support;
 
@@ -17,7 +17,7 @@ fn arrays(model: &Recorded, side: &str) -> NamedTensors {
 }
 
 #[test]
-fn models_that_run_once_say_what_was_recorded() {
+fn single_run_models_give_the_recorded_outputs() {
     let mut looked_at = 0;
     for model in recorded().iter().filter(|model| model.kind() == "single_run") {
         let mut engine = load(model);
@@ -34,7 +34,7 @@ fn models_that_run_once_say_what_was_recorded() {
 }
 
 #[test]
-fn a_decoder_runs_once_when_it_is_given_everything() {
+fn a_decoder_runs_once_if_all_inputs_are_given() {
     let model = find("llama-with-past");
     let mut engine = load(&model);
     let prompt: Vec<i64> = model.prompt().iter().map(|id| i64::from(*id)).collect();
@@ -88,7 +88,7 @@ fn a_single_run_has_no_steps() {
 #[test]
 fn a_decoder_takes_embeddings() {
     let model = find("llama3-fp32-cpu-noembed");
-    // The same model with its embedding: a table of 512 rows of 64 at the beginning of its weights.
+    // The same model including its embedding: a table of 512 rows of 64 at the start of its weights.
     let weights = std::fs::read(find("llama3-fp32-cpu-hidden").dir.join("model.onnx.data")).unwrap();
     let table: Vec<f32> =
         weights[..512 * 64 * 4].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();

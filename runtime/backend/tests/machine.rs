@@ -1,4 +1,4 @@
-//! What this machine lacks, and what a person stops: said, obeyed, and nothing worse.
+//! Missing devices, stopped runs and damaged files: each gives a fallback or an error, and no crash.
 
 mod support;
 
@@ -16,7 +16,7 @@ fn small() -> Recorded {
     recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap()
 }
 
-/// The plan moved to a GPU whose first provider is one this machine does not have.
+/// The plan moved to a GPU whose first provider does not exist on this machine.
 fn for_cuda(mut plan: Plan) -> Plan {
     plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
@@ -27,28 +27,28 @@ fn for_cuda(mut plan: Plan) -> Plan {
 }
 
 #[derive(Default)]
-struct Heard(Mutex<Vec<String>>);
+struct RecordingReporter(Mutex<Vec<String>>);
 
-impl Reporter for Heard {
+impl Reporter for RecordingReporter {
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
         self.0.lock().unwrap().push(format!("{partition}: {wanted:?} -> {got:?}: {reason}"));
     }
 }
 
 #[test]
-fn a_gpu_partition_without_a_gpu_runs_on_the_host_and_says_why() {
+fn a_gpu_partition_without_a_gpu_falls_back_to_the_host_with_a_reason() {
     let backend = backend();
     if backend.devices().providers.iter().any(|p| p.provider == Provider::Cuda && p.problem.is_none()) {
-        println!("SKIPPED: a_gpu_partition_without_a_gpu_runs_on_the_host_and_says_why: there is a GPU");
+        println!("SKIPPED: a_gpu_partition_without_a_gpu_falls_back_to_the_host_with_a_reason: there is a GPU");
         return;
     }
     let model = small();
     let plan = for_cuda(model.plan(64));
-    let heard = Heard::default();
-    let mut engine = Engine::load(&plan, &model.dir, &backend, EngineOptions::default(), &heard).unwrap();
-    let words = heard.0.lock().unwrap().join("\n");
-    assert!(words.starts_with("whole: Cuda -> Cpu: "), "{words}");
-    assert!(words.contains("onnxruntime-gpu") || words.contains("device"), "{words}");
+    let reporter = RecordingReporter::default();
+    let mut engine = Engine::load(&plan, &model.dir, &backend, EngineOptions::default(), &reporter).unwrap();
+    let reported = reporter.0.lock().unwrap().join("\n");
+    assert!(reported.starts_with("whole: Cuda -> Cpu: "), "{reported}");
+    assert!(reported.contains("onnxruntime-gpu") || reported.contains("device"), "{reported}");
     let mut sequence = engine.new_sequence().unwrap();
     engine.step(&mut sequence, StepInput::Tokens(&model.prompt()), LogitRows::Last).unwrap();
     let strict = EngineOptions { fallback: Fallback::Refuse, ..Default::default() };
@@ -88,7 +88,7 @@ fn a_run_is_stopped_from_another_thread() {
 }
 
 #[test]
-fn a_load_that_was_cancelled_before_does_not_begin() {
+fn a_load_that_is_already_cancelled_does_not_start() {
     let cancel = CancelHandle::new();
     cancel.cancel();
     let model = small();
@@ -97,7 +97,7 @@ fn a_load_that_was_cancelled_before_does_not_begin() {
     assert!(matches!(outcome, Err(EngineError::Cancelled)), "{outcome:?}");
 }
 
-/// A copy of a model with its file changed, and a plan that believes it.
+/// A copy of a model with its file changed, and a plan with the changed file's hash.
 fn damaged(change: impl FnOnce(&mut Vec<u8>)) -> (tempfile::TempDir, Plan) {
     let model = small();
     let dir = tempfile::tempdir().unwrap();
@@ -113,7 +113,7 @@ fn damaged(change: impl FnOnce(&mut Vec<u8>)) -> (tempfile::TempDir, Plan) {
 }
 
 #[test]
-fn a_damaged_model_is_an_error_and_no_crash() {
+fn a_damaged_model_is_an_error_and_not_a_crash() {
     for cut in [0, 1, 100, 5000] {
         let (dir, plan) = damaged(|bytes| bytes.truncate(cut));
         let outcome = Engine::load(&plan, dir.path(), &backend(), EngineOptions::default(), &Silent).map(|_| ());
@@ -131,16 +131,16 @@ fn missing_weights_are_an_error_that_names_them() {
     assert!(cause.contains("model.onnx.data"), "{cause}");
 }
 
-/// Attention over a long prompt takes tens of megabytes, which the arena keeps.
+/// Attention over a long prompt takes tens of megabytes, which the arena keeps until it is trimmed.
 #[test]
 #[cfg(target_os = "linux")]
-fn memory_kept_for_later_runs_is_given_back() {
+fn trim_memory_frees_the_arena() {
     let model = recorded().into_iter().find(|model| model.dir.ends_with("llama-with-past")).unwrap();
     let backend = backend();
     let mut engine = Engine::load(&model.plan(2048), &model.dir, &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     engine.step(&mut sequence, StepInput::Tokens(&[1; 1500]), LogitRows::Last).unwrap();
-    let resident = || backend.memory_use().resident.expect("Linux tells") >> 20;
+    let resident = || backend.memory_use().resident.expect("Linux reports it") >> 20;
     let before = resident();
     backend.trim_memory().unwrap();
     assert!(resident() + 10 < before, "{before} MiB before, {} after", resident());

@@ -1,4 +1,4 @@
-//! Every recorded decoder, whole, through the engine on the CPU provider: the recorded tokens and scores come out.
+//! Every recorded decoder, whole, through the engine on the CPU provider, gives the recorded tokens and logits.
 
 mod support;
 
@@ -57,7 +57,7 @@ fn takes_tokens(model: &Recorded) -> bool {
 }
 
 #[test]
-fn decoders_say_what_was_recorded() {
+fn decoders_give_the_recorded_tokens() {
     let mut failed = Vec::new();
     for model in decoders() {
         // gpt2-merged's reference used another branch for the prompt; its with-past branch takes one token at a time.
@@ -70,7 +70,7 @@ fn decoders_say_what_was_recorded() {
 }
 
 #[test]
-fn a_prompt_in_pieces_is_the_same_prompt() {
+fn a_chunked_prompt_gives_the_same_tokens() {
     let mut failed = Vec::new();
     for model in decoders() {
         for chunk in [1, 3] {
@@ -99,10 +99,10 @@ fn from_disk(model: &Recorded) -> (tempfile::TempDir, Recorded, Plan) {
     (dir, copy, plan)
 }
 
-/// Weights are taken over by what loading a session maps, and all threads of a process map the same files.
+/// Each load must take over its own session's mappings, although all threads of a process map the same files.
 #[test]
 #[cfg(target_os = "linux")]
-fn threads_that_load_from_one_directory_take_their_own_weights() {
+fn concurrent_loads_from_one_directory_take_over_their_own_weights() {
     for name in ["llama3-fp32-cpu", "llama3-int4-cpu"] {
         let model = recorded().into_iter().find(|model| model.dir.ends_with(name)).unwrap();
         let (_dir, model, plan) = from_disk(&model);
@@ -126,11 +126,14 @@ fn threads_that_load_from_one_directory_take_their_own_weights() {
 /// A plan may read from more files than a process may have open.
 #[test]
 #[cfg(target_os = "linux")]
-fn more_files_of_weights_than_descriptors() {
+fn a_plan_may_have_more_weight_files_than_descriptors() {
     const PLANS: usize = 44;
     if std::env::var_os("HPP_FEW_DESCRIPTORS").is_none() {
         let mut again = std::process::Command::new("sh");
-        again.args(["-c", "ulimit -n 40; exec \"$0\" --exact more_files_of_weights_than_descriptors --nocapture"]);
+        again.args([
+            "-c",
+            "ulimit -n 40; exec \"$0\" --exact a_plan_may_have_more_weight_files_than_descriptors --nocapture",
+        ]);
         let ran = again.arg(std::env::current_exe().unwrap()).env("HPP_FEW_DESCRIPTORS", "1").output().unwrap();
         let said = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
         assert!(ran.status.success() && said.contains("1 passed"), "{said}");
@@ -157,11 +160,11 @@ fn more_files_of_weights_than_descriptors() {
     }
 }
 
-/// A partition with 4-bit weights of a model without: one that was quantised in part. Unpacked, it would be a hundred times
-/// slower, and from disk it would be read unpacked.
+/// A partition with 4-bit weights of a model without any, which was quantised in part. Unpacked it would be a hundred times slower, and
+/// streamed it would be read unpacked.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_partition_with_narrow_weights_is_packed_whatever_the_model_has() {
+fn a_partition_with_4_bit_weights_is_packed_even_if_the_model_has_none() {
     let narrow = recorded().into_iter().find(|model| model.dir.ends_with("llama3-int4-cpu")).unwrap();
     let wide = recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap();
     let (dir, narrow, mut plan) = from_disk(&narrow);

@@ -1,5 +1,5 @@
-//! Decoders on a device for real: WebGPU, software Vulkan where there is no GPU. Needs `HPP_WEBGPU_TEST`, which
-//! `tools/scripts/with-webgpu.sh` sets; otherwise each test says by name that it was skipped.
+//! Decoders on a WebGPU device: software Vulkan if there is no GPU. Needs `HPP_WEBGPU_TEST`, which `tools/scripts/with-webgpu.sh` sets;
+//! otherwise each test reports by name that it was skipped.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn on_gpu(mut plan: Plan) -> Plan {
     plan
 }
 
-/// Feeds the recorded tokens and returns the largest error relative to the largest score.
+/// Feeds the recorded tokens and returns the largest error relative to the largest logit.
 fn follow(model: &Recorded, options: EngineOptions) -> Result<f32, String> {
     let say = |error: hpp_engine::EngineError| {
         format!("{error}: {:?}", std::error::Error::source(&error).map(|source| source.to_string()))

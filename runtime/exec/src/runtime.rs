@@ -35,7 +35,7 @@ impl Runtime {
     }
 
     /// The library, its providers and devices.
-    pub fn devices(&self) -> hpp_backend::Report {
+    pub fn devices(&self) -> hpp_backend::SystemReport {
         self.backend.devices()
     }
 

@@ -1,10 +1,9 @@
-//! A thread that reads weights from their files into pinned memory and gives them to a device's stream for copies.
+//! A thread that reads weights from their files into pinned memory and enqueues their copies on a device's copy stream.
 //!
-//! Weights that lie in pinned memory need no thread. The others go through two halves of a staging buffer: while one is copied,
-//! the other is filled.
+//! Weights in pinned memory need no thread. The others go through a double buffer: while one half is copied, the thread fills the other.
 
-use super::streams::{Address, Copied, Streams};
-use crate::raw::Fill;
+use super::streams::{CopyRange, QueuedCopies, Streams};
+use crate::raw::ReadWeight;
 use crate::raw::memory::Memory;
 use cudarc::driver::CudaEvent;
 use hpp_engine::BackendError;
@@ -14,128 +13,128 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
-/// A weight on its way.
-pub(crate) enum Weight {
-    /// It lies in pinned memory.
-    There(Address),
-    /// It is read from its file, `within` so many bytes.
-    Filled { fill: Fill, room: usize, within: Range<usize>, to: *mut c_void },
+/// Where one weight comes from.
+pub(crate) enum FeedWeight {
+    /// From pinned memory.
+    Pinned(CopyRange),
+    /// From its file: `read` fills `length` bytes of a half, of which `weight` holds the weight.
+    Read { read: ReadWeight, length: usize, weight: Range<usize>, to: *mut c_void },
 }
 
-/// The thread of one device. It ends when this is dropped, after what it was given.
+/// The thread of one device. After this is dropped, the thread finishes its jobs and ends.
 pub(crate) struct Feeder {
-    jobs: Sender<Job>,
+    jobs: Sender<FeedJob>,
     streams: Arc<Streams>,
 }
 
-/// Weights that were given to the thread together.
-pub(crate) struct Feeding {
-    begun: Receiver<Result<Copied, BackendError>>,
-    /// Memory that the thread has addresses of.
+/// A job of the thread. Dropping this waits until the job is enqueued.
+pub(crate) struct PendingFeed {
+    queued: Receiver<Result<QueuedCopies, BackendError>>,
+    /// The memory whose addresses the job has.
     _memory: Vec<Memory>,
-    over: bool,
+    received: bool,
 }
 
-struct Job {
+struct FeedJob {
     after: CudaEvent,
-    weights: Vec<Weight>,
+    weights: Vec<FeedWeight>,
     halves: [*mut u8; 2],
-    begun: Sender<Result<Copied, BackendError>>,
+    queued: Sender<Result<QueuedCopies, BackendError>>,
 }
 
-// SAFETY: the addresses are of memory that `Feeding` keeps until the thread has given all of it to the device's stream, and that
-// waits for that stream before it goes. Nobody else touches staging memory, and the rest is only read.
-unsafe impl Send for Job {}
+// SAFETY: `PendingFeed` keeps the memory of these addresses alive until the thread has enqueued all copies, and that memory waits for the
+// stream before it is freed. Only the thread uses the staging memory, and the other sources are only read.
+unsafe impl Send for FeedJob {}
 
 impl Feeder {
     pub fn new(streams: Arc<Streams>) -> io::Result<Self> {
-        let (jobs, todo) = channel::<Job>();
+        let (jobs, queue) = channel::<FeedJob>();
         let own = Arc::clone(&streams);
         let work = move || {
-            let mut staging = Staging::default();
-            for job in todo {
-                // Whoever asked may be gone.
-                let _ = job.begun.send(staging.feed(&own, job.after, job.weights, job.halves));
+            let mut buffer = DoubleBuffer::default();
+            for job in queue {
+                // The requesting thread may have dropped the receiver.
+                let _ = job.queued.send(buffer.feed(&own, job.after, job.weights, job.halves));
             }
         };
         std::thread::Builder::new().name("hpp-feeder".into()).spawn(work)?;
         Ok(Feeder { jobs, streams })
     }
 
-    /// Begins to copy weights behind what computes now. `halves` are two pieces of staging memory, each with room for the largest
-    /// weight that is read; `memory` keeps them and where the weights go.
+    /// Starts to copy weights after the runs that are enqueued now. `halves` are two parts of staging memory, each with room for the
+    /// largest read; `memory` owns them, the sources and the targets.
     pub fn begin(
         &self,
-        weights: Vec<Weight>,
+        weights: Vec<FeedWeight>,
         halves: [*mut u8; 2],
         memory: Vec<Memory>,
-    ) -> Result<Feeding, BackendError> {
-        let (begun, over) = channel();
-        // A thread that is gone drops the job, and with it the sender: waiting then says so.
-        let _ = self.jobs.send(Job { after: self.streams.mark()?, weights, halves, begun });
-        Ok(Feeding { begun: over, _memory: memory, over: false })
+    ) -> Result<PendingFeed, BackendError> {
+        let (queued, receiver) = channel();
+        // If the thread has ended, the job and its sender are dropped, and waiting returns an error.
+        let _ = self.jobs.send(FeedJob { after: self.streams.record_compute()?, weights, halves, queued });
+        Ok(PendingFeed { queued: receiver, _memory: memory, received: false })
     }
 }
 
-impl Feeding {
-    /// Waits until the device's stream has all of it, which is before it is copied.
-    pub fn wait(mut self) -> Result<Copied, BackendError> {
-        self.over = true;
+impl PendingFeed {
+    /// Waits until all copies are enqueued on the copy stream; they may not have finished.
+    pub fn wait(mut self) -> Result<QueuedCopies, BackendError> {
+        self.received = true;
         self.receive()
     }
 
-    fn receive(&self) -> Result<Copied, BackendError> {
-        self.begun.recv().unwrap_or_else(|_| Err(failed("the thread that reads them is gone".into())))
+    fn receive(&self) -> Result<QueuedCopies, BackendError> {
+        self.queued.recv().unwrap_or_else(|_| Err(failed("the thread that reads weights has ended".into())))
     }
 }
 
-impl Drop for Feeding {
+impl Drop for PendingFeed {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.received {
             let _ = self.receive();
         }
     }
 }
 
-/// Which half is filled next, and until when each is copied from.
+/// The events after the last copy from each half, and which half is filled next.
 #[derive(Default)]
-struct Staging {
+struct DoubleBuffer {
     copied: [Option<CudaEvent>; 2],
     next: usize,
 }
 
-impl Staging {
+impl DoubleBuffer {
     fn feed(
         &mut self,
         streams: &Streams,
         after: CudaEvent,
-        weights: Vec<Weight>,
+        weights: Vec<FeedWeight>,
         halves: [*mut u8; 2],
-    ) -> Result<Copied, BackendError> {
-        let from = streams.begin_copies(after)?;
+    ) -> Result<QueuedCopies, BackendError> {
+        let start = streams.begin_copies(after)?;
         for weight in weights {
             match weight {
-                // SAFETY: see `Job`.
-                Weight::There(address) => unsafe { streams.copy_one(address) }?,
-                Weight::Filled { fill, room, within, to } => {
-                    let half = self.half(streams, halves)?;
-                    // SAFETY: each half has room for the largest weight (see `begin`), and what was copied from it last is over.
-                    fill(unsafe { std::slice::from_raw_parts_mut(half, room) }).map_err(failed)?;
-                    // SAFETY: see `Job`; the weight lies within what was filled.
-                    unsafe { streams.copy_one(Address { from: half.add(within.start), to, bytes: within.len() }) }?;
-                    self.copied[self.next] = Some(streams.mark_copies()?);
+                // SAFETY: see `FeedJob`.
+                FeedWeight::Pinned(range) => unsafe { streams.copy_one(range) }?,
+                FeedWeight::Read { read, length, weight, to } => {
+                    let half = self.next_half(streams, halves)?;
+                    // SAFETY: each half has room for the largest read (see `begin`), and the last copy from it has finished.
+                    read(unsafe { std::slice::from_raw_parts_mut(half, length) }).map_err(failed)?;
+                    // SAFETY: see `FeedJob`; the weight lies within the bytes that were read.
+                    unsafe { streams.copy_one(CopyRange { from: half.add(weight.start), to, bytes: weight.len() }) }?;
+                    self.copied[self.next] = Some(streams.record_copies()?);
                     self.next = 1 - self.next;
                 }
             }
         }
-        streams.end_copies(from)
+        streams.end_copies(start)
     }
 
-    /// The next half, once nothing is copied from it any more.
-    fn half(&mut self, streams: &Streams, halves: [*mut u8; 2]) -> Result<*mut u8, BackendError> {
+    /// The next half, after the last copy from it has finished.
+    fn next_half(&mut self, streams: &Streams, halves: [*mut u8; 2]) -> Result<*mut u8, BackendError> {
         if let Some(copied) = self.copied[self.next].take() {
             copied.synchronize().map_err(|error| failed(error.to_string()))?;
-            streams.give_back(copied);
+            streams.recycle(copied);
         }
         Ok(halves[self.next])
     }

@@ -1,9 +1,8 @@
-//! Streams of an NVIDIA device: sessions compute on one, weights are copied on another, and events order the two both ways, so
+//! Two streams of an NVIDIA device: sessions compute on one, weights are copied on the other. Events order the two in both directions, so
 //! that the host waits for neither before the end of a pass.
 //!
-//! The stream that computes is an ordinary one: copies that ONNX Runtime makes by itself go by the device's default stream, and
-//! ordinary streams wait for that one and it for them. The stream that copies weights is not bound to it and goes on
-//! meanwhile.
+//! The compute stream is a blocking one: ONNX Runtime makes its own copies on the device's default stream, and the default stream and
+//! blocking streams wait for each other. The copy stream is non-blocking and continues meanwhile.
 
 use cudarc::driver::result::stream::{StreamKind, create};
 use cudarc::driver::sys::{self, CUevent_flags};
@@ -15,144 +14,145 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// The streams of one device, for as long as the process lives: sessions that compute there keep its address.
+/// The streams of one device. They live as long as the process, because sessions keep the compute stream's address.
 pub(crate) struct Streams {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
     copies: Arc<CudaStream>,
-    state: Mutex<State>,
+    state: Mutex<EventState>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Events that nobody uses at present.
+struct EventState {
+    /// Events for reuse.
     spare: Vec<CudaEvent>,
-    /// What tickets stand for, between two events.
-    begun: Vec<(TimingToken, Between)>,
-    /// An event that is over, and when that was.
+    /// Intervals that have not been reported yet.
+    pending: Vec<(TimingToken, EventPair)>,
+    /// A completed event and its time on the host's clock.
     anchor: Option<(CudaEvent, Duration)>,
 }
 
-/// From one event to another.
-struct Between {
-    from: CudaEvent,
-    to: CudaEvent,
+/// The events at the start and the end of an interval.
+struct EventPair {
+    start: CudaEvent,
+    end: CudaEvent,
 }
 
-/// Copies of weights that were given to the stream for them.
-pub(crate) struct Copied(Between);
+/// Weight copies that were enqueued on the copy stream.
+pub(crate) struct QueuedCopies(EventPair);
 
-/// A piece of weights that is to be copied: where from, where to and how many bytes.
+/// One copy: source, target and number of bytes.
 #[derive(Clone, Copy)]
-pub(crate) struct Address {
+pub(crate) struct CopyRange {
     pub from: *const u8,
     pub to: *mut c_void,
     pub bytes: usize,
 }
 
-/// Tickets of all devices differ.
-static TICKETS: AtomicU64 = AtomicU64::new(0);
+/// The next timing token; unique over all devices.
+static NEXT_TOKEN: AtomicU64 = AtomicU64::new(0);
 
-/// Times are told by events against an anchor, in milliseconds of 24 binary digits: with one no older than this, to 0.5 us.
-const ANCHORED_FOR: Duration = Duration::from_secs(4);
+/// The maximum age of the anchor. CUDA gives the time between two events in milliseconds as a float32 of 24 binary digits: 0.5 us
+/// resolution at this distance.
+const ANCHOR_AGE: Duration = Duration::from_secs(4);
 
 impl Streams {
-    /// Streams on the device of this number. The driver must be there.
+    /// Creates the streams of a device. An error without the NVIDIA driver.
     pub fn new(number: usize) -> Result<Self, BackendError> {
-        // SAFETY: tries to open the driver's library, whose initialisers have no preconditions. Every other call panics without it.
+        // SAFETY: opens the driver's library, whose initialisers have no preconditions. Every other call panics without it.
         if !unsafe { sys::is_culib_present() } {
-            let cause = "the NVIDIA driver is not to be found".to_owned();
+            let cause = "the NVIDIA driver was not found".to_owned();
             return Err(BackendError::Runtime { doing: "make streams".into(), cause });
         }
         let context = CudaContext::new(number).map_err(failed("use the device"))?;
-        let ordinary = create(StreamKind::Default).map_err(failed("make a stream"))?;
-        // SAFETY: the stream was just made in this context, which is current; nobody destroys it.
-        let compute = unsafe { context.wrap_borrowed_stream(ordinary) };
+        let blocking = create(StreamKind::Default).map_err(failed("make a stream"))?;
+        // SAFETY: the stream was just created in this context, which is current, and is never destroyed.
+        let compute = unsafe { context.wrap_borrowed_stream(blocking) };
         let copies = context.new_stream().map_err(failed("make a stream for copies"))?;
         let streams = Streams { context, compute, copies, state: Mutex::default() };
-        streams.anchor()?;
+        streams.refresh_anchor()?;
         Ok(streams)
     }
 
-    /// The stream that computes, for sessions to be given.
+    /// The compute stream, for sessions.
     pub fn compute(&self) -> *mut () {
         self.compute.cu_stream().cast()
     }
 
-    /// Where the stream that computes is now.
-    pub fn mark(&self) -> Result<CudaEvent, BackendError> {
-        self.event_on(&self.compute)
+    /// Records an event on the compute stream.
+    pub fn record_compute(&self) -> Result<CudaEvent, BackendError> {
+        self.record(&self.compute)
     }
 
-    /// A ticket for what was given to the stream that computes since a mark.
-    pub fn since(&self, from: CudaEvent) -> Result<TimingToken, BackendError> {
-        let to = self.mark()?;
-        Ok(self.ticket(Between { from, to }))
+    /// A token for the time of all work enqueued on the compute stream since an event.
+    pub fn timing_since(&self, start: CudaEvent) -> Result<TimingToken, BackendError> {
+        let end = self.record_compute()?;
+        Ok(self.new_token(EventPair { start, end }))
     }
 
-    /// Copies weights once all that was given to the stream that computes up to a mark is over.
+    /// Enqueues copies that start when the compute stream has reached the event `after`.
     ///
     /// # Safety
-    /// The bytes must be there and be left alone until the copy is over. [`wait`](Self::wait) says so, and memory of this
-    /// device and pinned memory wait for it before they go.
+    /// Sources and targets must stay valid and unused until the copies have finished. [`wait`](Self::wait) waits for them, and memory of
+    /// this device and pinned memory do so before they are freed.
     pub unsafe fn copy(
         &self,
         after: CudaEvent,
-        pieces: impl IntoIterator<Item = Address>,
-    ) -> Result<Copied, BackendError> {
-        let from = self.begin_copies(after)?;
-        for piece in pieces {
+        ranges: impl IntoIterator<Item = CopyRange>,
+    ) -> Result<QueuedCopies, BackendError> {
+        let start = self.begin_copies(after)?;
+        for range in ranges {
             // SAFETY: the caller's promise.
-            unsafe { self.copy_one(piece) }?;
+            unsafe { self.copy_one(range) }?;
         }
-        self.end_copies(from)
+        self.end_copies(start)
     }
 
-    /// Lets copies wait for a mark; from when on they go.
+    /// Makes the copy stream wait for the event `after`; an event at the start of the copies that follow.
     pub fn begin_copies(&self, after: CudaEvent) -> Result<CudaEvent, BackendError> {
-        self.copies.wait(&after).map_err(failed("order copies behind runs"))?;
-        self.give_back(after);
-        self.event_on(&self.copies)
+        self.copies.wait(&after).map_err(failed("order copies after runs"))?;
+        self.recycle(after);
+        self.record(&self.copies)
     }
 
-    /// Gives one piece to the stream for copies.
+    /// Enqueues one copy on the copy stream.
     ///
     /// # Safety
-    /// As for [`copy`](Self::copy).
-    pub unsafe fn copy_one(&self, Address { from, to, bytes }: Address) -> Result<(), BackendError> {
+    /// That of [`copy`](Self::copy).
+    pub unsafe fn copy_one(&self, CopyRange { from, to, bytes }: CopyRange) -> Result<(), BackendError> {
         self.context.bind_to_thread().map_err(failed("use the device"))?;
-        // SAFETY: the caller's promise; the stream is one of this context, which is current.
-        let begun = unsafe {
+        // SAFETY: the caller's promise; the stream belongs to this context, which is current.
+        let enqueued = unsafe {
             let bytes = std::slice::from_raw_parts(from, bytes);
             result::memcpy_htod_async(to as sys::CUdeviceptr, bytes, self.copies.cu_stream())
         };
-        begun.map_err(failed("copy weights"))
+        enqueued.map_err(failed("copy weights"))
     }
 
-    /// Where the stream for copies is now.
-    pub fn mark_copies(&self) -> Result<CudaEvent, BackendError> {
-        self.event_on(&self.copies)
+    /// Records an event on the copy stream.
+    pub fn record_copies(&self) -> Result<CudaEvent, BackendError> {
+        self.record(&self.copies)
     }
 
-    /// What has been copied since.
-    pub fn end_copies(&self, from: CudaEvent) -> Result<Copied, BackendError> {
-        Ok(Copied(Between { from, to: self.mark_copies()? }))
+    /// The copies enqueued since `start`.
+    pub fn end_copies(&self, start: CudaEvent) -> Result<QueuedCopies, BackendError> {
+        Ok(QueuedCopies(EventPair { start, end: self.record_copies()? }))
     }
 
-    /// Lets what is given to the stream that computes from now on wait for copies.
-    pub fn arrive(&self, Copied(copied): Copied) -> Result<Uploaded, BackendError> {
-        let before = self.mark()?;
-        self.compute.wait(&copied.to).map_err(failed("order runs behind copies"))?;
-        let copy = Timing::Pending(self.ticket(copied));
-        Ok(Uploaded { copy, stall: Some(self.since(before)?) })
+    /// Makes later runs wait for copies. Returns tokens for the copies and for the time that the compute stream stalls.
+    pub fn order_runs_after(&self, QueuedCopies(copies): QueuedCopies) -> Result<Uploaded, BackendError> {
+        let before = self.record_compute()?;
+        self.compute.wait(&copies.end).map_err(failed("order runs after copies"))?;
+        let copy = Timing::Pending(self.new_token(copies));
+        Ok(Uploaded { copy, stall: Some(self.timing_since(before)?) })
     }
 
-    /// Waits until all runs are over.
+    /// Waits until all runs have finished.
     pub fn wait_for_runs(&self) -> Result<(), BackendError> {
         self.compute.synchronize().map_err(failed("wait for the device"))
     }
 
-    /// Waits until nothing is going on at all.
+    /// Waits until all runs and copies have finished.
     pub fn wait(&self) -> Result<(), BackendError> {
         self.wait_for_runs()?;
         self.copies.synchronize().map_err(failed("wait for copies"))
@@ -161,61 +161,61 @@ impl Streams {
     /// Waits until all runs have finished, and reports their intervals and those of the copies they needed.
     pub fn report(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
         self.wait_for_runs()?;
-        // Taken and put back empty, so that the next pass finds its room.
-        let mut begun = std::mem::take(&mut self.state().begun);
-        let mut told = Ok(());
-        for (ticket, between) in begun.drain(..) {
-            told = told.and_then(|()| self.took(&between).map(|took| report(ticket, took)));
-            self.give_back(between.from);
-            self.give_back(between.to);
+        // The vector is put back empty, so that the next pass reuses its capacity.
+        let mut pending = std::mem::take(&mut self.state().pending);
+        let mut reported = Ok(());
+        for (token, events) in pending.drain(..) {
+            reported = reported.and_then(|()| self.interval(&events).map(|interval| report(token, interval)));
+            self.recycle(events.start);
+            self.recycle(events.end);
         }
-        self.state().begun = begun;
-        told?;
-        self.anchor()
+        self.state().pending = pending;
+        reported?;
+        self.refresh_anchor()
     }
 
-    /// From when to when something was that is over.
-    fn took(&self, between: &Between) -> Result<Interval, BackendError> {
+    /// The interval between two completed events, on the host's clock.
+    fn interval(&self, events: &EventPair) -> Result<Interval, BackendError> {
         let (anchor, at) = match self.state().anchor.take() {
             Some(anchor) => anchor,
             None => self.new_anchor()?,
         };
-        let when = |event: &CudaEvent| -> Result<Duration, BackendError> {
+        let time_of = |event: &CudaEvent| -> Result<Duration, BackendError> {
             let millis = anchor.elapsed_ms(event).map_err(failed("ask how long a run took"))?;
-            let since = Duration::from_secs_f64(f64::from(millis.abs()) / 1e3);
-            Ok(if millis < 0.0 { at.saturating_sub(since) } else { at + since })
+            let distance = Duration::from_secs_f64(f64::from(millis.abs()) / 1e3);
+            Ok(if millis < 0.0 { at.saturating_sub(distance) } else { at + distance })
         };
-        let took = when(&between.from).and_then(|from| Ok(Interval { start: from, end: when(&between.to)? }));
+        let interval = time_of(&events.start).and_then(|start| Ok(Interval { start, end: time_of(&events.end)? }));
         self.state().anchor = Some((anchor, at));
-        took
+        interval
     }
 
-    /// Sees to an anchor that is not too old, at a moment when no run is going on.
-    fn anchor(&self) -> Result<(), BackendError> {
+    /// Replaces the anchor if it is older than [`ANCHOR_AGE`]. No run may be in progress.
+    fn refresh_anchor(&self) -> Result<(), BackendError> {
         let now = hpp_engine::since_start();
-        let is_old = |(_, at): &(CudaEvent, Duration)| now.saturating_sub(*at) > ANCHORED_FOR;
+        let is_old = |(_, at): &(CudaEvent, Duration)| now.saturating_sub(*at) > ANCHOR_AGE;
         if self.state().anchor.as_ref().is_none_or(is_old) {
             let anchor = self.new_anchor()?;
             if let Some((old, _)) = self.state().anchor.replace(anchor) {
-                self.give_back(old);
+                self.recycle(old);
             }
         }
         Ok(())
     }
 
     fn new_anchor(&self) -> Result<(CudaEvent, Duration), BackendError> {
-        let event = self.mark()?;
+        let event = self.record_compute()?;
         event.synchronize().map_err(failed("wait for the device"))?;
         Ok((event, hpp_engine::since_start()))
     }
 
-    fn ticket(&self, between: Between) -> TimingToken {
-        let ticket = TimingToken(TICKETS.fetch_add(1, Ordering::Relaxed));
-        self.state().begun.push((ticket, between));
-        ticket
+    fn new_token(&self, events: EventPair) -> TimingToken {
+        let token = TimingToken(NEXT_TOKEN.fetch_add(1, Ordering::Relaxed));
+        self.state().pending.push((token, events));
+        token
     }
 
-    fn event_on(&self, stream: &CudaStream) -> Result<CudaEvent, BackendError> {
+    fn record(&self, stream: &CudaStream) -> Result<CudaEvent, BackendError> {
         let spare = self.state().spare.pop();
         let event = match spare {
             Some(event) => event,
@@ -225,12 +225,12 @@ impl Streams {
         Ok(event)
     }
 
-    /// An event that was waited for, or is waited for by a stream already, may be recorded anew.
-    pub fn give_back(&self, event: CudaEvent) {
+    /// Keeps an event for reuse. The host has waited for it, or a stream has been told to: recording it anew affects neither.
+    pub fn recycle(&self, event: CudaEvent) {
         self.state().spare.push(event);
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EventState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,9 +1,9 @@
-//! Streams against a stand-in for the driver (`examples/fake_cuda.rs`) that does things as late, or as early, as events allow.
-//! Each test runs itself again in a process of its own, which finds the stand-in where the driver would be.
+//! Tests of streams with a fake driver (`examples/fake_cuda.rs`) that executes work as late, or as early, as events allow.
+//! Each test runs itself again in child processes that load the fake driver in place of the real one.
 
-use super::feeder::{Feeder, Feeding, Weight};
-use super::streams::{Address, Copied, Streams};
-use crate::raw::Fill;
+use super::feeder::{FeedWeight, Feeder, PendingFeed};
+use super::streams::{CopyRange, QueuedCopies, Streams};
+use crate::raw::ReadWeight;
 use cudarc::driver::sys;
 use hpp_engine::port::{Timing, TimingToken};
 use std::collections::BTreeSet;
@@ -14,78 +14,80 @@ use std::sync::Arc;
 
 const EAGER: &str = "HPP_FAKE_CUDA";
 
-/// The stand-in's directory, made for this test: a library under the driver's name.
-fn stand_in() -> tempfile::TempDir {
+/// A directory that holds the fake driver under the driver's file name.
+fn fake_driver() -> tempfile::TempDir {
     let me = std::env::current_exe().unwrap();
     let target = me.ancestors().nth(2).unwrap();
     let built: PathBuf = [target.join("examples/libfake_cuda.so"), target.join("examples/libfake_cuda.dylib")]
         .into_iter()
         .find(|path| path.exists())
-        .expect("the stand-in is built with all tests: cargo build -p hpp-backend --example fake_cuda");
+        .expect("the fake driver is built with all tests: cargo build -p hpp-backend --example fake_cuda");
     let dir = tempfile::tempdir().unwrap();
     let name = format!("{}cuda{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     std::fs::copy(built, dir.path().join(name)).unwrap();
     dir
 }
 
-/// Runs the test of this name in processes in which one side or the other is eager, or none.
-fn with_stand_in(name: &str, test: impl FnOnce()) {
+/// Runs the named test in three child processes: with eager copies, with eager computation, and with neither.
+fn with_fake_driver(name: &str, test: impl FnOnce()) {
     if std::env::var_os(EAGER).is_some() {
         return test();
     }
-    let dir = stand_in();
+    let dir = fake_driver();
     for eager in ["copies", "compute", "none"] {
         let mut again = Command::new(std::env::current_exe().unwrap());
         again.args(["--exact", &format!("cuda::tests::{name}"), "--nocapture"]).env(EAGER, eager);
         again.env("LD_LIBRARY_PATH", dir.path()).env("DYLD_LIBRARY_PATH", dir.path());
         let ran = again.output().unwrap();
-        let said = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
-        assert!(ran.status.success() && said.contains("1 passed"), "with {eager} eager:\n{said}");
+        let output = String::from_utf8_lossy(&ran.stderr).into_owned() + &String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.success() && output.contains("1 passed"), "with {eager} eager:\n{output}");
     }
 }
 
-/// What a run does: it looks at a slot and writes down what is there.
+/// A fake run: it records the contents of a slot at the time it executes.
 struct Run {
     slot: *const u8,
     bytes: usize,
     seen: *mut Vec<u8>,
 }
 
-extern "C" fn look(run: *mut c_void) {
-    // SAFETY: made by `begin_run`, which gave it away.
+extern "C" fn record_slot(run: *mut c_void) {
+    // SAFETY: `begin_run` leaked this box for this call.
     let run = unsafe { Box::from_raw(run.cast::<Run>()) };
-    // SAFETY: slot and list live until all runs are over.
+    // SAFETY: slot and list live until all runs have finished.
     let (slot, seen) = unsafe { (std::slice::from_raw_parts(run.slot, run.bytes), &mut *run.seen) };
     let same = slot.iter().all(|byte| *byte == slot[0]);
     seen.push(if same { slot[0] } else { u8::MAX });
 }
 
 fn begin_run(streams: &Streams, slot: &[u8], seen: *mut Vec<u8>) -> TimingToken {
-    let from = streams.mark().unwrap();
+    let start = streams.record_compute().unwrap();
     let run = Box::new(Run { slot: slot.as_ptr(), bytes: slot.len(), seen });
-    // SAFETY: the stream is alive and `look` takes what it is given.
-    let status = unsafe { sys::cuLaunchHostFunc(streams.compute().cast(), Some(look), Box::into_raw(run).cast()) };
+    let data = Box::into_raw(run).cast();
+    // SAFETY: the stream is alive and `record_slot` takes ownership of `data`.
+    let status = unsafe { sys::cuLaunchHostFunc(streams.compute().cast(), Some(record_slot), data) };
     status.result().unwrap();
-    streams.since(from).unwrap()
+    streams.timing_since(start).unwrap()
 }
 
-/// A copy on its way into a slot.
-enum Coming {
-    Queued(Copied),
-    Feeding(Feeding),
+/// The upload of a slot's weights.
+enum Upload {
+    Queued(QueuedCopies),
+    Feeding(PendingFeed),
 }
 
-/// Weights of stage `n` are `SIZE` bytes of that number.
+/// The weights of stage `n` are `SIZE` bytes of value `n`.
 const SIZE: usize = 3000;
-const HEAD: usize = 7;
+/// Bytes that a direct read returns before the weight.
+const LEAD: usize = 7;
 const STAGES: usize = 5;
 const SLOTS: usize = 2;
 const PASSES: usize = 4;
 
-/// As the engine streams: stages go through a ring of slots, weights of some lie in pinned memory and others are read.
+/// Stages go through a ring of slots as in the engine; some weights are in pinned memory, others are read from files.
 #[test]
-fn runs_find_their_weights_and_copies_overwrite_nothing_that_is_read() {
-    with_stand_in("runs_find_their_weights_and_copies_overwrite_nothing_that_is_read", || {
+fn runs_see_their_weights_and_copies_overwrite_no_slot_in_use() {
+    with_fake_driver("runs_see_their_weights_and_copies_overwrite_no_slot_in_use", || {
         let streams = Arc::new(Streams::new(0).unwrap());
         let feeder = Feeder::new(Arc::clone(&streams)).unwrap();
         let pinned: Vec<Vec<u8>> = (0..STAGES).map(|stage| vec![stage as u8; SIZE]).collect();
@@ -97,77 +99,82 @@ fn runs_find_their_weights_and_copies_overwrite_nothing_that_is_read() {
         let half = SIZE / 2;
         let begin = |number: usize| {
             let (stage, to) = (number % STAGES, addresses[number % SLOTS]);
-            // SAFETY: half a slot.
-            let ends = [to.cast::<c_void>(), unsafe { to.add(half) }.cast()];
-            let there = |at: usize| Address { from: pinned[stage][at * half..].as_ptr(), to: ends[at], bytes: half };
+            // SAFETY: the middle of a slot.
+            let targets = [to.cast::<c_void>(), unsafe { to.add(half) }.cast()];
+            let copy =
+                |at: usize| CopyRange { from: pinned[stage][at * half..].as_ptr(), to: targets[at], bytes: half };
             if stage.is_multiple_of(2) {
-                // SAFETY: both sides live until all is over.
-                return Coming::Queued(unsafe { streams.copy(streams.mark().unwrap(), [there(0), there(1)]) }.unwrap());
+                let after = streams.record_compute().unwrap();
+                // SAFETY: sources and targets live until all copies have finished.
+                return Upload::Queued(unsafe { streams.copy(after, [copy(0), copy(1)]) }.unwrap());
             }
-            // As direct reads do: what is wanted lies within what is read.
-            let fill: Fill = Arc::new(move |bytes: &mut [u8]| {
+            // As in direct reads, the weight is a part of the bytes that are read.
+            let read: ReadWeight = Arc::new(move |bytes: &mut [u8]| {
                 bytes.fill(u8::MAX);
-                bytes[HEAD..HEAD + half].fill(stage as u8);
+                bytes[LEAD..LEAD + half].fill(stage as u8);
                 Ok(())
             });
-            let read = |at: usize| Weight::Filled {
-                fill: Arc::clone(&fill),
-                room: HEAD + half + 5,
-                within: HEAD..HEAD + half,
-                to: ends[at],
+            let from_file = |at: usize| FeedWeight::Read {
+                read: Arc::clone(&read),
+                length: LEAD + half + 5,
+                weight: LEAD..LEAD + half,
+                to: targets[at],
             };
-            let weights = if stage == 1 { vec![read(0), read(1)] } else { vec![Weight::There(there(0)), read(1)] };
-            Coming::Feeding(feeder.begin(weights, halves, vec![]).unwrap())
+            let weights = match stage {
+                1 => vec![from_file(0), from_file(1)],
+                _ => vec![FeedWeight::Pinned(copy(0)), from_file(1)],
+            };
+            Upload::Feeding(feeder.begin(weights, halves, vec![]).unwrap())
         };
-        let mut coming: Vec<Coming> = (0..SLOTS).map(&begin).collect();
-        let (mut given, mut told, mut lengths) = (BTreeSet::new(), BTreeSet::new(), 0);
+        let mut uploads: Vec<Upload> = (0..SLOTS).map(&begin).collect();
+        let (mut tokens, mut reported, mut valid) = (BTreeSet::new(), BTreeSet::new(), 0);
         let list: *mut Vec<u8> = &mut seen;
         for number in 0..PASSES * STAGES {
-            let copied = match coming.remove(0) {
-                Coming::Queued(copied) => copied,
-                Coming::Feeding(feeding) => feeding.wait().unwrap(),
+            let queued = match uploads.remove(0) {
+                Upload::Queued(queued) => queued,
+                Upload::Feeding(feed) => feed.wait().unwrap(),
             };
-            let arrived = streams.arrive(copied).unwrap();
-            let Timing::Pending(copy) = arrived.copy else { panic!("{arrived:?}") };
-            given.extend([copy.0, arrived.stall.unwrap().0]);
-            given.insert(begin_run(&streams, &slots[number % SLOTS], list).0);
+            let uploaded = streams.order_runs_after(queued).unwrap();
+            let Timing::Pending(copy) = uploaded.copy else { panic!("{uploaded:?}") };
+            tokens.extend([copy.0, uploaded.stall.unwrap().0]);
+            tokens.insert(begin_run(&streams, &slots[number % SLOTS], list).0);
             if number + SLOTS < PASSES * STAGES {
-                coming.push(begin(number + SLOTS));
+                uploads.push(begin(number + SLOTS));
             }
             if (number + 1) % STAGES == 0 {
-                let tell = &mut |ticket: TimingToken, took: hpp_engine::port::Interval| {
-                    lengths += usize::from(took.end >= took.start);
-                    assert!(told.insert(ticket.0));
+                let report = &mut |token: TimingToken, interval: hpp_engine::port::Interval| {
+                    valid += usize::from(interval.end >= interval.start);
+                    assert!(reported.insert(token.0));
                 };
-                streams.report(tell).unwrap();
+                streams.report(report).unwrap();
             }
         }
         let expected: Vec<u8> = (0..PASSES * STAGES).map(|number| (number % STAGES) as u8).collect();
         assert_eq!(seen, expected);
-        assert_eq!((told, lengths), (given.clone(), given.len()));
+        assert_eq!((reported, valid), (tokens.clone(), tokens.len()));
         streams.wait().unwrap();
     });
 }
 
-/// A file that cannot be read is an error where its weights are waited for, and what comes later is copied all the same.
+/// An unreadable file is an error when its upload is waited for; later uploads succeed.
 #[test]
-fn what_cannot_be_read_is_an_error_when_it_is_waited_for() {
-    with_stand_in("what_cannot_be_read_is_an_error_when_it_is_waited_for", || {
+fn a_failed_read_is_an_error_of_its_upload_only() {
+    with_fake_driver("a_failed_read_is_an_error_of_its_upload_only", || {
         let streams = Arc::new(Streams::new(0).unwrap());
         let feeder = Feeder::new(Arc::clone(&streams)).unwrap();
         let (mut staging, mut slot) = (vec![0u8; 2 * SIZE], vec![0u8; SIZE]);
         let halves = [staging.as_mut_ptr(), staging[SIZE..].as_mut_ptr()];
         let to = slot.as_mut_ptr().cast();
-        let weight = |fill: Fill| Weight::Filled { fill, room: SIZE, within: 0..SIZE, to };
-        let begin = |fill: Fill| feeder.begin(vec![weight(fill)], halves, vec![]).unwrap();
+        let weight = |read: ReadWeight| FeedWeight::Read { read, length: SIZE, weight: 0..SIZE, to };
+        let begin = |read: ReadWeight| feeder.begin(vec![weight(read)], halves, vec![]).unwrap();
         let error = begin(Arc::new(|_| Err("it was changed".into()))).wait().err().unwrap();
         assert!(error.to_string().contains("it was changed"), "{error}");
-        drop(begin(Arc::new(|_| Err("nobody waits".into()))));
+        drop(begin(Arc::new(|_| Err("dropped without a wait".into()))));
         let ones = begin(Arc::new(|bytes| {
             bytes.fill(1);
             Ok(())
         }));
-        streams.arrive(ones.wait().unwrap()).unwrap();
+        streams.order_runs_after(ones.wait().unwrap()).unwrap();
         streams.wait().unwrap();
         assert!(slot.iter().all(|byte| *byte == 1));
     });

@@ -1,10 +1,10 @@
-//! Whether a Linux library is for this kind of machine. Reads its first bytes only.
+//! Checks that a Linux library is for this architecture, by its ELF header.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-/// Says why the file cannot be loaded here, if its header tells.
+/// An error message if the header shows that the file cannot be loaded here.
 pub(super) fn examine(path: &Path) -> Result<(), String> {
     if !cfg!(target_os = "linux") {
         return Ok(());
@@ -12,7 +12,7 @@ pub(super) fn examine(path: &Path) -> Result<(), String> {
     let mut header = [0; 20];
     let read = File::open(path).and_then(|mut file| file.read_exact(&mut header));
     if read.is_err() || !header.starts_with(b"\x7fELF") {
-        return Err("it is no Linux library".into());
+        return Err("it is not a Linux library".into());
     }
     let little = header[5] == 1;
     let machine = [header[18], header[19]];
@@ -34,7 +34,7 @@ fn name(machine: u16) -> String {
     known.map_or(format!("machine type {machine}"), |(_, _, name)| (*name).to_owned())
 }
 
-/// ELF machine numbers, with Rust's and people's names.
+/// ELF machine numbers, with Rust's architecture names and common names.
 const MACHINES: [(u16, &str, &str); 7] = [
     (3, "x86", "32-bit x86"),
     (20, "powerpc", "PowerPC"),

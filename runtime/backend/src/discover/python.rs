@@ -1,18 +1,18 @@
-//! Libraries inside Python packages: in a given environment, and where `python3` would import them from.
+//! Finds libraries inside Python packages: of a given environment, and of the `python3` in PATH.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Longest wait for `python3` to answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of a `python3` call.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// ONNX Runtime in an environment's site-packages.
 pub(super) fn library_in_environment(environment: &Path) -> Option<PathBuf> {
     site_packages(environment).iter().find_map(|folder| library_in_package(&folder.join("onnxruntime")))
 }
 
-/// Folders that hold an environment's packages: `lib/python3.N/site-packages`, or `Lib/site-packages` on Windows.
+/// The package directories of an environment: `lib/python3.N/site-packages`, or `Lib/site-packages` on Windows.
 fn site_packages(environment: &Path) -> Vec<PathBuf> {
     let mut folders = vec![environment.join("Lib").join("site-packages")];
     for lib in ["lib", "lib64"] {
@@ -32,13 +32,13 @@ fn library_in_package(package: &Path) -> Option<PathBuf> {
     file_in(&package.join("capi"), &format!("{prefix}onnxruntime{suffix}"))
 }
 
-/// The file of that name, or that name with a version behind it.
+/// The file of that name, else the last of that name with a version suffix.
 pub(super) fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
     let exact = folder.join(name);
     if exact.is_file() {
         return Some(exact);
     }
-    // Versions go behind `.so` and before `.dylib`: libonnxruntime.so.1.31.1, libonnxruntime.1.31.1.dylib.
+    // The version follows `.so` and precedes `.dylib`: libonnxruntime.so.1.31.1, libonnxruntime.1.31.1.dylib.
     let (stem, suffix) = name.split_once('.')?;
     let mut versions: Vec<_> = std::fs::read_dir(folder)
         .ok()?
@@ -54,7 +54,7 @@ pub(super) fn file_in(folder: &Path, name: &str) -> Option<PathBuf> {
     versions.pop()
 }
 
-/// ONNX Runtime in the package that `python3` would import; found without importing it.
+/// ONNX Runtime in the package that `python3` would import; Python locates the package without importing it.
 pub(super) fn package_folder_library() -> Result<PathBuf, String> {
     const ASK: &str = "import importlib.util as u; s = u.find_spec('onnxruntime'); \
                        print(s.submodule_search_locations[0] if s and s.submodule_search_locations else '')";
@@ -67,7 +67,7 @@ pub(super) fn package_folder_library() -> Result<PathBuf, String> {
     library_in_package(Path::new(folder)).ok_or_else(|| format!("its package in {folder} holds no library"))
 }
 
-/// What a program prints, if it ends well and in time.
+/// The standard output of a program; an error if it fails or exceeds [`TIMEOUT`].
 fn ask(program: &str, arguments: &[&str]) -> Result<String, String> {
     let mut child = Command::new(program)
         .args(arguments)
@@ -77,7 +77,7 @@ fn ask(program: &str, arguments: &[&str]) -> Result<String, String> {
         .spawn()
         .map_err(|error| format!("{program} cannot be run: {error}"))?;
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < TIMEOUT {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => {
                 let output = child.wait_with_output().map_err(|error| format!("{program} cannot be read: {error}"))?;

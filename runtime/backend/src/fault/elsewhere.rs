@@ -1,4 +1,4 @@
-//! Only Linux has a handler for lost pages of mapped files so far.
+//! The fallback for systems other than Linux, without a SIGBUS handler.
 
 use std::path::Path;
 

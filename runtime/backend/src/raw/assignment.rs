@@ -1,4 +1,4 @@
-//! Which provider ONNX Runtime gave each node of a session to.
+//! The provider that ONNX Runtime assigned each node of a session to.
 
 use super::check;
 use hpp_engine::BackendError;
@@ -7,7 +7,7 @@ use ort::session::Session;
 use std::ffi::{CStr, c_char};
 use std::ptr;
 
-/// A node and the provider that has it.
+/// A node and its provider.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Assigned {
     pub provider: String,
@@ -15,14 +15,14 @@ pub(crate) struct Assigned {
     pub operator: String,
 }
 
-/// Every node of a session that was made with `session.record_ep_graph_assignment_info=1`.
+/// Every node of a session that was created with `session.record_ep_graph_assignment_info=1`.
 pub(crate) fn assigned(session: &Session) -> Result<Vec<Assigned>, BackendError> {
-    let doing = || "ask which provider has which node".to_owned();
+    let doing = || "list the provider of each node".to_owned();
     let api = ort::api();
     let (mut groups, mut count) = (ptr::null(), 0usize);
     let mut all = Vec::new();
-    // SAFETY: the session owns what the pointers lead to and is alive throughout; each list is walked for the length given
-    // with it, and every string is copied.
+    // SAFETY: the session owns the lists and is alive throughout; each list is read up to the length returned with it, and every string
+    // is copied.
     unsafe {
         check((api.Session_GetEpGraphAssignmentInfo)(session.ptr(), &mut groups, &mut count), doing)?;
         for group in 0..count {
@@ -44,7 +44,7 @@ pub(crate) fn assigned(session: &Session) -> Result<Vec<Assigned>, BackendError>
 }
 
 /// # Safety
-/// `text` must be null or a string that ends in zero.
+/// `text` must be null or a NUL-terminated string.
 unsafe fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();

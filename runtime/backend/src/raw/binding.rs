@@ -1,9 +1,10 @@
-//! Bindings: which tensor a session reads each input from and writes each output to.
+//! IoBindings: the tensor that a session reads each input from and writes each output to.
 
 use super::check;
-use super::device::{Place, Turn};
+use super::lock::DeviceLock;
 use super::memory::Memory;
 use super::run::OrtControl;
+use super::space::MemorySpace;
 use super::value::Value;
 use hpp_engine::BackendError;
 use hpp_engine::port::MemoryId;
@@ -13,28 +14,28 @@ use ort::sys::{OrtIoBinding, OrtRunOptions, OrtValue};
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 
-/// What one sequence has bound at one session.
+/// The tensors that one sequence has bound to one session.
 pub struct OrtBinding {
     ptr: NonNull<OrtIoBinding>,
-    /// Memory of what is bound, by input, so that it outlives the binding.
+    /// The memory bound to each input, kept alive as long as the binding.
     inputs: Vec<Option<Memory>>,
-    outputs: Vec<Output>,
-    /// Outputs in the order in which ONNX Runtime lists them: that of their first binding.
+    outputs: Vec<BoundOutput>,
+    /// Output indices in the order in which ONNX Runtime lists them: the order of their first binding.
     order: Vec<usize>,
 }
 
 #[derive(Clone, Default)]
-struct Output {
+struct BoundOutput {
     listed: bool,
     memory: Option<Memory>,
-    /// Where ONNX Runtime allocates it, if it does.
-    unknown: Option<(MemoryId, Turn)>,
+    /// The memory space in which ONNX Runtime allocates an output of unknown shape.
+    allocated_in: Option<(MemoryId, DeviceLock)>,
 }
 
 impl OrtBinding {
     pub(crate) fn new(session: &Session) -> Result<Self, BackendError> {
         let mut binding = ptr::null_mut();
-        // SAFETY: the session is alive; `binding` is a place for one pointer.
+        // SAFETY: the session is alive; `binding` has room for one pointer.
         unsafe {
             check((ort::api().CreateIoBinding)(session.ptr().cast_mut(), &mut binding), || "make a binding".into())
         }?;
@@ -46,7 +47,7 @@ impl OrtBinding {
         Ok(OrtBinding {
             ptr,
             inputs: vec![None; inputs],
-            outputs: vec![Output::default(); outputs],
+            outputs: vec![BoundOutput::default(); outputs],
             order: Vec::with_capacity(outputs),
         })
     }
@@ -62,24 +63,30 @@ impl OrtBinding {
     }
 
     pub(crate) fn output(&mut self, index: usize, name: &CStr, value: &Value) -> Result<(), BackendError> {
-        // SAFETY: as for inputs.
+        // SAFETY: as in `input`.
         unsafe {
             let status = (ort::api().BindOutput)(self.ptr.as_ptr(), name.as_ptr(), value.as_ptr());
             check(status, || format!("bind output {name:?}"))
         }?;
         self.list(index);
-        (self.outputs[index].memory, self.outputs[index].unknown) = (value.memory().cloned(), None);
+        (self.outputs[index].memory, self.outputs[index].allocated_in) = (value.memory().cloned(), None);
         Ok(())
     }
 
-    pub(crate) fn output_unknown(&mut self, index: usize, name: &CStr, place: &Place) -> Result<(), BackendError> {
+    /// Binds an output of unknown shape: ONNX Runtime allocates it in `space` during the run.
+    pub(crate) fn output_unknown(
+        &mut self,
+        index: usize,
+        name: &CStr,
+        space: &MemorySpace,
+    ) -> Result<(), BackendError> {
         // SAFETY: binding and memory description are alive; ONNX Runtime copies the latter.
         unsafe {
-            let status = (ort::api().BindOutputToDevice)(self.ptr.as_ptr(), name.as_ptr(), place.info());
+            let status = (ort::api().BindOutputToDevice)(self.ptr.as_ptr(), name.as_ptr(), space.info());
             check(status, || format!("bind output {name:?}"))
         }?;
         self.list(index);
-        (self.outputs[index].memory, self.outputs[index].unknown) = (None, Some((place.id, place.turn.clone())));
+        (self.outputs[index].memory, self.outputs[index].allocated_in) = (None, Some((space.id, space.lock.clone())));
         Ok(())
     }
 
@@ -89,14 +96,14 @@ impl OrtBinding {
         }
     }
 
-    /// Runs, until it is over.
+    /// Runs the session and waits for the result.
     pub(crate) fn run(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
         self.run_with(session, control, control.options())
     }
 
-    /// Runs, until all of it is given to the device's stream.
-    pub(crate) fn begin(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
-        self.run_with(session, control, control.unwaited())
+    /// Enqueues a run on the device's stream; returns before it has finished.
+    pub(crate) fn enqueue(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
+        self.run_with(session, control, control.unsynchronized())
     }
 
     fn run_with(
@@ -105,26 +112,26 @@ impl OrtBinding {
         control: &OrtControl,
         options: *const OrtRunOptions,
     ) -> Result<(), BackendError> {
-        // SAFETY: session, options and binding are alive, the binding was made for this session, and everything bound is kept by it.
-        // `&mut` on both means that no other run of this binding is in progress.
+        // SAFETY: session, options and binding are alive, the binding was made for this session and keeps alive all that is bound.
+        // `&mut` on both excludes another run of this binding.
         let status = unsafe { (ort::api().RunWithBinding)(session.ptr().cast_mut(), options, self.ptr.as_ptr()) };
         // SAFETY: fresh from the call above.
         let ran = unsafe { check(status, || "run".into()) };
-        // ONNX Runtime has no error code for a run that was told to end.
+        // ONNX Runtime has no error code for a terminated run.
         ran.map_err(|error| if control.stopped() { BackendError::Stopped } else { error })
     }
 
-    /// An output that ONNX Runtime allocated in the last run.
+    /// Takes an output that ONNX Runtime allocated in the last run.
     pub(crate) fn take(&mut self, index: usize) -> Result<Value, BackendError> {
-        let place = self.outputs[index].unknown.clone().ok_or_else(|| BackendError::Misfit {
+        let (space, lock) = self.outputs[index].allocated_in.clone().ok_or_else(|| BackendError::Misfit {
             what: format!("output {index}"),
-            why: "it was bound to memory and is there".into(),
+            why: "it was bound to a tensor, which holds it".into(),
         })?;
-        let at = self.order.iter().position(|other| *other == index);
+        let wanted = self.order.iter().position(|other| *other == index);
         let (mut values, mut count) = (ptr::null_mut::<*mut OrtValue>(), 0usize);
         let mut allocator = ptr::null_mut();
-        // SAFETY: the binding is alive. The list comes from the default allocator and goes back to it; each value in it is a new
-        // reference that is ours to release, which the one wanted leaves to its `Value` and the others have done here.
+        // SAFETY: the binding is alive. The list is freed with the allocator that made it. Each value in it is a new reference that the
+        // caller must release: the wanted one is released by its `Value`, the others here.
         let found = unsafe {
             let api = ort::api();
             let doing = || "fetch outputs".to_owned();
@@ -134,7 +141,7 @@ impl OrtBinding {
             for number in 0..count {
                 let value = *values.add(number);
                 match NonNull::new(value) {
-                    Some(value) if Some(number) == at => found = Some(value),
+                    Some(value) if Some(number) == wanted => found = Some(value),
                     _ => (api.ReleaseValue)(value),
                 }
             }
@@ -147,14 +154,14 @@ impl OrtBinding {
             what: format!("output {index}"),
             why: "the run left no value there".into(),
         })?;
-        // SAFETY: the reference is ours, and ONNX Runtime allocated it where it was told to.
-        unsafe { Value::take(found, place) }
+        // SAFETY: this function owns the reference, and ONNX Runtime allocated the value in the bound memory space.
+        unsafe { Value::take(found, space, lock) }
     }
 }
 
 impl Drop for OrtBinding {
     fn drop(&mut self) {
-        // SAFETY: owned by this alone, and dropped before the memory it refers to, which the fields below still hold.
+        // SAFETY: this is the only owner, and the fields still hold the memory that the binding refers to.
         unsafe { (ort::api().ReleaseIoBinding)(self.ptr.as_ptr()) };
     }
 }

@@ -1,11 +1,12 @@
-//! A thread that copies host memory to a device while sessions compute.
+//! A thread that copies host memory to a device while sessions compute, for devices without streams.
 //!
-//! Objects of this room belong to one thread; the copier is the one exception. It gets addresses of values that the thread that
-//! asked keeps, in a register here, until the copy is over and that thread has heard of it.
+//! Values are not `Send`, so the thread gets their addresses. Invariant: the requesting thread keeps the values in `Copier::pending`
+//! until it has received the result of their job.
 
-use super::device::Turn;
+use super::copy::copy_values;
+use super::lock::DeviceLock;
 use super::value::Value;
-use super::{Fill, check};
+use super::{ReadWeight, check};
 use hpp_engine::BackendError;
 use hpp_engine::port::Interval;
 use hpp_schema::DType;
@@ -18,113 +19,112 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// One weight on its way: bytes on the host, and the tensor of bytes they go to.
-pub(crate) struct Piece {
+/// The copy of one weight from host memory to a tensor of bytes on a device.
+pub(crate) struct WeightCopy {
     pub from: Value,
     pub to: Value,
-    /// What fills host memory before it is copied, `from` within it; nothing where the bytes are there.
-    pub fetch: Option<Fetch>,
+    /// The read that fills the staging buffer, of which `from` is a part; `None` if `from` holds the weight already.
+    pub read: Option<StagedRead>,
 }
 
-/// A reading of a weight.
+/// A read of a weight from its file into a staging buffer.
 #[derive(Clone)]
-pub(crate) struct Fetch {
-    pub fill: Fill,
-    /// Staging memory of so many bytes.
-    pub room: (*mut u8, usize),
+pub(crate) struct StagedRead {
+    pub read: ReadWeight,
+    pub buffer: *mut u8,
+    pub length: usize,
 }
 
-/// The thread, and what it works on.
+/// The copy thread of one device, and the copies that it works on.
 pub(crate) struct Copier {
-    /// `None` once it is to end.
-    jobs: RefCell<Option<Sender<Job>>>,
+    /// `None` tells the thread to end.
+    jobs: RefCell<Option<Sender<CopyJob>>>,
     thread: RefCell<Option<JoinHandle<()>>>,
-    /// Values of jobs nobody has waited for yet.
-    register: RefCell<BTreeMap<u64, Vec<Piece>>>,
+    /// The values of each job whose result has not been received yet, by job number.
+    pending: RefCell<BTreeMap<u64, Vec<WeightCopy>>>,
     next: Cell<u64>,
 }
 
-/// Copies that were asked for together.
-pub(crate) struct Copies {
+/// Copies in progress that were requested together. Dropping this waits for them.
+pub(crate) struct PendingCopies {
     number: u64,
     done: Receiver<Result<Interval, String>>,
     copier: Rc<Copier>,
-    over: bool,
+    received: bool,
 }
 
-struct Job {
-    pieces: Vec<Addresses>,
-    turn: Turn,
+struct CopyJob {
+    copies: Vec<CopyAddresses>,
+    lock: DeviceLock,
     done: Sender<Result<Interval, String>>,
 }
 
-struct Addresses {
+struct CopyAddresses {
     from: *mut OrtValue,
     to: *mut OrtValue,
-    fetch: Option<Fetch>,
+    read: Option<StagedRead>,
 }
 
-// SAFETY: the values and the memory behind them are kept by the register until the job is over and waited for, and nobody else
-// touches the host bytes meanwhile: staging memory is lent to one job at a time, and other sources are only read. The values
-// themselves are used for nothing but this copy.
-unsafe impl Send for Addresses {}
+// SAFETY: `Copier::pending` keeps the values and their memory until the job's result was received, and nothing else writes to the host
+// bytes meanwhile: jobs use the staging buffer one after the other, and other sources are only read. Nothing else uses these values.
+unsafe impl Send for CopyAddresses {}
 
 impl Copier {
     pub fn new(environment: Environment) -> std::io::Result<Rc<Self>> {
-        let (jobs, todo) = channel::<Job>();
+        let (jobs, queue) = channel::<CopyJob>();
         let work = move || {
-            for job in todo {
-                let mut begun = None;
-                let copied = job.pieces.iter().try_for_each(|piece| copy(&environment, piece, &job.turn, &mut begun));
-                let to = hpp_engine::since_start();
-                // Whoever asked may be gone.
-                let _ = job.done.send(copied.map(|()| Interval { start: begun.unwrap_or(to), end: to }));
+            for job in queue {
+                let mut start = None;
+                let copied = job.copies.iter().try_for_each(|one| copy(&environment, one, &job.lock, &mut start));
+                let end = hpp_engine::since_start();
+                // The requesting thread may have dropped the receiver.
+                let _ = job.done.send(copied.map(|()| Interval { start: start.unwrap_or(end), end }));
             }
         };
         let thread = std::thread::Builder::new().name("hpp-copier".into()).spawn(work)?;
         Ok(Rc::new(Copier {
             jobs: RefCell::new(Some(jobs)),
             thread: RefCell::new(Some(thread)),
-            register: RefCell::default(),
+            pending: RefCell::default(),
             next: Cell::new(0),
         }))
     }
 
-    /// Begins to copy, piece by piece, each in its turn with runs on devices that want them one at a time.
-    pub fn begin(self: &Rc<Self>, pieces: Vec<Piece>, turn: Turn) -> Copies {
-        let (done, over) = channel();
+    /// Starts to copy, one weight after the other, taking the device's lock for each.
+    pub fn begin(self: &Rc<Self>, copies: Vec<WeightCopy>, lock: DeviceLock) -> PendingCopies {
+        let (done, receiver) = channel();
         let addresses =
-            |piece: &Piece| Addresses { from: piece.from.as_ptr(), to: piece.to.as_ptr(), fetch: piece.fetch.clone() };
-        let job = Job { pieces: pieces.iter().map(addresses).collect(), turn, done };
+            |one: &WeightCopy| CopyAddresses { from: one.from.as_ptr(), to: one.to.as_ptr(), read: one.read.clone() };
+        let job = CopyJob { copies: copies.iter().map(addresses).collect(), lock, done };
         let number = self.next.get();
         self.next.set(number + 1);
-        self.register.borrow_mut().insert(number, pieces);
+        self.pending.borrow_mut().insert(number, copies);
         if let Some(jobs) = &*self.jobs.borrow() {
-            // A thread that is gone drops the job, and with it the sender: waiting then says so.
+            // If the thread has ended, the job and its sender are dropped, and waiting returns an error.
             let _ = jobs.send(job);
         }
-        Copies { number, done: over, copier: Rc::clone(self), over: false }
+        PendingCopies { number, done: receiver, copier: Rc::clone(self), received: false }
     }
 }
 
-impl Copies {
-    /// Waits until all of it is copied; from when to when that was.
+impl PendingCopies {
+    /// Waits for all copies; the interval in which they were made.
     pub fn wait(mut self) -> Result<Interval, BackendError> {
         self.finish()
     }
 
     fn finish(&mut self) -> Result<Interval, BackendError> {
-        self.over = true;
-        let outcome = self.done.recv().unwrap_or_else(|_| Err("the thread that copies is gone".into()));
-        // Only now nobody uses the addresses any more.
-        self.copier.register.borrow_mut().remove(&self.number);
+        self.received = true;
+        let outcome = self.done.recv().unwrap_or_else(|_| Err("the copy thread has ended".into()));
+        // Only now the thread no longer uses the addresses.
+        self.copier.pending.borrow_mut().remove(&self.number);
         outcome.map_err(|cause| BackendError::Runtime { doing: "copy weights to a device".into(), cause })
     }
 }
 
-impl Drop for Copies {
+impl Drop for PendingCopies {
     fn drop(&mut self) {
-        if !self.over {
+        if !self.received {
             let _ = self.finish();
         }
     }
@@ -134,25 +134,30 @@ impl Drop for Copier {
     fn drop(&mut self) {
         *self.jobs.borrow_mut() = None;
         if let Some(thread) = self.thread.borrow_mut().take() {
-            // The register goes after this, when nobody uses its addresses any more.
+            // `pending` is dropped after this, when the thread no longer uses its addresses.
             let _ = thread.join();
         }
     }
 }
 
-/// Copies one weight; says when the first of them began, not counting what filled it and waiting for a turn.
-fn copy(environment: &Environment, piece: &Addresses, turn: &Turn, begun: &mut Option<Duration>) -> Result<(), String> {
-    if let Some(Fetch { fill, room: (address, length) }) = &piece.fetch {
-        // SAFETY: staging memory of that length, lent to this job (see `Addresses`).
-        fill(unsafe { std::slice::from_raw_parts_mut(*address, *length) })?;
+/// Copies one weight. Sets `start` when the first copy of a job starts: after its read, and with the lock held.
+fn copy(
+    environment: &Environment,
+    addresses: &CopyAddresses,
+    lock: &DeviceLock,
+    start: &mut Option<Duration>,
+) -> Result<(), String> {
+    if let Some(StagedRead { read, buffer, length }) = &addresses.read {
+        // SAFETY: a staging buffer of that length, which only this job uses now (see `CopyAddresses`).
+        read(unsafe { std::slice::from_raw_parts_mut(*buffer, *length) })?;
     }
-    let _turn = turn.take();
-    begun.get_or_insert_with(hpp_engine::since_start);
-    // SAFETY: both values are alive and of equal size (see `Addresses`).
-    let status = unsafe { super::device::copy_values(environment, piece.from, piece.to) };
+    let _lock = lock.acquire();
+    start.get_or_insert_with(hpp_engine::since_start);
+    // SAFETY: both values are alive and of equal size (see `CopyAddresses`).
+    let status = unsafe { copy_values(environment, addresses.from, addresses.to) };
     // SAFETY: fresh from the call above.
     unsafe { check(status, || "copy weights".into()) }.map_err(|error| error.to_string())
 }
 
-/// Both sides of a copy are plain bytes.
+/// The element type of both sides of a copy: plain bytes.
 pub(crate) const BYTES: DType = DType::Uint8;

@@ -1,9 +1,9 @@
-//! Element types as ONNX Runtime numbers them, which is not quite how ONNX does.
+//! ONNX Runtime's numbers for element types, which differ from those of ONNX.
 
 use hpp_schema::DType;
 use ort::sys::ONNXTensorElementDataType as Ort;
 
-/// ONNX Runtime's number for a type; undefined, which it refuses, for types it does not have yet.
+/// ONNX Runtime's number for a type; `UNDEFINED`, which it refuses, for types that it lacks.
 pub(crate) fn to_ort(dtype: DType) -> Ort {
     match dtype {
         DType::Float32 => Ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT,
@@ -36,7 +36,7 @@ pub(crate) fn to_ort(dtype: DType) -> Ort {
     }
 }
 
-/// The type ONNX Runtime means by a number.
+/// The type for a number of ONNX Runtime.
 pub(crate) fn from_ort(ort: Ort) -> Option<DType> {
     if ort == Ort::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED {
         return None;
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_type_comes_back() {
+    fn every_type_survives_the_round_trip() {
         let new = [DType::Float6E2m3, DType::Float6E3m2];
         for dtype in DType::ALL.into_iter().filter(|dtype| !new.contains(dtype)) {
             assert_eq!(from_ort(to_ort(dtype)), Some(dtype));

@@ -1,4 +1,4 @@
-//! What the library says of itself.
+//! Versions, device descriptions and built-in providers, as the library reports them.
 
 use super::check;
 use ort::AsPointer;
@@ -7,15 +7,15 @@ use ort::sys::OrtKeyValuePairs;
 use std::ffi::CStr;
 use std::ptr;
 
-/// A provider's version, such as `1.31.1`; the host provider's is the library's own.
+/// A provider's version, such as `1.31.1`; that of the CPU provider is the library's own.
 pub(crate) fn version(device: &Device<'_>) -> Option<String> {
     // SAFETY: the device belongs to an environment that lives as long as the process.
     unsafe { entry((ort::api().EpDevice_EpMetadata)(device.ptr()), c"version") }
 }
 
-/// What a device's driver calls it, where it tells.
+/// A device's name, if its driver reports one.
 pub(crate) fn description(device: &Device<'_>) -> Option<String> {
-    // SAFETY: as for `version`; a provider's device always has a hardware device.
+    // SAFETY: as in `version`; a provider's device always has a hardware device.
     unsafe {
         let hardware = (ort::api().EpDevice_Device)(device.ptr());
         entry((ort::api().HardwareDevice_Metadata)(hardware), c"Description")
@@ -23,22 +23,22 @@ pub(crate) fn description(device: &Device<'_>) -> Option<String> {
 }
 
 /// # Safety
-/// `pairs` must be null or live for the call.
+/// `pairs` must be null or alive during the call.
 unsafe fn entry(pairs: *const OrtKeyValuePairs, key: &CStr) -> Option<String> {
     if pairs.is_null() {
         return None;
     }
-    // SAFETY: the caller's promise; a value that is found is a string that lives as long as the pairs, and is copied.
+    // SAFETY: the caller's promise; the returned string lives as long as the pairs, and is copied.
     unsafe {
         let value = (ort::api().GetKeyValue)(pairs, key.as_ptr());
         (!value.is_null()).then(|| CStr::from_ptr(value).to_string_lossy().into_owned())
     }
 }
 
-/// Providers it was built with.
+/// The providers that the library was built with.
 pub(crate) fn built_in_providers() -> Vec<String> {
     let (mut names, mut count) = (ptr::null_mut(), 0);
-    // SAFETY: the call fills both places; each name is a string that is copied before the list goes back.
+    // SAFETY: the call fills both variables; each name is copied before the list is released.
     unsafe {
         let api = ort::api();
         if check((api.GetAvailableProviders)(&mut names, &mut count), || "list providers".into()).is_err() {

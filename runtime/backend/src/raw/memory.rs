@@ -1,25 +1,28 @@
-//! Memory that tensors lie in: pages of the host, or a block of a device.
+//! Memory of tensors: host pages, or a block of device memory.
 
-use super::device::DeviceMemory;
+use super::allocator::DeviceAllocator;
+use super::check;
 use crate::os::Pages;
 use hpp_engine::BackendError;
+use ort::sys::{self, OrtValue};
 use std::ffi::c_void;
+use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
-/// A piece of memory, kept alive by every buffer, tensor and binding that uses it.
+/// A block of memory, kept alive by every buffer, tensor and binding that uses it.
 ///
-/// Not `Send`: reads and writes from Rust happen on the thread that also runs the sessions bound to it, and a run is over when
-/// it returns, so neither can overlap the other.
+/// Not `Send`: the thread that runs the sessions bound to it also does all reads and writes from Rust, and a run on host memory has
+/// finished when the call returns, so the two never overlap.
 #[derive(Clone)]
 pub(crate) enum Memory {
-    /// The host's.
+    /// On the host.
     Host(Rc<HostMemory>),
-    /// A device's.
+    /// On a device, or pinned for one.
     Device(Rc<DeviceMemory>),
 }
 
 impl Memory {
-    /// Where it begins, in the addresses of whoever has it.
+    /// Its address in the address space of its device.
     pub fn address(&self) -> *mut c_void {
         match self {
             Memory::Host(host) => host.address().cast(),
@@ -27,7 +30,7 @@ impl Memory {
         }
     }
 
-    /// Its bytes.
+    /// Its length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             Memory::Host(host) => host.len() as u64,
@@ -36,13 +39,13 @@ impl Memory {
     }
 }
 
-/// Pages of the host, zero until written.
+/// Host pages, zero until written.
 pub(crate) struct HostMemory(Pages);
 
 impl HostMemory {
     pub fn reserve(bytes: u64) -> Result<Self, BackendError> {
         let out = |cause: String| BackendError::OutOfMemory { bytes, place: "host memory".into(), cause };
-        let bytes = usize::try_from(bytes).map_err(|_| out("more than an address can name".into()))?;
+        let bytes = usize::try_from(bytes).map_err(|_| out("it does not fit the address space".into()))?;
         Ok(HostMemory(Pages::reserve(bytes).map_err(|error| out(error.to_string()))?))
     }
 
@@ -50,7 +53,7 @@ impl HostMemory {
         self.0.len()
     }
 
-    /// Where the bytes are, for ONNX Runtime to read and write while it runs.
+    /// The address, which ONNX Runtime reads and writes during runs.
     pub fn address(&self) -> *mut u8 {
         self.0.address()
     }
@@ -65,21 +68,21 @@ impl HostMemory {
 
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
         let offset = self.within(offset, bytes.len(), "read")?;
-        // SAFETY: as for `write`, the other way round.
+        // SAFETY: as in `write`, in the other direction.
         unsafe { std::ptr::copy_nonoverlapping(self.address().add(offset), bytes.as_mut_ptr(), bytes.len()) };
         Ok(())
     }
 
-    /// Copies the first bytes to other pages.
+    /// Copies its first `bytes` to other pages.
     pub fn copy(&self, to: &HostMemory, bytes: u64) -> Result<(), BackendError> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let (from, into) = (self.within(0, length, "read")?, to.within(0, length, "written")?);
-        // SAFETY: `within` checked both ranges; pages of different owners do not overlap, and `copy` allows for one owner; no
-        // run is using them (see `Memory`).
+        // SAFETY: `within` checked both ranges; `copy` permits that both are the same pages; no run is using them (see `Memory`).
         unsafe { std::ptr::copy(self.address().add(from), to.address().add(into), length) };
         Ok(())
     }
 
+    /// The offset as `usize`, if the range lies in the pages.
     fn within(&self, offset: u64, length: usize, doing: &str) -> Result<usize, BackendError> {
         let start = usize::try_from(offset).ok();
         let end = start.and_then(|start| start.checked_add(length));
@@ -90,5 +93,60 @@ impl HostMemory {
                 why: format!("they cannot be {doing}: the buffer has {}", self.len()),
             }),
         }
+    }
+}
+
+/// A block that a device's allocator made.
+pub(crate) struct DeviceMemory {
+    /// Owns the block: a tensor of bytes.
+    block: NonNull<OrtValue>,
+    address: *mut c_void,
+    bytes: u64,
+    allocator: Rc<DeviceAllocator>,
+}
+
+impl DeviceMemory {
+    /// Allocates a block; its contents are undefined.
+    pub fn reserve(allocator: Option<&Rc<DeviceAllocator>>, bytes: u64) -> Result<Self, BackendError> {
+        let out = |cause: String| BackendError::OutOfMemory { bytes, place: "device memory".into(), cause };
+        let allocator = allocator.cloned().ok_or_else(|| out("there is no device".into()))?;
+        // Devices copy whole words: WebGPU four bytes at a time.
+        let bytes = bytes.max(1).checked_next_multiple_of(16).ok_or_else(|| out("too large".into()))?;
+        let shape = [i64::try_from(bytes).map_err(|_| out("more than a tensor can hold".into()))?];
+        let (mut block, mut address) = (ptr::null_mut(), ptr::null_mut());
+        let lock = allocator.lock.clone();
+        let _lock = lock.acquire();
+        // SAFETY: the allocator is alive; the shape has one size; each output has room for one pointer.
+        unsafe {
+            let kind = sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UINT8;
+            let made = (ort::api().CreateTensorAsOrtValue)(allocator.as_ptr(), shape.as_ptr(), 1, kind, &mut block);
+            ort::Error::result_from_status(made).map_err(|error| out(error.message().to_owned()))?;
+        }
+        let owned = NonNull::new(block).ok_or_else(|| out("ONNX Runtime returned nothing".into()))?;
+        let mut memory = DeviceMemory { block: owned, address, bytes, allocator };
+        // SAFETY: the block is a live tensor of numbers.
+        unsafe {
+            check((ort::api().GetTensorMutableData)(block, &mut address), || "find a device block".into())?;
+        }
+        memory.address = address;
+        Ok(memory)
+    }
+
+    pub fn address(&self) -> *mut c_void {
+        self.address
+    }
+
+    pub fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // Runs and copies in progress may use it. If waiting fails, the device has failed, and nothing runs there.
+        let _ = self.allocator.streams.as_ref().map(|streams| streams.wait());
+        let _lock = self.allocator.lock.acquire();
+        // SAFETY: this is the only owner; views of it held an `Rc` of this and are gone. The allocator outlives it.
+        unsafe { (ort::api().ReleaseValue)(self.block.as_ptr()) };
     }
 }

@@ -1,28 +1,33 @@
-//! The raw layer: one small owner for each ONNX Runtime object, each call checked. All `unsafe` of HPP that speaks to ONNX Runtime is here.
+//! Safe wrappers of the C API of ONNX Runtime: one owner type per object, every status checked. All `unsafe` calls of ONNX Runtime are
+//! here.
 //!
-//! `ort` provides the environment, the session builder and logging; values, bindings and copies are ours, because the safe ones
-//! deadlock on borrowed tensors and allocate for each output of each run. Objects here belong to one thread: none is `Send`
-//! ([`copier`] says what crosses to its thread all the same).
+//! `ort` provides the environment, the session builder and logging. Values, bindings and copies are implemented here, because those of
+//! `ort` deadlock on borrowed tensors and allocate for each output of each run. No type here is `Send`; the one exception is
+//! documented in [`copier`].
 
+mod allocator;
 pub(crate) mod arena;
 pub(crate) mod assignment;
 pub(crate) mod binding;
 pub(crate) mod copier;
-pub(crate) mod device;
+pub(crate) mod copy;
 pub(crate) mod dtype;
 pub(crate) mod library;
+pub(crate) mod lock;
 pub(crate) mod memory;
 pub(crate) mod run;
+pub(crate) mod session_memory;
+pub(crate) mod space;
 pub(crate) mod value;
 
 use hpp_engine::BackendError;
 use ort::sys::OrtStatusPtr;
 use std::sync::Arc;
 
-/// Fills host memory so that the bytes of a weight are in it, where whoever made this knows.
-pub(crate) type Fill = Arc<dyn Fn(&mut [u8]) -> Result<(), String> + Send + Sync>;
+/// Reads a weight from its file into a staging buffer. The error is a message.
+pub(crate) type ReadWeight = Arc<dyn Fn(&mut [u8]) -> Result<(), String> + Send + Sync>;
 
-/// Turns a status into a result that says what was being done.
+/// Converts a status to a result. `doing` names the operation for the error.
 ///
 /// # Safety
 /// `status` must come from an ONNX Runtime call and must not have been released.
@@ -32,7 +37,7 @@ pub(crate) unsafe fn check(status: OrtStatusPtr, doing: impl FnOnce() -> String)
         .map_err(|error| BackendError::Runtime { doing: doing(), cause: error.message().to_owned() })
 }
 
-/// An error of `ort` itself, with what was being done.
+/// Converts an error of `ort`. `doing` names the operation.
 pub(crate) fn failed<R>(doing: impl Into<String>) -> impl FnOnce(ort::Error<R>) -> BackendError {
     let doing = doing.into();
     move |error| BackendError::Runtime { doing, cause: error.message().to_owned() }

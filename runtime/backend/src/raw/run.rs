@@ -1,4 +1,4 @@
-//! Run options: what stops a run from another thread.
+//! Run options, through which another thread can stop a run.
 
 use super::check;
 use hpp_engine::BackendError;
@@ -10,39 +10,40 @@ use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Stops runs and loads. Clones stop the same ones.
+/// Stops runs and loads. Clones control the same runs.
 #[derive(Clone)]
-pub struct OrtControl(Arc<Shared>);
+pub struct OrtControl(Arc<ControlState>);
 
-struct Shared {
+struct ControlState {
     options: NonNull<OrtRunOptions>,
-    /// The same, for runs that are not waited for.
-    unwaited: NonNull<OrtRunOptions>,
-    /// Whether runs are to end: what fails then was stopped, in whatever words ONNX Runtime says so.
+    /// The options of runs that return before the device has finished.
+    unsynchronized: NonNull<OrtRunOptions>,
+    /// Whether runs were told to stop. A run that fails while this is set was stopped, whatever message ONNX Runtime gives.
     stopped: AtomicBool,
     /// The load in progress, if any.
     load: Mutex<Option<LoadCanceler>>,
 }
 
-// SAFETY: ONNX Runtime reads the options' one flag while it runs and documents setting and unsetting it from other threads
-// as the way to end a run; nothing else of them is ever changed.
-unsafe impl Send for Shared {}
+// SAFETY: during a run ONNX Runtime reads one flag of the options, and documents that other threads set and unset it to end a run.
+// Nothing else of the options is changed after construction.
+unsafe impl Send for ControlState {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for ControlState {}
 
 impl OrtControl {
     pub(crate) fn new() -> Result<Self, BackendError> {
         let stopped = AtomicBool::new(false);
-        let shared = Shared { options: make()?, unwaited: make()?, stopped, load: Mutex::new(None) };
-        // SAFETY: fresh options, in no run yet.
-        unsafe { configure(shared.unwaited, c"disable_synchronize_execution_providers", c"1") }?;
-        Ok(OrtControl(Arc::new(shared)))
+        let (options, unsynchronized) = (new_options()?, new_options()?);
+        let state = ControlState { options, unsynchronized, stopped, load: Mutex::new(None) };
+        // SAFETY: fresh options that no run uses yet.
+        unsafe { configure(state.unsynchronized, c"disable_synchronize_execution_providers", c"1") }?;
+        Ok(OrtControl(Arc::new(state)))
     }
 
-    /// Options of a run at whose end the host's arena gives back what nothing uses.
-    pub(crate) fn that_shrinks_the_arena() -> Result<Self, BackendError> {
+    /// Options of a run after which the host's arena frees unused memory.
+    pub(crate) fn shrinking_arena() -> Result<Self, BackendError> {
         let control = Self::new()?;
-        // SAFETY: fresh options, in no run yet.
+        // SAFETY: fresh options that no run uses yet.
         unsafe { configure(control.0.options, c"memory.enable_memory_arena_shrinkage", c"cpu:0") }?;
         Ok(control)
     }
@@ -51,20 +52,20 @@ impl OrtControl {
         self.0.options.as_ptr()
     }
 
-    /// Options of runs at whose end the device still computes.
-    pub(crate) fn unwaited(&self) -> *const OrtRunOptions {
-        self.0.unwaited.as_ptr()
+    /// The options of runs that return before the device has finished.
+    pub(crate) fn unsynchronized(&self) -> *const OrtRunOptions {
+        self.0.unsynchronized.as_ptr()
     }
 
-    /// Whether runs under it were told to end.
+    /// Whether runs were told to stop.
     pub(crate) fn stopped(&self) -> bool {
         self.0.stopped.load(Ordering::SeqCst)
     }
 
-    /// Names the load that [`stop`](Control::stop) should end, or that there is none any more.
+    /// Sets the load that [`stop`](Control::stop) cancels; `None` when it has ended.
     pub(crate) fn loading(&self, load: Option<LoadCanceler>) {
         let mut slot = self.0.load.lock().unwrap_or_else(PoisonError::into_inner);
-        // Asked under the lock: a stop that comes later waits for it and finds the load.
+        // Checked with the lock held: a later stop waits for the lock and finds the load.
         if let Some(load) = load.as_ref().filter(|_| self.stopped()) {
             let _ = load.cancel();
         }
@@ -74,10 +75,10 @@ impl OrtControl {
 
 impl Control for OrtControl {
     fn stop(&self) {
-        // First, so that a run that ends because of the flags below finds it set.
+        // Set first, so that a run that the flags below end finds it set.
         self.0.stopped.store(true, Ordering::SeqCst);
-        for options in [self.0.options, self.0.unwaited] {
-            // SAFETY: the options live as long as `self`. The call can only fail for want of memory, and then there is no more to do.
+        for options in [self.0.options, self.0.unsynchronized] {
+            // SAFETY: the options live as long as `self`. The call fails only if memory runs out, and nothing else could stop the run.
             let _ = unsafe { check((ort::api().RunOptionsSetTerminate)(options.as_ptr()), String::new) };
         }
         if let Some(load) = self.0.load.lock().unwrap_or_else(PoisonError::into_inner).as_ref() {
@@ -86,37 +87,37 @@ impl Control for OrtControl {
     }
 
     fn resume(&self) {
-        for options in [self.0.options, self.0.unwaited] {
-            // SAFETY: as for `stop`.
+        for options in [self.0.options, self.0.unsynchronized] {
+            // SAFETY: as in `stop`.
             let _ = unsafe { check((ort::api().RunOptionsUnsetTerminate)(options.as_ptr()), String::new) };
         }
         self.0.stopped.store(false, Ordering::SeqCst);
     }
 }
 
-impl Drop for Shared {
+impl Drop for ControlState {
     fn drop(&mut self) {
-        for options in [self.options, self.unwaited] {
-            // SAFETY: the last clone is gone, and with it whoever could run with these options.
+        for options in [self.options, self.unsynchronized] {
+            // SAFETY: the last clone is gone, so no run can use these options.
             unsafe { (ort::api().ReleaseRunOptions)(options.as_ptr()) };
         }
     }
 }
 
-fn make() -> Result<NonNull<OrtRunOptions>, BackendError> {
+fn new_options() -> Result<NonNull<OrtRunOptions>, BackendError> {
     let (mut options, doing) = (ptr::null_mut(), || "make run options".to_owned());
-    // SAFETY: a place for one pointer.
+    // SAFETY: `options` has room for one pointer.
     unsafe { check((ort::api().CreateRunOptions)(&mut options), doing) }?;
     let nothing = || BackendError::Runtime { doing: doing(), cause: "ONNX Runtime returned nothing".into() };
     NonNull::new(options).ok_or_else(nothing)
 }
 
-/// Adds an entry to options.
+/// Adds an entry to run options.
 ///
 /// # Safety
-/// They must be alive and in no run.
+/// The options must be alive, and no run may use them.
 unsafe fn configure(options: NonNull<OrtRunOptions>, key: &CStr, value: &CStr) -> Result<(), BackendError> {
-    // SAFETY: the caller's promise; ONNX Runtime copies both texts.
+    // SAFETY: the caller's promise; ONNX Runtime copies both strings.
     unsafe {
         let status = (ort::api().AddRunConfigEntry)(options.as_ptr(), key.as_ptr(), value.as_ptr());
         check(status, || format!("set {key:?} for runs"))

@@ -1,30 +1,32 @@
-//! Values: ONNX Runtime's handles on tensors, over memory of ours or of its own.
+//! OrtValues: tensor handles over memory of this crate ([`Memory`]) or memory that ONNX Runtime allocated.
 
 use super::check;
-use super::device::{Place, Turn};
 use super::dtype::{from_ort, to_ort};
+use super::lock::DeviceLock;
 use super::memory::Memory;
+use super::space::MemorySpace;
 use hpp_engine::BackendError;
 use hpp_engine::port::{Dims, MemoryId};
 use hpp_schema::DType;
 use ort::sys::{OrtMemoryInfo, OrtValue};
 use std::ptr::{self, NonNull};
 
-/// A tensor. Holds the memory it looks at, if that is ours.
+/// A tensor. A view keeps its [`Memory`] alive.
 pub(crate) struct Value {
     ptr: NonNull<OrtValue>,
-    /// `None` for what ONNX Runtime allocated: the value itself keeps it.
+    /// `None` if ONNX Runtime allocated the tensor: the value itself owns that memory.
     memory: Option<Memory>,
     pub dtype: DType,
     pub dims: Dims,
-    pub place: MemoryId,
-    /// For whoever copies it or lets it go.
-    pub turn: Turn,
+    /// The memory space of the tensor.
+    pub space: MemoryId,
+    /// Taken to copy the tensor, and to free it if ONNX Runtime allocated it.
+    pub lock: DeviceLock,
 }
 
 impl Value {
-    /// A view of a memory's first bytes.
-    pub fn view(memory: &Memory, place: &Place, dtype: DType, shape: &[u64]) -> Result<Self, BackendError> {
+    /// A view of the first bytes of a memory block of `space`. An error if the tensor is larger than the block.
+    pub fn view(memory: &Memory, space: &MemorySpace, dtype: DType, shape: &[u64]) -> Result<Self, BackendError> {
         let doing = || format!("view memory as {dtype} {shape:?}");
         let (address, have) = (memory.address(), memory.len());
         let need = shape.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
@@ -34,59 +36,46 @@ impl Value {
             why: format!("the buffer has {have} bytes"),
         })?;
         let sizes: smallvec::SmallVec<[i64; 6]> = shape.iter().map(|size| *size as i64).collect();
-        // SAFETY: the memory information describes where `address` lies, `need` bytes are there (checked above), and the value keeps
+        // SAFETY: the memory information describes the space of `address`, `need` bytes are there (checked above), and the value keeps
         // the memory alive. The sizes fit i64, since their product in bytes fits the buffer, or one of them is zero.
-        let ptr = unsafe { create(place.info(), address, need as usize, &sizes, dtype, doing) }?;
-        Ok(Value {
-            ptr,
-            memory: Some(memory.clone()),
-            dtype,
-            dims: Dims::from_slice(shape),
-            place: place.id,
-            turn: place.turn.clone(),
-        })
+        let ptr = unsafe { create(space.info(), address, need as usize, &sizes, dtype, doing) }?;
+        let (dims, lock) = (Dims::from_slice(shape), space.lock.clone());
+        Ok(Value { ptr, memory: Some(memory.clone()), dtype, dims, space: space.id, lock })
     }
 
-    /// A view of bytes in the middle of a memory on the host, pinned or not.
-    pub fn part(memory: &Memory, place: &Place, offset: u64, bytes: u64) -> Result<Self, BackendError> {
+    /// A view of `bytes` at `offset` of host memory, pinned or not.
+    pub fn part(memory: &Memory, space: &MemorySpace, offset: u64, bytes: u64) -> Result<Self, BackendError> {
         let (address, have) = (memory.address().cast::<u8>(), memory.len());
-        let end = offset.checked_add(bytes).filter(|end| *end <= have && place.id == MemoryId::HOST);
+        let end = offset.checked_add(bytes).filter(|end| *end <= have && space.id == MemoryId::HOST);
         let misfit = || BackendError::Misfit {
             what: format!("{bytes} bytes at {offset}"),
-            why: format!("the buffer has {have} bytes, in memory {}", place.id.0),
+            why: format!("the buffer has {have} bytes, in memory {}", space.id.0),
         };
         end.ok_or_else(misfit)?;
         let (doing, shape) = (|| "view a part of host memory".to_owned(), [bytes as i64]);
-        // SAFETY: the range lies within the memory (checked above), which is the host's, so that addresses in it are addresses;
-        // the value keeps it alive.
+        // SAFETY: the range lies within the memory (checked above), which is host memory, so that address arithmetic is valid; the
+        // value keeps it alive.
         let ptr = unsafe {
-            create(place.info(), address.add(offset as usize).cast(), bytes as usize, &shape, DType::Uint8, doing)
+            create(space.info(), address.add(offset as usize).cast(), bytes as usize, &shape, DType::Uint8, doing)
         }?;
-        let dims = Dims::from_slice(&[bytes]);
-        Ok(Value {
-            ptr,
-            memory: Some(memory.clone()),
-            dtype: DType::Uint8,
-            dims,
-            place: place.id,
-            turn: place.turn.clone(),
-        })
+        let (dims, lock) = (Dims::from_slice(&[bytes]), space.lock.clone());
+        Ok(Value { ptr, memory: Some(memory.clone()), dtype: DType::Uint8, dims, space: space.id, lock })
     }
 
-    /// Takes over a value that ONNX Runtime made.
+    /// Takes ownership of a value that ONNX Runtime allocated.
     ///
     /// # Safety
-    /// `ptr` must be a value nobody else releases, lying in the memory called `place`.
-    pub unsafe fn take(ptr: NonNull<OrtValue>, (place, turn): (MemoryId, Turn)) -> Result<Self, BackendError> {
-        let mut value = Value { ptr, memory: None, dtype: DType::Uint8, dims: Dims::new(), place, turn };
+    /// `ptr` must be a value that nothing else releases, in the memory space `space`.
+    pub unsafe fn take(ptr: NonNull<OrtValue>, space: MemoryId, lock: DeviceLock) -> Result<Self, BackendError> {
+        let mut value = Value { ptr, memory: None, dtype: DType::Uint8, dims: Dims::new(), space, lock };
         let doing = || "ask for the shape of an output".to_owned();
         let mut info = ptr::null_mut();
-        // SAFETY: `ptr` is a live value, and `info` a place for one pointer. Values that are no tensors give an error.
+        // SAFETY: `ptr` is a live value, and `info` has room for one pointer. For values that are not tensors the call returns an error.
         unsafe { check((ort::api().GetTensorTypeAndShape)(ptr.as_ptr(), &mut info), doing) }?;
         let mut kind = ort::sys::ONNXTensorElementDataType::ONNX_TENSOR_ELEMENT_DATA_TYPE_UNDEFINED;
         let mut rank = 0;
         let mut sizes = smallvec::SmallVec::<[i64; 6]>::new();
-        // SAFETY: `info` was just made and is released once, below; `sizes` has room for `rank` numbers when they are asked for.
+        // SAFETY: `info` was just made and is released once, below; `sizes` has room for `rank` numbers before `GetDimensions` writes them.
         let shape = unsafe {
             let api = ort::api();
             check((api.GetTensorElementType)(info, &mut kind), doing)
@@ -111,15 +100,15 @@ impl Value {
         self.ptr.as_ptr()
     }
 
-    /// The memory to keep alive with whatever refers to this value.
+    /// The memory that must live as long as anything that refers to this value.
     pub fn memory(&self) -> Option<&Memory> {
         self.memory.as_ref()
     }
 
-    /// Address and length of what it looks at on the host, pinned or not; nothing elsewhere.
+    /// Address and length of a tensor in host memory, pinned or not; null and 0 for other tensors.
     pub fn host_bytes(&self) -> (*mut u8, usize) {
         let mut data = ptr::null_mut();
-        if self.place != MemoryId::HOST || self.dtype == DType::String {
+        if self.space != MemoryId::HOST || self.dtype == DType::String {
             return (ptr::null_mut(), 0);
         }
         // SAFETY: a live tensor value of numbers.
@@ -127,28 +116,28 @@ impl Value {
         if found.is_ok() { (data.cast(), self.size() as usize) } else { (ptr::null_mut(), 0) }
     }
 
-    /// Lets `with` fill what it looks at on the host, which is all zero before; `None` where that is elsewhere.
-    pub fn fill_host<T>(&mut self, with: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
+    /// Zeroes a tensor in host memory and lets `fill` write it; `None` if it is not in host memory.
+    pub fn fill_host<T>(&mut self, fill: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
         let (address, length) = self.host_bytes();
         if address.is_null() {
             return None;
         }
-        // SAFETY: so many bytes are there and live as long as `self`; no run is using them (see `Memory`), and they are written
-        // before a reference to them is made.
+        // SAFETY: `length` bytes are there and live as long as `self`; no run is using them (see `Memory`), and they are initialised
+        // before a reference to them exists.
         let bytes = unsafe {
             ptr::write_bytes(address, 0, length);
             std::slice::from_raw_parts_mut(address, length)
         };
-        Some(with(bytes))
+        Some(fill(bytes))
     }
 
-    /// Bytes of the tensor.
+    /// The size of the tensor in bytes.
     pub fn size(&self) -> u64 {
         let elements = self.dims.iter().try_fold(1u64, |product, size| product.checked_mul(*size));
         elements.and_then(|elements| self.dtype.bytes_for(elements)).unwrap_or(0)
     }
 
-    /// Reads bytes of a tensor on the host.
+    /// Copies bytes out of a tensor in host memory, from `offset` on.
     pub fn read_host(&self, offset: u64, bytes: &mut [u8]) -> Result<(), BackendError> {
         if let Some(Memory::Host(host)) = &self.memory {
             return host.read(offset, bytes);
@@ -160,7 +149,7 @@ impl Value {
             return Err(BackendError::Misfit { what, why });
         }
         let mut data = ptr::null_mut();
-        // SAFETY: a live tensor value of numbers on the host (the caller asked its place).
+        // SAFETY: a live tensor of numbers in host memory (the caller checked `space`), and the range lies in it.
         unsafe {
             check((ort::api().GetTensorMutableData)(self.as_ptr(), &mut data), || "read an output".into())?;
             ptr::copy_nonoverlapping(data.cast::<u8>().add(offset as usize), bytes.as_mut_ptr(), bytes.len());
@@ -170,7 +159,7 @@ impl Value {
 }
 
 /// # Safety
-/// `info` must describe the memory `address` lies in, with `bytes` bytes there that outlive the value.
+/// `info` must describe the memory space of `address`, where `bytes` bytes must outlive the value.
 unsafe fn create(
     info: *const OrtMemoryInfo,
     address: *mut std::ffi::c_void,
@@ -180,7 +169,7 @@ unsafe fn create(
     doing: impl FnOnce() -> String,
 ) -> Result<NonNull<OrtValue>, BackendError> {
     let mut value = ptr::null_mut();
-    // SAFETY: the caller's promise; the shape's pointer and length belong together.
+    // SAFETY: the caller's promise; the shape's pointer and length are those of one slice.
     let status = unsafe {
         (ort::api().CreateTensorWithDataAsOrtValue)(
             info,
@@ -202,9 +191,9 @@ unsafe fn create(
 
 impl Drop for Value {
     fn drop(&mut self) {
-        // A block that ONNX Runtime allocated goes back to the device here; views of ours own nothing there.
-        let _turn = if self.memory.is_none() { self.turn.take() } else { None };
-        // SAFETY: owned by this value alone; bindings hold their own reference to what it describes.
+        // This frees a device block that ONNX Runtime allocated; a view owns no block.
+        let _lock = if self.memory.is_none() { self.lock.acquire() } else { None };
+        // SAFETY: this is the only owner; bindings hold references of their own.
         unsafe { (ort::api().ReleaseValue)(self.ptr.as_ptr()) };
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct WeightFile {
     opened_as: FileVersion,
 }
 
-/// What changes when a file is written to.
+/// The attributes of a file that change when it is written to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct FileVersion {
     bytes: u64,
@@ -49,10 +49,10 @@ impl WeightFile {
         Ok(WeightFile { path: path.to_owned(), file, direct, bytes: opened_as.bytes, opened_as })
     }
 
-    /// For tests: a file that claims a length, whatever it holds. Reads past its end come up short; `/proc/self/mem` fails where this
-    /// process has no memory, as a disk does at a broken sector.
+    /// For tests: a file with a false length. Reads past its real end are short; reads of `/proc/self/mem` fail where this process has no
+    /// memory, as a disk does at a broken sector.
     #[cfg(test)]
-    pub fn pretending(path: &Path, bytes: u64) -> Self {
+    pub fn with_length(path: &Path, bytes: u64) -> Self {
         WeightFile { bytes, ..Self::open_buffered(path).unwrap() }
     }
 
@@ -108,7 +108,7 @@ impl WeightFile {
     /// Drops a range from the page cache, which direct reads have not filled.
     pub fn drop_cached(&self, offset: u64, length: usize) {
         if !self.direct {
-            crate::os::forget(&self.file, offset, length as u64);
+            crate::os::drop_cached(&self.file, offset, length as u64);
         }
     }
 
@@ -161,7 +161,7 @@ mod tests {
     use std::io::Write;
 
     #[test]
-    fn a_change_is_noticed() {
+    fn a_change_is_detected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("weights");
         std::fs::write(&path, vec![7; 10_000]).unwrap();

@@ -1,5 +1,5 @@
-//! Weights that are not constants in the memory of their session: streamed from disk ([`disk`]), or copied to a device ([`upload`]).
-//! Both read through one type of file ([`file`]).
+//! Weights outside of their session's own memory: streamed from disk ([`disk`]) or uploaded to a device ([`upload`]). Both read through one
+//! file type ([`file`]).
 
 #[cfg_attr(not(target_os = "linux"), path = "disk/unsupported.rs")]
 pub(crate) mod disk;

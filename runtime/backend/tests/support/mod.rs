@@ -1,4 +1,4 @@
-//! Plans of one partition for the recorded models, made from what was recorded about them.
+//! Single-partition plans of the recorded models, made from their recorded metadata.
 
 #![allow(dead_code)]
 
@@ -39,13 +39,13 @@ fn folders(root: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
 }
 
-/// One backend for all tests of a process; ONNX Runtime must be there, since these tests are about it.
+/// One backend for all tests of a process. Panics if ONNX Runtime is not installed.
 pub fn backend() -> OrtBackend {
     OrtBackend::open(&OrtOptions::default(), Arc::new(Silent))
         .unwrap_or_else(|error| panic!("{error}\n{}", error.hint()))
 }
 
-/// Largest difference relative to the largest recorded number.
+/// The largest difference relative to the largest recorded number.
 pub fn error(have: &[f32], want: &[f32]) -> f32 {
     assert_eq!(have.len(), want.len());
     let scale = want.iter().fold(1e-9f32, |most, value| most.max(value.abs()));
@@ -73,7 +73,7 @@ impl Recorded {
         Some(array.into_vec::<f32>().unwrap())
     }
 
-    /// An array of `reference.npz`, of the element types that inputs and outputs have there.
+    /// An array of `reference.npz`, as a tensor of its element type.
     pub fn array(&self, name: &str) -> HostTensor {
         let mut archive = npyz::npz::NpzArchive::open(self.dir.join("reference.npz")).unwrap();
         let array = archive.by_name(name).unwrap().unwrap();
@@ -97,13 +97,13 @@ impl Recorded {
         self.facts[name].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
     }
 
-    /// The last size of the logits, where the exporter has fixed it.
+    /// The last dimension of the logits, if the exporter has fixed it.
     fn vocab_size(&self) -> Option<u64> {
         let outputs = self.facts["outputs"].as_array()?;
         outputs.iter().find(|output| output["name"] == "logits")?["shape"].as_array()?.last()?.as_u64()
     }
 
-    /// The unsplit model as a plan of one partition with this context.
+    /// A plan that runs the unsplit model as one partition with this context.
     pub fn plan(&self, context: u64) -> Plan {
         let pairs = self.facts["state_pairs"].as_object().cloned().unwrap_or_default();
         let merged = self.kind() == "decoder_merged_if";

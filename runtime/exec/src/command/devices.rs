@@ -5,7 +5,7 @@ use crate::cli::DevicesArgs;
 use crate::error::ExecError;
 use crate::report::table;
 use crate::runtime::Runtime;
-use hpp_backend::{ProviderReport, ProviderSource, Report};
+use hpp_backend::{ProviderReport, ProviderSource, SystemReport};
 use hpp_io::{show, show_json};
 use hpp_schema::ByteSize;
 use serde::Serialize;
@@ -62,9 +62,9 @@ struct DeviceEntry<'a> {
     memory_free: Option<u64>,
 }
 
-impl<'a> From<&'a Report> for DevicesReport<'a> {
-    fn from(report: &'a Report) -> Self {
-        let candidate = |tried: &hpp_backend::discover::Tried| LibraryCandidate {
+impl<'a> From<&'a SystemReport> for DevicesReport<'a> {
+    fn from(report: &'a SystemReport) -> Self {
+        let candidate = |tried: &hpp_backend::discover::TriedLibrary| LibraryCandidate {
             origin: tried.origin.to_string(),
             path: tried.path.as_ref().map(|p| p.display().to_string()),
             problem: tried.problem.clone(),
@@ -108,7 +108,7 @@ impl<'a> From<&'a ProviderReport> for ProviderEntry<'a> {
     }
 }
 
-fn text(report: &Report) -> String {
+fn text(report: &SystemReport) -> String {
     let mut out = format!("ONNX Runtime {}, {} threads\n", report.version, report.threads);
     for tried in &report.tried {
         let _ = writeln!(out, "  {tried}");

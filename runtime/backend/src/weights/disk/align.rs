@@ -1,9 +1,9 @@
-//! Weights at addresses their kernels expect.
+//! Rewrites a file of packed weights with each weight aligned as its kernel expects.
 //!
-//! What a kernel packs may hold parts at multiples of 64 bytes of memory, not of the buffer's beginning, so packed weights are
-//! only right where they lie as they lay when they were packed. ONNX Runtime allocates them at such multiples and writes them to
-//! a file wherever the one before ended. Here such a file is written again with every piece at such a multiple, large
-//! ones at the beginning of a page, so that no two share one.
+//! Kernels may place parts of a packed weight at multiples of 64 bytes of address, not of offset in the buffer, so a packed weight is
+//! valid only with the alignment that it had when it was packed. ONNX Runtime allocates packed buffers at such multiples, but writes them
+//! to the file one after the other without padding. This module rewrites the file with every weight at a multiple of 64 bytes, and large
+//! ones at the start of a page, so that no two large weights share a page.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,19 +11,19 @@ use std::io::{self, BufWriter, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// What packed weights are aligned to in memory.
+/// Alignment of packed weights.
 const LINE: u64 = 64;
-/// Pieces of at least this size begin at a multiple of it.
+/// Alignment of weights of at least this size.
 const PAGE: u64 = 4096;
 /// Bytes copied at once.
 const COPY: usize = 1 << 20;
 
-/// Writes the weights that `model` refers to anew, from `weights` to `aligned`, and `model` so that it refers to them there.
-/// Weights elsewhere stay where they are. Returns the offset and length of each piece there.
+/// Copies the weights in the file `weights` to `aligned`, and rewrites the references in `model`. References to other files do not
+/// change. Returns the offset and length of each weight in `aligned`.
 pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<Vec<(u64, u64)>> {
     let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (old, new) = (name(weights), name(aligned));
-    let mut moved = Moved { old, new, pieces: BTreeMap::new(), end: 0 };
+    let mut moved = Relocation { old, new, pieces: BTreeMap::new(), end: 0 };
     let rewritten = moved.message(Kind::Model, &std::fs::read(model)?)?;
     let (source, mut target) = (File::open(weights)?, BufWriter::with_capacity(COPY, File::create(aligned)?));
     let mut pieces: Vec<((u64, u64), u64)> = moved.pieces.into_iter().collect();
@@ -45,7 +45,7 @@ pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<
     Ok(pieces.into_iter().map(|((_, length), to)| (to, length)).collect())
 }
 
-/// Messages of the ONNX IR that lead to weights.
+/// The protobuf messages of the ONNX IR that contain weights.
 #[derive(Clone, Copy)]
 enum Kind {
     Model,
@@ -67,20 +67,24 @@ impl Kind {
     }
 }
 
-/// Field of a tensor that says where its bytes are, as pairs of key and value.
+/// The field `external_data` of a tensor: key-value pairs that locate its bytes.
 const EXTERNAL_DATA: u64 = 13;
 
-/// Where pieces of the old file go.
-struct Moved {
+/// The new offsets of the weights of a file.
+struct Relocation {
+    /// The old file's name,
     old: String,
+    /// and the new one's.
     new: String,
     /// New offset by old offset and length.
     pieces: BTreeMap<(u64, u64), u64>,
+    /// The length of the new file so far.
     end: u64,
 }
 
-impl Moved {
-    fn to(&mut self, from: u64, length: u64) -> u64 {
+impl Relocation {
+    /// The new offset of a weight, assigned on the first call.
+    fn new_offset(&mut self, from: u64, length: u64) -> u64 {
         let end = &mut self.end;
         *self.pieces.entry((from, length)).or_insert_with(|| {
             let to = end.next_multiple_of(if length >= PAGE { PAGE } else { LINE });
@@ -89,7 +93,7 @@ impl Moved {
         })
     }
 
-    /// A message with every reference to the old file changed.
+    /// A message with every reference to the old file rewritten.
     fn message(&mut self, kind: Kind, bytes: &[u8]) -> io::Result<Vec<u8>> {
         let mut out = Vec::with_capacity(bytes.len());
         let mut external: Vec<(String, String)> = Vec::new();
@@ -125,7 +129,7 @@ impl Moved {
         Ok(out)
     }
 
-    /// Where a tensor's bytes are from now on.
+    /// The new `external_data` of a tensor.
     fn external(&mut self, pairs: Vec<(String, String)>) -> io::Result<Vec<(String, String)>> {
         let value = |key: &str| pairs.iter().find(|(other, _)| other == key).map(|(_, value)| value.as_str());
         if value("location") != Some(self.old.as_str()) {
@@ -135,7 +139,7 @@ impl Moved {
         let changed = |(key, value): &(String, String)| {
             let value = match key.as_str() {
                 "location" => self.new.clone(),
-                "offset" => self.to(number(value)?, length).to_string(),
+                "offset" => self.new_offset(number(value)?, length).to_string(),
                 _ if key.starts_with("prepacked_") => self.packed(value)?,
                 _ => value.clone(),
             };
@@ -144,7 +148,7 @@ impl Moved {
         pairs.iter().map(changed).collect()
     }
 
-    /// `key|offset;length;checksum|offset;length;checksum...`, one group for each buffer a kernel made of one weight.
+    /// Rewrites `key|offset;length;checksum|offset;length;checksum...`, one group for each buffer into which a kernel packed the weight.
     fn packed(&mut self, value: &str) -> io::Result<String> {
         let (key, buffers) = value.split_once('|').ok_or_else(broken)?;
         let buffers: Vec<String> = buffers.split('|').map(|buffer| self.buffer(buffer)).collect::<io::Result<_>>()?;
@@ -153,7 +157,7 @@ impl Moved {
 
     fn buffer(&mut self, text: &str) -> io::Result<String> {
         let [offset, length, checksum] = text.split(';').collect::<Vec<_>>().try_into().map_err(|_| broken())?;
-        Ok(format!("{};{length};{checksum}", self.to(number(offset)?, number(length)?)))
+        Ok(format!("{};{length};{checksum}", self.new_offset(number(offset)?, number(length)?)))
     }
 }
 
@@ -210,14 +214,14 @@ fn take<'a>(rest: &mut &'a [u8], length: u64) -> io::Result<&'a [u8]> {
 }
 
 fn broken() -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, "ONNX Runtime has written a file of a form this build does not know")
+    io::Error::new(io::ErrorKind::InvalidData, "ONNX Runtime wrote a file in a format that this build does not know")
 }
 
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
 
-    /// A model with one weight, the first bytes of a file.
+    /// A model with one weight: the first `bytes` of a file.
     pub fn refers_to(file: &str, bytes: usize) -> Vec<u8> {
         model(&[tensor("w", &[("location", file), ("offset", "0"), ("length", &bytes.to_string())])])
     }
@@ -249,7 +253,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn every_piece_lies_at_a_line_and_large_ones_at_a_page() {
+    fn weights_are_aligned_to_lines_and_large_ones_to_pages() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         let bytes: Vec<u8> = (0..20_000_u32).map(|at| (at % 253) as u8).collect();
@@ -279,7 +283,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn an_unknown_format_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = |name: &str| dir.path().join(name);
         std::fs::write(path("old"), [0; 100]).unwrap();
@@ -293,7 +297,7 @@ pub(super) mod tests {
         ] {
             std::fs::write(path("model"), &strange).unwrap();
             assert!(align(&path("model"), &path("old"), &path("new")).is_err());
-            assert_eq!(std::fs::read(path("model")).unwrap(), strange, "it stays as it was");
+            assert_eq!(std::fs::read(path("model")).unwrap(), strange, "the model is unchanged");
         }
     }
 }

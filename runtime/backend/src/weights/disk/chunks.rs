@@ -3,8 +3,7 @@
 use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, Part};
 use super::mapping::Mapping;
 use super::open_files::{OpenFiles, ReadFrom};
-use super::reader::Destination;
-use super::staging::BUFFER;
+use super::reader::{BUFFER, Destination};
 use crate::weights::file::SECTOR;
 use std::collections::BTreeMap;
 use std::io;
@@ -64,11 +63,11 @@ pub(super) fn pin_order(
                 rest = Some(whole);
                 continue;
             }
-            let (before, behind) = whole.split(region.offset - whole.offset);
-            let (dense, behind) = behind.map_or((None, None), |behind| behind.split(region.length as u64));
+            let (before, after) = whole.split(region.offset - whole.offset);
+            let (compressed, after) = after.map_or((None, None), |after| after.split(region.length as u64));
             parts.extend(before.map(|part| (part, None)));
-            parts.extend(dense.map(|part| (part, Some(region))));
-            rest = behind;
+            parts.extend(compressed.map(|part| (part, Some(region))));
+            rest = after;
         }
         parts.extend(rest.map(|part| (part, None)));
     }
@@ -205,7 +204,7 @@ mod tests {
     fn fragments_outside_huge_pages_are_pinned_first() {
         let mapping =
             |start: usize, length: usize| Mapping { start, length, offset: start as u64, path: PathBuf::new() };
-        // Two neighbours that share a huge page, one with none, and one that is smaller than the ends of others.
+        // Two adjacent mappings that share a huge page, one without fragments, and one smaller than the fragments of the others.
         let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
         let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
         let all = vec![alone.clone(), second, small.clone(), first];

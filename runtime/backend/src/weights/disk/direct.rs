@@ -26,7 +26,7 @@ impl DirectFile {
     }
 
     /// Whether an offset and an address are aligned for direct reads.
-    pub fn reads_to(offset: u64, address: *const u8) -> bool {
+    pub fn is_aligned(offset: u64, address: *const u8) -> bool {
         offset.is_multiple_of(SECTOR) && (address as u64).is_multiple_of(SECTOR)
     }
 
@@ -64,9 +64,9 @@ mod tests {
             return eprintln!("SKIPPED: this file system has no direct reads");
         };
         let pages = Pages::reserve(contents.len().next_multiple_of(SECTOR as usize)).unwrap();
-        assert!(DirectFile::reads_to(SECTOR, pages.address()));
-        assert!(!DirectFile::reads_to(SECTOR + 16, pages.address()) && !DirectFile::reads_to(0, 8 as *const u8));
-        // SAFETY: the pages live and nobody else looks at them.
+        assert!(DirectFile::is_aligned(SECTOR, pages.address()));
+        assert!(!DirectFile::is_aligned(SECTOR + 16, pages.address()) && !DirectFile::is_aligned(0, 8 as *const u8));
+        // SAFETY: the pages live, and only this test uses them.
         let bytes = unsafe { std::slice::from_raw_parts_mut(pages.address(), pages.len() - SECTOR as usize) };
         file.read(SECTOR, bytes).unwrap();
         assert!(bytes[..contents.len() - SECTOR as usize] == contents[SECTOR as usize..]);

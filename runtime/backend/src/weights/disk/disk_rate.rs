@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rate_is_what_it_took() {
+    fn a_rate_is_positive_and_short_files_are_refused() {
         let dir = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
         let path = dir.path().join("weights");
         std::fs::write(&path, vec![7; 5 << 20]).unwrap();

@@ -92,7 +92,7 @@ fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
 pub(crate) fn forget(mappings: &[Mapping]) {
     let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| mapping.path.as_path()).collect();
     for file in paths.into_iter().filter_map(|path| File::open(path).ok()) {
-        crate::os::forget(&file, 0, 0);
+        crate::os::drop_cached(&file, 0, 0);
     }
 }
 
@@ -100,7 +100,7 @@ pub(crate) fn forget(mappings: &[Mapping]) {
 ///
 /// # Safety
 /// The range must be mapped, and nothing may need its contents.
-pub(super) unsafe fn give_back(addresses: Range<usize>) {
+pub(super) unsafe fn free_pages(addresses: Range<usize>) {
     // SAFETY: this function's contract.
     unsafe { libc::madvise(addresses.start as *mut libc::c_void, addresses.len(), libc::MADV_DONTNEED) };
 }
@@ -148,9 +148,9 @@ impl Mapping {
     ///
     /// # Safety
     /// It must still be mapped, and nothing may need the contents of anonymous memory there.
-    pub(super) unsafe fn give_back(&self) {
+    pub(super) unsafe fn free_pages(&self) {
         // SAFETY: this function's contract.
-        unsafe { give_back(self.start..self.start + self.length) };
+        unsafe { free_pages(self.start..self.start + self.length) };
     }
 
     /// Disables readahead: pages are read in random order.
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn new_mappings_are_told_from_old_ones_they_were_joined_with() {
+    fn new_mappings_are_separated_from_old_ones_they_were_merged_with() {
         let old = mapping(0x2000, 0x1000, 0x10000);
         let now = [mapping(0x1000, 0x4000, 0xf000), mapping(0x9000, 0x1000, 0)];
         let new = new_since(std::slice::from_ref(&old), &now);
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_lie_at_multiples_of_their_size() {
+    fn huge_pages_are_aligned_to_their_size() {
         assert_eq!(mapping(0x1000, 0x60_0000, 0).huge_pages(), 0x20_0000..0x60_0000);
         assert_eq!(mapping(0x20_0000, 0x20_0000, 0).huge_pages(), 0x20_0000..0x40_0000);
         assert!(mapping(0x1000, 0x20_0000, 0).huge_pages().is_empty());

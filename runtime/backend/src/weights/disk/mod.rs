@@ -1,4 +1,4 @@
-//! StreamedWeights that lie on disk between the runs of their session.
+//! Streams the weights of a session from disk: before each run they are read, after it they are evicted.
 //!
 //! ONNX Runtime maps external weights from their file and never writes to them, so once a session exists, the pages behind those
 //! addresses can be replaced ([`mapping`]): by anonymous memory that direct reads fill before a run ([`reader`]) and that is evicted
@@ -18,7 +18,6 @@ mod page_pool;
 mod page_region;
 mod prepared;
 mod reader;
-mod staging;
 mod stream;
 mod usage_probe;
 
@@ -40,10 +39,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{MappedWeights, StreamedWeights};
+use stream::{MappedWeights, StreamedWeights, StreamingIo};
 use usage_probe::UsageProbe;
 
-/// Whether weights can be read while a process runs, on this system.
+/// Whether weights can be streamed from disk on this system.
 pub(crate) const POSSIBLE: bool = true;
 
 /// What all streamed sessions of a backend share. The reader starts when the first session needs it.
@@ -68,7 +67,7 @@ pub(crate) enum SessionWeights {
     Mapped(MappedWeights),
 }
 
-/// StreamedWeights that will be streamed.
+/// Weights that will be streamed.
 pub(crate) struct PendingWeights {
     probe: UsageProbe,
     /// Regions that are stored compressed.
@@ -80,7 +79,7 @@ pub(crate) struct PendingWeights {
 /// The mappings of a session's weights and what to do with them. Default: weights in memory.
 #[derive(Default)]
 pub(crate) struct SessionMappings {
-    /// Where they will be between runs.
+    /// Where the weights are between runs.
     pub residency: WeightResidency,
     /// The session's own mappings of files under `dir` ([`claim`]).
     pub mappings: Vec<Mapping>,
@@ -141,12 +140,15 @@ impl PendingWeights {
     fn pin_and_stream(self, pinned: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
         let PendingWeights { probe, regions, readers, partition } = self;
         let failed = reading(&partition);
-        let shared = (readers.reader().map_err(&failed)?, Rc::clone(&readers.pool), Arc::clone(&readers.files));
+        let io = StreamingIo {
+            reader: readers.reader().map_err(&failed)?,
+            pool: Rc::clone(&readers.pool),
+            files: Arc::clone(&readers.files),
+        };
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let mut weights =
-            unsafe { StreamedWeights::take_over(shared, probe.used(), &regions, pinned) }.map_err(&failed)?;
+        let mut weights = unsafe { StreamedWeights::take_over(io, probe.used(), &regions, pinned) }.map_err(&failed)?;
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(

@@ -1,7 +1,7 @@
 //! A pool of physical pages shared by all streamed sessions. Allocating, zeroing and freeing pages for every token costs more CPU than
 //! decompressing the weights, so the pages of a finished stage are moved (`mremap`) into the address range of the next.
 
-use super::mapping::{HUGE, give_back, move_pages, replace};
+use super::mapping::{HUGE, free_pages, move_pages, replace};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -18,9 +18,9 @@ const SHARE: usize = 4;
 ///
 /// Invariant: pages in use and free pages together never exceed the peak of pages in use. Allocating in one size class (huge or small
 /// pages) releases as many free bytes of the other.
-pub(crate) struct PagePool(RefCell<State>);
+pub(crate) struct PagePool(RefCell<PoolState>);
 
-struct State {
+struct PoolState {
     /// How many more ranges may take part.
     ranges_left: usize,
     /// Addresses of free huge pages.
@@ -47,7 +47,7 @@ impl PagePool {
     /// A pool for at most `ranges` address ranges.
     pub fn with_ranges(ranges: usize) -> Self {
         let (huge, small) = (BTreeSet::new(), BTreeMap::new());
-        PagePool(RefCell::new(State { ranges_left: ranges, huge, small, movable: true, held: 0, peak: 0 }))
+        PagePool(RefCell::new(PoolState { ranges_left: ranges, huge, small, movable: true, held: 0, peak: 0 }))
     }
 
     /// Registers address ranges that pages move to and from; false if the process may not have so many mappings.
@@ -130,7 +130,7 @@ fn is_huge(addresses: &Range<usize>) -> bool {
     addresses.start.is_multiple_of(HUGE) && addresses.len() == HUGE
 }
 
-impl State {
+impl PoolState {
     /// # Safety
     /// That of [`PagePool::acquire`].
     unsafe fn acquire_huge(&mut self, addresses: Range<usize>) -> Vec<Range<usize>> {
@@ -235,6 +235,6 @@ impl State {
         self.held -= run.len();
         // SAFETY: the contract of `PagePool::free` or `PagePool::release`: the pages are mapped until `forget`, and nothing needs their
         // contents.
-        unsafe { give_back(run) };
+        unsafe { free_pages(run) };
     }
 }

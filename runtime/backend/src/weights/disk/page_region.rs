@@ -1,11 +1,12 @@
-//! The address ranges that the chunks of one session fill, in huge pages and the small pages around them, and their pages in the pool.
+//! The address ranges that the chunks of one session fill, divided into huge pages and the small pages between them. The pages come from
+//! the pool and return to it.
 
 use super::mapping::{HUGE, Mapping};
 use super::page_pool::PagePool;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// PageRegions that comes and goes.
+/// The page regions of one session.
 pub(super) struct PageRegions {
     pool: Rc<PagePool>,
     /// Whether its pages come from the pool and return to it.
@@ -24,11 +25,11 @@ impl PageRegions {
     /// The regions of these mappings, by address. Frees the pages that they have.
     ///
     /// # Safety
-    /// The mappings must be memory that [`Mapping::replace`] made, must stay mapped as long as this lives, and must be filled by nobody
-    /// else.
+    /// The mappings must be memory that [`Mapping::replace`] made, must stay mapped as long as this lives, and nothing else may write to
+    /// them.
     pub unsafe fn new(pool: Rc<PagePool>, mappings: &[Mapping]) -> Self {
         // SAFETY: the caller's promise.
-        mappings.iter().for_each(|mapping| unsafe { mapping.give_back() });
+        mappings.iter().for_each(|mapping| unsafe { mapping.free_pages() });
         let part = |addresses: Range<usize>| PageRegion { addresses, runs: Vec::new() };
         let regions: Vec<PageRegion> = mappings.iter().flat_map(around_huge_pages).map(part).collect();
         PageRegions { moves: pool.register(regions.len()), pool, regions }
@@ -109,7 +110,7 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// PageRegions at odd addresses of sessions, of so many pages each, and what it lies in.
+    /// The memory of sessions of so many pages each, at addresses that are not aligned to huge pages.
     fn sessions(pool: &Rc<PagePool>, pages: &[usize]) -> (Pages, Vec<(PageRegions, Range<usize>)>) {
         let all = Pages::reserve(pages.iter().map(|pages| (pages + 1) * PAGE).sum()).unwrap();
         let mut at = all.address() as usize;
@@ -130,21 +131,21 @@ mod tests {
 
     /// The first number of each page.
     fn marks(addresses: &Range<usize>) -> impl Iterator<Item = &'static mut usize> {
-        // SAFETY: whole pages of these tests, which outlive what they hand out.
+        // SAFETY: whole pages of these tests, which outlive the references.
         addresses.clone().step_by(PAGE).map(|at| unsafe { &mut *(at as *mut usize) })
     }
 
-    /// Pages that are in memory.
+    /// The number of resident pages.
     fn present(all: &Pages) -> usize {
-        let mut there = vec![0_u8; all.len().div_ceil(PAGE)];
-        // SAFETY: the range is that of the pages, and there is a byte for each.
-        assert_eq!(unsafe { libc::mincore(all.address().cast(), all.len(), there.as_mut_ptr().cast()) }, 0);
-        there.iter().filter(|there| **there & 1 == 1).count()
+        let mut resident = vec![0_u8; all.len().div_ceil(PAGE)];
+        // SAFETY: the range is that of the pages, and `resident` has a byte for each.
+        assert_eq!(unsafe { libc::mincore(all.address().cast(), all.len(), resident.as_mut_ptr().cast()) }, 0);
+        resident.iter().filter(|page| **page & 1 == 1).count()
     }
 
     #[test]
-    fn whoever_has_pages_has_them_alone_and_never_more_are_there_than_were_taken_at_once() {
-        // The six have more places than that together.
+    fn pages_have_one_owner_and_never_exceed_the_peak_in_use() {
+        // Fewer ranges than the six sessions have together, so some sessions do not take part.
         let pool = Rc::new(PagePool::with_ranges(19));
         let (all, mut sessions) = sessions(&pool, &[3000, 700, 1300, 2100, 90, 1700]);
         let mut taken = vec![Vec::new(); sessions.len()];
@@ -159,7 +160,7 @@ mod tests {
             let (memory, addresses) = &mut sessions[number];
             match &mut taken[number] {
                 marked if marked.is_empty() => {
-                    // The front, the back or all of it, as chunks fill it.
+                    // The first half, the second half or both, as chunks fill them.
                     let middle = addresses.start + addresses.len() / PAGE / 2 * PAGE;
                     let [front, back] = [addresses.start..middle, middle..addresses.end];
                     let fills = match random >> 60 {
@@ -168,7 +169,7 @@ mod tests {
                         _ => vec![back, front],
                     };
                     let takes: u64 = memory.bytes_needed(fills.chunks(1)).iter().sum();
-                    // SAFETY: nobody needs anything of it.
+                    // SAFETY: nothing needs the contents.
                     unsafe { memory.acquire(&fills) };
                     let took = memory.regions.iter().filter(|part| !part.runs.is_empty());
                     assert_eq!(takes, took.map(|part| part.addresses.len() as u64).sum::<u64>());
@@ -178,7 +179,7 @@ mod tests {
                 }
                 marked => {
                     marked.clear();
-                    // SAFETY: nobody looks at it any more.
+                    // SAFETY: nothing needs the contents any more.
                     unsafe { memory.release() };
                 }
             }
@@ -194,18 +195,18 @@ mod tests {
                 "{held} bytes, {free} free, {now} pages"
             );
             most = most.max(now);
-            assert!(present(&all) <= most, "{} pages, {most} were taken at once", present(&all));
+            assert!(present(&all) <= most, "{} pages, the peak in use is {most}", present(&all));
             for (fill, round) in taken.iter().flatten() {
                 assert!(marks(fill).all(|mark| *mark == *round), "{number} in round {round}");
             }
         }
-        assert!(moved > 50_000, "{moved} pages came with what they held");
-        assert!(most > 4000 && pool.account().1 == 0, "pages that cannot move are given back");
+        assert!(moved > 50_000, "{moved} pages were moved with their contents");
+        assert!(most > 4000 && pool.account().1 == 0, "pages that cannot move are freed");
         drop(sessions);
         let (_all, mut sessions) = self::sessions(&pool, &[2000]);
         let (memory, addresses) = &mut sessions[0];
-        // SAFETY: nobody needs anything of it.
+        // SAFETY: nothing needs the contents.
         unsafe { memory.acquire(std::slice::from_ref(addresses)) };
-        assert!(marks(addresses).all(|mark| *mark == 0), "pages of memory that is gone are forgotten");
+        assert!(marks(addresses).all(|mark| *mark == 0), "pages of unmapped memory are forgotten");
     }
 }

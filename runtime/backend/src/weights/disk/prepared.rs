@@ -1,19 +1,18 @@
-//! Partitions with their weights laid out as kernels want them, on disk beside the plan.
+//! Prepared partitions: weights on disk, beside the plan, in the layout that kernels want.
 //!
-//! ONNX Runtime writes such a file itself (`session.save_external_prepacked_constant_initializers`) and maps it back without
-//! copying. Beside it is what of it is stored densely. Making one takes seconds and as much disk as the partition's weights twice, so each is made once, aside, and moved
-//! into place when it is whole: a directory that has its seal is complete, whatever happened meanwhile. One process makes them
-//! at a time; others wait and then find them made.
+//! ONNX Runtime writes such a file itself (`session.save_external_prepacked_constant_initializers`) and maps it back without copying.
+//! Compressed regions are stored beside it. Preparing takes seconds and twice the disk space of the partition's weights, so each
+//! partition is prepared once, in a temporary directory that is renamed into place when it is complete.
+//!
+//! Invariant: a directory with a matching seal is complete. One process prepares at a time; others wait and then find the result.
 
 use super::align::align;
 use super::compressed;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use hpp_schema::{ByteSize, FileIdentity};
-use std::ffi::CString;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -21,25 +20,25 @@ use std::time::{Duration, SystemTime};
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights as ONNX Runtime writes them.
 pub(crate) const UNALIGNED: &str = "unaligned";
-/// Its weights, each at an address its kernel expects.
+/// Its weights, aligned as their kernels expect.
 pub(crate) const WEIGHTS: &str = "model.onnx.data";
-/// What is made from others' weights.
+/// The files of a prepared partition.
 const FILES: [&str; 4] = [MODEL, WEIGHTS, compressed::COMPRESSED_FILE, compressed::REGIONS_FILE];
-/// What they must be: written last.
+/// The file with the hashes and identities of the others, written last.
 const SEAL: &str = "seal";
-/// Changes when what is written changes.
+/// The version of the format, part of the key.
 const FORMAT: &str = "hpp-prepared-7";
-/// Directories not yet whole begin so.
+/// Prefix of temporary directories.
 const PARTIAL: &str = ".partial-";
-/// Bytes that can be written where a disk is not full.
-const MORE: usize = 1 << 20;
-/// Samples of a file that its seal has.
+/// Bytes of a test write that fails on a full disk; also the buffer size for hashing.
+const MIB: usize = 1 << 20;
+/// Number of samples of a file that its seal hashes.
 const SAMPLES: u64 = 64;
-/// Longer than a step of the clock from which most file systems take times.
+/// Longer than a tick of the clock from which most file systems take mtime and ctime.
 const TICK: Duration = Duration::from_millis(25);
 
-/// Finds a prepared partition, or has it made by `make` in the directory it is given. `made_for` is everything beside the
-/// plan's contents that the layout depends on: the library's version, the processor.
+/// Finds a prepared partition or prepares it: `make` writes [`MODEL`] and [`UNALIGNED`] to the directory it is given. `made_for` is
+/// everything that the layout depends on beside the plan's contents: the library's version and the processor. Returns the directory.
 pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
@@ -59,8 +58,8 @@ pub(crate) fn find_or_make(
     if is_whole(&place, prepared.verify) {
         return Ok(place);
     }
-    // With the lock held, whatever is not whole was left by a process that is gone.
-    sweep(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
+    // With the lock held, an incomplete directory was left by a process that was killed.
+    remove_dirs(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
         .map_err(failed(preparing()))?;
     let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
     fs::create_dir(&partial).map_err(failed(preparing()))?;
@@ -73,57 +72,53 @@ pub(crate) fn find_or_make(
     };
     let made = make(&partial).and_then(|()| finish().map_err(failed(preparing())));
     if let Err(error) = made {
-        let full = no_room(&partial);
+        let full = disk_full(&partial);
         drop(fs::remove_dir_all(&partial));
         return Err(full.map_or(error, |cause| BackendError::Runtime { doing: preparing(), cause }));
     }
     Ok(place)
 }
 
-/// Why no more can be written there, where that is so: ONNX Runtime says only that it could not.
-fn no_room(partial: &Path) -> Option<String> {
-    let error = fs::write(partial.join("more"), vec![1; MORE]).err()?;
+/// A message if the disk is full; ONNX Runtime's error does not give the cause.
+fn disk_full(partial: &Path) -> Option<String> {
+    let error = fs::write(partial.join("more"), vec![1; MIB]).err()?;
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
     Some(format!(
-        "{error}{free}. Weights laid out anew take about as much as the model's own files: make room, or put the plan on another \
+        "{error}{free}. Prepared weights take about as much space as the model's own files: make room, or put the plan on another \
          disk (hpp-split --out)"
     ))
 }
 
-/// Bytes that may still be written on the disk that holds a folder.
+/// Free bytes of the file system of a directory.
 fn free_space(folder: &Path) -> Option<u64> {
-    let path = CString::new(folder.as_os_str().as_bytes()).ok()?;
-    let mut found = std::mem::MaybeUninit::<libc::statvfs>::zeroed();
-    // SAFETY: a path that ends with a zero, and room for the answer, of which all zeros are a valid one.
-    let found = unsafe { (libc::statvfs(path.as_ptr(), found.as_mut_ptr()) == 0).then(|| found.assume_init()) }?;
+    let found = rustix::fs::statvfs(folder).ok()?;
     Some(found.f_bavail * found.f_frsize)
 }
 
-/// Removes directories whose names are so.
-fn sweep(dir: &Path, is_so: impl Fn(&str) -> bool) -> io::Result<()> {
+/// Removes the subdirectories whose names match.
+fn remove_dirs(dir: &Path, matches: impl Fn(&str) -> bool) -> io::Result<()> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
-        if entry.file_name().to_str().is_some_and(&is_so) && entry.file_type()?.is_dir() {
+        if entry.file_name().to_str().is_some_and(&matches) && entry.file_type()?.is_dir() {
             fs::remove_dir_all(entry.path())?;
         }
     }
     Ok(())
 }
 
-/// The first line of a seal: the directory's name, which says what it was made for. One that was moved to the place of another is not
-/// what belongs there.
+/// The first line of a seal: the directory's name, which contains the key. A directory that was renamed to another's name does not match.
 fn title(place: &Path) -> String {
     format!("{}\n", place.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Writes everything to the disk, then the seal for the place where it will lie, and does not keep in memory what was written.
+/// Syncs all files to disk, then writes the seal for the final directory `place`, and drops the files from the page cache.
 fn seal(partial: &Path, place: &Path) -> io::Result<()> {
     let lines = FILES.map(|name| {
         let mut file = File::open(partial.join(name))?;
         file.sync_all()?;
         let found = identity(&file)?;
-        let line = format!("{}{}{found}\n", describe(&mut file, name)?, whole(&mut file)?);
-        crate::os::forget(&file, 0, 0);
+        let line = format!("{}{}{found}\n", describe(&mut file, name)?, hash(&mut file)?);
+        crate::os::drop_cached(&file, 0, 0);
         Ok(line)
     });
     let lines: Vec<String> = lines.into_iter().collect::<io::Result<_>>()?;
@@ -142,8 +137,8 @@ fn identity(file: &File) -> io::Result<String> {
     Ok("-".to_owned())
 }
 
-/// Whether a directory's files equal its seal. Hashes samples, and whole files on request or if a file's identity is not the sealed one
-/// because somebody wrote to the file or copied it.
+/// Whether a directory's files match its seal. Hashes samples, and whole files on request (`every_byte`) or if a file's identity differs
+/// from the sealed one, because it was written to or copied.
 fn is_whole(place: &Path, every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
         let sealed = fs::read_to_string(place.join(SEAL))?;
@@ -151,24 +146,24 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
         if sealed.next() != Some(title(place).trim_end()) {
             return Ok(false);
         }
-        let (mut now, mut has_news) = (title(place), false);
+        let (mut new_seal, mut has_changed) = (title(place), false);
         for name in FILES {
             let mut file = File::open(place.join(name))?;
             let (found, description) = (identity(&file)?, describe(&mut file, name)?);
-            let (same, hash) = (sealed.next() == Some(description.trim_end()), sealed.next());
+            let (same, sealed_hash) = (sealed.next() == Some(description.trim_end()), sealed.next());
             let is_known = sealed.next() == Some(found.as_str()) && found != "-";
-            let Some(hash) = hash.filter(|_| same) else { return Ok(false) };
+            let Some(sealed_hash) = sealed_hash.filter(|_| same) else { return Ok(false) };
             if every_byte || !is_known {
-                if hash != whole(&mut file)?.trim_end() {
+                if sealed_hash != hash(&mut file)?.trim_end() {
                     return Ok(false);
                 }
-                crate::os::forget(&file, 0, 0);
+                crate::os::drop_cached(&file, 0, 0);
             }
-            has_news |= !is_known;
-            now += &format!("{description}{hash}\n{found}\n");
+            has_changed |= !is_known;
+            new_seal += &format!("{description}{sealed_hash}\n{found}\n");
         }
-        if has_news {
-            note(place, &now);
+        if has_changed {
+            replace_seal(place, &new_seal);
         }
         Ok(true)
     };
@@ -176,7 +171,7 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
 }
 
 /// Replaces the seal atomically. If that fails, the next start hashes the whole files again.
-fn note(place: &Path, seal: &str) {
+fn replace_seal(place: &Path, seal: &str) {
     let partial = place.join(format!("{PARTIAL}{SEAL}-{}", std::process::id()));
     let written = fs::write(&partial, seal).and_then(|()| fs::rename(&partial, place.join(SEAL)));
     if written.is_err() {
@@ -184,11 +179,11 @@ fn note(place: &Path, seal: &str) {
     }
 }
 
-/// A hash of all of a file.
-fn whole(file: &mut File) -> io::Result<String> {
+/// The hash of a whole file, as a line.
+fn hash(file: &mut File) -> io::Result<String> {
     file.seek(SeekFrom::Start(0))?;
     let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; MORE];
+    let mut buffer = vec![0; MIB];
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(format!("{}\n", hasher.finalize().to_hex())),
@@ -197,7 +192,7 @@ fn whole(file: &mut File) -> io::Result<String> {
     }
 }
 
-/// A file's name, length and a hash of evenly spaced samples.
+/// A file's name, length and hash of evenly spaced samples, as a line.
 fn describe(file: &mut File, name: &str) -> io::Result<String> {
     let length = file.metadata()?.len();
     let mut hasher = blake3::Hasher::new();
@@ -217,7 +212,7 @@ mod tests {
     use std::cell::Cell;
 
     fn write(place: &Path, weights: &[u8]) -> Result<(), BackendError> {
-        // A model without any weights but one: `weights` from their beginning.
+        // A model with one weight, which is the whole file.
         fs::write(place.join(MODEL), super::super::align::tests::refers_to(UNALIGNED, weights.len())).unwrap();
         fs::write(place.join(UNALIGNED), weights).unwrap();
         Ok(())
@@ -228,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn each_is_made_once_and_again_when_anything_changes() {
+    fn a_partition_is_prepared_once_and_again_after_any_change() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path().join("prepared");
         let made = Cell::new(0);
@@ -242,29 +237,29 @@ mod tests {
         let place = find("a", "x");
         assert_eq!(find("a", "x"), place);
         assert_eq!(made.get(), 1);
-        // Other weights, another library: the old ones are of no use any more.
+        // With other weights or another library version the old directory is removed.
         let other = find("b", "x");
         assert_ne!(other, place);
         assert!(!place.exists());
         find("b", "y");
         assert_eq!(made.get(), 3);
-        // Somebody cuts the file short.
+        // The file is truncated.
         let place = find("b", "y");
         fs::write(place.join(WEIGHTS), [7; 50]).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 4);
-        // Somebody writes to it: a sample shows it.
+        // A byte within a sample changes.
         let mut bytes = fs::read(place.join(WEIGHTS)).unwrap();
         bytes[0] = 8;
         fs::write(place.join(WEIGHTS), bytes).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 5);
-        // Somebody writes to what is stored densely.
+        // The compressed regions change.
         let place = find("b", "y");
         fs::write(place.join(compressed::COMPRESSED_FILE), "x").unwrap();
         find("b", "y");
         assert_eq!(made.get(), 6);
-        // Between two samples: the new mtime causes a full hash.
+        // A byte between two samples changes: the new mtime causes a full hash.
         let place = find("b", "y");
         let mut bytes = vec![7; 1 << 20];
         find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", |place| write(place, &bytes))
@@ -295,11 +290,11 @@ mod tests {
         File::options().write(true).open(place.join(WEIGHTS)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert!(!again(false).0);
         assert_ne!(seal(), before);
-        assert_eq!(fs::read_dir(&place).unwrap().count(), FILES.len() + 1, "nothing else is left");
+        assert_eq!(fs::read_dir(&place).unwrap().count(), FILES.len() + 1, "there are other files");
     }
 
     #[test]
-    fn directories_that_were_swapped_are_made_again() {
+    fn swapped_directories_are_prepared_again() {
         let dir = tempfile::tempdir().unwrap();
         let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
         let made = Cell::new(0);
@@ -322,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fails_leaves_nothing_and_what_was_killed_is_swept_up() {
+    fn failed_and_killed_preparations_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
         find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
@@ -330,19 +325,19 @@ mod tests {
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
         };
         assert_eq!(names(), ["lock"]);
-        // A process that was killed half way.
+        // The directory of a killed process.
         let partial = dir.path().join(format!("{PARTIAL}cpu_7"));
         fs::create_dir(&partial).unwrap();
         fs::write(partial.join(WEIGHTS), b"half").unwrap();
         let place = find_or_make(&prepared, "cpu_0", "x", |place| write(place, b"weights")).unwrap();
         assert!(!partial.exists());
-        // A directory without its seal is not whole, whatever is in it.
+        // A directory without a seal is incomplete.
         fs::remove_file(place.join(SEAL)).unwrap();
         find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
     }
 
     #[test]
-    fn two_processes_make_it_once() {
+    fn concurrent_preparations_prepare_once() {
         let dir = tempfile::tempdir().unwrap();
         let made = std::sync::atomic::AtomicU32::new(0);
         std::thread::scope(|scope| {

@@ -5,8 +5,10 @@ mod calls;
 mod request;
 mod ring;
 mod shared;
+mod staging;
 
 pub(super) use request::{Destination, Ticket};
+pub(super) use staging::BUFFER;
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
@@ -136,7 +138,7 @@ mod tests {
             .iter()
             .map(|start| {
                 let length = piece.min(pages.len() - start);
-                // SAFETY: `pages` outlives the waits below, and nothing looks at it before them.
+                // SAFETY: `pages` outlives the waits below, and nothing reads it before them.
                 unsafe {
                     reader.read(&file, *start as u64, length, Destination::Memory(pages.address() as usize + start))
                 }
@@ -146,7 +148,7 @@ mod tests {
             let (began, ended) = reader.wait(ticket).unwrap();
             assert!(began >= ended);
         }
-        // SAFETY: the pages live, all of them were written, and no read is under way.
+        // SAFETY: the pages live, all of them were written, and no read is in progress.
         let read = unsafe { std::slice::from_raw_parts(pages.address(), contents.len()) };
         assert!(read == contents);
     }
@@ -166,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_was_cut_short_is_an_error() {
+    fn a_truncated_file_is_an_error() {
         for reader in Reader::each() {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("weights");
@@ -204,7 +206,7 @@ mod tests {
             let dir = tempfile::tempdir().unwrap();
             let path = dir.path().join("weights");
             std::fs::write(&path, vec![1; 2 * SECTOR as usize]).unwrap();
-            let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
+            let broken = WeightFile::with_length(Path::new("/proc/self/mem"), u64::MAX);
             let error = read(&reader, broken, 0, 1).unwrap_err();
             assert_eq!(error.raw_os_error(), Some(libc::EIO), "{error}");
             read(&reader, WeightFile::open(&path).unwrap(), SECTOR, 1).unwrap();
@@ -219,7 +221,7 @@ mod tests {
             // At a sector, and in the middle of one.
             for bytes in [0, SECTOR, 2 * SECTOR + 1808] {
                 std::fs::write(&path, vec![1; bytes as usize]).unwrap();
-                let error = read(&reader, WeightFile::pretending(&path, 3 * SECTOR), 0, 3).unwrap_err();
+                let error = read(&reader, WeightFile::with_length(&path, 3 * SECTOR), 0, 3).unwrap_err();
                 assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof, "{bytes} bytes: {error}");
             }
         }
@@ -233,7 +235,7 @@ mod tests {
         // A pipe returns nothing until something is written to it. Reads at an offset refuse pipes, so only the ring is tested.
         let (from, mut to) = io::pipe().unwrap();
         let pipe = std::os::fd::AsRawFd::as_raw_fd(&from);
-        let slow = WeightFile::pretending(Path::new(&format!("/proc/self/fd/{pipe}")), SECTOR);
+        let slow = WeightFile::with_length(Path::new(&format!("/proc/self/fd/{pipe}")), SECTOR);
         let slow = ReadFrom::Open(Arc::new(slow));
         let reader = Reader::start().unwrap();
         if reader.kind() != "io_uring" {

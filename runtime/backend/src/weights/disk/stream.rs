@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// StreamedWeights of a session that are read before each run. Must be dropped before the session.
+/// Weights of a session that are read before each run. Must be dropped before the session.
 pub(crate) struct StreamedWeights {
     reader: Rc<Reader>,
     /// Bytes of each chunk.
@@ -26,13 +26,20 @@ pub(crate) struct StreamedWeights {
     unlocked: Option<io::Error>,
 }
 
+/// What a session's weights share with those of other sessions: the reader, the page pool and the open files.
+pub(super) struct StreamingIo {
+    pub reader: Rc<Reader>,
+    pub pool: Rc<PagePool>,
+    pub files: Arc<OpenFiles>,
+}
+
 struct Chunk {
     read: ChunkRead,
-    state: State,
+    state: ChunkState,
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum State {
+enum ChunkState {
     /// It has no pages.
     Absent,
     Reading(Ticket),
@@ -48,15 +55,16 @@ impl StreamedWeights {
     /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
     /// absent. ONNX Runtime must treat external weights as read-only and hold no pointer into them except through these mappings.
     pub(super) unsafe fn take_over(
-        (reader, pool, files): (Rc<Reader>, Rc<PagePool>, Arc<OpenFiles>),
+        io: StreamingIo,
         mappings: Vec<Mapping>,
         regions: &[CompressedRegion],
         pinned: u64,
     ) -> io::Result<Self> {
+        let StreamingIo { reader, pool, files } = io;
         let mut files = Files::new(files);
         let mut unlocked = None;
         for mapping in &mappings {
-            // SAFETY: the session keeps it mapped, no other session has it, and nothing runs before its chunks are present (this
+            // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
             // function's contract).
             unsafe { mapping.replace() }?;
         }
@@ -86,7 +94,7 @@ impl StreamedWeights {
         let mut chunks = Vec::new();
         for (mapping, region) in &streamed {
             let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
-            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: State::Absent }));
+            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: ChunkState::Absent }));
         }
         // If the system does not lock memory, huge pages of pinned weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
@@ -110,23 +118,23 @@ impl StreamedWeights {
     /// Starts to read a chunk.
     pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
         match self.chunks[chunk].state {
-            State::Absent => {
+            ChunkState::Absent => {
                 let chunk = &mut self.chunks[chunk];
                 // SAFETY: the session does not run before the chunk is present, so nothing needs the contents of its regions.
                 unsafe { self.memory.acquire(&chunk.read.fills) };
-                chunk.state = State::Reading(begin(&self.reader, &chunk.read));
+                chunk.state = ChunkState::Reading(begin(&self.reader, &chunk.read));
                 Ok(())
             }
-            State::Reading(_) | State::Present => Err(misfit("it is in memory already")),
+            ChunkState::Reading(_) | ChunkState::Present => Err(misfit("it is in memory already")),
         }
     }
 
     /// Waits for a chunk; when it was read, by the clock `now`.
     pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
         let chunk = &mut self.chunks[chunk];
-        let State::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };
+        let ChunkState::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };
         let waited = self.reader.wait(ticket);
-        chunk.state = if waited.is_ok() { State::Present } else { State::Absent };
+        chunk.state = if waited.is_ok() { ChunkState::Present } else { ChunkState::Absent };
         let (began, ended) = waited.map_err(|error| BackendError::Runtime {
             doing: format!("read weights from {} at offset {}", chunk.read.file.path().display(), chunk.read.offset),
             cause: error.to_string(),
@@ -138,16 +146,16 @@ impl StreamedWeights {
     /// Evicts all chunks.
     pub fn release(&mut self) {
         self.wait_for_all();
-        if self.chunks.iter().any(|chunk| chunk.state != State::Absent) {
+        if self.chunks.iter().any(|chunk| chunk.state != ChunkState::Absent) {
             // SAFETY: all reads have finished, and the session does not run while a chunk is absent, which all are now.
             unsafe { self.memory.release() };
         }
-        self.chunks.iter_mut().for_each(|chunk| chunk.state = State::Absent);
+        self.chunks.iter_mut().for_each(|chunk| chunk.state = ChunkState::Absent);
     }
 
     /// Refuses a run while a chunk is absent.
     pub fn check(&self) -> Result<(), BackendError> {
-        match self.chunks.iter().all(|chunk| chunk.state == State::Present) {
+        match self.chunks.iter().all(|chunk| chunk.state == ChunkState::Present) {
             true => Ok(()),
             false => Err(misfit("a run needs it and it is not in memory")),
         }
@@ -155,10 +163,10 @@ impl StreamedWeights {
 
     fn wait_for_all(&mut self) {
         for chunk in &mut self.chunks {
-            if let State::Reading(ticket) = chunk.state {
+            if let ChunkState::Reading(ticket) = chunk.state {
                 // Whether the read failed does not matter: the chunk is evicted.
                 drop(self.reader.wait(ticket));
-                chunk.state = State::Present;
+                chunk.state = ChunkState::Present;
             }
         }
     }
@@ -196,7 +204,7 @@ impl MappedWeights {
         for mapping in &self.0 {
             // SAFETY: the mappings are this session's alone (`DiskReaders::keep`), which is alive; they are still backed by the file, so
             // dropped pages are read again when needed.
-            unsafe { mapping.give_back() };
+            unsafe { mapping.free_pages() };
         }
     }
 }
@@ -216,7 +224,7 @@ mod tests {
 
     const BYTES: usize = 4096;
 
-    /// Two chunks: one of a file that is as it should be, one of a disk that fails.
+    /// Two chunks: one of a sound file, one of a failing disk.
     fn weights(reader: Reader, dir: &Path) -> (StreamedWeights, Pages) {
         let path = dir.join("weights");
         std::fs::write(&path, vec![7; BYTES]).unwrap();
@@ -225,9 +233,9 @@ mod tests {
             let at = pages.address() as usize + number * BYTES;
             let (to, fills) = (Destination::Memory(at), std::iter::once(at..at + BYTES).collect());
             let read = ChunkRead { file: ReadFrom::Open(Arc::new(file)), offset: 0, length: BYTES, to, fills };
-            Chunk { read, state: State::Absent }
+            Chunk { read, state: ChunkState::Absent }
         };
-        let broken = WeightFile::pretending(Path::new("/proc/self/mem"), u64::MAX);
+        let broken = WeightFile::with_length(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
         let bytes = vec![ChunkSize { resident: BYTES as u64, stored: BYTES as u64 }; 2];
         let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
@@ -237,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_absent_and_no_run_begins() {
+    fn a_chunk_that_could_not_be_read_is_absent_and_refuses_runs() {
         for reader in Reader::each() {
             let dir = tempfile::tempdir().unwrap();
             let (mut weights, pages) = weights(reader, dir.path());
@@ -248,25 +256,25 @@ mod tests {
                 let error = weights.wait(1, || Duration::ZERO).unwrap_err().to_string();
                 assert!(error.contains("read weights from /proc/self/mem at offset 0"), "{error}");
                 assert!(error.contains("Input/output error"), "{error}");
-                // SAFETY: the first chunk was read, and no read is under way.
+                // SAFETY: the first chunk was read, and no read is in progress.
                 assert_eq!(unsafe { *pages.address() }, 7);
                 assert!(weights.check().unwrap_err().to_string().contains("it is not in memory"));
-                // Everything is let go; another pass may try again.
+                // After eviction the next pass can try again.
                 weights.release();
                 assert!(weights.check().is_err());
             }
             weights.prefetch(1).unwrap();
-            // What is being read when they are dropped is waited for.
+            // Dropping them waits for the read in progress.
             drop(weights);
         }
     }
 
-    /// StreamedWeights in a file, in part stored densely beside it, and their mapping, as ONNX Runtime makes one.
+    /// A weights file with compressed regions beside it, and its mapping as ONNX Runtime makes one.
     fn mapped(dir: &Path) -> (Vec<u8>, memmap2::MmapMut, Vec<Mapping>) {
         let mut bytes = super::super::compressed::make::tests::write(dir);
         bytes.resize(bytes.len().next_multiple_of(SECTOR as usize), 0);
         let file = std::fs::File::open(dir.join("weights")).unwrap();
-        // SAFETY: nobody else writes to this test's own file.
+        // SAFETY: only this test uses its file.
         let map = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
         let mappings = super::super::mapped_under(dir).unwrap();
         assert_eq!(mappings.iter().map(|mapping| mapping.length).sum::<usize>(), bytes.len());
@@ -274,36 +282,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_stored_densely_arrives_as_it_was() {
+    fn streamed_weights_equal_the_file_for_any_number_of_pinned_bytes() {
         for reader in Reader::each() {
             let (reader, pool, files, dir) =
                 (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
             let regions = |dir: &Path| super::super::compressed::regions(dir).unwrap();
             let mut read = Vec::new();
-            for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
+            for pinned in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
-                let shared = (Rc::clone(&reader), Rc::clone(&pool), Arc::clone(&files));
-                // SAFETY: the mapping outlives them, and is looked at while all chunks are present.
+                let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
+                // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(shared, mappings, &regions(dir.path()), locked) }.unwrap();
+                    unsafe { StreamedWeights::take_over(io, mappings, &regions(dir.path()), pinned) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())
                         .for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
                     weights.check().unwrap();
-                    // SAFETY: as many bytes are mapped there, and nobody writes to them now.
-                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
+                    // SAFETY: the mapping has this length, and nothing writes to it now.
+                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{pinned} pinned");
                     weights.release();
                 }
                 let held: u64 = weights.bytes().iter().map(|chunk| chunk.resident).sum();
-                assert!(bytes.len() as u64 - held <= locked + SECTOR && all.len() == 1);
+                assert!(bytes.len() as u64 - held <= pinned + SECTOR && all.len() == 1);
                 read.push(weights.bytes().iter().map(|chunk| chunk.stored).sum::<u64>());
                 drop((weights, map));
             }
-            // 167,936 bytes as they are; 16,384 for sums and scales, half of the rest for numbers. What
-            // is as it is goes first, and the last is all locked.
+            // 167,936 bytes are uncompressed; sums and scales take 16,384, and the numbers half of their size. Uncompressed bytes are
+            // pinned first, and in the last case all are pinned.
             let half = 3 << 19;
             assert_eq!(read[..2], [167_936 + 16_384 + half, 167_936 - 53_248 + 16_384 + half]);
             assert_eq!(read[5], 0);

@@ -1,5 +1,4 @@
-//! Where the system is not Linux, weights stay where ONNX Runtime put them: mapped from their file, so that the system may drop
-//! and read them again as it sees fit.
+//! The fallback for systems other than Linux: weights stay mapped from their file, and the system decides which pages are resident.
 
 use crate::loading::Loading;
 use hpp_engine::port::{ChunkSize, Interval, Prepared, WeightResidency};
@@ -7,63 +6,63 @@ use hpp_engine::{BackendError, Reporter};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Whether weights can be read while a process runs, on this system.
+/// Whether weights can be streamed from disk on this system.
 pub(crate) const POSSIBLE: bool = false;
 /// The graph of a prepared partition.
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights.
 pub(crate) const WEIGHTS: &str = "model.onnx.data";
-/// The same as ONNX Runtime writes them.
+/// Its weights as ONNX Runtime writes them.
 pub(crate) const UNALIGNED: &str = "model.onnx.data";
 
-/// Nothing that reads directly.
+/// The reader of direct files, which do not exist here.
 #[derive(Default)]
 pub(crate) struct DirectReads;
 
-/// There is none.
+/// A file opened for direct reads, which does not exist here.
 pub(crate) enum DirectFile {}
 
 impl DirectFile {
-    /// There are no direct reads here.
+    /// Always `None`.
     pub fn open(_: &Path, _: &std::sync::Arc<DirectReads>) -> std::io::Result<Option<Self>> {
         Ok(None)
     }
 
-    /// Never.
-    pub fn reads_to(_: u64, _: *const u8) -> bool {
+    /// Always false.
+    pub fn is_aligned(_: u64, _: *const u8) -> bool {
         false
     }
 
-    /// Nobody has one.
+    /// Cannot be called.
     pub fn read(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
         match *self {}
     }
 }
 
-/// Not known here.
+/// Always an error.
 pub fn read_rate(_: &Path, _: u64) -> std::io::Result<f64> {
     Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "that is only possible on Linux so far"))
 }
 
-/// A mapping nobody looks for.
+/// A mapping of weights; none is ever listed.
 pub(crate) struct Mapping;
 
-/// Nothing is known of them.
+/// Does nothing.
 pub(crate) fn forget(_: &[Mapping]) {}
 
-/// Nothing that reads.
+/// The readers of all sessions; there are none.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders;
 
 /// Weights where ONNX Runtime put them.
 pub(crate) struct SessionWeights;
 
-/// Nothing is looked for.
+/// Always empty.
 pub(crate) fn mapped_under(_: &Path) -> std::io::Result<Vec<Mapping>> {
     Ok(Vec::new())
 }
 
-/// Makes a session; nobody looks for what it maps.
+/// Creates a session and lists no mappings.
 pub(crate) fn claim<T>(
     _: &Loading,
     _: &Path,
@@ -75,17 +74,17 @@ pub(crate) fn claim<T>(
 /// Where the weights of a session are.
 #[derive(Default)]
 pub(crate) struct SessionMappings {
-    /// How they are to be kept.
+    /// Where the plan wants them between runs.
     pub residency: WeightResidency,
-    /// None.
+    /// Always empty.
     pub mappings: Vec<Mapping>,
-    /// Where their files are.
+    /// The directory of their files.
     pub dir: PathBuf,
-    /// Whether they lie there as kernels want them.
+    /// Whether the files have the layout that kernels want.
     pub prepared: bool,
 }
 
-/// Never asked for where nothing is read.
+/// Prepares a partition. Not called on systems that do not stream.
 pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
@@ -97,10 +96,10 @@ pub(crate) fn find_or_make(
 }
 
 impl DiskReaders {
-    /// Leaves the weights where they are, and says so.
+    /// Leaves the weights where they are, and warns if the plan streams them.
     ///
     /// # Safety
-    /// None is needed; it is unsafe because it is on Linux.
+    /// No requirements; unsafe only to match the Linux version.
     pub unsafe fn keep(
         &self,
         placed: SessionMappings,
@@ -108,8 +107,7 @@ impl DiskReaders {
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
         if placed.residency == WeightResidency::Streamed {
-            let what =
-                "weights are read as they are needed on Linux only; the system decides which of them stay in memory";
+            let what = "weights are streamed from disk on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }
         Ok(SessionWeights)
@@ -117,12 +115,12 @@ impl DiskReaders {
 }
 
 impl SessionWeights {
-    /// Always.
+    /// Always true.
     pub fn is_resident(&self) -> bool {
         true
     }
 
-    /// Never.
+    /// Always false.
     pub fn wants_warm_up(&self) -> bool {
         false
     }
@@ -135,7 +133,7 @@ impl SessionWeights {
         Ok(None)
     }
 
-    /// None.
+    /// Always empty.
     pub fn chunks(&mut self) -> Vec<ChunkSize> {
         Vec::new()
     }

@@ -40,7 +40,7 @@ impl UsageProbe {
         for mapping in &mappings {
             // Pages read while the session was created say nothing of its runs.
             // SAFETY: as in `sample`.
-            unsafe { mapping.give_back() };
+            unsafe { mapping.free_pages() };
         }
         forget(&mappings);
         UsageProbe { used: used.unwrap_or_else(|| vec![false; mappings.len()]), mappings, record, known }
@@ -60,7 +60,7 @@ impl UsageProbe {
             *used |= present(mapping).is_ok_and(|pages| is_used(pages, mapping.length / PAGE));
             // SAFETY: the mappings are this session's alone (`DiskReaders::keep`), which is alive, and are still backed by the file:
             // dropped pages are read again when needed.
-            unsafe { mapping.give_back() };
+            unsafe { mapping.free_pages() };
         }
         // Nor shall they stay in the page cache: from now on reads bypass it.
         forget(&self.mappings);
@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     fn mapped(path: &Path) -> memmap2::MmapMut {
-        // SAFETY: nobody else writes to this test's own file.
+        // SAFETY: only this test uses its file.
         unsafe { memmap2::MmapOptions::new().map_copy(&File::open(path).unwrap()) }.unwrap()
     }
 

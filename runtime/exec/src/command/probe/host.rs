@@ -1,10 +1,10 @@
 //! The machine and the software versions, as a profile records them.
 
-use hpp_backend::Report;
+use hpp_backend::SystemReport;
 use hpp_schema::{ByteSize, Host, HostDevice, Provider};
 
 /// The host as ONNX Runtime and the system report it, without providers that cannot be used.
-pub(super) fn describe(report: &Report) -> Host {
+pub(super) fn describe(report: &SystemReport) -> Host {
     let usable = report.providers.iter().filter(|provider| provider.problem.is_none());
     let devices = usable.flat_map(|provider| {
         provider.devices.iter().map(|device| HostDevice {

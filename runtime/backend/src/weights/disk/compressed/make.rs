@@ -1,4 +1,4 @@
-//! Storing what of prepared weights can be told in fewer bytes.
+//! Finds the regions of prepared weights that can be compressed, and writes them.
 
 use super::region::{Code, CompressedRegion, Part};
 use super::sums::{Layout, candidates};
@@ -10,41 +10,42 @@ use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// Weights of fewer bytes are stored as they are: more reads would cost more than they spare.
-const LEAST: usize = 64 << 10;
-/// Bytes of float32 numbers that are looked at before all are.
+/// Smaller weights are not compressed: the additional reads would cost more than they save.
+const MIN_BYTES: usize = 64 << 10;
+/// Bytes of float32 numbers that are tested before all of them are.
 const SAMPLE: usize = 16 << 10;
 
-/// Writes to `dir` what of `pieces`, offsets and lengths of weights in a file, is stored densely, and the list of it.
+/// Writes to `dir` the compressed regions of the weights in a file, and their index. `pieces` are the offsets and lengths of the weights.
 pub(in super::super) fn make(weights: &Path, pieces: &[(u64, u64)], dir: &Path) -> io::Result<()> {
-    let source = Source(File::open(weights)?);
-    let mut dense = BufWriter::with_capacity(PART, File::create(dir.join(COMPRESSED_FILE))?);
-    let (mut end, mut list) = (0, String::new());
+    let source = WeightSource(File::open(weights)?);
+    let mut compressed = BufWriter::with_capacity(PART, File::create(dir.join(COMPRESSED_FILE))?);
+    let (mut end, mut index) = (0, String::new());
     for (offset, length) in
-        pieces.iter().filter(|(offset, length)| offset.is_multiple_of(SECTOR) && *length >= LEAST as u64)
+        pieces.iter().filter(|(offset, length)| offset.is_multiple_of(SECTOR) && *length >= MIN_BYTES as u64)
     {
         let Some(region) = source.find(*offset, usize::try_from(*length).map_err(io::Error::other)?, end)? else {
             continue;
         };
-        if source.store(&region, &mut dense)? {
+        if source.store(&region, &mut compressed)? {
             end += region.stored_bytes();
-            list += &region.line();
+            index += &region.line();
         } else {
-            dense.seek(SeekFrom::Start(end))?;
+            compressed.seek(SeekFrom::Start(end))?;
         }
     }
-    dense.flush()?;
-    dense.get_ref().set_len(end)?;
-    fs::write(dir.join(REGIONS_FILE), list)
+    compressed.flush()?;
+    compressed.get_ref().set_len(end)?;
+    fs::write(dir.join(REGIONS_FILE), index)
 }
 
-/// The weights as they are.
-struct Source(File);
+/// The file of uncompressed weights.
+struct WeightSource(File);
 
-impl Source {
+impl WeightSource {
+    /// Reads a range; bytes past the end of the file are zeros.
     fn read(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
         let mut bytes = vec![0; length];
-        // The last page of the file may not be whole; nothing lies behind it.
+        // The last page of the file may be partial.
         let mut done = 0;
         while done < length {
             match self.0.read_at(&mut bytes[done..], offset + done as u64)? {
@@ -55,7 +56,7 @@ impl Source {
         Ok(bytes)
     }
 
-    /// What is best stored otherwise of a weight, to begin at `stored`.
+    /// The region of a weight that can be compressed, to be stored at the offset `stored`: sums and scales if it has them, else all of it.
     fn find(&self, offset: u64, length: usize, stored: u64) -> io::Result<Option<CompressedRegion>> {
         for (sums, count) in candidates(length) {
             let (scales, some) = (sums + count * 4, count.min(SAMPLE));
@@ -63,7 +64,7 @@ impl Source {
                 [self.read(offset + sums as u64, some * 4)?, self.read(offset + scales as u64, some * 4)?];
             let Some(layout) = Layout::find(count, of_sums.as_chunks().0, of_scales.as_chunks().0) else { continue };
             let word = self.word(offset + scales as u64, count * 4)?;
-            // Sums may begin within a page; what else lies in their pages is stored as it is.
+            // Sums may begin within a page; the other bytes of their pages are stored uncompressed.
             let lead = sums % SECTOR as usize;
             let pages = (lead + 2 * count * 4).next_multiple_of(SECTOR as usize);
             let begin = offset + (sums - lead) as u64;
@@ -81,47 +82,41 @@ impl Source {
         })
     }
 
-    /// What tells all numbers there.
+    /// The shortest encoding that is exact for all numbers of a range.
     fn word(&self, offset: u64, length: usize) -> io::Result<Word> {
         let mut kinds = [Word::Bfloat, Word::Half].to_vec();
         let (mut at, mut size) = (0, SAMPLE);
         while at < length && !kinds.is_empty() {
             let bytes = self.read(offset + at as u64, size.min(length - at))?;
             let words: &[[u8; 4]] = bytes.as_chunks().0;
-            kinds.retain(|word| word.tells(words));
+            kinds.retain(|word| word.is_exact(words));
             (at, size) = (at + bytes.len(), PART);
         }
         Ok(kinds.first().copied().unwrap_or(Word::Full))
     }
 
-    /// Stores a region; whether what is stored expands to what is there.
+    /// Writes a region, each part padded to whole sectors. False, after a partial write, if it does not decompress to the original.
     fn store(&self, region: &CompressedRegion, out: &mut impl Write) -> io::Result<bool> {
         for part in region.parts() {
-            let held = part.fills.clone().map(|fill| self.read(region.offset + fill.start as u64, fill.len()));
-            let [first, second] = held;
-            let held = [first?, second?];
-            let stored = region.store(&part, [&held[0], &held[1]]);
-            if !comes_back(region, &part, &stored, &held) {
+            let [first, second] =
+                part.fills.clone().map(|fill| self.read(region.offset + fill.start as u64, fill.len()));
+            let original = [first?, second?];
+            let stored = region.store(&part, [&original[0], &original[1]]);
+            if !is_lossless(region, &part, &stored, &original) {
                 return Ok(false);
             }
             out.write_all(&stored)?;
-            io::copy(
-                &mut io::Read::take(
-                    io::repeat(0),
-                    stored.len().next_multiple_of(SECTOR as usize) as u64 - stored.len() as u64,
-                ),
-                out,
-            )?;
+            out.write_all(&vec![0; stored.len().next_multiple_of(SECTOR as usize) - stored.len()])?;
         }
         Ok(true)
     }
 }
 
-fn comes_back(region: &CompressedRegion, part: &Part, stored: &[u8], held: &[Vec<u8>; 2]) -> bool {
-    let mut back = held.each_ref().map(|bytes| vec![0xa5; bytes.len()]);
-    let [first, second] = &mut back;
+fn is_lossless(region: &CompressedRegion, part: &Part, stored: &[u8], original: &[Vec<u8>; 2]) -> bool {
+    let mut decompressed = original.each_ref().map(|bytes| vec![0xa5; bytes.len()]);
+    let [first, second] = &mut decompressed;
     region.decompress(part, stored, [first, second]);
-    stored.len() == part.bytes && back == *held
+    stored.len() == part.bytes && decompressed == *original
 }
 
 #[cfg(test)]
@@ -129,10 +124,10 @@ pub(in super::super) mod tests {
     use super::super::sums::tests::packed;
     use super::*;
 
-    /// Where the pieces of [`write`] are.
+    /// Offsets and lengths of the weights of [`write`].
     const PIECES: [(u64, u64); 4] = [(0, 142_974), (143_360, 3 << 20), (3_289_088, 70_000), (3_359_104, 100)];
 
-    /// Writes weights of which some can be stored densely, and what is stored of them; where they are.
+    /// Writes weights, some of which can be compressed, and their compressed regions. Returns the weights.
     pub fn write(dir: &Path) -> Vec<u8> {
         let mut bytes = vec![0; 3_359_204];
         // 96 columns of 62 blocks, integers of 16 bytes, scales in bfloat16.
@@ -154,13 +149,13 @@ pub(in super::super) mod tests {
     }
 
     #[test]
-    fn what_can_be_told_shorter_is_stored_and_nothing_else() {
+    fn only_compressible_regions_are_stored() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path());
         let regions = super::super::regions(dir.path()).unwrap();
         let found: Vec<_> =
             regions.iter().map(|region| (region.offset, region.length, region.stored_bytes())).collect();
-        // Of 47,616 bytes of sums and scales a quarter, and 1,536 that share their pages; both in whole sectors.
+        // A quarter of 47,616 bytes of sums and scales, and 1,536 bytes that share their pages; both padded to whole sectors.
         assert_eq!(found, [(94_208, 49_152, 4096 + 12_288), (143_360, 3 << 20, 3 << 19)]);
         assert_eq!(
             fs::metadata(dir.path().join(COMPRESSED_FILE)).unwrap().len(),
@@ -169,10 +164,10 @@ pub(in super::super) mod tests {
     }
 
     #[test]
-    fn a_sum_that_is_none_keeps_all_as_they_are() {
+    fn one_wrong_sum_leaves_the_weight_uncompressed() {
         let dir = tempfile::tempdir().unwrap();
         let mut bytes = write(dir.path());
-        // Not in the first tile, which shows the layout.
+        // Not in the first tile, from which the layout is found.
         bytes[95_232 + 20_000] ^= 1;
         fs::write(dir.path().join("weights"), &bytes).unwrap();
         make(&dir.path().join("weights"), &PIECES, dir.path()).unwrap();

@@ -1,9 +1,9 @@
 //! Lossless compression of weights on disk: the bytes read per token bound the speed of a model that does not fit in RAM.
 //!
-//! Beside the weights in the layout that kernels want lies a second file with *regions* that can be stored in fewer bytes, and an index
+//! Beside the file of prepared weights there is a second file with *regions* that can be stored in fewer bytes, and an index
 //! of them: float32 numbers that 16 bits represent exactly ([`words`]), and the scales and sums of packed integers, where the sums
-//! follow from the scales ([`sums`]). Regions are whole pages, stored in *parts* that are decompressed independently. Each was
-//! decompressed and compared with the weights when it was written ([`make`]).
+//! follow from the scales ([`sums`]). Regions are whole pages, stored in *parts* that are decompressed independently. Invariant: every
+//! region decompresses to the original bytes; [`make`] checks that when it writes one.
 
 pub(super) mod make;
 mod region;

@@ -1,4 +1,4 @@
-//! A stretch of weights that is stored elsewhere in fewer bytes, and how it is expanded.
+//! A compressed region: its index entry, its parts, and how a part is compressed and decompressed.
 
 use super::PART;
 use super::sums::Layout;
@@ -10,35 +10,35 @@ use std::str::FromStr;
 /// Bytes of a float32.
 const WIDE: usize = 4;
 
-/// Whole pages of the weights' file that are stored elsewhere.
+/// Whole pages of the weights file that are stored compressed.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct CompressedRegion {
-    /// Where they begin in the weights' file.
+    /// Offset in the weights file.
     pub offset: u64,
-    /// Their bytes there, and in memory.
+    /// Uncompressed length in bytes.
     pub length: usize,
-    /// Where the first part begins in the file that stores them.
+    /// Offset of the first part in the file of compressed regions.
     pub stored: u64,
     pub(super) code: Code,
 }
 
-/// How a region is stored.
+/// The encoding of a region.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Code {
-    /// Each float32 for itself.
+    /// Every float32 in the same encoding.
     Words(Word),
-    /// Bytes as they are, sums and scales, of which scales are stored, and bytes as they are.
+    /// `lead` bytes uncompressed; the sums and scales of a layout, of which only the scales are stored; the rest uncompressed.
     Sums { lead: usize, layout: Layout, scales: Word },
 }
 
-/// What is stored, read and expanded as one.
+/// A part of a region that is read and decompressed at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
-    /// Where it is stored.
+    /// Offset in the file of compressed regions.
     pub at: u64,
-    /// Its bytes there; the next begins at the next whole sector.
+    /// Stored bytes; the next part begins at the next whole sector.
     pub bytes: usize,
-    /// What it fills of its region, bytes; two parts fill nothing in common.
+    /// The byte ranges of the region that it fills. No two parts fill the same byte.
     pub fills: [Range<usize>; 2],
 }
 
@@ -53,9 +53,9 @@ impl CompressedRegion {
         };
         match self.code {
             Code::Words(word) => {
-                let held = PART / word.bytes() * WIDE;
-                for from in (0..self.length).step_by(held) {
-                    let to = self.length.min(from + held);
+                let uncompressed = PART / word.bytes() * WIDE;
+                for from in (0..self.length).step_by(uncompressed) {
+                    let to = self.length.min(from + uncompressed);
                     add((to - from) / WIDE * word.bytes(), [from..to, to..to]);
                 }
             }
@@ -67,8 +67,8 @@ impl CompressedRegion {
                 for from in (0..layout.tiles).step_by(each) {
                     let tiles = from..layout.tiles.min(from + each);
                     let bytes = layout.bytes(&tiles);
-                    let place = |base: usize| base + bytes.start..base + bytes.end;
-                    add(tiles.len() * layout.tile() * scales.bytes(), [place(sums), place(sums + all)]);
+                    let shifted = |base: usize| base + bytes.start..base + bytes.end;
+                    add(tiles.len() * layout.tile() * scales.bytes(), [shifted(sums), shifted(sums + all)]);
                 }
             }
         }
@@ -76,12 +76,12 @@ impl CompressedRegion {
         parts
     }
 
-    /// Bytes of the file that stores it.
+    /// Bytes of all its parts in the file, padding included.
     pub fn stored_bytes(&self) -> u64 {
         self.parts().iter().map(|part| (part.bytes as u64).next_multiple_of(SECTOR)).sum()
     }
 
-    /// Fills what a part fills from what is stored of it.
+    /// Decompresses a part into the ranges that it fills.
     pub fn decompress(&self, part: &Part, stored: &[u8], fills: [&mut [u8]; 2]) {
         let [first, second] = fills;
         match self.code {
@@ -91,14 +91,14 @@ impl CompressedRegion {
                 second.copy_from_slice(&stored[lead..part.bytes]);
             }
             Code::Sums { layout, scales, .. } => {
-                layout.make(scales, &stored[..part.bytes], first.as_chunks_mut().0, second.as_chunks_mut().0);
+                layout.decompress(scales, &stored[..part.bytes], first.as_chunks_mut().0, second.as_chunks_mut().0);
             }
         }
     }
 
-    /// What is to be stored of a part that holds this.
-    pub(super) fn store(&self, part: &Part, held: [&[u8]; 2]) -> Vec<u8> {
-        let [first, second] = held;
+    /// Compresses the bytes of a part's ranges.
+    pub(super) fn store(&self, part: &Part, original: [&[u8]; 2]) -> Vec<u8> {
+        let [first, second] = original;
         let mut stored = Vec::with_capacity(part.bytes);
         match self.code {
             Code::Words(word) => first.as_chunks().0.iter().for_each(|number| word.put(*number, &mut stored)),
@@ -108,7 +108,7 @@ impl CompressedRegion {
         stored
     }
 
-    /// A line that tells it.
+    /// Its line in the index.
     pub fn line(&self) -> String {
         let CompressedRegion { offset, length, stored, code } = self;
         let code = match code {
@@ -120,7 +120,7 @@ impl CompressedRegion {
         format!("{offset} {length} {stored} {code}\n")
     }
 
-    /// What such a line tells, where it makes sense.
+    /// Parses a line of the index; `None` if it is malformed or inconsistent.
     pub fn parse(line: &str) -> Option<CompressedRegion> {
         let mut fields = line.split(' ');
         let (offset, length, stored) = (next(&mut fields)?, next(&mut fields)?, next(&mut fields)?);
@@ -139,7 +139,7 @@ impl CompressedRegion {
         (fields.next().is_none() && region.is_sound()).then_some(region)
     }
 
-    /// Whether it is whole pages, and everything it fills lies within it.
+    /// Whether it is whole pages, and its parts fill no byte outside of it.
     fn is_sound(&self) -> bool {
         let sector = SECTOR as usize;
         let pages = self.offset.is_multiple_of(SECTOR)
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_are_told_on_a_line() {
+    fn a_region_survives_formatting_and_parsing() {
         let words = CompressedRegion { offset: 8192, length: 3 << 20, stored: 4096, code: Code::Words(Word::Half) };
         assert_eq!(words.line(), "8192 3145728 4096 float16\n");
         let code = Code::Sums { lead: 64, layout: layout(), scales: Word::Bfloat };
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_fill_everything_once() {
+    fn parts_fill_every_byte_once() {
         let code = Code::Sums { lead: 64, layout: Layout { tiles: 700, ..layout() }, scales: Word::Full };
         let length = (64 + 700 * 64 * 16 * 8 + 50_usize).next_multiple_of(4096);
         let words = Code::Words(Word::Bfloat);

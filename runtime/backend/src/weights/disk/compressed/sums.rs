@@ -1,42 +1,46 @@
-//! Integers with scales as ONNX Runtime's kernels pack them: behind the integers a sum for each scale, which is the scale times
-//! the zero point that all share, so that it need not be stored.
+//! Block-quantised integers as ONNX Runtime's kernels pack them: after the integers follow one sum and one scale per block. A sum is its
+//! scale times the zero point, which all blocks share, so it need not be stored.
 //!
-//! The layout, which is never relied on but always compared with what is there (`PackedQuantBDataStruct` and
-//! `ComputePackBlkSum` in ONNX Runtime's `mlas/lib`): of N columns of K blocks each, N K times the bytes of a block's integers;
-//! from the next multiple of 64 bytes on the sums, column n and block k at `(n/16 K + k) 16 + n mod 16`; then the scales, four
-//! columns together, within which a run of r blocks of one column is followed by those of the next; then up to 126 bytes
-//! that nobody uses. r depends on the processor, and blocks that make no whole run lie one by one.
+//! The packed layout (`PackedQuantBDataStruct` and `ComputePackBlkSum` in ONNX Runtime's `mlas/lib`) of N columns of K blocks:
+//!
+//! 1. the integers, N K blocks;
+//! 2. from the next multiple of 64 bytes on, the sums: column n and block k at `(n/16 K + k) 16 + n mod 16`;
+//! 3. the scales, in groups of four columns: within a group, runs of r blocks of one column alternate with those of the next, and blocks
+//!    after the last whole run alternate one by one. r depends on the processor;
+//! 4. up to 126 unused bytes.
+//!
+//! Nothing relies on this layout being right: every region is decompressed and compared with the original when it is written.
 
 use super::words::Word;
 use std::ops::Range;
 
-/// Columns whose sums lie together, and the numbers of one block of them.
+/// Columns whose sums are interleaved.
 pub(super) const TILE: usize = 16;
-/// Columns whose scales lie together.
+/// Columns whose scales are interleaved.
 const FOUR: usize = 4;
 /// Bytes of the integers of one block: 16 to 256 of 4 bits, or of 8.
 const INTEGERS: [usize; 6] = [8, 16, 32, 64, 128, 256];
-/// Bytes at the end that the layout may leave unused.
+/// Unused bytes at the end.
 const SLACK: usize = 126;
 const LINE: usize = 64;
 
-/// A float32, as it lies in memory.
+/// The bytes of a float32.
 type Wide = [u8; 4];
 
-/// How sums and scales lie.
+/// The arrangement of sums and scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Layout {
     /// Columns over 16.
     pub tiles: usize,
-    /// Blocks of a column.
+    /// Blocks per column.
     pub blocks: usize,
-    /// Blocks of a column whose scales lie side by side.
+    /// Consecutive blocks of a column whose scales are adjacent.
     pub run: usize,
-    /// A sum over its scale.
+    /// The ratio of a sum to its scale.
     pub factor: f32,
 }
 
-/// Where they may be in a packed weight of so many bytes: where its sums begin, and how many there are.
+/// The possible (offset, number) of the sums in a packed weight of `length` bytes.
 pub(super) fn candidates(length: usize) -> impl Iterator<Item = (usize, usize)> {
     INTEGERS.into_iter().filter_map(move |integers| {
         let (each, used) = (integers + 2 * size_of::<Wide>(), length.checked_sub(SLACK)?);
@@ -47,8 +51,7 @@ pub(super) fn candidates(length: usize) -> impl Iterator<Item = (usize, usize)> 
 }
 
 impl Layout {
-    /// The layout of so many scales with these sums, as far as the first tile shows it. Both begin there and may end anywhere
-    /// behind it.
+    /// The layout of `count` sums and scales that explains the first tile. `sums` and `scales` begin at the first tile and may be a prefix.
     pub fn find(count: usize, sums: &[Wide], scales: &[Wide]) -> Option<Layout> {
         let number = |words: &[Wide]| words.first().map(|word| f32::from_le_bytes(*word));
         let factor = (number(sums)? / number(scales)?).round();
@@ -63,7 +66,7 @@ impl Layout {
         })
     }
 
-    /// Numbers of one tile.
+    /// The number of scales in a tile.
     pub fn tile(&self) -> usize {
         TILE * self.blocks
     }
@@ -72,7 +75,7 @@ impl Layout {
         (self.factor * f32::from_le_bytes(scale)).to_le_bytes()
     }
 
-    /// Column and block of each scale of a tile, in their order.
+    /// Column and block of each scale of a tile, in storage order.
     fn scales(&self) -> impl Iterator<Item = (usize, usize)> {
         let Layout { blocks, run, .. } = *self;
         let whole = blocks / run * run;
@@ -86,7 +89,7 @@ impl Layout {
         })
     }
 
-    /// Stores the scales of whole tiles in the order of their sums.
+    /// Stores the scales of whole tiles, in the order of the sums.
     pub fn store(&self, word: Word, scales: &[Wide], out: &mut Vec<u8>) {
         let mut ordered = vec![[0; 4]; self.tile()];
         for tile in scales.chunks_exact(self.tile()) {
@@ -97,8 +100,8 @@ impl Layout {
         }
     }
 
-    /// Makes the sums and the scales of whole tiles from what is stored of them.
-    pub fn make(&self, word: Word, stored: &[u8], sums: &mut [Wide], scales: &mut [Wide]) {
+    /// Computes the sums and the scales of whole tiles from the stored scales.
+    pub fn decompress(&self, word: Word, stored: &[u8], sums: &mut [Wide], scales: &mut [Wide]) {
         let tile = self.tile();
         let tiles = stored.chunks_exact(tile * word.bytes()).zip(sums.chunks_exact_mut(tile));
         for ((stored, sums), scales) in tiles.zip(scales.chunks_exact_mut(tile)) {
@@ -108,7 +111,7 @@ impl Layout {
         }
     }
 
-    /// Puts a tile's numbers in the order of scales.
+    /// Copies a tile's numbers from the order of sums to the order of scales.
     fn order(&self, ordered: &[Wide], scales: &mut [Wide]) {
         let Layout { blocks, run, .. } = *self;
         let whole = blocks / run * run;
@@ -127,14 +130,14 @@ impl Layout {
         }
     }
 
-    /// Where these tiles' numbers are, in bytes.
+    /// The byte range of these tiles.
     pub fn bytes(&self, tiles: &Range<usize>) -> Range<usize> {
         let tile = self.tile() * size_of::<Wide>();
         tiles.start * tile..tiles.end * tile
     }
 }
 
-/// The scales of four columns from `first` on, in runs of a length the compiler knows.
+/// Copies the scales of four columns from `first` on, in runs of a constant length.
 fn in_runs<const RUN: usize>(_: usize, first: usize, rows: &[[Wide; TILE]], scales: &mut [Wide]) {
     let (rows, _) = rows.as_chunks::<RUN>();
     for (scales, rows) in scales.chunks_exact_mut(FOUR * RUN).zip(rows) {
@@ -146,7 +149,7 @@ fn in_runs<const RUN: usize>(_: usize, first: usize, rows: &[[Wide; TILE]], scal
     }
 }
 
-/// The same, in runs of any length.
+/// As [`in_runs`], in runs of any length.
 fn in_long_runs(run: usize, first: usize, rows: &[[Wide; TILE]], scales: &mut [Wide]) {
     for (scales, rows) in scales.chunks_exact_mut(FOUR * run).zip(rows.chunks_exact(run)) {
         for (one, scales) in scales.chunks_exact_mut(run).enumerate() {
@@ -159,7 +162,7 @@ fn in_long_runs(run: usize, first: usize, rows: &[[Wide; TILE]], scales: &mut [W
 pub(super) mod tests {
     use super::*;
 
-    /// Sums and scales as ONNX Runtime's source has them, from the scale of each column and block.
+    /// Sums and scales packed as in ONNX Runtime's source, from the scale of each column and block.
     pub fn packed(
         columns: usize,
         blocks: usize,
@@ -188,7 +191,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn layouts_are_found_and_made_again() {
+    fn layouts_are_found_and_decompress_to_the_original() {
         for (columns, blocks, run, factor) in [
             (64, 64, 2, -8.0),
             (32, 7, 4, -8.0),
@@ -206,14 +209,14 @@ pub(super) mod tests {
                 assert_eq!(stored.len(), columns * blocks * word.bytes());
                 let mut made = [vec![[1; 4]; sums.len()], vec![[1; 4]; sums.len()]];
                 let [of_sums, of_scales] = &mut made;
-                layout.make(word, &stored, of_sums, of_scales);
+                layout.decompress(word, &stored, of_sums, of_scales);
                 assert!(made == [sums.clone(), scales.clone()], "{columns} columns of {blocks} blocks, runs of {run}");
             }
         }
     }
 
     #[test]
-    fn sums_with_zero_points_of_their_own_have_no_layout() {
+    fn sums_with_different_zero_points_have_no_layout() {
         let [mut sums, scales] = packed(32, 16, 2, -8.0, scale);
         sums[7] = (-5.0 * scale(7, 0)).to_le_bytes();
         assert_eq!(Layout::find(32 * 16, &sums, &scales), None);
@@ -221,7 +224,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_a_packed_weight_may_hold() {
+    fn candidates_follow_from_the_length() {
         // 2048 columns of 64 blocks of 32 4-bit integers.
         let count = 2048 * 64;
         assert!(candidates(count * 24 + 126).any(|found| found == (count * 16, count)));

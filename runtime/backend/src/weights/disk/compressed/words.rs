@@ -1,27 +1,27 @@
-//! 32-bit floating point numbers that 16 bits tell exactly.
+//! Encodings of float32 numbers that 16 bits represent exactly.
 //!
-//! Weights of a checkpoint in bfloat16 or float16 keep their values when an exporter widens them to float32, and so do the scales of a
-//! symmetric quantisation of them, which are the largest weight of a block over a power of two.
+//! Weights of a checkpoint in bfloat16 or float16 keep their values when an exporter widens them to float32. So do the scales of their
+//! symmetric quantisation, which are the largest weight of a block over a power of two.
 
 use half::f16;
 
-/// A float32, as it lies in memory.
+/// The bytes of a float32.
 type Wide = [u8; 4];
 
-/// How each of many float32 numbers is stored.
+/// The encoding of a sequence of float32 numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// As it is.
+    /// Uncompressed.
     Full,
-    /// Its upper 16 bits; the lower ones are 0.
+    /// The upper 16 bits; the lower ones are 0.
     Bfloat,
-    /// As a float16 that is neither infinite nor none.
+    /// A finite float16.
     Half,
 }
 
 impl Word {
-    /// Whether it tells all of these exactly.
-    pub fn tells(self, words: &[Wide]) -> bool {
+    /// Whether the encoding represents all of these numbers exactly.
+    pub fn is_exact(self, words: &[Wide]) -> bool {
         words.iter().map(|word| u32::from_le_bytes(*word)).all(|bits| match self {
             Word::Full => true,
             Word::Bfloat => bits & 0xffff == 0,
@@ -29,12 +29,12 @@ impl Word {
         })
     }
 
-    /// Bytes each takes.
+    /// Bytes per number.
     pub fn bytes(self) -> usize {
         if self == Word::Full { 4 } else { 2 }
     }
 
-    /// Stores a number.
+    /// Appends a number in this encoding.
     pub fn put(self, word: Wide, out: &mut Vec<u8>) {
         let bits = u32::from_le_bytes(word);
         match self {
@@ -44,7 +44,7 @@ impl Word {
         }
     }
 
-    /// The numbers that are stored, one after the other, as many as there is room for.
+    /// Decodes stored numbers until `words` is full.
     pub fn widen(self, stored: &[u8], words: &mut [Wide]) {
         let (stored, _) = stored.as_chunks::<2>();
         match self {
@@ -60,7 +60,7 @@ impl Word {
         }
     }
 
-    /// Its name in an index.
+    /// Its name in the index.
     pub fn name(self) -> &'static str {
         match self {
             Word::Full => "float32",
@@ -69,7 +69,7 @@ impl Word {
         }
     }
 
-    /// The one of that name.
+    /// The encoding of a name.
     pub fn named(name: &str) -> Option<Word> {
         [Word::Full, Word::Bfloat, Word::Half].into_iter().find(|word| word.name() == name)
     }
@@ -79,7 +79,7 @@ fn narrowed_half(bits: u32) -> u16 {
     f16::from_f32(f32::from_bits(bits)).to_bits()
 }
 
-/// Without a branch: the exponent is moved to float32's by a product with 2^112. Not for what is infinite or no number.
+/// Branch-free: the product with 2^112 adjusts the exponent bias to float32's. Finite numbers only.
 fn widened_half(bits: u16) -> u32 {
     let (sign, rest) = (u32::from(bits & 0x8000) << 16, u32::from(bits & 0x7fff) << 13);
     (f32::from_bits(rest) * f32::from_bits((127 + 112) << 23)).to_bits() | sign
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_back_as_they_were() {
+    fn an_encoding_is_lossless_exactly_if_it_claims_to_be() {
         let small = f32::from_bits(0x3380_0000); // The smallest float16 above 0.
         let half = f16::from_f32(0.1).to_f32();
         for (numbers, expected) in [
@@ -105,21 +105,21 @@ mod tests {
             (vec![0.5, -8.0], [true, true]),
         ] {
             let numbers = words(&numbers);
-            assert_eq!([Word::Bfloat, Word::Half].map(|word| word.tells(&numbers)), expected);
+            assert_eq!([Word::Bfloat, Word::Half].map(|word| word.is_exact(&numbers)), expected);
             for word in [Word::Full, Word::Bfloat, Word::Half] {
                 let mut stored = Vec::new();
                 numbers.iter().for_each(|number| word.put(*number, &mut stored));
                 assert_eq!(stored.len(), numbers.len() * word.bytes());
                 let mut back = vec![[9; 4]; numbers.len()];
                 word.widen(&stored, &mut back);
-                assert_eq!(back == numbers, word.tells(&numbers));
+                assert_eq!(back == numbers, word.is_exact(&numbers));
                 assert_eq!(Word::named(word.name()), Some(word));
             }
         }
     }
 
     #[test]
-    fn every_float16_that_is_a_number_widens_as_the_library_has_it() {
+    fn every_finite_float16_widens_as_in_the_half_crate() {
         for bits in (0..=u16::MAX).filter(|bits| f16::from_bits(*bits).is_finite()) {
             assert_eq!(widened_half(bits), f16::from_bits(bits).to_f32().to_bits(), "{bits:#x}");
         }

@@ -1,7 +1,7 @@
 //! One read: the request, the memory it reads into, and where its bytes go.
 
 use super::super::open_files::ReadFrom;
-use super::super::staging::{Staging, StagingBuffer};
+use super::staging::{StagingBuffer, StagingPool};
 use crate::weights::file::WeightFile;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,11 +16,11 @@ pub(in super::super) struct Ticket(pub(super) u64);
 pub(in super::super) enum Destination {
     /// Directly to this address.
     Memory(usize),
-    /// To a staging buffer, from which the function decompresses or copies weights to their place: at most [`BUFFER`](super::super::staging::BUFFER) bytes.
+    /// To a staging buffer of [`BUFFER`](super::BUFFER) bytes, from which the function decompresses or copies the weights.
     Through(Arc<Decompress>),
 }
 
-/// Writes weights from the bytes that are stored of them.
+/// Writes weights to memory from their stored bytes.
 pub(in super::super) type Decompress = dyn Fn(&[u8]) + Send + Sync;
 
 /// A requested read. Its destination stays valid until it has been waited for (see [`Reader::read`](super::Reader::read)).
@@ -49,7 +49,7 @@ pub(super) enum NotNow {
 
 impl Read {
     /// A read that can start. If all staging buffers are in use, waits for one if it `may_wait`.
-    pub fn new(request: Request, staging: &Staging, may_wait: bool) -> Result<Read, NotNow> {
+    pub fn new(request: Request, staging: &StagingPool, may_wait: bool) -> Result<Read, NotNow> {
         let ticket = request.ticket;
         let refused = |error| NotNow::Refused(ticket, error);
         let file = request.file.open().map_err(refused)?;
@@ -76,19 +76,19 @@ impl Read {
     }
 
     /// Passes the bytes in the staging buffer on, and returns the buffer.
-    pub fn decompress(self, staging: &Staging) -> io::Result<()> {
+    pub fn decompress(self, staging: &StagingPool) -> io::Result<()> {
         let expected = self.expected();
         let (Some(buffer), Destination::Through(decompress)) = (self.buffer, &self.request.to) else { return Ok(()) };
         // SAFETY: the buffer has room for the largest read, all expected bytes were read, and only this read has it.
         let bytes = unsafe { std::slice::from_raw_parts(buffer.address(), expected) };
-        // After a panic nobody would post this read, and its waiter would wait for ever.
+        // A panic would end the thread before it posts this read, and the waiter would wait for ever.
         let decompressed = catch_unwind(AssertUnwindSafe(|| decompress(bytes)));
         staging.release(buffer);
         decompressed.map_err(|_| io::Error::other("the compressed weights are damaged"))
     }
 
     /// Returns the staging buffer unused.
-    pub fn cancel(self, staging: &Staging) {
+    pub fn cancel(self, staging: &StagingPool) {
         if let Some(buffer) = self.buffer {
             staging.release(buffer);
         }

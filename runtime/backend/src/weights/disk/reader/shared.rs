@@ -1,7 +1,7 @@
 //! State shared by the threads of a reader: results of reads, and staging buffers.
 
-use super::super::staging::Staging;
 use super::request::{Destination, Read, Ticket};
+use super::staging::StagingPool;
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender};
@@ -19,7 +19,7 @@ pub(super) type ToDecompress = (Read, Times);
 pub(super) struct Shared {
     done: Mutex<HashMap<Ticket, (io::Result<()>, Times)>>,
     posted: Condvar,
-    pub staging: Staging,
+    pub staging: StagingPool,
 }
 
 impl Shared {

@@ -1,25 +1,25 @@
 //! Staging buffers of reads that are decompressed or copied: in huge pages, which disks fill twice as fast as small ones.
 
-use super::compressed::PART;
-use super::huge_pages::HugePages;
-use super::reader::DEPTH;
+use super::super::compressed::PART;
+use super::super::huge_pages::HugePages;
+use super::DEPTH;
 use std::io;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of one buffer.
-pub(super) const BUFFER: usize = PART;
+pub(in super::super) const BUFFER: usize = PART;
 /// Number of buffers: while the bytes of one round of reads are decompressed, the next round is in flight, part of which needs none.
 const COUNT: usize = DEPTH + DEPTH / 2;
 
 /// A pool of buffers.
 #[derive(Default)]
-pub(super) struct Staging {
-    state: Mutex<State>,
+pub(super) struct StagingPool {
+    state: Mutex<PoolState>,
     returned: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct PoolState {
     /// The memory of all buffers, allocated with the first.
     memory: Option<HugePages>,
     /// Buffers that no read uses.
@@ -35,7 +35,7 @@ impl StagingBuffer {
     }
 }
 
-impl Staging {
+impl StagingPool {
     /// A free buffer. If all are in use, waits for one if it `may_wait`, else returns `None`.
     pub fn acquire(&self, may_wait: bool) -> io::Result<Option<StagingBuffer>> {
         self.allocate()?;
@@ -72,13 +72,14 @@ mod tests {
 
     #[test]
     fn a_buffer_has_one_owner_and_acquire_waits_for_a_free_one() {
-        let staging = Staging::default();
+        let staging = StagingPool::default();
         let taken: Vec<StagingBuffer> = (0..COUNT).map(|_| staging.acquire(false).unwrap().unwrap()).collect();
         assert!(staging.acquire(false).unwrap().is_none());
         let mut at: Vec<usize> = taken.iter().map(|buffer| buffer.address() as usize).collect();
         at.sort_unstable();
         assert!(
-            at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER) && at[0].is_multiple_of(super::super::mapping::HUGE)
+            at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER)
+                && at[0].is_multiple_of(super::super::super::mapping::HUGE)
         );
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {

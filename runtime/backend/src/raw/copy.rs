@@ -1,0 +1,52 @@
+//! Blocking copies between memory spaces.
+
+use super::check;
+use super::memory::Memory;
+use super::space::{FENCE_BYTES, MemorySpace};
+use super::value::Value;
+use hpp_engine::BackendError;
+use hpp_schema::DType;
+use ort::AsPointer;
+use ort::environment::Environment;
+use ort::sys::{self, OrtValue};
+use std::ptr;
+use std::rc::Rc;
+
+/// Copies a tensor into another of the same type and shape, in any memory spaces, and waits for the copy.
+pub(crate) fn copy(environment: &Environment, from: &Value, to: &Value) -> Result<(), BackendError> {
+    if from.dtype != to.dtype || from.dims != to.dims {
+        return Err(BackendError::Misfit {
+            what: format!("a copy of {} {:?}", from.dtype, from.dims.as_slice()),
+            why: format!("its target is {} {:?}", to.dtype, to.dims.as_slice()),
+        });
+    }
+    let _lock = from.lock.or(&to.lock).acquire();
+    // SAFETY: both are live values of equal size.
+    unsafe { check(copy_values(environment, from.as_ptr(), to.as_ptr()), || "copy a tensor between memories".into()) }
+}
+
+/// Copies one value into another.
+///
+/// # Safety
+/// Both must be alive and of one type and shape.
+pub(super) unsafe fn copy_values(
+    environment: &Environment,
+    from: *mut OrtValue,
+    to: *mut OrtValue,
+) -> sys::OrtStatusPtr {
+    let (source, mut target) = ([from.cast_const()], [to.cast_const()]);
+    // SAFETY: the caller's promise; the count of 1 matches both arrays. Without a stream the copy is complete when the call returns, or
+    // ordered before whatever the device does next.
+    unsafe {
+        let environment = environment.ptr().cast_mut();
+        (ort::api().CopyTensors)(environment, source.as_ptr(), target.as_mut_ptr(), ptr::null_mut(), 1)
+    }
+}
+
+/// Waits for runs on a device that have returned early and for which it reports no timing, by reading a few bytes back.
+pub(crate) fn wait_for_untimed_runs(environment: &Environment, space: &MemorySpace) -> Result<(), BackendError> {
+    let Some((on_device, on_host)) = &space.fence else { return Ok(()) };
+    let from = Value::view(&Memory::Device(Rc::clone(on_device)), space, DType::Uint8, &[FENCE_BYTES])?;
+    let to = Value::view(on_host, &MemorySpace::host(), DType::Uint8, &[FENCE_BYTES])?;
+    copy(environment, &from, &to)
+}

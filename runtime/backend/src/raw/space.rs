@@ -1,0 +1,103 @@
+//! Memory spaces: the host's memory and that of each device, with the allocator and the lock of each.
+
+use super::allocator::DeviceAllocator;
+use super::lock::DeviceLock;
+use super::memory::{DeviceMemory, HostMemory, Memory};
+use crate::cuda::streams::Streams;
+use hpp_engine::BackendError;
+use hpp_engine::port::MemoryId;
+use ort::AsPointer;
+use ort::environment::Environment;
+use ort::memory::MemoryInfo;
+use ort::sys::{self, OrtMemoryInfo};
+use std::ptr;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// Bytes of a fence read.
+pub(super) const FENCE_BYTES: u64 = 16;
+
+/// One memory space: its id in the engine, and how ONNX Runtime describes it.
+pub(crate) struct MemorySpace {
+    pub id: MemoryId,
+    pub lock: DeviceLock,
+    info: MemoryInfo<'static>,
+    /// `None` for the host.
+    allocator: Option<Rc<DeviceAllocator>>,
+    /// For devices whose runs return early and report no timing: [`FENCE_BYTES`] on the device and on the host. Copying them waits for
+    /// those runs.
+    pub(super) fence: Option<(Rc<DeviceMemory>, Memory)>,
+    /// The streams of a device that computes while the host goes on.
+    pub streams: Option<Arc<Streams>>,
+}
+
+impl MemorySpace {
+    /// The host's memory.
+    pub fn host() -> Self {
+        MemorySpace {
+            id: MemoryId::HOST,
+            lock: DeviceLock::default(),
+            info: MemoryInfo::default(),
+            allocator: None,
+            fence: None,
+            streams: None,
+        }
+    }
+
+    /// The memory of a device.
+    pub fn device(
+        id: MemoryId,
+        environment: &Environment,
+        device: &ort::device::Device<'_>,
+        lock: DeviceLock,
+        streams: Option<Arc<Streams>>,
+    ) -> Result<Self, BackendError> {
+        let info = device.memory_info(false).to_owned();
+        let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
+        let allocator = DeviceAllocator::new(environment, device, kind, lock.clone(), streams.clone())?;
+        let mut space = MemorySpace { id, lock, info, allocator: Some(Rc::new(allocator)), fence: None, streams };
+        if space.streams.is_none() {
+            let host = Memory::Host(Rc::new(HostMemory::reserve(FENCE_BYTES)?));
+            space.fence = Some((Rc::new(space.reserve(FENCE_BYTES)?), host));
+        }
+        Ok(space)
+    }
+
+    /// Host memory pinned for copies to and from this device; `None` if its provider has none.
+    pub fn pinned(&self, environment: &Environment) -> Result<Option<Self>, BackendError> {
+        let Some(own) = &self.allocator else { return Ok(None) };
+        let Some(device) = environment.devices().find(|device| ptr::eq(device.ptr(), own.device)) else {
+            return Ok(None);
+        };
+        let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_HOST_ACCESSIBLE;
+        // SAFETY: the device is alive. Without such memory the call returns null, which `memory_info` does not expect.
+        if unsafe { (ort::api().EpDevice_MemoryInfo)(own.device, kind) }.is_null() {
+            return Ok(None);
+        }
+        let info = device.memory_info(true).to_owned();
+        let allocator = DeviceAllocator::new(environment, &device, kind, self.lock.clone(), self.streams.clone())?;
+        let (lock, allocator) = (self.lock.clone(), Some(Rc::new(allocator)));
+        Ok(Some(MemorySpace { id: MemoryId::HOST, lock, info, allocator, fence: None, streams: None }))
+    }
+
+    /// Allocates a block with this space's allocator; its contents are undefined.
+    pub fn reserve(&self, bytes: u64) -> Result<DeviceMemory, BackendError> {
+        DeviceMemory::reserve(self.allocator.as_ref(), bytes)
+    }
+
+    pub fn info(&self) -> *const OrtMemoryInfo {
+        self.info.ptr()
+    }
+
+    /// Whether this is the memory of a device.
+    pub fn belongs_to(&self, device: &ort::device::Device<'_>) -> bool {
+        self.allocator.as_ref().is_some_and(|allocator| ptr::eq(allocator.device, device.ptr()))
+    }
+
+    /// The bytes in use and in total; `None` for the host.
+    pub fn memory_use(&self) -> Option<hpp_engine::port::DeviceMemory> {
+        let allocator = self.allocator.as_ref()?;
+        let name = format!("{}:{}", self.info.allocation_device().as_str(), self.info.device_id());
+        Some(hpp_engine::port::DeviceMemory { name, used: allocator.stat(c"InUse"), total: allocator.stat(c"Limit") })
+    }
+}
