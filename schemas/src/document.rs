@@ -18,7 +18,7 @@ const MAX_BYTES: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum DocumentError {
     /// The text exceeds the size limit.
-    #[error("this is not a {what}: it has {bytes} bytes, and the limit is {MAX_BYTES}")]
+    #[error("the {what} is too large: {bytes} bytes, limit {MAX_BYTES}")]
     TooLong {
         /// The kind of file.
         what: &'static str,

@@ -10,7 +10,7 @@ const MAX_BYTES: usize = 64 << 20;
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The text exceeds the size limit.
-    #[error("this is not a plan: it has {0} bytes, and the limit is {MAX_BYTES}")]
+    #[error("the plan is too large: {0} bytes, limit {MAX_BYTES}")]
     TooLong(usize),
     /// The plan has another version.
     #[error("this plan has version {found}, and this build reads version {PLAN_VERSION}")]

@@ -105,8 +105,8 @@ impl Console {
         }
     }
 
-    /// Ends loading and warns, in as few lines as possible, of partitions that do not run where the plan wants them. `has_device` tells
-    /// whether a provider has a device on this machine.
+    /// Ends loading and warns, in as few lines as possible, of partitions that do not run on the device of the plan. `has_device`
+    /// returns whether a provider has a device on this machine.
     pub fn loading_done(&self, has_device: impl Fn(Provider) -> bool) {
         self.idle();
         let fallbacks = std::mem::take(&mut *self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner));

@@ -70,6 +70,6 @@ mod tests {
         assert_eq!(needed(&plan), small + (49 << 30));
         let text = warning(&plan, Some(23 << 30)).unwrap();
         assert!(text.contains("49.") && text.contains("23 GiB are free"), "{text}");
-        assert_eq!(warning(&plan, None), None, "the system does not tell");
+        assert_eq!(warning(&plan, None), None, "the system does not report it");
     }
 }

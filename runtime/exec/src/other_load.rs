@@ -1,6 +1,6 @@
 //! Whether other processes disturbed a measurement by using the CPU.
 
-use hpp_io::CpuShare;
+use hpp_io::CpuMonitor;
 
 /// Percent of the machine's CPU time from which on other processes disturb a measurement.
 const DISTURBING_PERCENT: u64 = 10;
@@ -8,15 +8,15 @@ const DISTURBING_PERCENT: u64 = 10;
 const MIN_TICKS: u64 = 200;
 
 /// CPU time of other processes since a moment.
-pub struct OtherLoad(CpuShare);
+pub struct OtherLoad(CpuMonitor);
 
 impl OtherLoad {
     /// Starts counting.
     pub fn start() -> Self {
-        Self(CpuShare::start(None))
+        Self(CpuMonitor::start(None))
     }
 
-    /// A note for the user if other processes used much CPU time since the start. `None` also if the system does not tell.
+    /// A note for the user if other processes used much CPU time since the start. `None` also if the system does not report it.
     pub fn note(&self) -> Option<String> {
         let time = self.0.since_start(None).filter(|time| time.total >= MIN_TICKS)?;
         let percent = time.others * 100 / time.total;

@@ -18,7 +18,7 @@ pub(super) fn beyond_the_schema(profile: &Value) -> Vec<Finding> {
     }
     for list in ["hotness", "sensitivity"] {
         for (at, entry) in items(&profile[list]).enumerate() {
-            check.block(format!("{list}[{at}].block"), &entry["block"]);
+            check.class_of_block(format!("{list}[{at}].block"), &entry["block"]);
         }
     }
     let nested = nested::<Machine>(&profile["machine"]["rates"]).map(|machine| machine.check());
@@ -48,7 +48,7 @@ impl<'a> Check<'a> {
     fn model(&mut self, model: &'a Value) {
         self.text("model.hash", &model["hash"], is_hash, "is not a BLAKE3 hash of 64 hexadecimal digits");
         if model["blocks"].as_array().is_some_and(Vec::is_empty) {
-            self.report("model.blocks", "a model has at least one block");
+            self.report("model.blocks", "must list at least one block");
         }
         for (at, block) in items(&model["blocks"]).enumerate() {
             let Some(label) = block["label"].as_str() else { continue };
@@ -70,7 +70,7 @@ impl<'a> Check<'a> {
             }
         }
         if settings["providers"].as_array().is_some_and(Vec::is_empty) {
-            self.report("settings.providers", "at least one provider is measured");
+            self.report("settings.providers", "must list at least one provider");
         }
     }
 
@@ -80,7 +80,7 @@ impl<'a> Check<'a> {
         let mut seen = BTreeSet::new();
         for (at, entry) in items(&profile["classes"]).enumerate() {
             let place = format!("classes[{at}]");
-            self.class_of_block(&place, entry);
+            self.check_entry_class(&place, entry);
             let key = if each_block { entry["block"].to_string() } else { entry["class"].to_string() };
             let what = if each_block { "block" } else { "class" };
             if !seen.insert(key.clone()) {
@@ -98,21 +98,22 @@ impl<'a> Check<'a> {
         let missing: Vec<&str> =
             wanted.iter().filter(|(key, _)| !seen.contains(*key)).map(|(_, block)| *block).collect();
         if profile["classes"].is_array() && !missing.is_empty() {
-            self.report("classes", format!("the class of {} is missing", missing.join(" and of ")));
+            self.report("classes", format!("no entry for: {}", missing.join(", ")));
         }
     }
 
-    fn class_of_block(&mut self, place: &str, entry: &Value) {
-        let class = self.block(format!("{place}.block"), &entry["block"]);
-        if let (Some(class), Some(said)) = (class, entry["class"].as_u64())
-            && class != said
+    /// Checks that the model has the entry's block, and that the block has the entry's class.
+    fn check_entry_class(&mut self, place: &str, entry: &Value) {
+        let class = self.class_of_block(format!("{place}.block"), &entry["block"]);
+        if let (Some(class), Some(stated)) = (class, entry["class"].as_u64())
+            && class != stated
         {
-            self.report(format!("{place}.class"), format!("{} is of class {class}, not {said}", entry["block"]));
+            self.report(format!("{place}.class"), format!("{} is of class {class}, not {stated}", entry["block"]));
         }
     }
 
-    /// The class of a block, if the model has the block.
-    fn block(&mut self, place: String, label: &Value) -> Option<u64> {
+    /// The class of a block. Reports the block if the model does not have it.
+    fn class_of_block(&mut self, place: String, label: &Value) -> Option<u64> {
         let known = self.blocks.get(label.as_str()?).copied();
         if known.is_none() {
             self.report(place, format!("the model has no block {label}"));

@@ -46,10 +46,10 @@ impl PlacedFindings {
         }
     }
 
-    fn within(&mut self, field: &str, value: f64, least: f64, most: f64) {
-        self.require((least..=most).contains(&value), field, || match most {
-            f64::MAX => format!("{value} is not a number of at least {least}"),
-            _ => format!("{value} is not between {least} and {most}"),
+    fn within(&mut self, field: &str, value: f64, min: f64, max: f64) {
+        self.require((min..=max).contains(&value), field, || match max {
+            f64::MAX => format!("{value} is not a number of at least {min}"),
+            _ => format!("{value} is not between {min} and {max}"),
         });
     }
 }
@@ -65,8 +65,10 @@ fn boundary(b: &BoundaryStatistics, found: &mut PlacedFindings) {
 
 fn experts(e: &ExpertStatistics, found: &mut PlacedFindings) {
     let (experts, visits) = (e.counts.len(), sum(&e.counts));
-    let most = u64::try_from(experts).unwrap_or(u64::MAX);
-    found.require((1..=most).contains(&u64::from(e.top_k)), "top_k", || format!("{} of {experts} experts", e.top_k));
+    let max_top_k = u64::try_from(experts).unwrap_or(u64::MAX);
+    found.require((1..=max_top_k).contains(&u64::from(e.top_k)), "top_k", || {
+        format!("{} of {experts} experts", e.top_k)
+    });
     let expected = e.tokens.checked_mul(u64::from(e.top_k));
     found.require(Some(visits) == expected, "counts", || {
         format!("their sum is {visits} visits, which is not {} tokens with {} visits each", e.tokens, e.top_k)

@@ -40,18 +40,18 @@ pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, 
         None if weights.is_weight_only(id) => NodePlacement::WeightOnly,
         None => NodePlacement::At(0),
     };
-    let carried = |id: NodeId| match place(id) {
+    let block_at = |id: NodeId| match place(id) {
         NodePlacement::Entry => Some(0),
         NodePlacement::At(position) => Some(cuts.block(position)),
-        NodePlacement::Light | NodePlacement::WeightOnly => None,
+        NodePlacement::Unpositioned | NodePlacement::WeightOnly => None,
     };
     let last = cuts.kinds.len() - 1;
     let mut need = vec![NeededBy::None; graph.nodes.len()];
     let mut block_of = vec![None; graph.nodes.len()];
     for id in graph.node_ids().rev().filter(|id| place(*id) != NodePlacement::WeightOnly) {
         let i = id.0 as usize;
-        let shape_of = || shape_source(graph, id).and_then(carried);
-        if let Some(block) = carried(id).or_else(shape_of) {
+        let shape_of = || shape_source(graph, id).and_then(block_at);
+        if let Some(block) = block_at(id).or_else(shape_of) {
             need[i] = NeededBy::One(block);
             block_of[i] = Some(block);
             continue;

@@ -45,7 +45,7 @@ fn layer_cuts(spine: &Spine, mixers: &[Mixer]) -> Cuts {
     for (i, pair) in mixers.windows(2).enumerate() {
         if candidates(spine, pair[0].last + 1..=pair[1].first).is_empty() {
             notes.push(format!(
-                "no node carries everything between layers {i} and {}: cut where fewest values live",
+                "no single node separates layers {i} and {}: cut where the fewest values are live",
                 i + 1
             ));
         }
@@ -83,7 +83,7 @@ fn first_layer_start(spine: &Spine, mixer: usize) -> usize {
 /// single layer, the head begins at the last weighted dominator.
 fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option<usize> {
     let last = mixers.last()?.last;
-    let end = spine.chain.last().and_then(|n| spine.position(*n))?;
+    let end = spine.dominators.last().and_then(|n| spine.position(*n))?;
     let weighted = WeightedPositions::of(spine);
     let found = candidates(spine, last + 1..=end);
     let has_weights_after = |c: &&CutCandidate| weighted.between(c.at, usize::MAX) > 0;
@@ -99,7 +99,7 @@ fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option
             })
         }
         _ => {
-            let final_one = spine.chain.iter().rev().find(|n| spine.flow.is_weighted(**n))?;
+            let final_one = spine.dominators.iter().rev().find(|n| spine.flow.is_weighted(**n))?;
             let end = spine.position(*final_one)?;
             found.iter().rev().filter(|c| c.at <= end).min_by_key(|c| c.live)
         }
@@ -149,7 +149,7 @@ fn body_cuts(spine: &Spine) -> Cuts {
             at.push(if leaving_regions { cut_after(spine, gap, usual()) } else { best_cut(spine, gap) });
         }
         if region.weighted > 8 && region.weighted * 2 > weighted.0.len() {
-            notes.push("values skip over most of the model: cut where fewest bytes live".to_owned());
+            notes.push("skip connections span most of the model: cut where the fewest values are live".to_owned());
             at.extend(cuts_inside(spine, region, &weighted));
         }
     }
@@ -186,7 +186,7 @@ fn body_kinds(count: usize, stem: bool, head: bool) -> Vec<BlockKind> {
 }
 
 fn regions(spine: &Spine, weighted: &WeightedPositions) -> Vec<WeightedRegion> {
-    let mut dominators: Vec<usize> = spine.chain.iter().filter_map(|n| spine.position(*n)).collect();
+    let mut dominators: Vec<usize> = spine.dominators.iter().filter_map(|n| spine.position(*n)).collect();
     dominators.sort_unstable();
     let mut regions: Vec<WeightedRegion> = vec![];
     let mut last_gap = None;

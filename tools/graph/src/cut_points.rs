@@ -18,7 +18,7 @@ pub(crate) struct CutCandidate {
 /// range.
 pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<CutCandidate> {
     let mut found = vec![];
-    for position in spine.chain.iter().filter_map(|n| spine.position(*n)) {
+    for position in spine.dominators.iter().filter_map(|n| spine.position(*n)) {
         let both = [candidate(spine, position), candidate(spine, position + 1)];
         let [before, after] = both;
         // If one value is live on either side, the dominator ends the left part. If several are, it joins them and

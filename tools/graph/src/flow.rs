@@ -213,8 +213,8 @@ pub(crate) fn find_entry(flow: &Flow, to_sink: &PostDominators) -> Option<ValueI
     by_depth.truncate(MAX_CANDIDATES);
     let meets: BTreeSet<NodeId> = by_depth.iter().map(|(meet, _)| *meet).collect();
     let remaining: BTreeMap<NodeId, usize> = meets.into_iter().map(|n| (n, count_downstream(flow, &[n]).0)).collect();
-    let most = remaining.values().max()?;
-    let early = by_depth.iter().filter(|(meet, _)| remaining[meet] * 3 >= *most).map(|(_, v)| *v);
+    let max_remaining = remaining.values().max()?;
+    let early = by_depth.iter().filter(|(meet, _)| remaining[meet] * 3 >= *max_remaining).map(|(_, v)| *v);
     let work_after = |v: ValueId| count_downstream(flow, &flow.data_consumers(v).collect::<Vec<_>>());
     let found = early.min_by_key(|v| (Reverse(work_after(*v)), flow.graph.producer(*v), *v))?;
     Some(common_source(flow, found, &feeds_heavy))

@@ -31,7 +31,7 @@ pub(crate) fn find_mixers(spine: &Spine, states: &[StatePair]) -> Vec<Mixer> {
     let mut evidence = collect_evidence(spine, states);
     evidence.sort_by_key(|e| e.position);
     let mut groups: Vec<Vec<MixerEvidence>> = vec![];
-    let segments: Vec<usize> = spine.chain.iter().filter_map(|n| spine.position(*n)).collect();
+    let segments: Vec<usize> = spine.dominators.iter().filter_map(|n| spine.position(*n)).collect();
     let segment = |e: &MixerEvidence| segments.partition_point(|p| *p <= e.position);
     for item in evidence {
         match groups.last_mut() {
@@ -47,9 +47,9 @@ pub(crate) fn find_mixers(spine: &Spine, states: &[StatePair]) -> Vec<Mixer> {
 fn collect_evidence(spine: &Spine, states: &[StatePair]) -> Vec<MixerEvidence> {
     let rounds = rounds(spine);
     let attentions = self_attentions(spine, states);
-    let carried = states.iter().filter(|s| s.change != StateChange::ReadOnly);
+    let updated_states = states.iter().filter(|s| s.change != StateChange::ReadOnly);
     let mut evidence = vec![];
-    for state in carried {
+    for state in updated_states {
         let readers = spine.flow.data_consumers(state.past).filter(|r| feeds_spine(spine, *r));
         for reader in readers {
             if let Some(position) = spine.position(reader) {
@@ -103,7 +103,7 @@ fn self_attentions(spine: &Spine, states: &[StatePair]) -> BTreeSet<NodeId> {
     if cores.is_empty() && found.is_empty() && states.is_empty() {
         cores = products;
     }
-    found.extend(cores.into_iter().filter(|id| both_sides_below_entry(spine, *id)));
+    found.extend(cores.into_iter().filter(|id| both_sides_depend_on_entry(spine, *id)));
     found
 }
 
@@ -118,8 +118,8 @@ fn multiplies_by_itself(spine: &Spine, id: NodeId) -> bool {
     inputs.len() == 2 && inputs[0] == inputs[1]
 }
 
-fn both_sides_below_entry(spine: &Spine, id: NodeId) -> bool {
-    spine.flow.data_reads(id).all(|v| is_any(spine, v, &spine.below_entry))
+fn both_sides_depend_on_entry(spine: &Spine, id: NodeId) -> bool {
+    spine.flow.data_reads(id).all(|v| is_any(spine, v, &spine.depends_on_entry))
 }
 
 fn is_any(spine: &Spine, value: ValueId, set: &[bool]) -> bool {
@@ -134,7 +134,9 @@ fn is_self_attention(spine: &Spine, id: NodeId, read_only: &BTreeSet<ValueId>) -
         return false;
     }
     match node.inputs.get(1).copied().flatten() {
-        Some(key) => spine.flow.weights.is_weight_like(spine.graph(), key) || is_any(spine, key, &spine.below_entry),
+        Some(key) => {
+            spine.flow.weights.is_weight_like(spine.graph(), key) || is_any(spine, key, &spine.depends_on_entry)
+        }
         None => true,
     }
 }

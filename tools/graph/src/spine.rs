@@ -1,6 +1,6 @@
 //! The spine: the path of the hidden state through the model. Finds the entry, the nodes that every path from it to the
 //! output passes (dominators), a position for every heavy node, and the values that are live at each position. Does not
-//! know blocks.
+//! know blocks. A node is heavy if it depends on matrix weights or state ([`crate::flow`]); all others are light.
 
 use crate::flow::{Flow, PostDominators, find_entry};
 use crate::{Graph, NodeId, Origin, StatePair, ValueId, ops};
@@ -14,8 +14,9 @@ pub(crate) enum NodePlacement {
     Entry,
     /// At this position in execution order: a cut after it has the node on its left.
     At(usize),
-    /// Depends on no layer: masks, positions, rotary tables, shapes.
-    Light,
+    /// At no position, because it depends on no layer: masks, positions, rotary tables, shapes. Computed wherever it is
+    /// read.
+    Unpositioned,
     /// Computes on weights only.
     WeightOnly,
 }
@@ -27,9 +28,9 @@ pub(crate) struct Spine<'a> {
     /// On a data path from the entry to the main output.
     pub on_path: Vec<bool>,
     /// Depends on the contents of the entry value.
-    pub below_entry: Vec<bool>,
+    pub depends_on_entry: Vec<bool>,
     /// Dominators: nodes that every path from the entry to the main output passes, in order.
-    pub chain: Vec<NodeId>,
+    pub dominators: Vec<NodeId>,
     /// Number of values that cross a cut just before each position.
     pub live: Vec<u64>,
     /// Bytes that cross it, with a nominal size for symbols.
@@ -46,9 +47,9 @@ impl<'a> Spine<'a> {
         let long = long_edges(&spine);
         if !long.is_empty() {
             let to_sink = PostDominators::new(&spine.flow, sink, &long);
-            let chain =
+            let dominators =
                 to_sink.first_common(spine.flow.data_consumers(entry)).map(|n| to_sink.chain(n)).unwrap_or_default();
-            spine.chain = chain.into_iter().filter(|n| spine.on_path[n.0 as usize]).collect();
+            spine.dominators = dominators.into_iter().filter(|n| spine.on_path[n.0 as usize]).collect();
         }
         Some(spine)
     }
@@ -58,24 +59,26 @@ impl<'a> Spine<'a> {
         let entry_nodes = entry_nodes(&flow, entry);
         let lookups = token_lookups(&flow, entry, &entry_nodes);
         let consumers: Vec<NodeId> = flow.data_consumers(entry).filter(|c| !entry_nodes[c.0 as usize]).collect();
-        let below_entry = flow.downstream(&consumers);
+        let depends_on_entry = flow.downstream(&consumers);
         let from_lookups = flow.downstream(&lookups);
-        let carried: Vec<bool> =
-            (0..graph.nodes.len()).map(|i| flow.heavy[i] || below_entry[i] || from_lookups[i]).collect();
-        let on_path: Vec<bool> = graph.node_ids().map(|n| below_entry[n.0 as usize] && to_sink.reaches(n)).collect();
-        let chain = to_sink.first_common(consumers.iter().copied()).map(|n| to_sink.chain(n)).unwrap_or_default();
+        let needs_position: Vec<bool> =
+            (0..graph.nodes.len()).map(|i| flow.heavy[i] || depends_on_entry[i] || from_lookups[i]).collect();
+        let on_path: Vec<bool> =
+            graph.node_ids().map(|n| depends_on_entry[n.0 as usize] && to_sink.reaches(n)).collect();
+        let dominators = to_sink.first_common(consumers.iter().copied()).map(|n| to_sink.chain(n)).unwrap_or_default();
         let mut placement: Vec<NodePlacement> = graph
             .node_ids()
             .map(|n| match n.0 as usize {
                 _ if flow.weights.is_weight_only(n) => NodePlacement::WeightOnly,
                 i if entry_nodes[i] || lookups.contains(&n) => NodePlacement::Entry,
                 i if on_path[i] => NodePlacement::At(i),
-                _ => NodePlacement::Light,
+                _ => NodePlacement::Unpositioned,
             })
             .collect();
-        place_before_consumers(&flow, to_sink, &carried, &mut placement);
-        place_after_producers(&flow, states, &carried, &mut placement);
-        let mut spine = Spine { flow, placement, on_path, below_entry, chain, live: vec![], live_bytes: vec![] };
+        place_before_consumers(&flow, to_sink, &needs_position, &mut placement);
+        place_after_producers(&flow, states, &needs_position, &mut placement);
+        let mut spine =
+            Spine { flow, placement, on_path, depends_on_entry, dominators, live: vec![], live_bytes: vec![] };
         spine.count_live(entry);
         spine
     }
@@ -91,7 +94,7 @@ impl<'a> Spine<'a> {
         }
     }
 
-    /// The position from which a value exists; `None` for values that need not be carried (light values and weights).
+    /// The position from which a value exists; `None` for values that need not cross a cut (those of unpositioned nodes, and weights).
     fn first_position(&self, value: ValueId, entry: ValueId) -> Option<usize> {
         match self.graph().value(value).origin {
             Origin::Input => (value == entry).then_some(0),
@@ -99,7 +102,7 @@ impl<'a> Spine<'a> {
             Origin::Node { node, .. } => match self.placement[node.0 as usize] {
                 NodePlacement::Entry => Some(0),
                 NodePlacement::At(position) => Some(position + 1),
-                NodePlacement::Light | NodePlacement::WeightOnly => None,
+                NodePlacement::Unpositioned | NodePlacement::WeightOnly => None,
             },
         }
     }
@@ -173,29 +176,34 @@ fn token_lookups(flow: &Flow, entry: ValueId, entry_nodes: &[bool]) -> Vec<NodeI
             matches!(flow.graph.value(*v).dtype, None | Some(hpp_schema::DType::Int64 | hpp_schema::DType::Int32))
         }));
     }
-    let light = |id: &NodeId| !flow.heavy[id.0 as usize] && !entry_nodes[id.0 as usize];
+    let is_light = |id: &NodeId| !flow.heavy[id.0 as usize] && !entry_nodes[id.0 as usize];
     let by_token = |id: &NodeId| flow.data_reads(*id).any(|v| keys.contains(&v));
-    flow.graph.node_ids().filter(|id| light(id) && flow.looks_up_table(*id) && by_token(id)).collect()
+    flow.graph.node_ids().filter(|id| is_light(id) && flow.looks_up_table(*id) && by_token(id)).collect()
 }
 
 /// Places heavy nodes that feed the spine from the side (cross-attention projections) at their first consumer.
-fn place_before_consumers(flow: &Flow, to_sink: &PostDominators, carried: &[bool], placement: &mut [NodePlacement]) {
+fn place_before_consumers(
+    flow: &Flow,
+    to_sink: &PostDominators,
+    needs_position: &[bool],
+    placement: &mut [NodePlacement],
+) {
     for id in flow.graph.node_ids().rev() {
         let i = id.0 as usize;
-        if !carried[i] || placement[i] != NodePlacement::Light || !to_sink.reaches(id) {
+        if !needs_position[i] || placement[i] != NodePlacement::Unpositioned || !to_sink.reaches(id) {
             continue;
         }
         let consumers = flow.graph.node(id).writes().flat_map(|v| flow.data_consumers(v));
         let first = consumers.map(|c| placement[c.0 as usize]).filter(|p| matches!(p, NodePlacement::At(_))).min();
-        placement[i] = first.unwrap_or(NodePlacement::Light);
+        placement[i] = first.unwrap_or(NodePlacement::Unpositioned);
     }
 }
 
 /// Places heavy nodes that only compute side outputs (a cast `present`) at their last producer.
-fn place_after_producers(flow: &Flow, states: &[StatePair], carried: &[bool], placement: &mut [NodePlacement]) {
+fn place_after_producers(flow: &Flow, states: &[StatePair], needs_position: &[bool], placement: &mut [NodePlacement]) {
     for id in flow.graph.node_ids() {
         let i = id.0 as usize;
-        if !carried[i] || placement[i] != NodePlacement::Light {
+        if !needs_position[i] || placement[i] != NodePlacement::Unpositioned {
             continue;
         }
         let last = flow
@@ -215,12 +223,12 @@ fn place_after_producers(flow: &Flow, states: &[StatePair], carried: &[bool], pl
 /// Edges that skip three or more rounds of weights and mixing (shared key/value caches, value residuals, per-layer
 /// inputs). The search for dominators ignores them, because they would hide the nodes that all other paths pass.
 fn long_edges(spine: &Spine) -> BTreeSet<(NodeId, NodeId)> {
-    const LONG: usize = 3;
+    const MIN_SKIPPED_ROUNDS: usize = 3;
     let rounds = rounds(spine);
     let mut long = BTreeSet::new();
     for id in spine.graph().node_ids().filter(|id| spine.on_path[id.0 as usize]) {
         for producer in spine.flow.data_producers(id).filter(|p| spine.on_path[p.0 as usize]) {
-            if rounds[id.0 as usize].0.saturating_sub(rounds[producer.0 as usize].0) >= LONG {
+            if rounds[id.0 as usize].0.saturating_sub(rounds[producer.0 as usize].0) >= MIN_SKIPPED_ROUNDS {
                 long.insert((producer, id));
             }
         }

@@ -3,12 +3,12 @@
 //! One implementation, so that all output options handle devices, pipes and symbolic links in the same way. Does not
 //! know file formats or other crates of this workspace.
 
-mod cpu_share;
+mod cpu_monitor;
 mod output_file;
 mod read;
 mod stdout;
 
-pub use cpu_share::{CpuShare, CpuTime};
+pub use cpu_monitor::{CpuMonitor, CpuTime};
 pub use output_file::{OutputFile, WriteError, is_stream, resolve_link, write_file};
 pub use read::{read, read_text, read_text_from};
 pub use stdout::{StdoutError, print_line, show, show_json};

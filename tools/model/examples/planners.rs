@@ -80,7 +80,7 @@ fn machines() -> Vec<(String, Machine)> {
     machines
 }
 
-/// The problems of one model on one machine: every budget that is possible there.
+/// The problems of one model on one machine, with every budget that the machine allows.
 fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
     let context = analysis.context;
     let chunk = if machine.gpus.is_empty() { context } else { context.min(hpp_model::DEFAULT_CHUNK) };
@@ -92,9 +92,9 @@ fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
     for vram in VRAM_PARTS {
         for ram in RAM_PARTS {
             let vram = machine.gpus.iter().map(|gpu| ((total as f64 * vram) as u64).min(gpu.memory.0)).collect();
-            let most = machine.cpu.memory.0 - machine.cpu.memory.0 / 16;
+            let available = machine.cpu.memory.0 - machine.cpu.memory.0 / 16;
             let process = if is_large { PROCESS } else { 0 };
-            let budget = (vram, ((total as f64 * ram) as u64 + process).min(most));
+            let budget = (vram, ((total as f64 * ram) as u64 + process).min(available));
             if !budgets.contains(&budget) {
                 budgets.push(budget);
             }
@@ -102,14 +102,14 @@ fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
     }
     let problem = |(vram, ram): (Vec<u64>, u64)| {
         let margin = vram.iter().min().map_or(0, |smallest| (smallest / 16).min(1 << 30));
-        let (process, reading) = if is_large { (PROCESS, READ_AHEAD) } else { (0, 0) };
-        let budget = Budget { vram, ram: Some(ram), margin, process, reading, ..Budget::default() };
+        let (process, read_ahead) = if is_large { (PROCESS, READ_AHEAD) } else { (0, 0) };
+        let budget = Budget { vram, ram: Some(ram), margin, process, read_ahead, ..Budget::default() };
         problem(analysis, load, CostSource::Machine(machine), budget).ok()
     };
     budgets.into_iter().filter_map(problem).collect()
 }
 
-/// What is asked: of large models three objectives, and what `--kv cpu` allows.
+/// The options to plan with: for large models also each objective, and the mechanisms that `--kv cpu` allows.
 fn options(problem: &Problem) -> Vec<Options> {
     let of = |objective, mechanisms| Options { planner: Planner::Exact, objective, mechanisms, slots: None };
     let mut all = vec![of(Objective::Mixed, Mechanisms::All)];
@@ -125,7 +125,9 @@ fn line(model: &Path, machine: &str, problem: &Problem, options: &Options) -> St
     let begun = Instant::now();
     let (ms, gap) = match plan(problem, options) {
         Ok(solution) => (format!("{:.6}", solution.objective_ms), format!("{:.6}", solution.gap())),
-        Err(no_fit) => (format!("refused: {} MiB for {}", no_fit.smallest() >> 20, no_fit.place), "0".to_owned()),
+        Err(over_budget) => {
+            (format!("refused: {} MiB for {}", over_budget.required_budget() >> 20, over_budget.place), "0".to_owned())
+        }
     };
     let seconds = begun.elapsed().as_secs_f64();
     let mib = |bytes: u64| format!("{:.2}", bytes as f64 / f64::from(1 << 20));
@@ -137,24 +139,24 @@ fn line(model: &Path, machine: &str, problem: &Problem, options: &Options) -> St
     format!("{model}\t{blocks}\t{machine}\t{vram}\t{ram}\t{objective:?}\t{mechanisms:?}\t{ms}\t{gap}\t{seconds:.4}")
 }
 
-/// What was found for one problem.
-struct Found {
+/// The result for one problem.
+struct Outcome {
     ms: Option<f64>,
     gap: f64,
     seconds: f64,
 }
 
-fn parsed(line: &str) -> Option<(String, Found)> {
+fn parsed(line: &str) -> Option<(String, Outcome)> {
     let columns: Vec<&str> = line.split('\t').collect();
     let [ms, gap, seconds] = columns.get(NAMES..)? else { return None };
-    let found = Found { ms: ms.parse().ok(), gap: gap.parse().ok()?, seconds: seconds.parse().ok()? };
+    let found = Outcome { ms: ms.parse().ok(), gap: gap.parse().ok()?, seconds: seconds.parse().ok()? };
     Some((columns[..NAMES].join("\t"), found))
 }
 
 /// One row for each model, objective and set of mechanisms, and the problems that changed most.
 fn compared(before: &str, after: &[String]) -> String {
-    let before: BTreeMap<String, Found> = before.lines().filter_map(parsed).collect();
-    let mut groups: BTreeMap<String, Vec<(String, &Found, Found)>> = BTreeMap::new();
+    let before: BTreeMap<String, Outcome> = before.lines().filter_map(parsed).collect();
+    let mut groups: BTreeMap<String, Vec<(String, &Outcome, Outcome)>> = BTreeMap::new();
     for (name, now) in after.iter().filter_map(|line| parsed(line)) {
         let Some(earlier) = before.get(&name) else { continue };
         let columns: Vec<&str> = name.split('\t').collect();
@@ -176,10 +178,10 @@ fn compared(before: &str, after: &[String]) -> String {
         }
         loss.sort_by(f64::total_cmp);
         let percent = |part: Option<&f64>| part.map_or_else(String::new, |part| format!("{:+.3} %", 100.0 * part));
-        let most = |of: &dyn Fn(&(String, &Found, Found)) -> f64| problems.iter().map(of).fold(0.0, f64::max);
-        let seconds = (most(&|p| p.1.seconds), most(&|p| p.2.seconds));
-        let gaps = (100.0 * most(&|p| p.1.gap), 100.0 * most(&|p| p.2.gap));
-        let refused = |of: &dyn Fn(&(String, &Found, Found)) -> bool| problems.iter().filter(|p| of(p)).count();
+        let max = |of: &dyn Fn(&(String, &Outcome, Outcome)) -> f64| problems.iter().map(of).fold(0.0, f64::max);
+        let seconds = (max(&|p| p.1.seconds), max(&|p| p.2.seconds));
+        let gaps = (100.0 * max(&|p| p.1.gap), 100.0 * max(&|p| p.2.gap));
+        let refused = |of: &dyn Fn(&(String, &Outcome, Outcome)) -> bool| problems.iter().filter(|p| of(p)).count();
         text += &format!(
             "| {group} | {} | {} | {} | {} | {:.2}, {:.2} | {:.1} %, {:.1} % | {}, {} |\n",
             problems.len(),

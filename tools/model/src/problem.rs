@@ -93,7 +93,7 @@ pub fn problem(
             cpu: costs.cpu,
             gpus: costs.gpus,
             cpu_launch_ms: costs.cpu_launch_ms,
-            pass_ms: pass_ms(analysis, &source),
+            pass_overhead_ms: pass_overhead_ms(analysis, &source),
             disk_bytes_per_ms: source.disk().map(per_ms),
             budget: Budget { packing: packing::packing(&analysis.model, &analysis.graph), ..budget },
             load: workload,
@@ -134,41 +134,39 @@ fn gpu_costs(gpu: &GpuRates, blocks: Vec<hpp_partition::Cost>, launch_ms: f64) -
 
 /// Time per token outside partitions, milliseconds: feeding inputs, reading logits, sampling. Measured if a profile has
 /// it.
-fn pass_ms(analysis: &Analysis, source: &CostSource) -> f64 {
+fn pass_overhead_ms(analysis: &Analysis, source: &CostSource) -> f64 {
     let measured = match source {
         CostSource::Profile(profile) => profile.pass.as_ref().and_then(|pass| pass.timing),
         CostSource::Assumed | CostSource::Machine(_) => None,
     };
     match measured {
         Some(timing) => timing.median_ms,
-        None => assumed_pass_ms(analysis.states.len() as f64, analysis.vocab_size.unwrap_or(0) as f64),
+        None => assumed_pass_overhead_ms(analysis.states.len() as f64, analysis.vocab_size.unwrap_or(0) as f64),
     }
 }
 
 /// Assumed time per token outside partitions, milliseconds: linear in the number of states, which are bound one by one,
-/// and of logits (`scores`), which are read one by one. `hpp-exec bench` on two server cores of the 2 GHz class,
+/// and of logits, which are read one by one. `hpp-exec bench` on two server cores of the 2 GHz class,
 /// microseconds:
 ///
-/// | states | scores | measured | this formula |
+/// | states | logits | measured | this formula |
 /// |---|---|---|---|
 /// | 8 | 512 | 5 to 10 | 8 |
 /// | 12 | 32,000 | 66 | 70 |
 /// | 48 | 32,000 | 91 | 92 |
 /// | 48 | 151,936 | 319 | 319 |
-fn assumed_pass_ms(states: f64, scores: f64) -> f64 {
-    2e-3 + 0.6e-3 * states + 1.9e-6 * scores
+fn assumed_pass_overhead_ms(states: f64, logits: f64) -> f64 {
+    2e-3 + 0.6e-3 * states + 1.9e-6 * logits
 }
 
 /// Budgets that exceed the machine's memory, and missing GPUs or rates.
 fn budget_findings(source: &CostSource<'_>, budget: &Budget) -> Vec<Finding> {
     let mut findings = Vec::new();
-    if let Some((asked, available)) =
-        budget.ram.zip(source.host_memory()).filter(|(asked, available)| asked > available)
+    if let (Some(requested), Some(available)) = (budget.ram, source.host_memory())
+        && requested > available
     {
-        findings.push(Finding::error(
-            "--ram",
-            format!("{} are asked for, and the machine has {}", human(asked), human(available)),
-        ));
+        let what = format!("requested {}, but the machine has {}", human(requested), human(available));
+        findings.push(Finding::error("--ram", what));
     }
     let Some(machine) = source.rates() else {
         if !budget.vram.is_empty() && matches!(source, CostSource::Profile(_)) {
@@ -179,14 +177,14 @@ fn budget_findings(source: &CostSource<'_>, budget: &Budget) -> Vec<Finding> {
         return findings;
     };
     if budget.vram.len() > machine.gpus.len() {
-        let what = format!("{} GPUs are asked for, and {} has {}", budget.vram.len(), machine.name, machine.gpus.len());
+        let what = format!("requested {} GPUs, but {} has {}", budget.vram.len(), machine.name, machine.gpus.len());
         findings.push(Finding::error("gpus", what));
     }
-    for (at, (asked, gpu)) in
-        budget.vram.iter().zip(&machine.gpus).enumerate().filter(|(_, (asked, gpu))| **asked > gpu.memory.0)
-    {
-        let what = format!("--vram asks for {}, and {} has {}", human(*asked), gpu.name, gpu.memory.human());
-        findings.push(Finding::error(format!("gpus[{at}]"), what));
+    for (at, (requested, gpu)) in budget.vram.iter().zip(&machine.gpus).enumerate() {
+        if *requested > gpu.memory.0 {
+            let what = format!("requested {}, but {} has {}", human(*requested), gpu.name, gpu.memory.human());
+            findings.push(Finding::error(format!("gpus[{at}]"), what));
+        }
     }
     findings
 }

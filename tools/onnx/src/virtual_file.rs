@@ -134,12 +134,12 @@ impl Read for VirtualFileReader<'_> {
             (None, Some(next)) => next.at,
             (None, None) => *bytes,
         };
-        let most = until.saturating_sub(self.position).min(buffer.len() as u64) as usize;
+        let length = until.saturating_sub(self.position).min(buffer.len() as u64) as usize;
         let read = match within {
-            Some(_) if most > 0 => self.read_piece(next, &mut buffer[..most])?,
+            Some(_) if length > 0 => self.read_piece(next, &mut buffer[..length])?,
             _ => {
-                buffer[..most].fill(0);
-                most
+                buffer[..length].fill(0);
+                length
             }
         };
         self.position += read as u64;

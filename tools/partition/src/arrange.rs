@@ -1,4 +1,4 @@
-//! Arranges counts (how many blocks make each choice) into placements, in several patterns.
+//! Turns counts (how many blocks of each class make each choice) into placements, in several patterns.
 //!
 //! Blocks that are not streamed form runs, so that a pass has few crossings. Streamed blocks are spread among them in bursts, so that
 //! their copies overlap with the computation of the others.
@@ -9,25 +9,27 @@ use crate::regions::Region;
 use crate::{Choice, Phase, Where};
 use std::collections::{BTreeSet, HashSet};
 
-/// Allowed placements with these counts, no two the same. Classes of a region are arranged each by itself, and all
-/// together: then runs are unbroken and the classes' own counts are not kept.
+/// Distinct allowed placements with these counts. Tries each class of a region separately, and all classes of a region merged;
+/// merging gives unbroken runs but ignores the counts per class.
 pub(crate) fn arrangements(
     goal: &Goal,
     regions: &[Region],
     counts: &Counts,
     allowed: &[Vec<Choice>],
 ) -> Vec<Vec<Choice>> {
-    let may = |choices: &[Choice]| choices.iter().zip(allowed).all(|(choice, allowed)| allowed.contains(choice));
+    let is_allowed = |choices: &[Choice]| choices.iter().zip(allowed).all(|(choice, allowed)| allowed.contains(choice));
     let mut all: Vec<Vec<Choice>> = Vec::new();
     let mut seen = HashSet::new();
-    let mixed = regions.iter().any(|region| region.classes.len() > 1);
+    let has_mixed_region = regions.iter().any(|region| region.classes.len() > 1);
+    let class_handling: &[Classes] =
+        if has_mixed_region { &[Classes::Separate, Classes::Merged] } else { &[Classes::Separate] };
     for pattern in patterns(goal) {
-        for together in [false, true].into_iter().filter(|together| mixed || !together) {
+        for classes in class_handling {
             let mut choices = vec![Choice::both(Where::Cpu); allowed.len()];
             for (region, counts) in regions.iter().zip(counts) {
-                pattern.fill(region, counts, together, &mut choices);
+                pattern.fill(region, counts, *classes, &mut choices);
             }
-            if may(&choices) && seen.insert(codes(&choices)) {
+            if is_allowed(&choices) && seen.insert(dedup_key(&choices)) {
                 all.push(choices);
             }
         }
@@ -35,11 +37,11 @@ pub(crate) fn arrangements(
     all
 }
 
-fn codes(choices: &[Choice]) -> Vec<u16> {
+fn dedup_key(choices: &[Choice]) -> Vec<u16> {
     choices.iter().flat_map(|choice| [choice.prefill.code(), choice.decode.code()]).collect()
 }
 
-/// All counts in which one block makes another choice.
+/// All counts that differ in one block's choice.
 pub(crate) fn neighbours(regions: &[Region], counts: &Counts, allowed: &[Vec<Choice>]) -> Vec<Counts> {
     let mut all = Vec::new();
     for (number, region) in regions.iter().enumerate() {
@@ -66,7 +68,16 @@ fn shift(counts: &mut Vec<(Choice, usize)>, from: Choice, to: Choice) {
     counts.sort();
 }
 
-/// A way to order the blocks of a class.
+/// How the classes of a region are arranged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Classes {
+    /// Each class by itself, at the positions of its blocks.
+    Separate,
+    /// All blocks of the region as one sequence.
+    Merged,
+}
+
+/// An order of the choices of a class or region.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     /// The phase whose streamed blocks are spread.
@@ -75,10 +86,10 @@ struct Pattern {
     host_first: bool,
     /// Consecutive streamed blocks.
     burst: usize,
-    /// Blocks that they are spread among.
+    /// The blocks among which they are spread.
     among: SpreadAmong,
-    /// Halves of a burst's share of the others that precede it: 0, 1 or 2.
-    before: usize,
+    /// Half-intervals of other blocks placed before each burst: 0, 1 or 2.
+    lead_halves: usize,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -91,13 +102,14 @@ enum SpreadAmong {
 }
 
 fn patterns(goal: &Goal) -> Vec<Pattern> {
-    let most = goal.slots.iter().max().map_or(1, |slots| *slots as usize).max(1);
+    let max_slots = goal.slots.iter().max().map_or(1, |slots| *slots as usize).max(1);
     let mut patterns = Vec::new();
     for phase in goal.phases() {
         for host_first in [true, false] {
             for among in [SpreadAmong::All, SpreadAmong::Host, SpreadAmong::Gpus, SpreadAmong::SameGpu] {
-                for before in [2, 1, 0] {
-                    patterns.extend((1..=most).map(|burst| Pattern { phase, host_first, burst, among, before }));
+                for lead_halves in [2, 1, 0] {
+                    let with_burst = |burst| Pattern { phase, host_first, burst, among, lead_halves };
+                    patterns.extend((1..=max_slots).map(with_burst));
                 }
             }
         }
@@ -106,8 +118,9 @@ fn patterns(goal: &Goal) -> Vec<Pattern> {
 }
 
 impl Pattern {
-    fn fill(self, region: &Region, counts: &[Vec<(Choice, usize)>], together: bool, choices: &mut [Choice]) {
-        if together {
+    /// Writes the region's choices into `choices`.
+    fn fill(self, region: &Region, counts: &[Vec<(Choice, usize)>], classes: Classes, choices: &mut [Choice]) {
+        if classes == Classes::Merged {
             let order = self.order(&counts.concat());
             region.blocks.clone().zip(order).for_each(|(block, choice)| choices[block] = choice);
             return;
@@ -119,55 +132,56 @@ impl Pattern {
     }
 
     fn order(self, counts: &[(Choice, usize)]) -> Vec<Choice> {
-        let is_streamed = |choice: Choice| matches!(choice.of(self.phase), Where::Streamed(_));
-        let of = |wanted: &dyn Fn(Choice) -> bool| -> Vec<Choice> {
-            let mut all: Vec<Choice> = Vec::new();
-            for (choice, count) in counts.iter().filter(|(choice, _)| wanted(*choice)) {
-                all.extend(std::iter::repeat_n(*choice, *count));
+        let mut sorted: Vec<Choice> =
+            counts.iter().flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect();
+        sorted.sort_by_key(|choice| (choice.of(self.phase), *choice));
+        let (mut streamed, mut host, mut gpus) = (Vec::new(), Vec::new(), Vec::new());
+        for choice in sorted {
+            match choice.of(self.phase) {
+                Where::Streamed(_) => streamed.push(choice),
+                Where::Cpu => host.push(choice),
+                Where::Resident(_) => gpus.push(choice),
             }
-            all.sort_by_key(|choice| (choice.of(self.phase), *choice));
-            all
-        };
-        let on_host = |choice: Choice| choice.of(self.phase) == Where::Cpu;
-        let streamed = of(&is_streamed);
-        let host = of(&on_host);
-        let gpus = of(&|choice| !is_streamed(choice) && !on_host(choice));
-        let (mut host, mut gpus) = match self.among {
-            SpreadAmong::All => {
-                let all = if self.host_first { [host, gpus].concat() } else { [gpus, host].concat() };
-                return self.spread(&all, &streamed);
-            }
-            SpreadAmong::Host if !host.is_empty() => (self.spread(&host, &streamed), gpus),
-            SpreadAmong::Gpus if !gpus.is_empty() => (host, self.spread(&gpus, &streamed)),
-            SpreadAmong::SameGpu => {
-                let gpu = |choice: &Choice| choice.of(self.phase).gpu();
-                let numbers: BTreeSet<_> = gpus.iter().chain(&streamed).map(gpu).collect();
-                let own = |all: &[Choice], number| -> Vec<Choice> {
-                    all.iter().copied().filter(|choice| gpu(choice) == number).collect()
-                };
-                let each = |number| self.spread(&own(&gpus, number), &own(&streamed, number));
-                (host, numbers.into_iter().flat_map(each).collect())
-            }
-            _ => (host, [gpus, streamed].concat()),
-        };
-        if !self.host_first {
-            std::mem::swap(&mut host, &mut gpus);
         }
-        [host, gpus].concat()
+        match self.among {
+            SpreadAmong::All => {
+                let others = if self.host_first { [host, gpus].concat() } else { [gpus, host].concat() };
+                return self.spread(&others, &streamed);
+            }
+            SpreadAmong::Host if !host.is_empty() => host = self.spread(&host, &streamed),
+            SpreadAmong::Gpus if !gpus.is_empty() => gpus = self.spread(&gpus, &streamed),
+            SpreadAmong::SameGpu => gpus = self.spread_on_each_gpu(&gpus, &streamed),
+            SpreadAmong::Host | SpreadAmong::Gpus => gpus.extend(streamed),
+        }
+        if self.host_first { [host, gpus].concat() } else { [gpus, host].concat() }
+    }
+
+    /// Spreads the streamed blocks of each GPU among the resident blocks of the same GPU.
+    fn spread_on_each_gpu(self, resident: &[Choice], streamed: &[Choice]) -> Vec<Choice> {
+        let gpu_of = |choice: &Choice| choice.of(self.phase).gpu();
+        let gpus: BTreeSet<_> = resident.iter().chain(streamed).map(gpu_of).collect();
+        let mut order = Vec::new();
+        for gpu in gpus {
+            let on_gpu = |choices: &[Choice]| -> Vec<Choice> {
+                choices.iter().copied().filter(|choice| gpu_of(choice) == gpu).collect()
+            };
+            order.extend(self.spread(&on_gpu(resident), &on_gpu(streamed)));
+        }
+        order
     }
 
     /// Spreads bursts of `streamed` evenly among the others.
     fn spread(self, others: &[Choice], streamed: &[Choice]) -> Vec<Choice> {
         let bursts: Vec<&[Choice]> = streamed.chunks(self.burst).collect();
-        let mut all = Vec::new();
+        let mut order = Vec::new();
         let mut placed = 0;
         for (number, burst) in bursts.iter().enumerate() {
-            let until = others.len() * (2 * number + self.before) / (2 * bursts.len());
-            all.extend_from_slice(&others[placed..until]);
-            all.extend_from_slice(burst);
+            let until = others.len() * (2 * number + self.lead_halves) / (2 * bursts.len());
+            order.extend_from_slice(&others[placed..until]);
+            order.extend_from_slice(burst);
             placed = until;
         }
-        all.extend_from_slice(&others[placed..]);
-        all
+        order.extend_from_slice(&others[placed..]);
+        order
     }
 }

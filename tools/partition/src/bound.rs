@@ -1,37 +1,43 @@
-//! Lower bounds on a phase that hold for every order of things: what the chain and the links must do, and what computing
-//! on the host while weights are copied costs at least.
+//! Lower bounds on the time of a phase that hold for every schedule: the work of the partition sequence, the work of each link, and
+//! the least slowdown by contention between the host and a link.
 
 use crate::schedule::merges;
 use crate::{Choice, GpuCosts, Phase, Problem, Where};
 
-/// What a phase must do, milliseconds while nothing else goes on.
+/// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Work {
-    /// Everything on the chain: computing, crossings, visits, what no partition bears.
-    pub chain: f64,
-    /// The part of it that the host computes.
+pub(crate) struct PhaseWork {
+    /// Everything that runs in sequence: computing, crossings, state swaps, the overhead of passes.
+    pub sequence: f64,
+    /// The part of the sequence that the host computes.
     pub host: f64,
-    /// What goes to each GPU: streamed weights, boundaries and state.
+    /// Copies to each GPU: streamed weights, boundaries and state.
     pub links: Vec<f64>,
 }
 
-impl Work {
+impl PhaseWork {
     /// The work that a block adds to a phase where the block before it computes at `previous`.
-    pub fn of_block(problem: &Problem, block: usize, previous: Option<Where>, choice: Choice, phase: Phase) -> Work {
-        let mut work = Work { links: vec![0.0; problem.gpus.len()], ..Work::default() };
+    pub fn of_block(
+        problem: &Problem,
+        block: usize,
+        previous: Option<Where>,
+        choice: Choice,
+        phase: Phase,
+    ) -> PhaseWork {
+        let mut work = PhaseWork { links: vec![0.0; problem.gpus.len()], ..PhaseWork::default() };
         let (place, passes) = (choice.of(phase), problem.passes(phase));
         let mut ms = problem.block_ms_in_all(block, place, phase);
         if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
             ms += passes as f64 * problem.launch_ms(place);
         }
-        work.chain += ms;
+        work.sequence += ms;
         if place == Where::Cpu {
             work.host += ms;
         }
-        for way in problem.visits(block, choice, phase) {
-            work.chain += problem.way_ms(way);
-            if let Some(gpu) = way.to {
-                work.links[gpu] += problem.upload_ms(gpu, way.tensors);
+        for transfer in problem.swap_transfers(block, choice, phase) {
+            work.sequence += problem.copy_ms(transfer);
+            if let Some(gpu) = transfer.to {
+                work.links[gpu] += problem.upload_ms(gpu, transfer.tensors);
             }
         }
         if let Where::Streamed(gpu) = place {
@@ -40,9 +46,9 @@ impl Work {
         if let Some(previous) = previous.filter(|previous| previous.gpu() != place.gpu()) {
             for pass in 0..passes {
                 let tensors = problem.boundary(block, phase, pass);
-                work.chain += previous.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, tensors));
+                work.sequence += previous.gpu().map_or(0.0, |gpu| problem.download_ms(gpu, tensors));
                 if let Some(gpu) = place.gpu() {
-                    work.chain += problem.upload_ms(gpu, tensors);
+                    work.sequence += problem.upload_ms(gpu, tensors);
                     work.links[gpu] += problem.upload_ms(gpu, tensors);
                 }
             }
@@ -51,40 +57,41 @@ impl Work {
     }
 
     /// Adds other work.
-    pub fn add(&mut self, other: &Work) {
-        self.chain += other.chain;
+    pub fn add(&mut self, other: &PhaseWork) {
+        self.sequence += other.sequence;
         self.host += other.host;
         self.links.iter_mut().zip(&other.links).for_each(|(link, more)| *link += more);
     }
 
-    /// No schedule does this work in less, milliseconds.
-    pub fn least(&self, gpus: &[GpuCosts]) -> f64 {
-        let with = |(link, gpu): (&f64, &GpuCosts)| least_with(self.chain, self.host, *link, gpu);
-        self.links.iter().zip(gpus).map(with).fold(self.chain, f64::max)
+    /// Lower bound of the time of every schedule of this work, milliseconds.
+    pub fn lower_bound(&self, gpus: &[GpuCosts]) -> f64 {
+        let with_link = |(link, gpu): (&f64, &GpuCosts)| lower_bound_with_link(self.sequence, self.host, *link, gpu);
+        self.links.iter().zip(gpus).map(with_link).fold(self.sequence, f64::max)
     }
 }
 
-/// The least time T for a chain, the host's part of it, and a link. Let the host compute and the link copy at once for a
-/// while O. The host then does O / a of its work and the link O / b of its own, a and b being the factors of contention. So
+/// Lower bound of the time T of a partition sequence, the part of it that the host computes, and the copies on one link. Let O be the
+/// time in which the host computes while the link copies. In that time the host does O / a of its work and the link O / b of its work,
+/// where a and b are the contention factors. So
 ///
-/// - `T >= chain + O (1 - 1/a)`, because the chain loses what the host loses;
+/// - `T >= sequence + O (1 - 1/a)`, because the sequence loses what the host loses;
 /// - `T >= link + O (1 - 1/b)`, likewise;
 /// - `T >= link + host - O (1/a + 1/b - 1)`, because the rest of the copies needs time in which the host does not compute.
 ///
-/// The first two grow with O and the third falls, so the least T is where they meet.
-fn least_with(chain: f64, host: f64, link: f64, gpu: &GpuCosts) -> f64 {
+/// The first two bounds grow with O and the third falls, so the least T is where they meet.
+fn lower_bound_with_link(sequence: f64, host: f64, link: f64, gpu: &GpuCosts) -> f64 {
     if link <= 0.0 {
-        return chain;
+        return sequence;
     }
     let (a, b) = (gpu.compute_contention.max(1.0), gpu.link_contention.max(1.0));
     let gain = 1.0 / a + 1.0 / b - 1.0;
     if gain <= 0.0 {
-        return chain.max(link + host);
+        return sequence.max(link + host);
     }
-    // Where the third meets the first, and where it meets the second.
-    let overlap = (b * (link + host - chain)).min(a * host);
+    // The O at which the third bound meets the first, and the O at which it meets the second.
+    let overlap = (b * (link + host - sequence)).min(a * host);
     match overlap > 0.0 {
-        true => chain.max(link + host - overlap * gain),
-        false => chain.max(link),
+        true => sequence.max(link + host - overlap * gain),
+        false => sequence.max(link),
     }
 }

@@ -11,51 +11,51 @@ pub struct Budget {
     pub vram: Vec<u64>,
     /// Host memory, bytes; `None` if unlimited.
     pub ram: Option<u64>,
-    /// The part of `ram` that the process itself uses, bytes.
+    /// The part of `ram` that the process uses apart from weights, state and workspace, bytes.
     pub process: u64,
     /// Device memory left unused on each GPU, bytes.
     pub margin: u64,
-    /// Where the state of GPU blocks is kept.
+    /// Where the state of GPU blocks is kept between passes.
     pub kv: KvHome,
     /// Host memory for read-ahead buffers if weights are read from disk, bytes.
-    pub reading: u64,
-    /// The size of weights in host memory after packing, and on disk.
+    pub read_ahead: u64,
+    /// Sizes of weights in host memory after packing, and on disk.
     pub packing: Packing,
 }
 
 /// Ratios between the size of weights in the model, in host memory after packing for the kernels, and in the compressed file on
-/// disk. The compressed file omits numbers that can be computed (block sums) and stores some in 16 instead of 32 bits. The default is
+/// disk. The compressed file omits numbers that can be computed (block sums), and stores some in 16 instead of 32 bits. The default is
 /// no packing and no compression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Packing {
     /// Additional bytes of packed weights for each 1000 bytes in the model.
-    pub more: u64,
+    pub growth_permille: u64,
     /// Bytes that are decompressed, of each 1000 packed bytes.
-    pub made: u64,
+    pub decompressed_permille: u64,
     /// Bytes read from disk for each 1000 decompressed bytes.
-    pub stored: u64,
+    pub read_permille: u64,
 }
 
 impl Packing {
     /// The packed size of this many bytes of the model, rounded up.
     pub fn packed(self, bytes: u64) -> u64 {
-        let more = (u128::from(bytes) * u128::from(self.more)).div_ceil(1000);
-        bytes.saturating_add(u64::try_from(more).unwrap_or(u64::MAX))
+        let growth = (u128::from(bytes) * u128::from(self.growth_permille)).div_ceil(1000);
+        bytes.saturating_add(u64::try_from(growth).unwrap_or(u64::MAX))
     }
 
     /// Packed bytes per byte of the model.
-    pub(crate) fn growth(self) -> f64 {
-        1.0 + self.more as f64 / 1000.0
+    pub(crate) fn growth_factor(self) -> f64 {
+        1.0 + self.growth_permille as f64 / 1000.0
     }
 
-    /// The part of packed weights that is decompressed.
-    pub(crate) fn made_share(self) -> f64 {
-        self.made.min(1000) as f64 / 1000.0
+    /// The share of packed weights that is decompressed, 0 to 1.
+    pub(crate) fn decompressed_share(self) -> f64 {
+        self.decompressed_permille.min(1000) as f64 / 1000.0
     }
 
-    /// The part of decompressed bytes that is not read from disk.
+    /// The share of decompressed bytes that is not read from disk, 0 to 1.
     pub(crate) fn unread_share(self) -> f64 {
-        1.0 - self.stored.min(1000) as f64 / 1000.0
+        1.0 - self.read_permille.min(1000) as f64 / 1000.0
     }
 }
 
@@ -66,13 +66,13 @@ impl Budget {
     }
 }
 
-/// Where the state of a GPU's blocks is kept.
+/// Where the state of a GPU's blocks is kept between passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvHome {
-    /// On the device that computes.
+    /// On the GPU that computes the block.
     #[default]
     Device,
-    /// On the host; the device holds the state of one block at a time.
+    /// On the host; the GPU holds the state of one block at a time.
     Host,
 }
 
@@ -81,11 +81,11 @@ pub enum KvHome {
 pub struct Demand {
     /// Weights; a shared weight counts once.
     pub weights: u64,
-    /// State.
+    /// State (KV caches).
     pub kv: u64,
     /// Activations of the largest block, because blocks run one after another.
     pub workspace: u64,
-    /// Ring buffer for streamed weights.
+    /// Slot ring of streamed weights.
     pub ring: u64,
 }
 
@@ -111,44 +111,45 @@ impl Demand {
 /// A placement exceeds a memory budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{place} needs {} but may use {}: weights {}, KV {}, workspace {}, {}{} {}",
+    "{place} needs {} but may use {}: weights {}, state {}, workspace {}, {}{} {}",
     ByteSize(demand.total().saturating_add(*margin)).human(), ByteSize(*budget).human(), ByteSize(demand.weights).human(),
-    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), ring(demand), unused(*place), ByteSize(*margin).human()
+    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), slot_ring(demand), reserve_label(*place), ByteSize(*margin).human()
 )]
-pub struct NoFit {
+pub struct OverBudget {
     /// The device that is too small.
     pub place: Place,
     /// The demand of the blocks on it.
     pub demand: Demand,
     /// Its budget, bytes.
     pub budget: u64,
-    /// The part of the budget that blocks may not use: a GPU's margin, or the process itself on the host.
+    /// The part of the budget that blocks may not use, bytes: a GPU's margin, or the process itself on the host.
     pub margin: u64,
 }
 
-fn unused(place: Place) -> &'static str {
+/// What [`OverBudget::margin`] is on this device.
+fn reserve_label(place: Place) -> &'static str {
     match place {
         Place::Cpu => "the process itself",
         Place::Gpu(_) => "margin",
     }
 }
 
-/// The ring buffer's part of the message; empty without one.
-fn ring(demand: &Demand) -> String {
-    if demand.ring == 0 { String::new() } else { format!("slots {}, ", ByteSize(demand.ring).human()) }
+/// The slot ring's part of the message; empty without a ring.
+fn slot_ring(demand: &Demand) -> String {
+    if demand.ring == 0 { String::new() } else { format!("slot ring {}, ", ByteSize(demand.ring).human()) }
 }
 
-impl NoFit {
+impl OverBudget {
     /// Fails if the demand and the margin exceed the budget.
-    pub(crate) fn unless(place: Place, demand: Demand, budget: u64, margin: u64) -> Result<(), NoFit> {
+    pub(crate) fn check(place: Place, demand: Demand, budget: u64, margin: u64) -> Result<(), OverBudget> {
         match demand.total().saturating_add(margin) > budget {
-            true => Err(NoFit { place, demand, budget, margin }),
+            true => Err(OverBudget { place, demand, budget, margin }),
             false => Ok(()),
         }
     }
 
-    /// The smallest budget of this device with which the placement fits, bytes.
-    pub fn smallest(&self) -> u64 {
+    /// The smallest budget of this device within which the placement fits, bytes.
+    pub fn required_budget(&self) -> u64 {
         self.demand.total().saturating_add(self.margin)
     }
 }
@@ -160,7 +161,7 @@ mod tests {
 
     #[test]
     fn packed_bytes_round_up() {
-        let packing = Packing { more: 125, ..Packing::default() };
+        let packing = Packing { growth_permille: 125, ..Packing::default() };
         assert_eq!([0, 1, 8, 1000].map(|bytes| packing.packed(bytes)), [0, 2, 9, 1125]);
         assert_eq!([1, u64::MAX].map(|bytes| Packing::default().packed(bytes)), [1, u64::MAX]);
         assert_eq!(packing.packed(u64::MAX), u64::MAX);

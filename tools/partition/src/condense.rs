@@ -41,31 +41,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_set_of_blocks_needs_the_same(
+        fn every_set_of_blocks_has_the_same_demand(
             weights in proptest::collection::vec(proptest::collection::btree_map(0u32..12, 1u64..100, 0..8), 5),
             chosen in proptest::collection::vec(proptest::bool::ANY, 5),
         ) {
             let mut blocks = dense(3, 1000);
             for (block, weights) in blocks.iter_mut().zip(weights) {
-                // A weight has one size wherever it is read.
+                // Invariant: a key has one size in all blocks.
                 block.weights = weights.into_keys().map(|key| (key, 10 + u64::from(key) * u64::from(key))).collect();
             }
             let fewer = condensed(blocks.clone());
-            let some = |blocks: &[Block]| {
+            let demand_of_chosen = |blocks: &[Block]| {
                 Demand::of(blocks.iter().zip(&chosen).filter(|(_, chosen)| **chosen).map(|(block, _)| block))
             };
-            prop_assert_eq!(some(&fewer), some(&blocks));
+            prop_assert_eq!(demand_of_chosen(&fewer), demand_of_chosen(&blocks));
             prop_assert!(fewer.iter().zip(&blocks).all(|(a, b)| a.weights.len() <= b.weights.len()));
         }
     }
 
     #[test]
-    fn weights_of_one_reader_are_one() {
+    fn weights_with_the_same_readers_are_merged() {
         let mut blocks = dense(2, 1000);
         blocks[1].weights = vec![(1, 10), (2, 20), (9, 5)];
         blocks[2].weights = vec![(30, 30), (40, 40), (9, 5)];
         let fewer = condensed(blocks);
-        // 0 is the embedding's.
+        // Key 0 belongs to the embedding.
         assert_eq!(fewer[1].weights, [(1, 30), (2, 5)]);
         assert_eq!(fewer[2].weights, [(2, 5), (3, 70)]);
     }

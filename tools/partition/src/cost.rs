@@ -7,7 +7,7 @@ use hpp_schema::memory::state_tokens;
 pub struct Block {
     /// `embedding`, `layers.3`, `head`.
     pub label: String,
-    /// What it is.
+    /// Its kind.
     pub kind: BlockKind,
     /// Weights it reads, as (key, bytes). Blocks that share a weight have the same key for it; it counts once per device.
     pub weights: Vec<(u32, u64)>,
@@ -19,7 +19,8 @@ pub struct Block {
     pub kv_tensors: u64,
     /// Size of state that each pass returns in a new buffer; `None` if all of it is updated in place.
     pub kv_grows: Option<GrowingState>,
-    /// FilledState size of state that is updated in place, which is what is copied if it is kept on the host; `None` if all of it is copied.
+    /// Filled part of state that is updated in place, which is what is copied if the state is kept on the host; `None` if all of it is
+    /// copied.
     pub kv_filled: Option<FilledState>,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
@@ -37,7 +38,7 @@ pub struct Block {
 /// Size in bytes of state that grows from pass to pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GrowingState {
-    /// Without tokens.
+    /// Size without tokens.
     pub fixed: u64,
     /// Additional bytes of each token.
     pub token: u64,
@@ -95,20 +96,20 @@ impl Streamed {
     }
 }
 
-/// Bytes of a slot that fits each of these blocks: the i-th piece is as large as the largest i-th piece of any block.
+/// Bytes of a slot that holds any one of these blocks: the i-th piece is as large as the largest i-th piece of any block.
 pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
     let mut slot: Vec<u64> = Vec::new();
     for pieces in blocks.into_iter().map(|block| &block.streamed.pieces) {
         // Skips blocks equal to the slot, which most blocks are.
         if *pieces != slot {
             slot.resize(slot.len().max(pieces.len()), 0);
-            slot.iter_mut().zip(pieces).for_each(|(room, piece)| *room = *piece.max(room));
+            slot.iter_mut().zip(pieces).for_each(|(size, piece)| *size = *piece.max(size));
         }
     }
     slot.iter().fold(0, |sum, piece| sum.saturating_add(*piece))
 }
 
-/// What a block is.
+/// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BlockKind {
     /// Token ids to hidden states.
@@ -183,7 +184,7 @@ pub(crate) mod tests {
             cpu: costs(30e6),
             gpus: vec![gpu; budget.vram.len()],
             cpu_launch_ms: 0.06,
-            pass_ms: 0.0,
+            pass_overhead_ms: 0.0,
             disk_bytes_per_ms: None,
             load: Workload { batch: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
             cuts: vec![],

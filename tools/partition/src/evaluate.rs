@@ -2,16 +2,16 @@
 
 use crate::memory::usage;
 use crate::schedule::{crossings, handover, places};
-use crate::simulate::{chain_ms, disk_ms};
+use crate::simulate::{disk_ms, sequence_ms};
 use crate::transfer::StateSwap;
-use crate::{Choice, Mechanisms, Phase, Problem, Where};
+use crate::{Choice, Mechanisms, Phase, Problem};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
 /// Times with at most this relative difference are equal.
-pub(crate) const SAME: f64 = 1e-9;
+pub(crate) const TIME_TOLERANCE: f64 = 1e-9;
 
-/// The score of a placement.
+/// The score of a placement; less is better.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Score {
     /// Weighted milliseconds.
@@ -32,10 +32,11 @@ impl Candidate {
     /// Compares by time, then by crossings, then by choices.
     pub fn order(&self, other: &Candidate) -> Ordering {
         let (a, b) = (&self.score, &other.score);
-        let by_time = match (a.objective - b.objective).abs() <= SAME * a.objective.abs().max(b.objective.abs()) {
-            true => Ordering::Equal,
-            false => a.objective.total_cmp(&b.objective),
-        };
+        let by_time =
+            match (a.objective - b.objective).abs() <= TIME_TOLERANCE * a.objective.abs().max(b.objective.abs()) {
+                true => Ordering::Equal,
+                false => a.objective.total_cmp(&b.objective),
+            };
         by_time.then(a.crossings.cmp(&b.crossings)).then_with(|| self.choices.cmp(&other.choices))
     }
 
@@ -43,7 +44,7 @@ impl Candidate {
         self.order(other) == Ordering::Less
     }
 
-    /// Number of blocks at each place, number of crossings, slots: placements with different shapes are worth trying separately.
+    /// Number of blocks with each choice, number of crossings, slots. Local search starts from placements of different shapes.
     fn shape(&self) -> (Vec<Choice>, usize, &[u32]) {
         let mut sorted = self.choices.clone();
         sorted.sort();
@@ -73,8 +74,8 @@ impl Goal {
 pub(crate) struct Evaluator<'a> {
     pub problem: &'a Problem,
     pub goal: Goal,
-    /// Cache of simulated milliseconds of each phase, by codes of places and state swaps.
-    seen: [HashMap<Vec<u32>, f64>; 2],
+    /// Simulated milliseconds of the partition sequence of each phase, by the codes of places and state swaps.
+    sequence_cache: [HashMap<Vec<u32>, f64>; 2],
     /// The best placements, best first, no two with the same shape.
     best: Vec<Candidate>,
     keep: usize,
@@ -85,7 +86,14 @@ pub(crate) struct Evaluator<'a> {
 impl<'a> Evaluator<'a> {
     /// Keeps the best `keep` placements.
     pub fn new(problem: &'a Problem, goal: Goal, keep: usize) -> Self {
-        Evaluator { problem, goal, seen: Default::default(), best: Vec::new(), keep: keep.max(1), evaluations: 0 }
+        Evaluator {
+            problem,
+            goal,
+            sequence_cache: Default::default(),
+            best: Vec::new(),
+            keep: keep.max(1),
+            evaluations: 0,
+        }
     }
 
     /// Evaluates a placement; `None` if it does not fit or never finishes.
@@ -96,8 +104,8 @@ impl<'a> Evaluator<'a> {
         let mut score = Score { objective: 0.0, crossings: 0 };
         for phase in self.goal.phases() {
             score.crossings += crossings(&places(choices, phase));
-            let mut ms = self.chain(choices, phase);
-            let disk = disk_ms(self.problem, usage.missing(self.problem, phase));
+            let mut ms = self.sequence_ms(choices, phase);
+            let disk = disk_ms(self.problem, usage.disk_read_bytes(self.problem, phase));
             ms = ms.max(disk * self.problem.passes(phase) as f64);
             if phase == Phase::Prefill {
                 ms += handover(self.problem, choices).iter().map(|step| step.ms).sum::<f64>();
@@ -106,7 +114,7 @@ impl<'a> Evaluator<'a> {
         }
         let candidate = Candidate { score, choices: choices.to_vec(), slots: self.slots(choices) };
         score.objective.is_finite().then(|| {
-            self.remember(&candidate);
+            self.keep_if_among_best(&candidate);
             candidate
         })
     }
@@ -116,23 +124,24 @@ impl<'a> Evaluator<'a> {
         &self.best
     }
 
-    fn chain(&mut self, choices: &[Choice], phase: Phase) -> f64 {
+    /// Time of the partition sequence of a phase, milliseconds, without disk and handover of state.
+    fn sequence_ms(&mut self, choices: &[Choice], phase: Phase) -> f64 {
         let (problem, slots) = (self.problem, &self.goal.slots);
         let code = |(i, choice): (usize, &Choice)| {
-            let visit = problem.visit(i, *choice, phase).map_or(0, StateSwap::code);
-            u32::from(choice.of(phase).code()) | visit << 16
+            let swap = problem.state_swap(i, *choice, phase).map_or(0, StateSwap::code);
+            u32::from(choice.of(phase).code()) | swap << 16
         };
         let codes = choices.iter().enumerate().map(code).collect();
-        *self.seen[phase as usize].entry(codes).or_insert_with(|| chain_ms(problem, choices, slots, phase))
+        *self.sequence_cache[phase as usize].entry(codes).or_insert_with(|| sequence_ms(problem, choices, slots, phase))
     }
 
     /// Slots of each GPU; 0 if nothing is streamed to it.
     fn slots(&self, choices: &[Choice]) -> Vec<u32> {
-        let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|p| c.of(*p) == Where::Streamed(gpu)));
-        self.goal.slots.iter().enumerate().map(|(gpu, slots)| if streams(gpu) { *slots } else { 0 }).collect()
+        let is_streamed_to = |gpu| choices.iter().any(|choice| choice.is_streamed_to(gpu));
+        self.goal.slots.iter().enumerate().map(|(gpu, slots)| if is_streamed_to(gpu) { *slots } else { 0 }).collect()
     }
 
-    fn remember(&mut self, candidate: &Candidate) {
+    fn keep_if_among_best(&mut self, candidate: &Candidate) {
         let is_full = self.best.len() >= self.keep;
         if is_full && self.best.last().is_some_and(|worst| !candidate.beats(worst)) {
             return;

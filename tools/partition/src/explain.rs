@@ -2,18 +2,18 @@
 
 use crate::plan::plan_from;
 use crate::{
-    Choice, Mechanisms, NoFit, Options, Phase, Place, Planner, Problem, Simulation, Solution, Where, evaluate, fits,
-    simulate,
+    Choice, Mechanisms, Options, OverBudget, Phase, Place, Planner, Problem, Simulation, Solution, Where, evaluate,
+    fits, simulate,
 };
 use hpp_schema::SpanKind;
 use std::fmt;
 use std::ops::Range;
 
 const GIB: u64 = 1 << 30;
-/// A resource is the bottleneck if it is busy at least this part of the time.
-const BUSY: f64 = 0.99;
-/// Slots of a ring buffer that the solution does not have yet.
-const SLOTS: u32 = 3;
+/// A resource is the bottleneck if it is busy at least this share of the time.
+const BUSY_SHARE: f64 = 0.99;
+/// Slots of a slot ring that the solution does not have yet.
+const NEW_RING_SLOTS: u32 = 3;
 /// Smaller relative changes of the objective are ignored.
 const NEGLIGIBLE: f64 = 1e-6;
 
@@ -30,7 +30,7 @@ pub struct Explanation {
     pub decode: Bottleneck,
     /// The bottleneck of the time to the first token.
     pub prefill: Bottleneck,
-    /// Memories of which one more GiB would reduce the objective.
+    /// Devices on which one more GiB of memory would reduce the objective.
     pub scarce: Vec<Place>,
 }
 
@@ -52,8 +52,8 @@ pub struct Alternative {
     pub place: Where,
     /// The objective, milliseconds.
     pub objective_ms: f64,
-    /// Why it does not fit there; `None` if it fits.
-    pub no_fit: Option<NoFit>,
+    /// The budget that it exceeds there; `None` if it fits.
+    pub over_budget: Option<OverBudget>,
 }
 
 /// The difference between two solutions, milliseconds; negative is faster.
@@ -91,7 +91,7 @@ impl fmt::Display for Bottleneck {
     }
 }
 
-/// Explains a solution of this problem. If a user made the solution by hand, the gain from more memory is relative to the planner's
+/// Explains a solution of this problem. If it is a manual placement, the gain from more memory is relative to the planner's
 /// own solution. Both are evaluated without cuts, because another placement has other cuts.
 pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Explanation {
     let cut = problem;
@@ -116,11 +116,10 @@ pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: 
     let helps = |change: &Option<Change>| change.is_some_and(|c| c.objective_ms < -NEGLIGIBLE * planned.objective_ms);
     let gpus = more_vram.iter().enumerate().filter(|(_, change)| helps(change)).map(|(gpu, _)| Place::Gpu(gpu));
     let scarce = gpus.chain(helps(&more_ram).then_some(Place::Cpu)).collect();
-    let of = |phase| bottleneck(cut, solution, phase);
     Explanation {
         runs: explain_runs(cut, options, solution, cuts),
-        decode: of(Phase::Decode),
-        prefill: of(Phase::Prefill),
+        decode: bottleneck(cut, solution, Phase::Decode),
+        prefill: bottleneck(cut, solution, Phase::Prefill),
         more_vram,
         more_ram,
         scarce,
@@ -128,7 +127,7 @@ pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: 
 }
 
 /// The difference between the plan of `other` (the same model with more memory or another context) and `solution`.
-pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result<Change, NoFit> {
+pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result<Change, OverBudget> {
     let new = plan_from(other, options, &[solution])?;
     Ok(Change {
         decode_ms: new.decode_ms - solution.decode_ms,
@@ -140,7 +139,7 @@ pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result
 /// Computes [`Problem::cuts`] of a placement.
 pub type Cuts<'a> = &'a dyn Fn(&[Choice]) -> Vec<usize>;
 
-/// Each run of neighbours with one choice, with its alternatives, cut as they would be cut. Evaluates only, does not plan.
+/// Each run of neighbours with one choice, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, choice) in solution.choices.iter().enumerate() {
@@ -169,22 +168,22 @@ fn alternatives(
         Planner::Exact => options.mechanisms,
         Planner::Greedy => Mechanisms::ResidentCpu,
     };
-    let everywhere = problem.choices(run.start, mechanisms).into_iter();
-    let places = everywhere.filter(|choice| choice.prefill == choice.decode && *choice != solution.choices[run.start]);
+    let others = problem.choices(run.start, mechanisms).into_iter();
+    let others = others.filter(|choice| choice.prefill == choice.decode && *choice != solution.choices[run.start]);
     let possible = |choice: &Choice| run.clone().all(|i| problem.choices(i, mechanisms).contains(choice));
-    let moved = |choice: Choice| {
+    let alternative = |choice: Choice| {
         let mut choices = solution.choices.clone();
         choices[run.clone()].fill(choice);
         let mut slots = solution.slots.clone();
         if let Where::Streamed(gpu) = choice.decode {
-            slots[gpu] = if slots[gpu] == 0 { options.slots.unwrap_or(SLOTS) } else { slots[gpu] };
+            slots[gpu] = if slots[gpu] == 0 { options.slots.unwrap_or(NEW_RING_SLOTS) } else { slots[gpu] };
         }
         let problem = Problem { cuts: cuts(&choices), ..problem.clone() };
-        let no_fit = fits(&problem, &choices, &slots, options.mechanisms).err();
+        let over_budget = fits(&problem, &choices, &slots, options.mechanisms).err();
         let objective_ms = evaluate(&problem, options, choices, slots).objective_ms;
-        Alternative { place: choice.decode, objective_ms, no_fit }
+        Alternative { place: choice.decode, objective_ms, over_budget }
     };
-    places.filter(possible).map(moved).collect()
+    others.filter(possible).map(alternative).collect()
 }
 
 /// The bottleneck of a phase of this solution.
@@ -196,24 +195,24 @@ pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottl
         let us: f64 = on.map(|span| span.duration_us).sum();
         if window > 0.0 { us / window } else { 0.0 }
     };
-    if busy("disk") >= BUSY {
+    if busy("disk") >= BUSY_SHARE {
         return Bottleneck::Disk;
     }
-    let always = (0..problem.gpus.len()).find(|gpu| busy(&format!("to gpu{gpu}")) >= BUSY);
-    match always {
+    let busy_link = (0..problem.gpus.len()).find(|gpu| busy(&format!("to gpu{gpu}")) >= BUSY_SHARE);
+    match busy_link {
         Some(gpu) => Bottleneck::Link(gpu),
-        None => longest(&simulation),
+        None => largest_part(&simulation),
     }
 }
 
-/// The resource that takes the largest part of the chain.
-fn longest(simulation: &Simulation) -> Bottleneck {
+/// The resource that takes the largest part of the time.
+fn largest_part(simulation: &Simulation) -> Bottleneck {
     let gpus = simulation.gpu_ms.iter().enumerate();
     let mut parts: Vec<(Bottleneck, f64)> = gpus.map(|(gpu, ms)| (Bottleneck::Compute(Place::Gpu(gpu)), *ms)).collect();
     parts.push((Bottleneck::Compute(Place::Cpu), simulation.cpu_ms));
     let known: f64 = parts.iter().map(|(_, ms)| ms).sum::<f64>() + simulation.stall_ms;
     parts.push((Bottleneck::Overhead, (simulation.ms - known).max(0.0)));
-    // A block that waits for weights waits for the link.
+    // A block that waits for its weights waits for the link.
     let link = simulation.transfer_ms.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
     parts.extend(link.map(|(gpu, _)| (Bottleneck::Link(gpu), simulation.stall_ms)));
     parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bottleneck::Overhead, |(bottleneck, _)| bottleneck)

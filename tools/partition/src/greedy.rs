@@ -1,26 +1,26 @@
 //! The greedy planner: grows one contiguous run of blocks on the GPUs, hottest neighbour first, while it fits.
 //!
-//! Hotness is milliseconds saved per byte of device memory. In a dense model it is equal for all layers, so the ends decide: the run
-//! grows towards the head, which is large and read whole for each token, and the embedding, of which one row is read, stays on the
-//! host.
+//! Hotness is milliseconds saved per byte of device memory. All layers of a dense model are equally hot, so the ends decide: the run
+//! grows towards the head, which is large and read whole for each token. The embedding stays on the host, because a token reads only
+//! one row of it.
 
 use crate::memory::check_gpu;
-use crate::{Choice, Mechanisms, NoFit, Problem, Where};
+use crate::{Choice, Mechanisms, OverBudget, Problem, Where};
 use std::ops::Range;
 
 /// Places blocks greedily and contiguously by their decode times. Fails if no block fits on a GPU; does not check host memory.
-pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<Choice>, NoFit> {
+pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<Choice>, OverBudget> {
     let gain: Vec<f64> = (0..problem.blocks.len()).map(|block| hotness(problem, block)).collect();
     let mut order: Vec<usize> = (0..gain.len()).filter(|block| gain[*block] > 0.0).collect();
     order.sort_by(|a, b| gain[*b].total_cmp(&gain[*a]).then(b.cmp(a)));
-    let mut refusal = None;
+    let mut smallest_excess = None;
     for start in order {
         match fill(problem, start..start + 1) {
             Ok(choices) => return Ok(extend(problem, start..start + 1, choices, &gain)),
-            Err(no_fit) => refusal = smaller(refusal, no_fit),
+            Err(over_budget) => smallest_excess = smaller(smallest_excess, over_budget),
         }
     }
-    refusal.map_or_else(|| Ok(on_host(problem)), Err)
+    smallest_excess.map_or_else(|| Ok(on_host(problem)), Err)
 }
 
 /// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it.
@@ -38,9 +38,10 @@ fn on_host(problem: &Problem) -> Vec<Choice> {
     vec![Choice::both(Where::Cpu); problem.blocks.len()]
 }
 
-fn smaller(a: Option<NoFit>, b: NoFit) -> Option<NoFit> {
+/// The error with the smaller required budget.
+fn smaller(a: Option<OverBudget>, b: OverBudget) -> Option<OverBudget> {
     match a {
-        Some(a) if a.smallest() <= b.smallest() => Some(a),
+        Some(a) if a.required_budget() <= b.required_budget() => Some(a),
         _ => Some(b),
     }
 }
@@ -68,15 +69,15 @@ fn extend(problem: &Problem, mut run: Range<usize>, mut choices: Vec<Choice>, ga
 }
 
 /// Places `run` on gpu0 until it is full, then on gpu1, and so on; everything else on the host.
-fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<Choice>, NoFit> {
+fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<Choice>, OverBudget> {
     let mut choices = on_host(problem);
     let mut gpu = 0;
     for block in run {
         choices[block] = Choice::both(Where::Resident(gpu));
-        while let Err(no_fit) = check_gpu(problem, &choices, gpu) {
+        while let Err(over_budget) = check_gpu(problem, &choices, gpu) {
             gpu += 1;
             if gpu >= problem.budget.vram.len() {
-                return Err(no_fit);
+                return Err(over_budget);
             }
             choices[block] = Choice::both(Where::Resident(gpu));
         }
@@ -92,7 +93,7 @@ mod tests {
     use proptest::prelude::*;
 
     /// The GPU of each block; `.` for the host.
-    fn grow(layers: u32, budget: Budget) -> Result<String, NoFit> {
+    fn grow(layers: u32, budget: Budget) -> Result<String, OverBudget> {
         let shown = |choice: Choice| choice.decode.gpu().map_or('.', |gpu| char::from(b'0' + gpu as u8));
         Ok(greedy_run(&problem(dense(layers, 1 << 20), budget))?.into_iter().map(shown).collect())
     }
@@ -113,17 +114,17 @@ mod tests {
     }
 
     #[test]
-    fn a_second_gpu_takes_what_the_first_cannot() {
+    fn a_second_gpu_takes_blocks_that_do_not_fit_on_the_first() {
         assert_eq!(grow(6, of(&[4 << 20, 5 << 20])).unwrap(), "..000111");
     }
 
     #[test]
-    fn a_gpu_too_small_for_any_block_is_refused_with_the_budget_that_would_do() {
+    fn a_gpu_too_small_for_any_block_is_refused_with_the_required_budget() {
         let error = grow(6, of(&[1 << 10])).unwrap_err();
         assert_eq!(error.place, Place::Gpu(0));
-        let found = grow(6, of(&[error.smallest()])).unwrap();
+        let found = grow(6, of(&[error.required_budget()])).unwrap();
         assert_eq!(found.matches('0').count(), 1, "{found}");
-        assert!(grow(6, of(&[error.smallest() - 1])).is_err());
+        assert!(grow(6, of(&[error.required_budget() - 1])).is_err());
     }
 
     #[test]
@@ -131,8 +132,8 @@ mod tests {
         let mut problem = problem(dense(6, 1 << 20), of(&[1 << 30]));
         problem.gpus[0].blocks[4].decode_ms = f64::INFINITY;
         let found = greedy_run(&problem).unwrap();
-        let there: Vec<usize> = (0..8).filter(|block| found[*block].decode.gpu().is_some()).collect();
-        assert_eq!(there, [5, 6, 7]);
+        let on_gpu: Vec<usize> = (0..8).filter(|block| found[*block].decode.gpu().is_some()).collect();
+        assert_eq!(on_gpu, [5, 6, 7]);
     }
 
     proptest! {

@@ -1,11 +1,16 @@
-//! Local search: applies small changes to a placement and keeps those that improve it.
+//! Local search: applies local changes to a placement and keeps those that improve it.
 
 use crate::Choice;
 use crate::evaluate::{Candidate, Evaluator};
 
-/// Improves `start` until no small change helps or `most` placements were evaluated.
-pub(crate) fn improve(evaluator: &mut Evaluator, allowed: &[Vec<Choice>], start: Candidate, most: usize) -> Candidate {
-    let limit = evaluator.evaluations + most;
+/// Improves `start` until no local change helps or `max_evaluations` placements were evaluated. Takes the first change that helps.
+pub(crate) fn improve(
+    evaluator: &mut Evaluator,
+    allowed: &[Vec<Choice>],
+    start: Candidate,
+    max_evaluations: usize,
+) -> Candidate {
+    let limit = evaluator.evaluations + max_evaluations;
     let mut best = start;
     loop {
         let mut improved = false;
@@ -30,48 +35,48 @@ pub(crate) fn improve(evaluator: &mut Evaluator, allowed: &[Vec<Choice>], start:
     }
 }
 
-/// A small change.
+/// A change of one or two blocks.
 #[derive(Clone, Copy, Debug)]
-enum Change {
+enum LocalChange {
     /// Changes the choice of one block.
     Move(usize, Choice),
     /// Exchanges the choices of two blocks.
     Swap(usize, usize),
 }
 
-impl Change {
+impl LocalChange {
     fn apply(self, choices: &mut [Choice]) {
         match self {
-            Change::Move(block, choice) => choices[block] = choice,
-            Change::Swap(a, b) => choices.swap(a, b),
+            LocalChange::Move(block, choice) => choices[block] = choice,
+            LocalChange::Swap(a, b) => choices.swap(a, b),
         }
     }
 }
 
 /// Changes of blocks at the ends of runs of one choice: moves to any place, swaps with other ends, and swaps with blocks nearby, which
 /// shift a run.
-fn changes(choices: &[Choice], allowed: &[Vec<Choice>]) -> Vec<Change> {
+fn changes(choices: &[Choice], allowed: &[Vec<Choice>]) -> Vec<LocalChange> {
     let ends = ends(choices);
-    let mut changes: Vec<Change> = Vec::new();
+    let mut changes: Vec<LocalChange> = Vec::new();
     for &block in &ends {
-        changes.extend(allowed[block].iter().filter(|c| **c != choices[block]).map(|c| Change::Move(block, *c)));
+        changes.extend(allowed[block].iter().filter(|c| **c != choices[block]).map(|c| LocalChange::Move(block, *c)));
     }
-    let may = |a: usize, b: usize| allowed[a].contains(&choices[b]) && allowed[b].contains(&choices[a]);
+    let can_swap = |a: usize, b: usize| allowed[a].contains(&choices[b]) && allowed[b].contains(&choices[a]);
     for &a in &ends {
         for b in [a + 1, a + 2, a + 3, a + 5, a + 8] {
-            if b < choices.len() && choices[a] != choices[b] && may(a, b) {
-                changes.push(Change::Swap(a, b));
+            if b < choices.len() && choices[a] != choices[b] && can_swap(a, b) {
+                changes.push(LocalChange::Swap(a, b));
             }
         }
         for b in [a.checked_sub(1), a.checked_sub(2), a.checked_sub(3), a.checked_sub(5), a.checked_sub(8)] {
-            if let Some(b) = b.filter(|b| choices[a] != choices[*b] && may(a, *b)) {
-                changes.push(Change::Swap(b, a));
+            if let Some(b) = b.filter(|b| choices[a] != choices[*b] && can_swap(a, *b)) {
+                changes.push(LocalChange::Swap(b, a));
             }
         }
     }
     let far = ends.iter().flat_map(|a| ends.iter().map(move |b| (*a, *b)));
-    let far = far.filter(|(a, b)| a + 8 < *b && choices[*a] != choices[*b] && may(*a, *b));
-    changes.extend(far.map(|(a, b)| Change::Swap(a, b)));
+    let far = far.filter(|(a, b)| a + 8 < *b && choices[*a] != choices[*b] && can_swap(*a, *b));
+    changes.extend(far.map(|(a, b)| LocalChange::Swap(a, b)));
     changes
 }
 

@@ -29,14 +29,14 @@ mod transfer;
 #[cfg(test)]
 mod trials;
 
-pub use budget::{Budget, Demand, KvHome, NoFit, Packing};
+pub use budget::{Budget, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
 pub use cost::{Block, BlockKind, FilledState, GrowingState, Streamed, Work, slot};
 pub use explain::{
     Alternative, Bottleneck, Change, Cuts, Explanation, RunExplanation, bottleneck, change, explain, explain_runs,
 };
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
-pub use memory::{Reads, Usage, fits, usage, usage_of_partitions};
+pub use memory::{HostReads, Usage, fits, usage, usage_of_partitions};
 pub use plan::{best, evaluate, plan};
 pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
 pub use runs::{Run, runs};

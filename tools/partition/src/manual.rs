@@ -1,4 +1,4 @@
-//! Placement by hand: `--gpu-layers N`, `--stream N` and `--assign 'layers.0-11=gpu,layers.12=stream,head=cpu'`.
+//! Manual placement: `--gpu-layers N`, `--stream N` and `--assign 'layers.0-11=gpu,layers.12=stream,head=cpu'`.
 
 use crate::{Block, BlockKind, Place, Where};
 use std::str::FromStr;

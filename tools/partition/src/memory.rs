@@ -1,19 +1,19 @@
 //! Memory use of a placement on each device, and whether it fits the budget.
 //!
 //! A GPU holds at the same time: weights that are resident in either phase, once per partition that reads them; constants of
-//! streamed blocks; the state of the blocks that compute there (the maximum over the phases, because state moves out after the prompt
-//! before other state moves in); the activations of the largest block; a ring of slots for streamed blocks. If state is kept on the
-//! host, blocks share a buffer for the state of one block, except blocks that compute on the host in one phase, which
-//! have their own buffers.
+//! streamed blocks; the state of the blocks that compute there (the maximum over the phases, because after the prompt state is copied
+//! out before other state is copied in); the activations of the largest block; a slot ring for streamed blocks. If state is kept on
+//! the host, blocks share a buffer for the state of one block, except blocks that compute on the host in one phase, which have their
+//! own buffers.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
 //! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays pinned and the rest is read in every
-//! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]), so fewer bytes are read
-//! than are placed in memory.
+//! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]): then fewer bytes are read than are
+//! written to memory.
 
 use crate::cost::slot;
 use crate::schedule::merges;
-use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, NoFit, Phase, Place, Problem, Where};
+use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, OverBudget, Phase, Place, Problem, Where};
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -23,23 +23,23 @@ pub struct Usage {
     /// Demand on the host with all weights in memory.
     pub host: Demand,
     /// Weights that the host reads in a prefill pass and in a decode pass.
-    pub host_reads: [Reads; 2],
-    /// The largest block on the host, bytes; without blocks that read only some rows of their weights.
+    pub host_reads: [HostReads; 2],
+    /// The largest block on the host, packed bytes; without blocks that read only some rows of their weights.
     pub largest_on_host: u64,
-    /// The largest block that the host reads in each phase, bytes.
+    /// The largest block that the host reads in each phase, packed bytes.
     pub largest_read: [u64; 2],
 }
 
 /// Weights that the host reads in a pass of a phase, packed bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reads {
+pub struct HostReads {
     /// Weights that only the host computes with.
     pub computed: u64,
     /// Weights that are copied to GPUs.
     pub copied: u64,
 }
 
-impl Reads {
+impl HostReads {
     /// The sum.
     pub fn all(self) -> u64 {
         self.computed + self.copied
@@ -54,14 +54,14 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     let reads = |phase: Phase| {
         let all = packed(weights_of(problem, |i| is_read(i, phase)));
         let copied = packed(weights_of(problem, |i| is_copied(i, phase)));
-        Reads { computed: all - copied, copied }
+        HostReads { computed: all - copied, copied }
     };
     let largest_read = |phase: Phase| {
         (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
     };
     let on_host = |i: &usize| choices[*i].on_host() && !problem.reads_rows(*i);
     Usage {
-        gpus: (0..problem.budget.vram.len()).map(|gpu| on_gpu(problem, choices, slots[gpu], gpu)).collect(),
+        gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, choices, slots[gpu], gpu)).collect(),
         host: Demand {
             weights: packed(weights_of(problem, |i| choices[i].on_host())),
             kv: (0..choices.len()).filter(|i| state_on_host(problem, choices[*i])).map(|i| kv(problem, i)).sum(),
@@ -78,44 +78,46 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
 /// from disk are partitions of their own. The planner ignores the difference from [`usage`], because it depends on every cut.
 pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let once = usage(problem, choices, slots);
+    let counted_once = usage(problem, choices, slots);
     let on_host = |i: usize| choices[i].on_host();
-    let weights = distinct(problem, |block| &block.weights, on_host, |i| !is_joined(problem, choices, i));
+    let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, choices, i));
     let computed = |phase: Phase| {
         let is_computed = |i: usize| choices[i].of(phase) == Where::Cpu && !problem.reads_rows(i);
-        Reads {
-            computed: packed(distinct(problem, |block| &block.weights, is_computed, |_| true)),
-            ..once.host_reads[phase as usize]
+        HostReads {
+            computed: packed(distinct_bytes(problem, |block| &block.weights, is_computed, |_| true)),
+            ..counted_once.host_reads[phase as usize]
         }
     };
     Usage {
-        host: Demand { weights: packed(weights), ..once.host },
+        host: Demand { weights: packed(weights), ..counted_once.host },
         host_reads: Phase::BOTH.map(computed),
-        ..once.clone()
+        ..counted_once.clone()
     }
 }
 
 /// Checks that a placement fits. The error names the first device that is too small: GPUs in order, then the host.
-pub fn fits(problem: &Problem, choices: &[Choice], slots: &[u32], mechanisms: Mechanisms) -> Result<(), NoFit> {
+pub fn fits(problem: &Problem, choices: &[Choice], slots: &[u32], mechanisms: Mechanisms) -> Result<(), OverBudget> {
     usage(problem, choices, slots).check(problem, mechanisms)
 }
 
 impl Usage {
     /// Checks the problem's budget.
-    pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), NoFit> {
+    pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), OverBudget> {
         for (gpu, demand) in self.gpus.iter().enumerate() {
-            holds(problem, gpu, *demand)?;
+            check_gpu_demand(problem, gpu, *demand)?;
         }
         match problem.budget.ram {
-            Some(ram) => NoFit::unless(Place::Cpu, self.host_least(problem, mechanisms), ram, problem.budget.process),
+            Some(ram) => {
+                OverBudget::check(Place::Cpu, self.min_host_demand(problem, mechanisms), ram, problem.budget.process)
+            }
             None => Ok(()),
         }
     }
 
-    /// The least demand on host memory. With a disk, only the weights of one block and the read-ahead buffers, unless all weights
+    /// The smallest demand on host memory: with a disk only the weights of one block and the read-ahead buffers, unless all weights
     /// together need less.
-    pub(crate) fn host_least(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
-        let one_block = self.largest_on_host.saturating_add(problem.budget.reading);
+    pub(crate) fn min_host_demand(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
+        let one_block = self.largest_on_host.saturating_add(problem.budget.read_ahead);
         let fits = problem.budget.host().is_none_or(|ram| self.host.total() <= ram);
         match may_read_disk(problem, mechanisms) && !fits {
             true => Demand { weights: self.host.weights.min(one_block), ..self.host },
@@ -125,53 +127,54 @@ impl Usage {
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.
     ///
-    /// If they do not fit, an equal share of each block stays pinned. With R bytes of room, W bytes of weights and l bytes of the
-    /// largest block, the share f solves `f W + (1 - f) l = R`, because the unpinned rest of one block is in memory too.
+    /// If they do not fit, an equal share of each block stays pinned. With R bytes of available memory, W bytes of weights and l bytes
+    /// of the largest block, the share f solves `f W + (1 - f) l = R`, because the unpinned rest of one block is in memory too.
     ///
-    /// Of the weights C that the host computes with, the part c is decompressed from d of its bytes ([`crate::Packing`]).
-    /// Uncompressed bytes are pinned first, because that saves most reading. A pass brings in `(1 - f) C` bytes, of which
-    /// `min(c C, (1 - f) C)` are decompressed. The weights G that are copied to GPUs are not compressed. The bytes read are
+    /// Let C be the weights that the host computes with, c the share of them that is decompressed, and d the bytes read for each
+    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are pinned first, because that saves most reading. A pass loads
+    /// `(1 - f) C` bytes, of which `min(c C, (1 - f) C)` are decompressed. The weights G that are copied to GPUs are not compressed.
+    /// The bytes read are
     ///
     /// `(1 - f) (C + G) - (1 - d) min(c C, (1 - f) C) = (1 - f) G + max((1 - f) C - c C (1 - d), d (1 - f) C)`,
     ///
     /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read.
-    pub fn missing(&self, problem: &Problem, phase: Phase) -> u64 {
-        let (reads, share) = (self.host_reads[phase as usize], self.locked_share(problem, phase));
+    pub fn disk_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
+        let (reads, share) = (self.host_reads[phase as usize], self.pinned_share(problem, phase));
         if share >= 1.0 {
             return 0;
         }
         let (packing, computed) = (problem.budget.packing, reads.computed as f64);
-        let made = (packing.made_share() * computed).min((1.0 - share) * computed);
-        // Round only once, so that more room never means more reading.
-        let spared = share * reads.all() as f64 + packing.unread_share() * made;
-        reads.all().saturating_sub(spared as u64).max(1)
+        let decompressed = (packing.decompressed_share() * computed).min((1.0 - share) * computed);
+        // Rounds only once, so that more memory never means more reading.
+        let not_read = share * reads.all() as f64 + packing.unread_share() * decompressed;
+        reads.all().saturating_sub(not_read as u64).max(1)
     }
 
-    /// The share of each block's weights that stays pinned in host memory, 0 to 1; see [`missing`](Self::missing).
-    pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
-        let beside = self.host.kv.saturating_add(self.host.workspace);
+    /// The share of each block's weights that stays pinned in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
+    pub fn pinned_share(&self, problem: &Problem, phase: Phase) -> f64 {
+        let other_demand = self.host.kv.saturating_add(self.host.workspace);
         let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
-        let room = ram.saturating_sub(beside).saturating_sub(problem.budget.reading) as f64;
+        let available = ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead) as f64;
         let (reads, largest) = (self.host_reads[phase as usize].all() as f64, self.largest_read[phase as usize] as f64);
-        if reads <= room { 1.0 } else { ((room - largest) / (reads - largest)).clamp(0.0, 1.0) }
+        if reads <= available { 1.0 } else { ((available - largest) / (reads - largest)).clamp(0.0, 1.0) }
     }
 }
 
 /// Checks one GPU for a placement without streaming.
-pub(crate) fn check_gpu(problem: &Problem, choices: &[Choice], gpu: usize) -> Result<(), NoFit> {
-    holds(problem, gpu, on_gpu(problem, choices, 0, gpu))
+pub(crate) fn check_gpu(problem: &Problem, choices: &[Choice], gpu: usize) -> Result<(), OverBudget> {
+    check_gpu_demand(problem, gpu, gpu_demand(problem, choices, 0, gpu))
 }
 
-/// An unused GPU always fits.
-fn holds(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), NoFit> {
+/// Checks one GPU. An unused GPU always fits.
+fn check_gpu_demand(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), OverBudget> {
     match demand.total() {
         0 => Ok(()),
-        _ => NoFit::unless(Place::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
+        _ => OverBudget::check(Place::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
     }
 }
 
 impl Problem {
-    /// Whether a block (an embedding) reads only some rows of its weights. Its weights may stay on disk without reading them in
+    /// Whether a block (an embedding) reads only some rows of its weights, so that the weights may stay on disk without being read in
     /// every pass.
     pub fn reads_rows(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];
@@ -193,46 +196,51 @@ fn kv(problem: &Problem, block: usize) -> u64 {
     problem.blocks[block].kv_bytes
 }
 
-fn on_gpu(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Demand {
-    let there = |phase: Phase| (0..choices.len()).filter(move |i| choices[*i].of(phase).gpu() == Some(gpu));
-    let stays = |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.stays(*i, choices[*i], phase);
-    let state = |phase| match problem.budget.kv {
-        KvHome::Device => there(phase).map(|i| kv(problem, i)).sum::<u64>(),
-        KvHome::Host => there(phase).filter(|i| !stays(i, phase)).map(|i| kv(problem, i)).max().unwrap_or(0),
+fn gpu_demand(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Demand {
+    let computing = |phase: Phase| (0..choices.len()).filter(move |i| choices[*i].of(phase).gpu() == Some(gpu));
+    let has_own_buffer =
+        |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, choices[*i], phase);
+    let shared_state = |phase| match problem.budget.kv {
+        KvHome::Device => computing(phase).map(|i| kv(problem, i)).sum::<u64>(),
+        KvHome::Host => {
+            computing(phase).filter(|i| !has_own_buffer(i, phase)).map(|i| kv(problem, i)).max().unwrap_or(0)
+        }
     };
-    let own = |phase| there(phase).filter(move |i| stays(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
-    let streamed = |i: usize| choices[i].is_streamed_to(gpu);
-    let slot = slot((0..choices.len()).filter(|i| streamed(*i)).map(|i| &problem.blocks[i]));
-    let resident = |i: usize| choices[i].resident().any(|there| there == gpu);
-    let resident = distinct(problem, |block| &block.weights, resident, |i| !is_joined(problem, choices, i));
+    let own_state =
+        |phase| computing(phase).filter(move |i| has_own_buffer(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
+    let is_streamed = |i: usize| choices[i].is_streamed_to(gpu);
+    let slot = slot((0..choices.len()).filter(|i| is_streamed(*i)).map(|i| &problem.blocks[i]));
+    let is_resident = |i: usize| choices[i].is_resident_on(gpu);
+    let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, choices, i));
     Demand {
-        weights: resident + distinct(problem, |block| block.streamed.constants(), streamed, |_| false),
-        kv: Phase::BOTH.map(state).into_iter().max().unwrap_or(0) + Phase::BOTH.map(own).iter().sum::<u64>(),
+        weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),
+        kv: Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
+            + Phase::BOTH.map(own_state).iter().sum::<u64>(),
         workspace: workspace(problem, choices, |place| place.gpu() == Some(gpu)),
         ring: slot.saturating_mul(slots.into()),
     }
 }
 
 /// Bytes of the weights of the selected blocks, each weight once.
-fn weights_of(problem: &Problem, is_selected: impl Fn(usize) -> bool) -> u64 {
-    distinct(problem, |block| &block.weights, is_selected, |_| false)
+fn weights_of(problem: &Problem, selects: impl Fn(usize) -> bool) -> u64 {
+    distinct_bytes(problem, |block| &block.weights, selects, |_| false)
 }
 
 /// Whether a block is in one partition with the block before it.
 fn is_joined(problem: &Problem, choices: &[Choice], block: usize) -> bool {
-    let same = |before: usize| choices[before] == choices[block];
+    let has_same_choice = |before: usize| choices[before] == choices[block];
     let merges = |phase: Phase| merges(problem, block, choices[block].of(phase), choices[block].of(phase));
-    block.checked_sub(1).is_some_and(same) && Phase::BOTH.into_iter().all(merges)
+    block.checked_sub(1).is_some_and(has_same_choice) && Phase::BOTH.into_iter().all(merges)
 }
 
-/// Bytes of the selected blocks, each key once per partition; `starts_partition` tells where a new partition starts.
-fn distinct(
+/// Bytes of the selected blocks, each key once per partition; `starts_partition` selects the blocks that start a new partition.
+fn distinct_bytes(
     problem: &Problem,
     keys_of: fn(&Block) -> &[(u32, u64)],
-    is_selected: impl Fn(usize) -> bool,
+    selects: impl Fn(usize) -> bool,
     starts_partition: impl Fn(usize) -> bool,
 ) -> u64 {
-    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| is_selected(*i));
+    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| selects(*i));
     // The planner calls this for every placement: a table indexed by key is several times faster than a set.
     let keys = blocks().flat_map(|(_, block)| keys_of(block)).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
     // By key: the last partition, counted from 1, that holds it.
@@ -250,9 +258,9 @@ fn distinct(
 }
 
 /// The largest activations of the blocks that compute at a selected place in either phase.
-fn workspace(problem: &Problem, choices: &[Choice], is_selected: impl Fn(Where) -> bool) -> u64 {
-    let there = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| is_selected(choice.of(*phase)));
-    problem.blocks.iter().zip(choices).filter(there).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
+fn workspace(problem: &Problem, choices: &[Choice], selects: impl Fn(Where) -> bool) -> u64 {
+    let computes = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| selects(choice.of(*phase)));
+    problem.blocks.iter().zip(choices).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
 }
 
 #[cfg(test)]

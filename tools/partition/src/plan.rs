@@ -2,36 +2,43 @@
 
 use crate::evaluate::{Candidate, Evaluator, Goal};
 use crate::greedy::greedy_run;
-use crate::refuse::{refuse, refuse_useless_gpus};
+use crate::refuse::{budget_error, refuse_useless_gpus};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
-use crate::{Choice, Mechanisms, NoFit, Objective, Options, Phase, Planner, Problem, Solution, Where, simulate, usage};
+use crate::{
+    Choice, Mechanisms, Objective, Options, OverBudget, Phase, Planner, Problem, Solution, Where, simulate, usage,
+};
 
-/// A relative gap of at most this counts as a proof.
-const PROOF: f64 = 1e-6;
+/// A placement with at most this relative gap to the lower bound counts as proven optimal.
+const PROOF_GAP: f64 = 1e-6;
 
-/// The best placement found, with a lower bound. If nothing fits, the error has the smallest budget that would do.
-pub fn plan(problem: &Problem, options: &Options) -> Result<Solution, NoFit> {
+/// The best placement found, with a lower bound. If nothing fits, the error has the required budget.
+pub fn plan(problem: &Problem, options: &Options) -> Result<Solution, OverBudget> {
     plan_from(problem, options, &[])
 }
 
 /// Plans, starting from `known` placements: the result is not worse than those of them that fit.
-pub(crate) fn plan_from(problem: &Problem, options: &Options, known: &[&Solution]) -> Result<Solution, NoFit> {
+pub(crate) fn plan_from(problem: &Problem, options: &Options, known: &[&Solution]) -> Result<Solution, OverBudget> {
     Ok(best_from(problem, options, known, 1)?.remove(0))
 }
 
 /// The best placements, best first, at most `count`. They differ in the number of blocks at some place or in the number of crossings;
 /// the first is the result of [`plan`]. If the objective has one phase only, the other phase is optimized with the remaining memory.
-pub fn best(problem: &Problem, options: &Options, count: usize) -> Result<Vec<Solution>, NoFit> {
+pub fn best(problem: &Problem, options: &Options, count: usize) -> Result<Vec<Solution>, OverBudget> {
     best_from(problem, options, &[], count.max(1))
 }
 
-fn best_from(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Result<Vec<Solution>, NoFit> {
+fn best_from(
+    problem: &Problem,
+    options: &Options,
+    known: &[&Solution],
+    count: usize,
+) -> Result<Vec<Solution>, OverBudget> {
     refuse_useless_gpus(problem, options)?;
     let SearchResult { best, bound } = match options.planner {
         Planner::Greedy => SearchResult { best: vec![greedy(problem, options)?], bound: 0.0 },
-        Planner::Exact => exact(problem, options, known, count).ok_or_else(|| refuse(problem, options))?,
+        Planner::Exact => exact(problem, options, known, count).ok_or_else(|| budget_error(problem, options))?,
     };
-    let proven = best.first().is_some_and(|first| bound >= first.score.objective * (1.0 - PROOF));
+    let proven = best.first().is_some_and(|first| bound >= first.score.objective * (1.0 - PROOF_GAP));
     let finish = |(rank, candidate): (usize, Candidate)| {
         let solution = evaluate(problem, options, candidate.choices, candidate.slots);
         let proven = proven && rank == 0;
@@ -45,6 +52,7 @@ fn best_from(problem: &Problem, options: &Options, known: &[&Solution], count: u
 pub fn evaluate(problem: &Problem, options: &Options, choices: Vec<Choice>, slots: Vec<u32>) -> Solution {
     let decode_ms = simulate(problem, &choices, &slots, Phase::Decode).ms;
     let prefill_ms = simulate(problem, &choices, &slots, Phase::Prefill).ms;
+    // A phase without weight may take infinite time.
     let weigh = |weight: f64, ms: f64| if weight > 0.0 { weight * ms } else { 0.0 };
     let [prefill, decode] = weights(problem, options.objective);
     let objective_ms = weigh(prefill, prefill_ms) + weigh(decode, decode_ms);
@@ -61,12 +69,12 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 }
 
 /// The placement of the greedy planner.
-fn greedy(problem: &Problem, options: &Options) -> Result<Candidate, NoFit> {
+fn greedy(problem: &Problem, options: &Options) -> Result<Candidate, OverBudget> {
     let choices = greedy_run(problem)?;
     let slots = vec![0; problem.budget.vram.len()];
     usage(problem, &choices, &slots).check(problem, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
-    Evaluator::new(problem, goal, 1).evaluate(&choices).ok_or_else(|| refuse(problem, options))
+    Evaluator::new(problem, goal, 1).evaluate(&choices).ok_or_else(|| budget_error(problem, options))
 }
 
 /// The best placements over all numbers of slots, and a lower bound; `None` if nothing fits.
@@ -82,8 +90,8 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
             known.iter().map(|solution| &solution.choices).chain(found).chain(&by_phases).collect();
         // If only the best is requested, a number of slots with a lower bound above it is skipped.
         let known_ms = all.best.iter().map(|found| found.score.objective).filter(|_| count == 1);
-        let enough = known_ms.fold(f64::INFINITY, f64::min);
-        let Some(found) = search(problem, goal, &allowed, &known, count, enough) else { continue };
+        let max_bound = known_ms.fold(f64::INFINITY, f64::min);
+        let Some(found) = search(problem, goal, &allowed, &known, count, max_bound) else { continue };
         all.bound = all.bound.min(found.bound);
         all.best.extend(found.best);
     }
@@ -96,10 +104,10 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
 }
 
 /// Start placements for an objective with both phases: optimized for decoding, then for the prompt with the remaining memory; once with
-/// all memory, once with room for a ring kept free for the prompt. Empty for few blocks, which are searched exhaustively.
+/// all memory, once with memory for a slot ring reserved for the prompt. Empty for few blocks, which are searched exhaustively.
 fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
-    let matters = options.objective == Objective::Mixed && options.mechanisms.streams();
-    if !matters || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
+    let applies = options.objective == Objective::Mixed && options.mechanisms.streams();
+    if !applies || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
         return Vec::new();
     }
     let weights = [0.0, 1.0];
@@ -107,53 +115,55 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
     let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|block| problem.streamed_bytes(block)).collect();
     sizes.sort_unstable();
     let ring = u64::from(slots.iter().copied().max().unwrap_or(0)) * sizes[sizes.len() / 2];
-    let with = |kept: u64| {
-        let mut less = problem.clone();
-        less.budget.vram.iter_mut().for_each(|vram| *vram = vram.saturating_sub(kept));
+    let optimize = |reserved: u64| {
+        let mut reduced = problem.clone();
+        reduced.budget.vram.iter_mut().for_each(|vram| *vram = vram.saturating_sub(reserved));
         let options = Options { objective: Objective::Decode, slots: slots.first().copied(), ..*options };
         let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
-        let found = search(&less, goal, &allowed(&less, &options, weights), &[], 1, f64::INFINITY)?;
+        let found = search(&reduced, goal, &allowed(&reduced, &options, weights), &[], 1, f64::INFINITY)?;
         let best = found.best.into_iter().next()?;
         Some(optimize_other_phase(problem, &options, weights, best).choices)
     };
     // Both searches are independent and run in parallel.
     std::thread::scope(|scope| {
-        let kept_free = scope.spawn(|| with(ring));
-        let all = with(0);
-        all.into_iter().chain(kept_free.join().ok().flatten()).collect()
+        let with_reserve = scope.spawn(|| optimize(ring));
+        let with_all = optimize(0);
+        with_all.into_iter().chain(with_reserve.join().ok().flatten()).collect()
     })
 }
 
-/// The allowed choices of each block. If one phase has no weight, it uses the place of the other phase, which needs the least memory; or
-/// the host, if state that is kept there is swapped differently then.
+/// The allowed choices of each block. If one phase has no weight, a block has the place of the other phase in it, which needs the least
+/// memory; or the host, if that changes how state that is kept on the host is swapped.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<Choice>> {
-    let both_count = weights.iter().all(|weight| *weight > 0.0);
-    let one = |block: usize| {
+    let both_phases_count = weights.iter().all(|weight| *weight > 0.0);
+    let weighted_phase = Phase::BOTH[usize::from(weights[0] == 0.0)];
+    let allowed_for_block = |block: usize| {
         let all = problem.choices(block, options.mechanisms);
-        let counts = Phase::BOTH[usize::from(weights[0] == 0.0)];
-        let visits = |choice: &Choice| {
-            let same = problem.visit(block, Choice::both(choice.of(counts)), counts);
-            choice.of(counts.other()) == Where::Cpu && problem.visit(block, *choice, counts) != same && same.is_some()
-        };
-        let matters = |choice: &Choice| choice.prefill == choice.decode || visits(choice);
-        let same: Vec<Choice> = all.iter().copied().filter(matters).collect();
-        match (both_count, all.is_empty()) {
-            (_, true) => vec![Choice::both(Where::Cpu)],
-            (true, false) => all,
-            (false, false) => same,
+        if all.is_empty() {
+            return vec![Choice::both(Where::Cpu)];
         }
+        if both_phases_count {
+            return all;
+        }
+        let changes_swap = |choice: &Choice| {
+            let usual = problem.state_swap(block, Choice::both(choice.of(weighted_phase)), weighted_phase);
+            choice.of(weighted_phase.other()) == Where::Cpu
+                && usual.is_some()
+                && problem.state_swap(block, *choice, weighted_phase) != usual
+        };
+        all.into_iter().filter(|choice| choice.prefill == choice.decode || changes_swap(choice)).collect()
     };
-    (0..problem.blocks.len()).map(one).collect()
+    (0..problem.blocks.len()).map(allowed_for_block).collect()
 }
 
 /// The numbers of slots to try, one entry per GPU, equal on all GPUs.
 fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
-    let each = |slots: u32| vec![slots; problem.budget.vram.len()];
+    let on_each_gpu = |slots: u32| vec![slots; problem.budget.vram.len()];
     match (options.mechanisms, options.slots) {
-        (Mechanisms::ResidentCpu | Mechanisms::ResidentCpuDisk, _) => vec![each(0)],
-        (Mechanisms::All, Some(slots)) => vec![each(slots)],
-        (Mechanisms::All, None) if problem.budget.vram.is_empty() => vec![each(0)],
-        (Mechanisms::All, None) if problem.blocks.len() > MANY_BLOCKS => vec![each(SLOTS[0])],
-        (Mechanisms::All, None) => SLOTS.map(each).to_vec(),
+        (Mechanisms::ResidentCpu | Mechanisms::ResidentCpuDisk, _) => vec![on_each_gpu(0)],
+        (Mechanisms::All, Some(slots)) => vec![on_each_gpu(slots)],
+        (Mechanisms::All, None) if problem.budget.vram.is_empty() => vec![on_each_gpu(0)],
+        (Mechanisms::All, None) if problem.blocks.len() > MANY_BLOCKS => vec![on_each_gpu(SLOTS[0])],
+        (Mechanisms::All, None) => SLOTS.map(on_each_gpu).to_vec(),
     }
 }

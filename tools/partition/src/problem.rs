@@ -1,6 +1,6 @@
 //! A planning problem in numbers: blocks, their times on each device, the links, the memory budgets, the workload.
 //!
-//! Units are milliseconds and bytes. The source of the numbers (a profile, a machine file, assumptions) is unknown here.
+//! Units are milliseconds and bytes. This crate does not know the source of the numbers (a profile, a machine file, assumptions).
 
 use crate::{Block, Budget};
 
@@ -16,7 +16,7 @@ pub struct Problem {
     /// Launch cost of a partition on the host, milliseconds.
     pub cpu_launch_ms: f64,
     /// Overhead of a pass outside its partitions (feeding inputs, reading logits, sampling), milliseconds.
-    pub pass_ms: f64,
+    pub pass_overhead_ms: f64,
     /// Disk read rate, bytes per millisecond; `None` if all weights must stay in memory.
     pub disk_bytes_per_ms: Option<f64>,
     /// The memory limits.
@@ -47,9 +47,9 @@ pub struct GpuCosts {
     pub to_device: f64,
     /// Device to host, bytes per millisecond.
     pub from_device: f64,
-    /// Latency of copying one tensor, milliseconds.
+    /// Latency of the copy of one tensor, milliseconds.
     pub latency_ms: f64,
-    /// Slowdown of the host's computing while this link is busy, at least 1.
+    /// Slowdown of computation on the host while this link is busy, at least 1.
     pub compute_contention: f64,
     /// Slowdown of a copy while the host computes, at least 1.
     pub link_contention: f64,
@@ -125,7 +125,7 @@ impl Mechanisms {
 /// Which planner to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planner {
-    /// The best there is, with a proof where one was found.
+    /// Integer program and search: the best placement found, with a lower bound.
     Exact,
     /// One contiguous run of blocks on the GPUs, hottest neighbour first.
     Greedy,
@@ -140,18 +140,18 @@ pub struct Options {
     pub objective: Objective,
     /// What the runtime may do with weights.
     pub mechanisms: Mechanisms,
-    /// Slots of the ring buffer for streamed weights; `None` lets the planner choose 3 or 4.
+    /// Slots of the slot ring for streamed weights; `None` lets the planner choose 3 or 4.
     pub slots: Option<u32>,
 }
 
 impl Where {
     /// A small number for each place, fast to compare and to hash.
     pub(crate) fn code(self) -> u16 {
-        let of = |gpu: usize| u16::try_from(2 * gpu).expect("no machine has thousands of GPUs");
+        let offset = |gpu: usize| u16::try_from(2 * gpu).expect("no machine has thousands of GPUs");
         match self {
             Where::Cpu => 0,
-            Where::Resident(gpu) => 1 + of(gpu),
-            Where::Streamed(gpu) => 2 + of(gpu),
+            Where::Resident(gpu) => 1 + offset(gpu),
+            Where::Streamed(gpu) => 2 + offset(gpu),
         }
     }
 

@@ -1,45 +1,42 @@
-//! The error if no placement fits: the device that is too small, its demand, and the smallest budget that would do.
+//! The error if no placement fits: the device that is too small, its demand, and the required budget.
 
 use crate::evaluate::Goal;
 use crate::memory::usage;
-use crate::program::least_host;
+use crate::program::min_host_placement;
 use crate::regions::regions;
-use crate::{Choice, Demand, NoFit, Options, Place, Problem, Where};
+use crate::{Block, Choice, Demand, Options, OverBudget, Place, Problem, Where};
 
-/// Refuses a budget with which no GPU can hold any block: it is probably a mistake.
-pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Result<(), NoFit> {
+/// Refuses a budget within which no GPU can hold any block: it is probably a mistake.
+pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Result<(), OverBudget> {
     let budget = &problem.budget;
-    let alone = |block: usize, gpu: usize| {
-        let numbers = &problem.blocks[block];
-        let demand = Demand {
-            weights: problem.weight_bytes(block),
-            kv: numbers.kv_bytes,
-            workspace: numbers.workspace_bytes,
-            ring: 0,
-        };
-        NoFit::unless(Place::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
+    let check_alone = |block: usize, gpu: usize| {
+        let Block { kv_bytes: kv, workspace_bytes: workspace, .. } = problem.blocks[block];
+        let demand = Demand { weights: problem.weight_bytes(block), kv, workspace, ring: 0 };
+        OverBudget::check(Place::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
     };
-    let mut refusal: Option<NoFit> = None;
+    let mut smallest_excess: Option<OverBudget> = None;
     for gpu in 0..budget.vram.len() {
         for block in 0..problem.blocks.len() {
             if !problem.choices(block, options.mechanisms).contains(&Choice::both(Where::Resident(gpu))) {
                 continue;
             }
-            match alone(block, gpu) {
+            match check_alone(block, gpu) {
                 Ok(()) => return Ok(()),
-                Err(no_fit) if refusal.as_ref().is_none_or(|r| no_fit.smallest() < r.smallest()) => {
-                    refusal = Some(no_fit)
+                Err(error) => {
+                    let is_smaller = |known: &OverBudget| error.required_budget() < known.required_budget();
+                    if smallest_excess.as_ref().is_none_or(is_smaller) {
+                        smallest_excess = Some(error);
+                    }
                 }
-                Err(_) => {}
             }
         }
     }
-    refusal.map_or(Ok(()), Err)
+    smallest_excess.map_or(Ok(()), Err)
 }
 
 /// The error for a problem without a placement that fits. GPUs may stay empty, so host memory is too small, unless a block can only
 /// compute on a GPU. The numbers are those of a placement that needs little host memory.
-pub(crate) fn refuse(problem: &Problem, options: &Options) -> NoFit {
+pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
     let slots = if options.mechanisms.streams() { options.slots.unwrap_or(3) } else { 0 };
     let slots = vec![slots; problem.budget.vram.len()];
     let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
@@ -47,12 +44,13 @@ pub(crate) fn refuse(problem: &Problem, options: &Options) -> NoFit {
         (0..problem.blocks.len()).map(|block| problem.choices(block, options.mechanisms)).collect();
     let first = |choices: &Vec<Choice>| choices.first().copied().unwrap_or(Choice::both(Where::Cpu));
     let regions = regions(problem, &allowed);
-    let choices = least_host(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
+    let choices =
+        min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
     let usage = usage(problem, &choices, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
-    let host = NoFit {
+    let host = OverBudget {
         place: Place::Cpu,
-        demand: usage.host_least(problem, options.mechanisms),
+        demand: usage.min_host_demand(problem, options.mechanisms),
         budget: ram,
         margin: problem.budget.process,
     };

@@ -1,21 +1,21 @@
 //! Groups interchangeable blocks, so that a search can count them.
 //!
 //! A region is a range of neighbours. A class is a set of blocks in a region with equal times and sizes. If a model has too many
-//! kinds of blocks, similar ones share a class. The program then uses the least of each of their numbers, so its bound stays a
+//! different blocks, similar ones share a class. The program then uses the minimum of each of their numbers, so its bound stays a
 //! lower bound.
 
 use crate::{Block, Choice, Problem};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Most regions; with more, those in the middle are merged into one.
-const MOST_REGIONS: usize = 14;
-/// Most classes in the merged region.
-const MOST_CLASSES: usize = 4;
+/// Maximum number of regions; with more, those in the middle are merged into one.
+const MAX_REGIONS: usize = 14;
+/// Maximum number of classes in the merged region.
+const MAX_CLASSES: usize = 4;
 /// Classes with at most this relative difference are merged.
-const SIMILAR: f64 = 0.05;
-/// Blocks may differ in shared weights below this part of a block (for example, rotary tables) and still be equal.
-const SMALL: f64 = 1.0 / 16.0;
+const MERGE_DIFFERENCE: f64 = 0.05;
+/// Blocks may differ in shared weights below this share of a block (for example, rotary tables) and still be equal.
+const SMALL_SHARE: f64 = 1.0 / 16.0;
 
 /// A range of neighbours.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,18 +28,21 @@ pub(crate) struct Region {
 /// Divides the blocks into regions. Blocks in one class have the same allowed choices.
 pub(crate) fn regions(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Region> {
     let runs = equal_runs(problem, allowed);
-    if runs.len() <= MOST_REGIONS {
-        let region = |run: Range<usize>| Region { classes: vec![run.clone().collect()], blocks: run };
-        return runs.into_iter().map(region).collect();
+    if runs.len() <= MAX_REGIONS {
+        return runs.iter().map(one_class).collect();
     }
     // The blocks at the ends of a model (embedding, head) differ from its middle and stay separate.
     let (head, tail) = (irregular(problem, runs.iter()), irregular(problem, runs.iter().rev()));
     let middle = runs[head].start..runs[runs.len() - 1 - tail].end;
-    let single = |run: &Range<usize>| Region { classes: vec![run.clone().collect()], blocks: run.clone() };
-    let mut regions: Vec<Region> = runs[..head].iter().map(single).collect();
+    let mut regions: Vec<Region> = runs[..head].iter().map(one_class).collect();
     regions.push(Region { classes: classes(problem, allowed, middle.clone()), blocks: middle });
-    regions.extend(runs[runs.len() - tail..].iter().map(single));
+    regions.extend(runs[runs.len() - tail..].iter().map(one_class));
     regions
+}
+
+/// A region of equal blocks.
+fn one_class(run: &Range<usize>) -> Region {
+    Region { blocks: run.clone(), classes: vec![run.clone().collect()] }
 }
 
 /// Number of runs at an end, at most four, that differ from the median block in size or shared weights: embeddings, heads, first dense
@@ -56,6 +59,7 @@ fn irregular<'a>(problem: &Problem, runs: impl Iterator<Item = &'a Range<usize>>
     runs.take(4).take_while(is_irregular).count()
 }
 
+/// Runs of equal neighbours; a cut ends a run.
 fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for i in 0..problem.blocks.len() {
@@ -71,26 +75,22 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
 fn are_equal(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
         let Block { kv_bytes, kv_tensors, kv_grows, kv_filled, workspace_bytes, .. } = problem.blocks[i];
-        (
-            problem.weight_bytes(i),
-            problem.streamed_bytes(i),
-            kv_bytes,
-            kv_tensors,
-            (kv_grows, kv_filled),
-            workspace_bytes,
-        )
+        let state = (kv_bytes, kv_tensors, kv_grows, kv_filled);
+        (problem.weight_bytes(i), problem.streamed_bytes(i), state, workspace_bytes)
     };
-    // The inputs of the first block are not a boundary.
+    // Inputs of the model are not a boundary, so the first block's are not compared.
     let boundary = |i: usize| {
         let Block { boundary_bytes, boundary_tensors, .. } = problem.blocks[i];
         (i > 0).then_some((boundary_bytes, boundary_tensors))
     };
     let same_boundary = a == 0 || boundary(a) == boundary(b);
-    let gpus = || problem.gpus.iter().all(|gpu| gpu.blocks[a] == gpu.blocks[b]);
-    let same_costs = || problem.cpu[a] == problem.cpu[b] && gpus();
-    let same_constants = || large_shared(problem, CONSTANTS, a) == large_shared(problem, CONSTANTS, b);
-    let same_shared = || shared(problem, WEIGHTS, a) == shared(problem, WEIGHTS, b) && same_constants();
-    sizes(a) == sizes(b) && same_boundary && allowed[a] == allowed[b] && same_costs() && same_shared()
+    sizes(a) == sizes(b)
+        && same_boundary
+        && allowed[a] == allowed[b]
+        && problem.cpu[a] == problem.cpu[b]
+        && problem.gpus.iter().all(|gpu| gpu.blocks[a] == gpu.blocks[b])
+        && shared(problem, WEIGHTS, a) == shared(problem, WEIGHTS, b)
+        && large_shared(problem, CONSTANTS, a) == large_shared(problem, CONSTANTS, b)
 }
 
 /// The weights or the constants of a block, as (key, bytes).
@@ -100,20 +100,21 @@ const WEIGHTS: KeysOf = |block| &block.weights;
 const CONSTANTS: KeysOf = |block| block.streamed.constants();
 
 /// Keys of a block that other blocks have too, with bytes.
-pub(crate) fn shared(problem: &Problem, of: KeysOf, block: usize) -> BTreeMap<u32, u64> {
-    let others = |key: u32| {
+pub(crate) fn shared(problem: &Problem, keys_of: KeysOf, block: usize) -> BTreeMap<u32, u64> {
+    let is_shared = |key: u32| {
         let mut others = problem.blocks.iter().enumerate().filter(|(other, _)| *other != block);
-        others.any(|(_, other)| of(other).iter().any(|(its, _)| *its == key))
+        others.any(|(_, other)| keys_of(other).iter().any(|(other_key, _)| *other_key == key))
     };
-    of(&problem.blocks[block]).iter().copied().filter(|(key, _)| others(*key)).collect()
+    keys_of(&problem.blocks[block]).iter().copied().filter(|(key, _)| is_shared(*key)).collect()
 }
 
 /// The shared keys that are not small.
-pub(crate) fn large_shared(problem: &Problem, of: KeysOf, block: usize) -> BTreeMap<u32, u64> {
-    let least = SMALL * problem.weight_bytes(block) as f64;
-    shared(problem, of, block).into_iter().filter(|(_, bytes)| *bytes as f64 >= least).collect()
+pub(crate) fn large_shared(problem: &Problem, keys_of: KeysOf, block: usize) -> BTreeMap<u32, u64> {
+    let min_bytes = SMALL_SHARE * problem.weight_bytes(block) as f64;
+    shared(problem, keys_of, block).into_iter().filter(|(_, bytes)| *bytes as f64 >= min_bytes).collect()
 }
 
+/// The classes of a range of blocks.
 fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> Vec<Vec<usize>> {
     let mut classes: Vec<Vec<usize>> = Vec::new();
     for i in blocks {
@@ -123,7 +124,7 @@ fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> 
         }
     }
     while let Some((a, b, distance)) = closest(problem, allowed, &classes) {
-        if classes.len() <= MOST_CLASSES && distance > SIMILAR {
+        if classes.len() <= MAX_CLASSES && distance > MERGE_DIFFERENCE {
             break;
         }
         let merged = classes.remove(b);
@@ -135,19 +136,22 @@ fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> 
 
 /// The two classes with the same allowed choices that are most similar in bytes and host time, and their relative difference.
 fn closest(problem: &Problem, allowed: &[Vec<Choice>], classes: &[Vec<usize>]) -> Option<(usize, usize, f64)> {
-    let parts = |x: f64, y: f64| if x == y { 0.0 } else { (x - y).abs() / x.max(y) };
-    let distance = |a: usize, b: usize| {
-        let bytes = |i: usize| (problem.weight_bytes(i) + problem.blocks[i].kv_bytes) as f64;
-        let ms = parts(problem.cpu[a].decode_ms, problem.cpu[b].decode_ms);
-        let both = parts(bytes(a), bytes(b)) + ms;
-        if both.is_nan() { f64::INFINITY } else { both }
-    };
-    let pairs = (0..classes.len()).flat_map(|a| (a + 1..classes.len()).map(move |b| (a, b)));
-    let first = |class: usize| classes[class][0];
-    let may = pairs.filter(|(a, b)| {
-        let same_shared = large_shared(problem, WEIGHTS, first(*a)) == large_shared(problem, WEIGHTS, first(*b));
-        same_shared && allowed[first(*a)] == allowed[first(*b)]
-    });
-    let by = |(a, b): &(usize, usize)| distance(first(*a), first(*b));
-    may.min_by(|x, y| by(x).total_cmp(&by(y))).map(|(a, b)| (a, b, by(&(a, b))))
+    let relative = |x: f64, y: f64| if x == y { 0.0 } else { (x - y).abs() / x.max(y) };
+    let bytes = |i: usize| (problem.weight_bytes(i) + problem.blocks[i].kv_bytes) as f64;
+    let mut closest: Option<(usize, usize, f64)> = None;
+    for a in 0..classes.len() {
+        for b in a + 1..classes.len() {
+            let (x, y) = (classes[a][0], classes[b][0]);
+            let same_shared = large_shared(problem, WEIGHTS, x) == large_shared(problem, WEIGHTS, y);
+            if !same_shared || allowed[x] != allowed[y] {
+                continue;
+            }
+            let sum = relative(bytes(x), bytes(y)) + relative(problem.cpu[x].decode_ms, problem.cpu[y].decode_ms);
+            let distance = if sum.is_nan() { f64::INFINITY } else { sum };
+            if closest.is_none_or(|(_, _, known)| distance < known) {
+                closest = Some((a, b, distance));
+            }
+        }
+    }
+    closest
 }

@@ -26,17 +26,17 @@ pub fn runs(blocks: &[Block], places: &[Place], at_least: usize) -> Vec<Run> {
         blocks[range.clone()].iter().flat_map(|block| &block.weights).map(|(_, bytes)| bytes.max(&1)).sum()
     };
     while runs.len() < at_least.min(blocks.len()) {
-        let widest = (0..runs.len())
+        let largest = (0..runs.len())
             .filter(|i| runs[*i].blocks.len() > 1)
             .max_by_key(|i| (bytes(&runs[*i].blocks), runs.len() - i));
-        let Some(widest) = widest else { break };
-        let range = runs[widest].blocks.clone();
+        let Some(largest) = largest else { break };
+        let range = runs[largest].blocks.clone();
         let middle = (range.start + 1..range.end)
             .min_by_key(|cut| bytes(&(range.start..*cut)).abs_diff(bytes(&(*cut..range.end))))
             .unwrap_or(range.start + 1);
-        let place = runs[widest].place;
-        runs[widest].blocks.end = middle;
-        runs.insert(widest + 1, Run { blocks: middle..range.end, place });
+        let place = runs[largest].place;
+        runs[largest].blocks.end = middle;
+        runs.insert(largest + 1, Run { blocks: middle..range.end, place });
     }
     runs
 }
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn one_place_is_one_partition() {
+    fn blocks_at_one_place_are_one_partition() {
         let blocks = dense(4, 1000);
         assert_eq!(runs(&blocks, &[Place::Cpu; 6], 0).len(), 1);
         let cut = runs(&blocks, &[Place::Cpu; 6], 2);

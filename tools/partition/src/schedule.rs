@@ -2,15 +2,15 @@
 //!
 //! Neighbours that are resident on one device merge into one partition. A streamed block is its own partition, and so is every GPU
 //! block while state is kept on the host; a problem may require more cuts. If neighbours compute on different devices, each boundary
-//! tensor is copied separately, from GPU to GPU through the host. State that is not kept on the computing device is copied too:
-//! around each run, if both phases compute away from its home or each pass returns it in a new buffer; otherwise it stays on the
+//! tensor is copied separately, from GPU to GPU through the host. State that another device keeps is copied too: before and after each
+//! run, if neither phase computes on that device or if each pass returns the state in a new buffer; otherwise the state stays on the
 //! computing device until all prefill passes, or the decode pass, are done.
 
-use crate::transfer::{StateSwap, Tensors, Way};
+use crate::transfer::{StateSwap, Tensors, Transfer};
 use crate::{Choice, KvHome, Phase, Place, Problem, Where};
 use std::ops::Range;
 
-/// One step of the sequential chain of a pass.
+/// One step of the partition sequence of a pass.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Step {
     pub kind: StepKind,
@@ -37,7 +37,7 @@ pub(crate) enum StepKind {
     Compute(Place),
     /// A streamed block computes: it waits for its weights, and frees their slot afterwards.
     Streamed(usize),
-    /// Copies bytes to a GPU; pauses the copy of weights to it.
+    /// Copies bytes to a GPU; pauses the copy of weights to this GPU.
     To(usize, u64),
     /// Copies bytes from a GPU.
     From(usize, u64),
@@ -78,25 +78,32 @@ pub(crate) fn may_merge(problem: &Problem, place: Where) -> bool {
 pub(crate) fn steps(problem: &Problem, choices: &[Choice], phase: Phase, pass: usize) -> Vec<Step> {
     let places = places(choices, phase);
     let mut steps = Vec::new();
-    let mut last = Vec::new();
+    let mut at_end_of_phase = Vec::new();
     for blocks in partitions(problem, &places) {
         let (first, place) = (blocks.start, places[blocks.start]);
-        if first > 0 {
-            cross(problem, places[first - 1], place, first, problem.boundary(first, phase, pass), &mut steps);
+        if first > 0 && places[first - 1].gpu() != place.gpu() {
+            let (from, to) = (places[first - 1].gpu(), place.gpu());
+            let crossing = Transfer { from, to, tensors: problem.boundary(first, phase, pass) };
+            push_transfer(problem, crossing, first, &mut steps);
         }
-        let visits = || blocks.clone().filter_map(|i| Some((i, problem.visit(i, choices[i], phase)?)));
-        let ways = |i: usize, visit: StateSwap| problem.ways(i, visit, phase, pass);
-        for (i, visit) in visits().filter(|(_, visit)| !visit.stays || phase == Phase::Decode) {
-            go(problem, ways(i, visit)[0], i, &mut steps);
+        let swaps: Vec<(usize, StateSwap)> = (blocks.clone())
+            .filter_map(|block| Some((block, problem.state_swap(block, choices[block], phase)?)))
+            .filter(|(_, swap)| !swap.until_phase_ends || phase == Phase::Decode)
+            .collect();
+        for (block, swap) in &swaps {
+            let [swap_in, _] = problem.pass_transfers(*block, *swap, phase, pass);
+            push_transfer(problem, swap_in, *block, &mut steps);
         }
-        let ms = blocks.clone().map(|i| problem.block_ms(i, place, phase, pass)).sum::<f64>();
-        steps.push(Step { kind: compute(place), ms: problem.launch_ms(place) + ms, blocks: blocks.clone() });
-        for (i, visit) in visits().filter(|(_, visit)| !visit.stays || phase == Phase::Decode) {
-            go(problem, ways(i, visit)[1], i, if visit.stays { &mut last } else { &mut steps });
+        let ms = blocks.clone().map(|block| problem.block_ms(block, place, phase, pass)).sum::<f64>();
+        steps.push(Step { kind: compute(place), ms: problem.launch_ms(place) + ms, blocks });
+        for (block, swap) in &swaps {
+            let [_, swap_out] = problem.pass_transfers(*block, *swap, phase, pass);
+            let steps = if swap.until_phase_ends { &mut at_end_of_phase } else { &mut steps };
+            push_transfer(problem, swap_out, *block, steps);
         }
     }
-    steps.append(&mut last);
-    steps.push(Step { kind: StepKind::Pass, ms: problem.pass_ms, blocks: 0..places.len() });
+    steps.append(&mut at_end_of_phase);
+    steps.push(Step { kind: StepKind::Pass, ms: problem.pass_overhead_ms, blocks: 0..places.len() });
     steps
 }
 
@@ -116,16 +123,11 @@ fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize
     Step { kind: StepKind::From(gpu, tensors.bytes), ms: problem.download_ms(gpu, tensors), blocks }
 }
 
-fn cross(problem: &Problem, from: Where, to: Where, block: usize, tensors: Tensors, steps: &mut Vec<Step>) {
-    if from.gpu() != to.gpu() {
-        go(problem, Way { from: from.gpu(), to: to.gpu(), tensors }, block, steps);
-    }
-}
-
-/// Copies input or state of a block.
-fn go(problem: &Problem, way: Way, block: usize, steps: &mut Vec<Step>) {
-    steps.extend(way.from.map(|gpu| download(problem, gpu, way.tensors, block..block + 1)));
-    steps.extend(way.to.map(|gpu| upload(problem, gpu, way.tensors, block..block + 1)));
+/// Adds the copies of a transfer that belongs to this block.
+fn push_transfer(problem: &Problem, transfer: Transfer, block: usize, steps: &mut Vec<Step>) {
+    let Transfer { from, to, tensors } = transfer;
+    steps.extend(from.map(|gpu| download(problem, gpu, tensors, block..block + 1)));
+    steps.extend(to.map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
 }
 
 /// The place of each block in a phase.
@@ -135,20 +137,25 @@ pub(crate) fn places(choices: &[Choice], phase: Phase) -> Vec<Where> {
 
 /// The copies of weights to each GPU in one pass.
 pub(crate) fn copies(problem: &Problem, places: &[Where]) -> Vec<Copies> {
-    let to = |gpu: usize| {
+    let copies_to = |gpu: usize| {
         let streamed = (0..places.len()).filter(move |i| places[*i] == Where::Streamed(gpu));
         streamed.map(|i| (i, problem.stream_ms(i, gpu))).collect()
     };
-    (0..problem.gpus.len()).map(to).collect()
+    (0..problem.gpus.len()).map(copies_to).collect()
 }
 
-/// The transfer of state to its home after the prompt: first all copies from GPUs, then all copies to GPUs. Until then the state is
-/// on the device that computes the prompt. It is copied whole, because a cache is not contiguous in tokens.
+/// The transfers of state after the prompt, from the devices that computed the prompt to the devices that keep the state: first all
+/// copies from GPUs, then all copies to GPUs. State is copied whole, because a cache is not contiguous in tokens.
 pub(crate) fn handover(problem: &Problem, choices: &[Choice]) -> Vec<Step> {
-    let moved = || (0..choices.len()).filter_map(|i| Some((i, problem.handover(i, choices[i])?)));
-    let from = moved().filter_map(|(i, way)| Some(download(problem, way.from?, way.tensors, i..i + 1)));
-    let to = moved().filter_map(|(i, way)| Some(upload(problem, way.to?, way.tensors, i..i + 1)));
-    from.chain(to).collect()
+    let (mut steps, mut uploads) = (Vec::new(), Vec::new());
+    for (block, choice) in choices.iter().enumerate() {
+        if let Some(Transfer { from, to, tensors }) = problem.handover(block, *choice) {
+            steps.extend(from.map(|gpu| download(problem, gpu, tensors, block..block + 1)));
+            uploads.extend(to.map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
+        }
+    }
+    steps.append(&mut uploads);
+    steps
 }
 
 /// Number of device changes in one pass.

@@ -1,7 +1,7 @@
 //! The schedule simulator: computes the times of a placement from partitions, transfers, ring buffers and contention.
 //!
 //! A pass runs the partitions in order ([`crate::schedule`]). Meanwhile one copy engine per GPU prefetches the weights of streamed
-//! blocks, in order, into a ring of slots, also for the next pass; a slot is free when its block has computed. The planner and the
+//! blocks, in order, into a slot ring, also for the next pass; a slot is free when its block has computed. The planner and the
 //! timeline (`--trace`) use the same simulation.
 
 mod machine;
@@ -12,16 +12,16 @@ use crate::schedule::{Step, copies, handover, places, steps};
 use crate::{Choice, Phase, Place, Problem, Where};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::Simulator;
-use record::{BETWEEN_PASSES, DISK, NoRecorder, Recorder, SpanRecorder, from, to};
+use record::{BETWEEN_PASSES, DISK, NoRecorder, Recorder, SpanRecorder, lane_from, lane_to};
 
-/// Tokens to simulate at most; without a period until then, the later half of them counts as the steady state.
-const MOST_TOKENS: usize = 64;
+/// Maximum number of tokens to simulate. If no period is found, the second half is taken as the steady state.
+const MAX_TOKENS: usize = 64;
 
 /// The result of simulating a phase.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Simulation {
-    /// Decode: time of one token in the steady state. Prefill: time of all passes from empty rings, and of the transfer of state to
-    /// its home. Milliseconds; infinite if the phase never finishes (a streamed block without slots).
+    /// Decode: time of one token in the steady state. Prefill: time of all passes from empty rings, and of the handover of
+    /// state. Milliseconds; infinite if the phase never finishes (a streamed block without slots).
     pub ms: f64,
     /// Decode: one period of the steady state, which is one or a few tokens. Prefill: everything. Lanes `cpu`, `gpu0`,
     /// `to gpu0`, `from gpu0`, `disk`.
@@ -32,7 +32,7 @@ pub struct Simulation {
     pub gpu_ms: Vec<f64>,
     /// Busy time of the link of each GPU, sum of both directions, milliseconds.
     pub transfer_ms: Vec<f64>,
-    /// Time in which no block computed because the chain waited for weights or the disk, milliseconds.
+    /// Time in which no block computed because the partition sequence waited for weights or the disk, milliseconds.
     pub stall_ms: f64,
     /// Bytes copied between host and GPUs, both directions; per token in decode.
     pub bytes_moved: u64,
@@ -49,61 +49,69 @@ pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Pha
     if !window.end.is_finite() {
         return Simulation { ms: f64::INFINITY, ..Simulation::default() };
     }
-    let missing = usage(problem, choices, slots).missing(problem, phase);
-    let disk_ms = disk_ms(problem, missing) * window.passes as f64;
+    let disk_read_bytes = usage(problem, choices, slots).disk_read_bytes(problem, phase);
+    let disk_ms = disk_ms(problem, disk_read_bytes) * window.passes as f64;
     if window.end - window.start < disk_ms {
         let stall = (window.end, window.start + disk_ms);
         spans.push("cpu".to_owned(), "waits for the disk".to_owned(), SpanKind::Stall, stall, None);
         window.end = window.start + disk_ms;
     }
-    if missing > 0 {
-        let at = (window.start, window.start + disk_ms);
-        spans.push(DISK.to_owned(), "weights".to_owned(), SpanKind::Transfer, at, Some(missing * window.passes));
+    if disk_read_bytes > 0 {
+        let read = (window.start, window.start + disk_ms);
+        spans.push(
+            DISK.to_owned(),
+            "weights".to_owned(),
+            SpanKind::Transfer,
+            read,
+            Some(disk_read_bytes * window.passes),
+        );
     }
     if phase == Phase::Prefill {
         let mut simulator = Simulator::new(problem, vec![], slots, None, &mut spans);
         simulator.skip_to(window.end);
-        simulator.take(&handover(problem, choices), window.passes);
+        simulator.run_steps(&handover(problem, choices), window.passes);
         window.end = simulator.now();
     }
     let bytes_moved = bytes_moved(problem, choices, &places, phase);
-    let disk_bytes = missing * problem.passes(phase) as u64;
+    let disk_bytes = disk_read_bytes * problem.passes(phase) as u64;
     Simulation { bytes_moved, disk_bytes, ..summary(problem, window, spans.spans, phase) }
 }
 
 /// Bytes of boundaries, state swaps, weights and, for a prompt, the handover of state.
 fn bytes_moved(problem: &Problem, choices: &[Choice], places: &[Where], phase: Phase) -> u64 {
-    let on_links = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
+    let copied_bytes = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
     let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.streamed_bytes(*block)).sum();
-    let in_pass = |pass| on_links(steps(problem, choices, phase, pass)) + weights;
-    let handed_over = if phase == Phase::Prefill { on_links(handover(problem, choices)) } else { 0 };
-    (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handed_over
+    let in_pass = |pass| copied_bytes(steps(problem, choices, phase, pass)) + weights;
+    let handover_bytes = if phase == Phase::Prefill { copied_bytes(handover(problem, choices)) } else { 0 };
+    (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handover_bytes
 }
 
-/// Time of the chain of a phase, milliseconds, without disk and handover of state.
-pub(crate) fn chain_ms(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> f64 {
+/// Time of the partition sequence of a phase, milliseconds, without disk and handover of state; per token in decode.
+pub(crate) fn sequence_ms(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> f64 {
     run(problem, choices, slots, phase, &mut NoRecorder).per_unit(phase)
 }
 
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
-pub(crate) fn disk_ms(problem: &Problem, missing: u64) -> f64 {
-    match (missing, problem.disk_bytes_per_ms) {
+pub(crate) fn disk_ms(problem: &Problem, bytes: u64) -> f64 {
+    match (bytes, problem.disk_bytes_per_ms) {
         (0, _) => 0.0,
-        (_, Some(rate)) if rate > 0.0 => missing as f64 / rate,
+        (_, Some(rate)) if rate > 0.0 => bytes as f64 / rate,
         _ => f64::INFINITY,
     }
 }
 
-/// The time range that counts.
+/// The simulated interval that is reported, milliseconds.
 #[derive(Clone, Copy, Debug)]
 struct Window {
     start: f64,
     end: f64,
+    /// Number of passes in it.
     passes: u64,
 }
 
 impl Window {
-    const NEVER: Window = Window { start: 0.0, end: f64::INFINITY, passes: 1 };
+    /// Of a phase that never finishes.
+    const UNFINISHED: Window = Window { start: 0.0, end: f64::INFINITY, passes: 1 };
 
     /// Decode: milliseconds per token; prefill: milliseconds in total.
     fn per_unit(self, phase: Phase) -> f64 {
@@ -114,14 +122,20 @@ impl Window {
     }
 }
 
+/// Simulates the partition sequence of a phase.
 fn run<R: Recorder>(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase, recorder: &mut R) -> Window {
     let copies = copies(problem, &places(choices, phase));
     match phase {
         Phase::Prefill => {
             let passes = problem.passes(phase);
             let mut simulator = Simulator::new(problem, copies, slots, Some(passes as u64), recorder);
-            let ends = (0..passes).all(|pass| simulator.take(&steps(problem, choices, phase, pass), pass as u64));
-            if ends { Window { start: 0.0, end: simulator.now(), passes: passes as u64 } } else { Window::NEVER }
+            let finishes =
+                (0..passes).all(|pass| simulator.run_steps(&steps(problem, choices, phase, pass), pass as u64));
+            if finishes {
+                Window { start: 0.0, end: simulator.now(), passes: passes as u64 }
+            } else {
+                Window::UNFINISHED
+            }
         }
         Phase::Decode => {
             let steps = steps(problem, choices, phase, 0);
@@ -130,25 +144,25 @@ fn run<R: Recorder>(problem: &Problem, choices: &[Choice], slots: &[u32], phase:
     }
 }
 
-/// Simulates tokens until the copy engines are in a state that they were in before: the tokens in between are one period of the steady
-/// state.
+/// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state.
 fn decode<R: Recorder>(mut simulator: Simulator<'_, R>, steps: &[Step]) -> Window {
-    let mut before = vec![(0.0, simulator.copy_state())];
-    for token in 0..MOST_TOKENS {
-        if !simulator.take(steps, token as u64) {
-            return Window::NEVER;
+    // The time and state before each token.
+    let mut history = vec![(0.0, simulator.copy_state())];
+    for token in 0..MAX_TOKENS {
+        if !simulator.run_steps(steps, token as u64) {
+            return Window::UNFINISHED;
         }
         let (now, state) = (simulator.now(), simulator.copy_state());
         let tolerance = 1e-9 * now / (token + 1) as f64;
-        let same = before.iter().rposition(|(_, earlier)| state.is_like(earlier, tolerance));
-        if let Some(same) = same {
+        let repeated = history.iter().rposition(|(_, earlier)| state.equals(earlier, tolerance));
+        if let Some(start) = repeated {
             simulator.record_unfinished();
-            return Window { start: before[same].0, end: now, passes: (before.len() - same) as u64 };
+            return Window { start: history[start].0, end: now, passes: (history.len() - start) as u64 };
         }
-        before.push((now, state));
+        history.push((now, state));
     }
     simulator.record_unfinished();
-    Window { start: before[MOST_TOKENS / 2].0, end: simulator.now(), passes: (MOST_TOKENS / 2) as u64 }
+    Window { start: history[MAX_TOKENS / 2].0, end: simulator.now(), passes: (MAX_TOKENS / 2) as u64 }
 }
 
 /// Clips the spans to the window and adds them up, per token (decode) or in total (prefill).
@@ -161,21 +175,23 @@ fn summary(problem: &Problem, window: Window, all: Vec<Span>, phase: Phase) -> S
         span.start_us -= start;
         (span.duration_us > 0.0).then_some(span)
     };
-    let units = if phase == Phase::Decode { window.passes } else { 1 };
+    let tokens = if phase == Phase::Decode { window.passes } else { 1 };
     let mut spans: Vec<Span> = all.into_iter().filter_map(clip).collect();
     spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us));
-    let sum = |is_so: &dyn Fn(&Span) -> bool| -> f64 {
-        spans.iter().filter(|span| is_so(span)).map(|span| span.duration_us).sum::<f64>() / 1e3 / units as f64
+    // Milliseconds of the selected spans.
+    let sum_ms = |selects: &dyn Fn(&Span) -> bool| -> f64 {
+        spans.iter().filter(|span| selects(span)).map(|span| span.duration_us).sum::<f64>() / 1e3 / tokens as f64
     };
-    let computes =
-        |lane: String| sum(&|span| span.kind == SpanKind::Compute && span.lane == lane && span.name != BETWEEN_PASSES);
+    let compute_ms = |lane: String| {
+        sum_ms(&|span| span.kind == SpanKind::Compute && span.lane == lane && span.name != BETWEEN_PASSES)
+    };
     let gpus = 0..problem.gpus.len();
     Simulation {
         ms: window.per_unit(phase),
-        cpu_ms: computes(Place::Cpu.to_string()),
-        gpu_ms: gpus.clone().map(|gpu| computes(Place::Gpu(gpu).to_string())).collect(),
-        transfer_ms: gpus.map(|gpu| sum(&|span| span.lane == to(gpu) || span.lane == from(gpu))).collect(),
-        stall_ms: sum(&|span| span.kind == SpanKind::Stall),
+        cpu_ms: compute_ms(Place::Cpu.to_string()),
+        gpu_ms: gpus.clone().map(|gpu| compute_ms(Place::Gpu(gpu).to_string())).collect(),
+        transfer_ms: gpus.map(|gpu| sum_ms(&|span| span.lane == lane_to(gpu) || span.lane == lane_from(gpu))).collect(),
+        stall_ms: sum_ms(&|span| span.kind == SpanKind::Stall),
         timeline: Timeline { spans },
         ..Simulation::default()
     }

@@ -6,7 +6,7 @@ use std::fmt;
 /// A phase of inference.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// All passes of the prompt, from an empty ring buffer to the first token.
+    /// All passes of the prompt, from an empty slot ring to the first token.
     Prefill,
     /// Decoding, in the steady state.
     Decode,
@@ -39,7 +39,7 @@ impl fmt::Display for Phase {
 pub struct Solution {
     /// One for each block.
     pub choices: Vec<Choice>,
-    /// Slots in the ring buffer of each GPU; 0 if nothing is streamed to it.
+    /// Slots in the slot ring of each GPU; 0 if nothing is streamed to it.
     pub slots: Vec<u32>,
     /// One decoded token, milliseconds, in the steady state.
     pub decode_ms: f64,
@@ -49,7 +49,7 @@ pub struct Solution {
     pub objective_ms: f64,
     /// Lower bound of every placement's objective, milliseconds; equals `objective_ms` if `proven`, 0 if no bound was computed.
     pub bound_ms: f64,
-    /// Whether it is proven that no placement is better by more than one part in a million.
+    /// Whether the bound proves that no placement is better by more than one part in a million.
     pub proven: bool,
 }
 

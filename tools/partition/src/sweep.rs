@@ -1,7 +1,7 @@
 //! Plans for a range of device memory budgets.
 
 use crate::plan::plan_from;
-use crate::{NoFit, Options, Problem, Solution};
+use crate::{Options, OverBudget, Problem, Solution};
 
 /// The result for one budget.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,7 +9,7 @@ pub struct SweepPoint {
     /// Device memory of each GPU, bytes.
     pub vram: u64,
     /// The best placement found.
-    pub solution: Result<Solution, NoFit>,
+    pub solution: Result<Solution, OverBudget>,
 }
 
 /// Plans once for each budget in `vram`, with the same budget for every GPU; results are in the given order. Budgets are planned in
@@ -18,14 +18,14 @@ pub fn sweep(problem: &Problem, options: &Options, vram: &[u64]) -> Vec<SweepPoi
     let mut order: Vec<usize> = (0..vram.len()).collect();
     order.sort_by_key(|at| vram[*at]);
     let mut points: Vec<Option<SweepPoint>> = vec![None; vram.len()];
-    let mut last: Option<Solution> = None;
+    let mut previous: Option<Solution> = None;
     for at in order {
         let mut problem = problem.clone();
         problem.budget.vram.fill(vram[at]);
-        let known: Vec<&Solution> = last.iter().collect();
+        let known: Vec<&Solution> = previous.iter().collect();
         let solution = plan_from(&problem, options, &known);
         if let Ok(found) = &solution {
-            last = Some(found.clone());
+            previous = Some(found.clone());
         }
         points[at] = Some(SweepPoint { vram: vram[at], solution });
     }

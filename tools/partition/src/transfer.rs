@@ -1,4 +1,4 @@
-//! The times of computing and of transfers in a problem: a block in a phase, a boundary, streamed weights, state.
+//! Times of computation and of transfers: a block in a phase, a boundary, streamed weights, state.
 
 use crate::{Block, Choice, Cost, GrowingState, KvHome, Mechanisms, Phase, Problem, Where};
 
@@ -10,19 +10,21 @@ pub(crate) struct Tensors {
     pub bytes: u64,
 }
 
-/// State that is swapped to the computing device, because it is kept on another one; `None` is the host.
+/// State that is swapped to the computing device, because another device keeps it between tokens. `None` is the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StateSwap {
+    /// The device that keeps the state between tokens.
     home: Option<usize>,
-    away: Option<usize>,
-    /// Whether it stays on the computing device until all prefill passes, or the decode pass, are done; otherwise it is swapped back
-    /// after each run.
-    pub stays: bool,
+    /// The device that computes.
+    computes_on: Option<usize>,
+    /// Whether the state stays on the computing device until all passes of the phase are done; otherwise it is swapped back after each
+    /// run of the block.
+    pub until_phase_ends: bool,
 }
 
-/// A transfer between memories; `None` is the host.
+/// A copy of tensors between devices; `None` is the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct Transfer {
     pub from: Option<usize>,
     pub to: Option<usize>,
     pub tensors: Tensors,
@@ -31,12 +33,12 @@ pub(crate) struct Way {
 impl StateSwap {
     /// A number that is equal for swaps of equal cost, for the same block.
     pub fn code(self) -> u32 {
-        1 + u32::from(self.stays) + 2 * self.home.map_or(0, |gpu| gpu as u32 + 1)
+        1 + u32::from(self.until_phase_ends) + 2 * self.home.map_or(0, |gpu| gpu as u32 + 1)
     }
 }
 
 impl Problem {
-    /// Weights one block reads, bytes.
+    /// Weights that one block reads, bytes.
     pub fn weight_bytes(&self, block: usize) -> u64 {
         self.blocks[block].weights.iter().map(|(_, bytes)| bytes).sum()
     }
@@ -112,78 +114,83 @@ impl Problem {
         choice.decode.gpu().filter(|_| self.budget.kv == KvHome::Device)
     }
 
-    /// How a block's state is swapped in a phase; `None` if the computing device keeps it.
-    pub(crate) fn visit(&self, block: usize, choice: Choice, phase: Phase) -> Option<StateSwap> {
+    /// How a block's state is swapped in a phase; `None` if the computing device keeps it between tokens.
+    pub(crate) fn state_swap(&self, block: usize, choice: Choice, phase: Phase) -> Option<StateSwap> {
         self.state(block)?;
         let home = self.home(choice);
-        let away = choice.of(phase).gpu();
-        // A block that computes at home in the other phase has its own buffer away from home.
-        let stays = self.blocks[block].kv_grows.is_none() && choice.of(phase.other()).gpu() == home;
-        (away != home).then_some(StateSwap { home, away, stays })
+        let computes_on = choice.of(phase).gpu();
+        // If the other phase computes where the state is kept, the block has its own buffer on the computing device of this phase.
+        let until_phase_ends = self.blocks[block].kv_grows.is_none() && choice.of(phase.other()).gpu() == home;
+        (computes_on != home).then_some(StateSwap { home, computes_on, until_phase_ends })
     }
 
     /// Whether a block's state has its own buffer on the computing device of a phase.
-    pub(crate) fn stays(&self, block: usize, choice: Choice, phase: Phase) -> bool {
-        self.visit(block, choice, phase).is_some_and(|visit| visit.stays)
+    pub(crate) fn has_own_state_buffer(&self, block: usize, choice: Choice, phase: Phase) -> bool {
+        self.state_swap(block, choice, phase).is_some_and(|swap| swap.until_phase_ends)
     }
 
-    /// The transfer of state to its home after the prompt.
-    pub(crate) fn handover(&self, block: usize, choice: Choice) -> Option<Way> {
-        let visit = self.visit(block, choice, Phase::Prefill).filter(|visit| visit.stays)?;
-        let tensors =
-            Tensors { number: self.state(block)?.number, bytes: self.in_place_bytes(block, visit, self.prompt()) };
-        Some(Way { from: visit.away, to: visit.home, tensors })
+    /// The transfer of a block's state after the prompt to the device that keeps it; `None` if it is there already.
+    pub(crate) fn handover(&self, block: usize, choice: Choice) -> Option<Transfer> {
+        let swap = self.state_swap(block, choice, Phase::Prefill).filter(|swap| swap.until_phase_ends)?;
+        let bytes = self.in_place_bytes(block, swap, self.prefill_tokens());
+        let tensors = Tensors { number: self.state(block)?.number, bytes };
+        Some(Transfer { from: swap.computes_on, to: swap.home, tensors })
     }
 
     /// Time of that transfer, milliseconds.
     pub(crate) fn handover_ms(&self, block: usize, choice: Choice) -> f64 {
-        self.handover(block, choice).map_or(0.0, |way| self.way_ms(way))
+        self.handover(block, choice).map_or(0.0, |transfer| self.copy_ms(transfer))
     }
 
     /// The transfers of a block's state in all passes of a phase.
-    pub(crate) fn visits(&self, block: usize, choice: Choice, phase: Phase) -> impl Iterator<Item = Way> {
-        let visit = self.visit(block, choice, phase).filter(|visit| !visit.stays || phase == Phase::Decode);
-        let ways = move |visit| (0..self.passes(phase)).flat_map(move |pass| self.ways(block, visit, phase, pass));
-        visit.into_iter().flat_map(ways)
+    pub(crate) fn swap_transfers(&self, block: usize, choice: Choice, phase: Phase) -> impl Iterator<Item = Transfer> {
+        let swap =
+            self.state_swap(block, choice, phase).filter(|swap| !swap.until_phase_ends || phase == Phase::Decode);
+        let in_all_passes =
+            move |swap| (0..self.passes(phase)).flat_map(move |pass| self.pass_transfers(block, swap, phase, pass));
+        swap.into_iter().flat_map(in_all_passes)
     }
 
-    /// The transfers to the computing device and back in one pass.
-    pub(crate) fn ways(&self, block: usize, visit: StateSwap, phase: Phase, pass: usize) -> [Way; 2] {
+    /// The transfers of a block's state to the computing device and back in one pass.
+    pub(crate) fn pass_transfers(&self, block: usize, swap: StateSwap, phase: Phase, pass: usize) -> [Transfer; 2] {
         let [before, after] = match phase {
             Phase::Prefill => [pass, pass + 1].map(|passes| self.load.passes[..passes].iter().sum()),
             Phase::Decode => [0, 1].map(|more| self.load.prompt_tokens + self.load.new_tokens / 2 + more),
         };
-        // An in-place buffer is laid out for all tokens of the prompt before its first pass.
-        let laid_out = if phase == Phase::Prefill { self.prompt() } else { after };
+        // A buffer that is updated in place is laid out for all tokens of the prompt before the first pass.
+        let laid_out = if phase == Phase::Prefill { self.prefill_tokens() } else { after };
         let state = &self.blocks[block];
         let tensors = |tokens: u64| Tensors {
             number: state.kv_tensors,
             bytes: match state.kv_grows {
-                None => self.in_place_bytes(block, visit, laid_out),
+                None => self.in_place_bytes(block, swap, laid_out),
                 Some(GrowingState { fixed, token }) => {
                     fixed.saturating_add(token.saturating_mul(tokens)).min(state.kv_bytes)
                 }
             },
         };
-        let StateSwap { home, away, .. } = visit;
-        [Way { from: home, to: away, tensors: tensors(before) }, Way { from: away, to: home, tensors: tensors(after) }]
+        let StateSwap { home, computes_on, .. } = swap;
+        [
+            Transfer { from: home, to: computes_on, tensors: tensors(before) },
+            Transfer { from: computes_on, to: home, tensors: tensors(after) },
+        ]
     }
 
     /// Bytes to copy of in-place state with this many tokens.
-    fn in_place_bytes(&self, block: usize, visit: StateSwap, tokens: u64) -> u64 {
+    fn in_place_bytes(&self, block: usize, swap: StateSwap, tokens: u64) -> u64 {
         let Block { kv_bytes, kv_filled, .. } = self.blocks[block];
-        kv_filled.filter(|_| visit.home.is_none()).map_or(kv_bytes, |filled| filled.bytes(tokens))
+        kv_filled.filter(|_| swap.home.is_none()).map_or(kv_bytes, |filled| filled.bytes(tokens))
     }
 
     /// Tokens of all prefill passes.
-    fn prompt(&self) -> u64 {
+    fn prefill_tokens(&self) -> u64 {
         self.load.passes.iter().sum()
     }
 
     /// Time of a transfer, from GPU to GPU through the host, milliseconds.
-    pub(crate) fn way_ms(&self, way: Way) -> f64 {
-        let from = way.from.map_or(0.0, |gpu| self.download_ms(gpu, way.tensors));
-        from + way.to.map_or(0.0, |gpu| self.upload_ms(gpu, way.tensors))
+    pub(crate) fn copy_ms(&self, transfer: Transfer) -> f64 {
+        let download_ms = transfer.from.map_or(0.0, |gpu| self.download_ms(gpu, transfer.tensors));
+        download_ms + transfer.to.map_or(0.0, |gpu| self.upload_ms(gpu, transfer.tensors))
     }
 
     /// The choices of a block: every pair of places with finite times. A block that is resident on a GPU in one phase is not streamed
@@ -195,12 +202,12 @@ impl Problem {
         if mechanisms.streams() {
             places.extend(gpus().map(Where::Streamed));
         }
-        let can = |place: Where, phase| self.block_ms_in_all(block, place, phase).is_finite();
         let can_stream = |place| match place {
             Where::Streamed(gpu) => self.stream_ms(block, gpu).is_finite(),
             _ => true,
         };
-        let usable = |place: &Where, phase| can(*place, phase) && can_stream(*place);
+        let usable =
+            |place: &Where, phase| self.block_ms_in_all(block, *place, phase).is_finite() && can_stream(*place);
         let pairs = places.iter().filter(|p| usable(p, Phase::Prefill)).flat_map(|prefill| {
             let decode = places.iter().filter(|p| usable(p, Phase::Decode));
             decode.map(|decode| Choice { prefill: *prefill, decode: *decode })
@@ -221,9 +228,14 @@ impl Choice {
 
     /// GPUs where the block's weights are resident: at most one for each phase.
     pub(crate) fn resident(self) -> impl Iterator<Item = usize> {
-        let gpu = |place| if let Where::Resident(gpu) = place { Some(gpu) } else { None };
-        let decode = gpu(self.decode).filter(|_| self.decode != self.prefill);
-        gpu(self.prefill).into_iter().chain(decode)
+        let resident_gpu = |place| if let Where::Resident(gpu) = place { Some(gpu) } else { None };
+        let decode = resident_gpu(self.decode).filter(|_| self.decode != self.prefill);
+        resident_gpu(self.prefill).into_iter().chain(decode)
+    }
+
+    /// Whether the block's weights are resident on this GPU in either phase.
+    pub(crate) fn is_resident_on(self, gpu: usize) -> bool {
+        [self.prefill, self.decode].contains(&Where::Resident(gpu))
     }
 
     /// Whether the block is streamed to this GPU in either phase.

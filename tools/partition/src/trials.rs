@@ -1,9 +1,9 @@
-//! Random problems, and what must hold for all of them.
+//! Tests of the planner: random problems with the properties that must hold for all of them, and worked examples.
 
+mod brute_force_tables;
 mod exact;
 mod instances;
 mod laws;
 mod programs;
 mod sizes;
-mod tables;
 mod worked;

@@ -16,7 +16,7 @@ use crate::hotness::hotness;
 use crate::progress::Progress;
 use crate::rates::rates;
 use crate::store::Store;
-use hpp_io::CpuShare;
+use hpp_io::CpuMonitor;
 use hpp_model::Analysis;
 use hpp_schema::{Profile, Timing};
 use std::path::Path;
@@ -37,7 +37,7 @@ pub struct Measure<'a> {
     /// The progress display.
     pub progress: Progress,
     /// Measures the CPU share of other programs.
-    pub cpu_share: CpuShare,
+    pub cpu_share: CpuMonitor,
     /// The CPU share of other programs in the profile that is resumed.
     pub share_before: Option<f64>,
     /// Number of runs.
@@ -53,7 +53,7 @@ pub struct Measure<'a> {
 impl Measure<'_> {
     /// Saves a new measurement, the values derived from all measurements, and the CPU share of other programs.
     pub fn save(&mut self) -> Result<(), ProfileError> {
-        let others = self.cpu_share.others(self.prober.child_id());
+        let others = self.cpu_share.others_share(self.prober.child_id());
         self.profile.others_cpu_share = others.into_iter().chain(self.share_before).reduce(f64::max);
         self.save_derived()
     }

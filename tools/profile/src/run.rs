@@ -17,7 +17,7 @@ use crate::store::{Store, StoreError, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
-use hpp_io::CpuShare;
+use hpp_io::CpuMonitor;
 use hpp_model::{Analysis, LogitsMode, ThisHost, analyse, model_hash};
 use hpp_onnx::WorkDir;
 use hpp_schema::{Host, Profile};
@@ -51,7 +51,7 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     let estimate = Roofline::new(&analysis, effort, profile.model.weight_bytes.0);
     let mut measure = Measure {
         analysis: &analysis,
-        cpu_share: CpuShare::start(prober.child_id()),
+        cpu_share: CpuMonitor::start(prober.child_id()),
         share_before: profile.others_cpu_share,
         profile,
         store: &store,

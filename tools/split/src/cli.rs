@@ -4,7 +4,7 @@ mod planning;
 mod values;
 
 pub use planning::PlanningArgs;
-pub use values::{KvPlace, LayerCount, VramRange};
+pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{Args, Parser, Subcommand};
 use hpp_model::LogitsMode;
@@ -125,8 +125,8 @@ pub struct SplitArgs {
     #[arg(long)]
     pub allow_unknown_operators: bool,
     /// Memory that holds the KV cache of GPU layers.
-    #[arg(long, value_enum, default_value_t = KvPlace::Follow)]
-    pub kv: KvPlace,
+    #[arg(long, value_enum, default_value_t = KvHomeArg::Follow)]
+    pub kv: KvHomeArg,
     /// Refuse a placement that needs more partitions than this.
     #[arg(long, value_name = "N")]
     pub max_partitions: Option<usize>,
@@ -144,21 +144,21 @@ impl SplitArgs {
         if self.all_logits { LogitsMode::All } else { LogitsMode::Requested }
     }
 
-    /// Whether weights may be streamed to a GPU, by the planner or by hand.
+    /// Whether weights may be streamed to a GPU, by the planner or by manual placement.
     pub fn may_stream(&self) -> bool {
         let assigned = self.assign.as_ref().is_some_and(Assign::streams);
-        let by_default = self.planning.mechanisms.is_none() && !self.places_by_hand() && !self.avoids_streaming();
+        let by_default = self.planning.mechanisms.is_none() && !self.has_manual_placement() && !self.avoids_streaming();
         self.planning.requests_streaming() || self.planning.stream.is_some() || assigned || by_default
     }
 
     /// Whether the planner must not stream weights by default. `--refine` attributes a partition's time to its blocks,
     /// which waits for streamed weights would distort; `--kv cpu` already copies state to the device around each block.
     pub fn avoids_streaming(&self) -> bool {
-        self.planning.refine.is_some() || self.kv == KvPlace::Cpu
+        self.planning.refine.is_some() || self.kv == KvHomeArg::Host
     }
 
     /// Whether the user places blocks, so that the planner has nothing to decide.
-    pub fn places_by_hand(&self) -> bool {
+    pub fn has_manual_placement(&self) -> bool {
         let streams = matches!(self.planning.stream, Some(LayerCount::Count(_)));
         streams || matches!(self.gpu_layers, Some(LayerCount::Count(_))) || self.assign.is_some()
     }

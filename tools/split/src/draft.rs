@@ -14,7 +14,7 @@ use hpp_schema::{Achieved, ObjectiveKind, Plan, Predictions};
 /// A plan that is not written yet.
 pub struct PlanDraft {
     /// Where blocks compute. Partitions that a cut between them would tear a state apart are joined.
-    pub placement: Partitioning,
+    pub partitioning: Partitioning,
     /// The parts of the graph, one for each partition.
     pub parts: Vec<Part>,
     /// The plan.
@@ -25,48 +25,48 @@ pub struct PlanDraft {
 pub fn draft(
     request: &PlanningRequest,
     analysis: &Analysis,
-    placement: Partitioning,
+    partitioning: Partitioning,
     source: String,
 ) -> Result<PlanDraft, SplitError> {
-    let (placement, parts) = cut_around_states(request, analysis, placement)?;
-    placement.check(request)?;
-    operators::check_host(analysis, &placement, &parts, request.allow_unknown_operators)?;
+    let (partitioning, parts) = cut_around_states(request, analysis, partitioning)?;
+    partitioning.check(request)?;
+    operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
     let plan = assemble(&Decision {
         analysis,
         blocks: &request.problem.blocks,
-        partitions: &placement.partitions,
-        slots: &placement.solution.slots,
-        disk: placement.disk_streaming(request),
-        budgets: request.budgets.clone(),
+        partitions: &partitioning.partitions,
+        slots: &partitioning.solution.slots,
+        disk: partitioning.disk_streaming(request),
+        budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,
         parts: &parts,
         scenario: request.scenario,
-        reasons: reasons(request, &placement),
-        predictions: predictions(request, &placement, source),
+        reasons: reasons(request, &partitioning),
+        predictions: predictions(request, &partitioning, source),
     });
-    Ok(PlanDraft { placement, parts, plan })
+    Ok(PlanDraft { partitioning, parts, plan })
 }
 
 /// Cuts, and joins a partition to the next one as long as it reads a state that the next one owns.
 fn cut_around_states(
     request: &PlanningRequest,
     analysis: &Analysis,
-    mut placement: Partitioning,
+    mut partitioning: Partitioning,
 ) -> Result<(Partitioning, Vec<Part>), SplitError> {
     loop {
-        let groups: Vec<_> = placement.partitions.iter().map(|partition| partition.blocks.clone()).collect();
+        let groups: Vec<_> = partitioning.partitions.iter().map(|partition| partition.blocks.clone()).collect();
         let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
         let reads_foreign_state = |part: &Part| !part.foreign_states(&analysis.segmentation).is_empty();
         match parts.iter().position(reads_foreign_state) {
-            Some(index) if index + 1 < parts.len() => placement = placement.join_with_next(index, request),
-            _ => return Ok((placement, parts)),
+            Some(index) if index + 1 < parts.len() => partitioning = partitioning.join_with_next(index, request),
+            _ => return Ok((partitioning, parts)),
         }
     }
 }
 
 /// The plan's predictions, rounded to four significant digits.
-fn predictions(request: &PlanningRequest, placement: &Partitioning, source: String) -> Predictions {
-    let (times, objective) = (PredictedTimes::of(&placement.solution), request.options.objective);
+fn predictions(request: &PlanningRequest, partitioning: &Partitioning, source: String) -> Predictions {
+    let (times, objective) = (PredictedTimes::of(&partitioning.solution), request.options.objective);
     let scenario = request.scenario;
     let achieved = || Achieved {
         kind: match objective {
@@ -75,8 +75,8 @@ fn predictions(request: &PlanningRequest, placement: &Partitioning, source: Stri
             Objective::Mixed => ObjectiveKind::Mixed,
         },
         ms: round(times.objective_ms(objective, scenario.new_tokens)),
-        bound_ms: round(placement.solution.bound_ms),
-        proven: placement.solution.proven,
+        bound_ms: round(partitioning.solution.bound_ms),
+        proven: partitioning.solution.proven,
     };
     Predictions {
         source,
@@ -86,15 +86,15 @@ fn predictions(request: &PlanningRequest, placement: &Partitioning, source: Stri
         decode_tokens_per_second: round(times.tokens_per_s()),
         decode_context: scenario.decode_context(),
         new_tokens: scenario.new_tokens,
-        limit: Some(bottlenecks(request, placement)),
-        objective: (!placement.by_hand).then(achieved),
+        limit: Some(bottlenecks(request, partitioning)),
+        objective: (!partitioning.is_manual).then(achieved),
     }
 }
 
 /// The bottleneck of each phase: the resource that is busy longest.
-fn bottlenecks(request: &PlanningRequest, placement: &Partitioning) -> String {
-    let problem = placement.problem(request);
+fn bottlenecks(request: &PlanningRequest, partitioning: &Partitioning) -> String {
+    let problem = partitioning.problem(request);
     let [decode, prefill] =
-        [Phase::Decode, Phase::Prefill].map(|phase| bottleneck(&problem, &placement.solution, phase).to_string());
+        [Phase::Decode, Phase::Prefill].map(|phase| bottleneck(&problem, &partitioning.solution, phase).to_string());
     if decode == prefill { decode } else { format!("{decode} while decoding, {prefill} in the prompt") }
 }

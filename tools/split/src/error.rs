@@ -5,7 +5,7 @@ use crate::input_errors::InputErrors;
 use crate::output::OutputError;
 use hpp_io::{StdoutError, WriteError};
 use hpp_model::ModelError;
-use hpp_partition::{AssignError, NoFit};
+use hpp_partition::{AssignError, OverBudget};
 use hpp_schema::ByteSize;
 use std::io;
 use std::path::PathBuf;
@@ -36,13 +36,13 @@ pub enum SplitError {
     Plan(#[source] hpp_schema::PlanError),
     /// The placement does not fit.
     #[error("{what}")]
-    NoFit {
+    OverBudget {
         /// Which memory is too small.
         what: String,
         /// The smallest sufficient budget, bytes.
         smallest: u64,
         /// Demand and budget.
-        source: NoFit,
+        source: OverBudget,
     },
     /// `--assign` names an unknown block or device.
     #[error("cannot apply --assign")]
@@ -73,11 +73,11 @@ pub enum SplitError {
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
-        /// What was being done.
+        /// The operation, as a verb.
         action: &'static str,
-        /// To what.
+        /// The path it was applied to.
         path: PathBuf,
-        /// Why it failed.
+        /// The cause.
         source: io::Error,
     },
 }
@@ -102,12 +102,12 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::NoFit { source, smallest, .. } => {
+            SplitError::OverBudget { source, smallest, .. } => {
                 let smallest = ByteSize(*smallest);
                 let flag = if source.place == hpp_partition::Place::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 format!(
-                    "the smallest {flag} that would do is {} ({} bytes); or {slots}lower --context, or move blocks with --assign",
+                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context, or move blocks with --assign",
                     smallest.human(),
                     smallest.0
                 )

@@ -50,17 +50,18 @@ struct WhatIf {
 /// Explains a placement.
 pub fn explain(
     request: &PlanningRequest,
-    placement: &Partitioning,
+    partitioning: &Partitioning,
     args: &SplitArgs,
     analysis: &Analysis,
     costs: &Costs,
 ) -> Result<ExplanationReport, SplitError> {
     // The same problem and cuts as for the reasons in the table, so that both show the same times.
-    let cuts = |choices: &[Choice]| placement.cuts_for(request, choices);
-    let explanation = hpp_partition::explain(&placement.problem(request), &request.options, &placement.solution, &cuts);
-    let mut changes = more_memory(&explanation, &placement.solution);
-    changes.extend(other_context(request, placement, args, analysis, costs)?);
-    let now = placement.solution.objective_ms;
+    let cuts = |choices: &[Choice]| partitioning.cuts_for(request, choices);
+    let explanation =
+        hpp_partition::explain(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
+    let mut changes = more_memory(&explanation, &partitioning.solution);
+    changes.extend(other_context(request, partitioning, args, analysis, costs)?);
+    let now = partitioning.solution.objective_ms;
     Ok(ExplanationReport {
         partitions: explanation.runs.iter().map(|run| reason(request, run, now)).collect(),
         limits: [explanation.decode, explanation.prefill].map(|limit| limit.to_string()),
@@ -72,8 +73,8 @@ pub fn explain(
 fn reason(request: &PlanningRequest, run: &RunExplanation, now: f64) -> PartitionReason {
     let labels: Vec<String> = request.problem.blocks[run.blocks.clone()].iter().map(|b| b.label.clone()).collect();
     let (prefill, decode) = (place_name(run.choice.prefill), place_name(run.choice.decode));
-    let elsewhere = run.elsewhere.iter().map(|other| match &other.no_fit {
-        Some(no_fit) => format!("{}: {no_fit}", place_name(other.place)),
+    let elsewhere = run.elsewhere.iter().map(|other| match &other.over_budget {
+        Some(over_budget) => format!("{}: {over_budget}", place_name(other.place)),
         None => {
             let ms = difference(other.objective_ms - now, now, request.options.objective);
             format!("{}: {ms}", place_name(other.place))
@@ -107,12 +108,12 @@ fn what_if(what: String, change: Option<&Change>, now: &Solution) -> WhatIf {
 /// The effect of twice the context length, or of half of it where the model does not support more.
 fn other_context(
     request: &PlanningRequest,
-    placement: &Partitioning,
+    partitioning: &Partitioning,
     args: &SplitArgs,
     analysis: &Analysis,
     costs: &Costs,
 ) -> Result<Option<WhatIf>, SplitError> {
-    if analysis.kind != ModelKind::Decoder || placement.by_hand || analysis.context < 2 {
+    if analysis.kind != ModelKind::Decoder || partitioning.is_manual || analysis.context < 2 {
         return Ok(None);
     }
     let twice = analysis.context.saturating_mul(2);
@@ -123,11 +124,11 @@ fn other_context(
     let other_request = PlanningRequest::new(args, &other, costs, &request.local)?;
     let options = request.options;
     // Compare both without cuts: the other placement would have other cuts.
-    let Solution { choices, slots, .. } = placement.solution.clone();
+    let Solution { choices, slots, .. } = partitioning.solution.clone();
     let now = evaluate(&request.problem, &options, choices, slots);
     Ok(Some(match change(&now, &other_request.problem, &options) {
         Ok(change) => what_if(what, Some(&change), &now),
-        Err(no_fit) => WhatIf { refused: Some(no_fit.to_string()), ..what_if(what, None, &now) },
+        Err(over_budget) => WhatIf { refused: Some(over_budget.to_string()), ..what_if(what, None, &now) },
     }))
 }
 

@@ -19,7 +19,7 @@ pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
 /// Refuses operators that compute on the host and have no CPU kernel.
 pub fn check_host(
     analysis: &Analysis,
-    placement: &Partitioning,
+    partitioning: &Partitioning,
     parts: &[Part],
     allow: bool,
 ) -> Result<(), InputErrors> {
@@ -27,7 +27,7 @@ pub fn check_host(
         return Ok(());
     }
     let on_host = |choice: hpp_partition::Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Cpu);
-    let partitions = placement.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.choice));
+    let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.choice));
     let nodes = partitions.flat_map(|(_, part)| part.nodes.iter().copied());
     refuse(without_cpu_kernel(&analysis.graph, nodes), NO_KERNEL)
 }

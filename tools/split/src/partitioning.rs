@@ -1,19 +1,19 @@
-//! From a planning request to a place for every block, by the planner or by hand, and to the partitions that follow
+//! From a planning request to a place for every block, by the planner or manually, and to the partitions that follow
 //! from it.
 
-use crate::cli::{KvPlace, LayerCount, SplitArgs};
+use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
 use crate::error::SplitError;
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    Block, Choice, Mechanisms, NoFit, Options, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits,
+    Block, Choice, Mechanisms, Options, OverBudget, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits,
     gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
-/// Slots of a ring where the user streams blocks by hand without `--slots`: one computes, one is ready, one is being
+/// Slots of a ring if the user names the streamed blocks, without `--slots`: one computes, one is ready, one is being
 /// filled.
 const DEFAULT_SLOTS: u32 = 3;
 
@@ -24,30 +24,30 @@ pub struct Partitioning {
     pub solution: Solution,
     /// Runs of blocks that become partitions, in order. Invariant: they cover all blocks.
     pub partitions: Vec<PartitionSpec>,
-    /// Whether the user placed blocks.
-    pub by_hand: bool,
+    /// Whether the user placed blocks (manual placement).
+    pub is_manual: bool,
     /// The minimum number of partitions that the user asked for.
     pub min_partitions: usize,
 }
 
 /// Decides where every block computes.
-pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
-    let (solution, by_hand) = choose(request, args)?;
-    let placement = match by_hand {
+pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
+    let (solution, is_manual) = choose(request, args)?;
+    let partitioning = match is_manual {
         true => Partitioning::new(request, args.partitions, solution, true),
         false => from_planner(request, args, solution),
     };
-    placement.check(request)?;
-    refuse_split_kv(&request.problem.blocks, &placement.solution.choices, args.kv)?;
-    refuse_too_many(&placement.partitions, args.max_partitions)?;
-    Ok(placement)
+    partitioning.check(request)?;
+    refuse_split_kv(&request.problem.blocks, &partitioning.solution.choices, args.kv)?;
+    refuse_too_many(&partitioning.partitions, args.max_partitions)?;
+    Ok(partitioning)
 }
 
 /// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of
 /// its partitions are counted.
 pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solution) -> Partitioning {
-    let placement = Partitioning::new(request, args.partitions, solution, false);
-    static_alternative(request, args, &placement).unwrap_or(placement)
+    let partitioning = Partitioning::new(request, args.partitions, solution, false);
+    static_alternative(request, args, &partitioning).unwrap_or(partitioning)
 }
 
 /// The best placement in which every block computes on one device whose memory holds its weights, if it takes less
@@ -65,20 +65,20 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
     (other.solution.objective_ms < planned.solution.objective_ms).then_some(Partitioning { solution, ..other })
 }
 
-/// A solution by the planner or by hand, and whether it is by hand.
+/// A solution by the planner or by manual placement, and whether it is manual.
 fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
     let problem = &request.problem;
-    let all_on_host = || evaluate_by_hand(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
+    let all_on_host = || evaluate_manual(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
     let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
         || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
-    let (solution, by_hand) = if is_counted {
+    let (solution, is_manual) = if is_counted {
         (counted_layers(request, args)?, true)
     } else if args.gpu_layers == Some(LayerCount::Auto) && problem.budget.vram.is_empty() {
         return Err(SplitError::setting(
             "--gpu-layers auto needs a VRAM budget",
             "give --vram the size of the GPU's memory, such as 24G",
         ));
-    } else if request.budgets.vram.is_empty() && args.assign.is_some() {
+    } else if request.recorded_budgets.vram.is_empty() && args.assign.is_some() {
         // Without a budget only the named blocks go to a GPU.
         (all_on_host(), true)
     } else {
@@ -86,15 +86,15 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
             (Ok(solution), _) => (solution, false),
             // Nothing fits the budget: the named blocks move from an all-host placement, and `check` tests the result.
             (Err(_), Some(_)) => (all_on_host(), true),
-            (Err(error), None) => return Err(no_fit(request)(error)),
+            (Err(error), None) => return Err(over_budget(request)(error)),
         }
     };
-    let Some(assign) = &args.assign else { return Ok((solution, by_hand)) };
+    let Some(assign) = &args.assign else { return Ok((solution, is_manual)) };
     let places = assign.places(&problem.blocks)?;
     refuse_missing_gpus(request, places.iter().flatten())?;
     let named = places.into_iter().map(|place| place.map(Choice::both));
     let choices = named.zip(solution.choices).map(|(named, choice)| named.unwrap_or(choice)).collect();
-    Ok((evaluate_by_hand(request, args, choices, &solution.slots), true))
+    Ok((evaluate_manual(request, args, choices, &solution.slots), true))
 }
 
 /// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
@@ -120,18 +120,18 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
         }
     }
     refuse_missing_gpus(request, places.iter())?;
-    Ok(evaluate_by_hand(request, args, places.into_iter().map(Choice::both).collect(), &[]))
+    Ok(evaluate_manual(request, args, places.into_iter().map(Choice::both).collect(), &[]))
 }
 
-/// Predicts the times of choices made by hand. A GPU that streams has the planner's number of slots (`planned`), else
+/// Predicts the times of a manual placement. A GPU that streams has the planner's number of slots (`planned`), else
 /// `--slots`, else the default.
-fn evaluate_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
+fn evaluate_manual(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
     let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|phase| c.of(*phase) == Where::Streamed(gpu)));
-    let by_hand = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
+    let given = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
     let slots = |gpu: usize| match planned.get(gpu) {
         _ if !streams(gpu) => 0,
         Some(planned) if *planned > 0 => *planned,
-        _ => by_hand,
+        _ => given,
     };
     let slots = (0..request.problem.gpus.len()).map(slots).collect();
     evaluate(&request.problem, &request.options, choices, slots)
@@ -140,9 +140,9 @@ fn evaluate_by_hand(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Ch
 impl Partitioning {
     /// Groups blocks into at least `min_partitions` partitions and predicts the times with their launches. `proven`
     /// survives only if the extra cuts cost nothing.
-    pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, by_hand: bool) -> Self {
+    pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, is_manual: bool) -> Self {
         let partitions = partitions(request, min_partitions, &solution.choices, &solution.slots);
-        Partitioning { solution, partitions, by_hand, min_partitions }.reevaluated(request)
+        Partitioning { solution, partitions, is_manual, min_partitions }.reevaluated(request)
     }
 
     /// Positions of the blocks that begin a partition, without the first block.
@@ -186,11 +186,11 @@ impl Partitioning {
     /// Refuses a placement that exceeds the memory of a device.
     pub fn check(&self, request: &PlanningRequest) -> Result<(), SplitError> {
         let Solution { choices, slots, .. } = &self.solution;
-        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(no_fit(request))?;
+        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(over_budget(request))?;
         // Several partitions on the host may each hold a copy of a shared weight.
         let problem = self.problem(request);
         let on_host = Usage { gpus: vec![], ..usage_of_partitions(&problem, choices, slots) };
-        on_host.check(&problem, request.options.mechanisms).map_err(no_fit(request))
+        on_host.check(&problem, request.options.mechanisms).map_err(over_budget(request))
     }
 
     /// Merges a partition into the next one, on the next one's device.
@@ -234,7 +234,7 @@ fn disk_streaming(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Optio
     if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
         return None;
     }
-    let pinned_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
+    let pinned_share = Phase::BOTH.map(|phase| usage.pinned_share(problem, phase)).into_iter().fold(1.0, f64::min);
     let largest = usage.largest_read.into_iter().max().unwrap_or(0) as f64;
     let window = (pinned_share < 1.0).then(|| ((1.0 - pinned_share) * largest) as u64 + READ_AHEAD);
     let is_table = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
@@ -242,7 +242,7 @@ fn disk_streaming(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Optio
 }
 
 /// Converts the planner's error into this command's, with the smallest budget that would suffice.
-pub fn no_fit(request: &PlanningRequest) -> impl Fn(NoFit) -> SplitError + '_ {
+pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitError + '_ {
     |source| {
         let what = match source.place {
             Place::Cpu if request.problem.gpus.is_empty() => "the model does not fit in host memory".to_owned(),
@@ -251,9 +251,9 @@ pub fn no_fit(request: &PlanningRequest) -> impl Fn(NoFit) -> SplitError + '_ {
         };
         let smallest = match source.place {
             Place::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
-            _ => source.smallest(),
+            _ => source.required_budget(),
         };
-        SplitError::NoFit { what, smallest, source }
+        SplitError::OverBudget { what, smallest, source }
     }
 }
 
@@ -271,9 +271,9 @@ fn refuse_missing_gpus<'a>(
     }
 }
 
-fn refuse_split_kv(blocks: &[Block], choices: &[Choice], kv: KvPlace) -> Result<(), SplitError> {
+fn refuse_split_kv(blocks: &[Block], choices: &[Choice], kv: KvHomeArg) -> Result<(), SplitError> {
     let on_host = blocks.iter().zip(choices).filter(|(b, c)| b.kv_bytes > 0 && c.decode == Where::Cpu).count();
-    if kv == KvPlace::Gpu && on_host > 0 {
+    if kv == KvHomeArg::Gpu && on_host > 0 {
         return Err(SplitError::setting(
             format!("--kv gpu, but {on_host} layers with a KV cache compute on the CPU"),
             "a CPU layer's cache in VRAM would cross the bus twice per token: use --kv follow, or place the layers on the GPU",

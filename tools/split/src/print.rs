@@ -52,8 +52,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), StdoutError> {
 }
 
 /// Prints where the plan is and the command that runs it, to stderr.
-pub fn location(target: &Path, plan: &Plan) {
-    let path = target.join(PLAN_FILE);
+pub fn location(out_dir: &Path, plan: &Plan) {
+    let path = out_dir.join(PLAN_FILE);
     eprintln!("wrote {}", path.display());
     eprintln!("{}", run_hint(&path, plan));
 }

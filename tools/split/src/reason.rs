@@ -8,22 +8,22 @@ use hpp_partition::{Alternative, BlockKind, Choice, Objective, RunExplanation, W
 use hpp_schema::ByteSize;
 
 /// One reason for each partition, in order.
-pub fn reasons(request: &PlanningRequest, placement: &Partitioning) -> Vec<String> {
-    if placement.by_hand {
-        return vec!["placed by hand".to_owned(); placement.partitions.len()];
+pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
+    if partitioning.is_manual {
+        return vec!["placed by hand".to_owned(); partitioning.partitions.len()];
     }
     if request.problem.gpus.is_empty() {
-        let disk = placement.disk_streaming(request);
-        return placement.partitions.iter().map(|partition| without_gpus(partition, disk.as_ref())).collect();
+        let disk = partitioning.disk_streaming(request);
+        return partitioning.partitions.iter().map(|partition| without_gpus(partition, disk.as_ref())).collect();
     }
     // Count the launch of each partition, as the predicted time does.
-    let cuts = |choices: &[Choice]| placement.cuts_for(request, choices);
-    let runs = explain_runs(&placement.problem(request), &request.options, &placement.solution, &cuts);
+    let cuts = |choices: &[Choice]| partitioning.cuts_for(request, choices);
+    let runs = explain_runs(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
     let run_of = |partition: &PartitionSpec| runs.iter().find(|run| run.blocks.contains(&partition.blocks.start));
-    placement
+    partitioning
         .partitions
         .iter()
-        .map(|partition| run_of(partition).map_or(String::new(), |run| reason(request, placement, run)))
+        .map(|partition| run_of(partition).map_or(String::new(), |run| reason(request, partitioning, run)))
         .collect()
 }
 
@@ -42,13 +42,13 @@ fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> Stri
 
 const TABLE: &str = "embedding table: each token reads one row";
 
-fn reason(request: &PlanningRequest, placement: &Partitioning, run: &RunExplanation) -> String {
+fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExplanation) -> String {
     let inside = &request.problem.blocks[run.blocks.clone()];
     let table = inside.iter().all(|block| block.kind == BlockKind::Embedding);
     if table && run.choice.decode == Where::Cpu {
         return TABLE.to_owned();
     }
-    let now = placement.solution.objective_ms;
+    let now = partitioning.solution.objective_ms;
     match best_alternative(run) {
         None => "no other device can compute it".to_owned(),
         Some(other) => compared(request, other, now),
@@ -58,16 +58,16 @@ fn reason(request: &PlanningRequest, placement: &Partitioning, run: &RunExplanat
 /// The best alternative: those that fit first, then the least time.
 fn best_alternative(run: &RunExplanation) -> Option<&Alternative> {
     run.elsewhere.iter().min_by(|a, b| {
-        let by_fit = a.no_fit.is_some().cmp(&b.no_fit.is_some());
+        let by_fit = a.over_budget.is_some().cmp(&b.over_budget.is_some());
         by_fit.then(a.objective_ms.total_cmp(&b.objective_ms))
     })
 }
 
 fn compared(request: &PlanningRequest, other: &Alternative, now: f64) -> String {
-    match &other.no_fit {
-        Some(no_fit) => {
-            let short = no_fit.smallest().saturating_sub(no_fit.budget);
-            format!("does not fit on {}: {} too much", no_fit.place, ByteSize(short).human())
+    match &other.over_budget {
+        Some(over_budget) => {
+            let short = over_budget.required_budget().saturating_sub(over_budget.budget);
+            format!("does not fit on {}: {} too much", over_budget.place, ByteSize(short).human())
         }
         None => {
             let change = difference(other.objective_ms - now, now, request.options.objective);

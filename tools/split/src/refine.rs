@@ -7,7 +7,7 @@ mod feedback;
 use crate::cli::SplitArgs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::{RefineError, SplitError};
-use crate::partitioning::{Partitioning, no_fit};
+use crate::partitioning::{Partitioning, over_budget};
 use crate::predicted::{PredictedTimes, round};
 use crate::request::PlanningRequest;
 use bench::{BenchResult, BenchRunner};
@@ -42,17 +42,17 @@ pub fn refine(
     args: &SplitArgs,
     analysis: &Analysis,
     tokens: u64,
-    target: &Path,
+    out_dir: &Path,
 ) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
-    let bench = BenchRunner::new(request, tokens, target)?;
+    let bench = BenchRunner::new(request, tokens, out_dir)?;
     let mut trials = Trials { args, analysis, bench, done: Vec::new() };
     let mut feedback = CostFeedback::default();
-    let mut queue = best(&request.problem, &request.options, INITIAL_PLANS).map_err(no_fit(request))?;
+    let mut queue = best(&request.problem, &request.options, INITIAL_PLANS).map_err(over_budget(request))?;
     queue.reverse();
     while trials.done.len() < MAX_PLANS {
         let next = match queue.pop() {
             Some(solution) => solution,
-            None => plan(&request.problem, &request.options).map_err(no_fit(request))?,
+            None => plan(&request.problem, &request.options).map_err(over_budget(request))?,
         };
         if trials.contains(&next.choices) {
             if queue.is_empty() {
@@ -60,16 +60,16 @@ pub fn refine(
             }
             continue;
         }
-        let placement = Partitioning::new(request, args.partitions, next, false);
-        let trial = trials.measure(request, placement)?;
-        feedback.correct(&mut request.problem, &trial.placement, &trial.measured);
+        let partitioning = Partitioning::new(request, args.partitions, next, false);
+        let trial = trials.measure(request, partitioning)?;
+        feedback.correct(&mut request.problem, &trial.partitioning, &trial.measured);
     }
     trials.into_fastest(request)
 }
 
 /// A plan that was run.
 struct Trial {
-    placement: Partitioning,
+    partitioning: Partitioning,
     predicted: PredictedTimes,
     measured: BenchResult,
 }
@@ -84,15 +84,15 @@ struct Trials<'a> {
 
 impl Trials<'_> {
     fn contains(&self, choices: &[Choice]) -> bool {
-        self.done.iter().any(|trial| trial.placement.solution.choices == choices)
+        self.done.iter().any(|trial| trial.partitioning.solution.choices == choices)
     }
 
-    fn measure(&mut self, request: &PlanningRequest, placement: Partitioning) -> Result<&Trial, SplitError> {
-        let PlanDraft { placement, parts, plan } = draft(request, self.analysis, placement, String::new())?;
-        let predicted = PredictedTimes::of(&placement.solution);
-        eprintln!("running plan {}: {}", self.done.len() + 1, describe(request, &placement));
+    fn measure(&mut self, request: &PlanningRequest, partitioning: Partitioning) -> Result<&Trial, SplitError> {
+        let PlanDraft { partitioning, parts, plan } = draft(request, self.analysis, partitioning, String::new())?;
+        let predicted = PredictedTimes::of(&partitioning.solution);
+        eprintln!("running plan {}: {}", self.done.len() + 1, describe(request, &partitioning));
         let measured = self.bench.run(self.args, self.analysis, &parts, plan)?;
-        self.done.push(Trial { placement, predicted, measured });
+        self.done.push(Trial { partitioning, predicted, measured });
         Ok(&self.done[self.done.len() - 1])
     }
 
@@ -101,25 +101,25 @@ impl Trials<'_> {
             |trial: &Trial| trial.measured.times.objective_ms(request.options.objective, request.scenario.new_tokens);
         let by_objective = |a: &usize, b: &usize| objective_ms(&self.done[*a]).total_cmp(&objective_ms(&self.done[*b]));
         let kept = (0..self.done.len()).min_by(by_objective).unwrap_or(0);
-        let rows = self.done.iter().enumerate().map(|(at, Trial { placement, predicted, measured })| TrialRun {
-            placement: describe(request, placement),
+        let rows = self.done.iter().enumerate().map(|(at, Trial { partitioning, predicted, measured })| TrialRun {
+            placement: describe(request, partitioning),
             kept: at == kept,
             decode_ms: [round(predicted.decode_ms), round(measured.times.decode_ms)],
             time_to_first_token_ms: [round(predicted.prefill_ms), round(measured.times.prefill_ms)],
         });
         let rows = rows.collect();
         let fastest = self.done.into_iter().nth(kept);
-        let Trial { placement, measured, .. } =
+        let Trial { partitioning, measured, .. } =
             fastest.ok_or_else(|| RefineError::Failed("no plan was run".to_owned()))?;
-        Ok((placement.with_measured_times(request, measured.times), rows))
+        Ok((partitioning.with_measured_times(request, measured.times), rows))
     }
 }
 
 /// `cpu: embedding, layers.0-1; gpu0: layers.2-3, head`.
-fn describe(request: &PlanningRequest, placement: &Partitioning) -> String {
+fn describe(request: &PlanningRequest, partitioning: &Partitioning) -> String {
     let describe_one = |partition: &PartitionSpec| {
         let blocks = request.problem.blocks[partition.blocks.clone()].iter().map(|block| block.label.clone());
         format!("{}: {}", partition.choice.decode, crate::table::blocks(&blocks.collect::<Vec<_>>()))
     };
-    placement.partitions.iter().map(describe_one).collect::<Vec<_>>().join("; ")
+    partitioning.partitions.iter().map(describe_one).collect::<Vec<_>>().join("; ")
 }

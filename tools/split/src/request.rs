@@ -1,6 +1,6 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
-use crate::cli::{KvPlace, LayerCount, SplitArgs};
+use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
@@ -9,10 +9,10 @@ use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
 
-/// Device memory for placement by hand without a budget: no limit.
+/// Device memory for manual placement without a budget: no limit.
 const UNLIMITED: u64 = 1 << 50;
-/// Fraction (1/16) of a described machine's host memory that is left to other programs.
-const HOST_RESERVE: u64 = 16;
+/// A described machine's host memory divided by this is left to other programs.
+const HOST_RESERVE_DIVISOR: u64 = 16;
 
 /// A planning problem and how to solve it.
 #[derive(Clone, Debug)]
@@ -24,7 +24,7 @@ pub struct PlanningRequest {
     /// Planner options.
     pub options: Options,
     /// The limits that the plan records.
-    pub budgets: Budgets,
+    pub recorded_budgets: Budgets,
     /// `--movable`.
     pub movable: bool,
     /// Whether the margin on GPUs is the default.
@@ -45,7 +45,7 @@ impl PlanningRequest {
     ) -> Result<Self, InputErrors> {
         let (budget, recorded_vram) = budget(args, costs, local);
         let scenario = scenario(analysis, args, !budget.vram.is_empty());
-        let mut budgets = Budgets {
+        let mut recorded_budgets = Budgets {
             vram: recorded_vram.into_iter().map(ByteSize).collect(),
             ram: budget.ram.map(ByteSize),
             context: scenario.context,
@@ -55,21 +55,21 @@ impl PlanningRequest {
         let error = |finding: &hpp_schema::Finding| InputError::in_file(&costs.label(), finding);
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
-        // Placement by hand may override this; the plan still lists no provider that computes a block wrongly.
-        if gpus_by_hand(args) == 0 {
+        // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
+        if manual_gpus(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());
         }
         // Record this machine's free memory as a limit only if the model can exceed it, so that a plan for a model that
         // fits is the same on every machine.
         if let Some(ram) = local.ram().filter(|ram| args.ram.is_none() && *ram < max_host_bytes(&problem)) {
             problem.budget.ram = Some(ram);
-            budgets.ram = Some(ByteSize(ram));
+            recorded_budgets.ram = Some(ByteSize(ram));
         }
         Ok(PlanningRequest {
             scenario,
             problem,
             options: args.planning.options(args.avoids_streaming()),
-            budgets,
+            recorded_budgets,
             movable: args.movable,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
@@ -106,8 +106,8 @@ pub fn notes(args: &SplitArgs, local: &LocalMachine) -> Vec<String> {
 
 /// Whether no option mentions GPUs, so that the plan uses those of this machine.
 fn uses_local_gpus(args: &SplitArgs) -> bool {
-    let by_hand = gpus_by_hand(args) > 0 || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
-    args.vram.is_empty() && args.planning.sweep_vram.is_none() && !by_hand
+    let is_manual = manual_gpus(args) > 0 || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
+    args.vram.is_empty() && args.planning.sweep_vram.is_none() && !is_manual
 }
 
 /// `--vram 0`.
@@ -125,19 +125,19 @@ fn max_host_bytes(problem: &Problem) -> u64 {
     [state, workspace, budget.process].into_iter().fold(budget.packing.packed(weights), u64::saturating_add)
 }
 
-/// The default margin is this fraction (1/16) of the smallest GPU's memory, at most [`MAX_MARGIN`] bytes.
-const MARGIN_SHARE: u64 = 16;
+/// The default margin is the smallest GPU's memory divided by this, at most [`MAX_MARGIN`] bytes.
+const MARGIN_DIVISOR: u64 = 16;
 const MAX_MARGIN: u64 = 1 << 30;
 
 /// Bytes left unused on each GPU without `--margin`.
 pub fn default_margin(vram: &[u64]) -> u64 {
-    vram.iter().min().map_or(0, |smallest| (smallest / MARGIN_SHARE).min(MAX_MARGIN))
+    vram.iter().min().map_or(0, |smallest| (smallest / MARGIN_DIVISOR).min(MAX_MARGIN))
 }
 
 /// The smallest VRAM budget, bytes, that holds `demand` beside the default margin.
 pub fn with_default_margin(demand: u64) -> u64 {
-    let scaled = u128::from(demand) * u128::from(MARGIN_SHARE);
-    let scaled = u64::try_from(scaled.div_ceil(u128::from(MARGIN_SHARE - 1))).unwrap_or(u64::MAX);
+    let scaled = u128::from(demand) * u128::from(MARGIN_DIVISOR);
+    let scaled = u64::try_from(scaled.div_ceil(u128::from(MARGIN_DIVISOR - 1))).unwrap_or(u64::MAX);
     scaled.min(demand.saturating_add(MAX_MARGIN))
 }
 
@@ -153,23 +153,23 @@ fn budget(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> (Budget, Vec
         (true, Some(range)) if source.gpu_memory().is_empty() => range.points().into_iter().max().into_iter().collect(),
         (true, _) => source.gpu_memory(),
     };
-    let vram = if recorded.is_empty() { vec![UNLIMITED; gpus_by_hand(args)] } else { recorded.clone() };
-    let host = source.host_memory().map(|memory| memory - memory / HOST_RESERVE);
+    let vram = if recorded.is_empty() { vec![UNLIMITED; manual_gpus(args)] } else { recorded.clone() };
+    let host = source.host_memory().map(|memory| memory - memory / HOST_RESERVE_DIVISOR);
     let budget = Budget {
         vram,
         ram: args.ram.map(|size| size.0).or(host),
         margin: args.margin.map_or(default_margin(&recorded), |size| size.0),
-        kv: if args.kv == KvPlace::Cpu { KvHome::Host } else { KvHome::Device },
+        kv: if args.kv == KvHomeArg::Host { KvHome::Host } else { KvHome::Device },
         process: PROCESS,
-        reading: READ_AHEAD,
+        read_ahead: READ_AHEAD,
         // `problem` sets it from the model.
         packing: Packing::default(),
     };
     (budget, recorded)
 }
 
-/// The number of GPUs that placement options name.
-fn gpus_by_hand(args: &SplitArgs) -> usize {
+/// The number of GPUs that the options for manual placement name.
+fn manual_gpus(args: &SplitArgs) -> usize {
     let layers = usize::from(matches!(args.gpu_layers, Some(LayerCount::Count(count)) if count > 0));
     let assigned = args.assign.as_ref().and_then(|assign| assign.highest_gpu()).map_or(0, |gpu| gpu + 1);
     let streamed = usize::from(matches!(args.planning.stream, Some(LayerCount::Count(_))));

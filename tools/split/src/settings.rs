@@ -13,7 +13,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     streaming(args, &mut errors);
     targets(args, &mut errors);
     without_gpus(args, &mut errors);
-    placed_by_hand(args, &mut errors);
+    check_manual_placement(args, &mut errors);
     refining(args, &mut errors);
     errors
 }
@@ -85,12 +85,12 @@ fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {
     );
 }
 
-fn placed_by_hand(args: &SplitArgs, errors: &mut InputErrors) {
-    let by_hand = args.places_by_hand();
+fn check_manual_placement(args: &SplitArgs, errors: &mut InputErrors) {
+    let is_manual = args.has_manual_placement();
     let planning = &args.planning;
     let what = "there is nothing to plan: blocks are placed by hand";
     let hint = "omit either --gpu-layers, --stream and --assign, or --sweep-vram and --refine";
-    errors.require(!by_hand || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
+    errors.require(!is_manual || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
 }
 
 fn refining(args: &SplitArgs, errors: &mut InputErrors) {

@@ -6,7 +6,7 @@ use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
-use crate::partitioning::{Partitioning, place};
+use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::{operators, presets, print, request, settings, sweep, targets, trace};
@@ -27,23 +27,23 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&request, args, range, &costs.label());
     }
-    let target = args.out.clone().unwrap_or_else(|| default_out(&analysis));
-    let (placement, trials) = decide(&mut request, args, &analysis, &target)?;
-    let placement = targets::enforce(&mut request, args, placement)?;
+    let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
+    let (partitioning, trials) = partition_blocks(&mut request, args, &analysis, &out_dir)?;
+    let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
-    let PlanDraft { placement, parts, plan } = draft(&request, &analysis, placement, source)?;
+    let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
     if let Some(path) = &args.planning.trace {
-        trace::write(&request, &placement, path)?;
+        trace::write(&request, &partitioning, path)?;
     }
-    let plan = write(args, &analysis, &parts, plan, &target)?;
+    let plan = write(args, &analysis, &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
-        true => Some(explain(&request, &placement, args, &analysis, &costs)?),
+        true => Some(explain(&request, &partitioning, args, &analysis, &costs)?),
         false => None,
     };
     // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.
     let printed = print::result(args, &plan, explanation.as_ref(), &trials);
     if !args.dry_run {
-        print::location(&target, &plan);
+        print::location(&out_dir, &plan);
     }
     Ok(printed?)
 }
@@ -90,16 +90,17 @@ fn faults_note(analysis: &Analysis) -> Option<String> {
     ))
 }
 
-/// Places every block: by the planner, by hand, or by `--refine`. Returns the plans that `--refine` measured.
-fn decide(
+/// Places every block and groups the blocks into partitions: by the planner, manually, or by `--refine`. Returns also the
+/// plans that `--refine` measured.
+fn partition_blocks(
     request: &mut PlanningRequest,
     args: &SplitArgs,
     analysis: &Analysis,
-    target: &Path,
+    out_dir: &Path,
 ) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
     match args.planning.refine {
-        Some(tokens) => refine(request, args, analysis, tokens, target),
-        None => Ok((place(request, args)?, vec![])),
+        Some(tokens) => refine(request, args, analysis, tokens, out_dir),
+        None => Ok((place_blocks(request, args)?, vec![])),
     }
 }
 
@@ -108,7 +109,13 @@ fn default_out(analysis: &Analysis) -> PathBuf {
 }
 
 /// Writes the plan, or computes what a dry run would write. Returns the plan with its files recorded.
-fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, target: &Path) -> Result<Plan, SplitError> {
+fn write(
+    args: &SplitArgs,
+    analysis: &Analysis,
+    parts: &[Part],
+    plan: Plan,
+    out_dir: &Path,
+) -> Result<Plan, SplitError> {
     let options = WriteOptions {
         force: args.force,
         pack: args.pack,
@@ -117,9 +124,9 @@ fn write(args: &SplitArgs, analysis: &Analysis, parts: &[Part], plan: Plan, targ
         movable: args.movable,
     };
     if args.dry_run {
-        return PlanWriter::dry_run(options, analysis, target, parts, plan);
+        return PlanWriter::dry_run(options, analysis, out_dir, parts, plan);
     }
-    let written = PlanWriter::begin(options, analysis, target)?.finish(parts, plan)?;
+    let written = PlanWriter::begin(options, analysis, out_dir)?.finish(parts, plan)?;
     if let Some(first) = written.hard_links.first() {
         eprintln!(
             "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \

@@ -79,11 +79,11 @@ fn point(request: &PlanningRequest, args: &SplitArgs, vram: u64) -> Point {
     request.problem.budget.vram.fill(vram);
     match solution {
         Some(Ok(solution)) => {
-            let placement = from_planner(&request, args, solution);
-            Point { vram, plan: Some(expectation(&placement.solution)), refused: None }
+            let partitioning = from_planner(&request, args, solution);
+            Point { vram, plan: Some(expectation(&partitioning.solution)), refused: None }
         }
-        Some(Err(no_fit)) => {
-            let refused = format!("{} needs {}", no_fit.place, ByteSize(no_fit.smallest()).human());
+        Some(Err(over_budget)) => {
+            let refused = format!("{} needs {}", over_budget.place, ByteSize(over_budget.required_budget()).human());
             Point { vram, plan: None, refused: Some(refused) }
         }
         None => Point { vram, plan: None, refused: None },

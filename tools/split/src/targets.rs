@@ -4,7 +4,7 @@
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use crate::input_errors::{InputError, InputErrors};
-use crate::partitioning::{Partitioning, place};
+use crate::partitioning::{Partitioning, place_blocks};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin};
 use hpp_partition::{Objective, plan};
@@ -24,19 +24,19 @@ impl Targets {
     }
 }
 
-/// Returns the placement if it meets the targets, else one for another objective that does, else an error with numbers.
+/// Returns the partitioning if it meets the targets, else one for another objective that does, else an error with numbers.
 pub fn enforce(
     request: &mut PlanningRequest,
     args: &SplitArgs,
-    placement: Partitioning,
+    partitioning: Partitioning,
 ) -> Result<Partitioning, SplitError> {
     let planning = &args.planning;
     let targets = Targets { min_tokens_per_s: planning.at_least, max_first_token_ms: planning.first_token_within };
-    let mut tried = vec![(request.options.objective, PredictedTimes::of(&placement.solution))];
+    let mut tried = vec![(request.options.objective, PredictedTimes::of(&partitioning.solution))];
     if targets.are_met_by(tried[0].1) {
-        return Ok(placement);
+        return Ok(partitioning);
     }
-    if placement.by_hand {
+    if partitioning.is_manual {
         return Err(refusal(request, targets, &tried).into());
     }
     for objective in [Objective::Mixed, Objective::Decode, Objective::Prefill] {
@@ -44,15 +44,15 @@ pub fn enforce(
             continue;
         }
         request.options.objective = objective;
-        let placement = place(request, args)?;
-        let times = PredictedTimes::of(&placement.solution);
+        let partitioning = place_blocks(request, args)?;
+        let times = PredictedTimes::of(&partitioning.solution);
         if targets.are_met_by(times) {
             eprintln!(
                 "note: planned for the objective {} instead of {}, which misses a target",
                 name(objective),
                 name(tried[0].0)
             );
-            return Ok(placement);
+            return Ok(partitioning);
         }
         tried.push((objective, times));
     }
@@ -101,9 +101,9 @@ fn sufficient_vram(request: &PlanningRequest, targets: Targets, objective: Objec
     let all = whole.saturating_add(rest).saturating_mul(2).max(1 << 30);
     let meets = |vram| meets_with(request, targets, objective, vram);
     if !meets(all) {
-        return "no VRAM budget would do on this machine".to_owned();
+        return "no VRAM budget is sufficient on this machine".to_owned();
     }
-    format!("{} of VRAM on each GPU would do", ByteSize(smallest(1 << 20, all, meets)).human())
+    format!("{} of VRAM on each GPU is sufficient", ByteSize(smallest(1 << 20, all, meets)).human())
 }
 
 /// Whether a plan with this VRAM budget on each GPU meets the targets.

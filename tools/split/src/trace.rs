@@ -12,17 +12,17 @@ use std::path::Path;
 const MAX_TOKENS: u64 = 8;
 
 /// Writes the timeline.
-pub fn write(request: &PlanningRequest, placement: &Partitioning, path: &Path) -> Result<(), SplitError> {
-    let trace = timeline(request, placement).to_chrome_trace();
+pub fn write(request: &PlanningRequest, partitioning: &Partitioning, path: &Path) -> Result<(), SplitError> {
+    let trace = timeline(request, partitioning).to_chrome_trace();
     hpp_io::write_file(path, trace.as_bytes())?;
     eprintln!("wrote {}: open it at https://ui.perfetto.dev", path.display());
     Ok(())
 }
 
 /// The passes of the prompt, then tokens in the steady state.
-fn timeline(request: &PlanningRequest, placement: &Partitioning) -> Timeline {
-    let solution = &placement.solution;
-    let problem = placement.problem(request);
+fn timeline(request: &PlanningRequest, partitioning: &Partitioning) -> Timeline {
+    let solution = &partitioning.solution;
+    let problem = partitioning.problem(request);
     let [prefill, decode] =
         [Phase::Prefill, Phase::Decode].map(|phase| simulate(&problem, &solution.choices, &solution.slots, phase));
     let passes = request.problem.load.passes.len() as u64;

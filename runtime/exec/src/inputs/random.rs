@@ -7,13 +7,13 @@ use hpp_schema::{DType, Dim, InputRole, Model, ModelInput, Symbols};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Size of dimensions that the model leaves open.
+/// Size of the model's symbolic dimensions.
 const DEFAULT_SIZE: u64 = 16;
 
 /// Largest random tensor.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Vocabulary size assumed if the model does not tell; every real vocabulary is larger.
+/// Vocabulary size assumed if the model does not state it; every real vocabulary is larger.
 const ASSUMED_VOCAB: u64 = 100;
 
 /// Random token ids below the vocabulary size.

@@ -104,7 +104,7 @@ fn add_metadata(hasher: &mut blake3::Hasher, file: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// A file's modification time in nanoseconds; 0 if the system does not tell.
+/// A file's modification time in nanoseconds; 0 if the system does not report it.
 fn modified_nanos(metadata: &Metadata) -> u128 {
     metadata.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).map_or(0, |time| time.as_nanos())
 }

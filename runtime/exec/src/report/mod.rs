@@ -87,7 +87,7 @@ pub struct StageTimes {
 /// Memory of a run, in bytes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Bytes {
-    /// Peak resident memory of the process, if the system tells.
+    /// Peak resident memory of the process, if the system reports it.
     pub peak_rss: Option<u64>,
     /// Reserved for the sequence's state.
     pub state: u64,
@@ -102,9 +102,9 @@ pub struct Bytes {
 pub struct DeviceBytes {
     /// The device's name.
     pub name: String,
-    /// Used memory, if the device tells.
+    /// Used memory, if the device reports it.
     pub used: Option<u64>,
-    /// All of its memory, if the device tells.
+    /// All of its memory, if the device reports it.
     pub total: Option<u64>,
 }
 

@@ -8,7 +8,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Limit of the bytes of tensors from one file if the system does not tell its memory.
+/// Limit of the bytes of tensors from one file if the system does not report its memory.
 const DEFAULT_LIMIT: u64 = 4 << 30;
 
 /// Why an array cannot be read.

@@ -40,13 +40,13 @@ impl Header {
         Parser { rest: &text }.header().ok_or_else(|| invalid("its header is not that of an array of plain numbers"))
     }
 
-    /// The header as bytes, padded to a multiple of 64 and to at least `least`, so that it can be replaced later.
-    pub fn to_bytes(&self, least: usize) -> Vec<u8> {
+    /// The header as bytes, padded to a multiple of 64 and to at least `min_bytes`, so that it can be replaced later.
+    pub fn to_bytes(&self, min_bytes: usize) -> Vec<u8> {
         let sizes: String = self.shape.iter().map(|n| format!("{n}, ")).collect();
         let sizes = if self.shape.len() == 1 { sizes.trim_end() } else { sizes.trim_end_matches(", ") };
         let fortran = if self.fortran_order { "True" } else { "False" };
         let mut text = format!("{{'descr': '{}', 'fortran_order': {fortran}, 'shape': ({sizes}), }}", self.descr);
-        let whole = (MAGIC.len() + 4 + text.len() + 1).max(least).next_multiple_of(64);
+        let whole = (MAGIC.len() + 4 + text.len() + 1).max(min_bytes).next_multiple_of(64);
         text.push_str(&" ".repeat(whole - MAGIC.len() - 4 - text.len() - 1));
         text.push('\n');
         // Only a tensor with thousands of axes has a header above 64 KiB.

@@ -12,24 +12,24 @@ use super::{TextTokenizer, TokenizerError};
 /// UTF-8.
 const MAX_TOKENS_PER_CHARACTER: usize = 4;
 
-/// Tokens in the window from which on its front is dropped.
+/// Window length in tokens at which the front of the window is dropped.
 const WINDOW: usize = 24;
 
 /// Decodes the tokens of one text one by one.
 pub struct Detokenizer {
     tokenizer: TextTokenizer,
-    /// Tokens decoded together. Special tokens never enter.
+    /// Tokens decoded together. Special tokens are never added.
     window: Vec<u32>,
     /// Bytes of the window's text that were returned already.
     returned: usize,
     /// Length of `window` when all of its text had been returned.
-    complete: usize,
+    complete_len: usize,
 }
 
 impl Detokenizer {
     /// A detokenizer at the start of a text.
     pub fn new(tokenizer: TextTokenizer) -> Self {
-        Self { tokenizer, window: vec![], returned: 0, complete: 0 }
+        Self { tokenizer, window: vec![], returned: 0, complete_len: 0 }
     }
 
     /// Adds a token and returns the text that no later token can change; often empty.
@@ -52,14 +52,14 @@ impl Detokenizer {
         let text = self.tokenizer.decode(&self.window)?;
         let rest = self.take(&text, text.len());
         self.window.clear();
-        (self.returned, self.complete) = (0, 0);
+        (self.returned, self.complete_len) = (0, 0);
         Ok(rest)
     }
 
     /// How many bytes of `text` no later token can change.
     fn stable_bytes(&self, text: &str) -> usize {
         let whole_characters = text.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-        let held_tokens = self.window.len() - self.complete;
+        let held_tokens = self.window.len() - self.complete_len;
         if whole_characters == text.len() || held_tokens < MAX_TOKENS_PER_CHARACTER {
             whole_characters
         } else {
@@ -81,11 +81,11 @@ impl Detokenizer {
 
     /// Drops tokens from the front of a long window, at a position where the text was complete.
     fn move_window(&mut self) -> Result<(), TokenizerError> {
-        if self.window.len() >= WINDOW && self.complete > 0 {
-            self.window.drain(..self.complete);
+        if self.window.len() >= WINDOW && self.complete_len > 0 {
+            self.window.drain(..self.complete_len);
             self.returned = self.tokenizer.decode(&self.window)?.len();
         }
-        self.complete = self.window.len();
+        self.complete_len = self.window.len();
         Ok(())
     }
 }

@@ -24,23 +24,23 @@ const DENSE_READERS: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Tran
 /// - Float32 matrices that look like widened 16-bit ones are derived from half as many bytes. Tables of which a pass
 ///   reads a few rows do not count: they are not read completely in each pass anyway.
 ///
-/// Where something is unknown, for example weights that are holes in a sparse file, the estimate errs towards more
-/// bytes to read.
+/// If something is unknown, for example because weights are holes in a sparse file, the estimate errs towards more bytes
+/// to read.
 pub(super) fn packing(model: &Model, graph: &Graph) -> Packing {
     let all = bytes(graph, &weights(graph, |_| true));
-    let more = sums(graph, |_| true).saturating_add(bytes(graph, &weights(graph, |id| is_half(graph, id))));
+    let growth = sums(graph, |_| true).saturating_add(bytes(graph, &weights(graph, |id| is_half(graph, id))));
     let derived = derived(model, graph);
     let bytes = derived.iter().map(|kind| kind.bytes).fold(0, u64::saturating_add);
     let unread = derived.iter().map(|kind| kind.bytes.saturating_sub(kind.stored)).fold(0, u64::saturating_add);
     Packing {
-        more: per_1000(more, all),
-        made: per_1000(bytes, all.saturating_add(more)).min(1000),
-        stored: if bytes == 0 { 0 } else { 1000 - per_1000(unread, bytes) },
+        growth_permille: permille(growth, all),
+        decompressed_permille: permille(bytes, all.saturating_add(growth)).min(1000),
+        read_permille: if bytes == 0 { 0 } else { 1000 - permille(unread, bytes) },
     }
 }
 
 /// `part / of` in thousandths, rounded down.
-fn per_1000(part: u64, of: u64) -> u64 {
+fn permille(part: u64, of: u64) -> u64 {
     let share = (u128::from(part) * 1000).checked_div(u128::from(of)).unwrap_or(0);
     u64::try_from(share).unwrap_or(u64::MAX)
 }
@@ -77,8 +77,8 @@ fn look_widened(model: &Model, graph: &Graph, ids: &[ValueId]) -> bool {
     count > 0 && (0..count).all(|number| looks_widened(model, &graph.value(sample(number)).name))
 }
 
-fn weights(graph: &Graph, is_so: impl Fn(ValueId) -> bool) -> Vec<ValueId> {
-    graph.value_ids().filter(|id| graph.weight(*id).is_some() && is_so(*id)).collect()
+fn weights(graph: &Graph, selects: impl Fn(ValueId) -> bool) -> Vec<ValueId> {
+    graph.value_ids().filter(|id| graph.weight(*id).is_some() && selects(*id)).collect()
 }
 
 fn bytes(graph: &Graph, ids: &[ValueId]) -> u64 {
@@ -98,14 +98,14 @@ fn is_matrix(graph: &Graph, id: ValueId) -> bool {
 }
 
 /// Scales of integer products.
-fn scales(graph: &Graph, is_so: impl Fn(&Node) -> bool) -> BTreeSet<ValueId> {
-    let nodes = graph.nodes.iter().filter(|node| is_integer_product(node) && is_so(node));
+fn scales(graph: &Graph, selects: impl Fn(&Node) -> bool) -> BTreeSet<ValueId> {
+    let nodes = graph.nodes.iter().filter(|node| is_integer_product(node) && selects(node));
     nodes.filter_map(|node| *node.inputs.get(2)?).collect()
 }
 
 /// Bytes of the block sums of integer products.
-fn sums(graph: &Graph, is_so: impl Fn(&Node) -> bool) -> u64 {
-    graph.nodes.iter().filter(|node| is_so(node)).map(block_sums).fold(0, u64::saturating_add)
+fn sums(graph: &Graph, selects: impl Fn(&Node) -> bool) -> u64 {
+    graph.nodes.iter().filter(|node| selects(node)).map(block_sums).fold(0, u64::saturating_add)
 }
 
 fn size(node: &Node, name: &str) -> Option<u64> {
@@ -149,7 +149,7 @@ mod tests {
         analyse(path, None, LogitsMode::Requested).unwrap()
     }
 
-    fn of(path: &Path) -> Packing {
+    fn packing_of(path: &Path) -> Packing {
         let Analysis { model, graph, .. } = read(path);
         packing(&model, &graph)
     }
@@ -181,29 +181,30 @@ mod tests {
     }
 
     #[test]
-    fn wide_weights_are_as_they_are() {
-        assert_eq!(of(&fixture("genai/llama3-fp32-cpu")), Packing::default());
+    fn float32_weights_are_neither_packed_nor_compressed() {
+        assert_eq!(packing_of(&fixture("genai/llama3-fp32-cpu")), Packing::default());
     }
 
     #[test]
-    fn sums_are_made_from_scales() {
-        // Of a block of 32 weights 16 bytes and a scale of 4, and 4 for the sum; the embedding is not packed.
-        let Packing { more, made, stored } = of(&fixture("genai/llama3-int4-cpu"));
-        assert!((100..=200).contains(&more), "{more}");
-        // A sum and a scale of the same size.
-        let sums = 1000 * more / (1000 + more);
-        assert!(made.abs_diff(2 * sums) <= 2, "{made} of {more}");
-        assert_eq!(stored, 500);
+    fn sums_are_derived_from_scales() {
+        // A block of 32 weights has 16 bytes and a scale of 4 bytes; its sum adds 4 bytes. The embedding is not packed.
+        let packing = packing_of(&fixture("genai/llama3-int4-cpu"));
+        let growth = packing.growth_permille;
+        assert!((100..=200).contains(&growth), "{packing:?}");
+        // A sum and a scale have the same size.
+        let sums = 1000 * growth / (1000 + growth);
+        assert!(packing.decompressed_permille.abs_diff(2 * sums) <= 2, "{packing:?}");
+        assert_eq!(packing.read_permille, 500);
     }
 
     #[test]
-    fn scales_that_look_like_16_bits_are_read_as_such() {
+    fn scales_that_look_like_16_bits_are_read_as_16_bits() {
         let dir = changed("genai/llama3-int4-cpu", bfloat16);
-        let wide = of(&fixture("genai/llama3-int4-cpu"));
-        assert_eq!(of(dir.path()), Packing { stored: 250, ..wide });
-        // Zeros may be holes.
+        let wide = packing_of(&fixture("genai/llama3-int4-cpu"));
+        assert_eq!(packing_of(dir.path()), Packing { read_permille: 250, ..wide });
+        // Zeros may be holes of a sparse file.
         let dir = changed("genai/llama3-int4-cpu", |_| 0);
-        assert_eq!(of(dir.path()), wide);
+        assert_eq!(packing_of(dir.path()), wide);
     }
 
     #[test]
@@ -212,42 +213,42 @@ mod tests {
         let symmetric = packing(&model, &graph);
         let products: Vec<usize> = (0..graph.nodes.len()).filter(|at| is_integer_product(&graph.nodes[*at])).collect();
         for at in &products {
-            // An input that is left out is no zero point.
+            // An omitted input is not a zero point.
             graph.nodes[*at].inputs.resize(4, None);
         }
         assert_eq!(packing(&model, &graph), symmetric);
         for at in &products {
             graph.nodes[*at].inputs[3] = graph.nodes[*at].inputs[1];
         }
-        assert_eq!(packing(&model, &graph), Packing { made: 0, stored: 0, ..symmetric });
+        assert_eq!(packing(&model, &graph), Packing { decompressed_permille: 0, read_permille: 0, ..symmetric });
         for at in &products {
             graph.nodes[*at].inputs.truncate(3);
             graph.nodes[*at].attributes.insert("N".into(), hpp_graph::Attribute::Int(24));
         }
-        assert_eq!(packing(&model, &graph).made, 0);
+        assert_eq!(packing(&model, &graph).decompressed_permille, 0);
     }
 
     #[test]
-    fn what_is_widened_is_read_as_it_was() {
-        let Packing { more, made, stored } = of(&fixture("optimum/llama-with-past-fp16"));
-        assert!((800..=1000).contains(&more), "{more}");
-        assert!((950..=1000).contains(&made), "{made}");
-        assert_eq!(stored, 500);
+    fn weights_that_kernels_widen_are_read_unwidened() {
+        let packing = packing_of(&fixture("optimum/llama-with-past-fp16"));
+        assert!((800..=1000).contains(&packing.growth_permille), "{packing:?}");
+        assert!((950..=1000).contains(&packing.decompressed_permille), "{packing:?}");
+        assert_eq!(packing.read_permille, 500);
     }
 
     #[test]
-    fn float32_weights_that_look_like_16_bits_are_read_as_such() {
+    fn float32_weights_that_look_like_16_bits_are_read_as_16_bits() {
         let dir = changed("genai/llama3-fp32-cpu", bfloat16);
-        let Packing { more, made, stored } = of(dir.path());
-        // All but the embedding, of which rows are read.
-        assert!((700..1000).contains(&made), "{made}");
-        assert_eq!((more, stored), (0, 500));
+        let packing = packing_of(dir.path());
+        // All but the embedding, of which a pass reads only rows.
+        assert!((700..1000).contains(&packing.decompressed_permille), "{packing:?}");
+        assert_eq!((packing.growth_permille, packing.read_permille), (0, 500));
         let dir = changed("genai/llama3-fp32-cpu", |_| 0);
-        assert_eq!(of(dir.path()), Packing::default());
+        assert_eq!(packing_of(dir.path()), Packing::default());
     }
 
     #[test]
-    fn weights_that_are_gone_look_like_nothing() {
+    fn missing_weight_files_allow_no_compression() {
         let dir = changed("genai/llama3-fp32-cpu", bfloat16);
         let Analysis { model, graph, .. } = read(dir.path());
         fs::remove_file(&model.weights().files[0].path).unwrap();

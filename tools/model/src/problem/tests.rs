@@ -179,11 +179,12 @@ fn all_budgets_beyond_the_machine_are_reported_with_numbers() {
 fn time_outside_partitions_is_the_measured_one() {
     let analysis = llama();
     let mut profile = profile(&analysis);
-    let ms = |source: CostSource| problem(&analysis, scenario(100, 64), source, Budget::default()).unwrap().pass_ms;
+    let ms =
+        |source: CostSource| problem(&analysis, scenario(100, 64), source, Budget::default()).unwrap().pass_overhead_ms;
     let (assumed, machine) = (ms(CostSource::Assumed), machine());
     // Eight states and 512 scores.
     assert!((0.004..0.012).contains(&assumed), "{assumed}");
-    assert!((super::assumed_pass_ms(48.0, 32e3) - 0.092).abs() < 0.001);
+    assert!((super::assumed_pass_overhead_ms(48.0, 32e3) - 0.092).abs() < 0.001);
     assert_eq!((ms(CostSource::Profile(&profile)), ms(CostSource::Machine(&machine))), (assumed, assumed));
     profile.pass = Some(PassCosts { timing: None, failure: Some("it hung".into()) });
     assert_eq!(ms(CostSource::Profile(&profile)), assumed);

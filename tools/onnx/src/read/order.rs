@@ -17,7 +17,7 @@ pub enum OrderError {
     #[error("the graph has a cycle: {}", nodes.join(" -> "))]
     Cycle { nodes: Vec<String> },
     #[error("an initializer has no name")]
-    NamelessWeight,
+    UnnamedInitializer,
 }
 
 /// Checks a graph and sorts its nodes and those of its bodies. Returns whether any node moved.
@@ -39,12 +39,12 @@ fn sort_nodes(graph: &mut GraphProto) -> Result<bool, OrderError> {
     Ok(moved)
 }
 
-/// Each defined name with the node that produces it; `None` for inputs and weights.
+/// Each defined name with the node that produces it; `None` for inputs and initializers.
 fn definitions(graph: &GraphProto) -> Result<HashMap<&str, Option<usize>>, OrderError> {
     let mut defined: HashMap<&str, Option<usize>> = HashMap::new();
     let twice = |name: &str, first: &Option<usize>, second: String| OrderError::DefinedTwice {
         name: name.to_owned(),
-        first: first.map_or("an input or a weight".into(), |node| label(&graph.node[node])),
+        first: first.map_or("an input or an initializer".into(), |node| label(&graph.node[node])),
         second,
     };
     for name in graph.input.iter().map(|v| v.name()) {
@@ -53,13 +53,13 @@ fn definitions(graph: &GraphProto) -> Result<HashMap<&str, Option<usize>>, Order
         }
     }
     // An initializer may share its name with the input it is the default of, but with no other initializer.
-    let mut weights = HashSet::new();
+    let mut initializers = HashSet::new();
     for name in names::weights(graph) {
         if name.is_empty() {
-            return Err(OrderError::NamelessWeight);
+            return Err(OrderError::UnnamedInitializer);
         }
-        if !weights.insert(name) {
-            return Err(twice(name, &None, "another weight".into()));
+        if !initializers.insert(name) {
+            return Err(twice(name, &None, "another initializer".into()));
         }
         defined.insert(name, None);
     }

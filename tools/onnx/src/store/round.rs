@@ -42,6 +42,8 @@ pub enum RoundError {
     Unsuitable { name: String, why: String },
     #[error("numbers cannot be rounded to {0} bits: 2 to 16 are possible")]
     Bits(u32),
+    #[error("a group of numbers that share a scale must have at least one number")]
+    Group,
 }
 
 impl From<TensorError> for RoundError {
@@ -63,8 +65,11 @@ pub fn round(
     dir: &Path,
     location: &str,
 ) -> Result<(), RoundError> {
-    if !(2..=16).contains(&rounding.bits) || rounding.group == 0 {
+    if !(2..=16).contains(&rounding.bits) {
         return Err(RoundError::Bits(rounding.bits));
+    }
+    if rounding.group == 0 {
+        return Err(RoundError::Group);
     }
     let path = dir.join(location);
     let mut writer = Writer { weights, axes, rounding, path: &path, layout: Layout::default(), moved: HashMap::new() };
@@ -85,8 +90,8 @@ pub fn round(
     Ok(())
 }
 
-/// A source range, and the axis along which it is rounded. Two names may share a range and differ in the axis.
-type RoundedRange = (Span, Option<usize>);
+/// A source span, and the axis along which it is rounded. Two names may share a span and differ in the axis.
+type RoundedSpan = (Span, Option<usize>);
 
 struct Writer<'a> {
     weights: &'a Weights,
@@ -94,7 +99,7 @@ struct Writer<'a> {
     rounding: Rounding,
     path: &'a Path,
     layout: Layout,
-    moved: HashMap<RoundedRange, u64>,
+    moved: HashMap<RoundedSpan, u64>,
 }
 
 impl Writer<'_> {
@@ -132,7 +137,7 @@ impl Writer<'_> {
     }
 }
 
-/// Reads a range of a weight file sequentially.
+/// Reads a span of a weight file sequentially.
 struct WeightReader<'a> {
     from: &'a WeightFile,
     span: Span,
@@ -153,7 +158,7 @@ impl<'a> WeightReader<'a> {
         Ok(self.file.read_exact(bytes).map_err(|source| RangeReadError::new(self.from, self.span, source))?)
     }
 
-    /// Copies the range. The inner error is one of reading, the outer one of writing.
+    /// Copies the span. The inner error is one of reading, the outer one of writing.
     fn copy(&mut self, out: &mut impl Write) -> io::Result<Result<(), RoundError>> {
         let copied = io::copy(&mut (&mut self.file).take(self.span.length), out)?;
         let short = || RangeReadError::short(self.from, self.span).into();

@@ -34,9 +34,9 @@ fn expected(values: &[f32], [outer, axis, inner]: [usize; 3], rounding: Rounding
         for i in 0..inner {
             for group in (0..axis).collect::<Vec<_>>().chunks(rounding.group) {
                 let at = |a: &usize| (o * axis + a) * inner + i;
-                let most = group.iter().map(|a| f64::from(values[at(a)].abs())).fold(0.0, f64::max);
-                for a in group.iter().filter(|_| most > 0.0) {
-                    let scale = most / levels;
+                let largest = group.iter().map(|a| f64::from(values[at(a)].abs())).fold(0.0, f64::max);
+                for a in group.iter().filter(|_| largest > 0.0) {
+                    let scale = largest / levels;
                     let exact = f64::from(values[at(a)]) / scale;
                     let tie = ((exact - exact.floor()) - 0.5).abs() < 1e-4;
                     rounded[at(a)] = ((exact.round_ties_even() * scale) as f32, if tie { scale as f32 } else { 0.0 });
@@ -177,7 +177,7 @@ fn an_unsuitable_weight_changes_nothing() {
     let rounding = Rounding { bits: 4, group: 32 };
     assert!(refuse(&[("q", 0)], rounding, "r.bin").to_string().contains("int8"));
     assert!(matches!(refuse(&[], Rounding { bits: 1, group: 32 }, "r.bin"), RoundError::Bits(1)));
-    assert!(matches!(refuse(&[], Rounding { bits: 4, group: 0 }, "r.bin"), RoundError::Bits(_)));
+    assert!(matches!(refuse(&[], Rounding { bits: 4, group: 0 }, "r.bin"), RoundError::Group));
     assert!(matches!(refuse(&[], rounding, "no/such/r.bin"), RoundError::Write(_)));
     fs::write(home.path().join("w.data"), b"12").unwrap();
     assert!(matches!(refuse(&[], rounding, "r.bin"), RoundError::Read(_)));

@@ -1,4 +1,4 @@
-//! What placements hold, worked out by hand.
+//! Memory use of placements, computed by hand.
 
 use super::*;
 use crate::cost::tests::{dense, problem};
@@ -11,21 +11,21 @@ fn placed(text: &str) -> Vec<Choice> {
 }
 
 #[test]
-fn the_error_names_the_smallest_budget_that_would_do() {
+fn the_error_has_the_required_budget() {
     let mut problem = problem(dense(2, 1000), Budget { vram: vec![2000], margin: 50, ..Budget::default() });
     let check = |problem: &Problem| fits(problem, &placed(".00."), &[0], Mechanisms::ResidentCpu);
     let error = check(&problem).unwrap_err();
     assert_eq!(error.place, Place::Gpu(0));
     assert_eq!(check_gpu(&problem, &placed(".00."), 0), Err(error.clone()));
-    problem.budget.vram[0] = error.smallest() - 1;
+    problem.budget.vram[0] = error.required_budget() - 1;
     assert!(check(&problem).is_err());
     problem.budget.vram[0] += 1;
     assert_eq!(check(&problem), Ok(()));
 }
 
-/// Each partition is a session with constants of its own.
+/// Each partition is a session with its own constants.
 #[test]
-fn a_weight_that_two_partitions_read_is_held_twice() {
+fn a_weight_that_two_partitions_read_counts_twice() {
     let mut problem = problem(dense(3, 1000), Budget { vram: vec![1 << 20], ..Budget::default() });
     problem.blocks[1..4].iter_mut().for_each(|block| block.weights.push((9, 50)));
     let weights = |problem: &Problem, text: &str| usage(problem, &placed(text), &[0]).gpus[0].weights;
@@ -38,7 +38,7 @@ fn a_weight_that_two_partitions_read_is_held_twice() {
 }
 
 #[test]
-fn state_on_the_host_leaves_one_blocks_share_on_the_device() {
+fn with_state_on_the_host_the_gpu_holds_the_state_of_one_block() {
     let kv = |kv: KvHome| {
         let budget = Budget { vram: vec![1 << 20], kv, ..Budget::default() };
         let usage = usage(&problem(dense(4, 1000), budget), &placed(".000.."), &[0]);
@@ -48,9 +48,9 @@ fn state_on_the_host_leaves_one_blocks_share_on_the_device() {
     assert_eq!(kv(KvHome::Host), (250, 1000));
 }
 
-/// What computes on the host in one phase keeps its own room on the GPU for the other.
+/// A block that computes on the host in one phase has its own state buffer on the GPU for the other, if the state is updated in place.
 #[test]
-fn state_that_stays_for_a_prompt_takes_no_turns() {
+fn blocks_that_change_devices_have_their_own_state_buffer() {
     let budget = Budget { vram: vec![1 << 20], kv: KvHome::Host, ..Budget::default() };
     let mut problem = problem(dense(4, 1000), budget);
     let mut choices = placed(".0000.");
@@ -60,9 +60,9 @@ fn state_that_stays_for_a_prompt_takes_no_turns() {
     assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 250);
 }
 
-/// Tables that streamed blocks share are on the GPU once, in no slot.
+/// Constants that streamed blocks share are on the GPU once, and not in slots.
 #[test]
-fn slots_hold_what_is_copied_and_no_constants() {
+fn slots_hold_copied_weights_but_no_constants() {
     let mut problem = problem(dense(3, 1000), Budget { vram: vec![1 << 20], ..Budget::default() });
     for (number, pieces) in [(1, [800, 100]), (2, [500, 400]), (3, [800, 100])] {
         problem.blocks[number].streamed = Streamed::new(pieces.to_vec(), Some((number as u32 / 3, 100)));
@@ -75,7 +75,7 @@ fn slots_hold_what_is_copied_and_no_constants() {
     };
     assert_eq!(on_gpu(".s..."), (100, 3 * 900));
     assert_eq!(on_gpu(".s.s."), (200, 3 * 900));
-    // Blocks that are unlike share a slot piece by piece.
+    // Different blocks share a slot: each of its pieces has the size of the largest one.
     assert_eq!(on_gpu(".ss.."), (100, 3 * (800 + 400)));
 }
 
@@ -86,37 +86,36 @@ fn host_memory_is_a_budget_too() {
     assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
 }
 
-/// A small model takes less whole than one block and room to read ahead: that is the smallest budget then.
+/// All weights of a small model need less memory than one block and the read-ahead buffers.
 #[test]
-fn the_smallest_host_memory_may_hold_everything() {
-    let mut problem = problem(dense(2, 1000), Budget { ram: Some(100), reading: 50_000, ..Budget::default() });
+fn the_required_budget_may_be_that_of_all_weights() {
+    let mut problem = problem(dense(2, 1000), Budget { ram: Some(100), read_ahead: 50_000, ..Budget::default() });
     problem.disk_bytes_per_ms = Some(1.0);
-    let smallest = |problem: &Problem| fits(problem, &placed("...."), &[], Mechanisms::ResidentCpuDisk);
-    let error = smallest(&problem).unwrap_err();
+    let check = |problem: &Problem| fits(problem, &placed("...."), &[], Mechanisms::ResidentCpuDisk);
+    let error = check(&problem).unwrap_err();
     assert_eq!(error.demand.weights, 6000);
-    problem.budget.ram = Some(error.smallest());
-    assert_eq!(smallest(&problem), Ok(()));
-    problem.budget.ram = Some(error.smallest() - 1);
-    assert_eq!(smallest(&problem), Err(NoFit { budget: error.smallest() - 1, ..error }));
+    problem.budget.ram = Some(error.required_budget());
+    assert_eq!(check(&problem), Ok(()));
+    problem.budget.ram = Some(error.required_budget() - 1);
+    assert_eq!(check(&problem), Err(OverBudget { budget: error.required_budget() - 1, ..error }));
 }
 
-/// Each partition has constants of its own, and read from disk each block is a partition.
+/// Each partition has its own constants, and with weights read from disk each block is a partition.
 #[test]
-fn partitions_of_the_host_hold_shared_weights_each() {
+fn each_partition_of_the_host_holds_its_shared_weights() {
     let mut problem = problem(dense(3, 1000), Budget::default());
     problem.blocks[1..4].iter_mut().for_each(|block| block.weights.push((9, 50)));
     let choices = placed(".....");
-    let held = |problem: &Problem| usage_of_partitions(problem, &choices, &[]).host.weights;
-    assert_eq!((usage(&problem, &choices, &[]).host.weights, held(&problem)), (7050, 7050));
+    let host_weights = |problem: &Problem| usage_of_partitions(problem, &choices, &[]).host.weights;
+    assert_eq!((usage(&problem, &choices, &[]).host.weights, host_weights(&problem)), (7050, 7050));
     problem.cuts = vec![2];
-    assert_eq!((usage(&problem, &choices, &[]).host.weights, held(&problem)), (7050, 7100));
+    assert_eq!((usage(&problem, &choices, &[]).host.weights, host_weights(&problem)), (7050, 7100));
     let reads = |usage: Usage| usage.host_reads[Phase::Decode as usize].computed;
     assert_eq!(reads(usage(&problem, &choices, &[])) + 100, reads(usage_of_partitions(&problem, &choices, &[])));
 }
 
-/// Blocks of 1000 bytes that memory wants as 1200, of which 400 are made from 200 on disk: embedding and head are two
-/// of them each.
-fn dense_on_disk(ram: u64, packing: Packing) -> Problem {
+/// Blocks of 1000 bytes, packed 1200, and a head of twice that.
+fn blocks_on_disk(ram: u64, packing: Packing) -> Problem {
     let mut problem = problem(dense(4, 1000), Budget { ram: Some(ram), packing, ..Budget::default() });
     problem.disk_bytes_per_ms = Some(1.0);
     for block in &mut problem.blocks {
@@ -126,10 +125,12 @@ fn dense_on_disk(ram: u64, packing: Packing) -> Problem {
     problem
 }
 
-const DENSE: Packing = Packing { more: 200, made: 333, stored: 500 };
+/// Of 1200 packed bytes of a block 399.6 are decompressed from 199.8 on disk.
+const COMPRESSED: Packing = Packing { growth_permille: 200, decompressed_permille: 333, read_permille: 500 };
 
-/// Places by letters: on the host, streamed to the GPU, or on it for good.
-fn missing(problem: &Problem, text: &str) -> (f64, u64) {
+/// The pinned share, and the bytes read from disk per decode pass. Places by letter: `s` streamed to the GPU, `0` resident on it, others
+/// on the host.
+fn pinned_and_read(problem: &Problem, text: &str) -> (f64, u64) {
     let place = |c: char| match c {
         's' => Where::Streamed(0),
         '0' => Where::Resident(0),
@@ -139,49 +140,47 @@ fn missing(problem: &Problem, text: &str) -> (f64, u64) {
     let mut problem = problem.clone();
     problem.budget.vram = vec![1 << 20];
     let usage = usage(&problem, &choices, &[3]);
-    (usage.locked_share(&problem, Phase::Decode), usage.missing(&problem, Phase::Decode))
+    (usage.pinned_share(&problem, Phase::Decode), usage.disk_read_bytes(&problem, Phase::Decode))
 }
 
-/// 4 layers and a head: 6000 bytes, 7200 as packed, of which 2397.6 are made and 1198.8 of those read. The largest
-/// block has 2400.
+/// 4 layers and a head: 6000 bytes, 7200 packed, of which 2397.6 are decompressed from 1198.8 on disk. The largest block has 2400.
 #[test]
-fn what_is_not_made_stays_first() {
-    // A share of half needs half of all and half of the largest. Half is brought: all that is made, of which 1198.8
-    // are not read.
-    assert_eq!(missing(&dense_on_disk(4800, DENSE), "....."), (0.5, 3600 - 1198));
-    // Nothing stays: all is read, as it lies on disk.
-    assert_eq!(missing(&dense_on_disk(2400, DENSE), "....."), (0.0, 7200 - 1198));
-    // Three quarters stay: 1800 are brought, all of them made from half.
-    assert_eq!(missing(&dense_on_disk(6000, DENSE), "....."), (0.75, 900));
-    // As much stays as is not made: both ways of counting agree.
-    let even = Packing { made: 250, ..DENSE };
-    assert_eq!(missing(&dense_on_disk(6000, even), "....."), (0.75, 900));
-    assert_eq!(missing(&dense_on_disk(7199, DENSE), ".....").1, 1);
-    assert_eq!(missing(&dense_on_disk(7200, DENSE), "....."), (1.0, 0));
+fn uncompressed_bytes_are_pinned_first() {
+    // A share of half needs half of all weights and half of the largest block. A pass loads the other half, among it all decompressed
+    // bytes, of which 1198.8 are not read.
+    assert_eq!(pinned_and_read(&blocks_on_disk(4800, COMPRESSED), "....."), (0.5, 3600 - 1198));
+    // Nothing is pinned: a pass reads all compressed and uncompressed bytes.
+    assert_eq!(pinned_and_read(&blocks_on_disk(2400, COMPRESSED), "....."), (0.0, 7200 - 1198));
+    // Three quarters are pinned: a pass loads 1800 bytes, all of them decompressed from half as many.
+    assert_eq!(pinned_and_read(&blocks_on_disk(6000, COMPRESSED), "....."), (0.75, 900));
+    // Exactly the uncompressed bytes are pinned: both cases of the formula agree.
+    let even = Packing { decompressed_permille: 250, ..COMPRESSED };
+    assert_eq!(pinned_and_read(&blocks_on_disk(6000, even), "....."), (0.75, 900));
+    assert_eq!(pinned_and_read(&blocks_on_disk(7199, COMPRESSED), ".....").1, 1);
+    assert_eq!(pinned_and_read(&blocks_on_disk(7200, COMPRESSED), "....."), (1.0, 0));
 }
 
 #[test]
-fn where_nothing_is_made_all_that_does_not_stay_is_read() {
-    let packed = Packing { more: 200, ..Packing::default() };
-    assert_eq!(missing(&dense_on_disk(4800, packed), "....."), (0.5, 3600));
-    assert_eq!(missing(&dense_on_disk(4000, Packing::default()), "....."), (0.5, 3000));
+fn without_compression_a_pass_reads_all_unpinned_bytes() {
+    let packed = Packing { growth_permille: 200, ..Packing::default() };
+    assert_eq!(pinned_and_read(&blocks_on_disk(4800, packed), "....."), (0.5, 3600));
+    assert_eq!(pinned_and_read(&blocks_on_disk(4000, Packing::default()), "....."), (0.5, 3000));
 }
 
-/// Something is brought wherever something does not stay, even if nothing is stored of it.
+/// If not everything is pinned, at least one byte is read, even if the compressed file has no bytes.
 #[test]
-fn nothing_is_missing_only_where_all_stays() {
-    let all_made = Packing { more: 200, made: 1000, stored: 0 };
-    let (share, missing) = missing(&dense_on_disk(4800, all_made), ".....");
-    assert_eq!((share, missing), (0.5, 1));
+fn no_bytes_are_read_only_if_all_are_pinned() {
+    let all_derived = Packing { growth_permille: 200, decompressed_permille: 1000, read_permille: 0 };
+    assert_eq!(pinned_and_read(&blocks_on_disk(4800, all_derived), "....."), (0.5, 1));
 }
 
-/// What is copied on to a GPU is read as it is, and what is there for good is not read.
+/// Weights that are copied to a GPU are read uncompressed; weights that are resident there are not read.
 #[test]
-fn nothing_is_made_of_what_goes_to_a_gpu() {
-    // Two layers are copied, 2400 bytes; 4800 are computed with, of which 1598.4 are made.
-    assert_eq!(missing(&dense_on_disk(4800, DENSE), "ss..."), (0.5, 1200 + (2400 - 799)));
-    assert_eq!(missing(&dense_on_disk(6000, DENSE), "ss..."), (0.75, 600 + 600));
-    assert_eq!(missing(&dense_on_disk(4800, DENSE), "sssss"), (0.5, 3600));
-    // One layer on the GPU: 6000 bytes, of which 3600 do not stay.
-    assert_eq!(missing(&dense_on_disk(3840, DENSE), "0...."), (0.4, 3600 - 999));
+fn weights_for_gpus_are_not_compressed() {
+    // Two layers are copied, 2400 bytes; the host computes with 4800, of which 1598.4 are decompressed.
+    assert_eq!(pinned_and_read(&blocks_on_disk(4800, COMPRESSED), "ss..."), (0.5, 1200 + (2400 - 799)));
+    assert_eq!(pinned_and_read(&blocks_on_disk(6000, COMPRESSED), "ss..."), (0.75, 600 + 600));
+    assert_eq!(pinned_and_read(&blocks_on_disk(4800, COMPRESSED), "sssss"), (0.5, 3600));
+    // One layer is resident on the GPU: 6000 bytes remain, of which 3600 are not pinned.
+    assert_eq!(pinned_and_read(&blocks_on_disk(3840, COMPRESSED), "0...."), (0.4, 3600 - 999));
 }

@@ -1,120 +1,152 @@
 //! The order of places within and between regions: the first and last place of each region, and how often one place follows another.
 
 use super::Program;
-use super::line::Line;
+use super::linear::LinearExpr;
 use crate::schedule::may_merge;
 use crate::{Phase, Where};
 
-/// The order of one phase.
-pub(super) struct Order {
+/// The order of places in one phase.
+pub(super) struct PlaceOrder {
     pub places: Vec<Where>,
     /// By region and place: number of blocks.
-    pub counts: Vec<Vec<Line>>,
+    pub counts: Vec<Vec<LinearExpr>>,
     /// By region and place: number of runs of neighbours.
-    pub runs: Vec<Vec<Line>>,
-    /// (Region, place, next place, how often the one is followed by the other within the region).
-    pub inside: Vec<(usize, usize, usize, Line)>,
-    /// The same before the first block of a region, including equal places.
-    pub between: Vec<(usize, usize, usize, Line)>,
+    pub runs: Vec<Vec<LinearExpr>>,
+    /// Transitions between different places within a region.
+    pub inside: Vec<Transition>,
+    /// Transitions into the first block of a region, including those between equal places.
+    pub between: Vec<Transition>,
 }
 
-/// Adds the order of a phase to the program.
-pub(super) fn order(program: &mut Program, phase: Phase) -> Order {
+/// How often a place follows another; places by position in [`PlaceOrder::places`].
+pub(super) struct Transition {
+    /// The region of the block that follows.
+    pub region: usize,
+    pub from: usize,
+    pub to: usize,
+    pub times: LinearExpr,
+}
+
+/// The first and the last place of a region: for each place, 1 if it is that place.
+struct Ends {
+    first: Vec<LinearExpr>,
+    last: Vec<LinearExpr>,
+}
+
+/// Adds the order of places in a phase to the program.
+pub(super) fn add_place_order(program: &mut Program, phase: Phase) -> PlaceOrder {
     let places = program.places(phase);
-    let mut order = Order { counts: vec![], runs: vec![], inside: vec![], between: vec![], places };
-    let mut before: Option<Vec<Line>> = None;
+    let mut order = PlaceOrder { counts: vec![], runs: vec![], inside: vec![], between: vec![], places };
+    let mut previous: Option<Vec<LinearExpr>> = None;
     for region in 0..program.regions.len() {
-        let counts: Vec<Line> = order.places.iter().map(|place| count(program, region, phase, *place)).collect();
-        let (first, last) = match program.regions[region].blocks.len() {
+        let counts: Vec<LinearExpr> = order.places.iter().map(|place| count(program, region, phase, *place)).collect();
+        let Ends { first, last } = match program.regions[region].blocks.len() {
             1 => {
                 order.runs.push(counts.clone());
-                (counts.clone(), counts.clone())
+                Ends { first: counts.clone(), last: counts.clone() }
             }
-            blocks => walk(program, region, blocks, &counts, &mut order),
+            blocks => add_walk(program, region, blocks, &counts, &mut order),
         };
-        if let Some(last) = before {
-            join(program, region, &last, &first, &mut order);
+        if let Some(previous) = previous {
+            join_regions(program, region, &previous, &first, &mut order);
         }
         order.counts.push(counts);
-        before = Some(last);
+        previous = Some(last);
     }
     order
 }
 
-fn count(program: &Program, region: usize, phase: Phase, place: Where) -> Line {
-    let classes = 0..program.regions[region].classes.len();
-    classes.fold(Line::default(), |sum, class| sum.plus(&program.count(region, class, |c| c.of(phase) == place), 1.0))
+/// Number of blocks of a region at a place.
+fn count(program: &Program, region: usize, phase: Phase, place: Where) -> LinearExpr {
+    let mut total = LinearExpr::default();
+    for class in 0..program.regions[region].classes.len() {
+        total.add(&program.count(region, class, |choice| choice.of(phase) == place), 1.0);
+    }
+    total
 }
 
-/// A walk through the places of a region: it has a first and a last place, and enters each place as often as it leaves it.
-fn walk(
+/// Adds a walk through the places of a region: it has one first and one last place, and enters each place as often as it leaves it.
+fn add_walk(
     program: &mut Program,
     region: usize,
     blocks: usize,
-    counts: &[Line],
-    order: &mut Order,
-) -> (Vec<Line>, Vec<Line>) {
-    let lines = &mut program.lines;
-    let number = counts.len();
-    let mut one_of = || {
-        let ends: Vec<Line> = (0..number).map(|_| lines.whole(1)).collect();
-        let all = ends.iter().fold(Line::default(), |sum, end| sum.plus(end, 1.0));
-        lines.equal(&all, 1.0);
-        ends
-    };
-    let (first, last) = (one_of(), one_of());
+    counts: &[LinearExpr],
+    order: &mut PlaceOrder,
+) -> Ends {
+    let (first, last) = (one_of(program, counts.len()), one_of(program, counts.len()));
     let mut entered = first.clone();
     let mut left = last.clone();
-    for (a, left) in left.iter_mut().enumerate() {
-        for (b, entered) in entered.iter_mut().enumerate().filter(|(b, _)| *b != a) {
-            let times = program.lines.whole(blocks - 1);
+    for (from, left) in left.iter_mut().enumerate() {
+        for (to, entered) in entered.iter_mut().enumerate().filter(|(to, _)| *to != from) {
+            let times = program.model.integer(blocks - 1);
             entered.add(&times, 1.0);
             left.add(&times, 1.0);
-            order.inside.push((region, a, b, times));
+            order.inside.push(Transition { region, from, to, times });
         }
     }
-    for place in 0..number {
-        program.lines.equal(&entered[place].clone().plus(&left[place], -1.0), 0.0);
-        program.lines.at_least(&counts[place], &entered[place]);
-        program.lines.at_least(&Line::default().plus(&entered[place], blocks as f64), &counts[place]);
+    for place in 0..counts.len() {
+        program.model.equal(&entered[place].clone().plus(&left[place], -1.0), 0.0);
+        program.model.at_least(&counts[place], &entered[place]);
+        program.model.at_least(&LinearExpr::default().plus(&entered[place], blocks as f64), &counts[place]);
     }
     order.runs.push(entered);
-    (first, last)
+    Ends { first, last }
 }
 
-/// Joins the last place of the region before to the first place of this one.
-fn join(program: &mut Program, region: usize, last: &[Line], first: &[Line], order: &mut Order) {
+/// Variables for `places` places of which exactly one is 1 and the others are 0.
+fn one_of(program: &mut Program, places: usize) -> Vec<LinearExpr> {
+    let indicators: Vec<LinearExpr> = (0..places).map(|_| program.model.integer(1)).collect();
+    program.model.equal(&sum(&indicators), 1.0);
+    indicators
+}
+
+fn sum<'a>(expressions: impl IntoIterator<Item = &'a LinearExpr>) -> LinearExpr {
+    expressions.into_iter().fold(LinearExpr::default(), |sum, expression| sum.plus(expression, 1.0))
+}
+
+/// Joins the last place of the region before to the first place of this region.
+fn join_regions(
+    program: &mut Program,
+    region: usize,
+    last: &[LinearExpr],
+    first: &[LinearExpr],
+    order: &mut PlaceOrder,
+) {
     let number = first.len();
-    let pairs: Vec<Vec<Line>> = (0..number).map(|_| (0..number).map(|_| program.lines.real(0.0)).collect()).collect();
+    let pairs: Vec<Vec<LinearExpr>> =
+        (0..number).map(|_| (0..number).map(|_| program.model.nonnegative(0.0)).collect()).collect();
     for place in 0..number {
-        let leaving = pairs[place].iter().fold(Line::default(), |sum, pair| sum.plus(pair, 1.0));
-        let coming = pairs.iter().fold(Line::default(), |sum, row| sum.plus(&row[place], 1.0));
-        program.lines.equal(&leaving.plus(&last[place], -1.0), 0.0);
-        program.lines.equal(&coming.plus(&first[place], -1.0), 0.0);
+        let leaving = sum(&pairs[place]);
+        let entering = sum(pairs.iter().map(|row| &row[place]));
+        program.model.equal(&leaving.plus(&last[place], -1.0), 0.0);
+        program.model.equal(&entering.plus(&first[place], -1.0), 0.0);
     }
-    for (a, row) in pairs.into_iter().enumerate() {
-        order.between.extend(row.into_iter().enumerate().map(|(b, pair)| (region, a, b, pair)));
+    for (from, row) in pairs.into_iter().enumerate() {
+        let transitions = row.into_iter().enumerate();
+        order.between.extend(transitions.map(|(to, times)| Transition { region, from, to, times }));
     }
 }
 
-impl Order {
+impl PlaceOrder {
     /// Number of partitions at a place: runs if neighbours merge, else blocks.
-    pub fn partitions(&self, program: &Program, place: usize) -> Line {
+    pub fn partitions(&self, program: &Program, place: usize) -> LinearExpr {
         match may_merge(program.problem, self.places[place]) {
-            true => self.runs_but(place, |region| program.problem.cuts.contains(&program.regions[region].blocks.start)),
-            false => self.counts.iter().fold(Line::default(), |sum, counts| sum.plus(&counts[place], 1.0)),
+            true => {
+                self.runs_cut_at(place, |region| program.problem.cuts.contains(&program.regions[region].blocks.start))
+            }
+            false => sum(self.counts.iter().map(|counts| &counts[place])),
         }
     }
 
     /// Number of runs of neighbours at a place, across regions.
-    pub fn bursts(&self, place: usize) -> Line {
-        self.runs_but(place, |_| false)
+    pub fn runs_at(&self, place: usize) -> LinearExpr {
+        self.runs_cut_at(place, |_| false)
     }
 
-    /// Number of runs of neighbours at a place, with a new run at the start of selected regions.
-    fn runs_but(&self, place: usize, begins: impl Fn(usize) -> bool) -> Line {
-        let runs = self.runs.iter().fold(Line::default(), |sum, runs| sum.plus(&runs[place], 1.0));
-        let kept = self.between.iter().filter(|(region, a, b, _)| *a == place && *b == place && !begins(*region));
-        kept.fold(runs, |sum, (_, _, _, pair)| sum.plus(pair, -1.0))
+    /// Number of runs of neighbours at a place, with a new run at the start of the regions that `is_cut` selects.
+    fn runs_cut_at(&self, place: usize, is_cut: impl Fn(usize) -> bool) -> LinearExpr {
+        let runs = sum(self.runs.iter().map(|runs| &runs[place]));
+        let joins = self.between.iter().filter(|pair| pair.from == place && pair.to == place && !is_cut(pair.region));
+        joins.fold(runs, |sum, pair| sum.plus(&pair.times, -1.0))
     }
 }

@@ -1,270 +1,334 @@
-//! The time of a phase is at least each of these, for any order of blocks:
+//! Time constraints: the time of a phase is at least each of these, for any order of blocks:
 //!
-//! - the chain: computing, launches, crossings and state swaps in sequence;
+//! - the partition sequence: computing, launches, crossings and state swaps one after another;
 //! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
-//! - slots: while no streamed block computes, at most one ring of copies can be made, so the chain without the streamed blocks and the
-//!   copies that do not fit into the rings before their bursts are sequential;
+//! - slots: while no streamed block computes, at most one ring of copies can be made. So the partition sequence without the streamed
+//!   blocks, and the copies that do not fit into the rings before their runs, follow one another;
 //! - the disk.
 
 use super::Program;
-use super::held::state_and_workspace;
-use super::line::Line;
-use super::order::Order;
+use super::linear::LinearExpr;
+use super::memory_constraints::state_and_workspace;
+use super::order::{PlaceOrder, Transition};
 use crate::memory::may_read_disk;
-use crate::transfer::{Tensors, Way};
+use crate::transfer::{Tensors, Transfer};
 use crate::{Choice, Phase, Where};
+use std::ops::Range;
+
+/// Expressions of the time of a phase, milliseconds.
+struct PhaseTime {
+    /// The variable: the time of the phase.
+    ms: LinearExpr,
+    /// The partition sequence.
+    sequence: LinearExpr,
+    /// Compute time of the host.
+    host: LinearExpr,
+    /// By GPU: boundaries and state copied to it.
+    links: Vec<LinearExpr>,
+    /// By GPU: compute time and state swaps of the blocks that are streamed to it.
+    streamed: Vec<LinearExpr>,
+    /// Handover of state after the prompt, which follows everything else; 0 in decoding.
+    handover: LinearExpr,
+}
+
+impl PhaseTime {
+    /// An expression, and then the handover.
+    fn with_handover(&self, expression: &LinearExpr) -> LinearExpr {
+        expression.clone().plus(&self.handover, 1.0)
+    }
+}
 
 /// Adds the time of a phase to the program; `cost` is the objective's factor for a millisecond.
-pub(super) fn time(program: &mut Program, order: &Order, phase: Phase, cost: f64) {
+pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, phase: Phase, cost: f64) {
     let passes = program.problem.passes(phase) as f64;
-    let ms = program.lines.real(cost);
-    let (mut chain, mut host) = (Line::constant(program.problem.pass_ms * passes), Line::default());
-    let mut links = vec![Line::default(); program.problem.gpus.len()];
-    let mut streamed = vec![Line::default(); program.problem.gpus.len()];
-    for (at, place) in order.places.clone().into_iter().enumerate() {
-        let compute = compute(program, order, phase, at);
-        chain.add(&compute, 1.0);
-        match place {
-            Where::Cpu => host = compute,
+    let gpus = program.problem.gpus.len();
+    let mut time = PhaseTime {
+        ms: program.model.nonnegative(cost),
+        sequence: LinearExpr::constant(program.problem.pass_overhead_ms * passes),
+        host: LinearExpr::default(),
+        links: vec![LinearExpr::default(); gpus],
+        streamed: vec![LinearExpr::default(); gpus],
+        handover: LinearExpr::default(),
+    };
+    for (at, place) in order.places.iter().enumerate() {
+        let compute = compute_ms(program, order, phase, at);
+        time.sequence.add(&compute, 1.0);
+        let swaps = swap_ms(program, phase, *place, &mut time.links);
+        time.sequence.add(&swaps, 1.0);
+        match *place {
+            Where::Cpu => time.host = compute,
             Where::Resident(_) => {}
-            Where::Streamed(gpu) => streamed[gpu].add(&compute, 1.0),
-        }
-        let around = visits(program, phase, place, &mut links);
-        chain.add(&around, 1.0);
-        if let Where::Streamed(gpu) = place {
-            streamed[gpu].add(&around, 1.0);
+            Where::Streamed(gpu) => {
+                time.streamed[gpu].add(&compute, 1.0);
+                time.streamed[gpu].add(&swaps, 1.0);
+            }
         }
     }
-    cross(program, order, phase, &mut chain, &mut links);
-    let mut handover = Line::default();
+    add_crossings(program, order, phase, &mut time);
     if phase == Phase::Prefill {
-        handover = hand_over(program);
+        time.handover = handover_ms(program);
     }
-    let total = |line: &Line| line.clone().plus(&handover, 1.0);
-    program.lines.at_least(&ms, &total(&chain));
-    for gpu in 0..links.len() {
+    let sequence = time.with_handover(&time.sequence);
+    program.model.at_least(&time.ms, &sequence);
+    for gpu in 0..gpus {
         if let Some(place) = order.places.iter().position(|place| *place == Where::Streamed(gpu)) {
-            let copies = copies(program, phase, gpu);
-            let link = links[gpu].clone().plus(&copies, 1.0);
-            tail(program, phase, gpu, &ms, &total(&link));
-            share(program, gpu, [&ms, &total(&chain), &total(&link), &host]);
-            let gaps = chain.clone().plus(&streamed[gpu], -1.0).plus(&handover, 1.0);
-            window(program, order, (gpu, place), phase, &ms, &gaps.plus(&copies, 1.0));
+            let copies = weight_copies_ms(program, phase, gpu);
+            let link = time.with_handover(&time.links[gpu].clone().plus(&copies, 1.0));
+            add_tail_after_copies(program, phase, gpu, &time.ms, &link);
+            add_contention(program, gpu, &time, &sequence, &link);
+            let not_streamed = time.sequence.clone().plus(&time.streamed[gpu], -1.0);
+            let total = time.with_handover(&not_streamed).plus(&copies, 1.0);
+            let runs = order.runs_at(place);
+            add_slot_limit(program, gpu, phase, &time.ms, total, &runs);
         }
     }
-    disk(program, phase, &ms, &handover);
+    add_disk_reads(program, phase, &time);
 }
 
 /// Compute time at a place, including launches.
-fn compute(program: &Program, order: &Order, phase: Phase, at: usize) -> Line {
+fn compute_ms(program: &Program, order: &PlaceOrder, phase: Phase, at: usize) -> LinearExpr {
     let (problem, place) = (program.problem, order.places[at]);
-    let start = problem.launch_ms(place) * problem.passes(phase) as f64;
-    let mut compute = Line::default().plus(&order.partitions(program, at), start);
+    let launch_ms = problem.launch_ms(place) * problem.passes(phase) as f64;
+    let mut compute = LinearExpr::default().plus(&order.partitions(program, at), launch_ms);
     for (region, class) in program.classes() {
-        let there = program.count(region, class, |choice| choice.of(phase) == place);
-        if !there.is_nothing() {
-            compute.add(&there, program.least(region, class, |i| problem.block_ms_in_all(i, place, phase)));
+        let count = program.count(region, class, |choice| choice.of(phase) == place);
+        if !count.is_zero() {
+            compute.add(&count, program.min_of_class(region, class, |i| problem.block_ms_in_all(i, place, phase)));
         }
     }
     compute
 }
 
-/// Time of state swaps of the blocks at a place, both directions in all passes; adds copies to GPUs to `links`.
-fn visits(program: &Program, phase: Phase, place: Where, links: &mut [Line]) -> Line {
+/// Time of state swaps of the blocks at a place, both directions in all passes; adds the copies to GPUs to `links`.
+fn swap_ms(program: &Program, phase: Phase, place: Where, links: &mut [LinearExpr]) -> LinearExpr {
     let problem = program.problem;
-    let mut around = Line::default();
+    let mut swaps = LinearExpr::default();
     for (region, class) in program.classes() {
-        let there = program.counts[region][class].iter().filter(|(choice, _)| choice.of(phase) == place);
-        for (choice, variable) in there {
-            let there = Line::sum([*variable]);
-            let least = |ms: &dyn Fn(Way) -> f64| {
-                program.least(region, class, |i| problem.visits(i, *choice, phase).map(ms).sum::<f64>())
+        for (choice, variable) in program.counts[region][class].iter().filter(|(choice, _)| choice.of(phase) == place) {
+            let count = LinearExpr::sum([*variable]);
+            let min_ms = |ms: &dyn Fn(Transfer) -> f64| {
+                program.min_of_class(region, class, |i| problem.swap_transfers(i, *choice, phase).map(ms).sum::<f64>())
             };
-            around.add(&there, least(&|way| problem.way_ms(way)));
+            swaps.add(&count, min_ms(&|transfer| problem.copy_ms(transfer)));
             for (gpu, link) in links.iter_mut().enumerate() {
-                let to = |way: Way| if way.to == Some(gpu) { problem.upload_ms(gpu, way.tensors) } else { 0.0 };
-                link.add(&there, least(&to));
+                let upload_ms = |transfer: Transfer| match transfer.to == Some(gpu) {
+                    true => problem.upload_ms(gpu, transfer.tensors),
+                    false => 0.0,
+                };
+                link.add(&count, min_ms(&upload_ms));
             }
         }
     }
-    around
+    swaps
 }
 
-/// Adds the crossings.
-fn cross(program: &Program, order: &Order, phase: Phase, chain: &mut Line, links: &mut [Line]) {
-    let problem = program.problem;
-    let in_all = |block: usize, ms: &dyn Fn(Tensors) -> f64| -> f64 {
-        (0..problem.passes(phase)).map(|pass| ms(problem.boundary(block, phase, pass))).sum()
-    };
-    let mut add = |(a, b): (usize, usize), times: &Line, blocks: &mut dyn Iterator<Item = usize>| {
-        let (from, to) = (order.places[a].gpu(), order.places[b].gpu());
-        if from == to {
-            return;
-        }
-        let blocks: Vec<usize> = blocks.collect();
-        let least = |ms: &dyn Fn(Tensors) -> f64| blocks.iter().map(|i| in_all(*i, ms)).fold(f64::INFINITY, f64::min);
-        if let Some(gpu) = from {
-            chain.add(times, least(&|tensors| problem.download_ms(gpu, tensors)));
-        }
-        if let Some(gpu) = to {
-            let ms = least(&|tensors| problem.upload_ms(gpu, tensors));
-            chain.add(times, ms);
-            links[gpu].add(times, ms);
-        }
-    };
-    for (region, a, b, times) in &order.inside {
-        let blocks = program.regions[*region].blocks.clone();
-        add((*a, *b), times, &mut (blocks.start + 1..blocks.end));
+/// Adds the crossings to the sequence and to the links.
+fn add_crossings(program: &Program, order: &PlaceOrder, phase: Phase, time: &mut PhaseTime) {
+    for transition in &order.inside {
+        let blocks = program.regions[transition.region].blocks.clone();
+        add_crossing(program, order, phase, time, transition, blocks.start + 1..blocks.end);
     }
-    for (region, a, b, times) in &order.between {
-        add((*a, *b), times, &mut std::iter::once(program.regions[*region].blocks.start));
+    for transition in &order.between {
+        let first = program.regions[transition.region].blocks.start;
+        add_crossing(program, order, phase, time, transition, first..first + 1);
+    }
+}
+
+/// Adds the crossings of one transition: the cheapest boundary into any of `blocks`.
+fn add_crossing(
+    program: &Program,
+    order: &PlaceOrder,
+    phase: Phase,
+    time: &mut PhaseTime,
+    transition: &Transition,
+    blocks: Range<usize>,
+) {
+    let problem = program.problem;
+    let (from, to) = (order.places[transition.from].gpu(), order.places[transition.to].gpu());
+    if from == to {
+        return;
+    }
+    let min_ms = |ms: &dyn Fn(Tensors) -> f64| {
+        let in_all_passes =
+            |block: usize| (0..problem.passes(phase)).map(|pass| ms(problem.boundary(block, phase, pass))).sum::<f64>();
+        blocks.clone().map(in_all_passes).fold(f64::INFINITY, f64::min)
+    };
+    if let Some(gpu) = from {
+        time.sequence.add(&transition.times, min_ms(&|tensors| problem.download_ms(gpu, tensors)));
+    }
+    if let Some(gpu) = to {
+        let ms = min_ms(&|tensors| problem.upload_ms(gpu, tensors));
+        time.sequence.add(&transition.times, ms);
+        time.links[gpu].add(&transition.times, ms);
     }
 }
 
 /// Time of the handover of state after the prompt.
-fn hand_over(program: &Program) -> Line {
-    let mut all = Line::default();
+fn handover_ms(program: &Program) -> LinearExpr {
+    let mut total = LinearExpr::default();
     for (region, class) in program.classes() {
         for (choice, variable) in &program.counts[region][class] {
-            let ms = program.least(region, class, |i| program.problem.handover_ms(i, *choice));
-            all.add(&Line::sum([*variable]), ms);
+            let ms = program.min_of_class(region, class, |i| program.problem.handover_ms(i, *choice));
+            total.add(&LinearExpr::sum([*variable]), ms);
         }
     }
-    all
+    total
 }
 
 /// Time of the copies of weights to a GPU in all passes.
-fn copies(program: &Program, phase: Phase, gpu: usize) -> Line {
+fn weight_copies_ms(program: &Program, phase: Phase, gpu: usize) -> LinearExpr {
     let passes = program.problem.passes(phase) as f64;
-    let mut copies = Line::default();
+    let mut copies = LinearExpr::default();
     for (region, class) in program.classes() {
-        let there = program.count(region, class, |choice| choice.of(phase) == Where::Streamed(gpu));
-        if !there.is_nothing() {
-            copies.add(&there, passes * program.least(region, class, |i| program.problem.stream_ms(i, gpu)));
+        let count = program.streamed_count(region, class, phase, gpu);
+        if !count.is_zero() {
+            copies.add(&count, passes * program.min_of_class(region, class, |i| program.problem.stream_ms(i, gpu)));
         }
     }
     copies
 }
 
-/// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable.
-fn share(program: &mut Program, gpu: usize, [ms, chain, link, host]: [&Line; 4]) {
+/// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable. `sequence`
+/// and `link` include the handover.
+fn add_contention(program: &mut Program, gpu: usize, time: &PhaseTime, sequence: &LinearExpr, link: &LinearExpr) {
     let costs = &program.problem.gpus[gpu];
     let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
+    let (ms, host) = (&time.ms, &time.host);
     if a == 1.0 && b == 1.0 {
-        program.lines.at_least(ms, link);
+        program.model.at_least(ms, link);
         return;
     }
-    let overlap = program.lines.real(0.0);
-    let lines = &mut program.lines;
-    lines.at_least(&Line::default().plus(host, a), &overlap);
-    lines.at_least(ms, &chain.clone().plus(&overlap, 1.0 - 1.0 / a));
-    lines.at_least(ms, &link.clone().plus(&overlap, 1.0 - 1.0 / b));
-    lines.at_least(ms, &link.clone().plus(host, 1.0).plus(&overlap, 1.0 - 1.0 / a - 1.0 / b));
+    let overlap = program.model.nonnegative(0.0);
+    let model = &mut program.model;
+    model.at_least(&LinearExpr::default().plus(host, a), &overlap);
+    model.at_least(ms, &sequence.clone().plus(&overlap, 1.0 - 1.0 / a));
+    model.at_least(ms, &link.clone().plus(&overlap, 1.0 - 1.0 / b));
+    model.at_least(ms, &link.clone().plus(host, 1.0).plus(&overlap, 1.0 - 1.0 / a - 1.0 / b));
 }
 
 /// A prompt ends after the last copy, the last streamed block and all blocks after it. The solution decides which region streams last:
 /// the tail of a region is reduced if a later region streams.
-fn tail(program: &mut Program, phase: Phase, gpu: usize, ms: &Line, link: &Line) {
+fn add_tail_after_copies(program: &mut Program, phase: Phase, gpu: usize, ms: &LinearExpr, link: &LinearExpr) {
     let (problem, place) = (program.problem, Where::Streamed(gpu));
     if phase == Phase::Decode || problem.passes(phase) == 0 {
         return;
     }
-    let last = problem.passes(phase) - 1;
-    let mut behind = problem.pass_ms;
-    let mut later: Vec<(f64, Line)> = Vec::new();
+    let last_pass = problem.passes(phase) - 1;
+    // Lower bound of the time after the blocks of the current region.
+    let mut rest_ms = problem.pass_overhead_ms;
+    let mut later_tails: Vec<(f64, LinearExpr)> = Vec::new();
     for region in (0..program.regions.len()).rev() {
-        let classes = 0..program.regions[region].classes.len();
-        let there = |class: usize| program.count(region, class, |choice| choice.of(phase) == place);
-        let streams: Vec<(usize, Line)> =
-            classes.map(|class| (class, there(class))).filter(|(_, there)| !there.is_nothing()).collect();
-        if !streams.is_empty() {
-            let own = |class: usize| program.least(region, class, |i| problem.block_ms(i, place, phase, last));
-            let own = streams.iter().map(|(class, _)| own(*class)).fold(f64::INFINITY, f64::min);
-            let tail = own + problem.launch_ms(place) + behind;
-            let all = streams.iter().fold(Line::default(), |sum, (_, there)| sum.plus(there, 1.0));
-            let used = program.whether(region, all);
-            let mut least = link.clone().plus(&used, tail);
-            later.iter().for_each(|(theirs, used)| least.add(used, -(tail - theirs).max(0.0)));
-            program.lines.at_least(ms, &least);
-            later.push((tail, used));
+        let mut streamed = LinearExpr::default();
+        let mut block_ms = f64::INFINITY;
+        for class in 0..program.regions[region].classes.len() {
+            let count = program.streamed_count(region, class, phase, gpu);
+            if !count.is_zero() {
+                let class_ms = program.min_of_class(region, class, |i| problem.block_ms(i, place, phase, last_pass));
+                block_ms = block_ms.min(class_ms);
+                streamed.add(&count, 1.0);
+            }
         }
-        behind += program.fastest(region, phase, last);
+        if !streamed.is_zero() {
+            let tail_ms = block_ms + problem.launch_ms(place) + rest_ms;
+            let streams = program.indicator(region, streamed);
+            let mut end = link.clone().plus(&streams, tail_ms);
+            for (later_ms, later_streams) in &later_tails {
+                end.add(later_streams, -(tail_ms - later_ms).max(0.0));
+            }
+            program.model.at_least(ms, &end);
+            later_tails.push((tail_ms, streams));
+        }
+        rest_ms += program.min_region_ms(region, phase, last_pass);
     }
 }
 
-/// Limit from the slots: before each burst of streamed blocks at most one ring of copies can be complete.
-fn window(program: &mut Program, order: &Order, (gpu, place): (usize, usize), phase: Phase, ms: &Line, all: &Line) {
+/// Limit from the slots: before each of the `runs` of streamed blocks at most one ring of copies can be complete. `total` is the
+/// partition sequence without streamed blocks and all copies.
+fn add_slot_limit(
+    program: &mut Program,
+    gpu: usize,
+    phase: Phase,
+    ms: &LinearExpr,
+    total: LinearExpr,
+    runs: &LinearExpr,
+) {
     let problem = program.problem;
-    let could = |(region, class): &(usize, usize)| {
-        !program.count(*region, *class, |choice| choice.of(phase) == Where::Streamed(gpu)).is_nothing()
-    };
-    let blocks = program.classes().into_iter().filter(could);
-    let blocks = blocks.flat_map(|(region, class)| program.regions[region].classes[class].iter());
-    let largest = blocks.map(|i| problem.stream_ms(*i, gpu)).fold(0.0, f64::max);
-    let ring = f64::from(program.goal.slots[gpu]) * largest * problem.passes(phase) as f64;
-    let least = all.clone().plus(&order.bursts(place), -ring);
-    program.lines.at_least(ms, &least);
+    let mut largest_ms = 0.0f64;
+    for (region, class) in program.classes() {
+        if !program.streamed_count(region, class, phase, gpu).is_zero() {
+            let members = program.regions[region].classes[class].iter();
+            largest_ms = members.map(|block| problem.stream_ms(*block, gpu)).fold(largest_ms, f64::max);
+        }
+    }
+    let ring_ms = f64::from(program.goal.slots[gpu]) * largest_ms * problem.passes(phase) as f64;
+    program.model.at_least(ms, &total.plus(runs, -ring_ms));
 }
 
 impl Program<'_> {
+    /// Number of blocks of a class that are streamed to a GPU in a phase.
+    fn streamed_count(&self, region: usize, class: usize, phase: Phase, gpu: usize) -> LinearExpr {
+        self.count(region, class, |choice| choice.of(phase) == Where::Streamed(gpu))
+    }
+
     /// 1 if the count of a region is above 0, else 0.
-    fn whether(&mut self, region: usize, count: Line) -> Line {
+    fn indicator(&mut self, region: usize, count: LinearExpr) -> LinearExpr {
         let blocks = self.regions[region].blocks.len();
         if blocks == 1 {
             return count;
         }
-        let used = self.lines.whole(1);
-        self.lines.at_least(&Line::default().plus(&used, blocks as f64), &count);
-        self.lines.at_least(&count, &used);
-        used
+        let indicator = self.model.integer(1);
+        self.model.at_least(&LinearExpr::default().plus(&indicator, blocks as f64), &count);
+        self.model.at_least(&count, &indicator);
+        indicator
     }
 
-    /// Compute time of a region in one pass with each block at its fastest place.
-    fn fastest(&self, region: usize, phase: Phase, pass: usize) -> f64 {
-        let of = |class: usize| {
+    /// Compute time of a region in one pass with each block at its fastest place, milliseconds.
+    fn min_region_ms(&self, region: usize, phase: Phase, pass: usize) -> f64 {
+        let class_ms = |class: usize| {
             let members = self.regions[region].classes[class].len() as f64;
             let places = self.counts[region][class].iter().map(|(choice, _)| choice.of(phase));
-            let ms = |place| self.least(region, class, |i| self.problem.block_ms(i, place, phase, pass));
+            let ms = |place| self.min_of_class(region, class, |i| self.problem.block_ms(i, place, phase, pass));
             members * places.map(ms).fold(f64::INFINITY, f64::min)
         };
-        (0..self.regions[region].classes.len()).map(of).sum()
+        (0..self.regions[region].classes.len()).map(class_ms).sum()
     }
 }
 
-/// Time of reading the weights that exceed host memory: at most that of [`crate::Usage::missing`].
+/// Adds the time of reading the weights that exceed host memory: a lower bound of that of [`crate::Usage::disk_read_bytes`].
 ///
 /// Let W be the packed weights of a phase, G the part of them that is copied to GPUs, B the other demand on host memory, M the memory,
-/// f the share that stays pinned, c the part that is decompressed and d the bytes read for each of its bytes. The program has w and g
-/// bytes of the model, at most those of the evaluator. Packed they are p times as large, rounded up: `W >= w p` and `G >= g p`.
+/// f the share that stays pinned, c the share that is decompressed and d the bytes read for each decompressed byte. The program has w
+/// and g bytes of the model, at most those of the evaluator. Packed they are p times as large, rounded up: `W >= w p` and `G >= g p`.
 ///
-/// - If all of W stays, nothing is read and `W + B <= M`: both lines below are at most `W + B - M`, not above 0.
-/// - Else `f W <= M - B`, because the rest of the largest block and read-ahead reduce that room (or f is 0 and a
-///   placement that fits has `B <= M`). The evaluator reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
+/// - If all of W stays pinned, nothing is read and `W + B <= M`: both expressions below are at most `W + B - M`, not above 0.
+/// - Else `f W <= M - B`, because the rest of the largest block and the read-ahead buffers need memory too (or f is 0 and a placement
+///   that fits has `B <= M`). The evaluator reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
 ///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
 /// The evaluator also rounds up the bytes that are read.
-fn disk(program: &mut Program, phase: Phase, ms: &Line, handover: &Line) {
+fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
     let problem = program.problem;
     let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return };
     if !may_read_disk(problem, program.goal.mechanisms) {
         return;
     }
-    let passes = problem.passes(phase) as f64;
-    let per_unit = passes * program.bytes / rate;
+    let reads_whole = |i: usize| !problem.reads_rows(i);
+    let ms_per_unit = problem.passes(phase) as f64 * program.memory_unit / rate;
     let is_read = |choice: Choice| !matches!(choice.of(phase), Where::Resident(_));
-    let reads = program.distinct(|block| &block.weights, |i| !problem.reads_rows(i), is_read);
-    let beside = state_and_workspace(program).plus(&Line::constant(ram as f64 / program.bytes), -1.0);
+    let reads = program.distinct_bytes(|block| &block.weights, reads_whole, is_read);
+    // B - M.
+    let excess = state_and_workspace(program).plus(&LinearExpr::constant(ram as f64 / program.memory_unit), -1.0);
     let packing = problem.budget.packing;
-    let (growth, unread) = (packing.growth(), packing.unread_share() * packing.made_share());
-    let mut missing = beside.clone().plus(&reads, growth * (1.0 - unread));
-    if unread > 0.0 {
+    let (growth, k) = (packing.growth_factor(), packing.unread_share() * packing.decompressed_share());
+    let mut read = excess.clone().plus(&reads, growth * (1.0 - k));
+    if k > 0.0 {
         let is_copied = |choice: Choice| matches!(choice.of(phase), Where::Streamed(_));
-        let copied = program.distinct(|block| &block.weights, |i| !problem.reads_rows(i), is_copied);
-        missing.add(&copied, growth * unread);
-        let made = beside.plus(&reads, growth);
-        let per_unit = per_unit * (1.0 - packing.unread_share());
-        program.lines.at_least(ms, &handover.clone().plus(&made, per_unit));
+        let copied = program.distinct_bytes(|block| &block.weights, reads_whole, is_copied);
+        read.add(&copied, growth * k);
+        let read_if_all_decompressed = excess.plus(&reads, growth);
+        let ms_per_unit = ms_per_unit * (1.0 - packing.unread_share());
+        program.model.at_least(&time.ms, &time.handover.clone().plus(&read_if_all_decompressed, ms_per_unit));
     }
-    program.lines.at_least(ms, &handover.clone().plus(&missing, per_unit));
+    program.model.at_least(&time.ms, &time.handover.clone().plus(&read, ms_per_unit));
 }

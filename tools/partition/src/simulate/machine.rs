@@ -1,37 +1,38 @@
-//! The simulated machine: a chain of steps, and for each GPU a copy engine that fills a ring of slots.
+//! The simulated machine: a sequence of steps, and for each GPU a copy engine that fills a slot ring.
 //!
 //! An event simulation with constant rates between two events: a step on the host runs at `1 / compute_contention` while weights
 //! are copied, a copy at `1 / link_contention` while the host computes, and a copy pauses while a boundary or state is copied in the
-//! same direction (weights are copied in pieces, so boundaries overtake them).
+//! same direction (weights are copied in pieces, between which other copies run).
 
-use super::record::{Copied, Recorder};
+use super::record::{Recorder, WeightCopy};
 use crate::schedule::{Copies, Step, StepKind};
 use crate::{Place, Problem};
 
 /// Smaller remainders of a copy are rounding errors, milliseconds.
-const ROUNDING: f64 = 1e-12;
+const ROUNDING_MS: f64 = 1e-12;
 
 /// The engine that copies weights to one GPU.
 #[derive(Clone, Debug)]
 struct CopyEngine {
     copies: Copies,
     slots: u64,
-    /// Number of copies in total; unlimited in decoding.
-    most: u64,
-    /// Number of copies begun and done, and of slots freed.
-    begun: u64,
+    /// Total number of copies; `u64::MAX` in decoding.
+    max_copies: u64,
+    /// Numbers of copies started and done, and of slots freed. Invariant: `freed <= done <= started <= done + 1`.
+    started: u64,
     done: u64,
     freed: u64,
-    /// Remaining milliseconds of the current copy, and its start.
-    left: f64,
-    since: f64,
+    /// Remaining time of the current copy without contention, milliseconds.
+    remaining_ms: f64,
+    /// Start of the current copy, milliseconds.
+    start: f64,
     compute_contention: f64,
     link_contention: f64,
 }
 
 impl CopyEngine {
-    fn busy(&self) -> bool {
-        self.begun > self.done
+    fn is_busy(&self) -> bool {
+        self.started > self.done
     }
 
     /// The block of the current copy.
@@ -41,30 +42,31 @@ impl CopyEngine {
 
     /// Occupied slots, and the remainder of the current copy.
     fn state(&self) -> (u64, f64) {
-        (self.begun - self.freed, if self.busy() { self.left } else { 0.0 })
+        (self.started - self.freed, if self.is_busy() { self.remaining_ms } else { 0.0 })
     }
 
-    fn begin(&mut self, now: f64) {
-        let wanted = !self.copies.is_empty() && self.begun < self.most;
-        if wanted && !self.busy() && self.begun - self.freed < self.slots {
-            self.left = self.copies[(self.begun % self.copies.len() as u64) as usize].1;
-            self.since = now;
-            self.begun += 1;
+    /// Starts the next copy if the engine is idle and a slot is free.
+    fn try_start(&mut self, now: f64) {
+        let has_work = !self.copies.is_empty() && self.started < self.max_copies;
+        if has_work && !self.is_busy() && self.started - self.freed < self.slots {
+            self.remaining_ms = self.copies[(self.started % self.copies.len() as u64) as usize].1;
+            self.start = now;
+            self.started += 1;
         }
     }
 }
 
-/// What the chain does.
+/// What the partition sequence does at a point in time.
 #[derive(Clone, Copy)]
 enum Activity {
     /// Computes on the host.
-    Host,
-    /// Does something without contention.
-    Other,
+    HostCompute,
+    /// Copies a boundary or state to this GPU.
+    CopyTo(usize),
     /// Waits for a copy of weights.
-    Waits,
-    /// Copies to this GPU.
-    CopiesTo(usize),
+    Wait,
+    /// Anything else, which no copy of weights slows down.
+    Other,
 }
 
 /// The machine at a point in time.
@@ -79,15 +81,15 @@ pub(super) struct Simulator<'a, R: Recorder> {
 pub(super) struct CopyState(Vec<(u64, f64)>);
 
 impl CopyState {
-    /// Whether both states have the same future.
-    pub fn is_like(&self, other: &CopyState, tolerance: f64) -> bool {
+    /// Whether both states are equal within a tolerance in milliseconds, so that the simulation repeats.
+    pub fn equals(&self, other: &CopyState, tolerance: f64) -> bool {
         let pairs = self.0.iter().zip(&other.0);
         pairs.into_iter().all(|(a, b)| a.0 == b.0 && (a.1 - b.1).abs() <= tolerance)
     }
 }
 
 impl<'a, R: Recorder> Simulator<'a, R> {
-    /// A machine with empty rings. The copies are repeated `passes` times; `None` is unlimited.
+    /// A machine with empty rings. The copies repeat `passes` times; `None` is unlimited.
     pub fn new(
         problem: &Problem,
         copies: Vec<Copies>,
@@ -96,15 +98,15 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         recorder: &'a mut R,
     ) -> Self {
         let engine = |(gpu, copies): (usize, Copies)| CopyEngine {
-            most: passes.map_or(u64::MAX, |passes| passes * copies.len() as u64),
+            max_copies: passes.map_or(u64::MAX, |passes| passes * copies.len() as u64),
             // A ring never holds the same weights twice.
             slots: u64::from(slots[gpu]).min(copies.len() as u64),
             copies,
-            begun: 0,
+            started: 0,
             done: 0,
             freed: 0,
-            left: 0.0,
-            since: 0.0,
+            remaining_ms: 0.0,
+            start: 0.0,
             compute_contention: problem.gpus[gpu].compute_contention.max(1.0),
             link_contention: problem.gpus[gpu].link_contention.max(1.0),
         };
@@ -120,20 +122,17 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         CopyState(self.copy_engines.iter().map(CopyEngine::state).collect())
     }
 
-    /// Runs the steps of one pass; false if one of them waits for ever.
-    pub fn take(&mut self, steps: &[Step], pass: u64) -> bool {
+    /// Runs the steps of one pass. Returns false if one of them waits forever.
+    pub fn run_steps(&mut self, steps: &[Step], pass: u64) -> bool {
         self.recorder.pass(pass);
         steps.iter().all(|step| self.step(step))
     }
 
     /// Records the copies that are not finished.
     pub fn record_unfinished(&mut self) {
-        for (gpu, engine) in self.copy_engines.iter().enumerate().filter(|(_, engine)| engine.busy()) {
-            self.recorder.copy(
-                Copied { gpu, block: engine.block(), number: engine.done, whole: false },
-                engine.since,
-                self.now,
-            );
+        for (gpu, engine) in self.copy_engines.iter().enumerate().filter(|(_, engine)| engine.is_busy()) {
+            let copy = WeightCopy { gpu, block: engine.block(), number: engine.done, is_complete: false };
+            self.recorder.copy(copy, engine.start, self.now);
         }
     }
 
@@ -144,22 +143,22 @@ impl<'a, R: Recorder> Simulator<'a, R> {
 
     fn step(&mut self, step: &Step) -> bool {
         if let StepKind::Streamed(gpu) = step.kind
-            && !self.wait(gpu)
+            && !self.wait_for_weights(gpu)
         {
             return false;
         }
         let start = self.now;
         let activity = match step.kind {
-            StepKind::Compute(Place::Cpu) => Activity::Host,
-            StepKind::To(gpu, _) => Activity::CopiesTo(gpu),
+            StepKind::Compute(Place::Cpu) => Activity::HostCompute,
+            StepKind::To(gpu, _) => Activity::CopyTo(gpu),
             _ => Activity::Other,
         };
-        let mut left = step.ms;
-        while left > 0.0 {
-            let rate = self.chain_rate(activity);
-            let most = left / rate;
-            let passed = self.advance(activity, most);
-            left = if passed >= most { 0.0 } else { left - passed * rate };
+        let mut remaining_ms = step.ms;
+        while remaining_ms > 0.0 {
+            let rate = self.step_rate(activity);
+            let max_ms = remaining_ms / rate;
+            let passed = self.advance(activity, max_ms);
+            remaining_ms = if passed >= max_ms { 0.0 } else { remaining_ms - passed * rate };
             if !self.now.is_finite() {
                 return false;
             }
@@ -171,10 +170,11 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         true
     }
 
-    fn wait(&mut self, gpu: usize) -> bool {
+    /// Waits until the weights of the next streamed block of this GPU are copied. Returns false if that never happens.
+    fn wait_for_weights(&mut self, gpu: usize) -> bool {
         let start = self.now;
         while self.copy_engines[gpu].done <= self.copy_engines[gpu].freed {
-            self.advance(Activity::Waits, f64::INFINITY);
+            self.advance(Activity::Wait, f64::INFINITY);
             if !self.now.is_finite() {
                 return false;
             }
@@ -183,49 +183,49 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         true
     }
 
-    fn chain_rate(&mut self, activity: Activity) -> f64 {
-        self.begin();
+    /// Progress of a step per millisecond: below 1 if copies slow it down.
+    fn step_rate(&mut self, activity: Activity) -> f64 {
+        self.start_copies();
         match activity {
-            Activity::Host => {
-                let slow =
-                    self.copy_engines.iter().filter(|engine| engine.busy()).map(|engine| engine.compute_contention);
-                1.0 / slow.fold(1.0, f64::max)
+            Activity::HostCompute => {
+                let busy = self.copy_engines.iter().filter(|engine| engine.is_busy());
+                1.0 / busy.map(|engine| engine.compute_contention).fold(1.0, f64::max)
             }
             _ => 1.0,
         }
     }
 
-    fn begin(&mut self) {
+    fn start_copies(&mut self) {
         let now = self.now;
-        self.copy_engines.iter_mut().for_each(|engine| engine.begin(now));
+        self.copy_engines.iter_mut().for_each(|engine| engine.try_start(now));
     }
 
-    /// Advances the time until a copy is done, at most by `most` milliseconds; returns the milliseconds that passed.
-    fn advance(&mut self, activity: Activity, most: f64) -> f64 {
-        self.begin();
+    /// Advances the time until a copy is done, at most by `max_ms` milliseconds; returns the milliseconds that passed.
+    fn advance(&mut self, activity: Activity, max_ms: f64) -> f64 {
+        self.start_copies();
         let rate = |(gpu, engine): (usize, &CopyEngine)| match activity {
-            _ if !engine.busy() => 0.0,
-            Activity::CopiesTo(other) if other == gpu => 0.0,
-            Activity::Host => 1.0 / engine.link_contention,
+            _ if !engine.is_busy() => 0.0,
+            Activity::CopyTo(other) if other == gpu => 0.0,
+            Activity::HostCompute => 1.0 / engine.link_contention,
             _ => 1.0,
         };
-        let until = |(gpu, engine)| {
+        let ms_until_done = |(gpu, engine)| {
             let rate = rate((gpu, engine));
-            if rate > 0.0 { engine.left / rate } else { f64::INFINITY }
+            if rate > 0.0 { engine.remaining_ms / rate } else { f64::INFINITY }
         };
-        let next = self.copy_engines.iter().enumerate().map(until).fold(f64::INFINITY, f64::min);
-        let passed = next.min(most);
-        let moved: Vec<f64> = self.copy_engines.iter().enumerate().map(|at| passed * rate(at)).collect();
+        let next_done = self.copy_engines.iter().enumerate().map(ms_until_done).fold(f64::INFINITY, f64::min);
+        let passed = next_done.min(max_ms);
+        let progress: Vec<f64> = self.copy_engines.iter().enumerate().map(|engine| passed * rate(engine)).collect();
         self.now += passed;
-        for (gpu, moved) in moved.into_iter().enumerate() {
+        for (gpu, progress) in progress.into_iter().enumerate() {
             let engine = &mut self.copy_engines[gpu];
-            if engine.busy() && moved > 0.0 || engine.busy() && engine.left <= ROUNDING {
-                engine.left -= moved;
-                if engine.left <= ROUNDING * self.now.max(1.0) {
-                    let copied = Copied { gpu, block: engine.block(), number: engine.done, whole: true };
-                    self.recorder.copy(copied, engine.since, self.now);
+            if engine.is_busy() && (progress > 0.0 || engine.remaining_ms <= ROUNDING_MS) {
+                engine.remaining_ms -= progress;
+                if engine.remaining_ms <= ROUNDING_MS * self.now.max(1.0) {
+                    let copy = WeightCopy { gpu, block: engine.block(), number: engine.done, is_complete: true };
+                    self.recorder.copy(copy, engine.start, self.now);
                     engine.done += 1;
-                    engine.left = 0.0;
+                    engine.remaining_ms = 0.0;
                 }
             }
         }

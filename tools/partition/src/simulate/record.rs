@@ -1,4 +1,4 @@
-//! Recorders of a simulation: none while the planner compares placements, one that keeps every span for timelines.
+//! Recorders of a simulation: one records nothing, while the planner compares placements; one keeps every span, for timelines.
 
 use crate::schedule::{Step, StepKind};
 use crate::{Place, Problem};
@@ -8,22 +8,21 @@ use hpp_schema::{Span, SpanKind};
 pub(super) trait Recorder {
     /// A pass starts.
     fn pass(&mut self, _number: u64) {}
-    /// A step of the chain ended.
+    /// A step of the partition sequence ended.
     fn step(&mut self, _step: &Step, _start: f64, _end: f64) {}
-    /// The chain waited for weights of a block that is streamed to this GPU.
+    /// The partition sequence waited for the weights of a block that is streamed to this GPU.
     fn stall(&mut self, _gpu: usize, _start: f64, _end: f64) {}
     /// A copy of weights ended.
-    fn copy(&mut self, _copied: Copied, _start: f64, _end: f64) {}
+    fn copy(&mut self, _copy: WeightCopy, _start: f64, _end: f64) {}
 }
 
 /// A copy of a block's weights to a GPU.
-pub(super) struct Copied {
+pub(super) struct WeightCopy {
     pub gpu: usize,
     pub block: usize,
-    /// Number of the copy among all copies to this GPU.
+    /// Position of the copy among all copies to this GPU.
     pub number: u64,
-    /// Whether the copy is complete.
-    pub whole: bool,
+    pub is_complete: bool,
 }
 
 /// Records nothing.
@@ -50,6 +49,7 @@ impl SpanRecorder<'_> {
         self.problem.blocks.get(block).map_or("", |block| &block.label)
     }
 
+    /// The blocks of a step: `layers.0 to layers.3`.
     fn range(&self, step: &Step) -> String {
         let (first, last) = (self.label(step.blocks.start), self.label(step.blocks.end.saturating_sub(1)));
         if first == last { first.to_owned() } else { format!("{first} to {last}") }
@@ -67,8 +67,8 @@ impl Recorder for SpanRecorder<'_> {
         match step.kind {
             StepKind::Compute(place) => self.push(place.to_string(), name, compute, at, None),
             StepKind::Streamed(gpu) => self.push(Place::Gpu(gpu).to_string(), name, compute, at, None),
-            StepKind::To(gpu, bytes) => self.push(to(gpu), format!("into {name}"), transfer, at, Some(bytes)),
-            StepKind::From(gpu, bytes) => self.push(from(gpu), format!("into {name}"), transfer, at, Some(bytes)),
+            StepKind::To(gpu, bytes) => self.push(lane_to(gpu), format!("into {name}"), transfer, at, Some(bytes)),
+            StepKind::From(gpu, bytes) => self.push(lane_from(gpu), format!("into {name}"), transfer, at, Some(bytes)),
             StepKind::Pass if end > start => self.push("cpu".to_owned(), BETWEEN_PASSES.to_owned(), compute, at, None),
             StepKind::Pass => {}
         }
@@ -81,27 +81,27 @@ impl Recorder for SpanRecorder<'_> {
         }
     }
 
-    fn copy(&mut self, copied: Copied, start: f64, end: f64) {
-        let (pass, name) = (self.pass, format!("weights of {}", self.label(copied.block)));
-        self.pass = copied.number / self.copies[copied.gpu].max(1);
-        let bytes = copied.whole.then(|| self.problem.streamed_bytes(copied.block));
-        self.push(to(copied.gpu), name, SpanKind::Transfer, (start, end), bytes);
+    fn copy(&mut self, copy: WeightCopy, start: f64, end: f64) {
+        let (pass, name) = (self.pass, format!("weights of {}", self.label(copy.block)));
+        self.pass = copy.number / self.copies[copy.gpu].max(1);
+        let bytes = copy.is_complete.then(|| self.problem.streamed_bytes(copy.block));
+        self.push(lane_to(copy.gpu), name, SpanKind::Transfer, (start, end), bytes);
         self.pass = pass;
     }
 }
 
-/// Name of the overhead of a pass outside its partitions.
+/// Name of the span of a pass's overhead outside its partitions.
 pub(super) const BETWEEN_PASSES: &str = "between passes";
 
 /// The lane of reads from disk.
 pub(super) const DISK: &str = "disk";
 
 /// The lane of copies to a GPU.
-pub(super) fn to(gpu: usize) -> String {
+pub(super) fn lane_to(gpu: usize) -> String {
     format!("to gpu{gpu}")
 }
 
 /// The lane of copies from a GPU.
-pub(super) fn from(gpu: usize) -> String {
+pub(super) fn lane_from(gpu: usize) -> String {
     format!("from gpu{gpu}")
 }

@@ -1,7 +1,7 @@
-//! The exact planner against trying everything: equal cost, always.
+//! The exact planner against brute force: the cost is always equal.
 
-use super::instances::{brute_force, instance, starved};
-use super::tables::try_all;
+use super::brute_force_tables::brute_force_with_tables;
+use super::instances::{brute_force, disk_bound_instance, instance};
 use crate::{KvHome, Mechanisms, Objective, Options, Place, Planner, Problem, evaluate, fits, plan};
 use proptest::prelude::*;
 
@@ -9,7 +9,7 @@ fn options(mechanisms: Mechanisms, objective: Objective, slots: Option<u32>) -> 
     Options { planner: Planner::Exact, objective, mechanisms, slots }
 }
 
-/// The planner's cost is that of the best placement there is, or it refuses where there is none.
+/// The planner's cost is that of the best placement, or it refuses if no placement fits.
 fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
     let slots = match (options.mechanisms, options.slots) {
         (Mechanisms::ResidentCpu, _) => vec![0],
@@ -26,10 +26,10 @@ fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
             let again = evaluate(problem, options, solution.choices.clone(), solution.slots.clone());
             prop_assert_eq!(again.objective_ms, solution.objective_ms);
         }
-        (Err(no_fit), None) => prop_assert!(no_fit.smallest() > no_fit.budget),
-        (Ok(solution), None) => prop_assert!(false, "planned {solution:?} where nothing fits"),
-        // A GPU that cannot hold one block is refused though the host could do everything.
-        (Err(no_fit), Some(_)) => prop_assert!(matches!(no_fit.place, Place::Gpu(_)), "{no_fit}"),
+        (Err(over_budget), None) => prop_assert!(over_budget.required_budget() > over_budget.budget),
+        (Ok(solution), None) => prop_assert!(false, "planned {solution:?}, but nothing fits"),
+        // The planner refuses a GPU that cannot hold any block, even if all blocks fit on the host.
+        (Err(over_budget), Some(_)) => prop_assert!(matches!(over_budget.place, Place::Gpu(_)), "{over_budget}"),
     }
     Ok(())
 }
@@ -52,8 +52,8 @@ proptest! {
     }
 
     #[test]
-    fn where_the_disk_decides(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
-        compare(&starved(seed, blocks, 1), &options(Mechanisms::All, objective, Some(slots)))?;
+    fn disk_bound_instances(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
+        compare(&disk_bound_instance(seed, blocks, 1), &options(Mechanisms::All, objective, Some(slots)))?;
     }
 
     #[test]
@@ -76,10 +76,10 @@ proptest! {
     }
 
     #[test]
-    fn both_ways_of_trying_everything_agree(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
-        for problem in [instance(seed, blocks, 1), starved(seed, blocks, 1)] {
+    fn both_brute_force_searches_agree(seed: u64, blocks in 1usize..=4, objective in objectives(), slots in 1u32..5) {
+        for problem in [instance(seed, blocks, 1), disk_bound_instance(seed, blocks, 1)] {
             let same = |a: f64, b: f64| (a - b).abs() <= 1e-9 * a.max(b);
-            match (try_all(&problem, objective, slots), brute_force(&problem, Mechanisms::All, objective, &[slots])) {
+            match (brute_force_with_tables(&problem, objective, slots), brute_force(&problem, Mechanisms::All, objective, &[slots])) {
                 (Some(a), Some(b)) => prop_assert!(same(a, b), "{a} and {b}"),
                 (a, b) => prop_assert_eq!(a, b),
             }
@@ -99,19 +99,19 @@ proptest! {
 fn compare_with_tables(seed: u64, blocks: usize, objective: Objective, slots: u32) -> Result<(), TestCaseError> {
     let mut problem = instance(seed, blocks, 1);
     if blocks > 7 {
-        // State that visits makes too many different phases.
+        // Without state swaps: with them the tables have too many entries.
         problem.budget.kv = KvHome::Device;
         problem.blocks.iter_mut().for_each(|block| block.kv_grows = None);
     }
     let planned = plan(&problem, &options(Mechanisms::All, objective, Some(slots)));
-    match (planned, try_all(&problem, objective, slots)) {
+    match (planned, brute_force_with_tables(&problem, objective, slots)) {
         (Ok(solution), Some(best)) => {
             prop_assert!((solution.objective_ms - best).abs() <= 1e-7 * best, "planned {solution:?}, best {best}");
             prop_assert!(solution.proven);
         }
-        (Err(no_fit), None) => prop_assert!(no_fit.smallest() > no_fit.budget),
-        (Err(no_fit), Some(_)) => prop_assert!(matches!(no_fit.place, Place::Gpu(_)), "{no_fit}"),
-        (Ok(solution), None) => prop_assert!(false, "planned {solution:?} where nothing fits"),
+        (Err(over_budget), None) => prop_assert!(over_budget.required_budget() > over_budget.budget),
+        (Err(over_budget), Some(_)) => prop_assert!(matches!(over_budget.place, Place::Gpu(_)), "{over_budget}"),
+        (Ok(solution), None) => prop_assert!(false, "planned {solution:?}, but nothing fits"),
     }
     Ok(())
 }

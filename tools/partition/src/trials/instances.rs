@@ -1,4 +1,4 @@
-//! Random small problems, and the best placement found by trying all of them with nothing but the simulator.
+//! Random small problems, and a brute-force search for the best placement that uses only the simulator.
 
 use crate::{
     Block, BlockKind, Budget, Choice, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing, Phase,
@@ -7,12 +7,12 @@ use crate::{
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-/// Numbers that depend on a seed alone.
-pub struct Dice(pub u64);
+/// A pseudorandom number generator (splitmix64).
+pub struct Random(pub u64);
 
-impl Dice {
-    /// From 0 to 1 (splitmix64).
-    pub fn part(&mut self) -> f64 {
+impl Random {
+    /// A number from 0 to 1.
+    pub fn unit(&mut self) -> f64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,11 +21,11 @@ impl Dice {
     }
 
     pub fn between(&mut self, low: f64, high: f64) -> f64 {
-        low + (high - low) * self.part()
+        low + (high - low) * self.unit()
     }
 
     pub fn below(&mut self, number: u64) -> u64 {
-        (self.part() * number as f64) as u64
+        (self.unit() * number as f64) as u64
     }
 
     pub fn one_in(&mut self, number: u64) -> bool {
@@ -33,43 +33,43 @@ impl Dice {
     }
 }
 
-/// A problem with this many blocks and GPUs: costs, sizes, links, contention and budgets at random.
+/// A problem with this many blocks and GPUs, and random costs, sizes, links, contention and budgets.
 pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
-    let mut dice = Dice(seed);
-    let d = &mut dice;
+    let mut random = Random(seed);
+    let d = &mut random;
     let passes: Vec<u64> = (0..1 + d.below(3)).map(|_| 1 + d.below(200)).collect();
     let alike = d.one_in(3);
-    let mut made: Vec<Block> = Vec::new();
+    let mut all_blocks: Vec<Block> = Vec::new();
     for i in 0..blocks {
         let copy = alike && i > 0 && i + 1 < blocks;
-        let before = made.last().cloned().filter(|_| copy);
+        let before = all_blocks.last().cloned().filter(|_| copy);
         let mut block = before.unwrap_or_else(|| block(d, i));
         block.label = format!("layers.{i}");
         block.weights = vec![(i as u32, block.weights[0].1)];
-        made.push(block);
+        all_blocks.push(block);
     }
     if blocks > 1 && d.one_in(4) {
-        let shared = made[0].weights[0];
-        made[blocks - 1].weights.push(shared);
+        let shared = all_blocks[0].weights[0];
+        all_blocks[blocks - 1].weights.push(shared);
     }
-    let (table, kinds) = (if d.one_in(2) { 70 + d.below(30) } else { 0 }, 1 + d.below(2));
-    for block in &mut made {
+    let (constant_bytes, constant_keys) = (if d.one_in(2) { 70 + d.below(30) } else { 0 }, 1 + d.below(2));
+    for block in &mut all_blocks {
         let all: u64 = block.weights.iter().map(|(_, bytes)| bytes).sum();
-        let constants = (table > 0).then(|| (d.below(kinds) as u32, table));
-        block.streamed = Streamed::new(vec![all - table], constants);
+        let constants = (constant_bytes > 0).then(|| (d.below(constant_keys) as u32, constant_bytes));
+        block.streamed = Streamed::new(vec![all - constant_bytes], constants);
     }
     let slow = d.between(1.0, 8.0);
-    let cpu: Vec<Cost> = made.iter().map(|block| cost(d, block, slow, passes.len(), alike)).collect();
-    let gpus: Vec<GpuCosts> = (0..gpus).map(|_| gpu(d, &made, passes.len(), alike)).collect();
-    let all: u64 = made.iter().map(|b| b.weights[0].1 + b.kv_bytes + b.workspace_bytes).sum();
+    let cpu: Vec<Cost> = all_blocks.iter().map(|block| cost(d, block, slow, passes.len(), alike)).collect();
+    let gpus: Vec<GpuCosts> = (0..gpus).map(|_| gpu(d, &all_blocks, passes.len(), alike)).collect();
+    let all: u64 = all_blocks.iter().map(|b| b.weights[0].1 + b.kv_bytes + b.workspace_bytes).sum();
     let vram = gpus.iter().map(|_| (d.between(0.1, 1.1) * all as f64) as u64).collect();
     let ram = d.one_in(2).then(|| (d.between(0.3, 1.5) * all as f64) as u64);
     Problem {
-        blocks: made,
+        blocks: all_blocks,
         cpu,
         gpus,
         cpu_launch_ms: d.between(0.0, 0.3),
-        pass_ms: d.between(0.0, 0.5),
+        pass_overhead_ms: d.between(0.0, 0.5),
         disk_bytes_per_ms: d.one_in(2).then(|| d.between(50.0, 2000.0)),
         budget: Budget {
             vram,
@@ -77,7 +77,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             margin: d.below(50),
             kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device },
             process: if d.one_in(3) { d.below(100) } else { 0 },
-            reading: if d.one_in(2) { d.below(100) } else { 0 },
+            read_ahead: if d.one_in(2) { d.below(100) } else { 0 },
             packing: packing(d),
         },
         load: Workload { batch: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
@@ -85,32 +85,33 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
     }
 }
 
-/// The same where the disk decides: a slow one, memory for the largest block and some of the rest, and weights that are
-/// made from less.
-pub fn starved(seed: u64, blocks: usize, gpus: usize) -> Problem {
+/// Like [`instance`], with a slow disk, host memory for the largest block and a part of the others, and compressed weights.
+pub fn disk_bound_instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
     let mut problem = instance(seed, blocks, gpus);
-    let d = &mut Dice(!seed);
-    problem.budget.packing = Packing { more: d.below(600), made: d.below(1001), stored: d.below(1001) };
+    let d = &mut Random(!seed);
+    problem.budget.packing =
+        Packing { growth_permille: d.below(600), decompressed_permille: d.below(1001), read_permille: d.below(1001) };
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let weights = |block: &Block| block.weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let largest = packed(problem.blocks.iter().map(weights).max().unwrap_or(0));
     let all = packed(problem.blocks.iter().map(weights).sum());
     let state: u64 = problem.blocks.iter().map(|block| block.kv_bytes).sum();
-    let beside = state + problem.blocks.iter().map(|block| block.workspace_bytes).max().unwrap_or(0);
+    let state_and_workspace = state + problem.blocks.iter().map(|block| block.workspace_bytes).max().unwrap_or(0);
     let room = largest + (d.between(0.0, 1.0) * (all - largest) as f64) as u64;
-    problem.budget.ram = Some(problem.budget.process + problem.budget.reading + beside + room);
+    problem.budget.ram = Some(problem.budget.process + problem.budget.read_ahead + state_and_workspace + room);
     problem.disk_bytes_per_ms = Some(d.between(2.0, 20.0));
     problem
 }
 
-/// Nothing packed, nothing made of what is, or any part of it from any part of its bytes.
-fn packing(d: &mut Dice) -> Packing {
-    let more = if d.one_in(3) { 0 } else { d.below(1200) };
-    let (made, stored) = if d.one_in(2) { (d.below(1001), d.below(1001)) } else { (0, 0) };
-    Packing { more, made, stored }
+/// With or without packing, with or without compression.
+fn packing(d: &mut Random) -> Packing {
+    let growth_permille = if d.one_in(3) { 0 } else { d.below(1200) };
+    let is_compressed = d.one_in(2);
+    let (decompressed_permille, read_permille) = if is_compressed { (d.below(1001), d.below(1001)) } else { (0, 0) };
+    Packing { growth_permille, decompressed_permille, read_permille }
 }
 
-fn block(d: &mut Dice, i: usize) -> Block {
+fn block(d: &mut Random, i: usize) -> Block {
     let weights = 100 + d.below(1000);
     let table = i == 0 && d.one_in(3);
     Block {
@@ -130,13 +131,13 @@ fn block(d: &mut Dice, i: usize) -> Block {
     }
 }
 
-fn cost(d: &mut Dice, block: &Block, rate: f64, passes: usize, alike: bool) -> Cost {
+fn cost(d: &mut Random, block: &Block, rate: f64, passes: usize, alike: bool) -> Cost {
     let ms = block.weights[0].1 as f64 / 400.0 * rate;
     let mut noise = || if alike { 1.0 } else { d.between(0.5, 1.5) };
     Cost { decode_ms: ms * noise(), prefill_ms: (0..passes).map(|_| 3.0 * ms * noise()).collect() }
 }
 
-fn gpu(d: &mut Dice, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts {
+fn gpu(d: &mut Random, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts {
     let rate = d.between(0.1, 1.2);
     let contention = d.one_in(2);
     GpuCosts {
@@ -150,7 +151,7 @@ fn gpu(d: &mut Dice, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts {
     }
 }
 
-/// Every choice the rules allow, written down anew.
+/// Every legal choice; does not use the planner's rules.
 pub fn legal(problem: &Problem, mechanisms: Mechanisms) -> Vec<Choice> {
     let mut places = vec![Where::Cpu];
     for gpu in 0..problem.gpus.len() {
@@ -171,7 +172,7 @@ pub fn legal(problem: &Problem, mechanisms: Mechanisms) -> Vec<Choice> {
     legal
 }
 
-/// Tries every placement; the least objective, `None` when nothing fits.
+/// Tries every placement. Returns the smallest objective, milliseconds; `None` if nothing fits.
 pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objective, slots: &[u32]) -> Option<f64> {
     let mut times: [HashMap<Vec<Where>, f64>; 2] = Default::default();
     let mut free = problem.clone();
@@ -183,25 +184,28 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
         let choices: Vec<Choice> = counter.iter().map(|at| legal[*at]).collect();
         for slots in slots {
             let slots = vec![*slots; problem.gpus.len()];
-            if let Some(missing) = room(problem, &choices, slots[..].first().copied().unwrap_or(0), mechanisms) {
+            if let Some(disk_bytes) =
+                disk_bytes_if_fits(problem, &choices, slots[..].first().copied().unwrap_or(0), mechanisms)
+            {
                 let ms = Phase::BOTH.map(|phase| {
                     let mut key: Vec<Where> = choices.iter().map(|c| c.of(phase)).collect();
                     key.push(Where::Streamed(slots.first().map_or(0, |s| *s as usize)));
-                    // How state visits depends on where it lies, and on whether it is at home in the other phase.
+                    // State swaps depend on the device that keeps the state, and on the device that computes the other phase.
                     let other = |c: &Choice| match (problem.budget.kv, phase) {
                         (KvHome::Device, Phase::Decode) => Where::Cpu,
                         _ => c.of(phase.other()).gpu().map_or(Where::Cpu, Where::Resident),
                     };
                     key.extend(choices.iter().map(other));
-                    let over = if phase == Phase::Prefill { handover(problem, &choices) } else { 0.0 };
-                    let core = times[phase as usize].entry(key);
-                    let core = *core.or_insert_with(|| simulate(&free, &choices, &slots, phase).ms - over);
+                    let handover_ms = if phase == Phase::Prefill { handover(problem, &choices) } else { 0.0 };
+                    let cached = times[phase as usize].entry(key);
+                    let without_disk =
+                        *cached.or_insert_with(|| simulate(&free, &choices, &slots, phase).ms - handover_ms);
                     let passes = if phase == Phase::Prefill { problem.load.passes.len() as f64 } else { 1.0 };
-                    let disk = match missing[phase as usize] {
+                    let disk = match disk_bytes[phase as usize] {
                         0 => 0.0,
                         bytes => passes * bytes as f64 / problem.disk_bytes_per_ms.unwrap(),
                     };
-                    core.max(disk) + over
+                    without_disk.max(disk) + handover_ms
                 });
                 let value = match objective {
                     Objective::Prefill => ms[0],
@@ -219,7 +223,7 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
 
 fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
     let moved = problem.blocks.iter().zip(choices).filter(|(_, c)| c.prefill.gpu() != c.decode.gpu());
-    let moved = moved.filter(|(block, c)| block.kv_bytes > 0 && stays(problem, block, c));
+    let moved = moved.filter(|(block, c)| block.kv_bytes > 0 && stays_for_phase(problem, block, c));
     let ms = moved.map(|(block, choice)| {
         let from = choice.prefill.gpu().map(|g| &problem.gpus[g]);
         let to = choice.decode.gpu().filter(|_| problem.budget.kv == KvHome::Device).map(|g| &problem.gpus[g]);
@@ -230,51 +234,51 @@ fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
     ms.sum()
 }
 
-/// Whether state that is away from home for a prompt stays there until all of it is in.
-fn stays(problem: &Problem, block: &Block, choice: &Choice) -> bool {
+/// Whether state that the prompt computes on another device stays there until all passes of the prompt are done.
+fn stays_for_phase(problem: &Problem, block: &Block, choice: &Choice) -> bool {
     block.kv_grows.is_none() && (problem.budget.kv == KvHome::Device || choice.decode == Where::Cpu)
 }
 
-/// Bytes that come from disk in each phase where this fits, counted anew.
-fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanisms) -> Option<[u64; 2]> {
+/// Bytes read from disk in each phase; `None` if the placement does not fit. Does not use the planner's memory model.
+fn disk_bytes_if_fits(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanisms) -> Option<[u64; 2]> {
     let blocks = &problem.blocks;
-    let sum = |is_so: &dyn Fn(Choice) -> bool| -> u64 {
-        let of = (0..blocks.len()).filter(|i| is_so(choices[*i])).flat_map(|i| blocks[i].weights.iter().copied());
+    let sum = |selects: &dyn Fn(Choice) -> bool| -> u64 {
+        let of = (0..blocks.len()).filter(|i| selects(choices[*i])).flat_map(|i| blocks[i].weights.iter().copied());
         of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum()
     };
-    let held_by = |of: Range<usize>| -> u64 {
+    let bytes_of_partition = |of: Range<usize>| -> u64 {
         of.flat_map(|i| blocks[i].weights.clone())
             .collect::<BTreeSet<(u32, u64)>>()
             .iter()
             .map(|(_, bytes)| bytes)
             .sum()
     };
-    // Of a table a few rows are read, and nothing waits for the rest of it.
+    // A pass reads only a few rows of a table, so the rest stays on disk and is not read.
     let is_table = |i: usize| blocks[i].kind == BlockKind::Embedding;
     let whole = |i: usize| blocks[i].weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    let max = |is_so: &dyn Fn(Choice) -> bool, of: &dyn Fn(usize) -> u64| -> u64 {
-        (0..blocks.len()).filter(|i| is_so(choices[*i])).map(of).max().unwrap_or(0)
+    let max = |selects: &dyn Fn(Choice) -> bool, of: &dyn Fn(usize) -> u64| -> u64 {
+        (0..blocks.len()).filter(|i| selects(choices[*i])).map(of).max().unwrap_or(0)
     };
     let either = |c: Choice, place: Where| c.prefill == place || c.decode == place;
     for gpu in 0..problem.gpus.len() {
-        let here = |w: Where| w.gpu() == Some(gpu);
-        let weights: u64 = resident_partitions(problem, choices, gpu).into_iter().map(held_by).sum();
+        let is_here = |w: Where| w.gpu() == Some(gpu);
+        let weights: u64 = resident_partitions(problem, choices, gpu).into_iter().map(bytes_of_partition).sum();
         let kv = |i: usize| blocks[i].kv_bytes;
-        // State that is on the host and on this GPU in turn has room of its own here.
-        let own = |i: usize| either(choices[i], Where::Cpu) && blocks[i].kv_grows.is_none();
+        // A block that computes on the host in one phase and on this GPU in the other has its own state buffer here.
+        let has_own_buffer = |i: usize| either(choices[i], Where::Cpu) && blocks[i].kv_grows.is_none();
         let state = Phase::BOTH.map(|phase| {
-            let there = || (0..blocks.len()).filter(|i| here(choices[*i].of(phase)));
+            let computing = || (0..blocks.len()).filter(|i| is_here(choices[*i].of(phase)));
             match problem.budget.kv {
-                KvHome::Device => there().map(kv).sum::<u64>(),
-                KvHome::Host => there().filter(|i| !own(*i)).map(kv).max().unwrap_or(0),
+                KvHome::Device => computing().map(kv).sum::<u64>(),
+                KvHome::Host => computing().filter(|i| !has_own_buffer(*i)).map(kv).max().unwrap_or(0),
             }
         });
-        let at_all = |i: &usize| here(choices[*i].prefill) || here(choices[*i].decode);
+        let at_all = |i: &usize| is_here(choices[*i].prefill) || is_here(choices[*i].decode);
         let own_state = match problem.budget.kv {
             KvHome::Device => 0,
-            KvHome::Host => (0..blocks.len()).filter(at_all).filter(|i| own(*i)).map(kv).sum::<u64>(),
+            KvHome::Host => (0..blocks.len()).filter(at_all).filter(|i| has_own_buffer(*i)).map(kv).sum::<u64>(),
         };
-        let workspace = max(&|c| here(c.prefill) || here(c.decode), &|i| blocks[i].workspace_bytes);
+        let workspace = max(&|c| is_here(c.prefill) || is_here(c.decode), &|i| blocks[i].workspace_bytes);
         let is_streamed = |c| either(c, Where::Streamed(gpu));
         let ring = u64::from(slots) * max(&is_streamed, &|i| blocks[i].streamed.bytes());
         let constants = (0..blocks.len()).filter(|i| is_streamed(choices[*i]));
@@ -288,28 +292,28 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
     let Some(ram) = problem.budget.host() else { return Some([0, 0]) };
     let resident = |w: Where| matches!(w, Where::Resident(_));
     let on_host = |c: Choice| !(resident(c.prefill) && resident(c.decode));
-    let homeless = |c: Choice| c.prefill.gpu().is_none() || c.prefill.gpu() != c.decode.gpu();
+    let changes_device = |c: Choice| c.prefill.gpu().is_none() || c.prefill.gpu() != c.decode.gpu();
     let state: u64 = (0..blocks.len())
-        .filter(|i| problem.budget.kv == KvHome::Host || homeless(choices[*i]))
+        .filter(|i| problem.budget.kv == KvHome::Host || changes_device(choices[*i]))
         .map(|i| blocks[i].kv_bytes)
         .sum();
     let workspace = max(&|c| either(c, Where::Cpu), &|i| blocks[i].workspace_bytes);
     let disk = mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some();
-    let packed = |bytes: u64| bytes + (bytes * problem.budget.packing.more).div_ceil(1000);
+    let packed = |bytes: u64| bytes + (bytes * problem.budget.packing.growth_permille).div_ceil(1000);
     if packed(sum(&on_host)) + state + workspace <= ram {
         return Some([0; 2]);
     }
-    let reading = problem.budget.reading;
+    let read_ahead = problem.budget.read_ahead;
     let read_whole = |i: usize| if is_table(i) { 0 } else { whole(i) };
-    if !disk || packed(max(&on_host, &read_whole)) + reading + state + workspace > ram {
+    if !disk || packed(max(&on_host, &read_whole)) + read_ahead + state + workspace > ram {
         return None;
     }
-    let room = ram - state - workspace - reading;
-    let missing = |phase: Phase| {
+    let room = ram - state - workspace - read_ahead;
+    let disk_bytes = |phase: Phase| {
         let read = |c: Choice| !resident(c.of(phase));
-        let all_of = |is_so: &dyn Fn(Choice) -> bool| {
-            let of = (0..blocks.len()).filter(|i| is_so(choices[*i]) && !is_table(*i));
-            held_by_any(blocks, of)
+        let all_of = |selects: &dyn Fn(Choice) -> bool| {
+            let of = (0..blocks.len()).filter(|i| selects(choices[*i]) && !is_table(*i));
+            distinct_bytes(blocks, of)
         };
         let (all, copied) = (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.of(phase) != Where::Cpu)));
         let largest = packed(max(&read, &read_whole));
@@ -318,25 +322,25 @@ fn room(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanism
             false => from_disk(problem, [all, copied], (room - largest) as f64 / (all - largest) as f64),
         }
     };
-    Some(Phase::BOTH.map(missing))
+    Some(Phase::BOTH.map(disk_bytes))
 }
 
-fn held_by_any(blocks: &[Block], which: impl Iterator<Item = usize>) -> u64 {
+fn distinct_bytes(blocks: &[Block], which: impl Iterator<Item = usize>) -> u64 {
     let weights: BTreeSet<(u32, u64)> = which.flat_map(|i| blocks[i].weights.clone()).collect();
     weights.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Bytes read of these, all and those for GPUs, where such a part of them stays: in place of a byte that is made on
-/// the host, which are those that do not stay as long as there are some, its stored part.
-pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], stays: f64) -> u64 {
-    let Packing { made, stored, .. } = problem.budget.packing;
+/// Bytes read from disk of `all` packed bytes, of which `copied` are copied to GPUs, if a share of them is pinned. Unpinned bytes of the
+/// host are decompressed bytes first.
+pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], pinned: f64) -> u64 {
+    let Packing { decompressed_permille, read_permille, .. } = problem.budget.packing;
     let computed = (all - copied) as f64;
-    let comes_and_is_made = (made as f64 / 1000.0 * computed).min((1.0 - stays) * computed);
-    let not_read = stays * all as f64 + (1.0 - stored as f64 / 1000.0) * comes_and_is_made;
+    let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - pinned) * computed);
+    let not_read = pinned * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
     (all - not_read as u64).max(1)
 }
 
-/// Runs of blocks on a GPU for good that are one partition each.
+/// Runs of blocks that are resident on a GPU and form one partition each.
 fn resident_partitions(problem: &Problem, choices: &[Choice], gpu: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for at in 0..choices.len() {
@@ -359,6 +363,6 @@ pub fn shares_weights(problem: &Problem) -> bool {
 /// Any legal placement.
 pub fn random_choices(problem: &Problem, seed: u64) -> Vec<Choice> {
     let legal = legal(problem, Mechanisms::All);
-    let mut dice = Dice(seed);
-    problem.blocks.iter().map(|_| legal[dice.below(legal.len() as u64) as usize]).collect()
+    let mut random = Random(seed);
+    problem.blocks.iter().map(|_| legal[random.below(legal.len() as u64) as usize]).collect()
 }

@@ -1,13 +1,13 @@
-//! Laws of the simulator: what no schedule may do, whatever the placement.
+//! Properties of the simulator that hold for every placement.
 
 use super::instances::{instance, random_choices};
-use crate::bound::Work;
+use crate::bound::PhaseWork;
 use crate::schedule::{StepKind, copies, handover, places, steps};
 use crate::{Choice, Phase, Problem, Simulation, Where, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
 
-/// A small part of the longest time there is.
+/// Tolerance for rounding errors, microseconds.
 const ROUNDING_US: f64 = 1e-3;
 
 fn end(span: &Span) -> f64 {
@@ -18,7 +18,8 @@ fn on<'a>(simulation: &'a Simulation, lane: &'a str) -> impl Iterator<Item = &'a
     simulation.timeline.spans.iter().filter(move |span| span.lane == lane)
 }
 
-fn apart(mut spans: Vec<&Span>) -> Result<(), TestCaseError> {
+/// Asserts that no two spans overlap.
+fn assert_disjoint(mut spans: Vec<&Span>) -> Result<(), TestCaseError> {
     spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(end(a).total_cmp(&end(b))));
     for pair in spans.windows(2) {
         prop_assert!(pair[1].start_us >= end(pair[0]) - ROUNDING_US, "{:?} and {:?}", pair[0], pair[1]);
@@ -27,12 +28,12 @@ fn apart(mut spans: Vec<&Span>) -> Result<(), TestCaseError> {
 }
 
 /// The work of a phase, added up from its steps.
-fn work(problem: &Problem, choices: &[Choice], phase: Phase) -> Work {
-    let mut work = Work { links: vec![0.0; problem.gpus.len()], ..Work::default() };
+fn work(problem: &Problem, choices: &[Choice], phase: Phase) -> PhaseWork {
+    let mut work = PhaseWork { links: vec![0.0; problem.gpus.len()], ..PhaseWork::default() };
     let copies = copies(problem, &places(choices, phase));
     for pass in 0..problem.passes(phase) {
         for step in steps(problem, choices, phase, pass) {
-            work.chain += step.ms;
+            work.sequence += step.ms;
             match step.kind {
                 StepKind::Compute(crate::Place::Cpu) => work.host += step.ms,
                 StepKind::To(gpu, _) => work.links[gpu] += step.ms,
@@ -50,23 +51,23 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn each_lane_and_the_chain_do_one_thing_at_a_time(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+    fn spans_of_one_lane_or_sequence_do_not_overlap(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
         let problem = instance(seed, blocks, gpus);
         let choices = random_choices(&problem, seed ^ 1);
         for phase in Phase::BOTH {
             let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
-            let is_chain = |span: &&Span| span.lane != "disk" && !span.name.starts_with("weights of");
-            apart(simulation.timeline.spans.iter().filter(is_chain).collect())?;
+            let is_in_sequence = |span: &&Span| span.lane != "disk" && !span.name.starts_with("weights of");
+            assert_disjoint(simulation.timeline.spans.iter().filter(is_in_sequence).collect())?;
             for gpu in 0..gpus {
                 let weights = |span: &&Span| span.name.starts_with("weights of");
-                apart(on(&simulation, &format!("to gpu{gpu}")).filter(weights).collect())?;
+                assert_disjoint(on(&simulation, &format!("to gpu{gpu}")).filter(weights).collect())?;
             }
         }
     }
 
-    /// From cold, so that every copy and every use is seen.
+    /// In prefill, which starts with empty rings, so that the timeline has every copy and every use.
     #[test]
-    fn slots_are_kept_weights_are_awaited_and_the_engine_is_not_idle(seed: u64, blocks in 1usize..9, slots in 1u32..5) {
+    fn copies_and_streamed_blocks_wait_for_each_other_only(seed: u64, blocks in 1usize..9, slots in 1u32..5) {
         let problem = instance(seed, blocks, 1);
         let choices = random_choices(&problem, seed ^ 1);
         let simulation = simulate(&problem, &choices, &[slots], Phase::Prefill);
@@ -77,44 +78,44 @@ proptest! {
         let copies: Vec<&Span> = on(&simulation, "to gpu0").filter(|s| s.name.starts_with("weights of")).collect();
         prop_assert_eq!(uses.len(), labels.len() * problem.load.passes.len());
         prop_assert_eq!(copies.len(), uses.len());
-        // The same weights are not held twice.
+        // A ring never holds the same weights twice.
         let slots = labels.len().min(slots as usize);
         for (j, (copy, used)) in copies.iter().zip(&uses).enumerate() {
             prop_assert_eq!(&copy.name, &format!("weights of {}", used.name));
-            prop_assert!(used.start_us >= end(copy) - ROUNDING_US, "computed before its weights came");
+            prop_assert!(used.start_us >= end(copy) - ROUNDING_US, "computed before its weights were copied");
             let free = j.checked_sub(slots).map_or(0.0, |before| end(uses[before]));
             let ready = j.checked_sub(1).map_or(0.0, |before| end(copies[before]));
-            prop_assert!(copy.start_us >= free - ROUNDING_US, "written into a slot that is read");
-            prop_assert!((copy.start_us - free.max(ready)).abs() <= ROUNDING_US, "idle with a slot free");
+            prop_assert!(copy.start_us >= free - ROUNDING_US, "copied into a slot that is in use");
+            prop_assert!((copy.start_us - free.max(ready)).abs() <= ROUNDING_US, "idle while a slot was free");
         }
     }
 
     #[test]
-    fn no_schedule_beats_its_bounds(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+    fn simulated_time_is_at_least_the_lower_bound(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
         let problem = instance(seed, blocks, gpus);
         let choices = random_choices(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let mut least = work(&problem, &choices, phase).least(&problem.gpus);
+            let mut bound = work(&problem, &choices, phase).lower_bound(&problem.gpus);
             if phase == Phase::Prefill {
-                least += handover(&problem, &choices).iter().map(|step| step.ms).sum::<f64>();
+                bound += handover(&problem, &choices).iter().map(|step| step.ms).sum::<f64>();
             }
             let ms = simulate(&problem, &choices, &vec![slots; gpus], phase).ms;
-            prop_assert!(ms >= least * (1.0 - 1e-9), "{phase} takes {ms}, at least {least}");
+            prop_assert!(ms >= bound * (1.0 - 1e-9), "{phase} takes {ms}, bound {bound}");
         }
     }
 
     #[test]
-    fn what_is_added_up_is_what_was_seen(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+    fn totals_agree_with_the_timeline(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
         let mut problem = instance(seed, blocks, gpus);
         problem.budget.ram = None;
         let choices = random_choices(&problem, seed ^ 1);
         for phase in Phase::BOTH {
             let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
             let work = work(&problem, &choices, phase);
-            // A prompt is seen whole; of decoding one sees a period, which copies may only begin or end in.
+            // The timeline has all of prefill, but only one period of decoding, in which copies may start or end.
             if phase == Phase::Prefill {
-                let seen: u64 = simulation.timeline.spans.iter().filter_map(|span| span.bytes).sum();
-                prop_assert_eq!(simulation.bytes_moved, seen);
+                let in_timeline: u64 = simulation.timeline.spans.iter().filter_map(|span| span.bytes).sum();
+                prop_assert_eq!(simulation.bytes_moved, in_timeline);
             }
             prop_assert!(simulation.cpu_ms >= work.host * (1.0 - 1e-9));
             let computed = simulation.cpu_ms + simulation.gpu_ms.iter().sum::<f64>() + simulation.stall_ms;

@@ -1,8 +1,8 @@
-//! The mixed-integer program never promises more than there is, and it sees models of real size as they are.
+//! The bound of the mixed-integer program is a lower bound.
 
-use super::instances::{brute_force, instance, random_choices, shares_weights, starved};
+use super::instances::{brute_force, disk_bound_instance, instance, random_choices, shares_weights};
 use crate::evaluate::{Evaluator, Goal};
-use crate::program::{Answer, MOST_NODES, Outcome, solve};
+use crate::program::{MAX_NODES, Outcome, ProgramSolution, solve};
 use crate::regions::regions;
 use crate::{Choice, Mechanisms, Objective, Problem};
 use proptest::prelude::*;
@@ -10,10 +10,10 @@ use proptest::prelude::*;
 fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanisms) -> Option<f64> {
     let goal = Goal { weights, mechanisms, slots: vec![slots; problem.gpus.len()] };
     let allowed: Vec<Vec<Choice>> = (0..problem.blocks.len()).map(|i| problem.choices(i, mechanisms)).collect();
-    match solve(problem, &goal, &regions(problem, &allowed), &allowed, MOST_NODES) {
-        Outcome::Answer(answer) => Some(answer.bound),
+    match solve(problem, &goal, &regions(problem, &allowed), &allowed, MAX_NODES) {
+        Outcome::Bounded(solution) => Some(solution.bound),
         Outcome::Infeasible => None,
-        Outcome::Unknown => panic!("the solver gave up"),
+        Outcome::Unknown => panic!("the solver failed"),
     }
 }
 
@@ -27,16 +27,16 @@ proptest! {
         let bound = bound(&problem, [1.0, problem.load.new_tokens as f64], slots, Mechanisms::All);
         match (best, bound) {
             (Some(best), Some(bound)) => prop_assert!(bound <= best * (1.0 + 1e-9), "bound {bound}, best {best}"),
-            // What reading takes of the host's memory the program leaves out: it may see room where there is none.
-            (None, Some(_)) if problem.budget.reading > 0 => {}
-            // Nor does it tell of two partitions that hold one weight, each for itself.
+            // The program ignores the read-ahead buffers, so it may accept placements that do not fit.
+            (None, Some(_)) if problem.budget.read_ahead > 0 => {}
+            // It also counts a weight once that several partitions hold.
             (None, Some(_)) if shares_weights(&problem) => {}
             (best, bound) => prop_assert_eq!(best.is_some(), bound.is_some()),
         }
     }
 
     #[test]
-    fn without_streaming_the_bound_is_what_the_best_takes(seed: u64, blocks in 1usize..=7) {
+    fn without_streaming_the_bound_is_the_best_objective(seed: u64, blocks in 1usize..=7) {
         let problem = instance(seed, blocks, 1);
         let best = brute_force(&problem, Mechanisms::ResidentCpu, Objective::Mixed, &[0]);
         let bound = bound(&problem, [1.0, problem.load.new_tokens as f64], 0, Mechanisms::ResidentCpu);
@@ -52,11 +52,10 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
-    /// The same where weights come from disk and some of them are made: reads are bounded by two lines, and what goes to
-    /// a GPU counts by itself.
+    /// With weights that are read from disk, some of them compressed, and others copied to GPUs.
     #[test]
-    fn no_reading_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 0usize..=2, slots in 1u32..=3) {
-        let mut problem = starved(seed, blocks, gpus);
+    fn no_disk_bound_schedule_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 0usize..=2, slots in 1u32..=3) {
+        let mut problem = disk_bound_instance(seed, blocks, gpus);
         problem.budget.vram.fill(1 << 30);
         let choices = random_choices(&problem, seed ^ 1);
         let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
@@ -64,15 +63,15 @@ proptest! {
         for weights in [[1.0, 0.0], [0.0, 1.0]] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
             let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&choices).map(|c| c.score.objective);
-            let outcome = solve(&problem, &goal, &regions, &allowed, MOST_NODES);
-            let (Outcome::Answer(Answer { bound, .. }), Some(ms)) = (outcome, score) else {
+            let outcome = solve(&problem, &goal, &regions, &allowed, MAX_NODES);
+            let (Outcome::Bounded(ProgramSolution { bound, .. }), Some(ms)) = (outcome, score) else {
                 return Err(TestCaseError::fail(format!("the program and the evaluator differ: {score:?}")));
             };
             prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
         }
     }
 
-    /// The program for one placement alone bounds what the simulator makes of it, slots and disk and all.
+    /// The program with one allowed placement is a lower bound of the simulated time, including slots and disk.
     #[test]
     fn no_schedule_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 1usize..=2, slots in 1u32..=3) {
         let mut problem = instance(seed, blocks, gpus);
@@ -88,13 +87,13 @@ proptest! {
         for weights in [[1.0, 0.0], [0.0, 1.0], [1.0, 3.0]] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
             let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&choices).map(|c| c.score.objective);
-            match (solve(&problem, &goal, &regions, &allowed, MOST_NODES), score) {
-                (Outcome::Answer(Answer { bound, .. }), Some(ms)) => {
+            match (solve(&problem, &goal, &regions, &allowed, MAX_NODES), score) {
+                (Outcome::Bounded(ProgramSolution { bound, .. }), Some(ms)) => {
                     prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
                     prop_assert!(bound > 0.3 * ms, "{weights:?}: bound {bound} is far below {ms}");
                 }
                 (Outcome::Infeasible, None) => {}
-                (Outcome::Answer(_), None) if problem.budget.reading > 0 => {}
+                (Outcome::Bounded(_), None) if problem.budget.read_ahead > 0 => {}
                 (_, score) => prop_assert!(false, "the program and the evaluator differ: {score:?}"),
             }
         }

@@ -1,8 +1,8 @@
-//! Models of real size, and laws of the planner that brute force cannot reach.
+//! Models of real size, and properties of the planner on problems too large for brute force.
 
 use crate::{
-    Block, BlockKind, Bottleneck, Budget, Change, Choice, Cost, GpuCosts, Mechanisms, NoFit, Objective, Options, Place,
-    Planner, Problem, Solution, Streamed, Where, Work, Workload, best, evaluate, explain, fits, plan, sweep,
+    Block, BlockKind, Bottleneck, Budget, Change, Choice, Cost, GpuCosts, Mechanisms, Objective, Options, OverBudget,
+    Place, Planner, Problem, Solution, Streamed, Where, Work, Workload, best, evaluate, explain, fits, plan, sweep,
 };
 use proptest::prelude::*;
 
@@ -40,7 +40,7 @@ const SERVER: Machine = Machine {
     contention: 1.0,
 };
 
-/// A block with these weights, of which a token reads a part; 4 bits and a scale for each parameter.
+/// A block of which a token reads the `active` parameters; a parameter has 4.5 bits, scales included.
 fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u64) -> Block {
     let bytes = |parameters: u64| parameters * 9 / 16;
     Block {
@@ -98,7 +98,7 @@ fn problem(blocks: Vec<Block>, machine: Machine, prompt: u64, new_tokens: u64) -
         }],
         blocks,
         cpu_launch_ms: 0.05,
-        pass_ms: 0.1,
+        pass_overhead_ms: 0.1,
         disk_bytes_per_ms: machine.disk.map(|rate| rate * 1e6),
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
@@ -136,7 +136,7 @@ fn without_streaming_large_models_are_proven() {
 }
 
 #[test]
-fn streaming_pays_where_the_link_is_idle_and_is_near_its_bound() {
+fn streaming_over_an_idle_link_is_faster_and_close_to_the_bound() {
     let problem = problem(dense(80), DESKTOP, 512, 128);
     for (objective, gain) in [(Objective::Decode, 1.05), (Objective::Prefill, 10.0), (Objective::Mixed, 1.5)] {
         let without = plan(&problem, &options(Mechanisms::ResidentCpu, objective)).unwrap();
@@ -148,7 +148,7 @@ fn streaming_pays_where_the_link_is_idle_and_is_near_its_bound() {
 }
 
 #[test]
-fn experts_stream_for_the_prompt_and_stay_for_decoding() {
+fn experts_are_streamed_for_the_prompt_and_decoded_in_place() {
     let problem = problem(experts(), SERVER, 512, 128);
     let solution = plan(&problem, &options(Mechanisms::All, Objective::Mixed)).unwrap();
     let differ = solution.choices.iter().filter(|choice| choice.prefill != choice.decode).count();
@@ -164,7 +164,7 @@ fn the_same_problem_has_the_same_plan() {
 }
 
 #[test]
-fn the_best_few_differ_and_come_best_first() {
+fn the_best_placements_differ_and_are_sorted() {
     let problem = problem(dense(30), Machine { vram: 8 * GIB, ..DESKTOP }, 512, 128);
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let few = best(&problem, &options, 4).unwrap();
@@ -203,7 +203,7 @@ fn equal_costs_are_decided_by_crossings_then_order() {
 }
 
 #[test]
-fn an_explanation_says_what_limits_and_what_would_help() {
+fn an_explanation_names_the_bottleneck_and_the_scarce_memory() {
     let problem = problem(dense(80), DESKTOP, 512, 128);
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let solution = plan(&problem, &options).unwrap();
@@ -215,11 +215,11 @@ fn an_explanation_says_what_limits_and_what_would_help() {
     assert!((-18.0..-14.0).contains(decode_ms), "{decode_ms}");
     let on_gpu = why.runs.iter().find(|run| run.choice == Choice::both(Where::Resident(0))).unwrap();
     let back = on_gpu.elsewhere.iter().find(|other| other.place == Where::Cpu).unwrap();
-    assert!(back.objective_ms > solution.objective_ms && back.no_fit.is_none());
+    assert!(back.objective_ms > solution.objective_ms && back.over_budget.is_none());
     let on_host = why.runs.iter().find(|run| run.choice == Choice::both(Where::Cpu) && run.blocks.len() > 1).unwrap();
-    let there = on_host.elsewhere.iter().find(|other| other.place == Where::Resident(0)).unwrap();
-    assert!(there.objective_ms < solution.objective_ms);
-    assert!(matches!(there.no_fit, Some(NoFit { place: Place::Gpu(0), .. })));
+    let on_gpu = on_host.elsewhere.iter().find(|other| other.place == Where::Resident(0)).unwrap();
+    assert!(on_gpu.objective_ms < solution.objective_ms);
+    assert!(matches!(on_gpu.over_budget, Some(OverBudget { place: Place::Gpu(0), .. })));
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_prompt_that_streams_is_limited_by_the_link() {
 }
 
 #[test]
-fn too_little_host_memory_is_refused_with_what_would_do() {
+fn too_little_host_memory_is_refused_with_the_required_budget() {
     let mut problem = problem(dense(80), Machine { ram: Some(20 * GIB), disk: None, ..DESKTOP }, 512, 128);
     for mechanisms in [Mechanisms::ResidentCpu, Mechanisms::All] {
         let options = options(mechanisms, Objective::Decode);
@@ -239,15 +239,15 @@ fn too_little_host_memory_is_refused_with_what_would_do() {
         problem.budget.vram = vec![12 * GIB];
         let refusal = plan(&problem, &options).unwrap_err();
         assert_eq!((refusal.place, refusal.budget), (Place::Cpu, 20 * GIB));
-        problem.budget.ram = Some(refusal.smallest());
+        problem.budget.ram = Some(refusal.required_budget());
         assert!(plan(&problem, &options).is_ok());
-        problem.budget.ram = Some(refusal.smallest() - 256 * (1 << 20));
+        problem.budget.ram = Some(refusal.required_budget() - 256 * (1 << 20));
         assert!(plan(&problem, &options).is_err());
     }
 }
 
 #[test]
-fn budgets_of_nothing_are_refused() {
+fn budgets_of_zero_bytes_are_refused() {
     let mut problem = problem(dense(8), DESKTOP, 512, 128);
     for planner in [Planner::Exact, Planner::Greedy] {
         let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };
@@ -255,7 +255,7 @@ fn budgets_of_nothing_are_refused() {
         problem.budget.ram = None;
         let refusal = plan(&problem, &options).unwrap_err();
         assert_eq!(refusal.place, Place::Gpu(0));
-        problem.budget.vram = vec![refusal.smallest()];
+        problem.budget.vram = vec![refusal.required_budget()];
         assert!(plan(&problem, &options).is_ok(), "{planner:?}");
         (problem.budget.vram, problem.budget.ram) = (vec![], Some(0));
         problem.gpus.clear();
@@ -265,7 +265,7 @@ fn budgets_of_nothing_are_refused() {
 }
 
 #[test]
-fn where_a_block_cannot_be_it_is_not() {
+fn no_block_is_placed_where_it_cannot_compute() {
     let mut problem = problem(dense(8), DESKTOP, 512, 128);
     let never = Cost { decode_ms: f64::INFINITY, prefill_ms: vec![f64::INFINITY] };
     problem.gpus[0].blocks[3] = never;

@@ -1,4 +1,4 @@
-//! Instances worked out by hand.
+//! Examples with times computed by hand.
 
 use crate::{
     Block, BlockKind, Budget, Choice, Cost, FilledState, GpuCosts, GrowingState, Phase, Problem, Simulation, Streamed,
@@ -36,7 +36,7 @@ pub fn four_layers() -> Problem {
             link_contention: 1.0,
         }],
         cpu_launch_ms: 0.0,
-        pass_ms: 0.0,
+        pass_overhead_ms: 0.0,
         disk_bytes_per_ms: None,
         budget: Budget { vram: vec![1000], ..Budget::default() },
         load: Workload { batch: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
@@ -57,7 +57,7 @@ fn near(a: f64, b: f64) {
 }
 
 #[test]
-fn a_chain_adds_up() {
+fn times_of_a_sequence_add_up() {
     let problem = four_layers();
     near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.0);
     near(run(&problem, [C, C, R, R], 0, Phase::Prefill).ms, 22.0);
@@ -70,16 +70,16 @@ fn launches_count_for_each_partition() {
     problem.gpus[0].launch_ms = 0.25;
     near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.75);
     near(run(&problem, [C, R, C, R], 0, Phase::Decode).ms, 23.5);
-    // A streamed block is a partition of its own; its copies of 20 ms each bound the token.
+    // A streamed block is its own partition; two copies of 20 ms each take longer than the partitions.
     near(run(&problem, [R, S, S, R], 3, Phase::Decode).ms, 40.0);
     problem.cuts = vec![1];
     near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 23.25);
 }
 
 #[test]
-fn a_copy_hides_behind_the_host() {
+fn a_copy_overlaps_with_the_host() {
     let problem = four_layers();
-    // 30 ms on the host, 1 ms on the GPU, a copy of 20 ms behind it.
+    // 30 ms on the host and 1 ms on the GPU; a copy of 20 ms overlaps with them.
     let simulation = run(&problem, [C, C, S, C], 2, Phase::Decode);
     near(simulation.ms, 31.0);
     near(simulation.stall_ms, 0.0);
@@ -88,7 +88,7 @@ fn a_copy_hides_behind_the_host() {
 }
 
 #[test]
-fn copies_that_do_not_hide_decide() {
+fn copies_longer_than_computation_determine_the_time() {
     let problem = four_layers();
     let simulation = run(&problem, [C, S, S, C], 4, Phase::Decode);
     // 20 ms on the host, 2 ms on the GPU, 40 ms of copies.
@@ -97,15 +97,15 @@ fn copies_that_do_not_hide_decide() {
 }
 
 #[test]
-fn one_slot_makes_copying_and_computing_take_turns() {
+fn with_one_slot_copies_and_streamed_blocks_alternate() {
     let problem = four_layers();
-    // Each copy waits for the block before it: 20 ms hide behind the host, the other 20 ms do not.
+    // Each copy waits for the previous streamed block: one copy of 20 ms overlaps with the host, the other does not.
     near(run(&problem, [C, C, S, S], 1, Phase::Decode).ms, 42.0);
     near(run(&problem, [C, C, S, S], 2, Phase::Decode).ms, 40.0);
 }
 
 #[test]
-fn a_prompt_starts_cold() {
+fn a_prompt_starts_with_empty_slots() {
     let problem = four_layers();
     // The first copy ends at 20, the second at 40; each is followed by 1 ms.
     near(run(&problem, [S, S, R, R], 2, Phase::Prefill).ms, 43.0);
@@ -120,7 +120,7 @@ fn passes_of_a_prompt_follow_one_another() {
         costs.iter_mut().for_each(|cost| cost.prefill_ms = vec![cost.decode_ms, 2.0 * cost.decode_ms]);
     }
     near(run(&problem, [C, C, R, R], 0, Phase::Prefill).ms, 22.0 + 44.0);
-    // Copies end at 20 and 40: the second is there before the second pass wants it at 31 + 40.
+    // Copies end at 20 and 40: the second is done before the second pass needs it at 31 + 40.
     near(run(&problem, [C, C, S, C], 2, Phase::Prefill).ms, 31.0 + 62.0);
 }
 
@@ -129,24 +129,22 @@ fn contention_slows_both() {
     let mut problem = four_layers();
     problem.gpus[0].compute_contention = 2.0;
     problem.gpus[0].link_contention = 4.0;
-    // While the copy runs the host does half and the copy a quarter: 30 ms of host work need 60 ms, in which 15 of the
-    // 20 ms are copied. With two slots the copy goes on under the GPU (1 ms) and ends under the host of the next token:
-    // per token the copy needs 20 = h / 4 + g, g at most 1 ms on the GPU, so the host is slowed all the time and 4 ms of
-    // the copy are left, which the GPU waits for.
+    // During the copy the host runs at half speed and the copy at a quarter: 30 ms of host work take 60 ms, in which 15 of
+    // the 20 ms are copied. The GPU waits 5 ms for the rest of the copy, then computes for 1 ms.
     let simulation = run(&problem, [C, C, S, C], 1, Phase::Decode);
     near(simulation.cpu_ms, 60.0);
     near(simulation.ms, 60.0 + 5.0 + 1.0);
 }
 
 #[test]
-fn a_boundary_crosses_at_its_price_and_goes_ahead_of_weights() {
+fn a_boundary_is_copied_before_waiting_weights() {
     let mut problem = four_layers();
     problem.gpus[0].latency_ms = 1.0;
     problem.blocks.iter_mut().for_each(|block| block.boundary_bytes = 5);
-    // Into the GPU and out of it: 1 ms latency and 1 ms for 5 bytes each way.
+    // To the GPU and back: 1 ms latency and 1 ms for 5 bytes in each direction.
     near(run(&problem, [C, R, R, C], 0, Phase::Decode).ms, 22.0 + 4.0);
     near(run(&problem, [C, R, C, R], 0, Phase::Decode).ms, 22.0 + 6.0);
-    // Copies of 21 ms each and 2 ms of the boundary share the way there.
+    // Two copies of 21 ms each and the boundary of 2 ms share the link to the GPU.
     near(run(&problem, [C, S, S, C], 4, Phase::Decode).ms, 44.0);
 }
 
@@ -155,13 +153,13 @@ fn each_tensor_of_a_boundary_or_a_state_is_a_copy_with_its_own_latency() {
     let mut problem = four_layers();
     problem.gpus[0].latency_ms = 1.0;
     problem.blocks.iter_mut().for_each(|block| (block.boundary_bytes, block.boundary_tensors) = (5, 2));
-    // Each way 2 ms latency and 1 ms for the 5 bytes of both.
+    // In each direction 2 ms latency, and 1 ms for the 5 bytes of both tensors.
     let simulation = run(&problem, [C, R, R, C], 0, Phase::Decode);
     near(simulation.ms, 22.0 + 6.0);
     near(simulation.transfer_ms[0], 6.0);
     assert_eq!(simulation.bytes_moved, 10);
-    // Three tensors of state, 10 ms for all their bytes: into a GPU and out of it around the one block, or once after the
-    // prompt.
+    // Three tensors of state, 10 ms for all their bytes: copied to the host once after the prompt, or to the GPU and back in
+    // each pass.
     (problem.blocks[1].kv_bytes, problem.blocks[1].kv_tensors) = (50, 3);
     let mut choices = [C, C, C, C].map(Choice::both);
     choices[1].prefill = R;
@@ -183,7 +181,7 @@ fn constants_of_a_streamed_block_are_not_copied() {
 }
 
 #[test]
-fn state_moves_once_when_the_phases_differ() {
+fn state_is_handed_over_once_if_the_phases_differ() {
     let mut problem = four_layers();
     problem.blocks[1].kv_bytes = 50;
     let mut choices = [C, C, R, R].map(Choice::both);
@@ -193,17 +191,17 @@ fn state_moves_once_when_the_phases_differ() {
 }
 
 #[test]
-fn state_on_the_host_visits_both_ways() {
+fn state_on_the_host_is_copied_in_and_out() {
     let mut problem = four_layers();
     problem.budget.kv = crate::KvHome::Host;
     problem.blocks[2].kv_bytes = 50;
     near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.0 + 20.0);
 }
 
-/// State on the host stays where a prompt is taken in until all of it is, if tokens are computed on the host; where they are
-/// computed elsewhere, it comes for each of them.
+/// State that is kept on the host stays on the GPU during all passes of the prompt if tokens are decoded on the host; if tokens are decoded
+/// on the GPU, it is copied for each of them.
 #[test]
-fn state_on_the_host_stays_for_one_phase() {
+fn state_on_the_host_stays_on_the_gpu_for_one_phase() {
     let mut problem = four_layers();
     problem.budget.kv = crate::KvHome::Host;
     problem.blocks[2].kv_bytes = 50;
@@ -220,19 +218,19 @@ fn state_on_the_host_stays_for_one_phase() {
     near(ms(&problem, C, R, Phase::Prefill), 80.0);
     near(ms(&problem, C, R, Phase::Decode), 31.0 + 20.0);
     near(ms(&problem, R, R, Phase::Prefill), 2.0 * (31.0 + 20.0));
-    // What is another buffer after each pass has no room to stay in.
+    // State that each pass returns in a new buffer has no buffer of its own on the GPU.
     problem.blocks[2].kv_grows = Some(GrowingState { fixed: 50, token: 0 });
     near(ms(&problem, R, C, Phase::Prefill), 2.0 * (31.0 + 20.0));
     problem.budget.kv = crate::KvHome::Device;
     near(ms(&problem, C, R, Phase::Prefill), 2.0 * (40.0 + 20.0));
-    // What has greedy_run goes: 10, 15 and 20 bytes, of which the second pass takes over those of the first.
+    // Growing state is copied with its current size: 10 and 15 bytes around the first pass, 15 and 20 around the second.
     problem.blocks[2].kv_grows = Some(GrowingState { fixed: 10, token: 5 });
     near(ms(&problem, C, R, Phase::Prefill), 2.0 * 40.0 + 2.0 + 3.0 + 3.0 + 4.0);
 }
 
-/// State on the host is copied as far as it is filled, in steps of 64 tokens; state on a GPU whole.
+/// Of state on the host only the filled part is copied, in steps of 64 tokens; state on a GPU is copied whole.
 #[test]
-fn state_on_the_host_visits_as_far_as_it_is_filled() {
+fn only_the_filled_part_of_state_on_the_host_is_copied() {
     let mut problem = four_layers();
     problem.budget.kv = crate::KvHome::Host;
     problem.blocks[2].kv_bytes = 1000;
@@ -242,7 +240,7 @@ fn state_on_the_host_visits_as_far_as_it_is_filled() {
         (problem.load.prompt_tokens, problem.load.new_tokens) = (tokens, 0);
         run(&problem, [C, C, R, R], 0, Phase::Decode).ms - 22.0
     };
-    // Ten tokens are laid out as 64, which goes there and back at 5 bytes a millisecond; the 65th of 64 as 128.
+    // Ten tokens are laid out as 64, which are copied in and out at 5 bytes per millisecond; 65 tokens as 128.
     near(ms(&problem, 10), 2.0 * 64.0 / 5.0);
     near(ms(&problem, 64), 2.0 * 128.0 / 5.0);
     near(ms(&problem, 999), 2.0 * 1000.0 / 5.0);
@@ -251,29 +249,29 @@ fn state_on_the_host_visits_as_far_as_it_is_filled() {
 }
 
 #[test]
-fn what_memory_lacks_comes_from_disk() {
+fn weights_that_exceed_memory_are_read_from_disk() {
     let mut problem = four_layers();
     problem.disk_bytes_per_ms = Some(3.0);
     problem.budget.ram = Some(250);
-    // Three blocks of 100 bytes on the host, and room for 250: three quarters of each stay, and a quarter of one lies there
-    // while it is needed. 75 bytes take 25 ms, hidden behind 31 ms.
+    // Three blocks of 100 bytes on the host, and 250 bytes of memory: three quarters of each block are pinned, and the rest of
+    // one block is in memory while it computes. Reading 75 bytes takes 25 ms, which overlap with 31 ms of computation.
     near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
     problem.disk_bytes_per_ms = Some(1.5);
     let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
     near(simulation.ms, 50.0);
     near(simulation.stall_ms, 19.0);
     assert_eq!(simulation.disk_bytes, 75);
-    // What the process and reading ahead take leaves less room.
-    problem.budget.reading = 50;
+    // Read-ahead buffers leave less memory for weights.
+    problem.budget.read_ahead = 50;
     assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 150);
-    // A table of which rows are read stays on disk and is not waited for.
+    // A table of which a pass reads only rows stays on disk, and no pass waits for it.
     problem.blocks[0].kind = BlockKind::Embedding;
-    problem.budget.reading = 0;
+    problem.budget.read_ahead = 0;
     problem.budget.ram = Some(190);
     assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 20);
 }
 
 #[test]
-fn streaming_without_slots_never_ends() {
+fn streaming_without_slots_never_finishes() {
     assert!(run(&four_layers(), [C, C, S, C], 0, Phase::Decode).ms.is_infinite());
 }

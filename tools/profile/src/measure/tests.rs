@@ -9,7 +9,7 @@ use crate::derive::Phase;
 use crate::interrupt::Interrupt;
 use crate::sample;
 use crate::taps::Wanted;
-use hpp_io::CpuShare;
+use hpp_io::CpuMonitor;
 use hpp_schema::Provider;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -42,7 +42,7 @@ impl Bench {
         };
         let profile = sample::profile(&self.analysis, sample::settings(providers));
         Measure {
-            cpu_share: CpuShare::start(None),
+            cpu_share: CpuMonitor::start(None),
             share_before: None,
             analysis: &self.analysis,
             profile,

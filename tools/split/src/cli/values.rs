@@ -6,13 +6,13 @@ use std::str::FromStr;
 
 /// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
 /// test models, are larger.
-const LEAST_BARE: u64 = 100_000;
+const MIN_UNITLESS_BYTES: u64 = 100_000;
 
 /// Parses a memory size. Refuses a small number without a unit: `24` most likely means 24 GiB.
 pub fn memory(text: &str) -> Result<ByteSize, String> {
     let size = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
     let bare = text.trim().ends_with(|last: char| last.is_ascii_digit());
-    match bare && size.0 > 0 && size.0 < LEAST_BARE {
+    match bare && size.0 > 0 && size.0 < MIN_UNITLESS_BYTES {
         true => Err(format!("{0} without a unit is {size}: did you mean {0}G? Write {0}B for bytes", text.trim())),
         false => Ok(size),
     }
@@ -51,18 +51,19 @@ impl FromStr for LayerCount {
 
 /// `--kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum KvPlace {
+pub enum KvHomeArg {
     /// The device that computes the layer.
     Follow,
     /// The GPU; refused when a layer with state computes on the CPU.
     Gpu,
     /// Host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the whole
     /// cache crosses the bus twice per token.
-    Cpu,
+    #[value(name = "cpu")]
+    Host,
 }
 
 /// Upper limit on the number of budgets in a sweep.
-const MOST_POINTS: u64 = 1000;
+const MAX_POINTS: u64 = 1000;
 
 /// `--sweep-vram FROM..TO[:STEP]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +96,8 @@ impl FromStr for VramRange {
             () if from == 0 => Err("a VRAM budget of 0 holds nothing: start above 0".to_owned()),
             () if to < from => Err(format!("{} is less than {}", ByteSize(to).human(), ByteSize(from).human())),
             () if step == 0 => Err("a step of 0 never reaches the end".to_owned()),
-            () if (to - from) / step >= MOST_POINTS => {
-                Err(format!("more than {MOST_POINTS} budgets: take a larger step"))
+            () if (to - from) / step >= MAX_POINTS => {
+                Err(format!("more than {MAX_POINTS} budgets: take a larger step"))
             }
             () => Ok(VramRange { from, to, step }),
         }

@@ -5,7 +5,7 @@
 //! - Blocks that never ran at a place are scaled by the ratio over all stages at that place. Without this the planner
 //!   would keep preferring placements with unmeasured, optimistic costs.
 //! - Links are scaled by the ratio of measured to predicted copy time.
-//! - The part of a token's time that neither stages nor copies account for becomes the cost of a pass.
+//! - The part of a token's time that neither stages nor copies account for becomes the overhead of a pass.
 
 use super::bench::{BenchResult, StageTimes};
 use crate::partitioning::Partitioning;
@@ -35,24 +35,24 @@ impl TimePair {
 
 impl CostFeedback {
     /// Corrects the costs by a measured run of this placement.
-    pub fn correct(&mut self, problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
-        problem.cuts = placement.cuts();
-        scale_links(problem, placement, result);
+    pub fn correct(&mut self, problem: &mut Problem, partitioning: &Partitioning, result: &BenchResult) {
+        problem.cuts = partitioning.cuts();
+        scale_links(problem, partitioning, result);
         for phase in Phase::BOTH {
-            self.scale_blocks(problem, placement, result, phase);
+            self.scale_blocks(problem, partitioning, result, phase);
         }
-        for partition in &placement.partitions {
+        for partition in &partitioning.partitions {
             self.measured.extend(partition.blocks.clone().map(|block| (block, partition.choice.decode)));
         }
-        set_pass_cost(problem, placement, result);
+        set_pass_overhead(problem, partitioning, result);
         problem.cuts.clear();
     }
 
-    fn scale_blocks(&self, problem: &mut Problem, placement: &Partitioning, result: &BenchResult, phase: Phase) {
-        let places: BTreeSet<Where> = placement.partitions.iter().map(|p| p.choice.of(phase)).collect();
+    fn scale_blocks(&self, problem: &mut Problem, partitioning: &Partitioning, result: &BenchResult, phase: Phase) {
+        let places: BTreeSet<Where> = partitioning.partitions.iter().map(|p| p.choice.of(phase)).collect();
         let mut factors = Vec::new();
         for place in places {
-            let stages: Vec<(&PartitionSpec, TimePair)> = placement
+            let stages: Vec<(&PartitionSpec, TimePair)> = partitioning
                 .partitions
                 .iter()
                 .zip(&result.stages)
@@ -107,20 +107,20 @@ impl CostFeedback {
 }
 
 /// Predicted time of all copies in one pass (decode) or all passes of the prompt (prefill), milliseconds.
-fn transfer_ms(problem: &Problem, placement: &Partitioning, phase: Phase) -> f64 {
-    let (choices, slots) = (&placement.solution.choices, &placement.solution.slots);
+fn transfer_ms(problem: &Problem, partitioning: &Partitioning, phase: Phase) -> f64 {
+    let (choices, slots) = (&partitioning.solution.choices, &partitioning.solution.slots);
     simulate(problem, choices, slots, phase).transfer_ms.iter().sum()
 }
 
 /// Scales the links of all GPUs in use by the ratio of measured to predicted time of all copies in a run.
-fn scale_links(problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
-    let [prefill, decode] = [Phase::Prefill, Phase::Decode].map(|phase| transfer_ms(problem, placement, phase));
+fn scale_links(problem: &mut Problem, partitioning: &Partitioning, result: &BenchResult) {
+    let [prefill, decode] = [Phase::Prefill, Phase::Decode].map(|phase| transfer_ms(problem, partitioning, phase));
     let predicted = prefill + result.decoded * decode;
     if predicted <= 0.0 || result.transfer_ms <= 0.0 {
         return;
     }
     let factor = result.transfer_ms / predicted;
-    let used: BTreeSet<usize> = placement.solution.choices.iter().filter_map(|choice| choice.decode.gpu()).collect();
+    let used: BTreeSet<usize> = partitioning.solution.choices.iter().filter_map(|choice| choice.decode.gpu()).collect();
     for gpu in used {
         let costs = &mut problem.gpus[gpu];
         costs.latency_ms *= factor;
@@ -129,11 +129,11 @@ fn scale_links(problem: &mut Problem, placement: &Partitioning, result: &BenchRe
     }
 }
 
-/// Sets the cost of a pass to a token's measured time minus stages and copies.
-fn set_pass_cost(problem: &mut Problem, placement: &Partitioning, result: &BenchResult) {
-    let copies_ms = transfer_ms(problem, placement, Phase::Decode);
+/// Sets the overhead of a pass to a token's measured time minus stages and copies.
+fn set_pass_overhead(problem: &mut Problem, partitioning: &Partitioning, result: &BenchResult) {
+    let copies_ms = transfer_ms(problem, partitioning, Phase::Decode);
     let stages_ms: f64 = result.stages.iter().map(|stage| stage.decode_ms).sum();
-    problem.pass_ms = (result.times.decode_ms - stages_ms - copies_ms).max(0.0);
+    problem.pass_overhead_ms = (result.times.decode_ms - stages_ms - copies_ms).max(0.0);
 }
 
 fn passes(problem: &Problem, phase: Phase) -> f64 {
@@ -207,7 +207,7 @@ mod tests {
             cpu: costs(cpu),
             gpus: vec![gpu],
             cpu_launch_ms: 0.01,
-            pass_ms: 0.05,
+            pass_overhead_ms: 0.05,
             disk_bytes_per_ms: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
@@ -223,21 +223,21 @@ mod tests {
     };
 
     /// Blocks before `on_host` on the host, the rest on the GPU.
-    fn placement(problem: &Problem, on_host: usize) -> Partitioning {
+    fn partitioning(problem: &Problem, on_host: usize) -> Partitioning {
         let place = |at: usize| Choice::both(if at < on_host { Where::Cpu } else { Where::Resident(0) });
         let choices: Vec<Choice> = (0..6).map(place).collect();
         let partitions = [0..on_host, on_host..6].map(|blocks| PartitionSpec { choice: choices[blocks.start], blocks });
         Partitioning {
             solution: evaluate(problem, &OPTIONS, choices, vec![0]),
             partitions: partitions.to_vec(),
-            by_hand: false,
+            is_manual: false,
             min_partitions: 1,
         }
     }
 
     /// What a machine with the costs of `actual` would measure.
     fn run(actual: &Problem, on_host: usize) -> BenchResult {
-        let placement = placement(actual, on_host);
+        let partitioning = partitioning(actual, on_host);
         let stage_ms = |partition: &PartitionSpec, phase| {
             let place = partition.choice.of(phase);
             let blocks = partition.blocks.clone().map(|block| block_ms(actual, block, place, phase)).sum::<f64>();
@@ -248,10 +248,10 @@ mod tests {
             decode_ms: stage_ms(partition, Phase::Decode),
         };
         BenchResult {
-            times: PredictedTimes::of(&placement.solution),
-            stages: placement.partitions.iter().map(stage).collect(),
-            transfer_ms: transfer_ms(actual, &placement, Phase::Prefill)
-                + 5.0 * transfer_ms(actual, &placement, Phase::Decode),
+            times: PredictedTimes::of(&partitioning.solution),
+            stages: partitioning.partitions.iter().map(stage).collect(),
+            transfer_ms: transfer_ms(actual, &partitioning, Phase::Prefill)
+                + 5.0 * transfer_ms(actual, &partitioning, Phase::Decode),
             decoded: 5.0,
         }
     }
@@ -264,17 +264,17 @@ mod tests {
     fn a_measured_plan_is_predicted_to_take_its_measured_time() {
         let (mut model, mut actual) = (problem(1.0, 1.0), problem(2.0, 7.0));
         actual.gpus[0].latency_ms = 0.5;
-        actual.pass_ms = 0.3;
+        actual.pass_overhead_ms = 0.3;
         let measured = run(&actual, 4);
-        let (before, mut feedback) = (placement(&model, 4), CostFeedback::default());
+        let (before, mut feedback) = (partitioning(&model, 4), CostFeedback::default());
         feedback.correct(&mut model, &before, &measured);
-        let after = placement(&model, 4).solution;
+        let after = partitioning(&model, 4).solution;
         near(after.decode_ms, measured.times.decode_ms);
         near(after.prefill_ms, measured.times.prefill_ms);
         // Blocks that did not run on the GPU are predicted to be as slow there as those that did.
         near(model.gpus[0].blocks[0].decode_ms, 0.7);
         near(model.cpu[5].prefill_ms[1], 6.0);
-        near(placement(&model, 2).solution.decode_ms, placement(&actual, 2).solution.decode_ms);
+        near(partitioning(&model, 2).solution.decode_ms, partitioning(&actual, 2).solution.decode_ms);
     }
 
     /// Later measurements of other blocks do not change a block's own measurement.
@@ -284,9 +284,9 @@ mod tests {
         actual.cpu[0].decode_ms = 9.0;
         let (mut model, mut feedback) = (problem(1.0, 1.0), CostFeedback::default());
         for on_host in [1, 4] {
-            let placement = placement(&model, on_host);
-            feedback.correct(&mut model, &placement, &run(&actual, on_host));
+            let partitioning = partitioning(&model, on_host);
+            feedback.correct(&mut model, &partitioning, &run(&actual, on_host));
         }
-        near(placement(&model, 1).solution.decode_ms, placement(&actual, 1).solution.decode_ms);
+        near(partitioning(&model, 1).solution.decode_ms, partitioning(&actual, 1).solution.decode_ms);
     }
 }

@@ -127,10 +127,15 @@ fn targets_that_are_met_change_nothing() {
 #[test]
 fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
     let asked = ["--dry-run", "--vram", "6M", "--at-least", "15000", "--first-token-within", "1"];
-    let done =
-        run(&asked).refusal(&["--at-least 15000", "--first-token-within 1", "expected", "MiB of VRAM", "would do"]);
+    let done = run(&asked).refusal(&[
+        "--at-least 15000",
+        "--first-token-within 1",
+        "expected",
+        "MiB of VRAM",
+        "is sufficient",
+    ]);
     assert!(done.stdout.is_empty());
-    run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget would do"]);
+    run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget is sufficient"]);
     run(&["--dry-run", "--vram", "0", "--at-least", "1e12"]).refusal(&["the plan has no GPU"]);
 }
 

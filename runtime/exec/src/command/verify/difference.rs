@@ -5,7 +5,7 @@ use hpp_engine::HostTensor;
 use hpp_schema::DType;
 use serde::Serialize;
 
-/// Largest difference allowed, relative to the largest value of the tensor it is found in.
+/// Largest difference allowed, relative to the largest magnitude in the reference tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Tolerance(pub f64);
@@ -15,7 +15,8 @@ pub struct Tolerance(pub f64);
 pub struct Difference {
     /// Whether type, shape and all bits are equal.
     pub bit_identical: bool,
-    /// Largest absolute difference of two elements; infinite if one of them is NaN or infinite, or the shapes differ.
+    /// Largest absolute difference of two elements; infinite if exactly one of them is NaN, if infinities differ, or if the
+    /// shapes differ.
     #[serde(serialize_with = "finite_or_text")]
     pub max_abs: f64,
     /// `max_abs` divided by the largest magnitude in the reference.

@@ -78,7 +78,7 @@ struct Work {
     bytes: Vec<u8>,
     values: Vec<f32>,
     /// The largest magnitude of each column.
-    most: Vec<f32>,
+    largest: Vec<f32>,
 }
 
 impl Work {
@@ -91,7 +91,7 @@ impl Work {
             }
             _ => self.values.extend(self.bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32())),
         }
-        round_columns(&mut self.values, slabs.inner, slabs.rounding.bits, &mut self.most);
+        round_columns(&mut self.values, slabs.inner, slabs.rounding.bits, &mut self.largest);
         let values = self.values.iter();
         match slabs.dtype {
             DType::Float32 => {
@@ -110,16 +110,16 @@ impl Work {
 }
 
 /// Rounds `[rows, inner]` column by column. Columns of zeros, columns with infinities, and NaNs stay unchanged.
-fn round_columns(values: &mut [f32], inner: usize, bits: u32, most: &mut Vec<f32>) {
+fn round_columns(values: &mut [f32], inner: usize, bits: u32, largest: &mut Vec<f32>) {
     let levels = ((1u32 << (bits - 1)) - 1) as f32;
-    most.clear();
-    most.resize(inner, 0.0);
+    largest.clear();
+    largest.resize(inner, 0.0);
     for row in values.chunks_exact(inner.max(1)) {
-        most.iter_mut().zip(row).for_each(|(most, v)| *most = most.max(v.abs()));
+        largest.iter_mut().zip(row).for_each(|(largest, v)| *largest = largest.max(v.abs()));
     }
     for row in values.chunks_exact_mut(inner.max(1)) {
-        for (value, most) in row.iter_mut().zip(most.iter()) {
-            let rounded = (*value * (levels / most)).round_ties_even() * (most / levels);
+        for (value, largest) in row.iter_mut().zip(largest.iter()) {
+            let rounded = (*value * (levels / largest)).round_ties_even() * (largest / levels);
             *value = if rounded.is_finite() { rounded } else { *value };
         }
     }

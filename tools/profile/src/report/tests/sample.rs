@@ -1,7 +1,7 @@
 //! Profiles as they come out of real runs, in numbers that hang together, without a run.
 
 use crate::report::{BlockWork, Sweep};
-use hpp_partition::{Choice, Mechanisms, NoFit, Phase, Place, Solution, SweepPoint, Where, Work, Workload};
+use hpp_partition::{Choice, Mechanisms, OverBudget, Phase, Place, Solution, SweepPoint, Where, Work, Workload};
 use hpp_schema::*;
 
 pub mod corpus;
@@ -303,8 +303,8 @@ impl Sample {
     }
 }
 
-fn too_small(vram: u64) -> NoFit {
-    NoFit { place: Place::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
+fn too_small(vram: u64) -> OverBudget {
+    OverBudget { place: Place::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
 }
 
 fn solution(blocks: usize, held: usize) -> Solution {

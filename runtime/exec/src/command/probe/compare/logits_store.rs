@@ -5,7 +5,7 @@ use hpp_io::WriteError;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 
-/// StoredRows of float32 in the order in which they were added.
+/// Rows of float32 numbers in the order in which they were added.
 pub(super) struct LogitsStore {
     file: BufWriter<File>,
     /// Length of each row.

@@ -1,15 +1,15 @@
-//! Trying everything on one GPU up to nine blocks: seven choices for each block, forty million placements. Times come from
-//! the simulator, once for each placement of one phase and what it knows of the other; memory from tables over sets of blocks.
+//! Brute force on one GPU for up to nine blocks: seven choices for each block, forty million placements. The simulator computes the time
+//! of each placement of one phase once; tables over sets of blocks hold the memory use.
 
 use super::instances::{from_disk, legal};
 use crate::{Block, BlockKind, Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// Sets of blocks as bits.
+/// A set of blocks, one bit for each.
 type Set = usize;
 
-/// What a placement does with each block, as sets.
+/// A placement as sets of blocks.
 #[derive(Clone, Copy, Default)]
 struct Sets {
     streamed: Set,
@@ -20,10 +20,11 @@ struct Sets {
     copies: [Set; 2],
     state_on_host: Set,
     moved: Set,
-    /// Places of each phase, and whether state visits otherwise than if both were the same, as a number to the base of six.
+    /// For each phase, a number with one digit to base six for each block: its place, and whether its state is swapped differently than
+    /// with the same place in both phases.
     code: [usize; 2],
-    /// The choice of the block before, and the resident partition it is in.
-    before: Option<(Choice, Set)>,
+    /// The choice of the previous block, and the resident partition that it belongs to.
+    previous: Option<(Choice, Set)>,
     /// Bytes of all resident partitions.
     resident_bytes: u64,
 }
@@ -45,8 +46,8 @@ struct Tables<'a> {
     ms: [RefCell<HashMap<usize, f64>>; 2],
 }
 
-/// The least objective of all placements, `None` when nothing fits.
-pub fn try_all(problem: &Problem, objective: Objective, slots: u32) -> Option<f64> {
+/// The smallest objective of all placements, milliseconds; `None` if nothing fits.
+pub fn brute_force_with_tables(problem: &Problem, objective: Objective, slots: u32) -> Option<f64> {
     let tables = Tables::new(problem, slots);
     let legal = legal(problem, Mechanisms::All);
     let mut best = None;
@@ -87,14 +88,15 @@ impl Sets {
         let (problem, bit) = (tables.problem, 1 << block);
         let phases = [choice.prefill, choice.decode];
         let alone = problem.budget.kv == KvHome::Host || problem.cuts.contains(&block);
-        let mut partition = self.before.filter(|(before, _)| *before == choice && !alone).map_or(0, |(_, set)| set);
+        let mut partition =
+            self.previous.filter(|(previous, _)| *previous == choice && !alone).map_or(0, |(_, set)| set);
         if phases.contains(&Where::Resident(0)) {
             self.resident_bytes += tables.weights[partition | bit] - tables.weights[partition];
             partition |= bit;
         }
-        self.before = Some((choice, partition));
+        self.previous = Some((choice, partition));
         let differ = choice.prefill.gpu() != choice.decode.gpu();
-        let put = |set: &mut Set, is_so: bool| *set |= if is_so { bit } else { 0 };
+        let put = |set: &mut Set, selects: bool| *set |= if selects { bit } else { 0 };
         put(&mut self.streamed, phases.contains(&Where::Streamed(0)));
         put(&mut self.on_host, phases.iter().any(|place| *place != Where::Resident(0)));
         put(&mut self.on_cpu, phases.contains(&Where::Cpu));
@@ -106,10 +108,13 @@ impl Sets {
             put(&mut self.on_gpu[phase], place != Where::Cpu);
             put(&mut self.reads[phase], place != Where::Resident(0));
             put(&mut self.copies[phase], place == Where::Streamed(0));
-            let differs = Phase::BOTH[phase];
-            let otherwise =
-                !problem.visits(block, choice, differs).eq(problem.visits(block, Choice::both(place), differs));
-            self.code[phase] += (digit(place) + if otherwise { 3 } else { 0 }) * 6usize.pow(block as u32);
+            let same_place = Choice::both(place);
+            let swaps_differ = !(problem.swap_transfers(block, choice, Phase::BOTH[phase])).eq(problem.swap_transfers(
+                block,
+                same_place,
+                Phase::BOTH[phase],
+            ));
+            self.code[phase] += (digit(place) + if swaps_differ { 3 } else { 0 }) * 6usize.pow(block as u32);
         }
         self
     }
@@ -149,7 +154,7 @@ impl<'a> Tables<'a> {
         }
     }
 
-    /// A phase without what is handed over behind it.
+    /// Time of a phase without the handover, milliseconds.
     fn ms(&self, phase: Phase, code: usize) -> f64 {
         let simulated = || {
             let one = |i: usize| {
@@ -167,16 +172,16 @@ impl<'a> Tables<'a> {
                 }
             };
             let choices: Vec<Choice> = (0..self.problem.blocks.len()).map(one).collect();
-            let over = |i: usize| self.problem.handover_ms(i, choices[i]);
-            let over: f64 = if phase == Phase::Prefill { (0..choices.len()).map(over).sum() } else { 0.0 };
-            simulate(&self.free, &choices, &[self.slots], phase).ms - over
+            let handover = |i: usize| self.problem.handover_ms(i, choices[i]);
+            let handover_ms: f64 = if phase == Phase::Prefill { (0..choices.len()).map(handover).sum() } else { 0.0 };
+            simulate(&self.free, &choices, &[self.slots], phase).ms - handover_ms
         };
         *self.ms[phase as usize].borrow_mut().entry(code).or_insert_with(simulated)
     }
 
     fn evaluate(&self, sets: &Sets, objective: Objective, slots: u32) -> Option<f64> {
         let budget = &self.problem.budget;
-        // Blocks that are on the host in one phase have room of their own for state that lies there.
+        // Blocks that compute on the host in one phase have their own state buffers.
         let (both, one) = (sets.on_gpu[0] & sets.on_gpu[1], sets.on_gpu[0] ^ sets.on_gpu[1]);
         let state = match budget.kv {
             KvHome::Host => self.most_state[both].max(self.most_shared_state[one]) + self.own_state[one],
@@ -190,18 +195,18 @@ impl<'a> Tables<'a> {
         if on_gpu > 0 && on_gpu + budget.margin > budget.vram[0] {
             return None;
         }
-        let beside = self.state[sets.state_on_host] + self.workspace[sets.on_cpu];
+        let state_and_workspace = self.state[sets.state_on_host] + self.workspace[sets.on_cpu];
         let mut disk = [0.0; 2];
         if let Some(ram) = budget.host() {
             let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockKind::Embedding;
             let tables: Set = (0..self.problem.blocks.len()).filter(is_table).map(|i| 1 << i).sum();
-            let packed = |bytes: u64| (bytes * (1000 + budget.packing.more)).div_ceil(1000);
-            let fits = packed(self.weights[sets.on_host]) + beside <= ram;
-            let least = match self.problem.disk_bytes_per_ms {
-                Some(_) => packed(self.largest[sets.on_host & !tables]) + budget.reading,
+            let packed = |bytes: u64| (bytes * (1000 + budget.packing.growth_permille)).div_ceil(1000);
+            let fits = packed(self.weights[sets.on_host]) + state_and_workspace <= ram;
+            let min_weights = match self.problem.disk_bytes_per_ms {
+                Some(_) => packed(self.largest[sets.on_host & !tables]) + budget.read_ahead,
                 None => packed(self.weights[sets.on_host]),
             };
-            if !fits && least + beside > ram {
+            if !fits && min_weights + state_and_workspace > ram {
                 return None;
             }
             let rate = self.problem.disk_bytes_per_ms.unwrap_or(f64::INFINITY);
@@ -210,14 +215,14 @@ impl<'a> Tables<'a> {
                 let read = sets.reads[phase] & !tables;
                 let (reads, largest) = (packed(self.weights[read]), packed(self.largest[read]));
                 let copied = packed(self.weights[sets.copies[phase] & !tables]);
-                // f W + (1 - f) l = R; the rest is brought.
-                let missing = || {
-                    let room = ram - beside - budget.reading;
+                // The pinned share f solves f W + (1 - f) l = R; a pass reads the rest.
+                let disk_bytes = || {
+                    let room = ram - state_and_workspace - budget.read_ahead;
                     let share = (room as f64 - largest as f64) / (reads as f64 - largest as f64);
                     if reads <= room { 0 } else { from_disk(self.problem, [reads, copied], share) }
                 };
-                let missing = if fits { 0 } else { missing() };
-                disk[phase] = passes[phase] * missing as f64 / rate;
+                let disk_bytes = if fits { 0 } else { disk_bytes() };
+                disk[phase] = passes[phase] * disk_bytes as f64 / rate;
             }
         }
         let ms = |phase: usize| self.ms(Phase::BOTH[phase], sets.code[phase]).max(disk[phase]);
@@ -231,10 +236,10 @@ impl<'a> Tables<'a> {
 
     fn handover(&self, sets: &Sets) -> f64 {
         let gpu = &self.problem.gpus[0];
-        let way = |set: Set, rate: f64| {
+        let copy_ms = |set: Set, rate: f64| {
             let moved = set & sets.moved;
             self.state_tensors[moved] as f64 * gpu.latency_ms + self.state[moved] as f64 / rate
         };
-        way(sets.on_gpu[0], gpu.from_device) + way(sets.on_gpu[1], gpu.to_device)
+        copy_ms(sets.on_gpu[0], gpu.from_device) + copy_ms(sets.on_gpu[1], gpu.to_device)
     }
 }

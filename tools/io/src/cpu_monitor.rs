@@ -1,8 +1,8 @@
 //! How much of the machine's CPU time other processes take while this one measures.
 
-/// Counts CPU time from a moment on.
+/// Counts CPU time since its start.
 #[derive(Debug)]
-pub struct CpuShare {
+pub struct CpuMonitor {
     start: Option<Ticks>,
 }
 
@@ -26,20 +26,20 @@ struct Ticks {
     own: u64,
 }
 
-impl CpuShare {
+impl CpuMonitor {
     /// Starts counting; `child` is the process id of a running child, whose time counts as this process's.
     pub fn start(child: Option<u32>) -> Self {
-        CpuShare { start: ticks(child) }
+        CpuMonitor { start: ticks(child) }
     }
 
-    /// CPU time since the start. `None` if the system does not tell, or if no time has passed.
+    /// CPU time since the start. `None` if the system does not report it, or if no time has passed.
     pub fn since_start(&self, child: Option<u32>) -> Option<CpuTime> {
         between(self.start?, ticks(child)?)
     }
 
     /// The share of the machine's CPU time that other processes took since the start, 0 to 1. `None` as
     /// [`since_start`](Self::since_start).
-    pub fn others(&self, child: Option<u32>) -> Option<f64> {
+    pub fn others_share(&self, child: Option<u32>) -> Option<f64> {
         self.since_start(child).map(CpuTime::others_share)
     }
 }
@@ -100,9 +100,9 @@ mod tests {
     fn our_own_time_and_that_of_a_child_are_not_counted() {
         let mut child = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let id = Some(child.id());
-        let (with, without) = (CpuShare::start(id), CpuShare::start(None));
+        let (with, without) = (CpuMonitor::start(id), CpuMonitor::start(None));
         std::thread::sleep(std::time::Duration::from_millis(400));
-        let (with, without) = (with.others(id).unwrap(), without.others(None).unwrap());
+        let (with, without) = (with.others_share(id).unwrap(), without.others_share(None).unwrap());
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(with < without, "{with} with the child counted as ours, {without} with it counted among the others");

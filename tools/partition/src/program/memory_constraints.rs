@@ -1,0 +1,181 @@
+//! Memory constraints: the memory that the chosen block counts use on each device is within its budget. The time bound for reading from
+//! disk uses the same expressions. In units of [`Program::memory_unit`].
+
+use super::Program;
+use super::linear::LinearExpr;
+use crate::memory::{may_read_disk, state_on_host};
+use crate::regions::{KeysOf, large_shared, shared};
+use crate::{Choice, KvHome, Phase, Where};
+use std::collections::BTreeMap;
+
+/// Adds the memory limits of all devices to the program.
+pub(super) fn add_memory_constraints(program: &mut Program) {
+    for gpu in 0..program.problem.budget.vram.len() {
+        add_gpu_limit(program, gpu);
+    }
+    if let Some(ram) = program.problem.budget.host() {
+        let host = host_demand(program);
+        program.limit(&host, ram);
+    }
+}
+
+/// Adds the memory limit of one GPU.
+pub(super) fn add_gpu_limit(program: &mut Program, gpu: usize) {
+    let problem = program.problem;
+    let uses_gpu = move |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu() == Some(gpu));
+    let is_streamed = move |choice: Choice| choice.is_streamed_to(gpu);
+    let mut fixed = program.weights(|choice| choice.is_resident_on(gpu));
+    let workspace = program.max_over_selected(uses_gpu, |i| problem.blocks[i].workspace_bytes);
+    fixed.add(&workspace, 1.0);
+    let constants = program.distinct_bytes(|block| block.streamed.constants(), |_| true, is_streamed);
+    fixed.add(&constants, 1.0);
+    let slot = program.max_over_selected(is_streamed, |i| problem.streamed_bytes(i));
+    fixed.add(&slot, program.goal.slots[gpu].into());
+    let limit = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
+    match problem.budget.kv {
+        KvHome::Device => {
+            for phase in Phase::BOTH {
+                let state = program.state(|choice| choice.of(phase).gpu() == Some(gpu));
+                program.limit(&fixed.clone().plus(&state, 1.0), limit);
+            }
+        }
+        // Blocks that compute on the host in one phase have their own state buffers, if the state is updated in place. The others share
+        // a buffer for the largest state.
+        KvHome::Host => {
+            let kv = |i: usize| problem.blocks[i].kv_bytes;
+            let has_growing_state = |i: usize| problem.blocks[i].kv_grows.is_some();
+            let uses_gpu_and_host = move |choice: Choice| uses_gpu(choice) && uses_host(choice);
+            let uses_gpu_only = move |choice: Choice| uses_gpu(choice) && !uses_host(choice);
+            let largest_gpu_only_state = program.max_over_selected(uses_gpu_only, kv);
+            fixed.add(&program.state_of(|i| !has_growing_state(i), uses_gpu_and_host), 1.0);
+            let largest_growing_state =
+                program.max_over_selected(uses_gpu_and_host, |i| if has_growing_state(i) { kv(i) } else { 0 });
+            program.limit(&fixed.clone().plus(&largest_gpu_only_state, 1.0), limit);
+            program.limit(&fixed.plus(&largest_growing_state, 1.0), limit);
+        }
+    }
+}
+
+/// Whether the block computes on the host in at least one phase.
+fn uses_host(choice: Choice) -> bool {
+    Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Cpu)
+}
+
+/// Demand on host memory.
+pub(super) fn host_demand(program: &mut Program) -> LinearExpr {
+    let problem = program.problem;
+    let read_whole = |i: usize| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) };
+    let weights = match may_read_disk(problem, program.goal.mechanisms) {
+        true => program.max_over_selected(Choice::on_host, read_whole),
+        false => program.weights(Choice::on_host),
+    };
+    state_and_workspace(program).plus(&weights, problem.budget.packing.growth_factor())
+}
+
+/// Demand on host memory other than weights.
+pub(super) fn state_and_workspace(program: &mut Program) -> LinearExpr {
+    let problem = program.problem;
+    let workspace = program.max_over_selected(uses_host, |i| problem.blocks[i].workspace_bytes);
+    workspace.plus(&program.state(|choice| state_on_host(problem, choice)), 1.0)
+}
+
+impl Program<'_> {
+    /// Limits memory use to `bytes`, with a small tolerance: the solver rounds, and a placement that fits exactly must stay feasible.
+    /// The evaluator counts exactly.
+    fn limit(&mut self, used: &LinearExpr, bytes: u64) {
+        self.model.at_most(used, bytes as f64 / self.memory_unit * (1.0 + 1e-9) + 1e-6);
+    }
+
+    /// State of the blocks with a selected choice.
+    fn state(&self, selects: impl Fn(Choice) -> bool) -> LinearExpr {
+        self.state_of(|_| true, selects)
+    }
+
+    /// State of the blocks with a selected choice that `includes` selects.
+    fn state_of(&self, includes: impl Fn(usize) -> bool, selects: impl Fn(Choice) -> bool) -> LinearExpr {
+        let mut state = LinearExpr::default();
+        for (region, class) in self.classes() {
+            let kv = |i: usize| if includes(i) { self.problem.blocks[i].kv_bytes as f64 } else { 0.0 };
+            let bytes = self.min_of_class(region, class, kv);
+            state.add(&self.count(region, class, &selects), bytes / self.memory_unit);
+        }
+        state
+    }
+
+    /// Weights of the blocks with a selected choice, each weight once.
+    fn weights(&mut self, selects: impl Fn(Choice) -> bool) -> LinearExpr {
+        self.distinct_bytes(|block| &block.weights, |_| true, selects)
+    }
+
+    /// Bytes of the blocks with a selected choice, each key once; only of classes whose blocks `includes` selects.
+    pub(super) fn distinct_bytes(
+        &mut self,
+        keys_of: KeysOf,
+        includes: impl Fn(usize) -> bool,
+        selects: impl Fn(Choice) -> bool,
+    ) -> LinearExpr {
+        let problem = self.problem;
+        let mut total = LinearExpr::default();
+        // By key: the bytes, and a variable that is at least 1 if a block that reads the weight is selected.
+        let mut shared_weights: BTreeMap<u32, (u64, LinearExpr)> = BTreeMap::new();
+        for (region, class) in self.classes() {
+            let count = self.count(region, class, &selects);
+            let members = &self.regions[region].classes[class];
+            if count.is_zero() || !members.iter().all(|i| includes(*i)) {
+                continue;
+            }
+            let unshared = |i: usize| {
+                let all: u64 = keys_of(&problem.blocks[i]).iter().map(|(_, bytes)| bytes).sum();
+                all - shared(problem, keys_of, i).values().sum::<u64>()
+            };
+            total.add(&count, self.min_of_class(region, class, |i| unshared(i) as f64) / self.memory_unit);
+            // A weight that all blocks of the class share counts as soon as one of them is on the device.
+            let mut shared_by_all = shared(problem, keys_of, members[0]);
+            for member in &members[1..] {
+                let of_member = shared(problem, keys_of, *member);
+                shared_by_all.retain(|key, _| of_member.contains_key(key));
+            }
+            let large = large_shared(problem, keys_of, members[0]);
+            for (key, bytes) in shared_by_all {
+                let selected = self.any_selected(&count, members.len(), large.contains_key(&key));
+                let (_, on_device) = shared_weights.entry(key).or_insert_with(|| (bytes, self.model.nonnegative(0.0)));
+                self.model.at_least(on_device, &selected);
+            }
+        }
+        for (bytes, on_device) in shared_weights.into_values() {
+            total.add(&on_device, bytes as f64 / self.memory_unit);
+        }
+        total
+    }
+
+    /// Indicator that a count of at most `members` is positive; without `exactly`, its linear relaxation `count / members`.
+    fn any_selected(&mut self, count: &LinearExpr, members: usize, exactly: bool) -> LinearExpr {
+        if members == 1 {
+            return count.clone();
+        }
+        if !exactly {
+            return LinearExpr::default().plus(count, 1.0 / members as f64);
+        }
+        let indicator = self.model.integer(1);
+        self.model.at_least(&LinearExpr::default().plus(&indicator, members as f64), count);
+        indicator
+    }
+
+    /// Upper bound of a number of the blocks with a selected choice. Invariant: at least the number of every selected class.
+    fn max_over_selected(&mut self, selects: impl Fn(Choice) -> bool, number: impl Fn(usize) -> u64) -> LinearExpr {
+        if (0..self.problem.blocks.len()).all(|i| number(i) == 0) {
+            return LinearExpr::default();
+        }
+        let max = self.model.nonnegative(0.0);
+        for (region, class) in self.classes() {
+            let size = self.min_of_class(region, class, |i| number(i) as f64) / self.memory_unit;
+            let count = self.count(region, class, &selects);
+            if size == 0.0 || count.is_zero() {
+                continue;
+            }
+            let selected = self.any_selected(&count, self.regions[region].classes[class].len(), true);
+            self.model.at_least(&max, &LinearExpr::default().plus(&selected, size));
+        }
+        max
+    }
+}
