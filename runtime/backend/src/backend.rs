@@ -117,6 +117,13 @@ impl OrtBackend {
             if !known {
                 let id = MemoryId(self.places.borrow().len() as u32);
                 let (turn, streams) = (self.runtime.turn(provider), self.runtime.streams(provider, number));
+                tracing::info!(
+                    provider = provider.name(),
+                    number,
+                    device = crate::create_session::describe(&device),
+                    streams = streams.is_some(),
+                    "device in use"
+                );
                 let place = Place::device(id, &self.runtime.environment, &device, turn, streams)?;
                 self.places.borrow_mut().push(Rc::new(place));
             }

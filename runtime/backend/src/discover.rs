@@ -115,11 +115,13 @@ impl Search {
                 Ok(None) => continue,
                 Ok(Some(path)) => path,
                 Err(problem) => {
+                    tracing::debug!(%origin, problem, "no ONNX Runtime there");
                     tried.push(Tried { origin, path: None, problem: Some(problem) });
                     continue;
                 }
             };
             let problem = examine(&path, origin).and_then(|()| usable(&path)).err();
+            tracing::debug!(%origin, path = %path.display(), problem, "ONNX Runtime looked for");
             let taken = problem.is_none();
             tried.push(Tried { origin, path: Some(path.clone()), problem });
             if taken {

@@ -31,6 +31,11 @@ const EXPECTED: [&str; 3] = [
 /// Most different messages remembered; a library that says more is repeated rather than remembered for ever.
 const MOST: usize = 1000;
 
+/// The least severe messages that ONNX Runtime is asked for: more than warnings only if the log shows them.
+pub(crate) fn wanted_level() -> LogLevel {
+    if tracing::enabled!(target: "onnxruntime", tracing::Level::TRACE) { LogLevel::Info } else { LogLevel::Warning }
+}
+
 impl Log {
     pub fn new(reporter: Arc<dyn Reporter>) -> Self {
         Log { reporter: Mutex::new(reporter), said: Mutex::default(), kept_on_host: Mutex::default() }
@@ -47,6 +52,12 @@ impl Log {
     }
 
     pub fn receive(&self, level: LogLevel, message: &str) {
+        match level {
+            LogLevel::Verbose | LogLevel::Info => tracing::trace!(target: "onnxruntime", "{}", message.trim()),
+            LogLevel::Warning | LogLevel::Error | LogLevel::Fatal => {
+                tracing::debug!(target: "onnxruntime", ?level, "{}", message.trim());
+            }
+        }
         if level < LogLevel::Warning || EXPECTED.iter().any(|known| message.starts_with(known)) {
             return;
         }

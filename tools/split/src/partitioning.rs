@@ -32,11 +32,30 @@ pub struct Partitioning {
 
 /// Decides where every block computes.
 pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
+    let problem = &request.problem;
+    let budget = &problem.budget;
+    tracing::info!(
+        blocks = problem.blocks.len(),
+        vram = ?budget.vram,
+        ram = budget.ram,
+        margin = budget.margin,
+        disk_bytes_per_ms = problem.disk_bytes_per_ms,
+        "planning problem"
+    );
     let (solution, by_hand) = choose(request, args)?;
     let placement = match by_hand {
         true => Partitioning::new(request, args.partitions, solution, true),
         false => from_planner(request, args, solution),
     };
+    let Solution { objective_ms, bound_ms, proven, ref slots, .. } = placement.solution;
+    let gap = placement.solution.gap();
+    let partitions = placement.partitions.len();
+    tracing::info!(by_hand, partitions, ?slots, objective_ms, bound_ms, gap, proven, "placement chosen");
+    for partition in &placement.partitions {
+        let blocks = &problem.blocks[partition.blocks.clone()];
+        let (first, last) = (blocks.first().map(|block| &*block.label), blocks.last().map(|block| &*block.label));
+        tracing::debug!(first, last, prefill = %partition.choice.prefill, decode = %partition.choice.decode, "partition");
+    }
     placement.check(request)?;
     refuse_split_kv(&request.problem.blocks, &placement.solution.choices, args.kv)?;
     refuse_too_many(&placement.partitions, args.max_partitions)?;

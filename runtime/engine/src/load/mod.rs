@@ -22,6 +22,7 @@ use hpp_schema::{ByteSize, DType, Partition, Plan, Provider, Severity};
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
 use std::path::Path;
+use tracing::{debug, info};
 
 pub(crate) fn load<B: Backend>(
     plan: &Plan,
@@ -96,7 +97,10 @@ pub(crate) fn load<B: Backend>(
     runtime.synchronize()?;
     runtime.watch.loaded()?;
     runtime.weights.fetch_ahead(&runtime.pool)?;
-    runtime.recorder.telemetry.load = backend.now().saturating_sub(started);
+    let load = backend.now().saturating_sub(started);
+    runtime.recorder.telemetry.load = load;
+    let resident = runtime.pool.backend.memory_use().resident;
+    info!(stages = program.stages.iter().count(), context, resident, ms = load.as_millis(), "plan loaded");
     Ok(Engine { program, runtime })
 }
 
@@ -205,7 +209,10 @@ impl StreamedWeights<'_> {
             return Ok(());
         }
         if runtime.weights.disk.wants_warm_up() {
+            let started = runtime.pool.backend.now();
             runtime.warm_up(self.program)?;
+            let ms = runtime.pool.backend.now().saturating_sub(started).as_millis();
+            info!(ms, "warm-up runs done, to see which weights runs read");
         }
         let resident = runtime.pool.backend.memory_use().resident;
         let is_fallback = self.gpu_fallback(&runtime.recorder.telemetry.stages);
@@ -220,13 +227,16 @@ impl StreamedWeights<'_> {
         let total = wanted.iter().copied().fold(0, u64::saturating_add);
         let pinned = budget.pinned(plan, total, &fallen_back, resident);
         let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
+        let (limit, window) = (budget.limit(), budget.window(plan, &fallen_back));
+        info!(limit, resident, window, planned = total, pinned, fallen_back = fallen_back.len(), "host memory budget");
         for (id, stage) in self.program.stages.entries() {
             let bytes = (share * wanted[stage.partition.index()] as f64) as u64;
+            debug!(stage = %stage.name, planned = wanted[stage.partition.index()], pinned = bytes, "weights pinned in host memory");
             let warning = runtime.weights.disk.pin_and_stream(id, bytes);
             let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
             warning.iter().for_each(|warning| self.reporter.warning(warning));
         }
-        runtime.weights.disk.set_window(budget.window(plan, &fallen_back));
+        runtime.weights.disk.set_window(window);
         runtime.weights.disk.set_order(&self.program.run_order(&runtime.route));
         runtime.weights.fetch_ahead(&runtime.pool)?;
         self.warn_if_over_limit(runtime.pool.backend.memory_use().resident);
