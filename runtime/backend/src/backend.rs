@@ -113,6 +113,13 @@ impl OrtBackend {
             if !known {
                 let id = MemoryId(self.spaces.borrow().len() as u32);
                 let (lock, streams) = (self.runtime.device_lock(provider), self.runtime.streams(provider, number));
+                tracing::info!(
+                    provider = provider.name(),
+                    number,
+                    device = crate::create_session::describe(&device),
+                    streams = streams.is_some(),
+                    "device in use"
+                );
                 let space = MemorySpace::device(id, &self.runtime.environment, &device, lock, streams)?;
                 self.spaces.borrow_mut().push(Rc::new(space));
             }

@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::PoisonError;
+use tracing::info;
 
 /// A session with the provider it got, and those that were not to be had.
 pub(crate) struct Provided {
@@ -65,7 +66,10 @@ pub(crate) fn provide(
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // What the host cannot do is no matter of providers: say it as it is.
             Err(error) if provider == Provider::Cpu => return Err(error),
-            Err(error) => refused.push((provider, error.to_string())),
+            Err(error) => {
+                info!(partition = spec.partition, provider = provider.name(), %error, "provider refused");
+                refused.push((provider, error.to_string()));
+            }
         }
     }
     Err(BackendError::NoProvider { refused })
@@ -87,7 +91,15 @@ fn attempt(
             if can_come_from_disk(spec, reporter) {
                 return from_disk(runtime, spec, (control, reporter, loading));
             }
-            let packed = spec.host_kernels.packed || has_room_to_pack(spec.weight_bytes);
+            let must_pack = spec.host_kernels.packed;
+            let packed = must_pack || has_room_to_pack(spec.weight_bytes);
+            info!(
+                partition = spec.partition,
+                packed,
+                must_pack,
+                memory_limit = os::memory_limit(),
+                "weights in memory"
+            );
             let builder = on_host(runtime, spec, packed)?;
             if !packed {
                 return Ok(in_memory(commit(builder, spec, control)?, host_name(runtime), Vec::new()));
@@ -150,6 +162,7 @@ fn from_disk(
     // Tables of which a token reads one row are not packed.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
     let prepared = spec.prepared.filter(|_| !is_table && spec.host_kernels.packed);
+    info!(partition = spec.partition, is_table, prepared = prepared.is_some(), residency = ?spec.residency, "weights on disk");
     let (file, dir) = match &prepared {
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());

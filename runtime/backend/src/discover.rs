@@ -115,11 +115,13 @@ impl LibrarySearch {
                 Ok(None) => continue,
                 Ok(Some(path)) => path,
                 Err(problem) => {
+                    tracing::debug!(%origin, problem, "no ONNX Runtime there");
                     tried.push(TriedLibrary { origin, path: None, problem: Some(problem) });
                     continue;
                 }
             };
             let problem = examine(&path, origin).and_then(|()| load(&path)).err();
+            tracing::debug!(%origin, path = %path.display(), problem, "ONNX Runtime looked for");
             let is_loaded = problem.is_none();
             tried.push(TriedLibrary { origin, path: Some(path.clone()), problem });
             if is_loaded {

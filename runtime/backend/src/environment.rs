@@ -135,6 +135,13 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
     let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
     let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
     let plugins = Plugins::new(&found.path, options.webgpu_plugin.as_deref());
+    tracing::info!(
+        library = %found.path.display(),
+        build = ort::info(),
+        threads,
+        waiting = ?options.waiting,
+        "ONNX Runtime loaded"
+    );
     Ok(Runtime {
         environment,
         found,
@@ -187,7 +194,7 @@ fn environment(
         .with_logger(Arc::new(move |level, _: &str, _: &str, _: &str, message: &str| log.receive(level, message)))
         .build()
         .map_err(failed("initialise ONNX Runtime"))?;
-    environment.set_log_level(ort::logging::LogLevel::Warning);
+    environment.set_log_level(crate::log::wanted_level());
     crate::raw::arena::share(&environment)?;
     Ok(environment)
 }

@@ -28,6 +28,11 @@ const EXPECTED: [&str; 3] = [
 /// Most messages remembered. Beyond this the memory is cleared and messages may repeat.
 const MAX_REMEMBERED: usize = 1000;
 
+/// The least severe messages that ONNX Runtime is asked for: more than warnings only if the log shows them.
+pub(crate) fn wanted_level() -> LogLevel {
+    if tracing::enabled!(target: "onnxruntime", tracing::Level::TRACE) { LogLevel::Info } else { LogLevel::Warning }
+}
+
 impl Log {
     pub fn new(reporter: Arc<dyn Reporter>) -> Self {
         Log { reporter: Mutex::new(reporter), forwarded: Mutex::default(), kept_on_host: Mutex::default() }
@@ -45,6 +50,15 @@ impl Log {
 
     /// Takes a message of ONNX Runtime.
     pub fn receive(&self, level: LogLevel, message: &str) {
+        match level {
+            LogLevel::Verbose | LogLevel::Info => tracing::trace!(target: "onnxruntime", "{}", message.trim()),
+            LogLevel::Warning | LogLevel::Error | LogLevel::Fatal => {
+                tracing::debug!(target: "onnxruntime", ?level, "{}", message.trim());
+            }
+        }
+        if level < LogLevel::Warning || EXPECTED.iter().any(|known| message.starts_with(known)) {
+            return;
+        }
         let message = message.trim();
         if level < LogLevel::Warning || EXPECTED.iter().any(|start| message.starts_with(start)) {
             return;

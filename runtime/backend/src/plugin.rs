@@ -34,8 +34,8 @@ impl Plugins {
     pub fn get(&self, environment: &Environment, provider: Provider) -> Option<&Plugin> {
         match provider {
             Provider::Cpu => None,
-            Provider::Cuda => Some(self.cuda.get_or_init(|| self.register_cuda(environment))),
-            Provider::Webgpu => Some(self.webgpu.get_or_init(|| self.register_webgpu(environment))),
+            Provider::Cuda => Some(self.cuda.get_or_init(|| logged(provider, self.register_cuda(environment)))),
+            Provider::Webgpu => Some(self.webgpu.get_or_init(|| logged(provider, self.register_webgpu(environment)))),
         }
     }
 
@@ -57,6 +57,11 @@ impl Plugins {
             None => absent("onnxruntime-ep-webgpu"),
         }
     }
+}
+
+fn logged(provider: Provider, plugin: Plugin) -> Plugin {
+    tracing::info!(provider = provider.name(), library = ?plugin.path, problem = plugin.problem, "provider's library");
+    plugin
 }
 
 fn absent(package: &str) -> Plugin {

@@ -14,8 +14,6 @@ pub trait Reporter: Send + Sync {
     /// The weights of a partition that is being loaded are written to `dir` in the layout that kernels want: once, for all later
     /// starts. Those of all partitions will take about so many bytes there.
     fn preparing(&self, _partition: &str, _dir: &Path, _about: u64) {}
-    /// A partition is ready.
-    fn loaded(&self, _partition: &str, _provider: Provider, _processor: &str, _millis: f64) {}
     /// A partition runs on another provider than the plan prefers.
     fn fallback(&self, _partition: &str, _wanted: Provider, _got: Provider, _reason: &str) {}
     /// Something a person should know, once.

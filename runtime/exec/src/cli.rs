@@ -211,7 +211,8 @@ pub struct LibraryArgs {
     /// Threads that all partitions share [default: one for each physical core].
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Print more on stderr.
+    /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by module, such as
+    /// HPP_LOG=info,hpp_backend=debug. HPP_LOG also holds for hpp-split, which plans a MODEL.
     #[arg(long, short = 'v', action = ArgAction::Count)]
     pub verbose: u8,
     /// Print only errors on stderr.

@@ -5,19 +5,17 @@ use hpp_engine::{Reporter, listed};
 use hpp_schema::{ByteSize, Provider};
 use indicatif::ProgressBar;
 use std::collections::{BTreeMap, HashSet};
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// How much is printed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Errors only.
     Quiet,
-    /// Warnings and the summary at the end.
+    /// Warnings, progress and the summary at the end.
     Normal,
-    /// Also each step of loading, and settings chosen by default.
-    Detailed,
 }
 
 /// Prints everything that is not a result.
@@ -61,7 +59,7 @@ impl Console {
 
     /// Whether only errors are printed.
     pub fn is_quiet(&self) -> bool {
-        self.level < Level::Normal
+        self.level == Level::Quiet
     }
 
     /// Prints a message unless the console is quiet.
@@ -69,18 +67,6 @@ impl Console {
         if !self.is_quiet() {
             self.line(text);
         }
-    }
-
-    /// Prints a message at the detailed level only.
-    pub fn debug(&self, text: &str) {
-        if self.level >= Level::Detailed {
-            self.line(text);
-        }
-    }
-
-    /// Prints a part of an error message, at every level.
-    pub fn error(&self, text: &str) {
-        self.line(text);
     }
 
     /// Prints a warning, each text once.
@@ -110,9 +96,6 @@ impl Console {
     pub fn loading_done(&self, has_device: impl Fn(Provider) -> bool) {
         self.idle();
         let fallbacks = std::mem::take(&mut *self.fallbacks.lock().unwrap_or_else(PoisonError::into_inner));
-        for fallback in &fallbacks {
-            self.debug(&format!("{} not on {}: {}", fallback.partition, fallback.wanted.name(), fallback.reason));
-        }
         fallback_warnings(&fallbacks, has_device).iter().for_each(|text| self.warn(text));
     }
 
@@ -141,8 +124,7 @@ impl Console {
         if io::stderr().is_terminal() {
             display.draw();
         } else if let Some(text) = display.activity.as_mut().and_then(Activity::line_if_due) {
-            // A closed stderr is not an error of the command.
-            let _ = writeln!(io::stderr(), "{text}");
+            hpp_io::line_to_stderr(&text);
         }
         display.has_thread = display.activity.is_some();
         display.has_thread
@@ -152,9 +134,9 @@ impl Console {
         self.display.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn line(&self, text: &str) {
-        // A closed stderr is not an error of the command.
-        let write = || drop(writeln!(io::stderr(), "{text}"));
+    /// Prints a line above the progress bar, also if the console is quiet: a part of an error message, or of the log.
+    pub fn line(&self, text: &str) {
+        let write = || hpp_io::line_to_stderr(text);
         match &self.display().bar {
             Some(bar) => bar.suspend(write),
             None => write(),
@@ -199,17 +181,15 @@ fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Provide
 }
 
 impl Reporter for Console {
-    fn checking_files(&self, files: usize) {
-        self.debug(&format!("checking {files} files"));
+    fn checking_files(&self, _: usize) {
         self.working("checking the plan's files (at each start)");
     }
 
     fn comparing(&self, file: &str, bytes: u64) {
-        let text = format!("comparing all {} of {file} with the plan", ByteSize(bytes).human());
         // Takes half a second from the page cache and several from a disk.
-        match bytes >= 2 << 30 {
-            true => self.info(&format!("{text}: the file is new or was modified")),
-            false => self.debug(&text),
+        if bytes >= 2 << 30 {
+            let bytes = ByteSize(bytes).human();
+            self.info(&format!("comparing all {bytes} of {file} with the plan: the file is new or was modified"));
         }
     }
 
@@ -222,10 +202,6 @@ impl Reporter for Console {
         if let Some(activity) = display.activity.take() {
             display.activity = Some(activity.preparing(partition, dir, expected_bytes));
         }
-    }
-
-    fn loaded(&self, partition: &str, provider: Provider, processor: &str, millis: f64) {
-        self.debug(&format!("{partition}: {} on {processor}, loaded in {millis:.0} ms", provider.name()));
     }
 
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {

@@ -9,7 +9,7 @@ use hpp_engine::EngineError;
 use hpp_generate::sampling::SamplingError;
 use hpp_generate::text::{TemplateError, TokenizerError};
 use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
-use hpp_io::{StdoutError, WriteError};
+use hpp_io::{LogFilterError, StdoutError, WriteError};
 use hpp_schema::ByteSize;
 use std::io;
 use std::path::PathBuf;
@@ -42,6 +42,8 @@ pub enum ExecError {
     Output(#[from] StdoutError),
     #[error(transparent)]
     Planning(#[from] PlanningError),
+    #[error(transparent)]
+    LogFilter(#[from] LogFilterError),
     /// The options contradict each other or do not fit the model.
     #[error("{message}")]
     Usage { message: String, hint: String },
@@ -122,6 +124,7 @@ impl ExecError {
             ExecError::Library(e) => e.hint(),
             ExecError::Prompt(e) => e.hint()?,
             ExecError::Inputs(e) => e.hint(),
+            ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",
             ExecError::Output(_) => "free space where stdout goes, or send it elsewhere",

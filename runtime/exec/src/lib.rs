@@ -21,9 +21,9 @@ pub mod runtime;
 pub mod settings;
 pub mod tensors;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, LibraryArgs};
 use command::CommandContext;
-use console::{Console, Level};
+use console::Console;
 use error::ExecError;
 use hpp_engine::EngineError;
 use interrupt::Interrupt;
@@ -34,8 +34,9 @@ use std::sync::Arc;
 
 /// Runs the command line. Returns the exit code of the process.
 pub fn run(cli: Cli) -> u8 {
-    let console = Console::new(level(&cli));
-    let outcome = perform(cli, &console);
+    let args = library_args(&cli);
+    let console = Console::new(args.level());
+    let outcome = log(args.verbose, &console).and_then(|()| perform(cli, &console));
     // A failed load may have fallen back before it failed: print every fallback, as any may be the cause.
     console.loading_done(|_| true);
     match outcome {
@@ -47,6 +48,12 @@ pub fn run(cli: Cli) -> u8 {
             error.code()
         }
     }
+}
+
+/// Logs through the console, which prints lines above its progress bar.
+fn log(verbose: u8, console: &Arc<Console>) -> Result<(), ExecError> {
+    let console = Arc::clone(console);
+    Ok(hpp_io::log_to(verbose, move |line| console.line(line))?)
 }
 
 fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
@@ -73,12 +80,12 @@ fn plan_model(task: &mut Task, console: &Console) -> Result<Option<CachedPlan>, 
     Ok(cached)
 }
 
-fn level(cli: &Cli) -> Level {
+fn library_args(cli: &Cli) -> &LibraryArgs {
     match &cli.command {
-        None => cli.run.runtime.library.level(),
-        Some(Command::Devices(args)) => args.library.level(),
-        Some(Command::Verify(args)) => args.runtime.library.level(),
-        Some(Command::Bench(args)) => args.runtime.library.level(),
-        Some(Command::Probe(args)) => args.level(),
+        None => &cli.run.runtime.library,
+        Some(Command::Devices(args)) => &args.library,
+        Some(Command::Verify(args)) => &args.runtime.library,
+        Some(Command::Bench(args)) => &args.runtime.library,
+        Some(Command::Probe(args)) => args,
     }
 }

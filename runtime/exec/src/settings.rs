@@ -147,11 +147,7 @@ impl SamplingArgs {
 impl LibraryArgs {
     /// How much to print.
     pub fn level(&self) -> Level {
-        match (self.quiet, self.verbose) {
-            (true, _) => Level::Quiet,
-            (false, 0) => Level::Normal,
-            (false, _) => Level::Detailed,
-        }
+        if self.quiet { Level::Quiet } else { Level::Normal }
     }
 }
 

@@ -57,6 +57,24 @@ fn embeddings_are_looked_up_for_models_that_take_them() {
 }
 
 #[test]
+fn the_log_shows_how_a_plan_is_loaded_and_no_token() {
+    let plan = PlanDir::new(LLAMA, 64);
+    let (path, prompt) = (plan.path(), plan.prompt());
+    let events = |new_tokens| {
+        let args = ["--tokens", &prompt, "-n", new_tokens, "--ignore-eos", "--json"];
+        let mut command = command([path.to_str().unwrap()].into_iter().chain(args));
+        let ran = Ran::of(command.env("HPP_LOG", "hpp=trace").output().unwrap()).ok();
+        assert!(ran.json()["tokens"].as_array().unwrap().len() > 1);
+        ran.stderr.lines().filter(|line| line.contains(" hpp_")).map(str::to_owned).collect::<Vec<_>>()
+    };
+    let events = [events("2"), events("24")];
+    for event in ["ONNX Runtime loaded", "files of the plan verified", "session loaded", "plan loaded"] {
+        assert!(events[0].iter().any(|line| line.contains(event)), "{event}: {events:?}");
+    }
+    assert_eq!(events[0].len(), events[1].len(), "{events:?}");
+}
+
+#[test]
 fn streamed_text_is_the_reported_text_and_the_tokenizers() {
     let plan = PlanDir::new(LLAMA, 64);
     let args = ["--prompt", "hello there", "--max-new", "20", "--ignore-eos"];

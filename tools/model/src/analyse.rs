@@ -9,6 +9,8 @@ use hpp_graph::{Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::Model;
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::path::Path;
+use std::time::Instant;
+use tracing::{debug, info};
 
 /// Name of the graph input that selects the positions to compute logits for.
 pub const LOGIT_POSITIONS: &str = "hpp.logit_positions";
@@ -58,7 +60,16 @@ pub enum LogitsMode {
 
 /// Reads and analyses a model. `context` is the context length to plan for, tokens.
 pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<Analysis, ModelError> {
+    let started = Instant::now();
     let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
+    info!(
+        path = %model.path().display(),
+        nodes = model.graph_proto().node.len(),
+        weights = model.graph_proto().initializer.len(),
+        bytes = model.weights().files.iter().map(|file| file.bytes).sum::<u64>(),
+        ms = started.elapsed().as_millis(),
+        "model read"
+    );
     let config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
@@ -80,6 +91,21 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
     refuse_states_without_axes(&analysis)?;
     refuse_states_beyond_64_bits(&analysis)?;
     analysis.before = before;
+    let blocks = &analysis.segmentation.blocks;
+    info!(
+        kind = ?analysis.kind,
+        blocks = blocks.len(),
+        classes = blocks.iter().map(|block| block.class.0 + 1).max().unwrap_or(0),
+        states = analysis.states.len(),
+        context = analysis.context,
+        logits_of_requested_positions = analysis.before.is_some(),
+        ms = started.elapsed().as_millis(),
+        "model analysed"
+    );
+    for (index, block) in blocks.iter().enumerate() {
+        let crossing = analysis.segmentation.boundaries.get(index).map(|boundary| boundary.values.len());
+        debug!(block = block.label, class = ?block.class, nodes = block.nodes.len(), crossing, "block");
+    }
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
 

@@ -62,6 +62,13 @@ pub(crate) fn search(
     max_bound: f64,
 ) -> Option<SearchResult> {
     let regions = regions(problem, allowed);
+    tracing::debug!(
+        blocks = problem.blocks.len(),
+        regions = regions.len(),
+        groups = regions.iter().map(|region| region.classes.len()).sum::<usize>(),
+        slots = ?goal.slots,
+        "integer program"
+    );
     let (mut bound, counts) = match solve(problem, &goal, &regions, allowed, max_nodes(problem)) {
         Outcome::Infeasible => return None,
         Outcome::Unknown => (0.0, None),
@@ -92,6 +99,8 @@ pub(crate) fn search(
     if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, MAX_STEPS) {
         bound = evaluator.best().first()?.score.objective;
     }
+    let best_ms = evaluator.best().first().map(|best| best.score.objective);
+    tracing::debug!(bound_ms = bound, best_ms, evaluations = evaluator.evaluations, "placements searched");
     (!evaluator.best().is_empty()).then(|| SearchResult { best: evaluator.best().to_vec(), bound })
 }
 

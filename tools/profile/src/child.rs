@@ -12,6 +12,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use tracing::{debug, info};
 
 /// Why a child cannot be started.
 #[derive(Debug, thiserror::Error)]
@@ -129,8 +130,14 @@ impl Prober {
         match child.next(self.launcher.reply_timeout, &self.interrupt) {
             Event::Reply(reply) => match *reply {
                 Reply::Done => Ok(None),
-                Reply::Failed { reason } => Err(RequestError::Refused(reason)),
-                reply => Ok(Some(reply)),
+                Reply::Failed { reason } => {
+                    info!(reason, "request refused");
+                    Err(RequestError::Refused(reason))
+                }
+                reply => {
+                    log_reply(&reply);
+                    Ok(Some(reply))
+                }
             },
             Event::Garbage(line) => {
                 self.child = None;
@@ -139,6 +146,7 @@ impl Prober {
             Event::Timeout => {
                 self.child = None;
                 let seconds = self.launcher.reply_timeout.as_secs_f64();
+                info!(seconds, "child killed: no reply");
                 Err(RequestError::Lost(format!("it hung: no answer for {seconds} s")))
             }
             Event::End => Err(self.lost()),
@@ -151,6 +159,7 @@ impl Prober {
 
     /// Kills the child, so that the next request starts a new one with nothing loaded.
     pub fn restart(&mut self) {
+        debug!(child = self.child_id(), "child killed, to free what it has loaded");
         self.child = None;
     }
 
@@ -160,8 +169,9 @@ impl Prober {
     }
 
     fn lost(&mut self) -> RequestError {
-        let how = self.child.take().map(Process::describe_exit);
-        RequestError::Lost(how.unwrap_or_default())
+        let how = self.child.take().map(Process::describe_exit).unwrap_or_default();
+        info!(how, "child lost");
+        RequestError::Lost(how)
     }
 
     fn start(&self) -> Result<(Process, Host), RequestError> {
@@ -170,7 +180,10 @@ impl Prober {
         let mut child = started.map_err(|source| ChildError::Start { program: program(), source })?;
         let why = match child.next(self.launcher.reply_timeout, &self.interrupt) {
             Event::Reply(reply) => match *reply {
-                Reply::Ready { version: PROBE_VERSION, host } => return Ok((child, host)),
+                Reply::Ready { version: PROBE_VERSION, host } => {
+                    info!(child = child.id(), program = %program().display(), "child started");
+                    return Ok((child, host));
+                }
                 Reply::Ready { version, .. } => {
                     return Err(ChildError::Version { program: program(), found: version }.into());
                 }
@@ -182,6 +195,24 @@ impl Prober {
             Event::Interrupted => return Err(RequestError::Interrupted),
         };
         Err(ChildError::NotReady { program: program(), why }.into())
+    }
+}
+
+/// Logs a reply. Statistics are too long for a line.
+fn log_reply(reply: &Reply) {
+    match reply {
+        Reply::Measured { case, timing, peak_resident } => info!(
+            case,
+            runs = timing.runs,
+            median_ms = timing.median_ms,
+            p10_ms = timing.p10_ms,
+            p90_ms = timing.p90_ms,
+            peak_resident,
+            "case measured"
+        ),
+        Reply::CaseFailed { case, reason } => info!(case, reason, "case failed"),
+        Reply::Observed { .. } => info!("statistics received"),
+        other => info!(reply = ?other, "reply"),
     }
 }
 

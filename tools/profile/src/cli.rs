@@ -1,6 +1,6 @@
 //! The command line as clap parses it. The module `settings` turns it into what to measure.
 
-use clap::Parser;
+use clap::{ArgAction, Parser};
 use hpp_schema::Provider;
 use std::path::PathBuf;
 
@@ -74,8 +74,12 @@ pub struct Cli {
     #[arg(long)]
     pub json: bool,
     /// Print only errors on stderr.
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
+    /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by module,
+    /// such as HPP_LOG=info,hpp_model=debug. HPP_LOG also holds for hpp-exec, whose log appears at level debug.
+    #[arg(short, long, action = ArgAction::Count)]
+    pub verbose: u8,
 
     /// Threads to compute with [default: one per core].
     #[arg(long, value_name = "N")]
@@ -126,7 +130,13 @@ mod tests {
         ]);
         assert_eq!(cli.providers, [Provider::Cpu, Provider::Webgpu]);
         assert_eq!((cli.contexts, cli.quick, cli.quiet), (vec![128, 2048], true, true));
-        for wrong in [&["--providers", "tpu"][..], &["--skip-bad"], &["--resume", "--force"], &["--retry-failures"]] {
+        for wrong in [
+            &["--providers", "tpu"][..],
+            &["--skip-bad"],
+            &["--resume", "--force"],
+            &["--retry-failures"],
+            &["-q", "-v"],
+        ] {
             let arguments = ["hpp-profile", "m"].iter().chain(wrong);
             assert!(Cli::try_parse_from(arguments).is_err(), "{wrong:?}");
         }

@@ -4,7 +4,7 @@ use crate::child::ChildError;
 use crate::corpus::CorpusError;
 use crate::pieces::PieceError;
 use crate::store::StoreError;
-use hpp_io::StdoutError;
+use hpp_io::{LogFilterError, StdoutError};
 use hpp_model::ModelError;
 use std::process::ExitCode;
 
@@ -44,6 +44,9 @@ pub enum ProfileError {
     /// Two statistics have different shapes.
     #[error("cannot merge the statistics of the corpus")]
     Statistics(#[from] hpp_schema::StatisticsMismatch),
+    /// `HPP_LOG` is invalid.
+    #[error(transparent)]
+    LogFilter(#[from] LogFilterError),
     /// A setting makes no sense for this model.
     #[error("{message}")]
     Setting {
@@ -96,6 +99,7 @@ impl ProfileError {
             ProfileError::Piece(error) => error.hint().map(str::to_owned),
             ProfileError::Tap(error) => error.hint().map(str::to_owned),
             ProfileError::Sensitivity(error) => error.hint().map(str::to_owned),
+            ProfileError::LogFilter(error) => Some(error.hint().to_owned()),
             ProfileError::Setting { hint, .. } => Some(hint.clone()),
             ProfileError::Stdout(_) => Some("free space where stdout goes, or send it elsewhere".to_owned()),
             _ => None,

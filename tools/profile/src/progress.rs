@@ -49,8 +49,15 @@ impl Progress {
         }
     }
 
+    /// Prints lines above the bar.
+    pub fn line_printer(&self) -> impl Fn(&str) + Send + Sync + use<> {
+        let bar = self.bar.clone();
+        move |line| bar.suspend(|| hpp_io::line_to_stderr(line))
+    }
+
     /// Shows the name of the measurement that starts now.
     pub fn begin(&self, what: &str) {
+        tracing::info!(what, "measurement begins");
         what.clone_into(&mut self.remaining().what);
         self.bar.set_message(what.to_owned());
     }

@@ -25,6 +25,8 @@ use std::path::Path;
 
 /// Runs the command. When it ends early for any reason, the profile has every measurement finished so far.
 pub fn run(cli: &Cli) -> Result<(), ProfileError> {
+    let progress = Progress::new(cli.quiet);
+    hpp_io::log_to(cli.verbose, progress.line_printer())?;
     let store = Store::new(&cli.out);
     let before = previous_profile(cli, &store)?;
     let reply_timeout = settings::reply_timeout(cli)?;
@@ -56,7 +58,7 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
         profile,
         store: &store,
         prober,
-        progress: Progress::new(cli.quiet),
+        progress,
         effort,
         estimate,
         cache,

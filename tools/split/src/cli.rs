@@ -6,7 +6,7 @@ mod values;
 pub use planning::PlanningArgs;
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{ArgAction, Args, Parser, Subcommand};
 use hpp_model::LogitsMode;
 use hpp_partition::Assign;
 use hpp_schema::ByteSize;
@@ -24,6 +24,10 @@ pub struct Cli {
     /// Split (the default).
     #[command(flatten)]
     pub split: SplitArgs,
+    /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by
+    /// module, such as HPP_LOG=info,hpp_partition=debug.
+    #[arg(long, short = 'v', global = true, action = ArgAction::Count)]
+    pub verbose: u8,
 }
 
 /// Subcommands; without one, `hpp-split` splits.

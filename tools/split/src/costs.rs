@@ -34,10 +34,12 @@ impl Costs {
                 .map(|machine| Costs::Machine(Box::new(machine))),
             (None, None) => Ok(Costs::Assumed),
         };
-        read.unwrap_or_else(|found| {
+        let costs = read.unwrap_or_else(|found| {
             errors.0.extend(found);
             Costs::Assumed
-        })
+        });
+        tracing::info!(source = costs.label(), "costs read");
+        costs
     }
 
     /// The source in the form that `hpp-model` takes.

@@ -8,9 +8,13 @@ use hpp_onnx::{
     LinkOutcome, Model, PackProgress, VirtualFile, VirtualFiles, Weights, WriteError, encode, externalise,
     externalise_virtually, link, pack, pack_virtually, predict_link, write_model,
 };
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
+use std::sync::LazyLock;
+
+/// Every progress bar, so that lines can be printed above them.
+static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// Receives the files of a plan.
 pub struct Destination {
@@ -111,6 +115,7 @@ impl Destination {
                 None if self.dry_files.contains_key(&file.location) => LinkOutcome::AlreadyThere,
                 None => predict_link(file, &self.base),
             };
+            tracing::debug!(file = file.location, bytes = file.bytes, ?placed, "weight file placed");
             match placed {
                 LinkOutcome::NotLinkable { why } => {
                     unplaceable = Some(Unplaceable { location: file.location.clone(), why })
@@ -126,6 +131,7 @@ impl Destination {
 
     /// Writes a file.
     pub fn write(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), SplitError> {
+        tracing::debug!(name, bytes = bytes.len(), dry_run = self.output.is_none(), "file written");
         match &self.output {
             Some(output) => output.write(name, &bytes)?,
             None => drop(self.dry_files.insert(name.to_owned(), bytes.into())),
@@ -135,6 +141,8 @@ impl Destination {
 
     /// Writes a model.
     pub fn write_model(&mut self, name: &str, model: &ModelProto) -> Result<(), WriteError> {
+        let nodes = model.graph.as_ref().map(|graph| graph.node.len());
+        tracing::debug!(name, nodes, dry_run = self.output.is_none(), "model written");
         match &self.output {
             Some(output) => write_model(&output.staging().join(name), model).map(drop),
             None => {
@@ -182,7 +190,13 @@ impl Destination {
 /// A progress bar in bytes on stderr, drawn only on a terminal.
 fn progress_bar(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-    ProgressBar::new(0).with_message(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+    let bar = ProgressBar::new(0).with_message(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    BARS.add(bar)
+}
+
+/// Prints a line to stderr, above the progress bar if one is drawn.
+pub fn print_above_bars(line: &str) {
+    BARS.suspend(|| hpp_io::line_to_stderr(line));
 }
 
 /// `target` with symlinks resolved in the part of the path that exists.

@@ -3,7 +3,7 @@
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
 use crate::output::OutputError;
-use hpp_io::{StdoutError, WriteError};
+use hpp_io::{LogFilterError, StdoutError, WriteError};
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, OverBudget};
 use hpp_schema::ByteSize;
@@ -55,6 +55,9 @@ pub enum SplitError {
         /// What to do.
         hint: &'static str,
     },
+    /// `HPP_LOG` is invalid.
+    #[error(transparent)]
+    LogFilter(#[from] LogFilterError),
     /// The command line or a file it names has errors.
     #[error(transparent)]
     InputErrors(#[from] InputErrors),
@@ -114,6 +117,7 @@ impl SplitError {
             }
             SplitError::Model(error) => error.hint()?,
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
+            SplitError::LogFilter(error) => error.hint().to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Refine(error) => error.hint()?.to_owned(),
             SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),

@@ -80,6 +80,7 @@ impl<'a> PlanWriter<'a> {
             Ok(plan) => {
                 let target = output.target().to_owned();
                 output.commit()?;
+                tracing::info!(directory = %target.display(), "plan written");
                 record_unhashed(&plan, &target);
                 Ok(WrittenPlan { plan, hard_links })
             }
@@ -110,6 +111,8 @@ impl<'a> PlanWriter<'a> {
         plan.files = self.records(&model, &plan, &weights_dir, has_slots_file)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
         self.to.write(PLAN_FILE, yaml.into_bytes())?;
+        let bytes = plan.files.iter().map(|file| file.bytes.0).fold(0, u64::saturating_add);
+        tracing::info!(files = plan.files.len(), bytes, weights_dir, "files of the plan recorded");
         Ok(plan)
     }
 

@@ -43,6 +43,7 @@ pub use suggest::subcommand as suggestion;
 
 /// Runs the command that `cli` describes.
 pub fn run(cli: &Cli) -> Result<(), SplitError> {
+    hpp_io::log_to(cli.verbose, destination::print_above_bars)?;
     match &cli.command {
         Some(cli::Command::Inspect(args)) => inspect::run(args),
         None => split::run(&cli.split),

@@ -87,7 +87,10 @@ fn find_gpus() -> Vec<LocalGpu> {
     if !may_have_gpu && std::env::var_os(EXEC).is_none() {
         return vec![];
     }
-    find_exec().ok().and_then(|exec| query(&exec)).map(|report| report.gpus()).unwrap_or_default()
+    let exec = find_exec().ok();
+    let report = exec.as_deref().and_then(query);
+    tracing::info!(?exec, answered = report.is_some(), "GPUs looked for with hpp-exec");
+    report.map(|report| report.gpus()).unwrap_or_default()
 }
 
 /// The fields of `hpp-exec devices --json` that planning uses.

@@ -32,11 +32,30 @@ pub struct Partitioning {
 
 /// Decides where every block computes.
 pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
+    let problem = &request.problem;
+    let budget = &problem.budget;
+    tracing::info!(
+        blocks = problem.blocks.len(),
+        vram = ?budget.vram,
+        ram = budget.ram,
+        margin = budget.margin,
+        disk_bytes_per_ms = problem.disk_bytes_per_ms,
+        "planning problem"
+    );
     let (solution, is_manual) = choose(request, args)?;
     let partitioning = match is_manual {
         true => Partitioning::new(request, args.partitions, solution, true),
         false => from_planner(request, args, solution),
     };
+    let Solution { objective_ms, bound_ms, proven, ref slots, .. } = partitioning.solution;
+    let gap = partitioning.solution.gap();
+    let partitions = partitioning.partitions.len();
+    tracing::info!(is_manual, partitions, ?slots, objective_ms, bound_ms, gap, proven, "placement chosen");
+    for partition in &partitioning.partitions {
+        let blocks = &problem.blocks[partition.blocks.clone()];
+        let (first, last) = (blocks.first().map(|block| &*block.label), blocks.last().map(|block| &*block.label));
+        tracing::debug!(first, last, prefill = %partition.choice.prefill, decode = %partition.choice.decode, "partition");
+    }
     partitioning.check(request)?;
     refuse_split_kv(&request.problem.blocks, &partitioning.solution.choices, args.kv)?;
     refuse_too_many(&partitioning.partitions, args.max_partitions)?;

@@ -92,6 +92,8 @@ impl Trials<'_> {
         let predicted = PredictedTimes::of(&partitioning.solution);
         eprintln!("running plan {}: {}", self.done.len() + 1, describe(request, &partitioning));
         let measured = self.bench.run(self.args, self.analysis, &parts, plan)?;
+        let (decode_ms, prefill_ms) = (measured.times.decode_ms, measured.times.prefill_ms);
+        tracing::info!(plan = self.done.len() + 1, decode_ms, prefill_ms, ?predicted, "plan measured");
         self.done.push(Trial { partitioning, predicted, measured });
         Ok(&self.done[self.done.len() - 1])
     }

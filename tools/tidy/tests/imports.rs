@@ -53,6 +53,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-generate"]),
     ("minijinja", &["hpp-generate"]),
+    // Libraries emit events; the commands install the subscriber through hpp-io.
+    ("tracing-subscriber", &["hpp-io"]),
 ];
 
 /// The only crate that may contain `unsafe` code.

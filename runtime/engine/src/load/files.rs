@@ -54,6 +54,7 @@ fn check_knowing(
     if !problems.is_empty() {
         return Err(EngineError::Files { problems });
     }
+    tracing::info!(files = plan.files.len(), hash_all = always || verify == Verify::Full, "files of the plan verified");
     if checking.has_news {
         checking.remember();
     }
@@ -102,6 +103,7 @@ impl Checking<'_> {
         });
         let same = match whole {
             Some(hash) => {
+                tracing::debug!(file = record.path, bytes = identity.bytes, ?known, "whole file hashed");
                 self.reporter.comparing(&record.path, identity.bytes);
                 *hash == hash_of(&mut file, &[(0, identity.bytes)], blake3::Hasher::new())?
             }

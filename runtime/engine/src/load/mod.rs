@@ -24,6 +24,7 @@ use pin::pin_weights;
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
 use std::path::Path;
+use tracing::info;
 
 pub(crate) fn load<B: Backend>(
     plan: &Plan,
@@ -98,7 +99,10 @@ pub(crate) fn load<B: Backend>(
     runtime.synchronize()?;
     runtime.watch.loaded()?;
     runtime.weights.prefetch(&runtime.pool)?;
-    runtime.recorder.telemetry.load = backend.now().saturating_sub(started);
+    let load = backend.now().saturating_sub(started);
+    runtime.recorder.telemetry.load = load;
+    let resident = runtime.pool.backend.memory_use().resident;
+    info!(stages = program.stages.iter().count(), context, resident, ms = load.as_millis(), "plan loaded");
     Ok(Engine { program, runtime })
 }
 

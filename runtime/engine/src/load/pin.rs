@@ -10,6 +10,7 @@ use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
 use crate::weights::budget::{HostMemoryBudget, is_on_host};
 use hpp_schema::{ByteSize, Partition, Plan, Provider};
+use tracing::{debug, info};
 
 /// Warms up, pins as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
 /// partition streams.
@@ -25,16 +26,23 @@ pub(super) fn pin_weights<B: Backend>(
         return Ok(());
     }
     if runtime.weights.disk.wants_warm_up() {
+        let started = runtime.pool.backend.now();
         runtime.warm_up(program)?;
+        let ms = runtime.pool.backend.now().saturating_sub(started).as_millis();
+        info!(ms, "warm-up runs done, to see which weights runs read");
     }
     let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
-    let pinned = budget.pinned(plan, &is_fallback, runtime.pool.backend.memory_use().resident);
+    let rss = runtime.pool.backend.memory_use().resident;
+    let (pinned, window) = (budget.pinned(plan, &is_fallback, rss), budget.window(plan, &is_fallback));
+    info!(limit = budget.limit(), rss, window, pinned = pinned.iter().sum::<u64>(), "host memory budget");
     for (id, stage) in program.stages.entries() {
-        let warning = runtime.weights.disk.pin_and_stream(id, pinned[stage.partition.index()]);
+        let pinned = pinned[stage.partition.index()];
+        debug!(stage = %stage.name, pinned, "weights pinned in host memory");
+        let warning = runtime.weights.disk.pin_and_stream(id, pinned);
         let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
         warning.iter().for_each(|warning| reporter.warning(warning));
     }
-    runtime.weights.disk.set_window(budget.window(plan, &is_fallback));
+    runtime.weights.disk.set_window(window);
     runtime.weights.disk.set_order(&program.run_order(&runtime.route));
     runtime.weights.prefetch(&runtime.pool)?;
     warn_if_over_limit(budget.limit(), runtime.pool.backend.memory_use().resident, reporter);

@@ -13,6 +13,7 @@ use crate::weights::budget::HostMemoryBudget;
 use hpp_schema::{Form, Partition, Plan, Provider, Residency};
 use std::path::Path;
 use std::time::Duration;
+use tracing::info;
 
 /// Directory beside the plan for weights in the layout that kernels want.
 const PREPARED: &str = "prepared";
@@ -141,6 +142,11 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         for (provider, reason) in &refused {
             self.reporter.fallback(&partition.name, *provider, Provider::Cpu, reason);
         }
+        info!(
+            partition = partition.name,
+            host_file = form.host_file,
+            "device unavailable, loading the file for the host"
+        );
         let file = form.host_file.unwrap_or(form.file);
         let form = Form {
             file,
@@ -192,7 +198,16 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             self.reporter.fallback(&partition.name, *provider, loaded.provider, reason);
         }
         let load = self.backend.now().saturating_sub(started);
-        self.reporter.loaded(&partition.name, loaded.provider, &loaded.processor, load.as_secs_f64() * 1e3);
+        info!(
+            partition = partition.name,
+            device = form.device,
+            provider = loaded.provider.name(),
+            processor = loaded.processor,
+            residency = ?spec.residency,
+            bytes = partition.bytes.weights.0,
+            ms = load.as_millis(),
+            "session loaded"
+        );
         let telemetry = StageTelemetry {
             partition: partition.name.clone(),
             device: form.device.to_owned(),

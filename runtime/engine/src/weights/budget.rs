@@ -135,7 +135,12 @@ impl HostMemoryBudget {
 
 /// The partitions that were planned for a GPU and stream on the host instead.
 fn fallen_back<'a>(plan: &'a Plan, is_fallback: &[bool]) -> Vec<&'a Partition> {
-    plan.partitions.iter().zip(is_fallback).filter(|(_, is_fallback)| **is_fallback).map(|(partition, _)| partition).collect()
+    plan.partitions
+        .iter()
+        .zip(is_fallback)
+        .filter(|(_, is_fallback)| **is_fallback)
+        .map(|(partition, _)| partition)
+        .collect()
 }
 
 /// Bytes of states and activations on the devices that `counts` selects.

@@ -192,7 +192,7 @@ fn report(
         show_json(ctx.out, &report)?;
     }
     if let Some(seed) = seed {
-        ctx.console.debug(&format!("seed {seed}"));
+        tracing::info!(seed, "tokens sampled");
     }
     if generated.finish_reason == FinishReason::Length && sequence.room() == 0 {
         ctx.console.warn("the context is full; give a larger --context");

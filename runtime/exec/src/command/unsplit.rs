@@ -52,7 +52,11 @@ mod tests {
         assert_eq!((required(&plan, true), required(&plan, false)), (512 << 10, 887_040));
         let source = plan.files.iter_mut().find(|file| file.role == FileRole::Source).unwrap();
         source.bytes.0 = 1000;
-        assert_eq!((required(&plan, true), required(&plan, false)), (1000, 1000), "no more than the bytes of its files");
+        assert_eq!(
+            (required(&plan, true), required(&plan, false)),
+            (1000, 1000),
+            "no more than the bytes of its files"
+        );
     }
 
     #[test]

@@ -100,6 +100,7 @@ impl PlanCache {
                 lock.lock_shared().map_err(failed)?;
                 continue;
             }
+            tracing::info!(plan = name, has_plan, replan, "plan locked in the cache");
             if has_plan && !replan {
                 // If this fails, the plan is merely evicted earlier.
                 let _ = lock.set_modified(SystemTime::now());
@@ -132,6 +133,7 @@ impl PlanCache {
         let mut total: u64 = plans.iter().map(|plan| plan.bytes).sum();
         for plan in plans.iter().filter(|plan| Some(plan.name.as_str()) != last) {
             if total > self.limit && self.remove_unlocked(&plan.name) {
+                tracing::info!(plan = plan.name, bytes = plan.bytes, limit = self.limit, "cached plan evicted");
                 total -= plan.bytes;
             }
         }

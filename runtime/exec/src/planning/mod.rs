@@ -47,6 +47,7 @@ impl CachedPlan {
         let planner = Planner::find(path)?;
         let flags = planner::flags(args);
         let key = CacheKey::new(path, planner.path(), &flags)?;
+        tracing::info!(planner = %planner.path().display(), ?flags, key = key.directory(), "plan looked for in the cache");
         let cache = PlanCache::open(planning)?;
         cache.evict(None);
         let make_plan = |dir: &Path, lock: std::fs::File| {

@@ -70,10 +70,10 @@ impl Planner {
         });
         let status = child.wait().map_err(failed)?;
         if status.success() {
-            console.debug(table.trim_end());
+            table.lines().for_each(|line| tracing::info!("{line}"));
             return Ok(());
         }
-        held_back.iter().for_each(|line| console.error(line));
+        held_back.iter().for_each(|line| console.line(line));
         Err(PlanningError::NotPlanned { code: status.code().and_then(|code| u8::try_from(code).ok()) })
     }
 }

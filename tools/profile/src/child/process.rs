@@ -159,6 +159,7 @@ fn keep_last_lines(mut err: impl BufRead, kept: &Mutex<VecDeque<String>>) {
         if line.is_empty() {
             continue;
         }
+        tracing::debug!("{line}");
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == KEPT_LINES {
             kept.pop_front();

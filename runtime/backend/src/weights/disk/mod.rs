@@ -40,6 +40,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use stream::{MappedWeights, StreamedWeights, StreamingIo};
+use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
 /// Whether weights can be streamed from disk on this system.
@@ -149,6 +150,12 @@ impl PendingWeights {
         // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
         let mut weights = unsafe { StreamedWeights::take_over(io, probe.used(), &regions, pinned) }.map_err(&failed)?;
+        let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
+        let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
+        info!(partition, pinned, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
+        for (number, ChunkSize { resident, stored }) in weights.bytes().iter().enumerate() {
+            debug!(partition, number, resident, stored, "chunk");
+        }
         let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(

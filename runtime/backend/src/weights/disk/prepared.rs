@@ -14,7 +14,8 @@ use hpp_schema::{ByteSize, FileIdentity};
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
+use tracing::info;
 
 /// The graph.
 pub(crate) const MODEL: &str = "model.onnx";
@@ -48,6 +49,7 @@ pub(crate) fn find_or_make(
     let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
     let place = prepared.dir.join(format!("{partition}-{}", &key[..16]));
     if is_whole(&place, prepared.verify) {
+        info!(partition, path = %place.display(), "prepared weights found");
         return Ok(place);
     }
     let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: error.to_string() };
@@ -61,6 +63,7 @@ pub(crate) fn find_or_make(
     // With the lock held, an incomplete directory was left by a process that was killed.
     remove_dirs(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
         .map_err(failed(preparing()))?;
+    let started = Instant::now();
     let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
     fs::create_dir(&partial).map_err(failed(preparing()))?;
     let finish = || {
@@ -76,6 +79,7 @@ pub(crate) fn find_or_make(
         drop(fs::remove_dir_all(&partial));
         return Err(full.map_or(error, |cause| BackendError::Runtime { doing: preparing(), cause }));
     }
+    info!(partition, path = %place.display(), ms = started.elapsed().as_millis(), "prepared weights made");
     Ok(place)
 }
 

@@ -75,7 +75,12 @@ impl UsageProbe {
             // If the record cannot be written, the next start probes again.
             drop(std::fs::write(record, write(&self.mappings, &self.used)));
         }
-        self.mappings.into_iter().zip(self.used).filter(|(_, used)| *used).map(|(mapping, _)| mapping).collect()
+        let bytes: usize = self.mappings.iter().map(|mapping| mapping.length).sum();
+        let kept = self.mappings.into_iter().zip(self.used).filter(|(_, used)| *used).map(|(mapping, _)| mapping);
+        let kept: Vec<Mapping> = kept.collect();
+        let used: usize = kept.iter().map(|mapping| mapping.length).sum();
+        tracing::info!(mapped = bytes, used, recorded = self.known, "weights that runs read");
+        kept
     }
 }
 

@@ -33,6 +33,12 @@ impl<B: Backend> DeviceTier<B> {
         let weights = config.stages.iter().map(|_| None).collect();
         let mut tier = DeviceTier { weights, rings: Table::default(), poison: None };
         let host = HostShare::new(config);
+        tracing::debug!(
+            host_memory = config.host_memory,
+            pinned_share = host.pinned,
+            bypass_page_cache = host.is_short,
+            "device tier"
+        );
         for device in &config.plan.devices {
             let loader = DeviceLoader { pool, config, device: &device.name, host };
             loader.load(device.ring.map(|ring| ring.slots), &mut tier)?;
@@ -135,6 +141,7 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
         let Some(memory) = memory.filter(|memory| *memory != MemoryId::HOST) else { return };
         let wanted = sizes.iter().map(|(_, bytes)| *bytes).fold(0, u64::saturating_add);
         let pinned = self.pool.backend.pin(memory, wanted);
+        tracing::info!(device = self.device, wanted, pinned, "host memory pinned for copies to the device");
         // A provider that cannot pin at all is no reason for a warning unless the user asked for pinned memory.
         if pinned < wanted && (pinned > 0 || self.config.options.pinned.is_some()) {
             self.config.reporter.warning(&format!(
@@ -199,6 +206,13 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
             false => Some(self.reserve_ring(memory, planned_slots.unwrap_or(DEFAULT_SLOTS))?),
         };
         let slots = self.reserve_resident(memory, tier, Slots { ring, resident: vec![], streamed }, &resident)?;
+        tracing::info!(
+            device = self.device,
+            ?memory,
+            resident_stages = slots.resident.len(),
+            streamed_stages = slots.streamed.len(),
+            "stages with weights in device memory"
+        );
         for (stage, slot) in slots.resident {
             self.fill_resident(tier, stage, slot)?;
         }
@@ -285,6 +299,7 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
     }
 
     fn new_ring(&self, memory: MemoryId, slots: Vec<Vec<Buffer<B>>>) -> SlotRing<B> {
+        tracing::info!(device = self.device, ?memory, slots = slots.len(), "ring reserved");
         SlotRing::new(memory, slots, self.config.options.weights != WeightReads::OnDemand)
     }
 

@@ -56,7 +56,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     for number in 1..=args.runs {
         ctx.console.working(format!("run {number} of {}", args.runs));
         let run = measure(&mut sequence, &prompt, args.new_tokens)?;
-        ctx.console.debug(&format!("run {number}: first token after {:.1} ms", run.first_token_ms));
+        tracing::info!(number, first_token_ms = run.first_token_ms, "run measured");
         runs.push(run);
     }
     ctx.console.idle();
@@ -71,7 +71,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     drop(sequence);
     if let Some(last) = runs.last() {
         let runtime = Runtime::open_for(&plan.plan, &args.runtime, ctx.console)?;
-        report.links = weight_paths(&runtime, &plan, &last.telemetry, &last.tokens, ctx.console);
+        report.links = weight_paths(&runtime, &plan, &last.telemetry, &last.tokens);
     }
     if args.json {
         show_json(ctx.out, &report)?

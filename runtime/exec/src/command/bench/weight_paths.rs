@@ -2,7 +2,6 @@
 //! the disk.
 
 use super::token_times::{TokenTimes, WeightTransfer};
-use crate::console::Console;
 use crate::error::ExecError;
 use crate::measure::{copy_bandwidth, direct_read_bandwidth};
 use crate::runtime::Runtime;
@@ -55,7 +54,6 @@ pub(super) fn weight_paths(
     plan: &PlanFile,
     telemetry: &Telemetry,
     tokens: &[TokenTimes],
-    console: &Console,
 ) -> Vec<WeightPath> {
     let streamed = tokens.iter().filter_map(|token| token.streamed.as_ref());
     let read = tokens.iter().filter_map(|token| token.disk.as_ref());
@@ -69,7 +67,7 @@ pub(super) fn weight_paths(
             let name = format!("to {}", devices.join(", "));
             match copy_bandwidth(runtime.backend(), stage.provider, &stage.device) {
                 Ok(bare) => paths.extend(WeightPath::new(name, streamed, bare)),
-                Err(error) => report_failure(console, &name, error.into()),
+                Err(error) => report_failure(&name, error.into()),
             }
         }
     }
@@ -78,15 +76,15 @@ pub(super) fn weight_paths(
         if let Some(largest) = weights.max_by_key(|file| file.bytes) {
             match direct_read_bandwidth(&plan.dir.join(&largest.path)) {
                 Ok(bare) => paths.extend(WeightPath::new("disk".into(), read, bare)),
-                Err(error) => report_failure(console, "the disk", error.into()),
+                Err(error) => report_failure("the disk", error.into()),
             }
         }
     }
     paths
 }
 
-fn report_failure(console: &Console, name: &str, error: ExecError) {
-    console.debug(&format!("cannot measure {name} alone: {error}"));
+fn report_failure(path: &str, error: ExecError) {
+    tracing::info!(path, %error, "bandwidth not measured");
 }
 
 #[cfg(test)]

@@ -209,7 +209,7 @@ fn locate(
             last_partition(&plan.plan),
         ));
     };
-    ctx.console.debug(&format!("comparing boundaries at step {step}"));
+    tracing::info!(step, "boundaries compared");
     let plan_taps = reference.tap_boundaries(&mut sequence, step, &boundaries, ctx)?;
     let plan_logits = sequence.logits().to_vec();
     drop(sequence);
