@@ -8,7 +8,7 @@ use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::runtime::{LogitRows, NamedTensors, Runtime, Sequence, Step, StepInput};
+use crate::runtime::{LogitRows, NamedTensors, Runtime, Sequence, Step, StepInput, WorkItem};
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{Plan, Residency, Timeline};
@@ -77,6 +77,17 @@ impl<B: Backend> Engine<B> {
         self.runtime.step_with(&self.program, sequence, Step { input, rows, extra, logits })
     }
 
+    /// One pass for several sequences: each stage's weights are fetched once, then every item runs. An item computes the same bits as
+    /// alone. Returns the outcome of each item; an error of the whole pass concerns all of them.
+    pub fn pass(&mut self, items: &mut [WorkItem<'_, B>]) -> Result<Vec<Result<(), EngineError>>, EngineError> {
+        self.runtime.pass_of_items(&self.program, items)
+    }
+
+    /// Most tokens of one item of a [`pass`](Self::pass): the plan's chunk size.
+    pub fn chunk(&self) -> u64 {
+        self.program.plan.schedule.prefill_chunk.unwrap_or(u64::MAX)
+    }
+
     /// Truncates a sequence to its first `length` tokens and returns true; or changes nothing and returns false if a state cannot
     /// drop the others. Then the text must be computed again in a new sequence.
     pub fn truncate(&self, sequence: &mut Sequence<B>, length: u64) -> bool {
@@ -100,7 +111,8 @@ impl<B: Backend> Engine<B> {
 
     /// Sets which partition outputs are read back after each pass; an error if no partition has an output of such a name.
     pub fn set_taps<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) -> Result<(), EngineError> {
-        let Runtime { taps, boundaries, .. } = &mut self.runtime;
+        let Runtime { taps, lanes, .. } = &mut self.runtime;
+        let boundaries = &lanes[0].boundaries;
         let find = |name: &str| {
             let found = boundaries.position(|boundary| boundary.name == name);
             found.ok_or_else(|| EngineError::WrongOutput { name: name.to_owned(), why: "no partition has it".into() })

@@ -3,7 +3,9 @@
 
 use hpp_engine::mock::{Chain, ChainForm, ChainInputs, ChainPart, LinkCost, MockBackend};
 use hpp_engine::port::MemoryId;
-use hpp_engine::{Engine, EngineError, EngineOptions, Fallback, LogitRows, Reporter, Silent, StepInput, WeightReads};
+use hpp_engine::{
+    Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, Reporter, Silent, StepInput, WeightReads, WorkItem,
+};
 use hpp_schema::{Residency, Span, SpanKind};
 use proptest::prelude::*;
 use std::rc::Rc;
@@ -126,6 +128,98 @@ fn both() -> impl Strategy<Value = (At, At)> {
         let differs = (decode == At::Host) != (prefill == At::Host);
         (decode, if differs { prefill } else { decode })
     })
+}
+
+/// A sequence of a pass of several: the pass in which it starts, its prompt, and how many tokens follow.
+#[derive(Clone, Debug)]
+struct Text {
+    starts: usize,
+    prompt: Vec<u32>,
+    more: Vec<u32>,
+}
+
+fn texts() -> impl Strategy<Value = Vec<Text>> {
+    let tokens = |count| proptest::collection::vec(1u32..16, count);
+    let text = (0usize..4, tokens(1..3), tokens(0..5));
+    proptest::collection::vec(text.prop_map(|(starts, prompt, more)| Text { starts, prompt, more }), 1..7)
+}
+
+/// The scores of each text, all of them decoded in common passes.
+fn scores_together(engine: &mut Engine<MockBackend>, texts: &[Text]) -> Vec<Vec<f32>> {
+    let mut sequences: Vec<_> = texts.iter().map(|_| engine.new_sequence().unwrap()).collect();
+    let mut scores = vec![Vec::new(); texts.len()];
+    let passes = texts.iter().map(|text| text.starts + 1 + text.more.len()).max().unwrap_or(0);
+    for pass in 0..passes {
+        let mut logits: Vec<Logits> = texts.iter().map(|_| Logits::default()).collect();
+        let mut items = Vec::new();
+        let mut owners = Vec::new();
+        let buffers = sequences.iter_mut().zip(&mut logits).enumerate();
+        for (owner, (sequence, logits)) in buffers {
+            let text = &texts[owner];
+            let tokens = match pass.checked_sub(text.starts) {
+                Some(0) => &text.prompt[..],
+                Some(at) if at <= text.more.len() => &text.more[at - 1..at],
+                _ => continue,
+            };
+            items.push(WorkItem { sequence, input: StepInput::Tokens(tokens), rows: LogitRows::Last, logits });
+            owners.push(owner);
+        }
+        let outcomes = engine.pass(&mut items).unwrap();
+        assert!(outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        owners.into_iter().for_each(|owner| scores[owner].push(logits[owner].data[0]));
+    }
+    scores
+}
+
+proptest! {
+    #[test]
+    fn items_of_one_pass_score_as_alone(
+        places in proptest::collection::vec(both(), 2..7),
+        slots in 1u32..4,
+        texts in texts(),
+        states_on_host in any::<bool>(),
+        queues in any::<bool>(),
+    ) {
+        let chain = Chain { states_on_host, ..chain(&places, slots, None) };
+        let mut engine = load(&chain, &queueing(700, queues), EngineOptions::default(), &Silent).unwrap();
+        let alone: Vec<Vec<f32>> = texts.iter().map(|text| expected(&chain, &text.prompt, None, &text.more)).collect();
+        prop_assert_eq!(scores_together(&mut engine, &texts), alone);
+    }
+}
+
+#[test]
+fn weights_are_copied_once_for_all_items_of_a_pass() {
+    let chain = chain(&[(At::Ring, At::Ring); 4], 2, None);
+    let copied = |count: usize| {
+        let mut engine = load(&chain, &backend(100), EngineOptions::default(), &Silent).unwrap();
+        let text = Text { starts: 0, prompt: vec![1, 2], more: vec![3, 4, 5] };
+        scores_together(&mut engine, &vec![text; count]);
+        engine.telemetry().uploaded_bytes
+    };
+    assert_eq!(copied(8), copied(1));
+}
+
+#[test]
+fn an_item_that_fails_leaves_the_others_alone() {
+    let chain = chain(&[(At::Host, At::Host), (At::Ring, At::Ring)], 1, None);
+    let mut engine = load(&chain, &backend(100), EngineOptions::default(), &Silent).unwrap();
+    let [mut first, mut second, mut third] = [(); 3].map(|()| engine.new_sequence().unwrap());
+    let [mut a, mut b, mut c] = [(); 3].map(|()| Logits::default());
+    let too_long = vec![1; 65];
+    let item = |sequence, tokens, logits| WorkItem {
+        sequence,
+        input: StepInput::Tokens(tokens),
+        rows: LogitRows::Last,
+        logits,
+    };
+    let mut items =
+        [item(&mut first, &[3], &mut a), item(&mut second, &too_long, &mut b), item(&mut third, &[4], &mut c)];
+    let outcomes = engine.pass(&mut items).unwrap();
+    assert!(matches!(outcomes[..], [Ok(()), Err(EngineError::ContextExceeded { .. }), Ok(())]), "{outcomes:?}");
+    assert_eq!([a.data[0], c.data[0]], [3, 4].map(|token| chain.scores(&[vec![token]])[0]));
+    assert_eq!((first.len(), second.len(), third.len()), (1, 0, 1));
+    // The refused item changed nothing: its sequence can be used.
+    engine.step(&mut second, StepInput::Tokens(&[5]), LogitRows::Last).unwrap();
 }
 
 proptest! {

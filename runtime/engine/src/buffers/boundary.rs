@@ -64,6 +64,11 @@ impl<B: Backend> Boundary<B> {
         }
     }
 
+    /// A boundary for the same tensor, without buffers.
+    pub fn another(&self) -> Self {
+        Boundary::new(&self.name, self.dtype, self.shape.clone())
+    }
+
     /// Invalidates the value of the last pass; `sizes` give the shape of the next.
     pub fn start_pass(&mut self, sizes: &PassSizes) {
         self.start_pass_of_unknown_shape();

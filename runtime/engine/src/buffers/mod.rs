@@ -4,11 +4,13 @@
 //! that is the mask and appended states; all other bindings stay and their bytes change in place.
 
 mod boundary;
+mod lane;
 mod model_input;
 mod state;
 mod state_staging;
 
 pub(crate) use boundary::Boundary;
+pub(crate) use lane::Lane;
 pub(crate) use model_input::{InputBuffers, PassInput};
 pub(crate) use state::{StateBuffers, StateLayout, upload};
 pub(crate) use state_staging::{StateArrival, StateReturn, StateStaging};

@@ -55,6 +55,25 @@ impl<B: Backend> InputBuffers<B> {
         })
     }
 
+    /// Buffers for the same input, in the same memories.
+    pub fn another(&self, pool: &BufferPool<B>, context: u64) -> Result<Self, EngineError> {
+        let mut other = InputBuffers {
+            name: self.name.clone(),
+            role: self.role,
+            dtype: self.dtype,
+            rank: self.rank,
+            width: self.width,
+            host: pool.reserve(MemoryId::HOST, 1).map_err(about(&self.name))?,
+            filled: 0,
+            copies: BTreeMap::new(),
+            dims: Dims::new(),
+            scratch: Vec::new(),
+        };
+        self.copies.keys().try_for_each(|memory| other.add_memory(pool, *memory))?;
+        other.reserve(pool, context)?;
+        Ok(other)
+    }
+
     /// Reserves host memory for a whole context, so that no later pass has to.
     pub fn reserve(&mut self, pool: &BufferPool<B>, context: u64) -> Result<(), EngineError> {
         let sizes = PassSizes { batch: 1, sequence: context, past: 0, rows: context };

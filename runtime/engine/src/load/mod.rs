@@ -7,7 +7,7 @@ mod watch;
 
 pub(crate) use watch::FileWatch;
 
-use crate::buffers::{Boundary, BufferPool, InputBuffers, StateLayout, StateStaging};
+use crate::buffers::{Boundary, BufferPool, InputBuffers, Lane, StateLayout, StateStaging};
 use crate::engine::Engine;
 use crate::error::{BackendError, EngineError};
 use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, Table};
@@ -81,8 +81,7 @@ pub(crate) fn load<B: Backend>(
     let mut runtime = Runtime {
         pool,
         sessions,
-        inputs,
-        boundaries,
+        lanes: vec![Lane { inputs, boundaries }],
         staging,
         weights,
         route,

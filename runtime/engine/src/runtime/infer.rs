@@ -25,7 +25,7 @@ impl<B: Backend> Runtime<B> {
         let given = self.accept_inputs(program, inputs)?;
         let mut bindings = self.new_bindings(program)?;
         let mut outputs = NamedTensors::new();
-        self.boundaries.iter_mut().for_each(|boundary| boundary.start_pass_of_unknown_shape());
+        self.lanes[0].boundaries.iter_mut().for_each(|boundary| boundary.start_pass_of_unknown_shape());
         self.weights.start_pass(&self.pool, Phase::Prefill)?;
         for op in &program.schedules.prefill {
             match op {
@@ -34,7 +34,9 @@ impl<B: Backend> Runtime<B> {
                     self.infer_stage(program, stage, &mut bindings[stage], &given)?;
                     self.collect_named(program, stage, &mut bindings[stage], &mut outputs)?;
                 }
-                ScheduledOp::Copy(copies) => self.copy_boundaries(copies)?,
+                ScheduledOp::Copy(copies) => {
+                    self.lanes[0].copy_boundaries(&self.pool, copies, &mut self.recorder)?;
+                }
             }
         }
         self.synchronize()?;
@@ -91,7 +93,12 @@ impl<B: Backend> Runtime<B> {
             let unbound = session.bind_output_unknown(&mut bound.binding, index);
             unbound.map_err(|source| stage.failed("binding outputs", source))?;
         }
-        self.run_stage(program, id, Phase::Prefill, &mut bound.binding)
+        let (weights, context) = self.weights();
+        weights.wait(context, &program.stages, id)?;
+        let ran = self.run_session(program, id, Phase::Prefill, &mut bound.binding);
+        // Also after an error: a cancelled run has used its weights.
+        let (weights, context) = self.weights();
+        ran.and(weights.release(context, &program.stages, id))
     }
 
     fn bind_named(
@@ -101,7 +108,8 @@ impl<B: Backend> Runtime<B> {
         bound: &mut StageBinding<B>,
         given: &NamedTensors,
     ) -> Result<Vec<Buffer<B>>, EngineError> {
-        let Runtime { pool, sessions, boundaries, weights, recorder, .. } = self;
+        let Runtime { pool, sessions, lanes, weights, recorder, .. } = self;
+        let boundaries = &mut lanes[0].boundaries;
         let stage = &program.stages[id];
         let session = &sessions[stage.session];
         let mut buffers = Vec::new();
@@ -138,7 +146,8 @@ impl<B: Backend> Runtime<B> {
         bound: &mut StageBinding<B>,
         outputs: &mut NamedTensors,
     ) -> Result<(), EngineError> {
-        let Runtime { pool, sessions, boundaries, taps, .. } = self;
+        let Runtime { pool, sessions, lanes, taps, .. } = self;
+        let boundaries = &mut lanes[0].boundaries;
         let stage = &program.stages[id];
         let planned = &program.partition(stage.partition).outputs;
         for (index, StageOutput { port, sink }) in stage.outputs.iter().enumerate() {

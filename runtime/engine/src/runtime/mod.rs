@@ -1,5 +1,6 @@
 //! The runtime: everything that a pass changes, and the operations on it. What they follow is the [`Program`].
 
+mod bind;
 mod infer;
 mod pass;
 mod sequence;
@@ -10,15 +11,15 @@ mod warm_up;
 pub use infer::NamedTensors;
 pub use sequence::Sequence;
 pub(crate) use step::Step;
-pub use step::{LogitRows, StepInput};
+pub use step::{LogitRows, StepInput, WorkItem};
 
-use crate::buffers::{Boundary, BufferPool, InputBuffers, StateBuffers, StateStaging};
+use crate::buffers::{BufferPool, Lane, StateBuffers, StateStaging};
 use crate::cancel::{Attached, CancelHandle};
 use crate::error::EngineError;
-use crate::ids::{BoundaryId, InputId, SessionId, StageId, Table};
+use crate::ids::{BoundaryId, SessionId, StageId, Table};
 use crate::load::FileWatch;
 use crate::port::Backend;
-use crate::program::{BoundaryCopy, Program, Route, Stage};
+use crate::program::{Program, Route, Stage};
 use crate::telemetry::Recorder;
 use crate::tensor::HostTensor;
 use crate::weights::{TierContext, WeightStore};
@@ -29,8 +30,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Runtime<B: Backend> {
     pub pool: BufferPool<B>,
     pub sessions: Table<SessionId, B::Session>,
-    pub inputs: Table<InputId, InputBuffers<B>>,
-    pub boundaries: Table<BoundaryId, Boundary<B>>,
+    /// At least one; item n of a pass need not use lane n.
+    pub lanes: Vec<Lane<B>>,
     pub staging: StateStaging<B>,
     pub weights: WeightStore<B>,
     pub route: Route,
@@ -64,7 +65,7 @@ impl<B: Backend> Runtime<B> {
         let bindings = self.new_bindings(program)?;
         self.recorder.telemetry.state_bytes += states.iter().map(StateBuffers::bytes).sum::<u64>();
         let (taps_version, history) = (self.taps.version, History::default());
-        Ok(Sequence { length: 0, limit, states, bindings, taps_version, history, interrupted: false })
+        Ok(Sequence { length: 0, limit, states, bindings, taps_version, history, lane: 0, interrupted: false })
     }
 
     /// Empty bindings, one for each stage.
@@ -79,15 +80,6 @@ impl<B: Backend> Runtime<B> {
     /// The parts that weight tiers use, apart from the weight store itself.
     fn weights(&mut self) -> (&mut WeightStore<B>, TierContext<'_, B>) {
         (&mut self.weights, TierContext { pool: &self.pool, recorder: &mut self.recorder })
-    }
-
-    fn copy_boundaries(&mut self, copies: &[BoundaryCopy]) -> Result<(), EngineError> {
-        for BoundaryCopy { boundary, memories } in copies {
-            for memory in memories {
-                self.boundaries[*boundary].copy_to(&self.pool, *memory, &mut self.recorder)?;
-            }
-        }
-        Ok(())
     }
 
     /// Waits for all devices and records the intervals that they report.

@@ -1,18 +1,19 @@
-//! A pass: one walk through the schedule with some tokens of one sequence.
+//! A pass: one walk through the schedule with some tokens of one or more sequences. The weights of a stage are fetched once, and
+//! every item runs before the next stage.
 
-use super::sequence::StageBinding;
 use super::{Runtime, Sequence};
-use crate::buffers::{BindingKey, Buffer, BufferPool, PassInput, StateArrival, StateReturn};
-use crate::error::{BackendError, EngineError};
+use crate::buffers::{PassInput, StateBuffers};
+use crate::error::EngineError;
 use crate::ids::StageId;
-use crate::port::{Backend, MemoryId, Port, Session, Timing};
-use crate::program::{InputSource, OutputSink, PassSizes, Program, ScheduledOp, StageInput, StageOutput};
+use crate::port::{Backend, Session, Timing};
+use crate::program::{BoundaryCopy, PassSizes, Program, ScheduledOp};
 use crate::telemetry::{Event, Phase};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
 
-/// What one pass takes in.
-pub(super) struct Pass<'a> {
+/// What one sequence contributes to a pass.
+pub(super) struct PassItem<'a, B: Backend> {
+    pub sequence: &'a mut Sequence<B>,
     pub input: PassInput<'a>,
     pub sizes: PassSizes,
     /// Whether it is the first pass of its step.
@@ -21,11 +22,13 @@ pub(super) struct Pass<'a> {
     pub is_last: bool,
     /// Further model inputs, by name.
     pub extra: &'a BTreeMap<String, HostTensor>,
+    /// Why this item failed; the others go on. The pass sets it.
+    pub error: Option<EngineError>,
 }
 
-impl Pass<'_> {
+impl<B: Backend> PassItem<'_, B> {
     /// The last of several passes is prefill though it may have one token: its states are where the passes before left them.
-    fn phase(&self) -> Phase {
+    pub fn phase(&self) -> Phase {
         let is_alone = self.is_first && self.is_last;
         if is_alone && self.sizes.sequence == 1 && self.sizes.past > 0 { Phase::Decode } else { Phase::Prefill }
     }
@@ -37,49 +40,81 @@ impl Pass<'_> {
 }
 
 impl<B: Backend> Runtime<B> {
-    /// Runs a pass. After an error the sequence cannot be used again.
-    pub(super) fn pass(
-        &mut self,
-        program: &Program,
-        sequence: &mut Sequence<B>,
-        pass: &Pass<'_>,
-    ) -> Result<(), EngineError> {
+    /// Runs a pass. An item that fails alone has its `error` set; an error of the pass concerns all items. Sequences of failed items
+    /// cannot be used again.
+    pub(super) fn pass(&mut self, program: &Program, items: &mut [PassItem<'_, B>]) -> Result<(), EngineError> {
         let start = self.pool.backend.now();
         self.recorder.pass.begin();
         self.check_cancelled()?;
-        for input in self.inputs.iter_mut() {
-            let rows_from = pass.logits_from();
-            input.write(&self.pool, pass.input, rows_from, &pass.sizes, pass.extra, &mut self.recorder)?;
+        if items.len() > 1 && !self.taps.wanted.is_empty() {
+            return Err(EngineError::WrongKind("taps are read in passes of one sequence"));
         }
-        self.boundaries.iter_mut().for_each(|boundary| boundary.start_pass(&pass.sizes));
-        if sequence.taps_version != self.taps.version {
-            sequence.bindings = self.new_bindings(program)?;
-            sequence.taps_version = self.taps.version;
+        self.assign_lanes(program, items)?;
+        for item in items.iter_mut() {
+            item.error = self.start_item(program, item).err();
         }
-        sequence.interrupted = true;
-        let next = if pass.is_last { Phase::Decode } else { Phase::Prefill };
+        let next = if items.iter().all(|item| item.is_last) { Phase::Decode } else { Phase::Prefill };
         self.weights.start_pass(&self.pool, next)?;
-        let phase = pass.phase();
-        PassRunner { program, runtime: self, sequence, pass, phase }.run()?;
+        PassRunner { program, runtime: self, items }.run()?;
+        if items.iter().all(|item| item.error.is_some()) {
+            return Ok(());
+        }
         self.synchronize()?;
         self.watch.check()?;
-        self.read_taps()?;
-        sequence.interrupted = false;
-        sequence.states.iter_mut().for_each(crate::buffers::StateBuffers::commit);
-        self.recorder.passed(phase, pass.sizes.sequence, self.pool.since(start));
+        self.read_taps(items[0].sequence.lane)?;
+        let done = || items.iter().filter(|item| item.error.is_none());
+        let phase = if done().all(|item| item.phase() == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
+        let tokens = done().map(|item| item.sizes.sequence).sum();
+        for item in items.iter_mut().filter(|item| item.error.is_none()) {
+            item.sequence.interrupted = false;
+            item.sequence.states.iter_mut().for_each(StateBuffers::commit);
+        }
+        self.recorder.passed(phase, tokens, self.pool.since(start));
         Ok(())
     }
 
-    fn read_taps(&mut self) -> Result<(), EngineError> {
-        for id in &self.taps.wanted {
-            let tensor = self.boundaries[*id].read(&self.pool)?;
-            self.taps.read.insert(self.boundaries[*id].name.clone(), tensor);
+    /// Gives each item a lane of its own: that of its sequence's last pass, if that is free, because its bindings were made for it.
+    fn assign_lanes(&mut self, program: &Program, items: &mut [PassItem<'_, B>]) -> Result<(), EngineError> {
+        while self.lanes.len() < items.len() {
+            self.lanes.push(self.lanes[0].another(&self.pool, program.context)?);
+        }
+        for index in 0..items.len() {
+            let (assigned, rest) = items.split_at_mut(index);
+            let is_free = |lane: &usize| assigned.iter().all(|item| item.sequence.lane != *lane);
+            let sequence = &mut rest[0].sequence;
+            if sequence.lane >= self.lanes.len() || !is_free(&sequence.lane) {
+                sequence.lane = (0..self.lanes.len()).find(is_free).unwrap_or(0);
+            }
         }
         Ok(())
     }
 
-    /// Waits for a stage's weights, runs it, and releases them: also after an error, because a cancelled run has used its weights.
-    pub(super) fn run_stage(
+    /// Writes an item's model inputs.
+    fn start_item(&mut self, program: &Program, item: &mut PassItem<'_, B>) -> Result<(), EngineError> {
+        let lane = &mut self.lanes[item.sequence.lane];
+        for input in lane.inputs.iter_mut() {
+            let rows_from = item.logits_from();
+            input.write(&self.pool, item.input, rows_from, &item.sizes, item.extra, &mut self.recorder)?;
+        }
+        lane.start_pass(&item.sizes);
+        if item.sequence.taps_version != self.taps.version {
+            item.sequence.bindings = self.new_bindings(program)?;
+            item.sequence.taps_version = self.taps.version;
+        }
+        item.sequence.interrupted = true;
+        Ok(())
+    }
+
+    fn read_taps(&mut self, lane: usize) -> Result<(), EngineError> {
+        for id in &self.taps.wanted {
+            let boundary = &self.lanes[lane].boundaries[*id];
+            self.taps.read.insert(boundary.name.clone(), boundary.read(&self.pool)?);
+        }
+        Ok(())
+    }
+
+    /// Runs a session and records the time.
+    pub(super) fn run_session(
         &mut self,
         program: &Program,
         id: StageId,
@@ -87,215 +122,132 @@ impl<B: Backend> Runtime<B> {
         binding: &mut <B::Session as Session>::Binding,
     ) -> Result<(), EngineError> {
         let stage = &program.stages[id];
-        let (weights, context) = self.weights();
-        weights.wait(context, &program.stages, id)?;
         let start = self.pool.backend.now();
-        let ran = self.sessions[stage.session].run(binding, &self.control);
-        let ran = ran.map_err(|source| stage.failed("running", source)).map(|token| {
-            let timing = token.map_or_else(|| Timing::Measured(self.pool.since(start)), Timing::Pending);
-            self.recorder.record(Event::Run { stage: id, phase }, timing);
-        });
-        let (weights, context) = self.weights();
-        ran.and(weights.release(context, &program.stages, id))
+        let token = self.sessions[stage.session].run(binding, &self.control);
+        let token = token.map_err(|source| stage.failed("running", source))?;
+        let timing = token.map_or_else(|| Timing::Measured(self.pool.since(start)), Timing::Pending);
+        self.recorder.record(Event::Run { stage: id, phase }, timing);
+        Ok(())
     }
 }
 
 /// Follows the schedule of one pass.
-struct PassRunner<'a, B: Backend> {
-    program: &'a Program,
-    runtime: &'a mut Runtime<B>,
-    sequence: &'a mut Sequence<B>,
-    pass: &'a Pass<'a>,
-    phase: Phase,
+pub(super) struct PassRunner<'r, 'a, B: Backend> {
+    pub program: &'r Program,
+    pub runtime: &'r mut Runtime<B>,
+    pub items: &'r mut [PassItem<'a, B>],
 }
 
-impl<B: Backend> PassRunner<'_, B> {
+impl<B: Backend> PassRunner<'_, '_, B> {
     fn run(&mut self) -> Result<(), EngineError> {
-        for op in &self.program.schedules[self.phase] {
-            match op {
-                ScheduledOp::Run(partition) => self.run_stage(self.runtime.route[self.phase][*partition])?,
-                ScheduledOp::Copy(copies) => self.runtime.copy_boundaries(copies)?,
+        let has = |phase| self.items.iter().any(|item| item.error.is_none() && item.phase() == phase);
+        match (has(Phase::Prefill), has(Phase::Decode)) {
+            (true, true) if self.same_order() => self.follow_both()?,
+            (prefill, decode) => {
+                for (phase, _) in [(Phase::Prefill, prefill), (Phase::Decode, decode)].iter().filter(|(_, has)| *has) {
+                    self.follow(*phase)?;
+                }
             }
         }
-        if self.pass.is_last && self.runtime.staging.any_exclusive() {
+        if self.returns_at_end() && self.items[0].is_last && self.items[0].error.is_none() {
             self.return_all_states()?;
         }
         Ok(())
     }
 
-    fn run_stage(&mut self, stage: StageId) -> Result<(), EngineError> {
+    /// Whether both phases run partitions in the same order.
+    fn same_order(&self) -> bool {
+        let partitions = |phase| {
+            self.program.schedules[phase].iter().filter_map(|op| match op {
+                ScheduledOp::Run(partition) => Some(partition),
+                ScheduledOp::Copy(_) => None,
+            })
+        };
+        partitions(Phase::Prefill).eq(partitions(Phase::Decode))
+    }
+
+    /// The schedule of one phase, for its items.
+    fn follow(&mut self, phase: Phase) -> Result<(), EngineError> {
+        for op in &self.program.schedules[phase] {
+            match op {
+                ScheduledOp::Run(partition) => {
+                    self.run_stage(self.runtime.route[phase][*partition], phase, &[phase])?
+                }
+                ScheduledOp::Copy(copies) => self.copy_boundaries(copies, phase)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// The schedules of both phases, partition by partition: a stage that both use runs all items at once.
+    fn follow_both(&mut self) -> Result<(), EngineError> {
+        let mut decode = self.program.schedules.decode.iter();
+        for op in &self.program.schedules.prefill {
+            let partition = match op {
+                ScheduledOp::Run(partition) => *partition,
+                ScheduledOp::Copy(copies) => {
+                    self.copy_boundaries(copies, Phase::Prefill)?;
+                    continue;
+                }
+            };
+            for op in decode.by_ref() {
+                match op {
+                    ScheduledOp::Run(_) => break,
+                    ScheduledOp::Copy(copies) => self.copy_boundaries(copies, Phase::Decode)?,
+                }
+            }
+            let [for_prefill, for_decode] = Phase::BOTH.map(|phase| self.runtime.route[phase][partition]);
+            if for_prefill == for_decode {
+                self.run_stage(for_prefill, Phase::Prefill, &Phase::BOTH)?;
+            } else {
+                self.run_stage(for_prefill, Phase::Prefill, &[Phase::Prefill])?;
+                self.run_stage(for_decode, Phase::Decode, &[Phase::Decode])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_boundaries(&mut self, copies: &[BoundaryCopy], phase: Phase) -> Result<(), EngineError> {
+        let Runtime { pool, lanes, recorder, .. } = &mut *self.runtime;
+        for item in self.items.iter_mut().filter(|item| item.error.is_none() && item.phase() == phase) {
+            item.error = lanes[item.sequence.lane].copy_boundaries(pool, copies, recorder).err();
+        }
+        Ok(())
+    }
+
+    /// Fetches a stage's weights, runs the items of `phases` and releases the weights. `phase`: one in whose order the stage is.
+    fn run_stage(&mut self, id: StageId, phase: Phase, phases: &[Phase]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
-        let (weights, context) = self.runtime.weights();
-        weights.fetch(context, &self.program.stages, stage, self.phase)?;
-        self.bind_inputs(stage)?;
-        self.bind_outputs(stage)?;
-        self.runtime.run_stage(self.program, stage, self.phase, &mut self.sequence.bindings[stage].binding)?;
-        self.return_states(stage, StateReturn::AfterRun)?;
-        self.collect_outputs(stage)
-    }
-
-    fn bind_inputs(&mut self, id: StageId) -> Result<(), EngineError> {
-        let Runtime { pool, sessions, inputs, boundaries, staging, weights, recorder, .. } = &mut *self.runtime;
-        let stage = &self.program.stages[id];
-        let Sequence { states, bindings, .. } = &mut *self.sequence;
-        let mut binder = Binder { pool, session: &sessions[stage.session], bound: &mut bindings[id] };
-        for (index, StageInput { port, source }) in stage.inputs.iter().enumerate() {
-            let bound = match *source {
-                InputSource::ModelInput(input) => {
-                    let buffer = inputs[input].buffer(port.memory);
-                    binder.input(
-                        index,
-                        port,
-                        buffer,
-                        BindingKey { buffer: buffer.id, dims: inputs[input].dims.clone() },
-                    )
-                }
-                InputSource::Weight(weight) => {
-                    let (buffer, dims) = weights.input(id, weight);
-                    binder.input(index, port, buffer, BindingKey { buffer: buffer.id, dims: dims.clone() })
-                }
-                InputSource::State(state) => {
-                    let layout = &self.program.layouts[state];
-                    let length = self.pass.sizes.past;
-                    let home = states[state].past(layout, length)?;
-                    let arrival = StateArrival { first_pass: self.pass.is_first, length };
-                    let (buffer, key) = staging.past(pool, (id, state), layout, home, arrival, recorder)?;
-                    binder.input(index, port, buffer, key)
-                }
-                InputSource::Boundary(boundary) => {
-                    boundaries[boundary].copy_to(pool, port.memory, recorder)?;
-                    let Some((value, key)) = boundaries[boundary].value(port.memory) else {
-                        let name = boundaries[boundary].name.clone();
-                        return Err(EngineError::MissingInput { name, dtype: port.dtype });
-                    };
-                    binder.input_with(index, key, |key, bind| value.with(pool, port.dtype, key, bind))
-                }
-            };
-            bound.map_err(|source| stage.failed(&format!("binding input {:?}", port.name), source))?;
-        }
-        Ok(())
-    }
-
-    fn bind_outputs(&mut self, id: StageId) -> Result<(), EngineError> {
-        let Runtime { pool, sessions, boundaries, staging, taps, .. } = &mut *self.runtime;
-        let stage = &self.program.stages[id];
-        let Sequence { states, bindings, .. } = &mut *self.sequence;
-        let mut binder = Binder { pool, session: &sessions[stage.session], bound: &mut bindings[id] };
-        for (index, StageOutput { port, sink }) in stage.outputs.iter().enumerate() {
-            let buffer = match *sink {
-                OutputSink::Unknown => continue,
-                OutputSink::Unread(boundary) if !taps.wanted.contains(&boundary) => continue,
-                OutputSink::State(state) => {
-                    let home = states[state].present(&self.program.layouts[state], self.pass.sizes.total());
-                    let Some(home) = home else { continue };
-                    Some(staging.present((id, state), home))
-                }
-                OutputSink::Logits(boundary) | OutputSink::Boundary(boundary) | OutputSink::Unread(boundary) => {
-                    boundaries[boundary].output_buffer(pool, port.memory)?
-                }
-            };
-            let bound = binder.output(index, port, buffer);
-            bound.map_err(|source| stage.failed(&format!("binding output {:?}", port.name), source))?;
-        }
-        Ok(())
-    }
-
-    /// Tells boundaries that the stage has run, and takes the outputs that the session allocated.
-    fn collect_outputs(&mut self, id: StageId) -> Result<(), EngineError> {
-        let Runtime { pool, sessions, boundaries, taps, .. } = &mut *self.runtime;
-        let stage = &self.program.stages[id];
-        let StageBinding { binding, outputs, .. } = &mut self.sequence.bindings[id];
-        for (index, StageOutput { port, sink }) in stage.outputs.iter().enumerate() {
-            let Some(boundary) = sink.boundary() else { continue };
-            if matches!(sink, OutputSink::Unread(_)) && !taps.wanted.contains(&boundary) {
-                continue;
-            }
-            let allocated = match outputs[index] {
-                Some(_) => None,
-                None => {
-                    let output = sessions[stage.session].take_output(binding, index);
-                    Some(output.map_err(|source| stage.failed("reading its outputs", source))?)
-                }
-            };
-            boundaries[boundary].produced(pool, port.memory, allocated);
-        }
-        Ok(())
-    }
-
-    /// After the last pass of a step: copies each state that has a staging buffer of its own to its home memory, first from devices to
-    /// the host, then from the host to devices.
-    fn return_all_states(&mut self) -> Result<(), EngineError> {
-        for home_is_host in [true, false] {
-            for partition in self.runtime.route[self.phase].ids() {
-                let stage = self.runtime.route[self.phase][partition];
-                let lives_on_host = |state| self.program.layouts[state].memory == MemoryId::HOST;
-                if self.program.stages[stage].states().all(|state| lives_on_host(state) == home_is_host) {
-                    self.return_states(stage, StateReturn::AfterLastPass)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn return_states(&mut self, id: StageId, when: StateReturn) -> Result<(), EngineError> {
-        let Runtime { pool, staging, recorder, .. } = &mut *self.runtime;
-        for StageOutput { sink, .. } in &self.program.stages[id].outputs {
-            let OutputSink::State(state) = *sink else { continue };
-            let layout = &self.program.layouts[state];
-            if let Some(home) = self.sequence.states[state].present(layout, self.pass.sizes.total()) {
-                staging.return_home(pool, (id, state), layout, home, when, recorder)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Binds tensors at one stage, where they differ from what is bound.
-struct Binder<'a, B: Backend> {
-    pool: &'a BufferPool<B>,
-    session: &'a B::Session,
-    bound: &'a mut StageBinding<B>,
-}
-
-impl<B: Backend> Binder<'_, B> {
-    fn input(&mut self, index: usize, port: &Port, buffer: &Buffer<B>, key: BindingKey) -> Result<(), BackendError> {
-        let pool = self.pool;
-        self.input_with(index, key, |key, bind| bind(&pool.view(buffer, port.dtype, &key.dims)?))
-    }
-
-    /// Binds the tensor that `with` passes on.
-    fn input_with(
-        &mut self,
-        index: usize,
-        key: BindingKey,
-        with: impl FnOnce(&BindingKey, &mut dyn FnMut(&B::Tensor) -> Result<(), BackendError>) -> Result<(), BackendError>,
-    ) -> Result<(), BackendError> {
-        if self.bound.inputs[index].as_ref() == Some(&key) {
+        let runs = |item: &PassItem<'_, B>| item.error.is_none() && phases.contains(&item.phase());
+        if !self.items.iter().any(runs) {
             return Ok(());
         }
-        let binding = &mut self.bound.binding;
-        with(&key, &mut |tensor| self.session.bind_input(binding, index, tensor))?;
-        self.bound.inputs[index] = Some(key);
-        Ok(())
+        let (weights, context) = self.runtime.weights();
+        weights.fetch(context, &self.program.stages, id, phase)?;
+        let mut has_weights = false;
+        for index in 0..self.items.len() {
+            if !runs(&self.items[index]) {
+                continue;
+            }
+            // Binding the first item overlaps with the fetch.
+            let bound = self.bind(index, id);
+            if !has_weights {
+                let (weights, context) = self.runtime.weights();
+                weights.wait(context, &self.program.stages, id)?;
+                has_weights = true;
+            }
+            self.items[index].error = bound.and_then(|()| self.run_item(index, id)).err();
+        }
+        // Also after an error: a cancelled run has used its weights.
+        let (weights, context) = self.runtime.weights();
+        weights.release(context, &self.program.stages, id)?;
+        self.runtime.check_cancelled()
     }
 
-    /// Binds an output to a buffer; without one, lets the session allocate it.
-    fn output(
-        &mut self,
-        index: usize,
-        port: &Port,
-        buffer: Option<(&Buffer<B>, BindingKey)>,
-    ) -> Result<(), BackendError> {
-        let StageBinding { binding, outputs, .. } = &mut *self.bound;
-        let Some((buffer, key)) = buffer else {
-            outputs[index] = None;
-            return self.session.bind_output_unknown(binding, index);
-        };
-        if outputs[index].as_ref() != Some(&key) {
-            let view = self.pool.view(buffer, port.dtype, &key.dims)?;
-            self.session.bind_output(binding, index, &view)?;
-            outputs[index] = Some(key);
-        }
-        Ok(())
+    fn run_item(&mut self, index: usize, id: StageId) -> Result<(), EngineError> {
+        let item = &mut self.items[index];
+        let (phase, binding) = (item.phase(), &mut item.sequence.bindings[id].binding);
+        self.runtime.run_session(self.program, id, phase, binding)?;
+        self.after_run(index, id)
     }
 }

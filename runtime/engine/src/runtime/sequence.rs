@@ -17,6 +17,8 @@ pub struct Sequence<B: Backend> {
     pub(super) taps_version: u64,
     /// All tokens, for a decoder that keeps no state and computes them again each step.
     pub(super) history: History,
+    /// The lane of its last pass, for which its bindings were made.
+    pub(super) lane: usize,
     /// Whether a pass failed half way, so that the states are inconsistent.
     pub(super) interrupted: bool,
 }

@@ -1,6 +1,7 @@
-//! Steps: tokens in, next-token logits out, in as many passes as the plan's chunk size needs.
+//! Steps: tokens in, next-token logits out. A step of one sequence takes as many passes as the plan's chunk size needs; a pass may take
+//! items of several sequences.
 
-use super::pass::Pass;
+use super::pass::PassItem;
 use super::{Runtime, Sequence};
 use crate::buffers::{PassInput, about};
 use crate::error::EngineError;
@@ -25,7 +26,39 @@ pub enum StepInput<'a> {
     },
 }
 
+impl<B: Backend> WorkItem<'_, B> {
+    fn in_pass(&mut self) -> PassItem<'_, B> {
+        let (tokens, past) = (self.input.len(), self.sequence.length);
+        PassItem {
+            input: self.input.part(0, tokens, tokens),
+            sizes: PassSizes { batch: 1, sequence: tokens, past, rows: self.rows.of(tokens) },
+            sequence: self.sequence,
+            is_first: true,
+            is_last: true,
+            extra: &NO_EXTRA_INPUTS,
+            error: None,
+        }
+    }
+}
+
+/// Where a pass left the logits of an item.
+#[derive(Clone, Copy)]
+struct PassLogits {
+    lane: usize,
+    /// Rows to read: the last of the pass.
+    wanted: u64,
+    /// Tokens in the pass.
+    tokens: u64,
+}
+
 impl<'a> StepInput<'a> {
+    fn len(self) -> u64 {
+        match self {
+            StepInput::Tokens(ids) => ids.len() as u64,
+            StepInput::Embeddings { tokens, .. } => tokens as u64,
+        }
+    }
+
     /// The tokens from `start` on, `count` of `total`.
     fn part(self, start: u64, count: u64, total: u64) -> PassInput<'a> {
         let (start, count) = (start as usize, count as usize);
@@ -64,7 +97,73 @@ pub(crate) struct Step<'a> {
     pub logits: &'a mut Logits,
 }
 
+/// What one sequence contributes to a pass of several: its next tokens, and where their logits go.
+pub struct WorkItem<'a, B: Backend> {
+    /// The sequence, which is in no other item of the pass.
+    pub sequence: &'a mut Sequence<B>,
+    /// Its next tokens: one, a draft to verify, or a chunk of a prompt of at most [`Engine::chunk`](crate::Engine::chunk) tokens.
+    pub input: StepInput<'a>,
+    /// The positions whose logits are computed.
+    pub rows: LogitRows,
+    /// The logits `[rows, vocab]`.
+    pub logits: &'a mut Logits,
+}
+
+static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
+
 impl<B: Backend> Runtime<B> {
+    /// One pass for all items: each stage's weights are fetched once. An item computes what it would compute alone, bit for bit: a run
+    /// has tokens of one sequence. Returns the outcome of each item; an error of the pass concerns all.
+    pub fn pass_of_items(
+        &mut self,
+        program: &Program,
+        items: &mut [WorkItem<'_, B>],
+    ) -> Result<Vec<Result<(), EngineError>>, EngineError> {
+        if program.recomputes() {
+            let step = |item: &mut WorkItem<'_, B>| {
+                let WorkItem { sequence, input, rows, logits } = item;
+                self.step_with(program, sequence, Step { input: *input, rows: *rows, extra: &NO_EXTRA_INPUTS, logits })
+            };
+            return Ok(items.iter_mut().map(step).collect());
+        }
+        let mut errors: Vec<Option<EngineError>> = Vec::with_capacity(items.len());
+        for item in items.iter_mut() {
+            errors.push(self.prepare(program, item).err());
+        }
+        let prepared = items.iter_mut().zip(&errors).filter(|(_, error)| error.is_none());
+        let mut pass: Vec<PassItem<'_, B>> = prepared.map(|(item, _)| item.in_pass()).collect();
+        self.pass(program, &mut pass)?;
+        let mut outcomes: Vec<Option<EngineError>> = pass.into_iter().map(|item| item.error).rev().collect();
+        for error in errors.iter_mut().filter(|error| error.is_none()) {
+            *error = outcomes.pop().flatten();
+        }
+        let finish = |(item, error): (&mut WorkItem<'_, B>, Option<EngineError>)| match error {
+            Some(error) => Err(error),
+            None => self.finish(program, item),
+        };
+        Ok(items.iter_mut().zip(errors).map(finish).collect())
+    }
+
+    /// Checks an item and makes room for its tokens.
+    fn prepare(&mut self, program: &Program, item: &mut WorkItem<'_, B>) -> Result<(), EngineError> {
+        let tokens = accept(program, item.sequence, item.input)?;
+        let chunk = program.plan.schedule.prefill_chunk.unwrap_or(u64::MAX);
+        if tokens > chunk {
+            let why = format!("{tokens} tokens in one pass, and the plan was made for {chunk}");
+            return Err(EngineError::WrongInput { name: "tokens".into(), why });
+        }
+        (item.logits.rows, item.logits.vocab) = (0, 0);
+        item.logits.data.clear();
+        self.make_room_in_states(program, item.sequence, item.sequence.length + tokens)
+    }
+
+    fn finish(&mut self, program: &Program, item: &mut WorkItem<'_, B>) -> Result<(), EngineError> {
+        let tokens = item.input.len();
+        item.sequence.length += tokens;
+        let pass = PassLogits { lane: item.sequence.lane, wanted: item.rows.of(tokens), tokens };
+        self.read_logits(program, pass, item.logits)
+    }
+
     /// A step without further inputs.
     pub fn step(
         &mut self,
@@ -98,21 +197,28 @@ impl<B: Backend> Runtime<B> {
             let count = chunk.min(tokens - done);
             let wanted = rows.of(count);
             let (is_first, is_last) = (done == 0, done + count == tokens);
-            let pass = Pass {
+            let item = PassItem {
                 input: input.part(done, count, tokens),
                 sizes: PassSizes { batch: 1, sequence: count, past: sequence.length, rows: wanted },
+                sequence: &mut *sequence,
                 is_first,
                 is_last,
                 extra,
+                error: None,
             };
-            self.pass(program, sequence, &pass)?;
+            self.pass_alone(program, item)?;
             sequence.length += count;
             done += count;
             if rows == LogitRows::All || is_last {
-                self.read_logits(program, wanted, count, logits)?;
+                self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: count }, logits)?;
             }
         }
         Ok(())
+    }
+
+    fn pass_alone(&mut self, program: &Program, mut item: PassItem<'_, B>) -> Result<(), EngineError> {
+        self.pass(program, std::slice::from_mut(&mut item))?;
+        item.error.map_or(Ok(()), Err)
     }
 
     /// Makes room for `total` tokens in states that are laid out for the tokens they hold.
@@ -150,25 +256,26 @@ impl<B: Backend> Runtime<B> {
             StepInput::Embeddings { .. } => PassInput::Embeddings(&history.embeddings),
         };
         let sizes = PassSizes { batch: 1, sequence: total, past: 0, rows: wanted };
-        let outcome = self.pass(program, sequence, &Pass { input, sizes, is_first: true, is_last: true, extra });
+        let item =
+            PassItem { sequence: &mut *sequence, input, sizes, is_first: true, is_last: true, extra, error: None };
+        let outcome = self.pass_alone(program, item);
         sequence.history = history;
         outcome?;
         sequence.length = total;
-        self.read_logits(program, wanted, total, logits)
+        self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: total }, logits)
     }
 
     /// Appends the last `wanted` rows of a pass's logits. The model may have computed only those, those of all `tokens`, or one row.
     fn read_logits(
         &mut self,
         program: &Program,
-        wanted: u64,
-        tokens: u64,
+        PassLogits { lane, wanted, tokens }: PassLogits,
         logits: &mut Logits,
     ) -> Result<(), EngineError> {
         let Some(id) = program.logits else {
             return Err(EngineError::WrongKind("the plan names no output with next-token scores"));
         };
-        let boundary = &self.boundaries[id];
+        let boundary = &self.lanes[lane].boundaries[id];
         let wrong = |why: String| EngineError::WrongOutput { name: boundary.name.clone(), why };
         let dims = boundary.dims().unwrap_or_default();
         let vocab = dims.last().copied().unwrap_or(0);

@@ -21,6 +21,11 @@ pub enum Phase {
     Decode,
 }
 
+impl Phase {
+    /// Both phases.
+    pub const BOTH: [Phase; 2] = [Phase::Prefill, Phase::Decode];
+}
+
 /// One value for each phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PerPhase<T> {

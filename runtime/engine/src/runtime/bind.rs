@@ -1,0 +1,206 @@
+//! Binding one item of a pass at one stage, and taking what its run leaves.
+
+use super::pass::{PassItem, PassRunner};
+use super::sequence::StageBinding;
+use super::{Runtime, Sequence};
+use crate::buffers::{BindingKey, Buffer, BufferPool, Lane, StateArrival, StateReturn};
+use crate::error::{BackendError, EngineError};
+use crate::ids::StageId;
+use crate::port::{Backend, MemoryId, Port, Session};
+use crate::program::{InputSource, OutputSink, StageInput, StageOutput};
+
+impl<B: Backend> PassRunner<'_, '_, B> {
+    /// Binds an item's inputs and outputs. The stage's weights must have been fetched, not waited for.
+    pub(super) fn bind(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
+        self.bind_inputs(item, id)?;
+        self.bind_outputs(item, id)
+    }
+
+    /// After the run: copies staged states home and takes the outputs.
+    pub(super) fn after_run(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
+        self.return_states(item, id, StateReturn::AfterRun)?;
+        if self.items.len() > 1 {
+            self.return_states(item, id, StateReturn::AfterLastPass)?;
+        }
+        self.collect_outputs(item, id)
+    }
+
+    fn bind_inputs(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
+        let Runtime { pool, sessions, lanes, staging, weights, recorder, .. } = &mut *self.runtime;
+        let stage = &self.program.stages[id];
+        let PassItem { sequence, sizes, is_first, .. } = &mut self.items[item];
+        let Sequence { states, bindings, lane, .. } = &mut **sequence;
+        let Lane { inputs, boundaries } = &mut lanes[*lane];
+        let mut binder = Binder { pool, session: &sessions[stage.session], bound: &mut bindings[id] };
+        for (index, StageInput { port, source }) in stage.inputs.iter().enumerate() {
+            let bound = match *source {
+                InputSource::ModelInput(input) => {
+                    let buffer = inputs[input].buffer(port.memory);
+                    binder.input(
+                        index,
+                        port,
+                        buffer,
+                        BindingKey { buffer: buffer.id, dims: inputs[input].dims.clone() },
+                    )
+                }
+                InputSource::Weight(weight) => {
+                    let (buffer, dims) = weights.input(id, weight);
+                    binder.input(index, port, buffer, BindingKey { buffer: buffer.id, dims: dims.clone() })
+                }
+                InputSource::State(state) => {
+                    let layout = &self.program.layouts[state];
+                    let length = sizes.past;
+                    let home = states[state].past(layout, length)?;
+                    let arrival = StateArrival { first_pass: *is_first, length };
+                    let (buffer, key) = staging.past(pool, (id, state), layout, home, arrival, recorder)?;
+                    binder.input(index, port, buffer, key)
+                }
+                InputSource::Boundary(boundary) => {
+                    boundaries[boundary].copy_to(pool, port.memory, recorder)?;
+                    let Some((value, key)) = boundaries[boundary].value(port.memory) else {
+                        let name = boundaries[boundary].name.clone();
+                        return Err(EngineError::MissingInput { name, dtype: port.dtype });
+                    };
+                    binder.input_with(index, key, |key, bind| value.with(pool, port.dtype, key, bind))
+                }
+            };
+            bound.map_err(|source| stage.failed(&format!("binding input {:?}", port.name), source))?;
+        }
+        Ok(())
+    }
+
+    fn bind_outputs(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
+        let Runtime { pool, sessions, lanes, staging, taps, .. } = &mut *self.runtime;
+        let stage = &self.program.stages[id];
+        let PassItem { sequence, sizes, .. } = &mut self.items[item];
+        let Sequence { states, bindings, lane, .. } = &mut **sequence;
+        let boundaries = &mut lanes[*lane].boundaries;
+        let mut binder = Binder { pool, session: &sessions[stage.session], bound: &mut bindings[id] };
+        for (index, StageOutput { port, sink }) in stage.outputs.iter().enumerate() {
+            let buffer = match *sink {
+                OutputSink::Unknown => continue,
+                OutputSink::Unread(boundary) if !taps.wanted.contains(&boundary) => continue,
+                OutputSink::State(state) => {
+                    let home = states[state].present(&self.program.layouts[state], sizes.total());
+                    let Some(home) = home else { continue };
+                    Some(staging.present((id, state), home))
+                }
+                OutputSink::Logits(boundary) | OutputSink::Boundary(boundary) | OutputSink::Unread(boundary) => {
+                    boundaries[boundary].output_buffer(pool, port.memory)?
+                }
+            };
+            let bound = binder.output(index, port, buffer);
+            bound.map_err(|source| stage.failed(&format!("binding output {:?}", port.name), source))?;
+        }
+        Ok(())
+    }
+
+    /// Tells boundaries that the stage has run, and takes the outputs that the session allocated.
+    fn collect_outputs(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
+        let Runtime { pool, sessions, lanes, taps, .. } = &mut *self.runtime;
+        let stage = &self.program.stages[id];
+        let Sequence { bindings, lane, .. } = &mut *self.items[item].sequence;
+        let boundaries = &mut lanes[*lane].boundaries;
+        let StageBinding { binding, outputs, .. } = &mut bindings[id];
+        for (index, StageOutput { port, sink }) in stage.outputs.iter().enumerate() {
+            let Some(boundary) = sink.boundary() else { continue };
+            if matches!(sink, OutputSink::Unread(_)) && !taps.wanted.contains(&boundary) {
+                continue;
+            }
+            let allocated = match outputs[index] {
+                Some(_) => None,
+                None => {
+                    let output = sessions[stage.session].take_output(binding, index);
+                    Some(output.map_err(|source| stage.failed("reading its outputs", source))?)
+                }
+            };
+            boundaries[boundary].produced(pool, port.memory, allocated);
+        }
+        Ok(())
+    }
+
+    /// Whether states with a staging buffer of their own stay there until the last pass of the step. In a pass of several items the next
+    /// item needs the buffer.
+    pub(super) fn returns_at_end(&self) -> bool {
+        self.items.len() == 1 && self.runtime.staging.any_exclusive()
+    }
+
+    /// After the last pass of a step: copies each state that has a staging buffer of its own to its home memory, first from devices to
+    /// the host, then from the host to devices.
+    pub(super) fn return_all_states(&mut self) -> Result<(), EngineError> {
+        let phase = self.items[0].phase();
+        for home_is_host in [true, false] {
+            for partition in self.runtime.route[phase].ids() {
+                let stage = self.runtime.route[phase][partition];
+                let lives_on_host = |state| self.program.layouts[state].memory == MemoryId::HOST;
+                if self.program.stages[stage].states().all(|state| lives_on_host(state) == home_is_host) {
+                    self.return_states(0, stage, StateReturn::AfterLastPass)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn return_states(&mut self, item: usize, id: StageId, when: StateReturn) -> Result<(), EngineError> {
+        let Runtime { pool, staging, recorder, .. } = &mut *self.runtime;
+        let PassItem { sequence, sizes, .. } = &self.items[item];
+        for StageOutput { sink, .. } in &self.program.stages[id].outputs {
+            let OutputSink::State(state) = *sink else { continue };
+            let layout = &self.program.layouts[state];
+            if let Some(home) = sequence.states[state].present(layout, sizes.total()) {
+                staging.return_home(pool, (id, state), layout, home, when, recorder)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Binds tensors at one stage, where they differ from what is bound.
+struct Binder<'a, B: Backend> {
+    pool: &'a BufferPool<B>,
+    session: &'a B::Session,
+    bound: &'a mut StageBinding<B>,
+}
+
+impl<B: Backend> Binder<'_, B> {
+    fn input(&mut self, index: usize, port: &Port, buffer: &Buffer<B>, key: BindingKey) -> Result<(), BackendError> {
+        let pool = self.pool;
+        self.input_with(index, key, |key, bind| bind(&pool.view(buffer, port.dtype, &key.dims)?))
+    }
+
+    /// Binds the tensor that `with` passes on.
+    fn input_with(
+        &mut self,
+        index: usize,
+        key: BindingKey,
+        with: impl FnOnce(&BindingKey, &mut dyn FnMut(&B::Tensor) -> Result<(), BackendError>) -> Result<(), BackendError>,
+    ) -> Result<(), BackendError> {
+        if self.bound.inputs[index].as_ref() == Some(&key) {
+            return Ok(());
+        }
+        let binding = &mut self.bound.binding;
+        with(&key, &mut |tensor| self.session.bind_input(binding, index, tensor))?;
+        self.bound.inputs[index] = Some(key);
+        Ok(())
+    }
+
+    /// Binds an output to a buffer; without one, lets the session allocate it.
+    fn output(
+        &mut self,
+        index: usize,
+        port: &Port,
+        buffer: Option<(&Buffer<B>, BindingKey)>,
+    ) -> Result<(), BackendError> {
+        let StageBinding { binding, outputs, .. } = &mut *self.bound;
+        let Some((buffer, key)) = buffer else {
+            outputs[index] = None;
+            return self.session.bind_output_unknown(binding, index);
+        };
+        if outputs[index].as_ref() != Some(&key) {
+            let view = self.pool.view(buffer, port.dtype, &key.dims)?;
+            self.session.bind_output(binding, index, &view)?;
+            outputs[index] = Some(key);
+        }
+        Ok(())
+    }
+}
