@@ -392,7 +392,7 @@ fn is_bookkeeping(operator: &str) -> bool {
         "Gather",
         "Greater",
         "GreaterOrEqual",
-        "FileVersion",
+        "Identity",
         "If",
         "Less",
         "LessOrEqual",

@@ -169,7 +169,7 @@ struct Config {
 #[serde(untagged)]
 enum Templates {
     One(String),
-    NamedTensors(Vec<NamedTemplate>),
+    Named(Vec<NamedTemplate>),
 }
 
 #[derive(Deserialize)]
@@ -199,7 +199,7 @@ impl Templates {
     fn default_one(self, path: &Path) -> Result<String, TemplateError> {
         let mut named = match self {
             Templates::One(template) => return Ok(template),
-            Templates::NamedTensors(named) => named,
+            Templates::Named(named) => named,
         };
         match named.iter().position(|t| t.name == "default") {
             Some(at) => Ok(named.swap_remove(at).template),
