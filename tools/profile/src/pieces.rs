@@ -17,29 +17,16 @@ const WEIGHTS_FILE: &str = "weights.bin";
 /// Why a piece cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PieceError {
-    /// The graph cannot be cut there.
     #[error("cannot cut the model")]
     Cut(#[from] hpp_graph::CutError),
-    /// The partition is not a valid model.
     #[error(transparent)]
     Extract(#[from] hpp_onnx::ExtractError),
-    /// Embedded weights cannot be moved out.
     #[error("cannot provide the weights")]
     Externalise(#[from] hpp_onnx::ExternaliseError),
-    /// Weight files cannot be linked.
     #[error("cannot provide the weights")]
     Place(#[from] hpp_onnx::LinkError),
-    /// A weight file lies where it cannot be linked from.
     #[error("{location} cannot be linked into {} ({why}), and the model has embedded weights too", dir.display())]
-    NotLinkable {
-        /// The weight file.
-        location: String,
-        /// The directory.
-        dir: PathBuf,
-        /// Why not.
-        why: String,
-    },
-    /// The file cannot be written.
+    NotLinkable { location: String, dir: PathBuf, why: String },
     #[error(transparent)]
     Write(#[from] hpp_onnx::WriteError),
 }
@@ -59,7 +46,6 @@ pub struct Pieces<'a> {
     analysis: &'a Analysis,
     /// The model without large weights in its file.
     model: Model,
-    /// Directory that files are written to.
     dir: &'a Path,
     weights_dir: PathBuf,
     /// Known contents of small integer tensors (shapes, indices), by value.
@@ -70,7 +56,6 @@ pub struct Pieces<'a> {
 
 /// A partition on disk.
 pub struct Piece {
-    /// Its ONNX file.
     pub file: PathBuf,
     part: Part,
 }
@@ -107,7 +92,6 @@ impl<'a> Pieces<'a> {
         Ok(Piece { file, part })
     }
 
-    /// Directory of the weights.
     pub fn weights_dir(&self) -> &Path {
         &self.weights_dir
     }
