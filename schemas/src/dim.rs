@@ -279,7 +279,7 @@ pub(crate) fn on_one_line<T: Serialize, S: serde::Serializer>(list: &Vec<T>, s: 
 }
 
 /// Writes each item of a list as a mapping on a line of its own.
-pub(crate) fn each_on_one_line<T: Serialize, S: serde::Serializer>(list: &Vec<T>, s: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn each_on_one_line<T: Serialize, S: serde::Serializer>(list: &[T], s: S) -> Result<S::Ok, S::Error> {
     s.collect_seq(list.iter().map(serde_saphyr::FlowMap))
 }
 

@@ -1,5 +1,6 @@
 //! Makes new profiles: an entry for everything to measure, and no measurements yet.
 
+use crate::derive::{PHASES, phase_costs_mut};
 use crate::settings::Settled;
 use crate::targets::{BlockFacts, Target};
 use hpp_model::Analysis;
@@ -88,8 +89,8 @@ pub fn clear_failures(profile: &mut Profile) {
     profile.sensitivity.retain(|entry| entry.failure.is_none());
     for costs in profile.classes.iter_mut().flat_map(|entry| &mut entry.providers) {
         costs.failure = None;
-        for phase in crate::derive::Phase::ALL {
-            let points = &mut phase.of_mut(costs).points;
+        for phase in PHASES {
+            let points = &mut phase_costs_mut(costs, phase).points;
             points.iter_mut().for_each(|point| point.failure = None);
             points.retain(|point| point.single.is_some() || point.run.is_some());
         }

@@ -17,30 +17,12 @@ use tracing::{debug, info};
 /// Why a child cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// The program does not exist or cannot be run.
     #[error("cannot run {}", program.display())]
-    Start {
-        /// The program.
-        program: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It exited or hung before it was ready.
+    Start { program: PathBuf, source: io::Error },
     #[error("{} does not answer: {why}", program.display())]
-    NotReady {
-        /// The program.
-        program: PathBuf,
-        /// Why.
-        why: String,
-    },
-    /// It has another protocol version.
+    NotReady { program: PathBuf, why: String },
     #[error("{} speaks version {found} of the protocol, and this build speaks version {PROBE_VERSION}", program.display())]
-    Version {
-        /// The program.
-        program: PathBuf,
-        /// Its version.
-        found: u32,
-    },
+    Version { program: PathBuf, found: u32 },
 }
 
 impl ChildError {
@@ -67,7 +49,6 @@ pub enum RequestError {
     /// Ctrl-C; the child was killed.
     #[error("interrupted")]
     Interrupted,
-    /// No child can be started.
     #[error(transparent)]
     Start(#[from] ChildError),
 }
@@ -75,9 +56,7 @@ pub enum RequestError {
 /// How to start a child.
 #[derive(Clone, Debug)]
 pub struct Launcher {
-    /// The program.
     pub program: PathBuf,
-    /// Its command line arguments.
     pub arguments: Vec<OsString>,
     /// Time without a reply after which a child counts as hung and is killed.
     pub reply_timeout: Duration,

@@ -26,37 +26,16 @@ pub enum CorpusFormat {
 
 /// Why a corpus cannot be used.
 #[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
 pub enum CorpusError {
-    /// Its file extension is unknown.
     #[error("cannot tell the format of {}", path.display())]
-    Format {
-        /// The file.
-        path: PathBuf,
-    },
-    /// It cannot be opened or read.
+    Format { path: PathBuf },
     #[error("cannot read the corpus {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// It has no prompts.
+    Read { path: PathBuf, source: io::Error },
     #[error("the corpus {} has no prompts", path.display())]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Some lines are invalid.
+    Empty { path: PathBuf },
     #[error("{} of the corpus {} cannot be used:{}", lines(*bad), path.display(), named(reasons, *bad))]
-    Bad {
-        /// The file.
-        path: PathBuf,
-        /// Number of invalid lines.
-        bad: u64,
-        /// The first invalid lines, with number and reason.
-        reasons: Vec<String>,
-    },
+    Bad { path: PathBuf, bad: u64, reasons: Vec<String> },
 }
 
 fn lines(bad: u64) -> String {

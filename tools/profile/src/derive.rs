@@ -5,51 +5,33 @@
 //! Pure: the result depends on the timings only, not on their order.
 
 use crate::fit::{Sample, Shape, fit};
-use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, Provider, ProviderCosts};
+use hpp_partition::Phase;
+use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
 
-/// A phase of inference.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Phase {
-    /// Decoding one token.
-    Decode,
-    /// A pass into an empty context.
-    Prefill,
+/// Both phases, in the order in which they are measured and shown.
+pub const PHASES: [Phase; 2] = [Phase::Decode, Phase::Prefill];
+
+/// The costs of one phase.
+pub fn phase_costs(costs: &ProviderCosts, phase: Phase) -> &PhaseCosts {
+    match phase {
+        Phase::Decode => &costs.decode,
+        Phase::Prefill => &costs.prefill,
+    }
 }
 
-impl Phase {
-    /// Both.
-    pub const ALL: [Phase; 2] = [Phase::Decode, Phase::Prefill];
-
-    /// Its costs.
-    pub fn of(self, costs: &ProviderCosts) -> &PhaseCosts {
-        match self {
-            Phase::Decode => &costs.decode,
-            Phase::Prefill => &costs.prefill,
-        }
+/// The costs of one phase, to be changed.
+pub fn phase_costs_mut(costs: &mut ProviderCosts, phase: Phase) -> &mut PhaseCosts {
+    match phase {
+        Phase::Decode => &mut costs.decode,
+        Phase::Prefill => &mut costs.prefill,
     }
+}
 
-    /// Its costs, to be changed.
-    pub fn of_mut(self, costs: &mut ProviderCosts) -> &mut PhaseCosts {
-        match self {
-            Phase::Decode => &mut costs.decode,
-            Phase::Prefill => &mut costs.prefill,
-        }
-    }
-
-    /// `decode`, `prefill`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Phase::Decode => "decode",
-            Phase::Prefill => "prefill",
-        }
-    }
-
-    fn shape(self) -> Shape {
-        match self {
-            Phase::Decode => Shape::Decode,
-            Phase::Prefill => Shape::Prefill,
-        }
-    }
+/// The times of a block: its own, else those of its class.
+pub fn costs_of<'p>(profile: &'p Profile, block: &ProfiledBlock, provider: Provider) -> Option<&'p ProviderCosts> {
+    let own = profile.classes.iter().find(|entry| entry.block == block.label);
+    let entry = own.or_else(|| profile.classes.iter().find(|entry| entry.class == block.class))?;
+    entry.providers.iter().find(|costs| costs.provider == provider)
 }
 
 /// Computes launch costs, block times and fitted curves from the timings of a profile.
@@ -76,11 +58,8 @@ struct Singles<'a> {
 impl Singles<'_> {
     /// Milliseconds of a partition with this block alone.
     fn ms(&self, block: usize, phase: Phase, tokens: u64) -> Option<f64> {
-        let block = &self.profile.model.blocks[block];
-        let own = self.profile.classes.iter().find(|entry| entry.block == block.label);
-        let entry = own.or_else(|| self.profile.classes.iter().find(|entry| entry.class == block.class))?;
-        let costs = entry.providers.iter().find(|costs| costs.provider == self.provider)?;
-        let point = phase.of(costs).points.iter().find(|point| point.tokens == tokens)?;
+        let costs = costs_of(self.profile, &self.profile.model.blocks[block], self.provider)?;
+        let point = phase_costs(costs, phase).points.iter().find(|point| point.tokens == tokens)?;
         Some(point.single?.median_ms)
     }
 
@@ -92,8 +71,8 @@ impl Singles<'_> {
         let Some((costs, first)) = costs.zip(first) else { return launched };
         let length = costs.run_length as usize;
         let blocks = first..(first + length).min(self.profile.model.blocks.len());
-        for phase in Phase::ALL {
-            for point in phase.of(costs).points.iter().filter(|_| length > 1 && blocks.len() == length) {
+        for phase in PHASES {
+            for point in phase_costs(costs, phase).points.iter().filter(|_| length > 1 && blocks.len() == length) {
                 let singles: Option<f64> = blocks.clone().map(|block| self.ms(block, phase, point.tokens)).sum();
                 let (Some(singles), Some(run), Some(single)) = (singles, point.run, point.single) else { continue };
                 let ms = (singles - run.median_ms) / (length as f64 - 1.0);
@@ -137,21 +116,19 @@ impl LaunchCosts {
 /// Sets block times and fits. A block that was measured only alone gets the launch cost of the other classes.
 fn finish(costs: &mut ProviderCosts, launched: &LaunchCosts, typical: Option<f64>) {
     let usual = launched.median().or(typical).unwrap_or(0.0);
-    for phase in Phase::ALL {
-        let phase_costs = phase.of_mut(costs);
-        for point in &mut phase_costs.points {
+    for phase in PHASES {
+        let costs = phase_costs_mut(costs, phase);
+        for point in &mut costs.points {
             let Some(single) = point.single else { continue };
             // With noise a run may take less time than one of its blocks.
             let told = launched.at(phase, point.tokens).map(|launch| single.median_ms - launch).filter(|ms| *ms > 0.0);
             point.ms = Some(told.unwrap_or((single.median_ms - usual).max(0.0)));
         }
-        let samples: Vec<Sample> = phase_costs.points.iter().filter_map(sample).collect();
-        phase_costs.fit = fit(phase.shape(), &samples);
+        let sample = |point: &CostPoint| Some(Sample { tokens: point.tokens, ms: point.ms? });
+        let samples: Vec<Sample> = costs.points.iter().filter_map(sample).collect();
+        let shape = if phase == Phase::Decode { Shape::Decode } else { Shape::Prefill };
+        costs.fit = fit(shape, &samples);
     }
-}
-
-fn sample(point: &CostPoint) -> Option<Sample> {
-    Some(Sample { tokens: point.tokens, ms: point.ms? })
 }
 
 /// The median; `None` without numbers.

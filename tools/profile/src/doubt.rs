@@ -1,6 +1,7 @@
 //! Finds unreliable measurements: times that contradict each other or vary from run to run.
 
-use crate::derive::Phase;
+use crate::derive::{PHASES, phase_costs};
+use hpp_partition::Phase;
 use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts, Timing};
 
 /// Largest relative error of a fitted curve at which the curve still predicts the times between its points.
@@ -13,14 +14,14 @@ const MEASURABLE: f64 = 0.05;
 /// Labels of the measured blocks whose times on this provider are unreliable.
 pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
     let is_unreliable =
-        |costs: &ProviderCosts| Phase::ALL.iter().any(|phase| disagrees(costs, *phase) || varies(costs, *phase));
+        |costs: &ProviderCosts| PHASES.iter().any(|phase| disagrees(costs, *phase) || varies(costs, *phase));
     let on = |costs: &&ProviderCosts| costs.provider == provider;
     let unreliable = profile.classes.iter().filter(|class| class.providers.iter().filter(on).any(is_unreliable));
     unreliable.map(|class| class.block.as_str()).collect()
 }
 
 fn disagrees(costs: &ProviderCosts, phase: Phase) -> bool {
-    let phase = phase.of(costs);
+    let phase = phase_costs(costs, phase);
     let longest = phase.points.iter().filter_map(|point| point.ms).fold(0.0, f64::max);
     longest > MEASURABLE && phase.fit.is_some_and(|fit| fit.worst_relative_error > WORST_FIT)
 }
@@ -28,5 +29,5 @@ fn disagrees(costs: &ProviderCosts, phase: Phase) -> bool {
 fn varies(costs: &ProviderCosts, phase: Phase) -> bool {
     let timings = |point: &CostPoint| [point.single, point.run];
     let varies = |timing: Timing| timing.median_ms > MEASURABLE && timing.p90_ms > WORST_SPREAD * timing.median_ms;
-    phase.of(costs).points.iter().flat_map(timings).flatten().any(varies)
+    phase_costs(costs, phase).points.iter().flat_map(timings).flatten().any(varies)
 }

@@ -1,7 +1,7 @@
 //! The number of runs of each case, and the bytes read between runs to evict caches.
 
-use crate::derive::Phase;
 use crate::pieces::Repeats;
+use hpp_partition::Phase;
 use std::path::Path;
 
 /// Runs of each case.

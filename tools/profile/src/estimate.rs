@@ -1,10 +1,10 @@
 //! Estimates the duration of measurements before any was made: bytes and operations over assumed rates. The progress display
 //! scales them by the measured pace.
 
-use crate::derive::Phase;
 use crate::effort::{Effort, most_held};
 use crate::jobs::Estimate;
 use hpp_model::{Analysis, Scenario};
+use hpp_partition::Phase;
 use hpp_partition::{Block, Work};
 use hpp_schema::Provider;
 use std::cell::RefCell;
@@ -37,7 +37,6 @@ impl<'a> Roofline<'a> {
         Roofline { analysis, effort, all_weights, blocks: RefCell::default() }
     }
 
-    /// The model.
     pub fn analysis(&self) -> &'a Analysis {
         self.analysis
     }

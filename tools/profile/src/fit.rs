@@ -9,9 +9,7 @@ use hpp_schema::Fit;
 /// A time at a token count.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// Tokens.
     pub tokens: u64,
-    /// Milliseconds.
     pub ms: f64,
 }
 

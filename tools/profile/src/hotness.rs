@@ -1,9 +1,10 @@
 //! Hotness of a block: milliseconds saved on a device per byte of device memory; and whether layers differ in it.
 
-use crate::derive::{Phase, median};
+use crate::derive::{costs_of, median, phase_costs};
 use crate::doubt::unreliable_blocks;
 use crate::estimate::{Roofline, blocks_at};
-use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider, ProviderCosts};
+use hpp_partition::Phase;
+use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider};
 
 /// Layers are equally hot if their spread is at most this part of the median.
 const FLAT: f64 = 0.15;
@@ -20,7 +21,7 @@ pub fn hotness(profile: &Profile, roofline: &Roofline) -> Vec<BlockHotness> {
     for provider in devices {
         for (block, facts) in profile.model.blocks.iter().zip(&blocks) {
             let ms = |of: Provider, phase: Phase, tokens: u64| {
-                Some(phase.of(costs_of(profile, &block.label, block.class, of)?).fit?.ms(tokens))
+                Some(phase_costs(costs_of(profile, block, of)?, phase).fit?.ms(tokens))
             };
             let terms = |phase, tokens| {
                 let (cpu_ms, gpu_ms) = (ms(Provider::Cpu, phase, tokens)?, ms(*provider, phase, tokens)?);
@@ -41,19 +42,10 @@ fn terms(cpu_ms: f64, gpu_ms: f64, weight_bytes: u64, kv_bytes: u64) -> HotnessT
     HotnessTerms { cpu_ms, gpu_ms, weight_bytes, kv_bytes, ms_per_gib: (cpu_ms - gpu_ms) / gib }
 }
 
-/// The times of a block: its own, else those of its class.
-pub fn costs_of<'p>(profile: &'p Profile, label: &str, class: u32, provider: Provider) -> Option<&'p ProviderCosts> {
-    let own = profile.classes.iter().find(|entry| entry.block == label);
-    let entry = own.or_else(|| profile.classes.iter().find(|entry| entry.class == class))?;
-    entry.providers.iter().find(|costs| costs.provider == provider)
-}
-
 /// Whether all layers are equally hot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Evenness {
-    /// All layers are equally hot.
     Flat,
-    /// Layers differ.
     Uneven,
     /// Layers differ, but the measurements are unreliable or other programs used the machine.
     Unknown,
@@ -64,11 +56,9 @@ pub enum Evenness {
 pub struct Verdict {
     /// The device's provider; `None` if no device was measured, then host time per byte is compared.
     pub provider: Option<Provider>,
-    /// Whether layers differ.
     pub evenness: Evenness,
     /// Difference of the hottest and the coldest layer, as a part of the median.
     pub spread: f64,
-    /// Sentences for the user.
     pub lines: Vec<String>,
 }
 
@@ -111,7 +101,7 @@ fn time_per_gib(profile: &Profile) -> Vec<f64> {
     let Some(context) = profile.settings.contexts.iter().max() else { return vec![] };
     let layers = profile.model.blocks.iter().filter(|block| is_layer(&block.label));
     let of = |block: &hpp_schema::ProfiledBlock| {
-        let fit = costs_of(profile, &block.label, block.class, Provider::Cpu)?.decode.fit?;
+        let fit = costs_of(profile, block, Provider::Cpu)?.decode.fit?;
         Some(terms(fit.ms(*context), 0.0, block.weight_bytes.0, 0).ms_per_gib)
     };
     layers.filter_map(of).collect()

@@ -25,12 +25,12 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// Whether a stop was requested.
     pub fn is_requested(&self) -> bool {
         self.asked.load(Ordering::SeqCst)
     }
 
     /// Requests a stop, as Ctrl-C does.
+    #[cfg(test)]
     pub fn request(&self) {
         self.asked.store(true, Ordering::SeqCst);
     }

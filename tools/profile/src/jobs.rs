@@ -1,15 +1,14 @@
 //! Lists the block measurements that a profile still lacks, most informative per second first. Pure.
 
-use crate::derive::Phase;
+use crate::derive::{phase_costs, phase_costs_mut};
+use hpp_partition::Phase;
 use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts};
 use std::ops::Range;
 
 /// A block alone, or a run of blocks that begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Part {
-    /// The block alone.
     Single,
-    /// The run.
     Run,
 }
 
@@ -18,11 +17,8 @@ pub enum Part {
 pub struct Job {
     /// Index among the profile's classes.
     pub entry: usize,
-    /// The provider.
     pub provider: Provider,
-    /// The block alone, or the run.
     pub part: Part,
-    /// The blocks.
     pub blocks: Range<usize>,
     /// The cases, in the order of tokens.
     pub cases: Vec<(Phase, u64)>,
@@ -79,7 +75,7 @@ fn missing(profile: &Profile, costs: &ProviderCosts, part: Part) -> Vec<(Phase, 
     let settings = &profile.settings;
     let mut cases = Vec::new();
     for (phase, wanted) in [(Phase::Decode, &settings.contexts), (Phase::Prefill, &settings.prefill_tokens)] {
-        let points = &phase.of(costs).points;
+        let points = &phase_costs(costs, phase).points;
         let is_done = |tokens: &u64| points.iter().any(|point| point.tokens == *tokens && is_measured(point, part));
         cases.extend(wanted.iter().filter(|tokens| !is_done(tokens)).map(|tokens| (phase, *tokens)));
     }
@@ -97,7 +93,7 @@ fn is_measured(point: &CostPoint, part: Part) -> bool {
 
 /// The point of a case; inserts an empty one if it is missing. Invariant: points are sorted by tokens.
 pub fn point_mut(costs: &mut ProviderCosts, phase: Phase, tokens: u64) -> &mut CostPoint {
-    let points = &mut phase.of_mut(costs).points;
+    let points = &mut phase_costs_mut(costs, phase).points;
     let at = points.partition_point(|point| point.tokens < tokens);
     if points.get(at).is_none_or(|point| point.tokens != tokens) {
         points.insert(at, CostPoint { tokens, ms: None, single: None, run: None, failure: None });

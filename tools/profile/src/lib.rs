@@ -2,7 +2,7 @@
 //! corpus. Writes them as a profile and as an HTML report.
 
 mod begin;
-pub mod child;
+mod child;
 mod cli;
 pub mod corpus;
 mod derive;
@@ -10,8 +10,8 @@ mod doubt;
 mod effort;
 mod error;
 mod estimate;
-pub mod fit;
-pub mod hotness;
+mod fit;
+mod hotness;
 mod interrupt;
 mod jobs;
 mod measure;

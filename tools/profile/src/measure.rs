@@ -18,6 +18,7 @@ use crate::rates::rates;
 use crate::store::Store;
 use hpp_io::CpuMonitor;
 use hpp_model::Analysis;
+use hpp_schema::probe::{Reply, Request};
 use hpp_schema::{Profile, Timing};
 use std::path::Path;
 use tempfile::TempDir;
@@ -26,25 +27,17 @@ pub use corpus::CorpusRun;
 
 /// The state of a profiling run.
 pub struct Measure<'a> {
-    /// The model.
     pub analysis: &'a Analysis,
-    /// The measurements so far.
     pub profile: Profile,
-    /// The file of the profile.
     pub store: &'a Store,
-    /// The child process that measures.
     pub prober: Prober,
-    /// The progress display.
     pub progress: Progress,
     /// Measures the CPU share of other programs.
     pub cpu_share: CpuMonitor,
     /// The CPU share of other programs in the profile that is resumed.
     pub share_before: Option<f64>,
-    /// Number of runs.
     pub effort: Effort,
-    /// Expected durations.
     pub estimate: Roofline<'a>,
-    /// Bytes of the host's last-level cache.
     pub cache: u64,
     /// A directory for files the child reads.
     pub work_dir: &'a Path,
@@ -66,6 +59,25 @@ impl Measure<'_> {
         Ok(self.store.save(&self.profile)?)
     }
 
+    /// Sends a request and handles each reply. Returns why the request failed, if it did.
+    fn request(
+        &mut self,
+        request: &Request,
+        mut handle: impl FnMut(&mut Self, Reply) -> Result<(), ProfileError>,
+    ) -> Result<Option<String>, ProfileError> {
+        let mut answer = self.prober.ask(request).and_then(|()| self.prober.answer());
+        loop {
+            match answer {
+                Ok(Some(reply)) => handle(self, reply)?,
+                Ok(None) => return Ok(None),
+                Err(RequestError::Refused(why) | RequestError::Lost(why)) => return Ok(Some(why)),
+                Err(RequestError::Interrupted) => return Err(ProfileError::Interrupted),
+                Err(RequestError::Start(error)) => return Err(error.into()),
+            }
+            answer = self.prober.answer();
+        }
+    }
+
     /// Makes a directory for the files of one stage; dropping it removes them.
     fn stage_dir(&self) -> Result<TempDir, ProfileError> {
         let made = tempfile::Builder::new().prefix("stage-").tempdir_in(self.work_dir);
@@ -82,15 +94,6 @@ impl Measure<'_> {
             self.progress.warn(&note);
             self.profile.notes.push(note);
         }
-    }
-}
-
-/// The reason of a failed request, or the error that ends profiling.
-fn reason(trouble: RequestError) -> Result<String, ProfileError> {
-    match trouble {
-        RequestError::Refused(why) | RequestError::Lost(why) => Ok(why),
-        RequestError::Interrupted => Err(ProfileError::Interrupted),
-        RequestError::Start(error) => Err(error.into()),
     }
 }
 

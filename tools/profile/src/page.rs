@@ -1,11 +1,11 @@
 //! Writes the HTML report: computes the work of each block and a sweep of VRAM budgets, and renders them with the profile.
 
-use crate::derive::Phase;
 use crate::error::ProfileError;
 use crate::estimate::{Roofline, blocks_at};
 use crate::report::{BlockWork, ReportInput, Sweep, render};
 use crate::store;
 use hpp_model::{Analysis, CostSource, DEFAULT_CHUNK, Scenario, problem};
+use hpp_partition::Phase;
 use hpp_partition::{Budget, Mechanisms, Objective, Options, Planner, sweep};
 use hpp_schema::{Finding, Profile};
 use std::path::Path;
@@ -19,7 +19,7 @@ const POINTS: u64 = 12;
 /// Writes the report.
 pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
-    let page = render(&ReportInput { profile, work: &work, sweep: &sweep })?;
+    let page = render(&ReportInput { profile, work: &work, sweep: &sweep });
     Ok(store::write(path, page.as_bytes())?)
 }
 
@@ -57,7 +57,7 @@ fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
         Ok(problem) => {
             let budgets: Vec<u64> = (1..=POINTS).map(|part| most / POINTS * part).collect();
             let points = sweep(&problem, &options, &budgets);
-            Sweep::Done { points, load: problem.load, gpu: gpu.name.clone(), mechanisms }
+            Sweep::Done { points, load: problem.load, gpu: gpu.name.clone() }
         }
     }
 }

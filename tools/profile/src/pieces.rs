@@ -17,29 +17,16 @@ const WEIGHTS_FILE: &str = "weights.bin";
 /// Why a piece cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PieceError {
-    /// The graph cannot be cut there.
     #[error("cannot cut the model")]
     Cut(#[from] hpp_graph::CutError),
-    /// The partition is not a valid model.
     #[error(transparent)]
     Extract(#[from] hpp_onnx::ExtractError),
-    /// Embedded weights cannot be moved out.
     #[error("cannot provide the weights")]
     Externalise(#[from] hpp_onnx::ExternaliseError),
-    /// Weight files cannot be linked.
     #[error("cannot provide the weights")]
     Place(#[from] hpp_onnx::LinkError),
-    /// A weight file lies where it cannot be linked from.
     #[error("{location} cannot be linked into {} ({why}), and the model has embedded weights too", dir.display())]
-    NotLinkable {
-        /// The weight file.
-        location: String,
-        /// The directory.
-        dir: PathBuf,
-        /// Why not.
-        why: String,
-    },
-    /// The file cannot be written.
+    NotLinkable { location: String, dir: PathBuf, why: String },
     #[error(transparent)]
     Write(#[from] hpp_onnx::WriteError),
 }
@@ -60,7 +47,6 @@ pub struct Pieces<'a> {
     /// The model without large weights in its file.
     model: Model,
     model_kernels: HostKernels,
-    /// Directory that files are written to.
     dir: &'a Path,
     weights_dir: PathBuf,
     /// Known contents of small integer tensors (shapes, indices), by value.
@@ -71,7 +57,6 @@ pub struct Pieces<'a> {
 
 /// A partition on disk.
 pub struct Piece {
-    /// Its ONNX file.
     pub file: PathBuf,
     /// What its operators and the whole model's weights demand of CPU kernels.
     pub host_kernels: HostKernels,
@@ -112,7 +97,6 @@ impl<'a> Pieces<'a> {
         Ok(Piece { file, host_kernels: HostKernels { packed, ..host_kernels(&proto) }, part })
     }
 
-    /// Directory of the weights.
     pub fn weights_dir(&self) -> &Path {
         &self.weights_dir
     }

@@ -2,7 +2,7 @@
 //! blocks.
 
 use crate::cli::provider_name;
-use crate::derive::{Phase, median};
+use crate::derive::{PHASES, median, phase_costs};
 use crate::estimate::Roofline;
 use crate::fit::{Sample, Shape, fit};
 use hpp_schema::{
@@ -60,8 +60,8 @@ fn achieved(profile: &Profile, roofline: &Roofline, provider: Provider) -> Optio
     for entry in &profile.classes {
         let block = profile.model.blocks.iter().position(|block| block.label == entry.block)?;
         let Some(costs) = entry.providers.iter().find(|costs| costs.provider == provider) else { continue };
-        for phase in Phase::ALL {
-            for point in &phase.of(costs).points {
+        for phase in PHASES {
+            for point in &phase_costs(costs, phase).points {
                 let Some(ms) = point.ms.filter(|ms| *ms > 0.0) else { continue };
                 let work = roofline.work(phase, point.tokens, block);
                 // The time of a small block is mostly launch cost and has no information about rates.

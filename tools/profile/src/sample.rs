@@ -1,11 +1,11 @@
 //! Profiles for tests.
 
 use crate::begin::{begin, profiled_model};
-use crate::derive::Phase;
 use crate::jobs::point_mut;
 use crate::settings::Settled;
 use crate::targets::{BlockFacts, RunBytes, Target, facts, targets};
 use hpp_model::{Analysis, LogitsMode, analyse};
+use hpp_partition::Phase;
 use hpp_schema::{ByteSize, Host, HostDevice, Profile, ProfileSettings, Provider, Timing};
 use std::path::{Path, PathBuf};
 

@@ -36,7 +36,6 @@ pub struct Limits {
     pub pass: Option<u64>,
 }
 
-/// The limits of a model.
 pub fn limits(analysis: &Analysis) -> Limits {
     let context = analysis.config.context_length.unwrap_or(USUAL_CONTEXT).max(1);
     let load = Scenario { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context };
@@ -55,7 +54,7 @@ pub fn settle(cli: &Cli, limits: Limits, host: &Host) -> Result<Settled, Profile
     let mut notes = Vec::new();
     let contexts = contexts(cli, limits, &mut notes)?;
     let prefill_tokens = prefill_tokens(cli, limits, &mut notes)?;
-    let providers = if cli.providers.is_empty() { usable(host) } else { unique(cli.providers.clone()) };
+    let providers = if cli.providers.is_empty() { usable(host) } else { unique(cli.providers.iter().copied()) };
     let settings = ProfileSettings {
         providers,
         contexts,
@@ -89,11 +88,7 @@ pub fn settle_again(cli: &Cli, limits: Limits, before: &Profile) -> Result<Resul
     if !cli.prefill_tokens.is_empty() {
         settings.prefill_tokens = joined(&settings.prefill_tokens, prefill_tokens(&asked, limits, &mut notes)?);
     }
-    for provider in unique(cli.providers.clone()) {
-        if !settings.providers.contains(&provider) {
-            settings.providers.push(provider);
-        }
-    }
+    settings.providers = unique(settings.providers.into_iter().chain(cli.providers.iter().copied()));
     Ok(if differences.is_empty() { Ok(Settled { settings, notes }) } else { Err(differences) })
 }
 
@@ -184,10 +179,11 @@ fn joined(before: &[u64], more: Vec<u64>) -> Vec<u64> {
 /// The CPU, and every provider with a device on this machine.
 fn usable(host: &Host) -> Vec<Provider> {
     let devices = host.devices.iter().map(|device| device.provider);
-    unique(std::iter::once(Provider::Cpu).chain(devices).collect())
+    unique([Provider::Cpu].into_iter().chain(devices))
 }
 
-fn unique(providers: Vec<Provider>) -> Vec<Provider> {
+/// Each provider once, in order of first occurrence.
+pub fn unique(providers: impl IntoIterator<Item = Provider>) -> Vec<Provider> {
     let mut seen = Vec::new();
     for provider in providers {
         if !seen.contains(&provider) {

@@ -1,10 +1,9 @@
 //! The model's skeleton: its inputs, states and logits, with almost no computation and no weights. The time of a token of the
 //! skeleton outside its partition is the overhead of a pass: feeding inputs, binding, reading logits, sampling.
 
+use crate::taps::int;
 use crate::taps::plan_dir::{self, Draft, PartitionFile, PlanDirError};
 use hpp_model::Analysis;
-use hpp_onnx::Extractor;
-use hpp_onnx::proto::attribute_proto::AttributeType;
 use hpp_onnx::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
 use hpp_schema::{ByteSize, DType, Dim, InputRole, ModelOutput, OutputRole, OutputUse, State, StateUpdate};
 use std::path::{Path, PathBuf};
@@ -12,16 +11,12 @@ use std::path::{Path, PathBuf};
 /// Why a model has no skeleton.
 #[derive(Debug, thiserror::Error)]
 pub enum SkeletonError {
-    /// It has no input for token ids.
     #[error("the model takes no token ids")]
     NoTokens,
-    /// It has no logits.
     #[error("the model has no logits")]
     NoScores,
-    /// The size of a tensor is unknown.
     #[error("the size of {0:?} is not known")]
     Size(String),
-    /// It cannot be written.
     #[error(transparent)]
     Write(#[from] PlanDirError),
 }
@@ -29,15 +24,14 @@ pub enum SkeletonError {
 /// Writes the skeleton and its plan into the empty directory `dir`; returns the plan's path.
 pub fn write(analysis: &Analysis, dir: &Path) -> Result<PathBuf, SkeletonError> {
     let whole = 0..analysis.segmentation.blocks.len();
-    let Draft { parts, mut plan } = Draft::new(analysis, &[whole], |_| {})?;
+    let draft = Draft::new(analysis, &[whole], |_| {})?;
+    let mut proto = draft.protos(analysis, &analysis.model)?.remove(0);
+    let mut plan = draft.plan;
     let scores = plan.model.outputs.iter().find(|output| output.role == OutputRole::Logits);
     let scores = scores.ok_or(SkeletonError::NoScores)?.clone();
     let partition = &mut plan.partitions[0];
     partition.bytes.weights = ByteSize(0);
     partition.outputs.retain(|output| output.to == OutputUse::State || output.name == scores.name);
-    let mut proto = Extractor::new(&analysis.model, &analysis.graph)
-        .part(&partition.name, &parts[0])
-        .map_err(|source| PlanDirError::Extract { name: partition.name.clone(), source: Box::new(source) })?;
     let kept: Vec<&str> = partition.outputs.iter().map(|output| output.name.as_str()).collect();
     let graph = proto.graph.get_or_insert_default();
     let mut made = GraphBuilder(GraphProto {
@@ -144,15 +138,6 @@ impl GraphBuilder {
             raw_data: Some(bytes.into()),
             ..TensorProto::default()
         });
-    }
-}
-
-fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        name: Some(name.to_owned()),
-        r#type: Some(AttributeType::Int as i32),
-        i: Some(value),
-        ..AttributeProto::default()
     }
 }
 

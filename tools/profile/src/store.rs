@@ -14,43 +14,23 @@ const MOST_BYTES: u64 = 64 << 20;
 pub enum StoreError {
     /// The file exists, and neither `--resume` nor `--force` was given.
     #[error("{} is there already", path.display())]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-    /// There is no profile to resume.
+    Exists { path: PathBuf },
     #[error("there is no {} to continue", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The file is not a valid profile.
+    Missing { path: PathBuf },
     #[error("cannot use {}{}", path.display(), listed(source.findings()))]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        source: DocumentError,
-    },
-    /// The file cannot be read or written.
+    Read { path: PathBuf, source: DocumentError },
     #[error("cannot {action} {}", path.display())]
     Io {
         /// The failed action, a verb.
         action: &'static str,
-        /// The file.
         path: PathBuf,
-        /// The system's error.
         source: io::Error,
     },
-    /// The profile cannot be serialized.
     #[error("cannot write the profile")]
     Write(#[source] DocumentError),
-    /// The profile was measured with another model, machine, corpus or settings.
     #[error("cannot continue {}:{}", path.display(), lines(differences))]
     Other {
-        /// The file.
         path: PathBuf,
-        /// Everything that differs.
         differences: Vec<String>,
         /// What the user can do.
         hint: &'static str,
@@ -90,12 +70,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// Does not open the file.
     pub fn new(path: &Path) -> Self {
         Store { path: path.to_owned() }
     }
 
-    /// The path.
     pub fn path(&self) -> &Path {
         &self.path
     }

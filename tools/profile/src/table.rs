@@ -1,11 +1,12 @@
 //! The table that the command prints at the end.
 
 use crate::cli::provider_name;
-use crate::derive::Phase;
+use crate::derive::{PHASES, phase_costs};
 use crate::doubt::unreliable_blocks;
 use crate::hotness::{Evenness, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hpp_partition::Phase;
 use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, Profile, ProviderCosts};
 use std::fmt::Write as _;
 
@@ -72,7 +73,7 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
         [(Phase::Decode, &profile.settings.contexts), (Phase::Prefill, &profile.settings.prefill_tokens)]
     {
         for tokens in wanted {
-            let point = phase.of(costs).points.iter().find(|point| point.tokens == *tokens);
+            let point = phase_costs(costs, phase).points.iter().find(|point| point.tokens == *tokens);
             row.push(match point {
                 None => "-".to_owned(),
                 Some(point) => point.ms.map_or("failed".to_owned(), ms),
@@ -80,7 +81,7 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
         }
     }
     row.push(costs.launch_ms.map_or("-".to_owned(), ms));
-    let fits = Phase::ALL.iter().filter_map(|phase| phase.of(costs).fit);
+    let fits = PHASES.iter().filter_map(|phase| phase_costs(costs, *phase).fit);
     let worst = fits.map(|fit| fit.worst_relative_error).reduce(f64::max);
     row.push(worst.map_or("-".to_owned(), |worst| format!("{:.1} %", worst * 100.0)));
     row

@@ -20,9 +20,7 @@ pub struct RunBytes {
 /// A block to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// Its class.
     pub class: u32,
-    /// The block.
     pub block: usize,
     /// Blocks in one partition, beginning with this one; 1 where only the block alone is measured.
     pub run_length: usize,
@@ -31,11 +29,9 @@ pub struct Target {
 /// What the selection needs to know of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockFacts {
-    /// Its class.
     pub class: u32,
     /// Whether it is a layer.
     pub repeats: bool,
-    /// Bytes of its weights.
     pub weight_bytes: u64,
 }
 

@@ -46,7 +46,6 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("protox", &["hpp-onnx"]),
     ("microlp", &["hpp-partition"]),
     ("maud", &["hpp-profile"]),
-    ("plotters", &["hpp-profile"]),
     ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-campaigns", "hpp-packaging"]),
     ("clap_complete", &["hpp-packaging"]),
     ("clap_mangen", &["hpp-packaging"]),

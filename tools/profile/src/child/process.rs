@@ -23,7 +23,6 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// What the child did next.
 #[derive(Debug)]
 pub(super) enum Event {
-    /// A reply.
     Reply(Box<Reply>),
     /// A line that is not a reply.
     Garbage(String),
@@ -62,7 +61,6 @@ impl Process {
         Ok(Process { child, requests, replies, last_lines, stderr_reader })
     }
 
-    /// The process id.
     pub fn id(&self) -> u32 {
         self.child.id()
     }

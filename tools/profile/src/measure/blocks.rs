@@ -1,14 +1,14 @@
 //! Measures the times of blocks, one session after another. Stores each case as soon as the child answers it.
 
-use super::{Measure, plausible, reason};
-use crate::child::RequestError;
+use super::{Measure, plausible};
 use crate::cli::provider_name;
-use crate::derive::Phase;
+use crate::derive::{PHASES, phase_costs};
 use crate::effort::evict_bytes;
 use crate::error::ProfileError;
 use crate::jobs::{Job, Part, jobs, point_mut};
 use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
+use hpp_partition::Phase;
 use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
 use hpp_schema::{ProviderCosts, Timing, error_line};
 use std::collections::VecDeque;
@@ -118,36 +118,26 @@ impl Measure<'_> {
 
     fn ask(&mut self, job: &Job, request: &Request, mut waiting: VecDeque<PendingCase>) -> Result<(), ProfileError> {
         let mut loaded = false;
-        let mut answer = self.prober.ask(request).and_then(|()| self.prober.answer());
-        loop {
-            match answer {
-                Ok(Some(Reply::Loaded { .. })) => loaded = true,
-                Ok(Some(Reply::Measured { case, timing, .. })) => {
-                    self.answered(job, &mut waiting, &case, plausible(timing))?;
-                }
-                Ok(Some(Reply::CaseFailed { case, reason })) => {
-                    self.answered(job, &mut waiting, &case, Err(reason))?;
-                }
-                Ok(Some(_)) => {}
-                Ok(None) => {
-                    for case in waiting {
-                        self.case_failed(job, case.phase, case.tokens, "hpp-exec did not answer this case");
-                    }
-                    return Ok(());
-                }
-                Err(trouble) => {
-                    // A lost child costs its current case; the next child measures the others.
-                    let while_running = matches!(trouble, RequestError::Lost(_) | RequestError::Refused(_)) && loaded;
-                    let why = reason(trouble)?;
-                    match waiting.front().filter(|_| while_running) {
-                        Some(case) => self.case_failed(job, case.phase, case.tokens, &why),
-                        None => self.job_failed(job, &why),
-                    }
-                    return Ok(());
+        let failure = self.request(request, |measure, reply| match reply {
+            Reply::Loaded { .. } => {
+                loaded = true;
+                Ok(())
+            }
+            Reply::Measured { case, timing, .. } => measure.answered(job, &mut waiting, &case, plausible(timing)),
+            Reply::CaseFailed { case, reason } => measure.answered(job, &mut waiting, &case, Err(reason)),
+            _ => Ok(()),
+        })?;
+        match (failure, waiting.front()) {
+            (None, _) => {
+                for case in waiting {
+                    self.case_failed(job, case.phase, case.tokens, "hpp-exec did not answer this case");
                 }
             }
-            answer = self.prober.answer();
+            // A lost child costs its current case; the next child measures the others.
+            (Some(why), Some(case)) if loaded => self.case_failed(job, case.phase, case.tokens, &why),
+            (Some(why), _) => self.job_failed(job, &why),
         }
+        Ok(())
     }
 
     fn answered(
@@ -179,22 +169,20 @@ impl Measure<'_> {
         entry.providers.iter_mut().find(|costs| costs.provider == job.provider)
     }
 
-    /// Records the failure of one case.
     fn case_failed(&mut self, job: &Job, phase: Phase, tokens: u64, why: &str) {
         let what = match job.part {
             Part::Single => why.to_owned(),
             Part::Run => format!("{} blocks in one partition: {why}", job.blocks.len()),
         };
-        self.progress.warn(&format!("{}: {} at {tokens} tokens: {what}", self.title(job), phase.as_str()));
+        self.progress.warn(&format!("{}: {} at {tokens} tokens: {what}", self.title(job), phase));
         if let Some(costs) = self.costs(job) {
             point_mut(costs, phase, tokens).failure = Some(what);
         }
     }
 
-    /// Records the failure of a whole job.
     fn job_failed(&mut self, job: &Job, why: &str) {
         let nothing_yet = self.costs(job).is_some_and(|costs| {
-            Phase::ALL.iter().all(|phase| phase.of(costs).points.iter().all(|point| point.single.is_none()))
+            PHASES.iter().all(|phase| phase_costs(costs, *phase).points.iter().all(|point| point.single.is_none()))
         });
         if job.part == Part::Single && nothing_yet {
             self.progress.warn(&format!("{}: {why}", self.title(job)));

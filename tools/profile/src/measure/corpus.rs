@@ -1,6 +1,6 @@
 //! Runs the prompts of a corpus through the instrumented model, a few at a time, and merges their statistics.
 
-use super::{Measure, reason};
+use super::Measure;
 use crate::corpus::{Corpus, MOST_NAMED};
 use crate::error::ProfileError;
 use crate::taps::{self, Tapped, Wanted};
@@ -23,12 +23,6 @@ pub struct CorpusRun<'a> {
     pub hash: String,
     /// What to observe.
     pub wanted: Wanted,
-}
-
-/// The result of a request.
-enum Outcome {
-    Observed,
-    Failed(String),
 }
 
 impl CorpusRun<'_> {
@@ -84,17 +78,12 @@ impl Measure<'_> {
     /// is given up.
     fn batch(&mut self, tapped: &Tapped, batch: Vec<Prompt>) -> Result<bool, ProfileError> {
         match self.observe(tapped, &batch)? {
-            Outcome::Observed => self.taken(batch.len() as u64)?,
-            Outcome::Failed(why) if batch.len() == 1 => return self.prompt_failed(&batch[0], &why),
-            Outcome::Failed(_) => {
+            Ok(()) => self.taken(batch.len() as u64)?,
+            Err(why) if batch.len() == 1 => return self.prompt_failed(&batch[0], &why),
+            Err(_) => {
                 for prompt in batch {
-                    match self.observe(tapped, std::slice::from_ref(&prompt))? {
-                        Outcome::Observed => self.taken(1)?,
-                        Outcome::Failed(why) => {
-                            if !self.prompt_failed(&prompt, &why)? {
-                                return Ok(false);
-                            }
-                        }
+                    if !self.batch(tapped, vec![prompt])? {
+                        return Ok(false);
                     }
                 }
             }
@@ -138,7 +127,8 @@ impl Measure<'_> {
         }
     }
 
-    fn observe(&mut self, tapped: &Tapped, prompts: &[Prompt]) -> Result<Outcome, ProfileError> {
+    /// Observes prompts, or returns the reason why they could not be observed.
+    fn observe(&mut self, tapped: &Tapped, prompts: &[Prompt]) -> Result<Result<(), String>, ProfileError> {
         let request = Request::Observe(ObserveProbe {
             plan: tapped.plan.clone(),
             prompts: prompts.to_vec(),
@@ -147,26 +137,26 @@ impl Measure<'_> {
         });
         let mut shown = None;
         let mut unusable = Vec::new();
-        let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());
-        loop {
-            match answer {
-                Ok(Some(Reply::Progress { line, prompt_tokens })) => {
-                    self.progress.begin(&format!("corpus line {line}, {prompt_tokens} tokens"));
+        let failure = self.request(&request, |measure, reply| {
+            match reply {
+                Reply::Progress { line, prompt_tokens } => {
+                    measure.progress.begin(&format!("corpus line {line}, {prompt_tokens} tokens"));
                 }
-                Ok(Some(Reply::PromptFailed { line, reason })) => unusable.push((line, reason)),
-                Ok(Some(Reply::Observed { statistics })) => shown = Some(statistics),
-                Ok(Some(_)) => {}
-                Ok(None) => break,
-                Err(trouble) => return Ok(Outcome::Failed(reason(trouble)?)),
+                Reply::PromptFailed { line, reason } => unusable.push((line, reason)),
+                Reply::Observed { statistics } => shown = Some(statistics),
+                _ => {}
             }
-            answer = self.prober.answer();
+            Ok(())
+        })?;
+        if let Some(why) = failure {
+            return Ok(Err(why));
         }
-        let Some(shown) = shown else { return Ok(Outcome::Failed("hpp-exec sent no statistics".into())) };
+        let Some(shown) = shown else { return Ok(Err("hpp-exec sent no statistics".into())) };
         unusable.iter().for_each(|(line, why)| self.skip(*line, why));
         if let Some(corpus) = &mut self.profile.corpus {
             corpus.statistics.merge(&shown)?;
         }
-        Ok(Outcome::Observed)
+        Ok(Ok(()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention between links and host.
 
-use super::{Measure, reason};
+use super::Measure;
 use crate::cli::provider_name;
 use crate::effort::Effort;
 use crate::error::ProfileError;
@@ -87,16 +87,12 @@ impl Measure<'_> {
 
     fn ability(&mut self, ability: Ability) -> Result<Result<(), String>, ProfileError> {
         let Some(probe) = self.probe(ability) else { return Ok(Err("the model has no file of weights".into())) };
-        let mut answer = self.prober.ask(&Request::Machine(probe)).and_then(|()| self.prober.answer());
         let mut measured = Err("hpp-exec did not answer".to_owned());
-        loop {
-            match answer {
-                Ok(Some(reply)) => measured = self.keep(ability, reply),
-                Ok(None) => return Ok(measured),
-                Err(trouble) => return Ok(Err(reason(trouble)?)),
-            }
-            answer = self.prober.answer();
-        }
+        let failure = self.request(&Request::Machine(probe), |measure, reply| {
+            measured = measure.keep(ability, reply);
+            Ok(())
+        })?;
+        Ok(failure.map_or(measured, Err))
     }
 
     fn probe(&self, ability: Ability) -> Option<MachineProbe> {

@@ -1,6 +1,6 @@
 //! Measures the cost of a token outside its partitions, with the model's skeleton.
 
-use super::{Measure, plausible, reason};
+use super::{Measure, plausible};
 use crate::effort::Effort;
 use crate::error::ProfileError;
 use crate::skeleton;
@@ -23,16 +23,15 @@ impl Measure<'_> {
         self.profile.pass.is_none() && self.analysis.kind != ModelKind::SingleRun
     }
 
-    /// Measures it unless the profile has it.
     pub fn pass(&mut self) -> Result<(), ProfileError> {
         if !self.pass_is_missing() {
             return Ok(());
         }
-        self.progress.begin("what a token costs beside its partitions");
+        self.progress.begin("overhead of a pass outside its partitions");
         self.profile.pass = Some(match self.between()? {
             Ok(timing) => PassCosts { timing: Some(timing), failure: None },
             Err(why) => {
-                self.progress.warn(&format!("what a token costs beside its partitions: {why}"));
+                self.progress.warn(&format!("overhead of a pass outside its partitions: {why}"));
                 PassCosts { timing: None, failure: Some(why) }
             }
         });
@@ -51,16 +50,13 @@ impl Measure<'_> {
         // A pass of the model evicts the caches.
         let evict_bytes = self.profile.model.weight_bytes.0.min(4 * self.cache);
         let request = Request::Pass(PassProbe { plan, tokens, evict_bytes });
-        let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());
         let mut measured = Err("hpp-exec did not answer".to_owned());
-        loop {
-            match answer {
-                Ok(Some(Reply::Pass { timing })) => measured = plausible(timing),
-                Ok(Some(_)) => {}
-                Ok(None) => return Ok(measured),
-                Err(trouble) => return Ok(Err(reason(trouble)?)),
+        let failure = self.request(&request, |_, reply| {
+            if let Reply::Pass { timing } = reply {
+                measured = plausible(timing);
             }
-            answer = self.prober.answer();
-        }
+            Ok(())
+        })?;
+        Ok(failure.map_or(measured, Err))
     }
 }

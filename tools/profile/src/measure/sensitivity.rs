@@ -1,6 +1,6 @@
 //! Measures how much the logits change when the weights of one block are rounded, for each block.
 
-use super::{Measure, reason};
+use super::Measure;
 use crate::effort::Effort;
 use crate::error::ProfileError;
 use crate::sensitivity::{Rounded, Variants};
@@ -78,23 +78,20 @@ impl Measure<'_> {
             positions: POSITIONS[usize::from(self.effort == Effort::Thorough)],
         });
         let mut compared = Err("hpp-exec did not compare anything".to_owned());
-        let mut answer = self.prober.ask(&request).and_then(|()| self.prober.answer());
-        loop {
-            match answer {
-                Ok(Some(Reply::Compared { positions, kl, top1_changed })) => {
+        let failure = self.request(&request, |measure, reply| {
+            match reply {
+                Reply::Compared { positions, kl, top1_changed } => {
                     let good = kl.is_finite() && (0.0..=1.0).contains(&top1_changed) && positions > 0;
                     compared = if good { Ok((positions, kl, top1_changed)) } else { Err(nonsense(kl, top1_changed)) };
                 }
-                Ok(Some(Reply::PromptFailed { line, reason })) => {
-                    self.note(format!("line {line} of the corpus was not compared: {reason}"));
+                Reply::PromptFailed { line, reason } => {
+                    measure.note(format!("line {line} of the corpus was not compared: {reason}"));
                 }
-                Ok(Some(_)) => {}
-                Ok(None) => break,
-                Err(trouble) => return Ok(Err(reason(trouble)?)),
+                _ => {}
             }
-            answer = self.prober.answer();
-        }
-        Ok(compared.map(|(positions, kl, top1_changed)| {
+            Ok(())
+        })?;
+        Ok(failure.map_or(compared, Err).map(|(positions, kl, top1_changed)| {
             // Rounding of sums may leave a divergence a hair below zero.
             (found.positions, found.kl, found.top1_changed) = (positions, Some(kl.max(0.0)), Some(top1_changed));
         }))

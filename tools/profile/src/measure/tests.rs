@@ -5,7 +5,7 @@
 use super::*;
 use crate::child::Launcher;
 use crate::corpus::Corpus;
-use crate::derive::Phase;
+use crate::derive::{PHASES, phase_costs};
 use crate::interrupt::Interrupt;
 use crate::sample;
 use crate::taps::Wanted;
@@ -79,7 +79,7 @@ fn failures(profile: &Profile) -> Vec<String> {
     let costs = profile.classes.iter().flat_map(|entry| &entry.providers);
     costs
         .flat_map(|costs| {
-            let points = Phase::ALL.into_iter().flat_map(|phase| &phase.of(costs).points);
+            let points = PHASES.into_iter().flat_map(|phase| &phase_costs(costs, phase).points);
             costs.failure.iter().chain(points.filter_map(|point| point.failure.as_ref())).cloned().collect::<Vec<_>>()
         })
         .collect()

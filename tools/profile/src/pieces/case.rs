@@ -1,20 +1,17 @@
 //! Inputs for a piece: shapes from the symbols of a pass, contents from the role of each input.
 
 use super::{Piece, Pieces};
-use crate::derive::Phase;
 use hpp_graph::ValueId;
 use hpp_model::{PassSize, PlannedState, symbol_values};
+use hpp_partition::Phase;
 use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
 
 /// Number of runs of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Repeats {
-    /// Runs that are not counted.
     pub warmup: u32,
-    /// Fewest counted runs.
     pub min: u32,
-    /// Most counted runs.
     pub max: u32,
     /// No further run starts after this time, milliseconds.
     pub budget_ms: f64,
@@ -50,7 +47,7 @@ impl Pieces<'_> {
             in_place: matches!(s.state.update, StateUpdate::InPlace { .. }),
         });
         Ok(Case {
-            name: format!("{} {tokens}", phase.as_str()),
+            name: format!("{phase} {tokens}"),
             inputs,
             outputs: part.outputs.iter().filter_map(|id| sizes.output(*id)).collect(),
             carried: carried.collect(),

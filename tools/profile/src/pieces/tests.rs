@@ -1,8 +1,9 @@
 //! Every block of every model here can be measured by itself, with inputs that fit it.
 
 use super::*;
-use crate::derive::Phase;
+use crate::derive::PHASES;
 use crate::sample;
+use hpp_partition::Phase;
 use hpp_schema::probe::{Case, Fill};
 use hpp_schema::{DType, ModelKind};
 
@@ -44,7 +45,7 @@ fn every_block_of_every_model_has_inputs() {
             let piece = pieces
                 .piece(block..block + 1)
                 .unwrap_or_else(|e| panic!("{model} {block}: {}", hpp_schema::error_line(&e)));
-            for phase in Phase::ALL {
+            for phase in PHASES {
                 if let Err(why) = pieces.case(&piece, phase, 16, REPEATS, 0) {
                     without.push(format!("{model} {}: {why}", analysis.segmentation.blocks[block].label));
                 }

@@ -4,7 +4,7 @@ use super::number::{bytes, label, plain};
 
 /// How values map to positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Scale {
+pub enum Scale {
     Linear,
     Log,
 }
@@ -12,7 +12,6 @@ enum Scale {
 /// An axis of a panel.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Name with unit.
     pub name: String,
     scale: Scale,
     low: f64,
@@ -25,30 +24,33 @@ pub struct Axis {
 const TICKS: f64 = 5.0;
 
 impl Axis {
-    /// From 0 to the largest value.
-    pub fn from_zero(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
-        let high = finite(values).fold(0.0, f64::max);
-        Axis::linear(name, 0.0, if high > 0.0 { high * 1.05 } else { 1.0 })
+    fn new(name: impl Into<String>, scale: Scale, (low, high): (f64, f64), ticks: Vec<(f64, String)>) -> Axis {
+        Axis { name: name.into(), scale, low, high, ticks }
     }
 
     /// From 0, or the smallest value below it, to the largest value.
-    pub fn around_zero(name: impl Into<String>, values: impl IntoIterator<Item = f64> + Clone) -> Axis {
-        let low = finite(values.clone()).fold(0.0, f64::min);
-        let high = finite(values).fold(0.0, f64::max);
+    pub fn from_zero(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
+        let (low, high) = finite(values).fold((0f64, 0f64), |(low, high), value| (low.min(value), high.max(value)));
         Axis::linear(name, low * 1.05, if high > low { high * 1.05 } else { low + 1.0 })
+    }
+
+    /// Around the values, from zero where the scale has one.
+    pub fn scaled(scale: Scale, name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
+        match scale {
+            Scale::Linear => Axis::from_zero(name, values),
+            Scale::Log => Axis::log(name, values),
+        }
     }
 
     /// A range with round ticks.
     pub fn linear(name: impl Into<String>, low: f64, high: f64) -> Axis {
-        let ticks = round_ticks(low, high).into_iter().map(|value| (value, short(value))).collect();
-        Axis { name: name.into(), scale: Scale::Linear, low, high, ticks }
+        Axis::new(name, Scale::Linear, (low, high), labelled(round_ticks(low, high)))
     }
 
     /// Logarithmic, around the positive values; others have no position.
     pub fn log(name: impl Into<String>, values: impl IntoIterator<Item = f64>) -> Axis {
         let (low, high) = log_range(values);
-        let ticks = decades(low, high).into_iter().map(|value| (value, short(value))).collect();
-        Axis { name: name.into(), scale: Scale::Log, low, high, ticks }
+        Axis::new(name, Scale::Log, (low, high), labelled(decades(low, high)))
     }
 
     /// Sizes in bytes, logarithmic, with ticks at powers of two.
@@ -58,46 +60,26 @@ impl Axis {
         let (first, last) = (low.log2().ceil() as i32, high.log2().floor() as i32);
         let step = ((last - first) / TICKS as i32).max(1);
         let ticks = (first..=last).step_by(step as usize).map(|power| 2f64.powi(power));
-        let ticks = ticks.map(|value| (value, bytes(value as u64))).collect();
-        Axis { name: name.into(), scale: Scale::Log, low, high, ticks }
+        Axis::new(name, Scale::Log, (low, high), ticks.map(|value| (value, bytes(value as u64))).collect())
     }
 
     /// The blocks of a model, one unit per block.
     pub fn depth(labels: &[&str]) -> Axis {
-        let name = "blocks in the order they run".to_owned();
-        let high = labels.len().max(1) as f64 - 0.4;
-        Axis { name, scale: Scale::Linear, low: -0.6, high, ticks: depth_ticks(labels) }
+        let range = (-0.6, labels.len().max(1) as f64 - 0.4);
+        Axis::new("blocks in the order they run", Scale::Linear, range, depth_ticks(labels))
     }
 
-    /// One row per name; the first is at the top.
-    pub fn rows(names: &[String]) -> Axis {
-        let at = |(row, name): (usize, &String)| ((names.len() - 1 - row) as f64, name.clone());
-        let ticks = names.iter().enumerate().map(at).collect();
-        Axis { name: String::new(), scale: Scale::Linear, low: -0.6, high: names.len() as f64 - 0.4, ticks }
+    /// `rows` rows without a name, of which some have a label; row 0 is at the bottom.
+    pub fn rows(rows: usize, labels: Vec<(f64, String)>) -> Axis {
+        Axis::new("", Scale::Linear, (-0.6, rows.max(1) as f64 - 0.4), labels)
     }
 
-    /// The axis with other ticks.
-    pub fn with_ticks(mut self, ticks: Vec<(f64, String)>) -> Axis {
-        self.ticks = ticks;
-        self
-    }
-
-    /// The position of a value; `None` if it has none.
+    /// The position of a value, 0 (low) to 1 (high); `None` if it has none.
     pub fn position(&self, value: f64) -> Option<f64> {
-        let position = match self.scale {
-            Scale::Linear => value,
-            Scale::Log => value.log10(),
-        };
-        let (low, high) = self.range();
-        position.is_finite().then(|| position.clamp(low, high))
-    }
-
-    /// Lowest and highest position.
-    pub fn range(&self) -> (f64, f64) {
-        match self.scale {
-            Scale::Linear => (self.low, self.high),
-            Scale::Log => (self.low.log10(), self.high.log10()),
-        }
+        let of = |value: f64| if self.scale == Scale::Log { value.log10() } else { value };
+        let (low, high) = (of(self.low), of(self.high));
+        let position = (of(value).clamp(low, high) - low) / (high - low);
+        (of(value).is_finite() && position.is_finite()).then_some(position)
     }
 
     /// Lowest and highest value.
@@ -105,18 +87,14 @@ impl Axis {
         (self.low, self.high)
     }
 
-    /// Values at evenly spaced positions.
-    pub fn samples(&self, count: usize) -> Vec<f64> {
-        let (low, high) = self.range();
-        let at = |i: usize| low + (high - low) * i as f64 / (count - 1) as f64;
-        let value = |position: f64| if self.scale == Scale::Log { 10f64.powf(position) } else { position };
-        (0..count).map(|i| value(at(i))).collect()
-    }
-
     /// Ticks by position.
-    pub fn ticks(&self) -> Vec<(f64, String)> {
-        self.ticks.iter().filter_map(|(value, text)| Some((self.position(*value)?, text.clone()))).collect()
+    pub fn ticks(&self) -> Vec<(f64, &str)> {
+        self.ticks.iter().filter_map(|(value, text)| Some((self.position(*value)?, text.as_str()))).collect()
     }
+}
+
+fn labelled(values: Vec<f64>) -> Vec<(f64, String)> {
+    values.into_iter().map(|value| (value, short(value))).collect()
 }
 
 fn finite(values: impl IntoIterator<Item = f64>) -> impl Iterator<Item = f64> {
@@ -201,7 +179,7 @@ fn short_block(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn words(axis: &Axis) -> Vec<String> {
+    fn words(axis: &Axis) -> Vec<&str> {
         axis.ticks().into_iter().map(|(_, text)| text).collect()
     }
 
@@ -210,7 +188,7 @@ mod tests {
         assert_eq!(words(&Axis::from_zero("ms", [1.0, 7.9])), ["0", "2", "4", "6", "8"]);
         assert_eq!(words(&Axis::log("ms", [0.02, 300.0])), ["0.1", "1", "10", "100"]);
         assert_eq!(words(&Axis::log("ms", [3.0, 4.0])), ["2", "5", "10"]);
-        assert_eq!(words(&Axis::around_zero("ms", [-2.1e6, 0.0])), ["-2M", "-1.5M", "-1M", "-500k", "0"]);
+        assert_eq!(words(&Axis::from_zero("ms", [-2.1e6, 0.0])), ["-2M", "-1.5M", "-1M", "-500k", "0"]);
         assert_eq!(words(&Axis::bytes("size", [4096.0, 65536.0])), ["4 KiB", "8 KiB", "16 KiB", "32 KiB", "64 KiB"]);
         assert_eq!(
             words(&Axis::depth(&["embedding", "layers.0", "layers.1", "head"])),
@@ -227,8 +205,8 @@ mod tests {
     #[test]
     fn nonsense_gives_an_axis_all_the_same() {
         let odd = [f64::NAN, f64::INFINITY, -1.0, 0.0, f64::MAX, f64::MIN_POSITIVE];
-        for axis in [Axis::from_zero("", odd), Axis::log("", odd), Axis::bytes("", odd), Axis::around_zero("", odd)] {
-            let (low, high) = axis.range();
+        for axis in [Axis::from_zero("", odd), Axis::log("", odd), Axis::bytes("", odd)] {
+            let (low, high) = axis.values();
             assert!(low.is_finite() && high > low, "{axis:?}");
             assert!(axis.ticks().len() < 30, "{axis:?}");
             assert_eq!(axis.position(f64::NAN), None);

@@ -10,11 +10,9 @@ mod sections;
 mod tests;
 mod view;
 
-use figure::Section;
-use hpp_partition::{Mechanisms, Phase, SweepPoint, Work, Workload};
+use hpp_partition::{Phase, SweepPoint, Work, Workload};
 use hpp_schema::Profile;
-use maud::{DOCTYPE, Markup, PreEscaped, html};
-use std::error::Error;
+use maud::{DOCTYPE, PreEscaped, html};
 use view::View;
 
 /// The input of a report.
@@ -50,26 +48,9 @@ pub enum Sweep {
         load: Workload,
         /// Name of the device.
         gpu: String,
-        /// The allowed mechanisms.
-        mechanisms: Mechanisms,
     },
     /// The reason why there are no plans, a sentence.
     Absent(String),
-}
-
-/// Why a report cannot be made.
-#[derive(Debug, thiserror::Error)]
-pub enum ReportError {
-    /// A figure cannot be drawn.
-    #[error("cannot draw {title:?} of {figure}")]
-    Draw {
-        /// Anchor of the figure.
-        figure: &'static str,
-        /// Title of the drawing.
-        title: String,
-        /// The cause.
-        source: Box<dyn Error + Send + Sync>,
-    },
 }
 
 impl BlockWork {
@@ -86,10 +67,9 @@ const STYLE: &str = include_str!("style.css");
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// Renders the page. Pure: the same input gives the same text. Escapes all text from the profile.
-pub fn render(input: &ReportInput<'_>) -> Result<String, ReportError> {
+pub fn render(input: &ReportInput<'_>) -> String {
     let view = View::new(input);
     let sections = sections::all(&view, input);
-    let bodies = sections.iter().map(Section::html).collect::<Result<Vec<_>, _>>()?;
     let title = format!("{} · HPP profile", number::label(&input.profile.model.name, 80));
     let page = html! {
         (DOCTYPE)
@@ -100,27 +80,17 @@ pub fn render(input: &ReportInput<'_>) -> Result<String, ReportError> {
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
                 title { (title) }
-                style { (PreEscaped(STYLE)) (PreEscaped(dark_style())) }
+                style { (PreEscaped(palette::style())) (PreEscaped(STYLE)) }
             }
             body {
                 (sections::opening(&view))
-                (contents(&sections))
-                main { @for body in bodies { (body) } }
+                nav aria-label="Sections" {
+                    ul { @for section in &sections { li { a href=(format!("#{}", section.id)) { (section.title) } } } }
+                }
+                main { @for section in &sections { (section.html()) } }
                 footer { "Made by hpp-profile " (input.profile.host.hpp) " from a profile begun " (input.profile.date) "." }
             }
         }
     };
-    Ok(page.into_string())
-}
-
-fn contents(sections: &[Section]) -> Markup {
-    html! {
-        nav aria-label="Sections" {
-            ul { @for section in sections { li { a href=(format!("#{}", section.id)) { (section.title) } } } }
-        }
-    }
-}
-
-fn dark_style() -> String {
-    format!("@media (prefers-color-scheme: dark) {{\n{}}}\n", palette::dark_rules())
+    page.into_string()
 }

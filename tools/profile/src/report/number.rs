@@ -30,11 +30,7 @@ pub fn time(ms: f64) -> String {
 
 /// Bytes with a binary unit.
 pub fn bytes(count: u64) -> String {
-    let units = [("TiB", 1u64 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
-    match units.iter().find(|(_, unit)| count >= *unit) {
-        Some((name, unit)) => format!("{} {name}", plain(count as f64 / *unit as f64)),
-        None => ByteSize(count).human(),
-    }
+    ByteSize(count).human()
 }
 
 /// A ratio from 0 to 1 in percent.
@@ -42,8 +38,14 @@ pub fn percent(part: f64) -> String {
     format!("{} %", plain(if part.abs() < 1e-5 { 0.0 } else { 100.0 * part }))
 }
 
+/// A value, or a dash where there is none.
+pub fn or_dash<T>(value: Option<T>, show: fn(T) -> String) -> String {
+    value.map_or("—".to_owned(), show)
+}
+
 /// A count with the singular or plural of a word.
-pub fn count(number: u64, one: &str, many: &str) -> String {
+pub fn count(number: impl TryInto<u64>, one: &str, many: &str) -> String {
+    let number = number.try_into().unwrap_or(u64::MAX);
     if number == 1 { format!("1 {one}") } else { format!("{number} {many}") }
 }
 
@@ -67,7 +69,7 @@ mod tests {
         assert_eq!([plain(12.345), plain(0.5), plain(1234.0), plain(0.0)], ["12.3", "0.5", "1234", "0"]);
         assert_eq!([plain(2.5e9), plain(1e-7), plain(f64::NAN)], ["2.5e9", "1.0e-7", "not a number"]);
         assert_eq!([time(0.0421), time(3.0), time(4210.0)], ["42.1 µs", "3 ms", "4.21 s"]);
-        assert_eq!([bytes(5), bytes(3 << 19), bytes(7 << 30)], ["5 B", "1.5 MiB", "7 GiB"]);
+        assert_eq!([bytes(5), bytes(3 << 19), bytes(7 << 30)], ["5 B", "1.50 MiB", "7 GiB"]);
         assert_eq!(percent(0.1234), "12.3 %");
     }
 

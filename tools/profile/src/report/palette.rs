@@ -1,104 +1,121 @@
 //! Colours for light and dark pages, distinguishable with any colour vision.
 //!
-//! A figure is drawn once, in the light colours. On a dark page one style rule per colour replaces it (style rules override
-//! attributes). Invariant: no light colour has two dark ones.
+//! A figure is drawn once: its colours are CSS variables, and each theme gives them other values.
 
 use hpp_schema::Provider;
-use plotters::style::RGBColor;
+use std::fmt;
 
-/// A colour of a drawing on a light and on a dark page, `0xRRGGBB`.
+/// A colour: a CSS variable with its value on a light and on a dark page, `0xRRGGBB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ink {
+    name: &'static str,
     light: u32,
     dark: u32,
 }
 
-const fn ink(light: u32, dark: u32) -> Ink {
-    Ink { light, dark }
+const fn ink(name: &'static str, light: u32, dark: u32) -> Ink {
+    Ink { name, light, dark }
 }
 
-/// Text.
-pub const TEXT: Ink = ink(0x1F2933, 0xE6EAEF);
+/// Background of the page, and of its figures.
+const PAGE: Ink = ink("page", 0xF4F6F8, 0x0F141A);
+const CARD: Ink = ink("card", 0xFFFFFF, 0x161C24);
+const LINK: Ink = ink("link", 0x0A5C91, 0x8FD3FF);
+pub const TEXT: Ink = ink("text", 0x1F2933, 0xE6EAEF);
 /// Secondary text.
-pub const MUTED: Ink = ink(0x5B6672, 0xA3AEBA);
-/// Grid lines.
-pub const GRID: Ink = ink(0xE1E5EA, 0x2E3743);
+pub const MUTED: Ink = ink("muted", 0x5B6672, 0xA3AEBA);
+/// Grid lines and frames.
+pub const GRID: Ink = ink("grid", 0xE1E5EA, 0x2E3743);
 /// Axes and limits.
-pub const AXIS: Ink = ink(0x8A94A0, 0x6F7B88);
+pub const AXIS: Ink = ink("axis", 0x8A94A0, 0x6F7B88);
 
-/// Series colours after Okabe and Ito, "Color Universal Design" (2008); yellow and orange are darkened for contrast on white.
-pub const BLUE: Ink = ink(0x0072B2, 0x5BB8EE);
-/// Second series colour.
-pub const VERMILION: Ink = ink(0xD55E00, 0xFF9A5C);
-/// Third series colour.
-pub const GREEN: Ink = ink(0x009E73, 0x45D6A8);
-/// Fourth series colour.
-pub const PURPLE: Ink = ink(0xB0578D, 0xE9A3CB);
-/// Fifth series colour.
-pub const AMBER: Ink = ink(0xC08700, 0xF2C14E);
-/// Sixth series colour.
-pub const SKY: Ink = ink(0x4AA3DB, 0x8FD3FF);
-/// Seventh series colour.
-pub const SLATE: Ink = ink(0x6C7A89, 0xB8C4D0);
+// Series colours after Okabe and Ito, "Color Universal Design" (2008); yellow and orange are darkened for contrast on white.
+pub const BLUE: Ink = ink("blue", 0x0072B2, 0x5BB8EE);
+pub const VERMILION: Ink = ink("vermilion", 0xD55E00, 0xFF9A5C);
+pub const GREEN: Ink = ink("green", 0x009E73, 0x45D6A8);
+pub const PURPLE: Ink = ink("purple", 0xB0578D, 0xE9A3CB);
+pub const AMBER: Ink = ink("amber", 0xC08700, 0xF2C14E);
+pub const SKY: Ink = ink("sky", 0x4AA3DB, 0x8FD3FF);
+pub const SLATE: Ink = ink("slate", 0x6C7A89, 0xB8C4D0);
 
 /// Order of the series colours.
 pub const KINDS: [Ink; 7] = [BLUE, AMBER, GREEN, PURPLE, SKY, VERMILION, SLATE];
 
 /// Heat map scale, ordered by lightness. The first colour is for zero.
 pub const HEAT: [Ink; 9] = [
-    ink(0xF1F3F5, 0x1A212A),
-    ink(0xD3E4F3, 0x1C3550),
-    ink(0xB3D2E9, 0x1E4A72),
-    ink(0x8CBDDF, 0x1F6094),
-    ink(0x64A4D0, 0x2B78B2),
-    ink(0x428AC1, 0x4B93C8),
-    ink(0x276FAE, 0x78B0DB),
-    ink(0x125291, 0xABD0EC),
-    ink(0x08305F, 0xE4F2FC),
+    ink("heat0", 0xF1F3F5, 0x1A212A),
+    ink("heat1", 0xD3E4F3, 0x1C3550),
+    ink("heat2", 0xB3D2E9, 0x1E4A72),
+    ink("heat3", 0x8CBDDF, 0x1F6094),
+    ink("heat4", 0x64A4D0, 0x2B78B2),
+    ink("heat5", 0x428AC1, 0x4B93C8),
+    ink("heat6", 0x276FAE, 0x78B0DB),
+    ink("heat7", 0x125291, 0xABD0EC),
+    ink("heat8", 0x08305F, 0xE4F2FC),
 ];
 
-impl Ink {
-    /// The light colour for the drawing library.
-    pub fn rgb(self) -> RGBColor {
-        let [_, red, green, blue] = self.light.to_be_bytes();
-        RGBColor(red, green, blue)
+impl fmt::Display for Ink {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "var(--{})", self.name)
     }
-
-    /// The light colour in the format that the drawing library writes.
-    pub fn hex(self) -> String {
-        format!("#{:06X}", self.light)
-    }
-}
-
-/// The colour of a provider in every figure.
-pub fn of_provider(provider: Provider) -> Ink {
-    match provider {
-        Provider::Cpu => BLUE,
-        Provider::Webgpu => VERMILION,
-        Provider::Cuda => GREEN,
-    }
-}
-
-/// Style rules that replace every light colour by its dark one.
-pub fn dark_rules() -> String {
-    all().map(dark_rule).collect()
-}
-
-fn dark_rule(ink: Ink) -> String {
-    let (light, dark) = (ink.hex(), format!("#{:06X}", ink.dark));
-    format!("svg [fill=\"{light}\"]{{fill:{dark}}}svg [stroke=\"{light}\"]{{stroke:{dark}}}\n")
 }
 
 fn all() -> impl Iterator<Item = Ink> {
-    [TEXT, MUTED, GRID, AXIS, VERMILION].into_iter().chain(KINDS).chain(HEAT)
+    [PAGE, CARD, LINK, TEXT, MUTED, GRID, AXIS].into_iter().chain(KINDS).chain(HEAT)
+}
+
+/// The style rules that define the variables for both themes.
+pub fn style() -> String {
+    let values = |of: fn(Ink) -> u32| all().map(|ink| format!("--{}:#{:06x};", ink.name, of(ink))).collect::<String>();
+    let (light, dark) = (values(|ink| ink.light), values(|ink| ink.dark));
+    format!(":root{{{light}}}\n@media (prefers-color-scheme: dark) {{ :root{{{dark}}} }}\n")
+}
+
+/// The colour of a series by its position; from the seventh on all are slate.
+pub fn kind(at: usize) -> Ink {
+    KINDS.get(at).copied().unwrap_or(SLATE)
+}
+
+/// Shape of a point, so that series differ in more than colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shape {
+    Circle,
+    Square,
+    Triangle,
+    Diamond,
+}
+
+impl Shape {
+    /// An SVG path relative to the centre, 8 pixels across.
+    pub fn path(self) -> &'static str {
+        match self {
+            Shape::Circle => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+            Shape::Square => "m-4-4h8v8h-8z",
+            Shape::Triangle => "m-4 4h8l-4-8z",
+            Shape::Diamond => "m-4 0l4-4l4 4l-4 4z",
+        }
+    }
+}
+
+/// Colour and shape of a series of points.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Look(pub Ink, pub Shape);
+
+/// The look of a provider in every figure.
+pub fn provider_look(provider: Provider) -> Look {
+    match provider {
+        Provider::Cpu => Look(BLUE, Shape::Circle),
+        Provider::Webgpu => Look(VERMILION, Shape::Triangle),
+        Provider::Cuda => Look(GREEN, Shape::Square),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeMap;
+    use std::collections::BTreeSet;
 
-    /// Relative luminance of `0xRRGGBB`, WCAG 2.2.
+    /// Relative luminance as WCAG 2.1 defines it.
     fn luminance(colour: u32) -> f64 {
         let part = |byte: u8| match f64::from(byte) / 255.0 {
             c if c <= 0.04045 => c / 12.92,
@@ -114,20 +131,18 @@ mod tests {
     }
 
     #[test]
-    fn no_light_colour_has_two_dark_partners() {
-        let mut partners = BTreeMap::new();
-        for ink in all() {
-            assert_eq!(*partners.entry(ink.light).or_insert(ink.dark), ink.dark, "{}", ink.hex());
-        }
+    fn each_colour_has_a_name_of_its_own_in_both_themes() {
+        let names: BTreeSet<&str> = all().map(|ink| ink.name).collect();
+        assert_eq!(names.len(), all().count());
+        assert!(names.iter().all(|name| style().matches(&format!("--{name}:#")).count() == 2));
     }
 
     #[test]
     fn words_and_kinds_stand_out_from_the_page() {
-        let (white, night) = (0xFFFFFF, 0x161C24);
         for (inks, least) in [(&[TEXT, MUTED][..], 4.5), (&KINDS[..], 2.7)] {
             for ink in inks {
-                let (light, dark) = (contrast(ink.light, white), contrast(ink.dark, night));
-                assert!(light >= least && dark >= least, "{} {light:.2} {dark:.2}", ink.hex());
+                let (light, dark) = (contrast(ink.light, CARD.light), contrast(ink.dark, CARD.dark));
+                assert!(light >= least && dark >= least, "{ink} {light:.2} {dark:.2}");
             }
         }
     }

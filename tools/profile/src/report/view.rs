@@ -2,32 +2,44 @@
 
 use super::number::{count, label};
 use super::{BlockWork, ReportInput};
+use crate::derive::{PHASES, costs_of, phase_costs};
+use crate::settings::unique;
 use hpp_partition::{Phase, Work};
-use hpp_schema::{BandwidthPath, ClassCosts, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
+use hpp_schema::{BandwidthPath, Profile, ProfiledBlock, Provider};
+use std::fmt;
 
-/// Both phases, in display order.
-pub const PHASES: [Phase; 2] = [Phase::Decode, Phase::Prefill];
 /// Most characters of a name.
 pub const NAME: usize = 28;
 
 /// A profile with the times of each block.
 pub struct View<'a> {
-    /// The profile.
     pub profile: &'a Profile,
     /// Requested or measured providers, without duplicates.
     pub providers: Vec<Provider>,
-    /// Times of each block.
-    costs: Vec<Option<&'a ClassCosts>>,
-    /// Work of each block.
     work: Vec<Option<&'a BlockWork>>,
 }
 
 /// Blocks with the same graph and different weights.
 pub struct Group {
-    /// `28 × layers.0 … layers.27`.
+    /// `layers.0 … layers.27 (28 blocks)`.
     pub name: String,
-    /// Indices of its blocks.
     pub blocks: Vec<usize>,
+}
+
+/// A pass of the model: decoding one token at a context of `tokens`, or a prefill of `tokens` into an empty context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pass {
+    pub phase: Phase,
+    pub tokens: u64,
+}
+
+impl fmt::Display for Pass {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.phase {
+            Phase::Decode => write!(f, "one token at {} tokens of context", self.tokens),
+            Phase::Prefill => write!(f, "a prompt of {}", count(self.tokens, "token", "tokens")),
+        }
+    }
 }
 
 /// Time of one pass through all blocks.
@@ -35,7 +47,6 @@ pub struct Group {
 pub struct PassTime {
     /// Sum over the blocks with a time, plus one launch, milliseconds.
     pub ms: f64,
-    /// Number of blocks without a time.
     pub missing: usize,
 }
 
@@ -48,24 +59,11 @@ pub struct Bounds {
     pub gflops: Option<f64>,
 }
 
-/// The name of a provider.
-pub fn provider_name(provider: Provider) -> &'static str {
-    provider.name()
-}
-
 /// A phase at the start of a sentence.
 pub fn phase_name(phase: Phase) -> &'static str {
     match phase {
         Phase::Decode => "Decode",
         Phase::Prefill => "Prefill",
-    }
-}
-
-/// The times of one phase.
-pub fn phase_costs(costs: &ProviderCosts, phase: Phase) -> &PhaseCosts {
-    match phase {
-        Phase::Decode => &costs.decode,
-        Phase::Prefill => &costs.prefill,
     }
 }
 
@@ -78,20 +76,10 @@ impl<'a> View<'a> {
     /// Finds the times and work of each block.
     pub fn new(input: &ReportInput<'a>) -> View<'a> {
         let profile = input.profile;
-        let mut providers = Vec::new();
         let measured = profile.classes.iter().flat_map(|class| class.providers.iter().map(|costs| costs.provider));
-        for provider in profile.settings.providers.iter().copied().chain(measured) {
-            if !providers.contains(&provider) {
-                providers.push(provider);
-            }
-        }
-        let costs = |block: &ProfiledBlock| {
-            let own = profile.classes.iter().find(|costs| costs.block == block.label);
-            own.or_else(|| profile.classes.iter().find(|costs| costs.class == block.class))
-        };
+        let providers = unique(profile.settings.providers.iter().copied().chain(measured));
         let work = |block: &ProfiledBlock| input.work.iter().find(|work| work.block == block.label);
-        let blocks = &profile.model.blocks;
-        View { profile, providers, costs: blocks.iter().map(costs).collect(), work: blocks.iter().map(work).collect() }
+        View { profile, providers, work: profile.model.blocks.iter().map(work).collect() }
     }
 
     /// The blocks, in execution order.
@@ -99,35 +87,46 @@ impl<'a> View<'a> {
         &self.profile.model.blocks
     }
 
-    /// Labels of the blocks.
     pub fn labels(&self) -> Vec<&'a str> {
         self.blocks().iter().map(|block| block.label.as_str()).collect()
     }
 
-    /// Times of a block under a provider.
-    pub fn costs(&self, block: usize, provider: Provider) -> Option<&'a ProviderCosts> {
-        self.costs.get(block).copied()??.providers.iter().find(|costs| costs.provider == provider)
+    /// What entries say of blocks, as (position, value); entries of unknown blocks are left out.
+    pub fn along<'e, T: 'e>(
+        &self,
+        entries: impl IntoIterator<Item = &'e T>,
+        read: impl Fn(&'e T) -> (&'e str, Option<f64>),
+    ) -> Vec<(f64, f64)> {
+        let place = |entry: &'e T| {
+            let (label, value) = read(entry);
+            Some((self.blocks().iter().position(|block| block.label == label)? as f64, value?))
+        };
+        entries.into_iter().filter_map(place).collect()
     }
 
     /// Milliseconds of a block: measured, or from the fitted curve.
-    pub fn ms(&self, block: usize, provider: Provider, phase: Phase, tokens: u64) -> Option<f64> {
-        let costs = phase_costs(self.costs(block, provider)?, phase);
+    pub fn ms(&self, block: usize, provider: Provider, Pass { phase, tokens }: Pass) -> Option<f64> {
+        let costs = phase_costs(costs_of(self.profile, self.blocks().get(block)?, provider)?, phase);
         let measured = costs.points.iter().find(|point| point.tokens == tokens).and_then(|point| point.ms);
         measured.or_else(|| costs.fit.map(|fit| fit.ms(tokens))).and_then(sound)
     }
 
-    /// The most tokens with a measured time in a phase.
-    pub fn most_tokens(&self, phase: Phase) -> Option<u64> {
-        let costs = self.profile.classes.iter().flat_map(|class| &class.providers);
-        let points = costs.flat_map(|costs| &phase_costs(costs, phase).points);
-        points.filter(|point| point.ms.is_some()).map(|point| point.tokens).max()
+    /// The longest measured pass of each phase.
+    pub fn passes(&self) -> Vec<Pass> {
+        PHASES.into_iter().filter_map(|phase| self.longest_pass(phase)).collect()
     }
 
-    /// Work of a block in a phase at a number of tokens.
-    pub fn work(&self, block: usize, phase: Phase, tokens: u64) -> Option<Work> {
-        let work = self.work.get(block).copied()??;
-        let list = if phase == Phase::Decode { &work.decode } else { &work.prefill };
-        list.iter().find(|(at, _)| *at == tokens).map(|(_, work)| *work)
+    /// The longest measured pass of a phase.
+    pub fn longest_pass(&self, phase: Phase) -> Option<Pass> {
+        let costs = self.profile.classes.iter().flat_map(|class| &class.providers);
+        let points = costs.flat_map(|costs| &phase_costs(costs, phase).points);
+        let tokens = points.filter(|point| point.ms.is_some()).map(|point| point.tokens).max()?;
+        Some(Pass { phase, tokens })
+    }
+
+    /// Work of a block in a pass.
+    pub fn work(&self, block: usize, pass: Pass) -> Option<Work> {
+        self.facts(block)?.of(pass.phase).iter().find(|(tokens, _)| *tokens == pass.tokens).map(|(_, work)| *work)
     }
 
     /// Work of a block at all token counts.
@@ -136,12 +135,11 @@ impl<'a> View<'a> {
     }
 
     /// Time of all blocks in sequence, as one partition.
-    pub fn pass(&self, provider: Provider, phase: Phase, tokens: u64) -> PassTime {
-        let launch = |block| self.costs(block, provider)?.launch_ms.and_then(sound);
-        let launches = (0..self.blocks().len()).filter_map(launch);
-        let mut time = PassTime { ms: launches.fold(0.0, f64::max), missing: 0 };
+    pub fn pass_time(&self, provider: Provider, pass: Pass) -> PassTime {
+        let launches = self.blocks().iter().filter_map(|block| costs_of(self.profile, block, provider)?.launch_ms);
+        let mut time = PassTime { ms: launches.filter_map(sound).fold(0.0, f64::max), missing: 0 };
         for block in 0..self.blocks().len() {
-            match self.ms(block, provider, phase, tokens) {
+            match self.ms(block, provider, pass) {
                 Some(ms) => time.ms += ms,
                 None => time.missing += 1,
             }
@@ -159,10 +157,13 @@ impl<'a> View<'a> {
             }
         }
         let name = |blocks: &[usize]| {
-            let text = |at: usize| label(&self.blocks()[at].label, NAME / 2);
+            let text = |at: usize, most| label(&self.blocks()[at].label, most);
             match blocks {
-                [only] => label(&self.blocks()[*only].label, NAME),
-                [first, .., last] => format!("{} … {} ({})", text(*first), text(*last), count_of(blocks)),
+                [first, .., last] => {
+                    let many = count(blocks.len(), "block", "blocks");
+                    format!("{} … {} ({many})", text(*first, NAME / 2), text(*last, NAME / 2))
+                }
+                [only] => text(*only, NAME),
                 [] => String::new(),
             }
         };
@@ -171,29 +172,21 @@ impl<'a> View<'a> {
 
     /// Measured limits of a provider's processor.
     pub fn bounds(&self, provider: Provider) -> Option<Bounds> {
-        let rates = self.profile.machine.rates.as_ref();
-        match (provider, rates) {
+        let machine = &self.profile.machine;
+        let bounds = match (provider, &machine.rates) {
             (Provider::Cpu, Some(rates)) => {
-                Some(Bounds { gb_per_s: rates.cpu.memory_gb_per_s, gflops: Some(1e3 * rates.cpu.tflops) })
+                Bounds { gb_per_s: rates.cpu.memory_gb_per_s, gflops: Some(1e3 * rates.cpu.tflops) }
             }
             (Provider::Cpu, None) => {
-                let gflops = self.profile.machine.tflops.map(|tflops| 1e3 * tflops);
-                Some(Bounds { gb_per_s: self.best_ram_read()?, gflops })
+                let curve = machine.curves.iter().find(|curve| curve.path == BandwidthPath::RamRead)?;
+                let gb_per_s = curve.points.iter().map(|point| point.gb_per_s).reduce(f64::max)?;
+                Bounds { gb_per_s, gflops: machine.tflops.map(|tflops| 1e3 * tflops) }
             }
             (_, rates) => {
-                let gpu = rates?.gpus.iter().find(|gpu| gpu.provider == provider)?;
-                Some(Bounds { gb_per_s: gpu.memory_gb_per_s, gflops: Some(1e3 * gpu.tflops) })
+                let gpu = rates.as_ref()?.gpus.iter().find(|gpu| gpu.provider == provider)?;
+                Bounds { gb_per_s: gpu.memory_gb_per_s, gflops: Some(1e3 * gpu.tflops) }
             }
-        }
-        .filter(|bounds| bounds.gb_per_s.is_finite() && bounds.gb_per_s > 0.0)
+        };
+        (bounds.gb_per_s.is_finite() && bounds.gb_per_s > 0.0).then_some(bounds)
     }
-
-    fn best_ram_read(&self) -> Option<f64> {
-        let curve = self.profile.machine.curves.iter().find(|curve| curve.path == BandwidthPath::RamRead)?;
-        curve.points.iter().map(|point| point.gb_per_s).reduce(f64::max)
-    }
-}
-
-fn count_of(blocks: &[usize]) -> String {
-    count(blocks.len() as u64, "block", "blocks")
 }

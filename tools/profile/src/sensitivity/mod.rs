@@ -8,8 +8,7 @@ mod matrices;
 use crate::taps::plan_dir::{self, Draft, PartitionFile, PlanDirError, Weights};
 use hpp_graph::Part;
 use hpp_model::Analysis;
-use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, RoundError, Rounding, round};
+use hpp_onnx::{RoundError, Rounding, round};
 use matrices::Matrices;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -88,7 +87,7 @@ impl<'a> Variants<'a> {
         fs::create_dir_all(&place).map_err(|source| SensitivityError::Io { path: place.clone(), source })?;
         let blocks = 0..analysis.segmentation.blocks.len();
         let draft = Draft::new(analysis, &[blocks], |_| {})?;
-        let protos = protos(analysis, &weights, &draft)?;
+        let protos = draft.protos(analysis, &weights.model)?;
         let file = PartitionFile { proto: &protos[0], weights: &weights.dir };
         let reference = plan_dir::write(&place, analysis, draft.plan, &[file])?;
         Ok(Variants { analysis, weights, dir: dir.to_owned(), reference })
@@ -125,7 +124,7 @@ impl<'a> Variants<'a> {
         dir: &Path,
     ) -> Result<PathBuf, SensitivityError> {
         let draft = self.cut_around(block)?;
-        let mut protos = protos(self.analysis, &self.weights, &draft)?;
+        let mut protos = draft.protos(self.analysis, &self.weights.model)?;
         let rounded = draft.parts.iter().position(|part| part.blocks.contains(&block)).unwrap_or_default();
         let label = &self.analysis.segmentation.blocks[block].label;
         let rounding = Rounding { bits, group: GROUP };
@@ -155,13 +154,4 @@ impl<'a> Variants<'a> {
             }
         }
     }
-}
-
-fn protos(analysis: &Analysis, weights: &Weights, draft: &Draft) -> Result<Vec<ModelProto>, PlanDirError> {
-    let extractor = Extractor::new(&weights.model, &analysis.graph);
-    let make = |(part, partition): (&Part, &hpp_schema::Partition)| {
-        let made = extractor.part(&partition.name, part);
-        made.map_err(|source| PlanDirError::Extract { name: partition.name.clone(), source: Box::new(source) })
-    };
-    draft.parts.iter().zip(&draft.plan.partitions).map(make).collect()
 }

@@ -15,7 +15,6 @@ use hpp_schema::DType;
 
 /// Where a layer's attention weights are.
 pub(super) enum Seen {
-    /// In a value of the graph.
     Value(ValueId),
     /// In an optional output of a fused operator.
     Asked(Asked),
@@ -25,7 +24,6 @@ pub(super) enum Seen {
 pub(super) struct Asked {
     /// The operator's first output, which identifies its node.
     pub output: String,
-    /// Element type of the weights.
     pub dtype: DType,
     /// Number of heads, if the operator declares it.
     pub heads: Option<u64>,
@@ -146,7 +144,8 @@ fn softmax_of(scores: &str, weights: &str) -> NodeProto {
     }
 }
 
-fn int(name: &str, value: i64) -> AttributeProto {
+/// An attribute of a node.
+pub(crate) fn int(name: &str, value: i64) -> AttributeProto {
     AttributeProto {
         name: Some(name.to_owned()),
         r#type: Some(AttributeType::Int as i32),

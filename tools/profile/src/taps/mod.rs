@@ -8,13 +8,13 @@ mod hidden;
 mod inside;
 pub(crate) mod plan_dir;
 
+pub(crate) use attention::int;
 pub use plan_dir::PlanDirError;
 
 use attention::{Asked, Seen};
 use find::View;
 use hpp_graph::{BlockKind, ValueId};
 use hpp_model::Analysis;
-use hpp_onnx::Extractor;
 use hpp_onnx::proto::ModelProto;
 use hpp_schema::probe::{Tap, TapKind};
 use hpp_schema::{Dim, InputRole, ModelKind, OutputUse, PartitionOutput, Plan};
@@ -88,12 +88,9 @@ pub fn write(analysis: &Analysis, wanted: Wanted, dir: &Path) -> Result<Tapped, 
             part.outputs.extend(values.iter().filter(|value| !part.outputs.contains(value)).collect::<Vec<_>>());
         }
     })?;
-    let partition = &draft.plan.partitions[0].name;
-    let mut proto = Extractor::new(&weights.model, &analysis.graph)
-        .part(partition, &draft.parts[0])
-        .map_err(|source| PlanDirError::Extract { name: partition.clone(), source: Box::new(source) })?;
-    let taps = found.taps(analysis, &mut proto, &mut draft.plan);
-    let file = PartitionFile { proto: &proto, weights: &weights.dir };
+    let mut protos = draft.protos(analysis, &weights.model)?;
+    let taps = found.taps(analysis, &mut protos[0], &mut draft.plan);
+    let file = PartitionFile { proto: &protos[0], weights: &weights.dir };
     let plan = plan_dir::write(dir, analysis, draft.plan, &[file])?;
     Ok(Tapped { plan, taps, not_observed: found.not_observed })
 }

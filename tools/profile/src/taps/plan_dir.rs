@@ -3,9 +3,11 @@
 use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
+use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
 use hpp_partition::{Choice, KvHome, Where};
-use hpp_schema::{Budgets, ByteSize, FileRecord, FileRole, Finding, HostKernels, Plan, Predictions, Severity};
+use hpp_schema::{
+    Budgets, ByteSize, FileRecord, FileRole, Finding, HostKernels, Partition, Plan, Predictions, Severity,
+};
 use std::fs;
 use std::io;
 use std::ops::Range;
@@ -121,6 +123,16 @@ impl Draft {
             predictions: Predictions { source: "none".to_owned(), ..Predictions::default() },
         });
         Ok(Draft { parts, plan })
+    }
+
+    /// Makes the model of each part.
+    pub fn protos(&self, analysis: &Analysis, model: &Model) -> Result<Vec<ModelProto>, PlanDirError> {
+        let extractor = Extractor::new(model, &analysis.graph);
+        let make = |(part, partition): (&Part, &Partition)| {
+            let made = extractor.part(&partition.name, part);
+            made.map_err(|source| PlanDirError::Extract { name: partition.name.clone(), source: Box::new(source) })
+        };
+        self.parts.iter().zip(&self.plan.partitions).map(make).collect()
     }
 }
 

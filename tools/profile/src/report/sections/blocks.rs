@@ -1,56 +1,71 @@
 //! Section: time of a pass by class of blocks and by block under each provider, and the bytes of each block.
 
-use super::depth::{self, Height, Series};
-use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
-use crate::report::number::{bytes, count, label, percent, time};
-use crate::report::palette::{KINDS, MUTED, SLATE, TEXT, of_provider};
-use crate::report::panel::{Mark, Panel, Shape};
-use crate::report::view::{Group, NAME, PHASES, View, phase_name, provider_name};
-use hpp_partition::Phase;
+use super::depth::{self, Series};
+use crate::report::axis::{Axis, Scale};
+use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::number::{bytes, label, or_dash, percent, time};
+use crate::report::palette::{KINDS, MUTED, SLATE, TEXT, kind, provider_look};
+use crate::report::panel::{Mark, Panel};
+use crate::report::view::{Group, NAME, Pass, View, phase_name};
 use hpp_schema::Provider;
 
 /// Groups with their own colour.
-const COLOURED: usize = 6;
+const COLOURED: usize = KINDS.len() - 1;
 
-/// Times and bytes of blocks.
-pub fn section(view: &View<'_>) -> Section {
-    let phases: Vec<(Phase, u64)> = PHASES.into_iter().filter_map(|p| Some((p, view.most_tokens(p)?))).collect();
-    let parts = match phases.is_empty() {
-        true => vec![Part::Absent("No block has a measured time: see what failed, below.".to_owned())],
-        false => vec![Part::Figure(shares(view, &phases)), Part::Figure(by_depth(view, &phases))],
-    };
-    Section { id: "blocks", title: "Blocks by time and bytes", parts }
-}
-
-/// Name of a pass.
-pub fn pass_name(phase: Phase, tokens: u64) -> String {
-    match phase {
-        Phase::Decode => format!("one token at {tokens} tokens of context"),
-        Phase::Prefill => format!("a prompt of {}", count(tokens, "token", "tokens")),
+pub fn parts(view: &View<'_>) -> Vec<Part> {
+    let passes = view.passes();
+    if passes.is_empty() {
+        return vec![Part::Absent("No block has a measured time: see what failed, below.".to_owned())];
     }
+    vec![Part::Figure(shares(view, &passes)), Part::Figure(by_depth(view, &passes))]
 }
 
-fn shares(view: &View<'_>, phases: &[(Phase, u64)]) -> Figure {
+/// The time of a group of blocks in a pass.
+struct Share<'a> {
+    group: &'a Group,
+    provider: Provider,
+    pass: Pass,
+    ms: f64,
+    /// Part of the whole pass.
+    part: f64,
+    weight_bytes: u64,
+}
+
+fn shares(view: &View<'_>, passes: &[Pass]) -> Figure {
     let groups = coloured(view.groups());
-    let legend = groups.iter().enumerate().map(|(at, group)| Key::new(colour(at), Form::Area, &group.name)).collect();
-    let mut table = Table::new(
-        "Times by class of blocks",
-        ["blocks", "provider", "phase", "tokens", "all of them", "part of the pass", "weights"],
-    );
-    for (phase, tokens) in phases {
+    let mut shares = Vec::new();
+    for pass in passes {
         for group in &groups {
-            table.rows.extend(view.providers.iter().filter_map(|p| share_row(view, group, *p, *phase, *tokens)));
+            let weights = group.blocks.iter().map(|block| view.blocks()[*block].weight_bytes.0);
+            let weight_bytes = weights.fold(0, u64::saturating_add);
+            for provider in view.providers.iter().copied() {
+                let ms = group_ms(view, group, provider, *pass);
+                let part = ms / view.pass_time(provider, *pass).ms;
+                shares.push(Share { group, provider, pass: *pass, ms, part, weight_bytes });
+            }
         }
     }
+    shares.retain(|share| share.ms > 0.0);
     Figure {
         id: "fig-shares",
-        title: "Where the time of a pass goes".to_owned(),
-        caption: "Milliseconds of all blocks one after another, starting partitions apart.".to_owned(),
-        findings: share_findings(view, &groups, phases),
-        legend,
-        panels: phases.iter().map(|(phase, tokens)| share_panel(view, &groups, *phase, *tokens)).collect(),
-        table: Some(table),
+        title: "Where the time of a pass goes".into(),
+        caption: "Milliseconds of all blocks in sequence, without the launch costs of partitions.".into(),
+        findings: share_findings(view, &groups, passes),
+        legend: groups.iter().enumerate().map(|(at, group)| Key::Area(kind(at), group.name.clone())).collect(),
+        panels: passes.iter().map(|pass| share_panel(view, &groups, *pass)).collect(),
+        table: Table::of(
+            "Times by class of blocks",
+            &shares,
+            &[
+                ("blocks", |share| share.group.name.clone()),
+                ("provider", |share| share.provider.name().to_owned()),
+                ("phase", |share| share.pass.phase.to_string()),
+                ("tokens", |share| share.pass.tokens.to_string()),
+                ("all of them", |share| time(share.ms)),
+                ("part of the pass", |share| percent(share.part)),
+                ("weights", |share| bytes(share.weight_bytes)),
+            ],
+        ),
     }
 }
 
@@ -64,126 +79,92 @@ fn coloured(mut groups: Vec<Group>) -> Vec<Group> {
     groups
 }
 
-fn colour(at: usize) -> crate::report::palette::Ink {
-    KINDS.get(at).copied().unwrap_or(SLATE)
+fn group_ms(view: &View<'_>, group: &Group, provider: Provider, pass: Pass) -> f64 {
+    group.blocks.iter().filter_map(|block| view.ms(*block, provider, pass)).sum()
 }
 
-fn group_ms(view: &View<'_>, group: &Group, provider: Provider, phase: Phase, tokens: u64) -> f64 {
-    group.blocks.iter().filter_map(|block| view.ms(*block, provider, phase, tokens)).sum()
-}
-
-fn share_row(view: &View<'_>, group: &Group, provider: Provider, phase: Phase, tokens: u64) -> Option<Vec<String>> {
-    let ms = group_ms(view, group, provider, phase, tokens);
-    let whole = view.pass(provider, phase, tokens).ms;
-    let weights = group.blocks.iter().map(|block| view.blocks()[*block].weight_bytes.0).fold(0, u64::saturating_add);
-    let share = percent(ms / whole);
-    let name = provider_name(provider).to_owned();
-    (ms > 0.0)
-        .then(|| vec![group.name.clone(), name, phase.to_string(), tokens.to_string(), time(ms), share, bytes(weights)])
-}
-
-fn share_panel(view: &View<'_>, groups: &[Group], phase: Phase, tokens: u64) -> Panel {
+fn share_panel(view: &View<'_>, groups: &[Group], pass: Pass) -> Panel {
     let rows = view.providers.len();
     let mut bars = vec![Vec::new(); groups.len()];
-    let mut words = Vec::new();
-    let mut longest = Vec::new();
+    let (mut names, mut words, mut longest) = (Vec::new(), Vec::new(), Vec::new());
     for (row, provider) in view.providers.iter().enumerate() {
         let (y, mut x) = ((rows - 1 - row) as f64, 0.0);
         for (group, bars) in groups.iter().zip(&mut bars) {
-            let ms = group_ms(view, group, *provider, phase, tokens);
+            let ms = group_ms(view, group, *provider, pass);
             bars.push([(x, y - 0.34), (x + ms, y + 0.22)]);
             x += ms;
         }
+        let (text, ink) = match view.pass_time(*provider, pass).missing {
+            0 => (time(x), TEXT),
+            missing => (format!("{}, {missing} blocks without a time", time(x)), MUTED),
+        };
+        words.push(Mark::Words { at: (0.0, y + 0.38), words: format!("\u{a0}{text}"), ink });
+        names.push((y, provider.name().to_owned()));
         longest.push(x);
-        let missing = view.pass(*provider, phase, tokens).missing;
-        let what = if missing == 0 { time(x) } else { format!("{}, {missing} blocks without a time", time(x)) };
-        words.push(Mark::Words {
-            at: (0.0, y + 0.38),
-            words: format!("\u{a0}{what}"),
-            ink: if missing == 0 { TEXT } else { MUTED },
-        });
     }
-    let names: Vec<String> = view.providers.iter().map(|provider| provider_name(*provider).to_owned()).collect();
-    let mut marks: Vec<Mark> =
-        bars.into_iter().enumerate().map(|(at, bars)| Mark::Bars { bars, ink: colour(at) }).collect();
-    marks.extend(words);
-    let title = format!("{}: {}", phase_name(phase), pass_name(phase, tokens));
-    let text =
-        format!("Milliseconds of {}, split by class of blocks, one bar for each provider.", pass_name(phase, tokens));
-    let mut panel = Panel::new(title, text, Axis::from_zero("milliseconds", longest), Axis::rows(&names), marks);
-    panel.height = 70 + 62 * rows.max(1) as i32;
-    panel
+    let bars = bars.into_iter().enumerate().map(|(at, bars)| Mark::Bars { bars, ink: kind(at) });
+    let title = format!("{}: {pass}", phase_name(pass.phase));
+    let text = format!("Milliseconds of {pass}, split by class of blocks, one bar for each provider.");
+    let (x, y) = (Axis::from_zero("milliseconds", longest), Axis::rows(rows, names));
+    Panel { height: 70.0 + 62.0 * rows.max(1) as f64, ..Panel::new(title, text, x, y, bars.chain(words).collect()) }
 }
 
-fn share_findings(view: &View<'_>, groups: &[Group], phases: &[(Phase, u64)]) -> Vec<String> {
-    let Some((phase, tokens)) = phases.first().copied() else { return Vec::new() };
+fn share_findings(view: &View<'_>, groups: &[Group], passes: &[Pass]) -> Vec<String> {
+    let Some(pass) = passes.first().copied() else { return Vec::new() };
     let finding = |provider: &Provider| {
-        let ms = |group: &Group| group_ms(view, group, *provider, phase, tokens);
+        let ms = |group: &Group| group_ms(view, group, *provider, pass);
         let whole: f64 = groups.iter().map(ms).sum();
         let largest = groups.iter().max_by(|a, b| ms(a).total_cmp(&ms(b))).filter(|_| whole > 0.0)?;
-        let (name, part) = (provider_name(*provider), percent(ms(largest) / whole));
-        Some(format!("{name}: {part} of a {phase} pass is {}.", largest.name))
+        let part = percent(ms(largest) / whole);
+        Some(format!("{}: {part} of a {} pass is {}.", provider.name(), pass.phase, largest.name))
     };
     view.providers.iter().filter_map(finding).collect()
 }
 
-fn by_depth(view: &View<'_>, phases: &[(Phase, u64)]) -> Figure {
-    let labels = view.labels();
-    let shapes = [Shape::Circle, Shape::Triangle, Shape::Square];
-    let series = |phase, tokens| {
-        let of = |(at, provider): (usize, &Provider)| Series {
-            ink: of_provider(*provider),
-            shape: shapes[at % shapes.len()],
-            values: (0..labels.len()).filter_map(|b| Some((b, view.ms(b, *provider, phase, tokens)?))).collect(),
+fn by_depth(view: &View<'_>, passes: &[Pass]) -> Figure {
+    let blocks = 0..view.blocks().len();
+    let panel = |pass: &Pass| {
+        let series = |provider: &Provider| Series {
+            look: provider_look(*provider),
+            values: blocks.clone().filter_map(|at| Some((at as f64, view.ms(at, *provider, *pass)?))).collect(),
         };
-        view.providers.iter().enumerate().map(of).collect::<Vec<_>>()
+        let series: Vec<Series> = view.providers.iter().map(series).collect();
+        let title = format!("{}: {pass}", phase_name(pass.phase));
+        depth::points(view, &title, "milliseconds per block", Scale::Log, &series)
     };
-    let mut panels: Vec<Panel> = Vec::new();
-    for (phase, tokens) in phases {
-        let title = format!("{}: {}", phase_name(*phase), pass_name(*phase, *tokens));
-        panels.push(depth::points(&title, "milliseconds per block", &labels, &series(*phase, *tokens), Height::Log));
-    }
-    let weight =
-        |(at, block): (usize, &hpp_schema::ProfiledBlock)| (at, block.weight_bytes.0 as f64 / f64::from(1 << 20));
-    let weights: Vec<(usize, f64)> = view.blocks().iter().enumerate().map(weight).collect();
-    panels.push(depth::bars("Weights", "MiB per block", &labels, SLATE, &weights));
-    let key = |(at, p): (usize, &Provider)| {
-        Key::new(of_provider(*p), Form::Point(shapes[at % shapes.len()]), provider_name(*p))
-    };
-    Figure {
-        id: "fig-depth",
-        title: "Block by block".to_owned(),
-        caption: depth_caption(view),
-        findings: Vec::new(),
-        legend: view.providers.iter().enumerate().map(key).collect(),
-        panels,
-        table: Some(depth_table(view, phases)),
-    }
-}
-
-fn depth_caption(view: &View<'_>) -> String {
+    let mib = |at: usize| (at as f64, view.blocks()[at].weight_bytes.0 as f64 / f64::from(1 << 20));
+    let weights: Vec<(f64, f64)> = blocks.clone().map(mib).collect();
+    let weights = depth::bars(view, "Weights", "MiB per block", SLATE, &weights);
     let how = match view.profile.settings.all_blocks {
         true => "Every block was measured by itself.",
         false => "One block of each class was measured and stands for the others: equal points are one measurement.",
     };
-    format!(
-        "Milliseconds of each block (logarithmic) and MiB of its weights. {how} Blocks that take long for their bytes gain most from a faster processor."
-    )
+    Figure {
+        id: "fig-depth",
+        title: "Block by block".into(),
+        caption: format!(
+            "Milliseconds of each block (logarithmic) and MiB of its weights. {how} Blocks that take long for their bytes gain \
+             most from a faster processor."
+        ),
+        findings: Vec::new(),
+        legend: view.providers.iter().map(|p| Key::Point(provider_look(*p), p.name().to_owned())).collect(),
+        panels: passes.iter().map(panel).chain([weights]).collect(),
+        table: depth_table(view, passes),
+    }
 }
 
-fn depth_table(view: &View<'_>, phases: &[(Phase, u64)]) -> Table {
-    let mut head = ["block", "class", "weights"].map(str::to_owned).to_vec();
-    for (phase, tokens) in phases {
-        head.extend(view.providers.iter().map(|p| format!("{} {phase} {tokens}", provider_name(*p))));
+fn depth_table(view: &View<'_>, passes: &[Pass]) -> Table {
+    let columns: Vec<(Pass, Provider)> =
+        passes.iter().flat_map(|pass| view.providers.iter().map(|provider| (*pass, *provider))).collect();
+    let names = columns.iter().map(|(pass, p)| format!("{} {} {}", p.name(), pass.phase, pass.tokens));
+    let row = |(at, block): (usize, &hpp_schema::ProfiledBlock)| {
+        let about = [label(&block.label, NAME), block.class.to_string(), bytes(block.weight_bytes.0)];
+        let times = columns.iter().map(|(pass, provider)| or_dash(view.ms(at, *provider, *pass), time));
+        about.into_iter().chain(times).collect()
+    };
+    Table {
+        title: "Times and bytes of every block".into(),
+        head: ["block", "class", "weights"].map(str::to_owned).into_iter().chain(names).collect(),
+        rows: view.blocks().iter().enumerate().map(row).collect(),
     }
-    let mut table = Table::new("Times and bytes of every block", head);
-    for (at, block) in view.blocks().iter().enumerate() {
-        let mut row = vec![label(&block.label, NAME), block.class.to_string(), bytes(block.weight_bytes.0)];
-        for (phase, tokens) in phases {
-            let cell = |p: &Provider| view.ms(at, *p, *phase, *tokens).map_or("—".to_owned(), time);
-            row.extend(view.providers.iter().map(cell));
-        }
-        table.rows.push(row);
-    }
-    table
 }

@@ -1,10 +1,9 @@
-//! Section: how often tokens are routed to each expert, and the hit rates of expert caches.
+//! Section: how often tokens are routed to each expert, and the hit rates of expert caches with three policies.
 
-use super::hit_rates;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
+use crate::report::figure::{Figure, Key, Part, Table};
 use crate::report::number::{count, label, percent, plain};
-use crate::report::palette::HEAT;
+use crate::report::palette::{AMBER, BLUE, GREEN, HEAT, Look, Shape};
 use crate::report::panel::{Mark, Panel};
 use crate::report::view::{NAME, View};
 use hpp_schema::ExpertStatistics;
@@ -15,15 +14,26 @@ const MOST_ROWS: usize = 128;
 /// Upper limits of the heat levels after "never", as multiples of an even share; the last level has none.
 const LEVELS: [f64; 7] = [0.125, 0.25, 0.5, 0.8, 1.25, 2.0, 4.0];
 
-/// Heat map and hit rates.
-pub fn section(view: &View<'_>) -> Section {
-    let experts = view.profile.corpus.as_ref().map(|corpus| corpus.statistics.experts.as_slice());
-    let parts = match experts {
+/// Most cache sizes that are drawn.
+const SIZES: usize = 32;
+/// Hit rate of a useful cache.
+const USEFUL: f64 = 0.9;
+
+pub fn parts(view: &View<'_>) -> Vec<Part> {
+    match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.experts.as_slice()) {
         None => vec![Part::Absent("No corpus was run, so nothing is known of experts.".to_owned())],
         Some([]) => vec![Part::Absent("This model routes no tokens to experts.".to_owned())],
-        Some(experts) => vec![Part::Figure(map(experts)), Part::Figure(hit_rates::figure(experts))],
-    };
-    Section { id: "experts", title: "Experts", parts }
+        Some(layers) => vec![Part::Figure(heat_map(layers)), Part::Figure(hit_rates(layers))],
+    }
+}
+
+/// Experts of the layer that has most of them.
+fn widest(layers: &[ExpertStatistics]) -> usize {
+    layers.iter().map(|layer| layer.counts.len()).max().unwrap_or(0).max(1)
+}
+
+fn never_visited(layer: &ExpertStatistics) -> usize {
+    layer.counts.iter().filter(|count| **count == 0).count()
 }
 
 /// Visits as multiples of an even share.
@@ -37,50 +47,52 @@ fn level(relative: f64) -> usize {
     if relative <= 0.0 { 0 } else { 1 + LEVELS.iter().filter(|end| relative > **end).count() }
 }
 
-fn map(experts: &[ExpertStatistics]) -> Figure {
+fn heat_map(layers: &[ExpertStatistics]) -> Figure {
     let names = ["never", "to ⅛ ×", "to ¼ ×", "to ½ ×", "to 0.8 ×", "even", "to 2 ×", "to 4 ×", "more"];
-    let legend = HEAT.iter().zip(names).map(|(ink, name)| Key::new(*ink, Form::Area, name)).collect();
-    let mut table = Table::new(
-        "Busiest experts of every layer",
-        ["layer", "experts", "of them per token", "tokens", "never visited", "busiest (expert: part of the visits)"],
-    );
-    table.rows.extend(experts.iter().map(row));
     Figure {
         id: "fig-experts",
-        title: "Visits of each expert".to_owned(),
+        title: "Visits of each expert".into(),
         caption: "Visits of each expert as multiples of an even share of its layer's visits. Expert numbers of different layers \
                   have nothing to do with each other."
-            .to_owned(),
-        findings: findings(experts),
-        legend,
-        panels: vec![panel(experts)],
-        table: Some(table),
+            .into(),
+        findings: heat_findings(layers),
+        legend: HEAT.iter().zip(names).map(|(ink, name)| Key::Area(*ink, name.to_owned())).collect(),
+        panels: vec![heat_panel(layers)],
+        table: Table::of(
+            "Busiest experts of every layer",
+            layers,
+            &[
+                ("layer", |layer| label(&layer.block, NAME)),
+                ("experts", |layer| layer.counts.len().to_string()),
+                ("of them per token", |layer| layer.top_k.to_string()),
+                ("tokens", |layer| layer.tokens.to_string()),
+                ("never visited", |layer| never_visited(layer).to_string()),
+                ("busiest (expert: part of the visits)", busiest),
+            ],
+        ),
     }
 }
 
-fn panel(experts: &[ExpertStatistics]) -> Panel {
-    let widest = experts.iter().map(|layer| layer.counts.len()).max().unwrap_or(1).max(1);
-    let (together, every) = (widest.div_ceil(MOST_COLUMNS), experts.len().div_ceil(MOST_ROWS));
-    let rows: Vec<&ExpertStatistics> = experts.iter().step_by(every).collect();
+fn heat_panel(layers: &[ExpertStatistics]) -> Panel {
+    let widest = widest(layers);
+    let (together, every) = (widest.div_ceil(MOST_COLUMNS), layers.len().div_ceil(MOST_ROWS));
+    let rows: Vec<&ExpertStatistics> = layers.iter().step_by(every).collect();
     let mut bars = vec![Vec::new(); HEAT.len()];
+    let mut labels = Vec::new();
     for (at, layer) in rows.iter().enumerate() {
         let y = (rows.len() - 1 - at) as f64;
         for (from, to, level) in runs(layer, together) {
             bars[level].push([(from, y - 0.5), (to, y + 0.5)]);
         }
+        if at.is_multiple_of(rows.len().div_ceil(8)) {
+            labels.push((y, label(&layer.block, 12)));
+        }
     }
-    let step = rows.len().div_ceil(8);
-    let ticks = rows.iter().enumerate().step_by(step);
-    let ticks = ticks.map(|(at, layer)| ((rows.len() - 1 - at) as f64, label(&layer.block, 12))).collect();
-    let mut panel = Panel::new(
-        "Layers by experts",
-        format!("Heat map of {} layers and up to {widest} experts; darker is busier.", experts.len()),
-        Axis::linear("expert", 0.0, widest as f64),
-        Axis::linear("", -0.5, rows.len() as f64 - 0.5).with_ticks(ticks),
-        bars.into_iter().zip(HEAT).map(|(bars, ink)| Mark::Bars { bars, ink }).collect(),
-    );
-    panel.height = (60 + 14 * rows.len() as i32).clamp(160, 460);
-    panel
+    let text = format!("Heat map of {} layers and up to {widest} experts; darker is busier.", layers.len());
+    let (x, y) = (Axis::linear("expert", 0.0, widest as f64), Axis::rows(rows.len(), labels));
+    let marks = bars.into_iter().zip(HEAT).map(|(bars, ink)| Mark::Bars { bars, ink }).collect();
+    let height = (60.0 + 14.0 * rows.len() as f64).clamp(160.0, 460.0);
+    Panel { height, ..Panel::new("Layers by experts", text, x, y, marks) }
 }
 
 /// Runs of cells with one heat level in a layer: (first expert, end, level). A cell shows the mean of `together`
@@ -99,26 +111,19 @@ fn runs(layer: &ExpertStatistics, together: usize) -> Vec<(f64, f64, usize)> {
     runs
 }
 
-fn row(layer: &ExpertStatistics) -> Vec<String> {
+/// The four busiest experts of a layer with their parts of the visits.
+fn busiest(layer: &ExpertStatistics) -> String {
     let visits: u64 = layer.counts.iter().fold(0, |sum, count| sum.saturating_add(*count));
     let mut order: Vec<usize> = (0..layer.counts.len()).collect();
     order.sort_by_key(|expert| std::cmp::Reverse(layer.counts[*expert]));
     let part = |expert: &usize| percent(layer.counts[*expert] as f64 / visits.max(1) as f64);
-    let busiest: Vec<String> = order.iter().take(4).map(|expert| format!("{expert}: {}", part(expert))).collect();
-    vec![
-        label(&layer.block, NAME),
-        layer.counts.len().to_string(),
-        layer.top_k.to_string(),
-        layer.tokens.to_string(),
-        layer.counts.iter().filter(|count| **count == 0).count().to_string(),
-        busiest.join(", "),
-    ]
+    order.iter().take(4).map(|expert| format!("{expert}: {}", part(expert))).collect::<Vec<_>>().join(", ")
 }
 
-fn findings(experts: &[ExpertStatistics]) -> Vec<String> {
+fn heat_findings(layers: &[ExpertStatistics]) -> Vec<String> {
     let mut findings = Vec::new();
     let all =
-        experts.iter().flat_map(|layer| relative(layer).into_iter().enumerate().map(move |(at, v)| (layer, at, v)));
+        layers.iter().flat_map(|layer| relative(layer).into_iter().enumerate().map(move |(at, v)| (layer, at, v)));
     if let Some((layer, expert, times)) = all.max_by(|a, b| a.2.total_cmp(&b.2)) {
         let (block, times) = (label(&layer.block, NAME), plain(times));
         findings.push(format!(
@@ -126,18 +131,120 @@ fn findings(experts: &[ExpertStatistics]) -> Vec<String> {
              which of its experts are kept near."
         ));
     }
-    let never: usize = experts.iter().map(|layer| layer.counts.iter().filter(|count| **count == 0).count()).sum();
+    let never: usize = layers.iter().map(never_visited).sum();
     if never > 0 {
-        findings.push(format!("{} never visited.", count(never as u64, "expert was", "experts were")));
+        findings.push(format!("{} never visited.", count(never, "expert was", "experts were")));
     }
-    let widest = experts.iter().map(|layer| layer.counts.len()).max().unwrap_or(0);
+    let widest = widest(layers);
     if widest > MOST_COLUMNS {
         findings.push(format!("Each cell is the mean of {} experts.", widest.div_ceil(MOST_COLUMNS)));
     }
-    if experts.len() > MOST_ROWS {
-        findings.push(format!("One layer in {} is drawn.", experts.len().div_ceil(MOST_ROWS)));
+    if layers.len() > MOST_ROWS {
+        findings.push(format!("One layer in {} is drawn.", layers.len().div_ceil(MOST_ROWS)));
     }
     findings
+}
+
+/// A cache policy, and its hits with a cache of 1, 2, ... experts.
+struct Policy {
+    name: &'static str,
+    look: Look,
+    hits: fn(&ExpertStatistics) -> Vec<u64>,
+}
+
+const POLICIES: [Policy; 3] = [
+    Policy { name: "best possible", look: Look(GREEN, Shape::Diamond), hits: |layer| layer.oracle_hits.clone() },
+    // A cache of n experts hits visits with a reuse distance below n.
+    Policy { name: "least recently used", look: Look(BLUE, Shape::Circle), hits: |layer| sums(&layer.reuse_distances) },
+    Policy { name: "the busiest, fixed", look: Look(AMBER, Shape::Square), hits: fixed },
+];
+
+/// Prefix sums.
+fn sums(values: &[u64]) -> Vec<u64> {
+    let add = |sum: &mut u64, value: &u64| {
+        *sum = sum.saturating_add(*value);
+        Some(*sum)
+    };
+    values.iter().scan(0, add).collect()
+}
+
+fn fixed(layer: &ExpertStatistics) -> Vec<u64> {
+    let mut counts = layer.counts.clone();
+    counts.sort_unstable_by(|a, b| b.cmp(a));
+    sums(&counts)
+}
+
+/// Hit rate over all layers with 1, 2, ... up to `widest` cached experts per layer. A cache larger than the statistics cover hits
+/// as often as the largest covered one.
+fn rates(layers: &[ExpertStatistics], policy: &Policy, widest: usize) -> Vec<f64> {
+    let visits: f64 = layers.iter().flat_map(|layer| &layer.counts).map(|count| *count as f64).sum();
+    let mut hits = vec![0.0; widest];
+    for layer in layers {
+        let of_layer = (policy.hits)(layer);
+        let last = of_layer.last().copied().unwrap_or(0);
+        for (size, sum) in hits.iter_mut().enumerate() {
+            *sum += of_layer.get(size).copied().unwrap_or(last) as f64;
+        }
+    }
+    hits.into_iter().map(|hits| hits / visits.max(1.0)).collect()
+}
+
+fn hit_rates(layers: &[ExpertStatistics]) -> Figure {
+    let widest = widest(layers);
+    let curves = POLICIES.each_ref().map(|policy| rates(layers, policy, widest));
+    let step = widest.div_ceil(SIZES);
+    let sizes: Vec<usize> = (1..=widest).filter(|size| *size == 1 || size.is_multiple_of(step)).collect();
+    let mut marks = Vec::new();
+    for (policy, rates) in POLICIES.iter().zip(&curves) {
+        let points: Vec<(f64, f64)> = sizes.iter().map(|size| (*size as f64, 100.0 * rates[size - 1])).collect();
+        marks.push(Mark::Line { points: points.clone(), ink: policy.look.0, width: 2 });
+        let every = points.len().div_ceil(8);
+        marks.push(Mark::Points { points: points.into_iter().step_by(every).collect(), look: policy.look });
+    }
+    let panel = Panel::new(
+        "All layers together",
+        "Hit rate in percent of visits by experts per layer in the cache, for three policies.",
+        Axis::from_zero("experts of each layer in the cache", [widest as f64]),
+        Axis::linear("percent of visits hit", 0.0, 104.0),
+        marks,
+    );
+    let row = |size: &usize| {
+        let rates = curves.iter().map(|rates| percent(rates[size - 1]));
+        [size.to_string()].into_iter().chain(rates).collect()
+    };
+    let head = ["experts per layer in the cache"].into_iter().chain(POLICIES.iter().map(|policy| policy.name));
+    Figure {
+        id: "fig-hit-rates",
+        title: "What a cache of experts would hit".into(),
+        caption: "Visits that find their expert in a cache, by the number of experts per layer that it holds. The fixed cache is \
+                  chosen from these same visits and starts full; the others start empty before each prompt."
+            .into(),
+        findings: hit_findings(&curves, widest),
+        legend: POLICIES.iter().map(|policy| Key::Point(policy.look, policy.name.to_owned())).collect(),
+        panels: vec![panel],
+        table: Table {
+            title: "Hit rates".into(),
+            head: head.map(str::to_owned).collect(),
+            rows: sizes.iter().map(row).collect(),
+        },
+    }
+}
+
+fn hit_findings(curves: &[Vec<f64>; 3], widest: usize) -> Vec<String> {
+    let of = |say: &dyn Fn(&Vec<f64>) -> String| {
+        let each = POLICIES.iter().zip(curves).map(|(policy, rates)| format!("{} {}", policy.name, say(rates)));
+        each.collect::<Vec<_>>().join("; ")
+    };
+    let half = of(&|rates| percent(rates[widest.div_ceil(2) - 1]));
+    let needed = of(&|rates| match rates.iter().position(|rate| *rate >= USEFUL) {
+        Some(at) => (at + 1).to_string(),
+        None => "no size is enough".to_owned(),
+    });
+    vec![
+        format!("With half of the experts: {half}."),
+        format!("Experts needed for {} of the visits: {needed}.", percent(USEFUL)),
+        "The gap to the best possible is what a better policy could still win.".to_owned(),
+    ]
 }
 
 #[cfg(test)]
@@ -162,5 +269,19 @@ mod tests {
         assert_eq!(runs(&layer(vec![0, 0, 8, 0]), 1), [(0.0, 2.0, 0), (2.0, 3.0, 7), (3.0, 4.0, 0)]);
         assert_eq!(runs(&layer(vec![0, 8, 4, 4]), 2), [(0.0, 4.0, 5)]);
         assert_eq!(runs(&layer(vec![0; 4]), 1), [(0.0, 4.0, 0)]);
+    }
+
+    #[test]
+    fn each_policy_counts_its_hits() {
+        let layer = ExpertStatistics {
+            top_k: 1,
+            reuse_distances: vec![4, 2, 1],
+            first_visits: 3,
+            oracle_hits: vec![5, 7, 7],
+            ..layer(vec![1, 6, 3])
+        };
+        let curves = POLICIES.each_ref().map(|policy| rates(std::slice::from_ref(&layer), policy, 4));
+        assert_eq!(curves, [vec![0.5, 0.7, 0.7, 0.7], vec![0.4, 0.6, 0.7, 0.7], vec![0.6, 0.9, 1.0, 1.0]]);
+        assert!(hit_findings(&curves, 4)[1].contains("best possible no size is enough; least recently used no size"));
     }
 }

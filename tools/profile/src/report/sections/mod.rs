@@ -1,59 +1,51 @@
 //! The sections of the page, in display order. Each makes its content from the profile.
 
-mod attention;
+mod activations;
 mod blocks;
-mod boundaries;
 mod depth;
 mod experts;
 mod failures;
 mod fits;
 mod head;
-mod hit_rates;
 mod hotness;
 mod links;
 mod neurons;
 mod roofline;
 mod sensitivity;
-mod summary;
 mod sweep;
 
 use super::ReportInput;
 use super::figure::{Part, Section};
 use super::view::View;
-use maud::Markup;
 
 /// The part above all sections: model, machine, settings and summary.
-pub fn opening(view: &View<'_>) -> Markup {
-    head::html(view)
-}
+pub use head::html as opening;
 
 /// All sections with content, and a last one that lists the others with the reasons.
 pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
-    let (mut sections, empty): (Vec<Section>, Vec<Section>) =
-        each(view, input).into_iter().partition(Section::shows_something);
-    if !empty.is_empty() {
-        let reasons = empty.iter().map(|section| format!("{}: {}", section.title, section.reasons().join(" ")));
-        sections.push(Section {
-            id: "not-measured",
-            title: "Not in this profile",
-            parts: vec![Part::List(reasons.collect())],
-        });
+    let (mut sections, mut missing) = (Vec::new(), Vec::new());
+    for (id, title, parts) in [
+        ("blocks", "Blocks by time and bytes", blocks::parts(view)),
+        ("roofline", "What the processors allow", roofline::parts(view)),
+        ("fits", "Times by tokens, and the curves through them", fits::parts(view)),
+        ("hotness", "Hotness: what a byte of device memory buys", hotness::parts(view)),
+        ("boundaries", "What passes between the blocks", activations::parts(view)),
+        ("experts", "Experts", experts::parts(view)),
+        ("neurons", "Neurons", neurons::parts(view)),
+        ("sensitivity", "Sensitivity to rounding", sensitivity::parts(view)),
+        ("links", "Memory, disk and links", links::parts(view)),
+        ("sweep", "What more device memory would buy", sweep::parts(view, input.sweep)),
+        ("failures", "What could not be measured", failures::parts(view)),
+    ] {
+        let section = Section { id, title, parts };
+        match section.why_empty() {
+            Some(why) => missing.push(format!("{title}: {why}")),
+            None => sections.push(section),
+        }
+    }
+    if !missing.is_empty() {
+        let parts = vec![Part::List(missing)];
+        sections.push(Section { id: "not-measured", title: "Not in this profile", parts });
     }
     sections
-}
-
-fn each(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
-    vec![
-        blocks::section(view),
-        roofline::section(view),
-        fits::section(view),
-        hotness::section(view),
-        boundaries::section(view),
-        experts::section(view),
-        neurons::section(view),
-        sensitivity::section(view),
-        links::section(view),
-        sweep::section(view, input.sweep),
-        failures::section(view),
-    ]
 }

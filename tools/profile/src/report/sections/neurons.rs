@@ -1,31 +1,26 @@
 //! Section: activation frequencies of the neurons of ReLU networks.
 
-use super::boundaries::along;
 use super::depth;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
+use crate::report::figure::{Figure, Key, Part, Table};
 use crate::report::number::{label, percent};
-use crate::report::palette::{KINDS, SLATE};
+use crate::report::palette::{SLATE, kind};
 use crate::report::panel::{Mark, Panel};
 use crate::report::view::{NAME, View};
 use hpp_schema::NeuronStatistics;
 
 /// Most layers that are drawn.
 const DRAWN: usize = 5;
-/// Points of a curve.
 const SAMPLES: usize = 101;
 /// A neuron that is active for a smaller part of the tokens is cold.
 const COLD: f64 = 0.05;
 
-/// Activation frequencies.
-pub fn section(view: &View<'_>) -> Section {
-    let neurons = view.profile.corpus.as_ref().map(|corpus| corpus.statistics.neurons.as_slice());
-    let parts = match neurons {
-        None => vec![Part::Absent("No corpus was run, so nothing is known of neurons.".to_owned())],
-        Some([]) => vec![Part::Absent("This model's networks have no ReLU: no neuron is ever exactly off.".to_owned())],
-        Some(neurons) => vec![Part::Figure(figure(view, neurons))],
-    };
-    Section { id: "neurons", title: "Neurons", parts }
+pub fn parts(view: &View<'_>) -> Vec<Part> {
+    vec![match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.neurons.as_slice()) {
+        None => Part::Absent("No corpus was run, so nothing is known of neurons.".to_owned()),
+        Some([]) => Part::Absent("This model's networks have no ReLU: no neuron is ever exactly off.".to_owned()),
+        Some(layers) => Part::Figure(figure(view, layers)),
+    }]
 }
 
 /// Part of the tokens for which each neuron is active, in descending order.
@@ -50,34 +45,37 @@ fn busiest_fifth(frequencies: &[f64]) -> f64 {
     if all > 0.0 { fifth / all } else { 0.0 }
 }
 
-fn figure(view: &View<'_>, neurons: &[NeuronStatistics]) -> Figure {
-    let step = neurons.len().div_ceil(DRAWN);
-    let drawn: Vec<&NeuronStatistics> = neurons.iter().step_by(step).collect();
-    let ink = |at: usize| KINDS.get(at).copied().unwrap_or(SLATE);
-    let labels = view.labels();
-    let activity = along(&labels, neurons, |layer| (layer.block.as_str(), 100.0 * mean(&frequencies(layer))));
-    let mut table = Table::new(
-        "Activity of every layer",
-        ["layer", "neurons", "fire for a token, mean", "cold (under 5 % of tokens)", "part of the busiest fifth"],
-    );
-    table.rows.extend(neurons.iter().map(row));
+fn figure(view: &View<'_>, layers: &[NeuronStatistics]) -> Figure {
+    let drawn: Vec<&NeuronStatistics> = layers.iter().step_by(layers.len().div_ceil(DRAWN)).collect();
+    let activity = view.along(layers, |layer| (&layer.block, Some(100.0 * mean(&frequencies(layer)))));
+    let key = |(at, layer): (usize, &&NeuronStatistics)| Key::Line(kind(at), label(&layer.block, NAME));
     Figure {
         id: "fig-neurons",
-        title: "How often neurons fire".to_owned(),
+        title: "How often neurons fire".into(),
         caption: "Part of the tokens for which each neuron is above zero, neurons sorted. The steeper the curve, the fewer weights \
                   near the processor serve most tokens."
-            .to_owned(),
-        findings: findings(neurons),
-        legend: drawn.iter().enumerate().map(|(at, l)| Key::new(ink(at), Form::Line, label(&l.block, NAME))).collect(),
+            .into(),
+        findings: findings(layers),
+        legend: drawn.iter().enumerate().map(key).collect(),
         panels: vec![
-            curves(&drawn, ink),
-            depth::bars("Activity over depth", "percent of neurons firing for a token", &labels, SLATE, &activity),
+            curves(&drawn),
+            depth::bars(view, "Activity over depth", "percent of neurons firing for a token", SLATE, &activity),
         ],
-        table: Some(table),
+        table: Table::of(
+            "Activity of every layer",
+            layers,
+            &[
+                ("layer", |layer| label(&layer.block, NAME)),
+                ("neurons", |layer| layer.active.len().to_string()),
+                ("fire for a token, mean", |layer| percent(mean(&frequencies(layer)))),
+                ("cold (under 5 % of tokens)", |layer| percent(cold(&frequencies(layer)))),
+                ("part of the busiest fifth", |layer| percent(busiest_fifth(&frequencies(layer)))),
+            ],
+        ),
     }
 }
 
-fn curves(drawn: &[&NeuronStatistics], ink: impl Fn(usize) -> crate::report::palette::Ink) -> Panel {
+fn curves(drawn: &[&NeuronStatistics]) -> Panel {
     let curve = |(at, layer): (usize, &&NeuronStatistics)| {
         let sorted = frequencies(layer);
         let point = |i: usize| {
@@ -85,7 +83,7 @@ fn curves(drawn: &[&NeuronStatistics], ink: impl Fn(usize) -> crate::report::pal
             let neuron = (part * sorted.len().saturating_sub(1) as f64).round() as usize;
             Some((100.0 * part, 100.0 * sorted.get(neuron)?))
         };
-        Mark::Line { points: (0..SAMPLES).filter_map(point).collect(), ink: ink(at), width: 2 }
+        Mark::Line { points: (0..SAMPLES).filter_map(point).collect(), ink: kind(at), width: 2 }
     };
     Panel::new(
         "Neurons, busiest first",
@@ -94,17 +92,6 @@ fn curves(drawn: &[&NeuronStatistics], ink: impl Fn(usize) -> crate::report::pal
         Axis::linear("percent of tokens", 0.0, 104.0),
         drawn.iter().enumerate().map(curve).collect(),
     )
-}
-
-fn row(layer: &NeuronStatistics) -> Vec<String> {
-    let sorted = frequencies(layer);
-    vec![
-        label(&layer.block, NAME),
-        sorted.len().to_string(),
-        percent(mean(&sorted)),
-        percent(cold(&sorted)),
-        percent(busiest_fifth(&sorted)),
-    ]
 }
 
 fn findings(neurons: &[NeuronStatistics]) -> Vec<String> {

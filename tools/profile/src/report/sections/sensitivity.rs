@@ -1,76 +1,68 @@
 //! Section: how much rounding the weights of one block changes the logits.
 
-use super::depth::{self, Height, Series};
-use crate::report::figure::{Figure, Form, Key, Part, Section, Table};
-use crate::report::number::{label, percent, plain};
-use crate::report::palette::{BLUE, Ink, PURPLE, VERMILION};
-use crate::report::panel::Shape;
+use super::depth::{self, Series};
+use crate::report::axis::Scale;
+use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::number::{label, or_dash, percent, plain};
+use crate::report::palette::{BLUE, Look, PURPLE, Shape, VERMILION};
 use crate::report::view::{NAME, View};
 use hpp_schema::Sensitivity;
 
-/// Sensitivity per block.
-pub fn section(view: &View<'_>) -> Section {
-    let measured = view.profile.sensitivity.iter().any(|entry| entry.kl.is_some() || entry.top1_changed.is_some());
-    let part = match (view.profile.sensitivity.as_slice(), measured) {
-        ([], _) => Part::Absent("Not asked for; hpp-profile --sensitivity measures it.".to_owned()),
-        ([first, ..], false) => {
+/// Looks of the widths, most bits first; further ones look like the last.
+const LOOKS: [Look; 3] = [Look(BLUE, Shape::Circle), Look(VERMILION, Shape::Triangle), Look(PURPLE, Shape::Square)];
+
+pub fn parts(view: &View<'_>) -> Vec<Part> {
+    let entries = view.profile.sensitivity.as_slice();
+    let measured = entries.iter().any(|entry| entry.kl.is_some() || entry.top1_changed.is_some());
+    vec![match entries.first() {
+        None => Part::Absent("Not asked for; hpp-profile --sensitivity measures it.".to_owned()),
+        Some(first) if !measured => {
             let why = first.failure.as_deref().unwrap_or("no numbers and no reason were recorded");
             Part::Absent(format!("No block could be rounded: {}.", label(why, 300)))
         }
-        (entries, true) => Part::Figure(figure(view, entries)),
-    };
-    Section { id: "sensitivity", title: "Sensitivity to rounding", parts: vec![part] }
-}
-
-fn look(at: usize) -> (Ink, Shape) {
-    [(BLUE, Shape::Circle), (VERMILION, Shape::Triangle), (PURPLE, Shape::Square)][at.min(2)]
+        Some(_) => Part::Figure(figure(view, entries)),
+    }]
 }
 
 fn figure(view: &View<'_>, entries: &[Sensitivity]) -> Figure {
     let mut widths: Vec<u32> = entries.iter().map(|entry| entry.bits).collect();
     widths.sort_unstable_by(|a, b| b.cmp(a));
     widths.dedup();
-    let labels = view.labels();
+    let looks: Vec<(Look, u32)> =
+        widths.iter().enumerate().map(|(at, bits)| (LOOKS[at.min(LOOKS.len() - 1)], *bits)).collect();
     let series = |read: fn(&Sensitivity) -> Option<f64>| -> Vec<Series> {
-        let of = |(at, bits): (usize, &u32)| {
+        let of_width = |(look, bits): &(Look, u32)| {
             let entries = entries.iter().filter(|entry| entry.bits == *bits);
-            let place = |e: &Sensitivity| Some((labels.iter().position(|name| *name == e.block)?, read(e)?));
-            let (ink, shape) = look(at);
-            Series { ink, shape, values: entries.filter_map(place).collect() }
+            Series { look: *look, values: view.along(entries, |entry| (&entry.block, read(entry))) }
         };
-        widths.iter().enumerate().map(of).collect()
+        looks.iter().map(of_width).collect()
     };
-    let kl = depth::points("Divergence", "KL in nats", &labels, &series(|entry| entry.kl), Height::Log);
-    let changed = series(|entry| entry.top1_changed.map(|part| 100.0 * part));
-    let changed = depth::points("Best token changed", "percent of positions", &labels, &changed, Height::Linear);
-    let key = |(at, bits): (usize, &u32)| Key::new(look(at).0, Form::Point(look(at).1), format!("{bits} bits"));
+    let (kl, changed) = (series(|entry| entry.kl), series(|entry| entry.top1_changed.map(|part| 100.0 * part)));
     Figure {
         id: "fig-sensitivity",
-        title: "Rounding one block at a time".to_owned(),
+        title: "Rounding one block at a time".into(),
         caption: "Kullback–Leibler divergence of the scores from those of the model as it is, and positions whose best token \
                   changes, when the weights of one block are rounded in groups of 32."
-            .to_owned(),
+            .into(),
         findings: findings(entries, &widths),
-        legend: widths.iter().enumerate().map(key).collect(),
-        panels: vec![kl, changed],
-        table: Some(table(entries)),
+        legend: looks.iter().map(|(look, bits)| Key::Point(*look, format!("{bits} bits"))).collect(),
+        panels: vec![
+            depth::points(view, "Divergence", "KL in nats", Scale::Log, &kl),
+            depth::points(view, "Best token changed", "percent of positions", Scale::Linear, &changed),
+        ],
+        table: Table::of(
+            "Sensitivity of every block",
+            entries,
+            &[
+                ("block", |entry| label(&entry.block, NAME)),
+                ("bits", |entry| entry.bits.to_string()),
+                ("KL, nats", |entry| or_dash(entry.kl, plain)),
+                ("best token changed", |entry| or_dash(entry.top1_changed, percent)),
+                ("positions", |entry| entry.positions.to_string()),
+                ("why not", |entry| label(entry.failure.as_deref().unwrap_or(""), 120)),
+            ],
+        ),
     }
-}
-
-fn table(entries: &[Sensitivity]) -> Table {
-    let head = ["block", "bits", "KL, nats", "best token changed", "positions", "why not"];
-    let mut table = Table::new("Sensitivity of every block", head);
-    table.rows.extend(entries.iter().map(|entry| {
-        vec![
-            label(&entry.block, NAME),
-            entry.bits.to_string(),
-            entry.kl.map_or("—".to_owned(), plain),
-            entry.top1_changed.map_or("—".to_owned(), percent),
-            entry.positions.to_string(),
-            label(entry.failure.as_deref().unwrap_or(""), 120),
-        ]
-    }));
-    table
 }
 
 fn findings(entries: &[Sensitivity], widths: &[u32]) -> Vec<String> {

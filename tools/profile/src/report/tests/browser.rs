@@ -41,7 +41,7 @@ struct SeenDrawing {
     id: String,
     /// Shapes with an extent that are neither grid nor axis.
     marks: usize,
-    /// The largest of them, square units of the drawing.
+    /// The largest of them, square pixels.
     area: f64,
     /// Marks that leave the drawing.
     outside: usize,
@@ -111,7 +111,7 @@ fn console(run: &Run) -> Vec<&str> {
 
 /// Opens a copy of the page with `measure.js` in it.
 fn measure(browser: &Path, html: &str, flags: &[&str]) -> Seen {
-    let quiet = format!("[{:?}, {:?}]", GRID.hex(), AXIS.hex());
+    let quiet = format!("[\"{GRID}\", \"{AXIS}\"]");
     let script =
         format!("<script id=\"measure\">{}</script></body>", include_str!("measure.js").replace("QUIET", &quiet));
     let copy = html.replacen(POLICY_TAG, "<meta name=\"policy\"", 1).replacen("</body>", &script, 1);
@@ -125,7 +125,7 @@ fn measure(browser: &Path, html: &str, flags: &[&str]) -> Seen {
 /// Everything that must hold of a page in a browser, whatever it shows.
 fn assert_whole(seen: &Seen) {
     for drawing in seen.figures.iter().flat_map(|figure| &figure.drawings) {
-        assert!(drawing.marks > 0 && drawing.area > 100.0, "{} shows nothing: {drawing:?}", drawing.id);
+        assert!(drawing.marks > 0 && drawing.area > 10.0, "{} shows nothing: {drawing:?}", drawing.id);
         assert!(drawing.width > 100.0 && drawing.height > 60.0, "{} has no room: {drawing:?}", drawing.id);
         assert!(drawing.words > 2 && drawing.named, "{} has no words: {drawing:?}", drawing.id);
         assert_eq!((drawing.outside, &drawing.cut), (0, &vec![]), "{} leaves its frame", drawing.id);

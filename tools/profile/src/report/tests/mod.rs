@@ -33,7 +33,7 @@ const DENSE: Sample = Sample { experts: 0, relu: false, attention: false, ..FULL
 
 fn page(sample: &Sample) -> String {
     let (profile, work, sweep) = (sample.profile(), sample.work(), sample.sweep());
-    render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).expect("the sample can be drawn")
+    render(&ReportInput { profile: &profile, work: &work, sweep: &sweep })
 }
 
 fn figure<'a>(page: &'a str, id: &str) -> Option<&'a str> {
@@ -90,7 +90,7 @@ fn an_empty_profile_is_a_page_too() {
     profile.machine.curves.clear();
     profile.machine.rates = None;
     let sweep = Sweep::Absent("nothing was measured".into());
-    let page = render(&ReportInput { profile: &profile, work: &[], sweep: &sweep }).unwrap();
+    let page = render(&ReportInput { profile: &profile, work: &[], sweep: &sweep });
     assert!(page.contains("No block has a measured time") && !page.contains("<figure"));
 }
 
@@ -111,7 +111,7 @@ fn layers_that_differ_are_not_called_flat() {
     let mut profile = FULL.profile();
     profile.hotness[3].decode.ms_per_gib *= 4.0;
     let (work, sweep) = (FULL.work(), FULL.sweep());
-    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).unwrap();
+    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep });
     let figure = figure(&page, "fig-hotness-webgpu").expect("hotness is there");
     assert!(!figure.contains("flat") && figure.contains("Hottest in decode is layers.2"), "{figure}");
 }
@@ -122,7 +122,7 @@ fn a_rate_above_its_bound_is_explained() {
     let mut profile = BARE.profile();
     profile.machine.rates.as_mut().expect("the sample has rates").cpu.memory_gb_per_s = 2.0;
     let (work, sweep) = (BARE.work(), BARE.sweep());
-    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).unwrap();
+    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep });
     assert_eq!(page.matches("caches hold what is read").count(), 2, "in the summary and under the roofline");
 }
 
@@ -133,7 +133,7 @@ fn a_device_that_gains_nothing_is_not_recommended() {
         entry.decode.ms_per_gib = -1.0 - at as f64;
     }
     let (work, sweep) = (FULL.work(), FULL.sweep());
-    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).unwrap();
+    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep });
     assert!(
         figure(&page, "fig-hotness-webgpu").is_some_and(|figure| figure.contains("No block gains from this device"))
     );
@@ -144,17 +144,15 @@ fn a_sweep_says_what_memory_buys() {
     let rising = page(&FULL);
     assert!(rising.contains("GiB buys nothing in decode") && rising.contains("1 budget is too small for any plan"));
     let (profile, work) = (FULL.profile(), FULL.work());
-    let Sweep::Done { mut points, load, gpu, mechanisms } = FULL.sweep() else {
-        unreachable!("the sample has a device")
-    };
+    let Sweep::Done { mut points, load, gpu } = FULL.sweep() else { unreachable!("the sample has a device") };
     for point in &mut points {
         point.vram >>= 10;
         if let Ok(solution) = &mut point.solution {
             solution.decode_ms = 10.0;
         }
     }
-    let sweep = Sweep::Done { points, load, gpu, mechanisms };
-    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).unwrap();
+    let sweep = Sweep::Done { points, load, gpu };
+    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep });
     assert!(page.contains("makes no difference in decode: 100 tokens per second from 0.5 to 5 MiB"));
 }
 

@@ -39,7 +39,7 @@ proptest! {
         let mut value = serde_json::to_value(sample.profile()).expect("a profile is data");
         spoil(&mut value, &mut choices.iter().copied().cycle());
         let profile: Profile = serde_json::from_value(value).expect("the shape is kept");
-        let page = render(&ReportInput { profile: &profile, work: &sample.work(), sweep: &sample.sweep() }).unwrap();
+        let page = render(&ReportInput { profile: &profile, work: &sample.work(), sweep: &sample.sweep() });
         prop_assert!(page.len() < 3_000_000);
         prop_assert!(!page.contains("NaN"));
     }
@@ -59,6 +59,6 @@ fn numbers_that_no_file_holds_are_drawn_around() {
     seen.influence.iter_mut().for_each(|block| block.mean = f64::INFINITY);
     profile.machine.curves.iter_mut().for_each(|curve| curve.points[0].gb_per_s = f64::NAN);
     profile.hotness.iter_mut().for_each(|entry| entry.decode.ms_per_gib = f64::NAN);
-    let page = render(&ReportInput { profile: &profile, work: &FULL.work(), sweep: &FULL.sweep() }).unwrap();
+    let page = render(&ReportInput { profile: &profile, work: &FULL.work(), sweep: &FULL.sweep() });
     assert!(!page.contains("NaN") && page.contains("fig-boundaries"));
 }

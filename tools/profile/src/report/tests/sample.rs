@@ -1,7 +1,7 @@
 //! Profiles as they come out of real runs, in numbers that hang together, without a run.
 
 use crate::report::{BlockWork, Sweep};
-use hpp_partition::{Choice, Mechanisms, OverBudget, Phase, Place, Solution, SweepPoint, Where, Work, Workload};
+use hpp_partition::{Choice, OverBudget, Phase, Place, Solution, SweepPoint, Where, Work, Workload};
 use hpp_schema::*;
 
 pub mod corpus;
@@ -298,7 +298,6 @@ impl Sample {
             points: (1..=20).map(point).collect(),
             load: Workload { batch: 1, prompt_tokens: 512, new_tokens: 256, passes: vec![512] },
             gpu: "Sample GPU".into(),
-            mechanisms: Mechanisms::ResidentCpu,
         }
     }
 }

@@ -58,12 +58,10 @@ pub fn hostile() -> String {
     seen.neurons.iter_mut().for_each(|entry| name(&mut entry.block));
     let mut work = FULL.work();
     work.iter_mut().for_each(|entry| name(&mut entry.block));
-    let Sweep::Done { points, load, mut gpu, mechanisms } = FULL.sweep() else {
-        unreachable!("the sample has a device")
-    };
+    let Sweep::Done { points, load, mut gpu } = FULL.sweep() else { unreachable!("the sample has a device") };
     word(&mut gpu);
-    let sweep = Sweep::Done { points, load, gpu, mechanisms };
-    render(&ReportInput { profile: &profile, work: &work, sweep: &sweep }).expect("hostile words can be drawn")
+    let sweep = Sweep::Done { points, load, gpu };
+    render(&ReportInput { profile: &profile, work: &work, sweep: &sweep })
 }
 
 #[test]
