@@ -1,4 +1,4 @@
-//! StoredRows of logits in an unnamed temporary file: with a vocabulary of 128 Ki a row has half a megabyte.
+//! Rows of logits in an unnamed temporary file: with a vocabulary of 128 Ki a row has half a megabyte.
 
 use crate::error::ExecError;
 use hpp_io::WriteError;
