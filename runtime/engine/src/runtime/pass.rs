@@ -224,30 +224,32 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         }
         let (weights, context) = self.runtime.weights();
         weights.fetch(context, &self.program.stages, id, phase)?;
-        let mut has_weights = false;
+        let (first, last) = (self.items.iter().position(runs), self.items.iter().rposition(runs));
         for index in 0..self.items.len() {
             if !runs(&self.items[index]) {
                 continue;
             }
             // Binding the first item overlaps with the fetch.
             let bound = self.bind(index, id);
-            if !has_weights {
+            if Some(index) == first {
                 let (weights, context) = self.runtime.weights();
                 weights.wait(context, &self.program.stages, id)?;
-                has_weights = true;
             }
-            self.items[index].error = bound.and_then(|()| self.run_item(index, id)).err();
+            let ran = bound.and_then(|()| self.run_item(index, id));
+            if Some(index) == last {
+                // Before outputs and states are copied, so that the next weights are fetched meanwhile; also after an error, because
+                // a cancelled run has used its weights.
+                let (weights, context) = self.runtime.weights();
+                weights.release(context, &self.program.stages, id)?;
+            }
+            self.items[index].error = ran.and_then(|()| self.after_run(index, id)).err();
         }
-        // Also after an error: a cancelled run has used its weights.
-        let (weights, context) = self.runtime.weights();
-        weights.release(context, &self.program.stages, id)?;
         self.runtime.check_cancelled()
     }
 
     fn run_item(&mut self, index: usize, id: StageId) -> Result<(), EngineError> {
         let item = &mut self.items[index];
         let (phase, binding) = (item.phase(), &mut item.sequence.bindings[id].binding);
-        self.runtime.run_session(self.program, id, phase, binding)?;
-        self.after_run(index, id)
+        self.runtime.run_session(self.program, id, phase, binding)
     }
 }

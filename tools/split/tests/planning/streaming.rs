@@ -261,11 +261,12 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
         split(&[&[model.to_str().unwrap(), "--out", out.to_str().unwrap()], &more[..]].concat())
     };
     for slots in ["1", "3"] {
-        let done = run("600K", slots).refusal(&["gpu0", "600 KiB", "slots", "smallest --vram", "fewer --slots"]);
+        let done =
+            run("600K", slots).refusal(&["gpu0", "600 KiB", "slots", "smallest sufficient --vram", "fewer --slots"]);
         let bytes = done.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
         run(&bytes, slots).success();
         let less = bytes.parse::<u64>().unwrap() - 1;
-        run(&less.to_string(), slots).refusal(&["smallest --vram"]);
+        run(&less.to_string(), slots).refusal(&["smallest sufficient --vram"]);
     }
 }
 
