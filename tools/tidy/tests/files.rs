@@ -40,7 +40,9 @@ fn names_describe_the_contents() {
 #[test]
 fn modules_begin_with_a_sentence() {
     let files = source_files();
-    let undocumented = rust(&files).filter(|file| !file.text.starts_with("//! "));
+    // Generated code is included into a module that has one.
+    let written = rust(&files).filter(|file| !file.path.contains("/generated/"));
+    let undocumented = written.filter(|file| !file.text.starts_with("//! "));
     assert_none(undocumented.map(|file| format!("{} does not begin with a //! sentence", file.path)).collect());
 }
 
