@@ -88,10 +88,12 @@ impl<B: Backend> Engine<B> {
         self.program.plan.schedule.prefill_chunk.unwrap_or(u64::MAX)
     }
 
-    /// Truncates a sequence to its first `length` tokens and returns true; or changes nothing and returns false if a state cannot
-    /// drop the others. Then the text must be computed again in a new sequence.
-    pub fn truncate(&self, sequence: &mut Sequence<B>, length: u64) -> bool {
-        sequence.truncate(&self.program, length)
+    /// Drops tokens so that at most `length` are left, and returns how many are: `length`, or those before the last pass if a state
+    /// (convolution, recurrent) remembers only that; the caller feeds the others again. `None`, and no change, if a state cannot go
+    /// back that far: then the text must be computed again in a new sequence.
+    pub fn truncate(&mut self, sequence: &mut Sequence<B>, length: u64) -> Result<Option<u64>, EngineError> {
+        let Runtime { pool, scratch, .. } = &mut self.runtime;
+        sequence.truncate(&self.program, pool, length, scratch)
     }
 
     /// Runs every partition once on named inputs and returns the model's outputs, including states.

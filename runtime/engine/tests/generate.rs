@@ -137,15 +137,21 @@ fn bad_steps_are_refused_with_numbers_and_change_nothing() {
 }
 
 #[test]
-fn a_sequence_is_truncated_only_where_its_states_can_drop_tokens() {
+fn a_sequence_goes_back_as_far_as_its_states_can() {
     let toy = Toy::new();
     let mut engine = toy.load().unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     say(&mut engine, &mut sequence, &[1, 2, 3]);
-    // The toy replaces and appends: nothing can be taken back, and a refusal changes nothing.
-    assert!(!engine.truncate(&mut sequence, 2) && !engine.truncate(&mut sequence, 4));
-    assert!(engine.truncate(&mut sequence, 3));
-    assert_eq!(say(&mut engine, &mut sequence, &[4]), answer(&[1, 2, 3, 4]));
+    say(&mut engine, &mut sequence, &[4, 5, 6]);
+    // The toy replaces and appends: it remembers what it was before the last pass.
+    assert_eq!(engine.truncate(&mut sequence, 2).unwrap(), None);
+    assert_eq!(engine.truncate(&mut sequence, 7).unwrap(), None);
+    assert_eq!(engine.truncate(&mut sequence, 6).unwrap(), Some(6));
+    assert_eq!(engine.truncate(&mut sequence, 5).unwrap(), Some(3));
+    assert_eq!(say(&mut engine, &mut sequence, &[7]), answer(&[1, 2, 3, 7]));
+    assert_eq!(engine.truncate(&mut sequence, 3).unwrap(), Some(3));
+    assert_eq!(engine.truncate(&mut sequence, 2).unwrap(), None, "only once");
+    assert_eq!(say(&mut engine, &mut sequence, &[8]), answer(&[1, 2, 3, 8]));
 }
 
 #[test]

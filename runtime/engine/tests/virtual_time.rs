@@ -167,7 +167,7 @@ fn state_on_the_host_is_copied_as_far_as_it_is_filled() {
         let filled = sequence.len().next_multiple_of(64);
         assert_eq!(engine.last_pass().copied_bytes, crossings + 2 * 2 * token * filled);
     }
-    assert!(engine.truncate(&mut sequence, 9));
+    assert_eq!(engine.truncate(&mut sequence, 9).unwrap(), Some(9));
     let again = engine.step(&mut sequence, StepInput::Tokens(&passes[1]), LogitRows::Last).unwrap();
     assert_eq!(again.last()[0], chain.scores(&passes[..2])[1]);
 }

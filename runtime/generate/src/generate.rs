@@ -40,7 +40,7 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
 ) -> Result<Generated, E> {
     let mut generation = Generation::new(request, tokenizer.cloned(), prompt_chunk(sequence.engine()));
     if !generation.is_finished() {
-        let reused = sequence.keep_prefix(&generation.request().prompt);
+        let reused = sequence.keep_prefix(&generation.request().prompt)?;
         generation.set_reused(reused);
     }
     let mut stop = cancelled();

@@ -63,19 +63,18 @@ impl<B: Backend> TokenSequence<B> {
 
     /// Truncates the sequence to the longest prefix that it shares with `prompt` and that its states can go back to. Returns the
     /// length kept, which is less than the prompt's, so that at least one token remains to be fed.
-    pub fn keep_prefix(&mut self, engine: &Engine<B>, prompt: &[u32]) -> usize {
+    pub fn keep_prefix(&mut self, engine: &mut Engine<B>, prompt: &[u32]) -> Result<usize, GenerateError> {
         let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
         let wanted = common.min(prompt.len().saturating_sub(1));
-        let truncated = match &mut self.sequence {
-            Some(sequence) => wanted > 0 && engine.truncate(sequence, wanted as u64),
-            None => false,
+        let left = match &mut self.sequence {
+            Some(sequence) if wanted > 0 => engine.truncate(sequence, wanted as u64)?.unwrap_or(0),
+            _ => 0,
         };
-        if !truncated {
+        if left == 0 {
             self.clear();
-            return 0;
         }
-        self.tokens.truncate(wanted);
-        wanted
+        self.tokens.truncate(left as usize);
+        Ok(left as usize)
     }
 
     /// Appends tokens and computes the logits after the last. A cancelled pass leaves half a pass's state, so it clears the sequence.
@@ -169,8 +168,8 @@ impl<B: Backend> SingleSequence<B> {
     }
 
     /// See [`TokenSequence::keep_prefix`].
-    pub fn keep_prefix(&mut self, prompt: &[u32]) -> usize {
-        self.sequence.keep_prefix(&self.engine, prompt)
+    pub fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize, GenerateError> {
+        self.sequence.keep_prefix(&mut self.engine, prompt)
     }
 
     /// See [`TokenSequence::feed`].
@@ -180,7 +179,7 @@ impl<B: Backend> SingleSequence<B> {
 
     /// Makes the sequence equal to `prompt`, reusing their common prefix. Checks `cancelled` before each chunk.
     pub fn prefill(&mut self, prompt: &[u32], cancelled: &dyn Fn() -> bool) -> Result<Prefill, GenerateError> {
-        let reused = self.keep_prefix(prompt);
+        let reused = self.keep_prefix(prompt)?;
         let chunk = prompt_chunk(&self.engine);
         let mut rest = &prompt[reused..];
         while !rest.is_empty() {

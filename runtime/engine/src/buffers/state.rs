@@ -178,6 +178,32 @@ impl<B: Backend> StateBuffers<B> {
         Ok(())
     }
 
+    /// Goes back from `before` to `after` tokens. `is_last_pass`: the last pass started with `after` tokens, so that the other buffer of a
+    /// double-buffered state still holds them.
+    pub fn truncate(
+        &mut self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        (before, after): (u64, u64),
+        is_last_pass: bool,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), EngineError> {
+        let StateBuffers::Double { buffers, past } = self else { return Ok(()) };
+        if is_last_pass {
+            *past = 1 - *past;
+            return Ok(());
+        }
+        if after == 0 || !matches!(layout.update, StateUpdate::Append { .. }) {
+            return Ok(());
+        }
+        let (change, buffer) = (LayoutChange { held: after, before, after }, &buffers[*past]);
+        let changed = match buffer.memory {
+            MemoryId::HOST => change.apply(layout, pool, buffer, scratch),
+            memory => pool.backend.synchronize(memory).and_then(|()| change.apply_on_device(layout, pool, buffer, scratch)),
+        };
+        changed.map_err(about(&layout.past))
+    }
+
     /// A pass has succeeded: swaps a double-buffered state.
     pub fn commit(&mut self) {
         if let StateBuffers::Double { past, .. } = self {
@@ -200,18 +226,18 @@ impl<B: Backend> StateBuffers<B> {
     }
 }
 
-/// A change of the number of tokens that a buffer on the host is laid out for.
+/// A change of the number of tokens that a buffer is laid out for.
 struct LayoutChange {
     /// Tokens it holds.
     held: u64,
     /// Tokens it was laid out for.
     before: u64,
-    /// Tokens it will be laid out for; more than `before`.
+    /// Tokens it will be laid out for.
     after: u64,
 }
 
 impl LayoutChange {
-    /// Moves each row to its new place.
+    /// Moves each row of a buffer on the host to its new place.
     fn apply<B: Backend>(
         &self,
         layout: &StateLayout,
@@ -219,19 +245,50 @@ impl LayoutChange {
         buffer: &Buffer<B>,
         scratch: &mut Vec<u8>,
     ) -> Result<(), BackendError> {
+        let (rows, _) = self.rows(layout);
+        // Rows that move up: the last one first, so that no place overlaps a row that has not moved yet. Rows that move down: the first.
+        let grows = self.after > self.before;
+        (0..rows).map(|row| if grows { rows - 1 - row } else { row }).try_for_each(|row| {
+            self.move_row(layout, pool, (buffer, buffer), row, scratch)
+        })
+    }
+
+    /// The same for a buffer on a device, through one on the host.
+    fn apply_on_device<B: Backend>(
+        &self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        buffer: &Buffer<B>,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), BackendError> {
+        let (rows, token_bytes) = self.rows(layout);
+        let host = pool.reserve(MemoryId::HOST, rows * self.after * token_bytes)?;
+        (0..rows).try_for_each(|row| self.move_row(layout, pool, (buffer, &host), row, scratch))?;
+        pool.copy(&host, buffer, layout.dtype, &layout.dims(self.after))
+    }
+
+    /// The number of rows, and the bytes of one token in a row.
+    fn rows(&self, layout: &StateLayout) -> (u64, u64) {
         let axis = token_axis(layout.update).unwrap_or(0);
-        let rows: u64 = layout.full[..axis].iter().product();
-        let token_bytes = byte_len(layout.dtype, &layout.full[axis + 1..]).unwrap_or(0);
-        let bytes = pool.view(buffer, DType::Uint8, &[buffer.bytes])?;
-        // The last row first: its new place does not overlap the rows before it.
-        for row in (0..rows).rev() {
-            scratch.clear();
-            scratch.resize((self.after * token_bytes) as usize, 0);
-            let held = &mut scratch[..(self.held * token_bytes) as usize];
-            pool.backend.read(&bytes, row * self.before * token_bytes, held)?;
-            pool.backend.write(&buffer.handle, row * self.after * token_bytes, scratch)?;
-        }
-        Ok(())
+        (layout.full[..axis].iter().product(), byte_len(layout.dtype, &layout.full[axis + 1..]).unwrap_or(0))
+    }
+
+    /// Copies what a row holds to its new place; zeros behind it.
+    fn move_row<B: Backend>(
+        &self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        (from, to): (&Buffer<B>, &Buffer<B>),
+        row: u64,
+        scratch: &mut Vec<u8>,
+    ) -> Result<(), BackendError> {
+        let (_, token_bytes) = self.rows(layout);
+        let bytes = pool.view(from, DType::Uint8, &[from.bytes])?;
+        scratch.clear();
+        scratch.resize((self.after * token_bytes) as usize, 0);
+        let held = &mut scratch[..(self.held * token_bytes) as usize];
+        pool.backend.read(&bytes, row * self.before * token_bytes, held)?;
+        pool.backend.write(&to.handle, row * self.after * token_bytes, scratch)
     }
 }
 

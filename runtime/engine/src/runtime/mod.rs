@@ -65,7 +65,7 @@ impl<B: Backend> Runtime<B> {
         let bindings = self.new_bindings(program)?;
         self.recorder.telemetry.state_bytes += states.iter().map(StateBuffers::bytes).sum::<u64>();
         let (taps_version, history) = (self.taps.version, History::default());
-        Ok(Sequence { length: 0, limit, states, bindings, taps_version, history, lane: 0, interrupted: false })
+        Ok(Sequence { length: 0, limit, states, bindings, taps_version, history, lane: 0, pass_start: None, interrupted: false })
     }
 
     /// Empty bindings, one for each stage.

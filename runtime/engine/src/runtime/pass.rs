@@ -67,6 +67,7 @@ impl<B: Backend> Runtime<B> {
         let tokens = done().map(|item| item.sizes.sequence).sum();
         for item in items.iter_mut().filter(|item| item.error.is_none()) {
             item.sequence.interrupted = false;
+            item.sequence.pass_start = Some(item.sizes.past);
             item.sequence.states.iter_mut().for_each(StateBuffers::commit);
         }
         self.recorder.passed(phase, tokens, self.pool.since(start));

@@ -19,6 +19,8 @@ pub struct Sequence<B: Backend> {
     pub(super) history: History,
     /// The lane of its last pass, for which its bindings were made.
     pub(super) lane: usize,
+    /// Its length before its last pass, if double-buffered states still hold that.
+    pub(super) pass_start: Option<u64>,
     /// Whether a pass failed half way, so that the states are inconsistent.
     pub(super) interrupted: bool,
 }

@@ -1,35 +1,55 @@
-//! Truncation: a sequence drops its last tokens, where its states allow that without computing the rest again.
+//! Truncation: a sequence drops its last tokens, as far as its states can go back.
 
 use super::Sequence;
-use crate::buffers::StateLayout;
+use crate::buffers::{BufferPool, StateLayout};
+use crate::error::EngineError;
 use crate::port::Backend;
 use crate::program::Program;
 use hpp_schema::StateUpdate;
 
 impl<B: Backend> Sequence<B> {
-    /// Truncates the sequence to its first `length` tokens; false, and no change, if a state cannot drop the others.
-    pub(crate) fn truncate(&mut self, program: &Program, length: u64) -> bool {
+    /// Drops tokens so that at most `length` are left, and returns how many are: `length`, or those before the last pass if a state
+    /// remembers only that. `None`, and no change, if a state cannot go back that far.
+    pub(crate) fn truncate(
+        &mut self,
+        program: &Program,
+        pool: &BufferPool<B>,
+        length: u64,
+        scratch: &mut Vec<u8>,
+    ) -> Result<Option<u64>, EngineError> {
         if self.interrupted || length > self.length {
-            return false;
+            return Ok(None);
         }
-        let can_drop = || program.layouts.iter().all(|layout| can_truncate(layout, program.context));
-        if length < self.length && !can_drop() {
-            return false;
+        if length == self.length {
+            return Ok(Some(length));
         }
+        let reach = |layout: &StateLayout| reach(layout, program.context, length, self.pass_start);
+        let Some(left) = program.layouts.iter().try_fold(length, |least, layout| Some(least.min(reach(layout)?))) else {
+            return Ok(None);
+        };
+        // A failure below leaves some states truncated and others not.
+        self.interrupted = true;
+        let is_last_pass = self.pass_start == Some(left);
+        for (state, layout) in self.states.iter_mut().zip(program.layouts.iter()) {
+            state.truncate(layout, pool, (self.length, left), is_last_pass, scratch)?;
+        }
+        self.interrupted = false;
         let width = self.history.embeddings.len() as u64 / self.length.max(1);
-        self.history.tokens.truncate(length as usize);
-        self.history.embeddings.truncate((length * width) as usize);
-        self.length = length;
-        true
+        self.history.tokens.truncate(left as usize);
+        self.history.embeddings.truncate((left * width) as usize);
+        (self.length, self.pass_start) = (left, None);
+        Ok(Some(left))
     }
 }
 
-/// Whether readers of a state ignore what lies past the sequence's length. True for a buffer with a place for each token of the
-/// context. A sliding window reuses places, a replaced state mixes tokens, and the layout of an appended state depends on its length.
-fn can_truncate(layout: &StateLayout, context: u64) -> bool {
+/// The most tokens, up to `length`, to which a state can go back; `None` if it cannot go back that far. A buffer with a place for each
+/// token of the context needs no change: readers ignore what lies behind the sequence's length. Rows of an appended state are moved
+/// together. A replaced state mixes tokens, but the buffer of the pass before is still there. A sliding window has overwritten what
+/// it dropped.
+fn reach(layout: &StateLayout, context: u64, length: u64, pass_start: Option<u64>) -> Option<u64> {
     match layout.update {
-        StateUpdate::InPlace { capacity, .. } => capacity >= context,
-        StateUpdate::ReadOnly => true,
-        StateUpdate::Append { .. } | StateUpdate::Replace => false,
+        StateUpdate::InPlace { capacity, .. } => (capacity >= context).then_some(length),
+        StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
+        StateUpdate::Replace => pass_start.filter(|start| *start <= length),
     }
 }
