@@ -96,6 +96,12 @@ impl<B: Backend> Engine<B> {
         sequence.truncate(&self.program, pool, length, scratch)
     }
 
+    /// Whether a sequence could be [truncated](Self::truncate) after a pass of `tokens` more: to its length now, or to less where the
+    /// caller then feeds tokens again. False once a sliding window is full, which overwrites what it drops.
+    pub fn can_go_back(&self, sequence: &Sequence<B>, tokens: u64) -> bool {
+        sequence.can_go_back(&self.program, tokens)
+    }
+
     /// Runs every partition once on named inputs and returns the model's outputs, including states.
     pub fn infer(&mut self, inputs: &NamedTensors) -> Result<NamedTensors, EngineError> {
         self.runtime.infer(&self.program, inputs)
@@ -186,6 +192,16 @@ impl<B: Backend> Engine<B> {
     /// Most tokens of one sequence.
     pub fn context(&self) -> u64 {
         self.program.context
+    }
+
+    /// Sequences whose states fit the plan's memory budget together: at most those of [`EngineOptions::sequences`], at least one.
+    pub fn max_sequences(&self) -> u64 {
+        self.runtime.max_sequences
+    }
+
+    /// Bytes of host memory that the states of one sequence take.
+    pub fn host_state_bytes(&self) -> u64 {
+        self.program.host_state_bytes()
     }
 
     /// Whether each step computes the whole sequence again, because the model keeps no state.

@@ -12,6 +12,8 @@ pub struct EngineOptions {
     pub context: Option<u64>,
     /// How closely files are verified.
     pub verify: Verify,
+    /// Sequences to keep room for; the plan's `batch` if `None`. What their states take of a memory budget is not there for weights.
+    pub sequences: Option<u64>,
     /// When weights that do not stay in memory are read.
     pub weights: WeightReads,
     /// Most host memory to pin for copies to devices, bytes; as much as they can use if `None`.

@@ -4,7 +4,8 @@
 use hpp_engine::mock::{Chain, ChainForm, ChainInputs, ChainPart, LinkCost, MockBackend};
 use hpp_engine::port::MemoryId;
 use hpp_engine::{
-    Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, Reporter, Silent, StepInput, WeightReads, WorkItem,
+    Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, NamedTensors, Reporter, Silent, StepInput,
+    WeightReads, WorkItem,
 };
 use hpp_schema::{Residency, Span, SpanKind};
 use proptest::prelude::*;
@@ -23,6 +24,8 @@ enum At {
     /// Through the ring.
     Ring,
 }
+
+static NO_EXTRA: NamedTensors = NamedTensors::new();
 
 /// What each part takes, microseconds.
 const COMPUTE: u64 = 1000;
@@ -161,7 +164,8 @@ fn scores_together(engine: &mut Engine<MockBackend>, texts: &[Text]) -> Vec<Vec<
                 Some(at) if at <= text.more.len() => &text.more[at - 1..at],
                 _ => continue,
             };
-            items.push(WorkItem { sequence, input: StepInput::Tokens(tokens), rows: LogitRows::Last, logits });
+            let input = StepInput::Tokens(tokens);
+            items.push(WorkItem { sequence, input, rows: LogitRows::Last, extra: &NO_EXTRA, logits });
             owners.push(owner);
         }
         let outcomes = engine.pass(&mut items).unwrap();
@@ -210,6 +214,7 @@ fn an_item_that_fails_leaves_the_others_alone() {
         sequence,
         input: StepInput::Tokens(tokens),
         rows: LogitRows::Last,
+        extra: &NO_EXTRA,
         logits,
     };
     let mut items =

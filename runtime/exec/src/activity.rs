@@ -46,6 +46,11 @@ impl Activity {
         Self { progress: Some(Progress { index, count }), ..Self::step(what) }
     }
 
+    /// Running prompt `index` of `count`.
+    pub fn prompts(index: usize, count: usize, what: String) -> Self {
+        Self { progress: Some(Progress { index, count }), ..Self::step(what) }
+    }
+
     /// The same step while it writes the prepared weights of a partition, `expected_bytes` in all, to `dir`.
     pub fn preparing(self, partition: &str, dir: &Path, expected_bytes: u64) -> Self {
         let what = format!("writing prepared weights for {partition}");

@@ -1,6 +1,7 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use hpp_generate::sampling::SettingRange;
 use hpp_schema::ByteSize;
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -37,6 +38,9 @@ pub enum Command {
     Verify(VerifyArgs),
     /// Measure a plan: time to first token, tokens per second, time in each partition, memory.
     Bench(BenchArgs),
+    /// Run many prompts together: JSON lines in, JSON lines out. The weights are read once for a token of every sequence. Run the
+    /// same command again after an interruption: it continues.
+    Jobs(JobsArgs),
     /// Answer hpp-profile's requests, one JSON object a line from stdin to stdout (schemas/probe.schema.json).
     #[command(hide = true)]
     Probe(LibraryArgs),
@@ -51,6 +55,36 @@ pub struct RunArgs {
     /// Where the prompt comes from.
     #[command(flatten)]
     pub prompt: PromptArgs,
+    /// How to answer.
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+    /// Draft tokens and verify several in one pass over the weights: the same tokens, sooner where text repeats itself and passes of
+    /// several tokens cost little more than one, as where weights are streamed. Drafts pause where they do not pay.
+    #[arg(long, value_enum, default_value_t = SpeculateArg::Off, value_name = "HOW")]
+    pub speculate: SpeculateArg,
+    /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.
+    #[arg(long)]
+    pub json: bool,
+    /// Save the logits of each generated token: float32 [steps, vocab] in a .npy file.
+    #[arg(long, value_name = "FILE.npy")]
+    pub logits: Option<PathBuf>,
+    /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
+    #[arg(long, value_name = "FILE.npy")]
+    pub embeddings: Option<PathBuf>,
+    /// Read input tensors by name: for models that generate no text, and for extra inputs of models that do.
+    #[arg(long, value_name = "IN.npz")]
+    pub inputs: Option<PathBuf>,
+    /// Write the model's outputs here: for models that generate no text.
+    #[arg(long, value_name = "OUT.npz", requires = "inputs")]
+    pub outputs: Option<PathBuf>,
+    /// How to load and run.
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
+}
+
+/// How to answer a prompt.
+#[derive(Clone, Debug, Default, Args)]
+pub struct AnswerArgs {
     /// Put the prompt into the model's chat template as the user's turn.
     #[arg(long)]
     pub chat: bool,
@@ -70,24 +104,6 @@ pub struct RunArgs {
     /// Continue after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
-    /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.
-    #[arg(long)]
-    pub json: bool,
-    /// Save the logits of each generated token: float32 [steps, vocab] in a .npy file.
-    #[arg(long, value_name = "FILE.npy")]
-    pub logits: Option<PathBuf>,
-    /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
-    #[arg(long, value_name = "FILE.npy")]
-    pub embeddings: Option<PathBuf>,
-    /// Read input tensors by name: for models that generate no text, and for extra inputs of models that do.
-    #[arg(long, value_name = "IN.npz")]
-    pub inputs: Option<PathBuf>,
-    /// Write the model's outputs here: for models that generate no text.
-    #[arg(long, value_name = "OUT.npz", requires = "inputs")]
-    pub outputs: Option<PathBuf>,
-    /// How to load and run.
-    #[command(flatten)]
-    pub runtime: RuntimeArgs,
 }
 
 /// Where the prompt comes from: at most one of these.
@@ -220,6 +236,18 @@ pub struct LibraryArgs {
     pub quiet: bool,
 }
 
+/// `--speculate`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum SpeculateArg {
+    /// One token a pass.
+    #[default]
+    Off,
+    /// What followed the last time the text ended as it does now.
+    Ngram,
+    /// The best of the above for this run: n-grams.
+    Auto,
+}
+
 /// `--weights`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum WeightReadsArg {
@@ -241,6 +269,41 @@ pub enum ProviderArg {
     Webgpu,
     /// The CPU.
     Cpu,
+}
+
+/// Arguments of `jobs`.
+#[derive(Debug, Args)]
+#[command(after_help = "A line of PROMPTS.jsonl: {\"id\": \"a\", \"prompt\": \"Once upon a time\", \"max_new\": 64}\n\
+                        with `prompt`, `tokens` or `messages` ([{\"role\": \"user\", \"content\": \"...\"}]), and settings \
+                        that replace those of this command: chat, system, max_new, temperature, top_k, top_p, min_p, \
+                        repetition_penalty, seed, stop, ignore_eos.\n\
+                        A line of ANSWERS.jsonl: {\"id\": \"a\", \"tokens\": [...], \"text\": \"...\", \"finish\": \"eos\"}, or \
+                        {\"id\": \"a\", \"error\": \"...\"}.")]
+pub struct JobsArgs {
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    #[arg(value_name = "PLAN|MODEL")]
+    pub plan: PathBuf,
+    /// The prompts, one JSON object a line.
+    #[arg(long = "in", value_name = "PROMPTS.jsonl")]
+    pub input: PathBuf,
+    /// The answers, one JSON object a line, in the order in which they finish. Prompts that have an answer here are left out.
+    #[arg(long = "out", value_name = "ANSWERS.jsonl")]
+    pub output: PathBuf,
+    /// Most sequences at once; fewer if memory is short [default: the plan's --batch if it is above 1, else 16].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub max_sequences: Option<u64>,
+    /// Settings of prompts that give none of their own.
+    #[command(flatten)]
+    pub defaults: AnswerArgs,
+    /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
+    #[arg(long, value_name = "FILE.npy")]
+    pub embeddings: Option<PathBuf>,
+    /// Print a summary as one JSON object on stdout.
+    #[arg(long)]
+    pub json: bool,
+    /// How to load and run.
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
 }
 
 /// Arguments of `devices`.
@@ -352,25 +415,27 @@ fn token_id(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "token ids are whole numbers from 0 to 4294967295, such as 1,2,3".to_owned())
 }
 
-/// Parses a finite number in a range, which `expected` describes.
-fn number(text: &str, in_range: impl Fn(f64) -> bool, expected: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|n: &f64| n.is_finite() && in_range(*n)).ok_or_else(|| format!("it must be {expected}"))
+/// Parses a number that a setting may have.
+fn setting(text: &str, range: &SettingRange) -> Result<f64, String> {
+    let number = text.parse().ok().filter(|number| range.contains(*number));
+    number.ok_or_else(|| format!("it must be {}", range.expected))
 }
 
 fn temperature(text: &str) -> Result<f64, String> {
-    number(text, |n| n == 0.0 || n >= 1e-6, "zero or a number from 0.000001 up")
+    setting(text, &SettingRange::TEMPERATURE)
 }
 
 fn probability(text: &str) -> Result<f64, String> {
-    number(text, |n| (0.0..=1.0).contains(&n), "a number from 0 to 1")
+    setting(text, &SettingRange::PROBABILITY)
 }
 
 fn above_zero(text: &str) -> Result<f64, String> {
-    number(text, |n| n > 0.0, "a number above 0")
+    setting(text, &SettingRange::PENALTY)
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {
-    number(text, |n| n >= 0.0, "a number from 0 up")
+    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "it must be a number from 0 up".to_owned())
 }
 
 #[cfg(test)]
@@ -443,12 +508,13 @@ mod tests {
     #[test]
     fn short_options_are_those_of_llama_cpp() {
         let run = parse("p -p hi -n 12 -c 8k -t 3 --temp 0.5 -s 7 --repeat-penalty 1.2 --n-gpu-layers 20").unwrap().run;
-        assert_eq!((run.prompt.prompt.as_deref(), run.max_new), (Some("hi"), Some(12)));
+        assert_eq!((run.prompt.prompt.as_deref(), run.answer.max_new), (Some("hi"), Some(12)));
         assert_eq!((run.runtime.context, run.runtime.library.threads), (Some(8192), Some(3)));
-        let sampling = (run.sampling.temperature, run.sampling.seed, run.sampling.repetition_penalty);
+        let sampling = &run.answer.sampling;
+        let sampling = (sampling.temperature, sampling.seed, sampling.repetition_penalty);
         assert_eq!(sampling, (Some(0.5), Some(7), Some(1.2)));
         assert_eq!(run.runtime.planning.gpu_layers.as_deref(), Some("20"));
-        assert_eq!(parse("p -f x.txt -n -1").unwrap().run.max_new, Some(u64::MAX));
+        assert_eq!(parse("p -f x.txt -n -1").unwrap().run.answer.max_new, Some(u64::MAX));
         let Some(Command::Bench(bench)) = parse("bench p -p 16 -n 8 -r 2 --no-warmup").unwrap().command else {
             panic!()
         };
@@ -460,7 +526,7 @@ mod tests {
     #[test]
     fn every_sampling_setting_is_read() {
         let s = parse("p --temperature 0 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --seed 7").unwrap();
-        let s = s.run.sampling;
+        let s = s.run.answer.sampling;
         assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (Some(0.0), Some(5), Some(0.9), Some(0.1)));
         assert_eq!((s.repetition_penalty, s.seed), (Some(1.1), Some(7)));
     }

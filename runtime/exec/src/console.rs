@@ -82,6 +82,11 @@ impl Console {
         self.start(Activity::step(what.into()));
     }
 
+    /// Shows that `done` of `total` prompts are answered.
+    pub fn answered(&self, done: usize, total: usize, what: String) {
+        self.start(Activity::prompts(done, total, what));
+    }
+
     /// Ends the current step.
     pub fn idle(&self) {
         let mut display = self.display();

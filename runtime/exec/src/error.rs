@@ -28,6 +28,10 @@ pub enum ExecError {
     Prompt(#[from] PromptReadError),
     #[error(transparent)]
     Inputs(#[from] InputsError),
+    #[error(transparent)]
+    Answers(#[from] crate::command::AnswersError),
+    #[error("cannot read prompts from {}", path.display())]
+    Prompts { path: PathBuf, source: io::Error },
     #[error("cannot use {} as a table of embeddings", path.display())]
     Embeddings { path: PathBuf, source: EmbeddingError },
     #[error(transparent)]
@@ -124,6 +128,10 @@ impl ExecError {
             ExecError::Library(e) => e.hint(),
             ExecError::Prompt(e) => e.hint()?,
             ExecError::Inputs(e) => e.hint(),
+            ExecError::Answers(e) => e.hint(),
+            ExecError::Prompts { .. } => {
+                "--in must be a file with one JSON object a line; hpp-exec jobs --help shows one"
+            }
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",

@@ -86,6 +86,7 @@ fn library_args(cli: &Cli) -> &LibraryArgs {
         Some(Command::Devices(args)) => &args.library,
         Some(Command::Verify(args)) => &args.runtime.library,
         Some(Command::Bench(args)) => &args.runtime.library,
+        Some(Command::Jobs(args)) => &args.runtime.library,
         Some(Command::Probe(args)) => args,
     }
 }

@@ -3,7 +3,7 @@
 use crate::cli::{LibraryArgs, RuntimeArgs, WeightReadsArg};
 use crate::console::Console;
 use crate::error::ExecError;
-use hpp_engine::{CancelHandle, Engine, EngineOptions};
+use hpp_engine::{Engine, EngineOptions};
 use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
@@ -47,20 +47,19 @@ impl Runtime {
         args: &RuntimeArgs,
         console: &Arc<Console>,
     ) -> Result<Engine<OrtBackend>, ExecError> {
-        self.load_cancellable(&CancelHandle::new(), plan, dir, args, console)
+        self.load_with(args.engine_options(), plan, dir, args, console)
     }
 
-    /// Loads a plan that `cancel` can stop, while it loads and while it runs.
-    pub fn load_cancellable(
+    /// Loads a plan with these options instead of the arguments'.
+    pub fn load_with(
         &self,
-        cancel: &CancelHandle,
+        options: EngineOptions,
         plan: &Plan,
         dir: &Path,
         args: &RuntimeArgs,
         console: &Arc<Console>,
     ) -> Result<Engine<OrtBackend>, ExecError> {
         let plan = with_providers(plan, args);
-        let options = EngineOptions { cancel: Some(cancel.clone()), ..args.engine_options() };
         let engine = Engine::load(&plan, dir, &self.backend, options, console.as_ref())?;
         console.loading_done(|provider| self.backend.has_device(provider));
         Ok(engine)

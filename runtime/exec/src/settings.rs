@@ -1,6 +1,8 @@
 //! Resolves the command line into a task. Decides everything that can be decided without reading a file.
 
-use crate::cli::{BenchArgs, Cli, Command, DevicesArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs};
+use crate::cli::{
+    BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
+};
 use crate::cli::{SamplingArgs, VerifyArgs, WeightReadsArg};
 use crate::console::Level;
 use crate::error::ExecError;
@@ -26,6 +28,8 @@ pub enum Task {
     Verify(VerifyArgs),
     /// Measure the plan's speed.
     Bench(BenchArgs),
+    /// Run many prompts together.
+    Jobs(JobsArgs),
     /// Answer hpp-profile's requests.
     Probe(LibraryArgs),
 }
@@ -63,6 +67,7 @@ impl Task {
             Some(Command::Devices(args)) => Ok(Task::Devices(args)),
             Some(Command::Verify(args)) => Ok(Task::Verify(args)),
             Some(Command::Bench(args)) => Ok(Task::Bench(args)),
+            Some(Command::Jobs(args)) => Ok(Task::Jobs(args)),
             Some(Command::Probe(args)) => Ok(Task::Probe(args)),
             None => resolve_run(cli.run),
         }
@@ -75,6 +80,7 @@ impl Task {
             Task::Infer(settings) => Some((&mut settings.plan, &settings.runtime)),
             Task::Verify(args) => Some((&mut args.plan, &args.runtime)),
             Task::Bench(args) => Some((&mut args.plan, &args.runtime)),
+            Task::Jobs(args) => Some((&mut args.plan, &args.runtime)),
             Task::Devices(_) | Task::Probe(_) => None,
         }
     }
@@ -105,10 +111,10 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
             return Err(usage("there is no prompt", hint));
         }
     };
-    if run.system.is_some() && !run.chat && prompt != PromptSource::Terminal {
+    if run.answer.system.is_some() && !run.answer.chat && prompt != PromptSource::Terminal {
         return Err(usage("--system needs --chat", "add --chat, or write the system message into the prompt"));
     }
-    if run.chat && matches!(prompt, PromptSource::Tokens(_)) {
+    if run.answer.chat && matches!(prompt, PromptSource::Tokens(_)) {
         return Err(usage("--chat needs text, not tokens", "give --prompt TEXT, or leave --chat out"));
     }
     let settings = GenerateSettings { plan, prompt, run };
@@ -169,6 +175,7 @@ impl RuntimeArgs {
             pinned: self.pinned.map(|size| size.0),
             slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
+            sequences: None,
             cancel: None,
         }
     }

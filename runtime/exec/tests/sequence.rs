@@ -1,14 +1,16 @@
-//! Token sequences over ONNX Runtime: reuse of a common prefix, cancellation between chunks, several sequences on one engine.
+//! Token sequences over ONNX Runtime: reuse of a common prefix, cancellation between chunks, batches, speculation.
 
 mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
 use hpp_engine::{Engine, EngineOptions, Silent};
 use hpp_generate::sampling::{Choice, SamplingParams};
+use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
 use hpp_generate::{
-    Event, FinishReason, GenerateError, Generation, ModelInputs, Prefill, Request, SingleSequence, TokenSequence,
-    generate, prompt_chunk,
+    Batch, Event, FinishReason, GenerateError, Generated, Generation, ModelInputs, Prefill, Request, SingleSequence,
+    generate,
 };
+use std::collections::HashMap;
 use std::sync::Arc;
 use support::PlanDir;
 
@@ -44,7 +46,7 @@ fn changed_texts_keep_their_common_prefix_if_states_allow() {
     for (name, truncates) in [
         ("genai/llama3-fp32-cpu", true),
         ("torch/gpt-dynamo", true),
-        ("optimum/llama-with-past", false),
+        ("optimum/llama-with-past", true),
         ("genai/qwen3.5-fp32-cpu", false),
         ("genai/gemma2-fp32-cpu", false),
     ] {
@@ -90,40 +92,146 @@ fn a_callback_receives_each_token_and_a_cancelled_generation_keeps_its_tokens() 
         Ok::<_, GenerateError>(())
     };
     let cancelled = || tokens.borrow().len() == 5;
-    let generated = generate(&mut sequence, request(&prompt, 16), None, &cancelled, on_event).unwrap();
+    let generation = Generation::new(request(&prompt, 16), None, usize::MAX);
+    let generated = generate(&mut sequence, generation, &cancelled, on_event).unwrap();
     assert_eq!((generated.finish_reason, &generated.tokens[..]), (FinishReason::Cancelled, &plan.model.tokens()[..5]));
     assert_eq!(generated.tokens, *tokens.borrow());
     assert_eq!((generated.usage.prompt_tokens, generated.usage.completion_tokens), (prompt.len(), 5));
 }
 
-/// One step of one request at a time, as a scheduler would drive them.
-#[test]
-fn requests_interleaved_on_one_engine_give_the_tokens_they_give_alone() {
-    let mut plan = PlanDir::new("genai/llama3-fp32-cpu", 128);
-    plan.plan.schedule.prefill_chunk = Some(4);
-    let mut engine = engine(&plan);
-    let inputs = ModelInputs::default();
-    let long: Vec<u32> = (0..100).collect();
-    let prompts = [plan.model.prompt(), long, vec![40, 41]];
-    let mut alone = SingleSequence::new(self::engine(&plan), ModelInputs::default());
-    let mut want = vec![];
-    for prompt in &prompts {
-        alone.clear();
-        let ignore = &mut |_: Event<'_>| Ok::<_, GenerateError>(());
-        want.push(generate(&mut alone, request(prompt, 8), None, &|| false, ignore).unwrap().tokens);
-    }
+/// Models with states of every kind: in place, appended, a sliding window, convolution and recurrent, none.
+const STATES: [&str; 6] = [
+    "genai/llama3-fp32-cpu",
+    "optimum/llama-with-past",
+    "genai/gemma2-fp32-cpu",
+    "genai/qwen3.5-fp32-cpu",
+    "genai/lfm2-fp32-cpu",
+    "torch/gpt-dynamo",
+];
 
-    let chunk = prompt_chunk(&engine);
-    assert_eq!(chunk, 64);
-    let start = |prompt: &Vec<u32>| (Generation::new(request(prompt, 8), None, chunk), TokenSequence::default());
-    let mut running: Vec<(Generation, TokenSequence<OrtBackend>)> = prompts.iter().map(start).collect();
-    while running.iter().any(|(generation, _)| !generation.is_finished()) {
-        for (generation, sequence) in &mut running {
-            let Some(tokens) = generation.next_input() else { continue };
-            sequence.feed(&mut engine, &inputs, tokens).unwrap();
-            generation.advance(sequence.logits(), sequence.room(&engine)).unwrap();
+/// Tokens, and the logits that each was chosen from.
+type Answer = (Vec<u32>, Vec<Vec<f32>>);
+
+fn answer_alone(sequence: &mut SingleSequence<OrtBackend>, generation: Generation) -> (Generated, Answer) {
+    let mut answer = Answer::default();
+    let generated = generate(sequence, generation, &|| false, &mut |event| {
+        if let Event::Token { id, logits } = event {
+            answer.0.push(id);
+            answer.1.push(logits.to_vec());
+        }
+        Ok::<_, GenerateError>(())
+    });
+    (generated.unwrap(), answer)
+}
+
+#[test]
+fn requests_of_a_batch_give_the_logits_they_give_alone() {
+    for name in STATES {
+        let mut plan = PlanDir::new(name, 128);
+        plan.plan.schedule.prefill_chunk = Some(8);
+        let long: Vec<u32> = (0..50).collect();
+        let requests = [(plan.model.prompt(), 8), (long, 5), (vec![40, 41], 12), (vec![7], 3)];
+        let mut alone = sequence(&plan);
+        let mut want = vec![];
+        for (prompt, new) in &requests {
+            alone.clear();
+            want.push(answer_alone(&mut alone, Generation::new(request(prompt, *new), None, 8)).1);
+        }
+
+        let mut batch = Batch::new(engine(&plan), ModelInputs::default());
+        let mut waiting = requests.iter().enumerate();
+        let (mut running, mut answers) = (HashMap::new(), vec![Answer::default(); requests.len()]);
+        let bad = batch.add(Generation::new(request(&[1, u32::MAX], 4), None, 8));
+        let mut failed = 0;
+        while !batch.is_empty() || waiting.len() > 0 {
+            // One more with each pass.
+            if let Some((index, (prompt, new))) = waiting.next() {
+                running.insert(batch.add(Generation::new(request(prompt, *new), None, 8)), index);
+            }
+            let finished = batch.pass::<GenerateError>(&mut |id, event| {
+                if let Event::Token { id: token, logits } = event {
+                    let answer = &mut answers[running[&id]];
+                    answer.0.push(token);
+                    answer.1.push(logits.to_vec());
+                }
+                Ok(())
+            });
+            for finished in finished.unwrap() {
+                assert_eq!(finished.result.is_err(), finished.id == bad, "{name}: {:?}", finished.result);
+                failed += usize::from(finished.id == bad);
+            }
+        }
+        assert_eq!(failed, 1, "{name}: a token that the model does not know fails alone");
+        for (index, (got, want)) in answers.iter().zip(&want).enumerate() {
+            assert_eq!(got.0, want.0, "{name}: request {index}");
+            assert!(got.1 == want.1, "{name}: the logits of request {index} differ");
         }
     }
-    let got: Vec<Vec<u32>> = running.into_iter().map(|(generation, _)| generation.into_result().tokens).collect();
-    assert_eq!(got, want);
+}
+
+#[test]
+fn a_request_that_is_cancelled_leaves_the_others_alone() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 128);
+    let mut batch = Batch::new(engine(&plan), ModelInputs::default());
+    let ids: Vec<_> =
+        (0..16).map(|_| batch.add(Generation::new(request(&plan.model.prompt(), 12), None, usize::MAX))).collect();
+    let mut left = vec![];
+    for pass in 0..12 {
+        if pass == 5 {
+            let cancelled = batch.cancel(ids[3]).unwrap().result.unwrap();
+            assert_eq!((cancelled.finish_reason, cancelled.tokens.len()), (FinishReason::Cancelled, 5));
+            assert!(batch.cancel(ids[3]).is_none());
+        }
+        left.extend(batch.pass::<GenerateError>(&mut |_, _| Ok(())).unwrap());
+    }
+    assert!(batch.is_empty());
+    assert_eq!(left.len(), 15);
+    for finished in left {
+        assert_eq!(finished.result.unwrap().tokens, plan.model.tokens()[..12]);
+    }
+}
+
+/// Drafts the answer, with every third token wrong.
+struct NearlyRight {
+    answer: Vec<u32>,
+    position: usize,
+    prompt: usize,
+}
+
+impl Drafter for NearlyRight {
+    fn extend(&mut self, tokens: &[u32]) {
+        self.position += tokens.len();
+    }
+
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> usize {
+        let from = self.position - self.prompt;
+        let tokens = self.answer.iter().enumerate().skip(from).take(most);
+        draft.clear();
+        draft.extend(tokens.map(|(index, token)| if index % 3 == 2 { (token + 1) % 100 } else { *token }));
+        5
+    }
+}
+
+#[test]
+fn drafted_tokens_do_not_change_the_answer() {
+    for name in STATES {
+        let mut plan = PlanDir::new(name, 128);
+        plan.plan.schedule.prefill_chunk = Some(16);
+        let prompt = plan.model.prompt();
+        let mut sequence = sequence(&plan);
+        let (_, want) = answer_alone(&mut sequence, Generation::new(request(&prompt, 24), None, 16));
+        for length in [1, 4, 9] {
+            sequence.clear();
+            let drafter = NearlyRight { answer: want.0.clone(), position: 0, prompt: prompt.len() };
+            let speculation = Speculation::with_length(Box::new(drafter), DraftLength::fixed(length));
+            let generation = Generation::new(request(&prompt, 24), None, 16).speculate(speculation);
+            let (generated, got) = answer_alone(&mut sequence, generation);
+            assert_eq!(got.0, want.0, "{name}, drafts of {length}");
+            assert!(got.1.iter().zip(&want.1).all(|(got, want)| near(got, want)), "{name}, drafts of {length}");
+            assert_eq!(sequence.tokens(), [&prompt[..], &want.0[..23]].concat(), "{name}, drafts of {length}");
+            let stats = generated.speculation.unwrap();
+            assert!(stats.accepted > 0 && stats.drafted > stats.accepted, "{name}, drafts of {length}: {stats:?}");
+            assert!(stats.passes < 23, "{name}, drafts of {length}: {stats:?}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use crate::embedding_table::EmbeddingError;
 use crate::sampling::SamplingError;
 use crate::text::{TemplateError, TokenizerError};
-use hpp_engine::EngineError;
+use hpp_engine::{BackendError, EngineError};
 
 /// Why a generation failed.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,12 @@ impl GenerateError {
     /// Whether a cancel handle ended an engine's pass.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, GenerateError::Engine(EngineError::Cancelled))
+    }
+
+    /// Whether memory for a sequence's states was short.
+    pub fn is_out_of_memory(&self) -> bool {
+        let GenerateError::Engine(EngineError::Memory { source, .. }) = self else { return false };
+        matches!(source, BackendError::OutOfMemory { .. })
     }
 }
 

@@ -1,4 +1,4 @@
-//! The state machine of one request: which tokens to feed next, which token and text follow from the logits, when to finish.
+//! The state machine of one request: which tokens to feed next, which tokens and text follow from the logits, when to finish.
 //!
 //! It calls no engine. The caller feeds [`Generation::next_input`] to a sequence, on whatever engine and together with whatever other
 //! requests, and passes the logits after them to [`Generation::advance`].
@@ -6,9 +6,16 @@
 use crate::error::GenerateError;
 use crate::sampling::{Sampler, SamplingParams};
 use crate::sequence::chunk_length;
+use crate::speculate::{Speculation, SpeculationStats};
 use crate::text::{Detokenizer, StopFilter, StopMatch, TextTokenizer, TokenizerError};
+use hpp_engine::{LogitRows, Logits};
 use serde::Serialize;
 use std::time::{Duration, Instant};
+
+/// A greedy choice from a pass of several tokens counts only if the largest logit leads by more than this fraction of the largest
+/// magnitude; else its token is computed again alone. Kernels sum in another order for other numbers of rows, which moves logits of
+/// fp32 by about 2e-7 of it.
+const TIE: f32 = 1e-4;
 
 /// What to generate.
 #[derive(Clone, Debug)]
@@ -74,12 +81,14 @@ pub struct Generated {
     pub usage: Usage,
     /// Times.
     pub timings: GenerationTimings,
+    /// Counts of speculative decoding, if it was asked for.
+    pub speculation: Option<SpeculationStats>,
 }
 
-/// What one step produced.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StepOutput<'a> {
-    /// A chunk of the prompt was fed, and more of it follows.
+/// What a generation reports while it runs. [`Generated`] holds the rest: finish reason, usage and timings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
+    /// A chunk of the prompt is in the sequence, and more of it follows.
     Prompt {
         /// Prompt tokens in the sequence.
         done: usize,
@@ -90,9 +99,20 @@ pub enum StepOutput<'a> {
     Token {
         /// The token.
         id: u32,
-        /// The text released by this step; often empty.
-        text: &'a str,
+        /// The logits `[vocab]` it was chosen from.
+        logits: &'a [f32],
     },
+    /// More of the text; never empty, and never part of a stop string.
+    Text(&'a str),
+}
+
+/// What to feed in one pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Input<'a> {
+    /// A chunk of the prompt; or tokens of the text that the sequence does not hold yet, usually the last one, then a draft.
+    pub tokens: &'a [u32],
+    /// The positions whose logits [`Generation::advance`] needs.
+    pub rows: LogitRows,
 }
 
 /// One request in progress.
@@ -101,13 +121,20 @@ pub struct Generation {
     prompt_chunk: usize,
     sampler: Sampler,
     text: Option<StreamedText>,
+    speculation: Option<Speculation>,
     /// Prompt tokens that the sequence held before.
     reused: usize,
-    /// Prompt tokens in the sequence.
-    prefilled: usize,
+    /// Tokens of prompt and answer that the sequence holds.
+    fed: usize,
     tokens: Vec<u32>,
+    /// The tokens of the current pass, and how many at their end are a draft.
+    input: Vec<u32>,
+    drafted: usize,
+    /// Whether the next token must come from a pass of one token.
+    alone: bool,
     finish_reason: Option<FinishReason>,
     started: Instant,
+    pass_started: Instant,
     timings: GenerationTimings,
 }
 
@@ -120,19 +147,37 @@ impl Generation {
             prompt_chunk,
             sampler: Sampler::new(request.sampling, &request.prompt),
             text: tokenizer.map(|tokenizer| StreamedText::new(tokenizer, &request.stop)),
+            speculation: None,
             reused: 0,
-            prefilled: 0,
+            fed: 0,
             tokens: Vec::new(),
+            input: Vec::new(),
+            drafted: 0,
+            alone: false,
             finish_reason: nothing_to_do.then_some(FinishReason::Length),
             started: Instant::now(),
+            pass_started: Instant::now(),
             timings: GenerationTimings::default(),
             request,
         }
     }
 
+    /// Drafts tokens and verifies several in one pass. The tokens chosen are those that would be chosen without: each is chosen from
+    /// the logits after the tokens before it, and a greedy choice between near ties is made again alone.
+    pub fn speculate(mut self, mut speculation: Speculation) -> Self {
+        speculation.extend(&self.request.prompt);
+        self.speculation = Some(speculation);
+        self
+    }
+
     /// Skips the first `tokens` of the prompt, which the sequence holds already; at least one must remain.
     pub fn set_reused(&mut self, tokens: usize) {
-        (self.reused, self.prefilled) = (tokens, tokens);
+        (self.reused, self.fed) = (tokens, tokens);
+    }
+
+    /// After [`advance`](Self::advance) rejected tokens: the sequence holds the first `tokens` of prompt and answer.
+    pub fn set_fed(&mut self, tokens: usize) {
+        self.fed = tokens;
     }
 
     /// The request.
@@ -150,44 +195,134 @@ impl Generation {
         self.finish_reason.is_some()
     }
 
-    /// The tokens to feed next: a chunk of the prompt or the last token. `None` once finished.
-    pub fn next_input(&self) -> Option<&[u32]> {
+    /// The tokens of the last [`next_input`](Self::next_input).
+    pub fn input(&self) -> &[u32] {
+        &self.input
+    }
+
+    /// What to feed next. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
+    pub fn next_input(&mut self, max_draft: usize) -> Option<Input<'_>> {
         if self.is_finished() {
             return None;
         }
-        let prompt = &self.request.prompt[self.prefilled..];
-        if prompt.is_empty() {
-            return self.tokens.last().map(std::slice::from_ref);
+        self.pass_started = Instant::now();
+        self.drafted = 0;
+        self.input.clear();
+        let prompt = self.request.prompt.len();
+        if self.fed < prompt {
+            let left = &self.request.prompt[self.fed..];
+            self.input.extend_from_slice(&left[..chunk_length(left.len(), self.prompt_chunk)]);
+        } else {
+            let left = &self.tokens[self.fed - prompt..];
+            // Before a pass of one token, those that the sequence dropped beside it.
+            let now = if self.alone && left.len() > 1 { left.len() - 1 } else { left.len() };
+            self.input.extend_from_slice(&left[..now]);
+            self.add_draft(max_draft);
         }
-        Some(&prompt[..chunk_length(prompt.len(), self.prompt_chunk)])
+        Some(Input { tokens: &self.input, rows: LogitRows::LastN(1 + self.drafted as u64) })
     }
 
-    /// Takes the logits `[vocab]` after the tokens of [`next_input`](Self::next_input), which must have been fed. `room` is the number
-    /// of tokens that still fit the sequence: with none, the generation finishes.
-    pub fn advance(&mut self, logits: &[f32], room: u64) -> Result<StepOutput<'_>, GenerateError> {
+    fn add_draft(&mut self, max_draft: usize) {
+        let Some(speculation) = self.speculation.as_mut().filter(|_| !self.alone) else { return };
+        let beside = self.input.len() - 1;
+        // The last token of the answer is chosen, not fed.
+        let wanted = (self.request.max_new_tokens - 1).saturating_sub(self.tokens.len() as u64);
+        let most = max_draft.saturating_sub(beside).min(usize::try_from(wanted).unwrap_or(usize::MAX));
+        let draft = speculation.draft(most);
+        self.drafted = draft.len();
+        self.input.extend_from_slice(draft);
+    }
+
+    /// Takes the logits of the rows that [`next_input`](Self::next_input) asked for, after its tokens were fed. `room` is the number of
+    /// tokens that still fit the sequence: with none, the generation finishes. Reports each token and text to `on_event`.
+    ///
+    /// Returns how many of the tokens fed were rejected. The caller must drop them from the end of the sequence, and say with
+    /// [`set_fed`](Self::set_fed) how many tokens it holds then, which may be fewer.
+    pub fn advance<E: From<GenerateError>>(
+        &mut self,
+        logits: &Logits,
+        room: u64,
+        on_event: &mut dyn FnMut(Event<'_>) -> Result<(), E>,
+    ) -> Result<usize, E> {
         let total = self.request.prompt.len();
-        if self.prefilled < total {
-            self.prefilled += self.next_input().map_or(0, <[u32]>::len);
+        let in_prompt = self.fed < total;
+        self.fed += self.input.len() - self.drafted;
+        if in_prompt {
             self.timings.prefill = self.started.elapsed();
-            if self.prefilled < total {
-                return Ok(StepOutput::Prompt { done: self.prefilled, total });
+        }
+        if self.fed < total {
+            on_event(Event::Prompt { done: self.fed, total })?;
+            return Ok(0);
+        }
+        if self.fed < total + self.tokens.len() {
+            return Ok(0);
+        }
+        let before = self.tokens.len();
+        for row in 0..=self.drafted {
+            let room = room + (self.drafted - row) as u64;
+            if !self.choose(logits.row(row), room, in_prompt, on_event)? || self.is_finished() {
+                break;
+            }
+            if self.input.get(self.input.len() - self.drafted + row) != self.tokens.last() {
+                break;
             }
         }
-        let id = self.sampler.next(logits)?;
+        self.learn(before, in_prompt);
+        // The sequence keeps all but the last token chosen, which is fed next.
+        let kept = total + self.tokens.len() - 1;
+        let rejected = self.fed + self.drafted - kept;
+        self.fed = kept;
+        Ok(rejected)
+    }
+
+    /// Chooses a token. False, and nothing chosen, if it must be computed again alone.
+    fn choose<E: From<GenerateError>>(
+        &mut self,
+        logits: &[f32],
+        room: u64,
+        in_prompt: bool,
+        on_event: &mut dyn FnMut(Event<'_>) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        let tie = if self.input.len() > 1 && !in_prompt { TIE } else { 0.0 };
+        let chosen = self.sampler.next_unless_tied(logits, tie).map_err(GenerateError::from)?;
+        self.alone = chosen.is_none();
+        let Some(id) = chosen else { return Ok(false) };
         self.tokens.push(id);
         self.timings.first_token.get_or_insert_with(|| self.started.elapsed());
-
         let text_before = self.text_bytes();
+        self.add_text(id, room)?;
+        on_event(Event::Token { id, logits })?;
+        match self.text_since(text_before) {
+            "" => {}
+            text => on_event(Event::Text(text))?,
+        }
+        Ok(true)
+    }
+
+    /// Adds a token to the text, and finishes where it ends the text.
+    fn add_text(&mut self, id: u32, room: u64) -> Result<(), GenerateError> {
         if self.request.eos_token_ids.contains(&id) {
-            self.finish(FinishReason::Eos)?;
-        } else if let Some(text) = &mut self.text
+            return self.finish(FinishReason::Eos);
+        }
+        if let Some(text) = &mut self.text
             && text.push(id)?
         {
-            self.finish(FinishReason::Stop)?;
-        } else if room == 0 || self.tokens.len() as u64 >= self.request.max_new_tokens {
-            self.finish(FinishReason::Length)?;
+            return self.finish(FinishReason::Stop);
         }
-        Ok(StepOutput::Token { id, text: self.text_since(text_before) })
+        if room == 0 || self.tokens.len() as u64 >= self.request.max_new_tokens {
+            return self.finish(FinishReason::Length);
+        }
+        Ok(())
+    }
+
+    /// Tells the speculation what was chosen since there were `before` tokens.
+    fn learn(&mut self, before: usize, in_prompt: bool) {
+        let Some(speculation) = &mut self.speculation else { return };
+        let chosen = &self.tokens[before..];
+        match in_prompt {
+            true => speculation.extend(chosen),
+            false => speculation.passed(self.input.len(), self.pass_started.elapsed(), chosen),
+        }
     }
 
     /// Finishes the generation as cancelled, unless it is finished, and returns the text held back until now.
@@ -212,6 +347,7 @@ impl Generation {
             finish_reason: self.finish_reason.unwrap_or(FinishReason::Cancelled),
             usage,
             timings: self.timings,
+            speculation: self.speculation.map(|speculation| speculation.stats()),
         }
     }
 
@@ -222,7 +358,7 @@ impl Generation {
         {
             text.flush()?;
         }
-        if self.prefilled < self.request.prompt.len() {
+        if self.fed < self.request.prompt.len() {
             self.timings.prefill = self.started.elapsed();
         }
         let decode_start = self.timings.first_token.unwrap_or(self.timings.prefill);
@@ -286,6 +422,7 @@ impl StreamedText {
 mod tests {
     use super::*;
     use crate::sampling::Choice;
+    use crate::speculate::Drafter;
     use crate::text::test_tokenizers::byte_level;
 
     fn request(prompt: &[u32], max_new_tokens: u64) -> Request {
@@ -293,38 +430,143 @@ mod tests {
         Request { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![256], stop: vec![], sampling }
     }
 
-    /// Logits of the byte tokenizer whose largest is that of `token`.
-    fn logits(token: u32) -> Vec<f32> {
-        (0..257).map(|other| if other == token { 1.0 } else { 0.0 }).collect()
+    /// Logits of the byte tokenizer whose largest are those of `tokens`, a row for each.
+    fn logits(tokens: &[u32]) -> Logits {
+        let row = |token: &u32| (0..257u32).map(|other| if other == *token { 1.0 } else { 0.0 }).collect::<Vec<f32>>();
+        Logits { rows: tokens.len(), vocab: 257, data: tokens.iter().flat_map(row).collect() }
+    }
+
+    /// Advances by one pass and returns the text and the number of rejected tokens.
+    fn advance(generation: &mut Generation, rows: &[u32], room: u64) -> (String, usize) {
+        let mut released = String::new();
+        let rejected = generation.advance::<GenerateError>(&logits(rows), room, &mut |event| {
+            if let Event::Text(text) = event {
+                released.push_str(text);
+            }
+            Ok(())
+        });
+        (released, rejected.unwrap())
     }
 
     /// Feeds the tokens of `answer` as the model's choices and returns the text of each step.
     fn run(generation: &mut Generation, answer: &[u32], room: u64) -> Vec<String> {
-        let mut pieces = vec![];
-        for token in answer {
-            assert!(generation.next_input().is_some());
-            if let StepOutput::Token { text, .. } = generation.advance(&logits(*token), room).unwrap() {
-                pieces.push(text.to_owned());
-            }
-        }
-        pieces
+        let mut step = |token: &u32| {
+            assert!(generation.next_input(0).is_some());
+            advance(generation, &[*token], room).0
+        };
+        answer.iter().map(&mut step).collect()
+    }
+
+    fn tokens_of(input: Option<Input<'_>>) -> Option<&[u32]> {
+        input.map(|input| input.tokens)
     }
 
     #[test]
     fn a_prompt_is_fed_in_chunks_and_then_each_token() {
         let mut generation = Generation::new(request(&[1, 2, 3, 4, 5, 6, 7, 8], 2), None, 3);
         generation.set_reused(1);
-        assert_eq!(generation.next_input(), Some(&[2, 3, 4][..]));
-        assert_eq!(generation.advance(&[], 9).unwrap(), StepOutput::Prompt { done: 4, total: 8 });
-        assert_eq!(generation.next_input(), Some(&[5, 6, 7, 8][..]), "a single last token would count as decoding");
-        assert_eq!(generation.advance(&logits(9), 9).unwrap(), StepOutput::Token { id: 9, text: "" });
-        assert_eq!(generation.next_input(), Some(&[9][..]));
-        generation.advance(&logits(7), 9).unwrap();
-        assert_eq!(generation.next_input(), None);
+        assert_eq!(tokens_of(generation.next_input(0)), Some(&[2, 3, 4][..]));
+        let mut events = 0;
+        let advanced = generation.advance::<GenerateError>(&Logits::default(), 9, &mut |event| {
+            events += 1;
+            assert_eq!(event, Event::Prompt { done: 4, total: 8 });
+            Ok(())
+        });
+        assert_eq!((advanced.unwrap(), events), (0, 1));
+        let last = generation.next_input(0);
+        assert_eq!(tokens_of(last), Some(&[5, 6, 7, 8][..]), "a single last token would count as decoding");
+        advance(&mut generation, &[9], 9);
+        assert_eq!(tokens_of(generation.next_input(0)), Some(&[9][..]));
+        advance(&mut generation, &[7], 9);
+        assert_eq!(generation.next_input(0), None);
         let generated = generation.into_result();
         assert_eq!((&generated.tokens[..], generated.finish_reason), (&[9, 7][..], FinishReason::Length));
         assert_eq!(generated.usage, Usage { prompt_tokens: 8, reused_tokens: 1, completion_tokens: 2 });
-        assert_eq!(generated.text, None);
+        assert_eq!((generated.text, generated.speculation), (None, None));
+    }
+
+    /// Drafts what it was told.
+    struct Script(Vec<u32>);
+
+    impl Drafter for Script {
+        fn extend(&mut self, _: &[u32]) {}
+
+        fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> usize {
+            draft.clear();
+            draft.extend(self.0.iter().take(most));
+            5
+        }
+    }
+
+    fn drafting(draft: &[u32], max_new: u64) -> Generation {
+        let mut generation = Generation::new(request(&[1, 2], max_new), None, usize::MAX)
+            .speculate(Speculation::new(Box::new(Script(draft.to_vec()))));
+        assert_eq!(tokens_of(generation.next_input(9)), Some(&[1, 2][..]), "a prompt is not drafted");
+        assert_eq!(advance(&mut generation, &[10], 9), (String::new(), 0));
+        generation
+    }
+
+    #[test]
+    fn drafted_tokens_count_as_far_as_the_model_chooses_them() {
+        let mut generation = drafting(&[11, 12, 13], 9);
+        let input = generation.next_input(9).unwrap();
+        assert_eq!((input.tokens, input.rows), (&[10, 11, 12, 13][..], LogitRows::LastN(4)));
+        assert_eq!(advance(&mut generation, &[11, 12, 99, 14], 9).1, 1, "13 is dropped from the sequence");
+        assert_eq!(generation.tokens(), [10, 11, 12, 99]);
+        assert_eq!(generation.next_input(9).unwrap().tokens[0], 99);
+        let stats = generation.into_result().speculation.unwrap();
+        assert_eq!((stats.drafted, stats.accepted, stats.passes), (3, 2, 1));
+    }
+
+    #[test]
+    fn a_sequence_that_drops_more_is_fed_again() {
+        let mut generation = drafting(&[11, 12, 13], 9);
+        generation.next_input(9);
+        assert_eq!(advance(&mut generation, &[11, 98, 0, 0], 9).1, 2);
+        // It held [1, 2, 10, 11] and goes back to the state before the pass.
+        generation.set_fed(2);
+        let input = generation.next_input(3).unwrap();
+        assert_eq!((input.tokens, input.rows), (&[10, 11, 98, 11][..], LogitRows::LastN(2)));
+        assert_eq!(advance(&mut generation, &[11, 12], 9).1, 0);
+        assert_eq!(generation.tokens(), [10, 11, 98, 11, 12]);
+    }
+
+    #[test]
+    fn a_near_tie_is_chosen_again_alone() {
+        let mut generation = drafting(&[11, 12], 9);
+        generation.next_input(9);
+        let mut rows = logits(&[11, 12, 13]);
+        rows.data[257 + 40] = 1.0 - TIE / 2.0;
+        let rejected = generation.advance::<GenerateError>(&rows, 9, &mut |_| Ok(()));
+        assert_eq!((rejected.unwrap(), generation.tokens()), (2, &[10, 11][..]));
+        assert_eq!(tokens_of(generation.next_input(9)), Some(&[11][..]));
+        // A sequence that went back further takes the tokens before it first.
+        generation.set_fed(2);
+        assert_eq!(tokens_of(generation.next_input(9)), Some(&[10][..]));
+        advance(&mut generation, &[0], 9);
+        assert_eq!(tokens_of(generation.next_input(9)), Some(&[11][..]));
+        let mut tie = logits(&[12]);
+        tie.data[40] = 1.0 - TIE / 2.0;
+        assert_eq!(generation.advance::<GenerateError>(&tie, 9, &mut |_| Ok(())).unwrap(), 0);
+        assert_eq!(generation.tokens(), [10, 11, 12]);
+        assert_eq!(generation.next_input(9).unwrap().tokens.len(), 3, "and drafts go on");
+    }
+
+    #[test]
+    fn an_answer_ends_within_a_draft() {
+        let mut generation = drafting(&[11, 256, 13], 9);
+        generation.next_input(9);
+        assert_eq!(advance(&mut generation, &[11, 256, 13, 14], 9).1, 2);
+        let generated = generation.into_result();
+        assert_eq!((&generated.tokens[..], generated.finish_reason), (&[10, 11, 256][..], FinishReason::Eos));
+        let mut generation = drafting(&[11, 12, 13], 3);
+        assert_eq!(generation.next_input(9).unwrap().tokens, [10, 11], "no more than the answer needs");
+        assert_eq!(advance(&mut generation, &[11, 12], 9).1, 0);
+        assert_eq!(generation.into_result().finish_reason, FinishReason::Length);
+        let mut generation = drafting(&[11, 12], 9);
+        generation.next_input(2);
+        assert_eq!(advance(&mut generation, &[11, 12, 13], 0).1, 0);
+        assert_eq!(generation.into_result().tokens, [10, 11, 12, 13], "the sequence is full after the last");
     }
 
     #[test]
@@ -351,7 +593,7 @@ mod tests {
         let mut generation = Generation::new(request(&[1], 9), None, usize::MAX);
         run(&mut generation, &[5], 0);
         assert_eq!(generation.into_result().finish_reason, FinishReason::Length);
-        assert_eq!(Generation::new(request(&[1], 0), None, usize::MAX).next_input(), None);
+        assert_eq!(Generation::new(request(&[1], 0), None, usize::MAX).next_input(0), None);
     }
 
     #[test]
@@ -368,6 +610,9 @@ mod tests {
     #[test]
     fn logits_without_a_choice_are_errors() {
         let mut generation = Generation::new(request(&[1], 9), None, usize::MAX);
-        assert!(matches!(generation.advance(&[f32::NAN], 9), Err(GenerateError::Sampling(_))));
+        generation.next_input(0);
+        let logits = Logits { rows: 1, vocab: 1, data: vec![f32::NAN] };
+        let advanced = generation.advance::<GenerateError>(&logits, 9, &mut |_| Ok(()));
+        assert!(matches!(advanced, Err(GenerateError::Sampling(_))));
     }
 }

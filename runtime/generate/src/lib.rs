@@ -4,10 +4,13 @@
 //! - [`Generation`] is the state machine of one request. It says which tokens to feed next and takes the logits after them. It holds
 //!   no engine, so a caller may drive many generations on one engine, one step of one request at a time.
 //! - [`TokenSequence`] runs an engine: it feeds tokens, keeps what the text has in common with the next prompt, and holds the logits.
+//! - [`Batch`] runs many generations on one engine, whose weights are fetched once a pass for all.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
+//! - [`speculate`] drafts tokens that one pass verifies.
 //!
 //! Knows no terminal, no signals, no command line and no backend. Reads only files that a model's directory holds.
 
+mod batch;
 mod embedding_table;
 mod error;
 mod generate;
@@ -16,12 +19,14 @@ mod plan_file;
 mod prompt;
 pub mod sampling;
 mod sequence;
+pub mod speculate;
 pub mod text;
 
+pub use batch::{Batch, Finished, RequestId};
 pub use embedding_table::{EmbeddingError, EmbeddingTable};
 pub use error::{GenerateError, PromptError};
-pub use generate::{Event, generate};
-pub use generation::{FinishReason, Generated, Generation, GenerationTimings, Request, StepOutput, Usage};
+pub use generate::generate;
+pub use generation::{Event, FinishReason, Generated, Generation, GenerationTimings, Input, Request, Usage};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
 pub use sequence::{ModelInputs, Prefill, SingleSequence, TokenSequence, prompt_chunk};

@@ -4,7 +4,9 @@
 
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;
-use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput};
+use crate::generation::Input;
+use crate::speculate::MAX_DRAFT;
+use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput, WorkItem};
 
 /// Prompt tokens between two checks for cancellation, if the plan feeds prompts in chunks.
 const CHUNK: usize = 64;
@@ -45,6 +47,11 @@ impl<B: Backend> TokenSequence<B> {
         self.logits.last()
     }
 
+    /// The logits `[rows, vocab]` that the last feed asked for.
+    pub fn logit_rows(&self) -> &Logits {
+        &self.logits
+    }
+
     /// Tokens that still fit the context.
     pub fn room(&self, engine: &Engine<B>) -> u64 {
         self.sequence.as_ref().map_or(engine.context(), Sequence::room)
@@ -77,8 +84,52 @@ impl<B: Backend> TokenSequence<B> {
         Ok(left as usize)
     }
 
-    /// Appends tokens and computes the logits after the last. A cancelled pass leaves half a pass's state, so it clears the sequence.
-    pub fn feed(&mut self, engine: &mut Engine<B>, inputs: &ModelInputs, tokens: &[u32]) -> Result<(), GenerateError> {
+    /// Most tokens that can be fed beside one in one pass, and dropped again.
+    pub fn max_draft(&self, engine: &Engine<B>) -> usize {
+        let Some(sequence) = &self.sequence else { return 0 };
+        let most = sequence.room().min(engine.chunk()).saturating_sub(1).min(MAX_DRAFT as u64);
+        if engine.can_go_back(sequence, most + 1) { most as usize } else { 0 }
+    }
+
+    /// Drops the last `count` tokens. Returns how many are left, which may be fewer where states cannot go back to each token: then the
+    /// caller feeds the others again.
+    pub fn drop_last(&mut self, engine: &mut Engine<B>, count: usize) -> Result<usize, GenerateError> {
+        let length = self.tokens.len().saturating_sub(count);
+        let left = match &mut self.sequence {
+            Some(sequence) => engine.truncate(sequence, length as u64)?,
+            None => None,
+        };
+        match left {
+            Some(left) => self.tokens.truncate(left as usize),
+            None => self.clear(),
+        }
+        Ok(self.tokens.len())
+    }
+
+    /// Appends tokens and computes the logits of some of them. A cancelled pass leaves half a pass's state, so it clears the sequence.
+    pub fn feed(
+        &mut self,
+        engine: &mut Engine<B>,
+        inputs: &ModelInputs,
+        Input { tokens, rows }: Input<'_>,
+    ) -> Result<(), GenerateError> {
+        let WorkItem { sequence, input, logits, .. } = self.work_item(engine, inputs, Input { tokens, rows })?;
+        let step = engine.step_with(sequence, input, rows, &inputs.extra, logits);
+        if matches!(step, Err(EngineError::Cancelled)) {
+            self.clear();
+        }
+        step?;
+        self.tokens.extend_from_slice(tokens);
+        Ok(())
+    }
+
+    /// The same as an item of a pass with other sequences. After the pass, the caller calls [`fed`](Self::fed).
+    pub fn work_item<'a>(
+        &'a mut self,
+        engine: &mut Engine<B>,
+        inputs: &'a ModelInputs,
+        Input { tokens, rows }: Input<'a>,
+    ) -> Result<WorkItem<'a, B>, GenerateError> {
         let sequence = match &mut self.sequence {
             Some(sequence) => sequence,
             empty => empty.insert(engine.new_sequence()?),
@@ -90,13 +141,12 @@ impl<B: Backend> TokenSequence<B> {
                 StepInput::Embeddings { tokens: tokens.len(), data: &self.embedding_rows }
             }
         };
-        let step = engine.step_with(sequence, input, LogitRows::Last, &inputs.extra, &mut self.logits);
-        if matches!(step, Err(EngineError::Cancelled)) {
-            self.clear();
-        }
-        step?;
+        Ok(WorkItem { sequence, input, rows, extra: &inputs.extra, logits: &mut self.logits })
+    }
+
+    /// Notes the tokens of an item that succeeded.
+    pub fn fed(&mut self, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        Ok(())
     }
 }
 
@@ -152,6 +202,11 @@ impl<B: Backend> SingleSequence<B> {
         self.sequence.logits()
     }
 
+    /// The logits `[rows, vocab]` that the last feed asked for.
+    pub fn logit_rows(&self) -> &Logits {
+        self.sequence.logit_rows()
+    }
+
     /// Tokens that still fit the context.
     pub fn room(&self) -> u64 {
         self.sequence.room(&self.engine)
@@ -172,9 +227,24 @@ impl<B: Backend> SingleSequence<B> {
         self.sequence.keep_prefix(&mut self.engine, prompt)
     }
 
-    /// See [`TokenSequence::feed`].
+    /// See [`TokenSequence::max_draft`].
+    pub fn max_draft(&self) -> usize {
+        self.sequence.max_draft(&self.engine)
+    }
+
+    /// See [`TokenSequence::drop_last`].
+    pub fn drop_last(&mut self, count: usize) -> Result<usize, GenerateError> {
+        self.sequence.drop_last(&mut self.engine, count)
+    }
+
+    /// Appends tokens and computes the logits after the last. See [`TokenSequence::feed`].
     pub fn feed(&mut self, tokens: &[u32]) -> Result<(), GenerateError> {
-        self.sequence.feed(&mut self.engine, &self.inputs, tokens)
+        self.feed_input(Input { tokens, rows: LogitRows::Last })
+    }
+
+    /// See [`TokenSequence::feed`].
+    pub fn feed_input(&mut self, input: Input<'_>) -> Result<(), GenerateError> {
+        self.sequence.feed(&mut self.engine, &self.inputs, input)
     }
 
     /// Makes the sequence equal to `prompt`, reusing their common prefix. Checks `cancelled` before each chunk.

@@ -86,6 +86,16 @@ impl StateLayout {
         }
     }
 
+    /// Bytes that a sequence reserves for it.
+    pub fn bytes(&self) -> u64 {
+        let one = byte_len(self.dtype, &self.full).unwrap_or(u64::MAX);
+        match self.update {
+            StateUpdate::InPlace { .. } => one,
+            StateUpdate::Append { .. } | StateUpdate::Replace => one.saturating_mul(2),
+            StateUpdate::ReadOnly => 0,
+        }
+    }
+
     fn dims(&self, length: u64) -> Dims {
         let mut dims = self.full.clone();
         if let Some(axis) = token_axis(self.update) {
@@ -199,7 +209,9 @@ impl<B: Backend> StateBuffers<B> {
         let (change, buffer) = (LayoutChange { held: after, before, after }, &buffers[*past]);
         let changed = match buffer.memory {
             MemoryId::HOST => change.apply(layout, pool, buffer, scratch),
-            memory => pool.backend.synchronize(memory).and_then(|()| change.apply_on_device(layout, pool, buffer, scratch)),
+            memory => {
+                pool.backend.synchronize(memory).and_then(|()| change.apply_on_device(layout, pool, buffer, scratch))
+            }
         };
         changed.map_err(about(&layout.past))
     }
@@ -248,9 +260,9 @@ impl LayoutChange {
         let (rows, _) = self.rows(layout);
         // Rows that move up: the last one first, so that no place overlaps a row that has not moved yet. Rows that move down: the first.
         let grows = self.after > self.before;
-        (0..rows).map(|row| if grows { rows - 1 - row } else { row }).try_for_each(|row| {
-            self.move_row(layout, pool, (buffer, buffer), row, scratch)
-        })
+        (0..rows)
+            .map(|row| if grows { rows - 1 - row } else { row })
+            .try_for_each(|row| self.move_row(layout, pool, (buffer, buffer), row, scratch))
     }
 
     /// The same for a buffer on a device, through one on the host.

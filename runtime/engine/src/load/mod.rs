@@ -17,7 +17,7 @@ use crate::program::{InputSource, NameResolver, OutputSink, Program, Route, Stag
 use crate::reporter::Reporter;
 use crate::runtime::{Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
-use crate::weights::budget::{HostMemoryBudget, is_on_host};
+use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
 use hpp_schema::{DType, Plan, Severity};
 use pin::pin_weights;
@@ -43,7 +43,7 @@ pub(crate) fn load<B: Backend>(
     let attached = cancel.attach(control.clone());
 
     let names = NameResolver::new(plan);
-    let budget = HostMemoryBudget::new(plan, backend, options.weights, reporter)?;
+    let budget = HostMemoryBudget::new(plan, backend, &options, reporter)?;
     let loader = SessionLoader {
         plan,
         dir,
@@ -71,7 +71,8 @@ pub(crate) fn load<B: Backend>(
     let logits = logits(&stages);
     let program = Program { plan: plan.clone(), context, stages, schedules, layouts, logits };
 
-    let host_memory = budget.for_devices(plan, backend.memory_use().resident);
+    let in_use = HostMemoryInUse { rss: backend.memory_use().resident, states: program.host_state_bytes() };
+    let host_memory = budget.for_devices(plan, in_use);
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
     let weights =
         WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(streams, &program.stages) };
@@ -87,6 +88,7 @@ pub(crate) fn load<B: Backend>(
         route,
         recorder,
         taps: Taps::default(),
+        max_sequences: budget.sequences(),
         scratch: Vec::new(),
         watch,
         control,

@@ -8,7 +8,7 @@ use crate::reporter::Reporter;
 use crate::runtime::Runtime;
 use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
-use crate::weights::budget::{HostMemoryBudget, is_on_host};
+use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use hpp_schema::{ByteSize, Partition, Plan, Provider};
 use tracing::{debug, info};
 
@@ -33,8 +33,13 @@ pub(super) fn pin_weights<B: Backend>(
     }
     let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
     let rss = runtime.pool.backend.memory_use().resident;
-    let (pinned, window) = (budget.pinned(plan, &is_fallback, rss), budget.window(plan, &is_fallback));
-    info!(limit = budget.limit(), rss, window, pinned = pinned.iter().sum::<u64>(), "host memory budget");
+    let in_use = HostMemoryInUse { rss, states: program.host_state_bytes() };
+    let budget = budget.fit_sequences(plan, &is_fallback, in_use);
+    runtime.max_sequences = budget.sequences();
+    let (pinned, window) = (budget.pinned(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
+    let (states, sequences) = (in_use.states, budget.sequences());
+    let pinned_bytes: u64 = pinned.iter().sum();
+    info!(limit = budget.limit(), rss, window, states, sequences, pinned = pinned_bytes, "host memory budget");
     for (id, stage) in program.stages.entries() {
         let pinned = pinned[stage.partition.index()];
         debug!(stage = %stage.name, pinned, "weights pinned in host memory");

@@ -12,6 +12,7 @@ pub(crate) use stage::{InputSource, OutputSink, Stage, StageInput, StageOutput};
 
 use crate::buffers::StateLayout;
 use crate::ids::{BoundaryId, Id, PartitionId, StageId, StateId, Table};
+use crate::port::MemoryId;
 use crate::telemetry::PerPhase;
 use hpp_schema::{ModelKind, Partition, Plan};
 
@@ -39,6 +40,12 @@ impl Program {
     /// Whether each step computes the whole sequence again, because the model keeps no state.
     pub fn recomputes(&self) -> bool {
         self.plan.model.kind == ModelKind::DecoderWithoutCache
+    }
+
+    /// Bytes of host memory that the states of one sequence take.
+    pub fn host_state_bytes(&self) -> u64 {
+        let on_host = self.layouts.iter().filter(|layout| layout.memory == MemoryId::HOST);
+        on_host.map(StateLayout::bytes).fold(0, u64::saturating_add)
     }
 
     /// The stages that run in each phase, in the order of the schedule.

@@ -37,6 +37,8 @@ pub(crate) struct Runtime<B: Backend> {
     pub route: Route,
     pub recorder: Recorder,
     pub taps: Taps,
+    /// Sequences whose states fit the memory budget together.
+    pub max_sequences: u64,
     /// Bytes on their way from a device to the caller.
     pub scratch: Vec<u8>,
     /// Fails if a file that sessions read is written to.
@@ -65,7 +67,17 @@ impl<B: Backend> Runtime<B> {
         let bindings = self.new_bindings(program)?;
         self.recorder.telemetry.state_bytes += states.iter().map(StateBuffers::bytes).sum::<u64>();
         let (taps_version, history) = (self.taps.version, History::default());
-        Ok(Sequence { length: 0, limit, states, bindings, taps_version, history, lane: 0, pass_start: None, interrupted: false })
+        Ok(Sequence {
+            length: 0,
+            limit,
+            states,
+            bindings,
+            taps_version,
+            history,
+            lane: 0,
+            pass_start: None,
+            interrupted: false,
+        })
     }
 
     /// Empty bindings, one for each stage.

@@ -11,6 +11,7 @@ use crate::telemetry::Transfer;
 use crate::tensor::{HostTensor, Logits, floats_to_f32};
 use hpp_schema::ModelKind;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// The tokens of a step.
 #[derive(Clone, Copy, Debug)]
@@ -35,7 +36,7 @@ impl<B: Backend> WorkItem<'_, B> {
             sequence: self.sequence,
             is_first: true,
             is_last: true,
-            extra: &NO_EXTRA_INPUTS,
+            extra: self.extra,
             error: None,
         }
     }
@@ -72,19 +73,30 @@ impl<'a> StepInput<'a> {
     }
 }
 
-/// The positions whose logits a step returns.
+/// The positions whose logits a step returns. The head computes no others where the model allows that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogitRows {
     /// The last position's.
     Last,
+    /// Those of the last positions, at most this many.
+    LastN(u64),
     /// Those of every position in this step.
     All,
 }
 
 impl LogitRows {
-    /// How many of a pass's positions.
+    /// How many positions of a step of `tokens` tokens.
     fn of(self, tokens: u64) -> u64 {
-        if self == LogitRows::All { tokens } else { 1 }
+        match self {
+            LogitRows::Last => 1,
+            LogitRows::LastN(rows) => rows.clamp(1, tokens.max(1)),
+            LogitRows::All => tokens,
+        }
+    }
+
+    /// How many positions of the pass with the tokens `pass` of a step of `tokens` tokens.
+    fn of_pass(self, pass: Range<u64>, tokens: u64) -> u64 {
+        pass.end.saturating_sub(pass.start.max(tokens - self.of(tokens)))
     }
 }
 
@@ -105,11 +117,11 @@ pub struct WorkItem<'a, B: Backend> {
     pub input: StepInput<'a>,
     /// The positions whose logits are computed.
     pub rows: LogitRows,
+    /// Further model inputs, by name.
+    pub extra: &'a BTreeMap<String, HostTensor>,
     /// The logits `[rows, vocab]`.
     pub logits: &'a mut Logits,
 }
-
-static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
 
 impl<B: Backend> Runtime<B> {
     /// One pass for all items: each stage's weights are fetched once. An item computes what it would compute alone, bit for bit: a run
@@ -121,8 +133,8 @@ impl<B: Backend> Runtime<B> {
     ) -> Result<Vec<Result<(), EngineError>>, EngineError> {
         if program.recomputes() {
             let step = |item: &mut WorkItem<'_, B>| {
-                let WorkItem { sequence, input, rows, logits } = item;
-                self.step_with(program, sequence, Step { input: *input, rows: *rows, extra: &NO_EXTRA_INPUTS, logits })
+                let WorkItem { sequence, input, rows, extra, logits } = item;
+                self.step_with(program, sequence, Step { input: *input, rows: *rows, extra, logits })
             };
             return Ok(items.iter_mut().map(step).collect());
         }
@@ -195,11 +207,11 @@ impl<B: Backend> Runtime<B> {
         let mut done = 0;
         while done < tokens {
             let count = chunk.min(tokens - done);
-            let wanted = rows.of(count);
+            let wanted = rows.of_pass(done..done + count, tokens);
             let (is_first, is_last) = (done == 0, done + count == tokens);
             let item = PassItem {
                 input: input.part(done, count, tokens),
-                sizes: PassSizes { batch: 1, sequence: count, past: sequence.length, rows: wanted },
+                sizes: PassSizes { batch: 1, sequence: count, past: sequence.length, rows: wanted.max(1) },
                 sequence: &mut *sequence,
                 is_first,
                 is_last,
@@ -209,7 +221,7 @@ impl<B: Backend> Runtime<B> {
             self.pass_alone(program, item)?;
             sequence.length += count;
             done += count;
-            if rows == LogitRows::All || is_last {
+            if wanted > 0 {
                 self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: count }, logits)?;
             }
         }

@@ -23,8 +23,9 @@ impl<B: Backend> Sequence<B> {
         if length == self.length {
             return Ok(Some(length));
         }
-        let reach = |layout: &StateLayout| reach(layout, program.context, length, self.pass_start);
-        let Some(left) = program.layouts.iter().try_fold(length, |least, layout| Some(least.min(reach(layout)?))) else {
+        let reach = |layout: &StateLayout| self.reach(layout, program.context, length);
+        let Some(left) = program.layouts.iter().try_fold(length, |least, layout| Some(least.min(reach(layout)?)))
+        else {
             return Ok(None);
         };
         // A failure below leaves some states truncated and others not.
@@ -40,16 +41,26 @@ impl<B: Backend> Sequence<B> {
         (self.length, self.pass_start) = (left, None);
         Ok(Some(left))
     }
-}
 
-/// The most tokens, up to `length`, to which a state can go back; `None` if it cannot go back that far. A buffer with a place for each
-/// token of the context needs no change: readers ignore what lies behind the sequence's length. Rows of an appended state are moved
-/// together. A replaced state mixes tokens, but the buffer of the pass before is still there. A sliding window has overwritten what
-/// it dropped.
-fn reach(layout: &StateLayout, context: u64, length: u64, pass_start: Option<u64>) -> Option<u64> {
-    match layout.update {
-        StateUpdate::InPlace { capacity, .. } => (capacity >= context).then_some(length),
-        StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
-        StateUpdate::Replace => pass_start.filter(|start| *start <= length),
+    /// Whether the sequence could be truncated to its length now after a pass of `tokens` more.
+    pub(crate) fn can_go_back(&self, program: &Program, tokens: u64) -> bool {
+        let total = self.length.saturating_add(tokens);
+        let fits = |layout: &StateLayout| match layout.update {
+            StateUpdate::InPlace { capacity, .. } => capacity >= program.context || total <= capacity,
+            _ => true,
+        };
+        !self.interrupted && program.layouts.iter().all(fits)
+    }
+
+    /// The most tokens, up to `length`, to which a state can go back; `None` if it cannot go back that far. A buffer with a place for
+    /// each token so far needs no change: readers ignore what lies behind the sequence's length. Rows of an appended state are moved
+    /// together. A replaced state mixes tokens, but the buffer of the pass before is still there. A sliding window that is full has
+    /// overwritten what it dropped.
+    fn reach(&self, layout: &StateLayout, context: u64, length: u64) -> Option<u64> {
+        match layout.update {
+            StateUpdate::InPlace { capacity, .. } => (capacity >= context || self.length <= capacity).then_some(length),
+            StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
+            StateUpdate::Replace => self.pass_start.filter(|start| *start <= length),
+        }
     }
 }

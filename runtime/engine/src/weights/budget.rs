@@ -1,7 +1,7 @@
 //! The host memory budget: decides how many bytes of each partition's weights stay in host memory beside everything else.
 
 use crate::error::EngineError;
-use crate::options::WeightReads;
+use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
@@ -18,6 +18,17 @@ pub(crate) struct HostMemoryBudget {
     limit: Option<u64>,
     /// Where the weights of partitions are that were planned for a GPU and fell back to the host.
     gpu_fallback: WeightResidency,
+    /// Sequences whose states have room.
+    sequences: u64,
+}
+
+/// What else than weights is in host memory, bytes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostMemoryInUse {
+    /// The resident set of the process once sessions are loaded, if the system reports it.
+    pub rss: Option<u64>,
+    /// The states of one sequence.
+    pub states: u64,
 }
 
 impl HostMemoryBudget {
@@ -26,9 +37,11 @@ impl HostMemoryBudget {
     pub fn new<B: Backend>(
         plan: &Plan,
         backend: &B,
-        reads: WeightReads,
+        options: &EngineOptions,
         reporter: &dyn Reporter,
     ) -> Result<Self, EngineError> {
+        let reads = options.weights;
+        let sequences = options.sequences.unwrap_or(plan.budgets.batch).max(1);
         let is_read = reads != WeightReads::Mapped;
         let process_limit = backend.memory_limit();
         let least = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
@@ -39,7 +52,7 @@ impl HostMemoryBudget {
         let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
         let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
             let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::Streamed));
-            return Ok(HostMemoryBudget { reads, limit, gpu_fallback });
+            return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences });
         };
         let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
         let Some(left) = pinned.checked_sub(planned - limit) else {
@@ -53,12 +66,27 @@ impl HostMemoryBudget {
             ByteSize(left).human(),
             ByteSize(pinned).human()
         ));
-        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback })
+        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences })
     }
 
     /// Most host memory to use, bytes.
     pub fn limit(&self) -> Option<u64> {
         self.limit
+    }
+
+    /// Sequences whose states have room.
+    pub fn sequences(&self) -> u64 {
+        self.sequences
+    }
+
+    /// The budget for as many of the wanted sequences as fit beside everything but pinned weights, at least one.
+    pub fn fit_sequences(self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Self {
+        let Some((limit, rss)) = self.limit.zip(in_use.rss) else { return self };
+        let fallen_back = fallen_back(plan, is_fallback);
+        let used = [rss, self.window_beside(plan, &fallen_back), activations(plan, &fallen_back), RESERVE];
+        let free = used.into_iter().fold(limit, u64::saturating_sub);
+        let fitting = free.checked_div(in_use.states).unwrap_or(self.sequences);
+        HostMemoryBudget { sequences: fitting.clamp(1, self.sequences), ..self }
     }
 
     /// Whether partitions that fell back from a GPU to the host are streamed.
@@ -96,8 +124,8 @@ impl HostMemoryBudget {
     }
 
     /// Bytes of weights to pin for each partition: the planned ones, or all of a partition that fell back to the host
-    /// (`is_fallback`), scaled by one factor so that their sum fits. `rss` is the resident set of the process, bytes.
-    pub fn pinned(&self, plan: &Plan, is_fallback: &[bool], rss: Option<u64>) -> Vec<u64> {
+    /// (`is_fallback`), scaled by one factor so that their sum fits.
+    pub fn pinned(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Vec<u64> {
         let partitions = plan.partitions.iter().zip(is_fallback);
         let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {
             true => partition.bytes.weights.0,
@@ -105,30 +133,30 @@ impl HostMemoryBudget {
         };
         let wanted: Vec<u64> = partitions.map(wanted).collect();
         let total = wanted.iter().copied().fold(0, u64::saturating_add);
-        let pinned = self.pinned_in_all(plan, total, &fallen_back(plan, is_fallback), rss);
+        let pinned = self.pinned_in_all(plan, total, &fallen_back(plan, is_fallback), in_use);
         let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
         wanted.iter().map(|bytes| (share * *bytes as f64) as u64).collect()
     }
 
     /// Bytes of weights to pin in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
     /// activations and the window. If the system does not report the resident set, what the plan says.
-    fn pinned_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], rss: Option<u64>) -> u64 {
+    fn pinned_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
         let Some(limit) = self.limit else { return wanted };
-        let Some(rss) = rss else {
+        let Some(rss) = in_use.rss else {
             let missing = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(limit));
             return wanted.saturating_sub(missing);
         };
-        let tensors = states_and_activations(plan, |device| is_on_host(plan, device) || !fallen_back.is_empty());
-        let used = [rss, self.window_beside(plan, fallen_back), tensors, RESERVE];
+        let states = in_use.states.saturating_mul(self.sequences);
+        let used = [rss, self.window_beside(plan, fallen_back), states, activations(plan, fallen_back), RESERVE];
         used.into_iter().fold(limit, u64::saturating_sub)
     }
 
     /// Bytes that the host may hold of weights that are streamed to devices, once all sessions are loaded; `None` without a limit.
-    pub fn for_devices(&self, plan: &Plan, rss: Option<u64>) -> Option<u64> {
+    pub fn for_devices(&self, plan: &Plan, in_use: HostMemoryInUse) -> Option<u64> {
         let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
         let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
-        let tensors = states_and_activations(plan, |device| is_on_host(plan, device));
-        let used = [rss.unwrap_or(0), pinned, self.window_beside(plan, &[]), tensors];
+        let states = in_use.states.saturating_mul(self.sequences);
+        let used = [in_use.rss.unwrap_or(0), pinned, self.window_beside(plan, &[]), states, activations(plan, &[])];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
     }
 }
@@ -143,19 +171,19 @@ fn fallen_back<'a>(plan: &'a Plan, is_fallback: &[bool]) -> Vec<&'a Partition> {
         .collect()
 }
 
-/// Bytes of states and activations on the devices that `counts` selects.
-fn states_and_activations(plan: &Plan, counts: impl Fn(&str) -> bool) -> u64 {
-    let states = plan.states.iter().filter(|state| counts(&state.device)).map(|state| state.bytes.0);
-    let kv = states.fold(0, u64::saturating_add).saturating_mul(plan.budgets.batch);
-    let partitions = plan.partitions.iter().filter(|partition| counts(&partition.device));
-    kv.saturating_add(partitions.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0))
+/// Bytes of activations on the host; of all partitions if any fell back there.
+fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
+    let counts = |partition: &&Partition| !fallen_back.is_empty() || is_on_host(plan, &partition.device);
+    plan.partitions.iter().filter(counts).map(|partition| partition.bytes.workspace.0).max().unwrap_or(0)
 }
 
 /// Bytes of host memory that the whole plan would take there. Kernels pack weights into up to a fifth more.
 fn all_on_host(plan: &Plan) -> u64 {
     let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
-    let tensors = states_and_activations(plan, |_| true);
-    weights.saturating_add(weights / 5).saturating_add(tensors).saturating_add(PROCESS)
+    let states = plan.states.iter().map(|state| state.bytes.0).fold(0, u64::saturating_add);
+    let activations = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);
+    let parts = [weights / 5, states.saturating_mul(plan.budgets.batch), activations, PROCESS];
+    parts.into_iter().fold(weights, u64::saturating_add)
 }
 
 /// Bytes of a streamed partition's weights that the plan keeps in memory.

@@ -1,6 +1,6 @@
 //! `hpp-exec PLAN` in a terminal: a conversation. Each turn reuses the sequence's state and computes only the new tokens.
 
-use super::generate::{request, warn_of_unknown_tokens};
+use super::generate::{generation, request, warn_of_unknown_tokens};
 use super::{CommandContext, context_length, load_sequence, open_embeddings};
 use crate::error::ExecError;
 use crate::numbers::{counted, rate};
@@ -38,11 +38,12 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     }
     ctx.console.info("/help shows the commands");
     let transcript = Transcript::new(settings, &encoder);
-    Chat { sequence, transcript, encoder: &encoder, request, context: context_length(&plan, args) }.run(ctx)
+    Chat { settings, sequence, transcript, encoder: &encoder, request, context: context_length(&plan, args) }.run(ctx)
 }
 
 /// A conversation in progress.
 struct Chat<'e> {
+    settings: &'e GenerateSettings,
     sequence: SingleSequence<OrtBackend>,
     transcript: Transcript,
     encoder: &'e PromptEncoder,
@@ -64,7 +65,7 @@ impl Transcript {
     fn new(settings: &GenerateSettings, encoder: &PromptEncoder) -> Self {
         match encoder.template {
             Some(_) => {
-                let system = settings.run.system.as_ref().map(|text| Message::new(Role::System, text.clone()));
+                let system = settings.run.answer.system.as_ref().map(|text| Message::new(Role::System, text.clone()));
                 Transcript::Messages { system, messages: vec![] }
             }
             None => Transcript::Text(String::new()),
@@ -155,7 +156,8 @@ impl Chat<'_> {
             Event::Text(text) => Ok(show(out, text)?),
             Event::Prompt { .. } | Event::Token { .. } => Ok::<_, ExecError>(()),
         };
-        let generated = generate(&mut self.sequence, request, tokenizer, &is_cancelled, on_event);
+        let generation = generation(self.settings, request, tokenizer, &mut self.sequence);
+        let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
         ctx.interrupt.graceful();
         let generated = generated?;

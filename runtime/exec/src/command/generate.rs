@@ -3,6 +3,7 @@
 use super::{
     CommandContext, PromptFormat, context_length, load_sequence, open_embeddings, open_extra_inputs, prompt_tokens,
 };
+use crate::cli::SpeculateArg;
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
@@ -14,10 +15,11 @@ use crate::report::{Bytes, RunReport, Timings, summary};
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
+use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
-    Event, FinishReason, Generated, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
-    check_language_model, check_prompt, generate,
+    Event, FinishReason, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
+    check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::{show, show_json};
 use hpp_schema::error_line;
@@ -28,8 +30,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let plan = PlanFile::open(&settings.plan)?;
     check_language_model(&plan.plan)?;
     let encoder = open_encoder(settings, &plan, ctx.console)?;
-    let format = match settings.run.chat {
-        true => PromptFormat::Chat { system: settings.run.system.as_deref() },
+    let format = match settings.run.answer.chat {
+        true => PromptFormat::Chat { system: settings.run.answer.system.as_deref() },
         false => PromptFormat::Plain,
     };
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format)?;
@@ -52,7 +54,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let watch = ctx.interrupt.cancel_on_request(&sequence.engine().cancel_handle());
     let is_cancelled = || ctx.interrupt.is_requested();
     let on_event = &mut |event: Event<'_>| output.write(event);
-    let generated = generate(&mut sequence, request.clone(), encoder.tokenizer.as_ref(), &is_cancelled, on_event)?;
+    let generation = generation(settings, request.clone(), encoder.tokenizer.as_ref(), &mut sequence);
+    let generated = generate(&mut sequence, generation, &is_cancelled, on_event)?;
     drop(watch);
     output.finish(plan.plan.model.vocab_size)?;
     warn_of_unknown_tokens(encoder.tokenizer.as_ref(), &generated, ctx.console);
@@ -68,8 +71,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 
 /// Opens the tokenizer and, for a chat, the template. Without text in or out a broken tokenizer is only a warning.
 fn open_encoder(settings: &GenerateSettings, plan: &PlanFile, console: &Console) -> Result<PromptEncoder, ExecError> {
-    let needs_tokenizer = !matches!(settings.prompt, PromptSource::Tokens(_)) || !settings.run.stop.is_empty();
-    match PromptEncoder::open(plan, settings.run.chat) {
+    let needs_tokenizer = !matches!(settings.prompt, PromptSource::Tokens(_)) || !settings.run.answer.stop.is_empty();
+    match PromptEncoder::open(plan, settings.run.answer.chat) {
         Err(error) if !needs_tokenizer => {
             console.warn(&format!("{}: printing token ids instead of text", error_line(&error)));
             Ok(PromptEncoder::default())
@@ -86,17 +89,33 @@ pub fn request(
     prompt: Vec<u32>,
 ) -> Result<Request, ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
-    if !settings.run.stop.is_empty() && encoder.tokenizer.is_none() {
+    if !settings.run.answer.stop.is_empty() && encoder.tokenizer.is_none() {
         let message = "--stop needs a tokenizer, and this plan has none".to_owned();
         return Err(ExecError::Usage { message, hint: "leave --stop out".to_owned() });
     }
     Ok(Request {
         prompt,
-        max_new_tokens: settings.run.max_new.unwrap_or(u64::MAX),
-        eos_token_ids: if settings.run.ignore_eos { vec![] } else { generation.eos_token_ids },
-        stop: settings.run.stop.clone(),
-        sampling: settings.run.sampling.overrides().resolve(&generation.sampling),
+        max_new_tokens: settings.run.answer.max_new.unwrap_or(u64::MAX),
+        eos_token_ids: if settings.run.answer.ignore_eos { vec![] } else { generation.eos_token_ids },
+        stop: settings.run.answer.stop.clone(),
+        sampling: settings.run.answer.sampling.overrides().resolve(&generation.sampling),
     })
+}
+
+/// A generation on a sequence, with speculation where it was asked for.
+pub fn generation(
+    settings: &GenerateSettings,
+    request: Request,
+    tokenizer: Option<&TextTokenizer>,
+    sequence: &mut SingleSequence<OrtBackend>,
+) -> Generation {
+    let generation = Generation::new(request, tokenizer.cloned(), prompt_chunk(sequence.engine()));
+    match settings.run.speculate {
+        SpeculateArg::Off => generation,
+        SpeculateArg::Ngram | SpeculateArg::Auto => {
+            generation.speculate(Speculation::new(Box::<NgramDrafter>::default()))
+        }
+    }
 }
 
 /// What goes to stdout while generating.

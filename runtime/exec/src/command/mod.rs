@@ -5,9 +5,12 @@ mod chat;
 mod devices;
 mod generate;
 mod infer;
+mod jobs;
 mod probe;
 mod unsplit;
 mod verify;
+
+pub use jobs::AnswersError;
 
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
@@ -18,7 +21,7 @@ use crate::prompt::PromptSource;
 use crate::runtime::{OrtBackend, Runtime, available_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
-use hpp_engine::{CancelHandle, EngineError, NamedTensors};
+use hpp_engine::{CancelHandle, Engine, EngineError, EngineOptions, NamedTensors};
 use hpp_generate::text::{Message, Role};
 use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
 use hpp_schema::{InputRole, Plan};
@@ -45,6 +48,7 @@ pub fn run(task: Task, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
         Task::Devices(args) => devices::run(&args, ctx),
         Task::Verify(args) => verify::run(&args, ctx),
         Task::Bench(args) => bench::run(&args, ctx),
+        Task::Jobs(args) => jobs::run(&args, ctx),
         Task::Probe(args) => probe::run(&args, ctx),
     }
 }
@@ -58,11 +62,24 @@ fn load_sequence(
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<SingleSequence<OrtBackend>, ExecError> {
+    let engine = load_engine(plan, dir, (args, args.engine_options()), console, interrupt)?;
+    Ok(SingleSequence::new(engine, inputs))
+}
+
+/// Loads a plan with these options. Ctrl-C cancels the load.
+fn load_engine(
+    plan: &Plan,
+    dir: &Path,
+    (args, options): (&RuntimeArgs, EngineOptions),
+    console: &Arc<Console>,
+    interrupt: &Interrupt,
+) -> Result<Engine<OrtBackend>, ExecError> {
     warn_of_memory(plan, console);
     let runtime = Runtime::open_for(plan, args, console)?;
     let cancel = CancelHandle::new();
     let watch = interrupt.cancel_on_request(&cancel);
-    let engine = runtime.load_cancellable(&cancel, plan, dir, args, console)?;
+    let options = EngineOptions { cancel: Some(cancel), ..options };
+    let engine = runtime.load_with(options, plan, dir, args, console)?;
     drop(watch);
     // The load may have ended before the request could cancel it.
     if interrupt.is_requested() {
@@ -71,7 +88,7 @@ fn load_sequence(
     if engine.recomputes() {
         console.warn("this model keeps no state: every token computes the whole text again");
     }
-    Ok(SingleSequence::new(engine, inputs))
+    Ok(engine)
 }
 
 /// Warns if this machine has less free memory than a plan needs.

@@ -94,6 +94,7 @@ mod tests {
         telemetry.reads.time = Duration::from_millis(decode);
         telemetry.disk_stalls.time = Duration::from_millis(stalls);
         let generated = Generated {
+            speculation: None,
             tokens: vec![7; 11],
             text: None,
             finish_reason: FinishReason::Length,

@@ -6,6 +6,7 @@ pub mod streaming;
 use crate::numbers::{counted, millis, rate};
 use disk::DiskReads;
 use hpp_engine::{StageTelemetry, Telemetry};
+use hpp_generate::speculate::SpeculationStats;
 use hpp_generate::{FinishReason, Generated};
 use hpp_schema::{ByteSize, Provider};
 use serde::Serialize;
@@ -55,6 +56,9 @@ pub struct Timings {
     pub transfer_ms: f64,
     /// Number of such copies.
     pub transfers: u64,
+    /// Speculative decoding; absent without.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<SpeculationReport>,
     /// Weights read from disk; absent if none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskReads>,
@@ -63,6 +67,29 @@ pub struct Timings {
     pub streaming: Option<Streaming>,
     /// Times of each partition.
     pub stages: Vec<StageTimes>,
+}
+
+/// What speculative decoding did.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct SpeculationReport {
+    /// Tokens drafted and verified.
+    pub drafted: u64,
+    /// Drafted tokens that the model chose.
+    pub accepted: u64,
+    /// Passes after the prompt.
+    pub passes: u64,
+    /// Tokens chosen in each of them.
+    pub tokens_per_pass: f64,
+    /// What passes of one token for the same tokens would have taken longer, by the passes of one token that were measured.
+    pub saved_ms: Option<f64>,
+}
+
+impl SpeculationReport {
+    fn new(stats: SpeculationStats, decoded: f64, decode: f64) -> Self {
+        let SpeculationStats { drafted, accepted, passes, single_seconds } = stats;
+        let saved_ms = single_seconds.map(|single| (single * decoded - decode) * 1e3);
+        Self { drafted, accepted, passes, tokens_per_pass: decoded / passes.max(1) as f64, saved_ms }
+    }
 }
 
 /// Times of one partition.
@@ -122,6 +149,7 @@ impl Timings {
             decode_tokens_per_second: (decoded > 0.0 && decode > 0.0).then(|| decoded / decode),
             transfer_ms: telemetry.copies.millis(),
             transfers: telemetry.copies.count,
+            speculation: generated.speculation.map(|stats| SpeculationReport::new(stats, decoded, decode)),
             disk: DiskReads::new(telemetry),
             streaming: Streaming::new(telemetry),
             stages: telemetry.stages.iter().map(StageTimes::new).collect(),
@@ -171,6 +199,10 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
         rate(timings.prefill_tokens_per_second),
         rate(timings.decode_tokens_per_second)
     );
+    if let Some(SpeculationReport { drafted, accepted, tokens_per_pass, .. }) = timings.speculation {
+        let tokens = rate(Some(tokens_per_pass));
+        let _ = writeln!(out, "speculation: {accepted} of {drafted} drafted tokens accepted, {tokens} tokens a pass");
+    }
     out.push_str(&stage_table(&timings.stages));
     if timings.transfers > 0 {
         let copied = ByteSize(telemetry.copied_bytes).human();

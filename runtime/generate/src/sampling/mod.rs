@@ -6,7 +6,7 @@ mod exp_sum;
 mod overrides;
 mod sampler;
 
-pub use overrides::SamplingOverrides;
+pub use overrides::{SamplingOverrides, SettingRange};
 pub use sampler::{Sampler, SamplingError, greedy};
 
 /// How tokens are chosen. Every field has a value.

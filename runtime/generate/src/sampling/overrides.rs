@@ -21,7 +21,54 @@ pub struct SamplingOverrides {
     pub seed: Option<u64>,
 }
 
+/// The numbers that a setting may have.
+#[derive(Clone, Copy, Debug)]
+pub struct SettingRange {
+    accepts: fn(f64) -> bool,
+    /// The numbers, in words.
+    pub expected: &'static str,
+}
+
+impl SettingRange {
+    /// Of [`SamplingOverrides::temperature`].
+    pub const TEMPERATURE: Self =
+        Self { accepts: |n| n == 0.0 || n >= 1e-6, expected: "zero or a number from 0.000001 up" };
+    /// Of [`SamplingOverrides::top_p`] and [`SamplingOverrides::min_p`].
+    pub const PROBABILITY: Self = Self { accepts: |n| (0.0..=1.0).contains(&n), expected: "a number from 0 to 1" };
+    /// Of [`SamplingOverrides::repetition_penalty`].
+    pub const PENALTY: Self = Self { accepts: |n| n > 0.0, expected: "a number above 0" };
+
+    /// Whether a setting may have this number.
+    pub fn contains(&self, number: f64) -> bool {
+        number.is_finite() && (self.accepts)(number)
+    }
+}
+
 impl SamplingOverrides {
+    /// The settings of a request, where `defaults` has those that it does not give.
+    pub fn or(self, defaults: Self) -> Self {
+        Self {
+            temperature: self.temperature.or(defaults.temperature),
+            top_k: self.top_k.or(defaults.top_k),
+            top_p: self.top_p.or(defaults.top_p),
+            min_p: self.min_p.or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.or(defaults.repetition_penalty),
+            seed: self.seed.or(defaults.seed),
+        }
+    }
+
+    /// The name of a setting that is out of range, and the numbers it may have, in words.
+    pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
+        let settings = [
+            ("temperature", self.temperature, SettingRange::TEMPERATURE),
+            ("top_p", self.top_p, SettingRange::PROBABILITY),
+            ("min_p", self.min_p, SettingRange::PROBABILITY),
+            ("repetition_penalty", self.repetition_penalty, SettingRange::PENALTY),
+        ];
+        let wrong = settings.iter().find(|(_, value, range)| value.is_some_and(|value| !range.contains(value)));
+        wrong.map_or(Ok(()), |(name, _, range)| Err((name, range.expected)))
+    }
+
     /// Completes the settings with the authors' defaults.
     ///
     /// The choice is greedy unless the authors set `do_sample`, as in Hugging Face's `generation_config.json`, or the request gives a

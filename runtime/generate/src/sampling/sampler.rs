@@ -47,6 +47,13 @@ impl Sampler {
 
     /// The next token, from `logits`: one for each token id.
     pub fn next(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
+        let token = self.next_unless_tied(logits, 0.0)?;
+        token.ok_or(SamplingError::NoCandidate { count: logits.len() })
+    }
+
+    /// [`next`](Self::next), or `None` and no change if the choice is greedy and the largest logit leads by no more than `tie` times the
+    /// largest magnitude. Random choices are never tied.
+    pub fn next_unless_tied(&mut self, logits: &[f32], tie: f32) -> Result<Option<u32>, SamplingError> {
         if has_nan(logits) {
             let token = logits.iter().position(|s| s.is_nan()).unwrap_or(0);
             return Err(SamplingError::NotANumber { token });
@@ -61,12 +68,24 @@ impl Sampler {
         };
         let token = match (self.params.choice, &mut self.random) {
             (Choice::Random(choice), Some(random)) => draw(logits, &choice, unit(random), &mut self.candidates),
+            _ if tie > 0.0 && is_tied(logits, tie) => return Ok(None),
             _ => argmax(logits),
         };
         let token = token.ok_or(SamplingError::NoCandidate { count: logits.len() })?;
         self.seen.insert(token);
-        Ok(token)
+        Ok(Some(token))
     }
+}
+
+/// Whether the largest logit leads the next by at most `tie` times the largest magnitude of a finite one.
+fn is_tied(logits: &[f32], tie: f32) -> bool {
+    let (mut first, mut second, mut magnitude) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0f32);
+    for logit in logits.iter().copied().filter(|logit| logit.is_finite()) {
+        second = second.max(first.min(logit));
+        first = first.max(logit);
+        magnitude = magnitude.max(logit.abs());
+    }
+    second > f32::NEG_INFINITY && first - second <= tie * magnitude
 }
 
 /// The token with the largest logit, the lowest id among equals.
@@ -106,6 +125,17 @@ mod tests {
     fn greedy_takes_the_largest_logit_and_the_first_of_equals() {
         assert_eq!(sampler(Choice::Greedy).next(&[1.0, 5.0, 5.0, -1.0]), Ok(1));
         assert_eq!(sampler(Choice::Greedy).next(&[f32::NEG_INFINITY, -7.0]), Ok(1));
+    }
+
+    #[test]
+    fn near_ties_of_greedy_choices_are_not_decided() {
+        let mut greedy = sampler(Choice::Greedy);
+        assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.9999], 1e-4), Ok(None));
+        assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.99], 1e-4), Ok(Some(1)));
+        assert_eq!(greedy.next_unless_tied(&[-1e6, 10.0, 9.0], 1e-4), Ok(None), "large logits lose digits");
+        assert_eq!(greedy.next_unless_tied(&[3.0, 3.0], 0.0), Ok(Some(0)));
+        assert_eq!(greedy.next_unless_tied(&[f32::NEG_INFINITY, 3.0], 1e-4), Ok(Some(1)));
+        assert_eq!(sampler(Choice::Random(random(1))).next_unless_tied(&[3.0], 1e-4), Ok(Some(0)));
     }
 
     #[test]

@@ -1,0 +1,221 @@
+//! The file of answers: one JSON object a line, each written as a whole as soon as it is known. What is there counts as answered.
+
+use super::prompts::{Answered, JobId};
+use hpp_generate::FinishReason;
+use serde::{Deserialize, Serialize};
+use std::fs::{File, TryLockError};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+/// How each answer begins.
+const START: &[u8] = b"{\"id\":";
+
+/// An answer.
+#[derive(Debug, Serialize)]
+pub struct Answer<'a> {
+    /// The prompt's id; null for a line without one.
+    pub id: Option<&'a JobId>,
+    /// The number of a line that is no prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub line: Option<u64>,
+    /// Number of tokens in the prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_tokens: Option<usize>,
+    /// The tokens generated, the one that ended the text included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<&'a [u32]>,
+    /// The text generated.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<&'a str>,
+    /// Why the text ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub finish: Option<FinishReason>,
+    /// The seed that reproduces the text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Why there is no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<&'a str>,
+}
+
+impl<'a> Answer<'a> {
+    /// An answer that says why there is none.
+    pub fn error(id: Option<&'a JobId>, error: &'a str) -> Self {
+        let (line, prompt_tokens, tokens, text, finish, seed) = (None, None, None, None, None, None);
+        Self { id, line, prompt_tokens, tokens, text, finish, seed, error: Some(error) }
+    }
+}
+
+/// What a resumed run reads of an answer.
+#[derive(Deserialize)]
+struct Written {
+    id: Option<JobId>,
+    line: Option<u64>,
+    finish: Option<String>,
+    error: Option<String>,
+}
+
+/// Why answers cannot be written.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum AnswersError {
+    #[error("cannot write answers to {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("another process writes answers to {}", path.display())]
+    Locked { path: PathBuf },
+    #[error("line {line} of {} is no answer", path.display())]
+    Foreign { path: PathBuf, line: u64 },
+    #[error("the prompts and the answers are the same file, {}", path.display())]
+    SameFile { path: PathBuf },
+}
+
+impl AnswersError {
+    /// What the user can do next.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            AnswersError::Write { .. } => {
+                "the answers before are complete: make room or fix the path, and run the same command again to continue"
+            }
+            AnswersError::Locked { .. } => "wait until it ends, or give another --out",
+            AnswersError::Foreign { .. } => {
+                "a file of answers is continued, never overwritten: give another --out, or move the file away"
+            }
+            AnswersError::SameFile { .. } => "give another --out",
+        }
+    }
+}
+
+/// The file, locked for this process.
+#[derive(Debug)]
+pub struct Answers {
+    file: File,
+    path: PathBuf,
+    /// Bytes of complete answers.
+    complete: u64,
+}
+
+impl Answers {
+    /// Opens or creates the file, and reads what is answered. An answer that was cut off is dropped.
+    pub fn open(path: &Path, prompts: &Path) -> Result<(Self, Answered), AnswersError> {
+        let failed = |source| AnswersError::Write { path: path.to_owned(), source };
+        let is_same =
+            |path: &Path| path.canonicalize().is_ok_and(|path| prompts.canonicalize().is_ok_and(|p| p == path));
+        if is_same(path) {
+            return Err(AnswersError::SameFile { path: path.to_owned() });
+        }
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(AnswersError::Locked { path: path.to_owned() }),
+            Err(TryLockError::Error(source)) => return Err(failed(source)),
+        }
+        let mut answers = Self { file, path: path.to_owned(), complete: 0 };
+        let answered = answers.read()?;
+        answers.drop_incomplete().map_err(failed)?;
+        Ok((answers, answered))
+    }
+
+    /// Appends an answer.
+    pub fn write(&mut self, answer: &Answer<'_>) -> Result<(), AnswersError> {
+        let written = serde_json::to_vec(answer).map_err(io::Error::other).and_then(|mut line| {
+            line.push(b'\n');
+            self.file.write_all(&line)?;
+            self.complete += line.len() as u64;
+            Ok(())
+        });
+        written.map_err(|source| {
+            // The next run drops what is left of it, if this cannot.
+            let _ = self.drop_incomplete();
+            AnswersError::Write { path: self.path.clone(), source }
+        })
+    }
+
+    /// Waits until all answers are on disk.
+    pub fn sync(&self) -> Result<(), AnswersError> {
+        self.file.sync_data().map_err(|source| AnswersError::Write { path: self.path.clone(), source })
+    }
+
+    fn read(&mut self) -> Result<Answered, AnswersError> {
+        let foreign = |line| AnswersError::Foreign { path: self.path.clone(), line };
+        let mut answered = Answered::default();
+        let (mut lines, mut text) = (BufReader::new(&self.file), Vec::new());
+        for number in 1.. {
+            text.clear();
+            let bytes = lines.read_until(b'\n', &mut text);
+            let bytes = bytes.map_err(|source| AnswersError::Write { path: self.path.clone(), source })? as u64;
+            if bytes == 0 {
+                break;
+            }
+            if !text.ends_with(b"\n") {
+                // Cut off: but only an answer is dropped.
+                let is_answer = text.starts_with(START) || START.starts_with(&text);
+                return if is_answer { Ok(answered) } else { Err(foreign(number)) };
+            }
+            let written: Option<Written> = serde_json::from_slice(&text).ok();
+            let written = written.filter(|written| written.finish.is_some() || written.error.is_some());
+            match written.ok_or_else(|| foreign(number))? {
+                Written { line: Some(line), .. } => _ = answered.lines.insert(line),
+                Written { id: Some(id), .. } => _ = answered.ids.insert(id),
+                Written { .. } => return Err(foreign(number)),
+            }
+            self.complete += bytes;
+        }
+        Ok(answered)
+    }
+
+    fn drop_incomplete(&mut self) -> io::Result<()> {
+        self.file.set_len(self.complete)?;
+        self.file.seek(SeekFrom::Start(self.complete)).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(id: i64) -> (JobId, &'static str) {
+        (JobId::Number(id), "why")
+    }
+
+    #[test]
+    fn answers_are_continued_and_a_torn_one_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("answers.jsonl");
+        let prompts = dir.path().join("prompts.jsonl");
+        let (mut answers, answered) = Answers::open(&path, &prompts).unwrap();
+        assert_eq!(answered, Answered::default());
+        for (id, why) in [error(1), error(2)] {
+            answers.write(&Answer::error(Some(&id), why)).unwrap();
+        }
+        answers.write(&Answer { line: Some(7), ..Answer::error(None, "no id") }).unwrap();
+        assert!(matches!(Answers::open(&path, &prompts), Err(AnswersError::Locked { .. })));
+        drop(answers);
+        let whole = std::fs::read(&path).unwrap();
+        let last = whole.len() - 1 - whole[..whole.len() - 1].iter().rev().position(|byte| *byte == b'\n').unwrap();
+        for cut in 1..=whole.len() {
+            std::fs::write(&path, &whole[..cut]).unwrap();
+            let (mut answers, answered) = Answers::open(&path, &prompts).unwrap();
+            assert_eq!(answered.lines.len(), usize::from(cut == whole.len()), "{cut}");
+            assert!(answered.ids.len() == 2 || cut < last, "{cut}");
+            let id = JobId::Text("new".into());
+            answers.write(&Answer::error(Some(&id), "why")).unwrap();
+            drop(answers);
+            let (_, again) = Answers::open(&path, &prompts).unwrap();
+            assert_eq!(again.len(), answered.len() + 1, "{cut}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_is_not_touched() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, prompts) = (dir.path().join("a"), dir.path().join("p"));
+        for text in ["my notes", "my notes\n", "{\"id\": 1, \"prompt\": \"x\"}\n", "{\"id\":1,\"error\":\"x\"}\nnotes"]
+        {
+            std::fs::write(&path, text).unwrap();
+            let error = Answers::open(&path, &prompts).unwrap_err();
+            assert!(matches!(error, AnswersError::Foreign { .. }), "{text}: {error}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        assert!(matches!(Answers::open(&path, &path).unwrap_err(), AnswersError::SameFile { .. }));
+    }
+}

@@ -1,0 +1,285 @@
+//! `hpp-exec jobs PLAN --in PROMPTS.jsonl --out ANSWERS.jsonl`: many prompts together, throughput over latency.
+
+mod answers;
+mod prompts;
+mod requests;
+
+pub use answers::AnswersError;
+
+use super::{CommandContext, context_length, load_engine, open_embeddings};
+use crate::cli::JobsArgs;
+use crate::console::Console;
+use crate::error::ExecError;
+use crate::interrupt::INTERRUPTED;
+use crate::numbers::{counted, rate};
+use crate::report::{Bytes, memory};
+use crate::runtime::{OrtBackend, available_memory};
+use answers::{Answer, Answers};
+use hpp_engine::{Engine, EngineOptions};
+use hpp_generate::{
+    Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
+};
+use hpp_io::show_json;
+use hpp_schema::error_line;
+use prompts::{BadLine, Job, JobId, Prompts};
+use requests::RequestMaker;
+use serde::Serialize;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Sequences at once where neither the user nor the plan gives a number: about as many as compute while the weights of a 4-bit model
+/// are read from a disk of 1 GB/s.
+const DEFAULT_SEQUENCES: u64 = 16;
+/// Of the free memory, the part that states may take where the plan has no limit.
+const STATES_SHARE: f64 = 0.75;
+
+/// Runs every prompt that has no answer yet.
+pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    let plan = PlanFile::open(&args.plan)?;
+    check_language_model(&plan.plan)?;
+    let (answers, answered) = Answers::open(&args.output, &args.input)?;
+    let done = answered.len();
+    let opened = Prompts::open(&args.input, answered);
+    let (prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
+    let requests = RequestMaker::open(&plan, &args.defaults, context_length(&plan, &args.runtime))?;
+    let inputs =
+        ModelInputs { embeddings: open_embeddings(&plan.plan, args.embeddings.as_deref())?, ..ModelInputs::default() };
+    if done > 0 {
+        ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
+    }
+    let wanted = args.max_sequences.unwrap_or(match plan.plan.budgets.batch {
+        0 | 1 => DEFAULT_SEQUENCES,
+        batch => batch,
+    });
+    let options = EngineOptions { sequences: Some(wanted.min(total as u64)), ..args.runtime.engine_options() };
+    ctx.interrupt.graceful();
+    let engine = load_engine(&plan.plan, &plan.dir, (&args.runtime, options), ctx.console, ctx.interrupt)?;
+    let sequences = sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
+    let jobs = Jobs {
+        batch: Batch::new(engine, inputs),
+        sequences,
+        prompts,
+        requests,
+        answers,
+        running: HashMap::new(),
+        counts: Counts::default(),
+        started: Instant::now(),
+    };
+    jobs.run((done, total), args, ctx)
+}
+
+/// How many sequences run at once: those that fit.
+fn sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: bool, console: &Console) -> usize {
+    let free = available_memory().map(|free| (free as f64 * STATES_SHARE) as u64);
+    let in_memory = free.and_then(|free| free.checked_div(engine.host_state_bytes())).unwrap_or(wanted);
+    let sequences = engine.max_sequences().min(in_memory).clamp(1, wanted.max(1));
+    if is_asked && sequences < wanted {
+        let fitting = counted(sequences, "sequence");
+        console.warn(&format!(
+            "memory has room for {fitting} at once, and others wait; a shorter --context makes room for more"
+        ));
+    }
+    usize::try_from(sequences).unwrap_or(usize::MAX)
+}
+
+/// Prompts on their way.
+struct Jobs {
+    batch: Batch<OrtBackend>,
+    /// Most sequences at once.
+    sequences: usize,
+    prompts: Prompts,
+    requests: RequestMaker,
+    answers: Answers,
+    running: HashMap<RequestId, Running>,
+    counts: Counts,
+    started: Instant,
+}
+
+/// What the answer of a generation needs.
+struct Running {
+    id: JobId,
+    seed: Option<u64>,
+}
+
+/// What was done so far, printed by `--json`.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct Counts {
+    /// Prompts answered with text.
+    answers: usize,
+    /// Prompts answered with an error.
+    errors: usize,
+    /// Prompt tokens.
+    prompt_tokens: usize,
+    /// Tokens generated.
+    tokens: usize,
+    /// Passes over the weights.
+    passes: u64,
+    /// Most sequences at once.
+    sequences: usize,
+    /// Without loading.
+    seconds: f64,
+}
+
+impl Jobs {
+    fn run(
+        mut self,
+        (done, total): (usize, usize),
+        args: &JobsArgs,
+        ctx: &mut CommandContext<'_>,
+    ) -> Result<u8, ExecError> {
+        let watch = ctx.interrupt.cancel_on_request(&self.batch.engine().cancel_handle());
+        let outcome = self.answer_all((done, total), ctx);
+        drop(watch);
+        ctx.console.idle();
+        self.counts.seconds = self.started.elapsed().as_secs_f64();
+        self.answers.sync()?;
+        let is_interrupted = match outcome {
+            Ok(()) => ctx.interrupt.is_requested(),
+            Err(error) if error.is_cancelled() => true,
+            Err(error) => return Err(error),
+        };
+        if args.json {
+            show_json(ctx.out, &self.counts)?;
+        }
+        ctx.console.info(&self.summary());
+        if is_interrupted {
+            ctx.console.info("interrupted: the same command continues with the prompts that have no answer");
+        }
+        Ok(if is_interrupted { INTERRUPTED } else { 0 })
+    }
+
+    fn answer_all(&mut self, (done, total): (usize, usize), ctx: &CommandContext<'_>) -> Result<(), ExecError> {
+        while !ctx.interrupt.is_requested() {
+            self.start_more()?;
+            if self.batch.is_empty() {
+                return Ok(());
+            }
+            self.counts.sequences = self.counts.sequences.max(self.batch.len());
+            let tokens = &mut self.counts.tokens;
+            let finished = self.batch.pass::<ExecError>(&mut |_, event| {
+                *tokens += usize::from(matches!(event, hpp_generate::Event::Token { .. }));
+                Ok(())
+            })?;
+            self.counts.passes += 1;
+            finished.into_iter().try_for_each(|finished| self.write(finished))?;
+            ctx.console.answered(done + self.answered(), total, self.progress(done, total));
+        }
+        Ok(())
+    }
+
+    /// Starts prompts until as many run as fit, and answers lines that are no prompts.
+    fn start_more(&mut self) -> Result<(), ExecError> {
+        while self.batch.len() < self.sequences {
+            let next = self.prompts.next_job();
+            let failed = |source| ExecError::Prompts { path: self.prompts.path().to_owned(), source };
+            match next.map_err(failed)? {
+                None => return Ok(()),
+                Some(Ok(job)) => self.start(job)?,
+                Some(Err(BadLine { id, line, error })) => {
+                    self.counts.errors += 1;
+                    self.answers.write(&Answer { line: Some(line), ..Answer::error(id.as_ref(), &error) })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, job: Job) -> Result<(), ExecError> {
+        let id = job.id.clone();
+        let request = match self.requests.request(job) {
+            Ok(request) => request,
+            Err(error) => return self.write_error(&id, &error),
+        };
+        let seed = request.sampling.seed();
+        let generation = Generation::new(request, self.requests.tokenizer(), self.batch.prompt_chunk());
+        self.running.insert(self.batch.add(generation), Running { id, seed });
+        Ok(())
+    }
+
+    fn write(&mut self, Finished { id, result }: Finished) -> Result<(), ExecError> {
+        let Some(Running { id, seed }) = self.running.remove(&id) else { return Ok(()) };
+        let generated = match result {
+            Ok(generated) => generated,
+            Err(error) => return self.write_error(&id, &error),
+        };
+        self.counts.answers += 1;
+        self.counts.prompt_tokens += generated.usage.prompt_tokens;
+        let answer = Answer {
+            id: Some(&id),
+            line: None,
+            prompt_tokens: Some(generated.usage.prompt_tokens),
+            tokens: Some(&generated.tokens),
+            text: generated.text.as_deref(),
+            finish: Some(generated.finish_reason),
+            seed,
+            error: None,
+        };
+        Ok(self.answers.write(&answer)?)
+    }
+
+    fn write_error(&mut self, id: &JobId, error: &GenerateError) -> Result<(), ExecError> {
+        self.counts.errors += 1;
+        Ok(self.answers.write(&Answer::error(Some(id), &error_line(error)))?)
+    }
+
+    fn answered(&self) -> usize {
+        self.counts.answers + self.counts.errors
+    }
+
+    fn tokens_per_second(&self) -> f64 {
+        self.counts.tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
+    }
+
+    fn progress(&self, done: usize, total: usize) -> String {
+        let (answered, elapsed) = (self.answered(), self.started.elapsed());
+        let left = total.saturating_sub(done + answered);
+        let time_left = match answered {
+            0 => String::new(),
+            _ => format!(", about {} left", duration(elapsed.mul_f64(left as f64 / answered as f64))),
+        };
+        let tokens = rate(Some(self.tokens_per_second()));
+        format!(
+            "{} of {total} prompts answered, {} at once, {tokens} tok/s{time_left}",
+            done + answered,
+            self.batch.len()
+        )
+    }
+
+    fn summary(&self) -> String {
+        let Counts { answers, errors, tokens, passes, sequences, seconds, .. } = self.counts;
+        let telemetry = self.batch.engine().telemetry();
+        let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
+        format!(
+            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\nmemory: {}",
+            counted(answers as u64, "answer"),
+            duration(Duration::from_secs_f64(seconds)),
+            counted(sequences as u64, "sequence"),
+            counted(tokens as u64, "new token"),
+            rate(Some(tokens as f64 / seconds.max(1e-9))),
+            rate((passes > 0).then(|| tokens as f64 / passes as f64)),
+            memory(&Bytes::new(&telemetry, self.batch.engine().host_state_bytes() * sequences as u64))
+        )
+    }
+}
+
+/// `42 s`, `3 min 20 s` or `2 h 5 min`.
+fn duration(time: Duration) -> String {
+    let seconds = time.as_secs_f64().round() as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, _) if seconds < 10 => format!("{:.1} s", time.as_secs_f64()),
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_units() {
+        let text = [0.26, 42.0, 200.0, 7500.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
+        assert_eq!(text, ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
+    }
+}

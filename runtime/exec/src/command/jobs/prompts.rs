@@ -1,0 +1,307 @@
+//! The file of prompts: reads one JSON object a line, without holding the file in memory.
+
+use hpp_generate::sampling::SamplingOverrides;
+use hpp_generate::text::Message;
+use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+/// Longest line read: more than any context holds.
+const MAX_LINE: u64 = 64 << 20;
+
+/// What names a prompt and its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(untagged, expecting = "`id` must be a text or a whole number")]
+pub enum JobId {
+    /// A number.
+    Number(i64),
+    /// A text.
+    Text(String),
+}
+
+/// A prompt with its settings.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Job {
+    /// Names the answer.
+    pub id: JobId,
+    /// Text to continue.
+    pub prompt: Option<String>,
+    /// Token ids to continue.
+    pub tokens: Option<Vec<u32>>,
+    /// A conversation for the chat template.
+    pub messages: Option<Vec<Message>>,
+    /// See `AnswerArgs::chat`.
+    pub chat: Option<bool>,
+    /// See `AnswerArgs::system`.
+    pub system: Option<String>,
+    /// See `AnswerArgs::max_new`.
+    pub max_new: Option<i64>,
+    /// See [`SamplingOverrides`]; so are the next five.
+    pub temperature: Option<f64>,
+    /// See above.
+    pub top_k: Option<usize>,
+    /// See above.
+    pub top_p: Option<f64>,
+    /// See above.
+    pub min_p: Option<f64>,
+    /// See above.
+    pub repetition_penalty: Option<f64>,
+    /// See above.
+    pub seed: Option<u64>,
+    /// See `AnswerArgs::stop`.
+    pub stop: Option<OneOrMany>,
+    /// See `AnswerArgs::ignore_eos`.
+    pub ignore_eos: Option<bool>,
+}
+
+/// A text or a list of texts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "`stop` must be a text or a list of texts")]
+pub enum OneOrMany {
+    /// One.
+    One(String),
+    /// Any number.
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    /// The list.
+    pub fn into_vec(self) -> Vec<String> {
+        match self {
+            OneOrMany::One(text) => vec![text],
+            OneOrMany::Many(texts) => texts,
+        }
+    }
+}
+
+impl Job {
+    /// The sampling settings that the line gives.
+    pub fn sampling(&self) -> SamplingOverrides {
+        SamplingOverrides {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
+    }
+
+    /// What is wrong with the line, if anything.
+    fn check(&self) -> Result<(), String> {
+        let prompts = [self.prompt.is_some(), self.tokens.is_some(), self.messages.is_some()];
+        match prompts.iter().filter(|given| **given).count() {
+            1 => {}
+            0 => return Err("no prompt: give one of `prompt`, `tokens` and `messages`".into()),
+            _ => return Err("give only one of `prompt`, `tokens` and `messages`".into()),
+        }
+        if self.prompt.is_none() && (self.chat == Some(true) || self.system.is_some()) {
+            return Err("`chat` and `system` need `prompt`".into());
+        }
+        if self.system.is_some() && self.chat == Some(false) {
+            return Err("`system` needs `chat`".into());
+        }
+        if self.max_new.is_some_and(|tokens| tokens < -1) {
+            return Err("`max_new` must be a number of tokens, or -1 for no limit".into());
+        }
+        self.sampling().check().map_err(|(name, expected)| format!("`{name}` must be {expected}"))
+    }
+}
+
+/// A line that is no prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct BadLine {
+    /// Its id, if it has one.
+    pub id: Option<JobId>,
+    /// Its number, from 1 on.
+    pub line: u64,
+    /// What is wrong with it.
+    pub error: String,
+}
+
+/// Reads prompts, leaving out those that are answered.
+pub struct Prompts {
+    path: PathBuf,
+    lines: BufReader<File>,
+    line: u64,
+    /// Ids of the lines so far.
+    ids: HashSet<JobId>,
+    answered: Answered,
+}
+
+/// What an earlier run has answered.
+#[derive(Debug, Default, PartialEq)]
+pub struct Answered {
+    /// Prompts.
+    pub ids: HashSet<JobId>,
+    /// Lines that are no prompts.
+    pub lines: HashSet<u64>,
+}
+
+impl Answered {
+    /// Answers in all.
+    pub fn len(&self) -> usize {
+        self.ids.len() + self.lines.len()
+    }
+}
+
+impl Prompts {
+    /// Opens the file. Also returns its number of lines that are not blank.
+    pub fn open(path: &Path, answered: Answered) -> io::Result<(Self, usize)> {
+        let mut lines = BufReader::new(File::open(path)?);
+        let (mut total, mut line) = (0, Vec::new());
+        while read_line(&mut lines, &mut line)?.is_some() {
+            total += usize::from(!is_blank(&line));
+        }
+        let lines = BufReader::new(File::open(path)?);
+        Ok((Self { path: path.to_owned(), lines, line: 0, ids: HashSet::new(), answered }, total))
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The next prompt without an answer. `None` at the end.
+    pub fn next_job(&mut self) -> io::Result<Option<Result<Job, BadLine>>> {
+        let mut text = Vec::new();
+        loop {
+            let Some(is_whole) = read_line(&mut self.lines, &mut text)? else { return Ok(None) };
+            self.line += 1;
+            if is_blank(&text) {
+                continue;
+            }
+            let job = match is_whole {
+                true => self.parse(&text),
+                false => Err(self.bad(None, format!("the line is longer than {} MiB", MAX_LINE >> 20))),
+            };
+            let is_answered = match &job {
+                Ok(job) => self.answered.ids.contains(&job.id),
+                Err(bad) => self.answered.lines.contains(&bad.line),
+            };
+            if !is_answered {
+                return Ok(Some(job));
+            }
+        }
+    }
+
+    fn parse(&mut self, text: &[u8]) -> Result<Job, BadLine> {
+        let job: Job = match serde_json::from_slice(text) {
+            Ok(job) => job,
+            Err(error) => {
+                let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
+                return Err(self.bad(id, format!("not a prompt: {error}")));
+            }
+        };
+        if !self.ids.insert(job.id.clone()) {
+            return Err(self.bad(Some(job.id), "another line before has this id".into()));
+        }
+        match job.check() {
+            Ok(()) => Ok(job),
+            Err(error) => Err(self.bad(Some(job.id), error)),
+        }
+    }
+
+    fn bad(&self, id: Option<JobId>, error: String) -> BadLine {
+        BadLine { id, line: self.line, error }
+    }
+}
+
+/// The part of a line that names it.
+#[derive(Deserialize)]
+struct OnlyId {
+    id: JobId,
+}
+
+/// Reads a line without its end. `None` at the end of the file; false if the line is too long, and then only its start is there.
+fn read_line(lines: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
+    line.clear();
+    if lines.by_ref().take(MAX_LINE).read_until(b'\n', line)? == 0 {
+        return Ok(None);
+    }
+    let is_whole = line.ends_with(b"\n") || (line.len() as u64) < MAX_LINE;
+    if !is_whole {
+        lines.skip_until(b'\n')?;
+    }
+    Ok(Some(is_whole))
+}
+
+fn is_blank(line: &[u8]) -> bool {
+    line.iter().all(u8::is_ascii_whitespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, answered: Answered) -> (usize, Vec<Result<Job, BadLine>>) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let (mut prompts, total) = Prompts::open(file.path(), answered).unwrap();
+        let mut jobs = vec![];
+        while let Some(job) = prompts.next_job().unwrap() {
+            jobs.push(job);
+        }
+        (total, jobs)
+    }
+
+    #[test]
+    fn each_line_is_a_prompt_or_says_what_is_wrong_with_it() {
+        let text = r#"{"id": 1, "prompt": "a", "max_new": -1, "stop": "x", "temperature": 0.5}
+
+            {"id": "b", "tokens": [1, 2], "stop": ["x", "y"]}
+            {"id": 1, "prompt": "again"}
+            {"id": 2}
+            {"prompt": "no id"}
+            {"id": 3, "prompt": "x", "tokens": [1]}
+            {"id": 4, "prompt": "x", "top_p": 2}
+            {"id": 5, "prompt": "x", "colour": "red"}
+            not json
+            {"id": 6, "messages": [{"role": "user", "content": "hi"}]}"#;
+        let (total, jobs) = read(text, Answered::default());
+        assert_eq!((total, jobs.len()), (10, 10));
+        let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
+        assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
+        let bad: Vec<&BadLine> = jobs.iter().filter_map(|job| job.as_ref().err()).collect();
+        let says = [
+            "another line",
+            "no prompt",
+            "missing field `id`",
+            "only one",
+            "`top_p` must be",
+            "colour",
+            "not a prompt",
+        ];
+        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10]);
+        for (bad, says) in bad.iter().zip(says) {
+            assert!(bad.error.contains(says), "{bad:?}");
+        }
+        assert_eq!((&bad[4].id, &bad[2].id), (&Some(JobId::Number(4)), &None));
+    }
+
+    #[test]
+    fn answered_prompts_and_lines_are_left_out() {
+        let text =
+            "{\"id\": 1, \"prompt\": \"a\"}\nbroken\n{\"id\": 2, \"prompt\": \"a\"}\n{\"id\": 1, \"prompt\": \"b\"}\n";
+        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([2]) };
+        let (total, jobs) = read(text, answered);
+        assert_eq!(total, 4);
+        assert_eq!(jobs.len(), 2);
+        assert_eq!(jobs[0].as_ref().unwrap().id, JobId::Number(2));
+        assert_eq!(jobs[1].as_ref().unwrap_err().line, 4, "a repeated id has an answer of its own");
+    }
+
+    #[test]
+    fn a_line_without_end_is_a_line_and_a_long_one_is_cut() {
+        assert_eq!(read("{\"id\": 1, \"prompt\": \"a\"}", Answered::default()).1.len(), 1);
+        let mut text = vec![b'x'; MAX_LINE as usize + 9];
+        text.extend_from_slice(b"\nnext");
+        let (mut reader, mut line) = (&text[..], vec![]);
+        assert_eq!(read_line(&mut reader, &mut line).unwrap(), Some(false));
+        assert_eq!(read_line(&mut reader, &mut line).unwrap(), Some(true));
+        assert_eq!(line, b"next");
+    }
+}

@@ -1,0 +1,75 @@
+//! Turns prompts into requests: their settings over those of the command, text into tokens.
+
+use super::prompts::{Job, OneOrMany};
+use crate::cli::AnswerArgs;
+use hpp_generate::sampling::SamplingOverrides;
+use hpp_generate::text::{Message, Role, TextTokenizer};
+use hpp_generate::{GenerateError, PlanFile, PromptEncoder, PromptError, Request, check_prompt};
+use hpp_schema::SamplingDefaults;
+
+/// Makes requests for one plan.
+pub struct RequestMaker {
+    encoder: PromptEncoder,
+    defaults: AnswerArgs,
+    sampling: SamplingOverrides,
+    authors: SamplingDefaults,
+    eos_token_ids: Vec<u32>,
+    context: u64,
+}
+
+impl RequestMaker {
+    /// Opens the plan's tokenizer and chat template. `defaults` are the settings of prompts that give none.
+    pub fn open(plan: &PlanFile, defaults: &AnswerArgs, context: u64) -> Result<Self, GenerateError> {
+        let generation = plan.plan.generation.clone().unwrap_or_default();
+        Ok(Self {
+            encoder: PromptEncoder::open(plan, true)?,
+            sampling: defaults.sampling.overrides(),
+            defaults: defaults.clone(),
+            authors: generation.sampling,
+            eos_token_ids: generation.eos_token_ids,
+            context,
+        })
+    }
+
+    /// The tokenizer, if the plan has one.
+    pub fn tokenizer(&self) -> Option<TextTokenizer> {
+        self.encoder.tokenizer.clone()
+    }
+
+    /// The request of a prompt.
+    pub fn request(&self, job: Job) -> Result<Request, GenerateError> {
+        let sampling = job.sampling().or(self.sampling).resolve(&self.authors);
+        let ignore_eos = job.ignore_eos.unwrap_or(self.defaults.ignore_eos);
+        let max_new = job.max_new.map_or(self.defaults.max_new, |tokens| u64::try_from(tokens).ok());
+        let stop = job.stop.clone().map_or(self.defaults.stop.clone(), OneOrMany::into_vec);
+        if !stop.is_empty() {
+            self.encoder.tokenizer()?;
+        }
+        let prompt = self.tokens(job)?;
+        check_prompt(&prompt, self.context)?;
+        Ok(Request {
+            prompt,
+            max_new_tokens: max_new.unwrap_or(u64::MAX),
+            eos_token_ids: if ignore_eos { vec![] } else { self.eos_token_ids.clone() },
+            stop,
+            sampling,
+        })
+    }
+
+    fn tokens(&self, job: Job) -> Result<Vec<u32>, GenerateError> {
+        if let Some(tokens) = job.tokens {
+            return Ok(tokens);
+        }
+        if let Some(messages) = job.messages {
+            return self.encoder.encode_conversation(&messages);
+        }
+        let text = job.prompt.ok_or(PromptError::Empty)?;
+        let system = job.system.or_else(|| self.defaults.system.clone());
+        if !job.chat.unwrap_or(self.defaults.chat || system.is_some()) {
+            return self.encoder.encode_text(&text);
+        }
+        let system = system.map(|text| Message::new(Role::System, text));
+        let messages: Vec<Message> = system.into_iter().chain([Message::new(Role::User, text)]).collect();
+        self.encoder.encode_conversation(&messages)
+    }
+}

@@ -1,0 +1,244 @@
+//! `hpp-exec jobs`: answers equal those of single runs, nothing is lost or repeated, every bad line has its own error.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{PlanDir, Ran, command, hpp_exec};
+
+struct JobFiles {
+    plan: PlanDir,
+    prompts: PathBuf,
+    answers: PathBuf,
+}
+
+impl JobFiles {
+    fn new(name: &str, lines: &str) -> Self {
+        let plan = PlanDir::new(name, 128);
+        let (prompts, answers) = (plan.file("prompts.jsonl"), plan.file("answers.jsonl"));
+        std::fs::write(&prompts, lines).unwrap();
+        Self { plan, prompts, answers }
+    }
+
+    fn arguments(&self) -> [String; 6] {
+        let path = |path: &PathBuf| path.to_str().unwrap().to_owned();
+        let (plan, prompts, answers) = (path(&self.plan.path()), path(&self.prompts), path(&self.answers));
+        ["jobs".into(), plan, "--in".into(), prompts, "--out".into(), answers]
+    }
+
+    fn run(&self, args: &[&str]) -> Ran {
+        let arguments = self.arguments();
+        hpp_exec(arguments.iter().map(String::as_str).chain(args.iter().copied()))
+    }
+
+    /// The lines of the answers.
+    fn lines(&self) -> Vec<Value> {
+        let text = std::fs::read_to_string(&self.answers).unwrap_or_default();
+        text.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"))).collect()
+    }
+
+    /// The answers by id; each id once.
+    fn by_id(&self) -> BTreeMap<String, Value> {
+        let lines = self.lines();
+        let answers: BTreeMap<String, Value> =
+            lines.iter().map(|answer| (answer["id"].to_string(), answer.clone())).collect();
+        assert_eq!(answers.len(), lines.len(), "an id has two answers");
+        answers
+    }
+}
+
+#[test]
+fn jobs_give_the_answers_of_single_runs() {
+    let lines = [
+        json!({"id": "long", "tokens": (1..60).collect::<Vec<_>>(), "max_new": 9}),
+        json!({"id": 7, "tokens": [5, 6, 7], "max_new": 30, "ignore_eos": true}),
+        json!({"id": "random", "tokens": [8, 9], "temperature": 0.9, "seed": 4}),
+        json!({"id": "text", "prompt": "Once upon a time", "stop": "e"}),
+        json!({"id": "none", "tokens": [1], "max_new": 0}),
+    ];
+    let files = JobFiles::new(
+        "genai/learned-llama-fp32-cpu",
+        &lines.iter().fold(String::new(), |mut text, line| {
+            writeln!(text, "{line}").unwrap();
+            text
+        }),
+    );
+    let summary = files.run(&["--json", "-n", "12", "--max-sequences", "3"]).ok().json();
+    assert_eq!((&summary["answers"], &summary["errors"], &summary["sequences"]), (&json!(5), &json!(0), &json!(3)));
+    let answers = files.by_id();
+    let alone = |args: &[&str]| files.plan.run(&[&["--json"], args].concat()).ok().json();
+    let long: Vec<String> = (1..60).map(|token| token.to_string()).collect();
+    for (id, args) in [
+        ("\"long\"", &["--tokens", &*long.join(","), "-n", "9"][..]),
+        ("7", &["--tokens", "5,6,7", "-n", "30", "--ignore-eos"]),
+        ("\"random\"", &["--tokens", "8,9", "-n", "12", "--temperature", "0.9", "--seed", "4"]),
+        ("\"text\"", &["--prompt", "Once upon a time", "-n", "12", "--stop", "e"]),
+    ] {
+        let (want, got) = (alone(args), &answers[id]);
+        assert_eq!((&got["tokens"], &got["text"]), (&want["tokens"], &want["text"]), "{id}");
+        assert_eq!((&got["finish"], &got["seed"]), (&want["finish_reason"], &want["seed"]), "{id}");
+    }
+    assert_eq!(answers["\"none\""]["tokens"], json!([]));
+}
+
+#[test]
+fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
+    let bad = "\
+        {\"id\": 1, \"tokens\": [1, 2], \"max_new\": 3}\n\
+        no json\n\
+        {\"id\": 2, \"tokens\": []}\n\
+        {\"id\": 3, \"tokens\": [4000000000]}\n\
+        {\"id\": 1, \"tokens\": [3]}\n\
+        {\"id\": 4, \"tokens\": [1], \"max_new\": 2, \"tempreature\": 1}\n\
+        {\"id\": 5, \"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}\n\
+        {\"id\": 6, \"tokens\": [1], \"max_new\": 3}\n";
+    let files = JobFiles::new("genai/llama3-fp32-cpu", &(bad.to_owned() + &long_prompt()));
+    files.run(&[]).ok();
+    let lines = files.lines();
+    let error = |matches: &dyn Fn(&Value) -> bool| {
+        let found: Vec<&Value> = lines.iter().filter(|answer| matches(answer)).collect();
+        assert_eq!(found.len(), 1, "{found:?}");
+        found[0]["error"].as_str().unwrap_or_default().to_owned()
+    };
+    assert!(error(&|answer| answer["line"] == 2).contains("not a prompt"));
+    assert!(error(&|answer| answer["id"] == 2).contains("empty"));
+    assert!(error(&|answer| answer["id"] == 3).contains("4000000000"));
+    assert!(error(&|answer| answer["line"] == 5).contains("another line"));
+    assert!(error(&|answer| answer["id"] == 4).contains("tempreature"));
+    assert!(
+        error(&|answer| answer["id"] == 5).contains("tokenizer")
+            || error(&|answer| answer["id"] == 5).contains("template")
+    );
+    assert!(error(&|answer| answer["id"] == "long").contains("128"));
+    for id in [1, 6] {
+        let good = lines.iter().find(|answer| answer["id"] == id && answer["line"].is_null()).unwrap();
+        assert_eq!((good["tokens"].as_array().unwrap().len(), &good["finish"]), (3, &json!("length")));
+    }
+    // Everything is answered, errors included.
+    let before = std::fs::read(&files.answers).unwrap();
+    files.run(&[]).ok();
+    assert_eq!(std::fs::read(&files.answers).unwrap(), before);
+}
+
+fn long_prompt() -> String {
+    json!({"id": "long", "tokens": vec![1; 129]}).to_string()
+}
+
+/// Prompts whose answers take a moment.
+fn many(count: usize) -> String {
+    (0..count).fold(String::new(), |mut text, id| {
+        let line = json!({"id": id, "tokens": [id % 100, 7, 9], "max_new": 40, "ignore_eos": true});
+        writeln!(text, "{line}").unwrap();
+        text
+    })
+}
+
+#[test]
+fn jobs_that_are_killed_continue_without_losing_or_repeating_an_answer() {
+    let whole = JobFiles::new("genai/llama3-fp32-cpu", &many(60));
+    whole.run(&["--max-sequences", "4"]).ok();
+    let files = JobFiles::new("genai/llama3-fp32-cpu", &many(60));
+    let mut runs = 0;
+    loop {
+        runs += 1;
+        let arguments = files.arguments();
+        let mut child = command(arguments.iter().map(String::as_str).chain(["--max-sequences", "4"]));
+        let mut child = child.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        let before = std::fs::metadata(&files.answers).map_or(0, |file| file.len());
+        let ended = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break Some(status);
+            }
+            let written = std::fs::metadata(&files.answers).map_or(0, |file| file.len());
+            if written > before + 200 * runs && runs < 4 {
+                child.kill().unwrap();
+                child.wait().unwrap();
+                break None;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        if let Some(status) = ended {
+            assert!(status.success());
+            break;
+        }
+        // What a torn write would leave.
+        let mut text = std::fs::read(&files.answers).unwrap();
+        text.extend_from_slice(b"{\"id\":59,\"tok");
+        std::fs::write(&files.answers, text).unwrap();
+    }
+    assert!(runs >= 2, "it was never killed");
+    assert_eq!(files.by_id(), whole.by_id());
+}
+
+#[test]
+fn two_jobs_cannot_write_the_same_answers() {
+    let files = JobFiles::new("optimum/llama-with-past", &many(3000));
+    let arguments = files.arguments();
+    let mut first =
+        command(arguments.iter().map(String::as_str)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    while files.lines().is_empty() {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    files.run(&[]).fails(1, &["another process writes answers", "give another --out"]);
+    first.kill().unwrap();
+    first.wait().unwrap();
+}
+
+#[test]
+fn files_that_hold_something_else_are_refused_and_kept() {
+    let files = JobFiles::new("genai/llama3-fp32-cpu", &many(2));
+    std::fs::write(&files.answers, "notes of mine\n").unwrap();
+    files.run(&[]).fails(1, &["line 1 of", "is no answer", "give another --out"]);
+    assert_eq!(std::fs::read_to_string(&files.answers).unwrap(), "notes of mine\n");
+    let same = JobFiles { answers: files.prompts.clone(), prompts: files.prompts.clone(), plan: files.plan };
+    same.run(&[]).fails(1, &["the same file"]);
+    let missing = JobFiles { prompts: "/no/prompts.jsonl".into(), answers: same.plan.file("other"), plan: same.plan };
+    missing.run(&[]).fails(1, &["cannot read prompts from /no/prompts.jsonl", "one JSON object a line"]);
+}
+
+#[cfg(unix)]
+#[test]
+fn a_full_disk_under_the_answers_ends_the_run_and_the_next_continues() {
+    let files = JobFiles::new("genai/llama3-fp32-cpu", &many(40));
+    // The largest file this shell and its children may write, in blocks; and no signal beyond it, but an error.
+    let script = "trap '' XFSZ; ulimit -f 4; exec \"$0\" \"$@\"";
+    let limited = Command::new("bash")
+        .args(["-c", script, env!("CARGO_BIN_EXE_hpp-exec")])
+        .args(files.arguments())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    Ran::of(limited).fails(1, &["cannot write answers to", "run the same command again to continue"]);
+    let kept = files.by_id().len();
+    assert!((1..40).contains(&kept), "{kept} answers");
+    files.run(&[]).ok();
+    assert_eq!(files.by_id().len(), 40);
+}
+
+#[test]
+fn a_hundred_thousand_lines_are_read_one_by_one() {
+    let mut lines = String::new();
+    for id in 0..100_000 {
+        match id % 1000 {
+            0 => writeln!(lines, "{{\"id\": {id}, \"tokens\": [{}], \"max_new\": 1}}", id % 100).unwrap(),
+            _ => writeln!(lines, "{{\"id\": {id}}}").unwrap(),
+        }
+    }
+    let files = JobFiles::new("genai/llama3-fp32-cpu", &lines);
+    let summary = files.run(&["--json"]).ok().json();
+    assert_eq!((&summary["answers"], &summary["errors"]), (&json!(100), &json!(99_900)));
+    assert_eq!(files.by_id().len(), 100_000);
+}
+
+#[test]
+fn sequences_that_do_not_fit_wait() {
+    let files = JobFiles::new("genai/llama3-fp32-cpu", &many(12));
+    let summary = files.run(&["--json", "--max-sequences", "5"]).ok().json();
+    assert_eq!((&summary["sequences"], &summary["answers"]), (&json!(5), &json!(12)));
+    let tokens = summary["tokens"].as_f64().unwrap();
+    assert!(tokens / summary["passes"].as_f64().unwrap() > 3.0, "{summary}");
+}

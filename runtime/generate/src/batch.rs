@@ -1,0 +1,176 @@
+//! Many generations on one engine: each pass takes the next tokens of every one of them and fetches each stage's weights once.
+
+use crate::error::GenerateError;
+use crate::generation::{Event, Generated, Generation};
+use crate::sequence::{ModelInputs, TokenSequence};
+use hpp_engine::{Backend, Engine, EngineError};
+
+/// Names a generation of a [`Batch`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId(u64);
+
+/// A generation that has left the batch.
+#[derive(Debug)]
+pub struct Finished {
+    /// Which.
+    pub id: RequestId,
+    /// Its result, or why it alone failed.
+    pub result: Result<Generated, GenerateError>,
+}
+
+/// Generations that run together. A generation's tokens do not depend on the others: each computes what it would compute alone.
+pub struct Batch<B: Backend> {
+    engine: Engine<B>,
+    inputs: ModelInputs,
+    members: Vec<Member<B>>,
+    next_id: u64,
+}
+
+/// One generation with its sequence.
+struct Member<B: Backend> {
+    id: RequestId,
+    generation: Generation,
+    sequence: TokenSequence<B>,
+    error: Option<GenerateError>,
+    /// Whether memory for its states was short, so that it waits until another generation leaves.
+    waits: bool,
+}
+
+impl<B: Backend> Batch<B> {
+    /// An empty batch on an engine.
+    pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
+        Self { engine, inputs, members: Vec::new(), next_id: 0 }
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &Engine<B> {
+        &self.engine
+    }
+
+    /// Most tokens of a prompt to feed in one pass.
+    pub fn prompt_chunk(&self) -> usize {
+        usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX)
+    }
+
+    /// Generations in progress.
+    pub fn len(&self) -> usize {
+        self.members.len()
+    }
+
+    /// Whether no generation is in progress.
+    pub fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    /// Adds a generation that is new and whose prompt chunk is at most [`prompt_chunk`](Self::prompt_chunk). It takes part from the next
+    /// pass on.
+    pub fn add(&mut self, generation: Generation) -> RequestId {
+        let id = RequestId(self.next_id);
+        self.next_id += 1;
+        self.members.push(Member { id, generation, sequence: TokenSequence::default(), error: None, waits: false });
+        id
+    }
+
+    /// Takes a generation out before it is finished. `None` if it has left already.
+    pub fn cancel(&mut self, id: RequestId) -> Option<Finished> {
+        let index = self.members.iter().position(|member| member.id == id)?;
+        let mut member = self.members.swap_remove(index);
+        member.error = member.generation.cancel().err();
+        Some(member.leave())
+    }
+
+    /// Runs one pass, reports its events and returns the generations that left: those that finished, and those that failed alone. An
+    /// error of the whole pass concerns all generations, which cannot go on.
+    pub fn pass<E: From<GenerateError>>(
+        &mut self,
+        on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
+    ) -> Result<Vec<Finished>, E> {
+        self.run_pass().map_err(GenerateError::from)?;
+        for member in self.members.iter_mut().filter(|member| member.is_running() && !member.waits) {
+            member.advance(&mut self.engine, on_event)?;
+        }
+        let is_done = |member: &mut Member<B>| !member.is_running();
+        Ok(self.members.extract_if(.., is_done).map(Member::leave).collect())
+    }
+
+    /// Feeds the next tokens of every generation.
+    fn run_pass(&mut self) -> Result<(), EngineError> {
+        let Batch { engine, inputs, members, .. } = self;
+        let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
+        for Member { generation, sequence, error, waits, .. } in members.iter_mut() {
+            let Some(input) = generation.next_input(sequence.max_draft(engine)) else { continue };
+            *waits = false;
+            match sequence.work_item(engine, inputs, input) {
+                Ok(item) => {
+                    items.push(item);
+                    errors.push(error);
+                }
+                // Those before it run on, and their states are freed when they leave.
+                Err(failed) if failed.is_out_of_memory() && !items.is_empty() => *waits = true,
+                Err(failed) => *error = Some(failed),
+            }
+        }
+        if items.is_empty() {
+            return Ok(());
+        }
+        for (error, outcome) in errors.into_iter().zip(engine.pass(&mut items)?) {
+            *error = outcome.err().map(GenerateError::from);
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Member<B> {
+    fn is_running(&self) -> bool {
+        self.error.is_none() && !self.generation.is_finished()
+    }
+
+    /// Takes the logits of a pass that succeeded.
+    fn advance<E: From<GenerateError>>(
+        &mut self,
+        engine: &mut Engine<B>,
+        on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let Member { id, generation, sequence, error, .. } = self;
+        sequence.fed(generation.input());
+        let room = sequence.room(engine);
+        // The caller's error ends the batch; the generation's own only this member.
+        let advanced =
+            generation.advance(sequence.logit_rows(), room, &mut |event| on_event(*id, event).map_err(Failure::Caller));
+        let rejected = match advanced {
+            Ok(rejected) => rejected,
+            Err(Failure::Caller(caller)) => return Err(caller),
+            Err(Failure::Own(own)) => {
+                *error = Some(own);
+                return Ok(());
+            }
+        };
+        if rejected > 0 {
+            match sequence.drop_last(engine, rejected) {
+                Ok(left) => generation.set_fed(left),
+                Err(failed) => *error = Some(failed),
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(self) -> Finished {
+        let result = match self.error {
+            Some(error) => Err(error),
+            None => Ok(self.generation.into_result()),
+        };
+        Finished { id: self.id, result }
+    }
+}
+
+/// Whose error ended an advance.
+enum Failure<E> {
+    Own(GenerateError),
+    Caller(E),
+}
+
+impl<E> From<GenerateError> for Failure<E> {
+    fn from(error: GenerateError) -> Self {
+        Failure::Own(error)
+    }
+}

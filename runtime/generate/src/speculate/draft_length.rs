@@ -1,0 +1,187 @@
+//! How many tokens to draft: the number that gives most tokens per second, by measured acceptance and measured times of passes.
+//!
+//! With an acceptance of `a` for each token, a draft of `k` tokens gives `1 + a + ... + a^k` tokens a pass (Leviathan et al.,
+//! arXiv:2211.17192), and the pass takes `t(k + 1)`. No draft gives one token in `t(1)`.
+
+use super::CONFIDENCES;
+use std::time::Duration;
+
+/// Longest draft.
+pub const MAX_DRAFT: usize = 31;
+/// A draft must promise this many times the tokens per second of none.
+const LEAST_GAIN: f64 = 1.05;
+/// Weight of one measurement after the next one of the same kind.
+const ACCEPTANCE_MEMORY: f64 = 0.97;
+const TIME_MEMORY: f64 = 0.7;
+/// Weight of a measured time of many tokens after another pass with one: what was measured long ago is tried again.
+const UNUSED_MEMORY: f64 = 0.99;
+/// Assumed acceptance for each confidence before anything was verified; counts as much as `PRIOR_WEIGHT` tokens.
+const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
+const PRIOR_WEIGHT: f64 = 4.0;
+/// Assumed time of each further token of a pass relative to a pass of one token, before it was measured.
+const PRIOR_SLOPE: f64 = 0.05;
+/// Numbers of tokens in a pass whose times are recorded apart, in powers of two up to `MAX_DRAFT + 1`.
+const SIZES: usize = 6;
+
+/// A mean of measurements that forgets old ones.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    sum: f64,
+    weight: f64,
+}
+
+impl Mean {
+    fn add(&mut self, value: f64, memory: f64) {
+        *self = Mean { sum: self.sum * memory + value, weight: self.weight * memory + 1.0 };
+    }
+
+    fn forget(&mut self, memory: f64) {
+        *self = Mean { sum: self.sum * memory, weight: self.weight * memory };
+    }
+
+    /// The mean, where `prior` counts as much as `weight` measurements.
+    fn with_prior(self, prior: f64, weight: f64) -> f64 {
+        (self.sum + prior * weight) / (self.weight + weight)
+    }
+}
+
+/// What was measured, and the choice that follows.
+#[derive(Clone, Debug, Default)]
+pub struct DraftLength {
+    /// Whatever was measured.
+    fixed: Option<usize>,
+    acceptance: [Mean; CONFIDENCES],
+    /// Seconds of a pass with one token.
+    single: Mean,
+    /// Seconds of passes of `2^n` tokens relative to `single`, from `n = 1` on; sizes between count for the next larger.
+    relative: [Mean; SIZES],
+}
+
+impl DraftLength {
+    /// Always `tokens`, if there are as many.
+    pub fn fixed(tokens: usize) -> Self {
+        Self { fixed: Some(tokens), ..Self::default() }
+    }
+
+    /// The number of tokens to draft, at most `available`; 0 where no draft pays.
+    pub fn choose(&self, confidence: usize, available: usize) -> usize {
+        if let Some(fixed) = self.fixed {
+            return fixed.min(available);
+        }
+        let acceptance = self.acceptance(confidence);
+        let (mut best, mut best_gain) = (0, LEAST_GAIN);
+        let (mut tokens, mut all_accepted) = (1.0, 1.0);
+        for length in 1..=available.min(MAX_DRAFT) {
+            all_accepted *= acceptance;
+            tokens += all_accepted;
+            let gain = tokens / self.relative_time(length + 1);
+            if gain > best_gain {
+                (best, best_gain) = (length, gain);
+            }
+        }
+        best
+    }
+
+    /// A pass of `tokens` tokens took `time`.
+    pub fn passed(&mut self, tokens: usize, time: Duration) {
+        let seconds = time.as_secs_f64();
+        if tokens <= 1 {
+            self.single.add(seconds, TIME_MEMORY);
+            self.relative.iter_mut().for_each(|mean| mean.forget(UNUSED_MEMORY));
+        } else if let Some(single) = self.single_seconds().filter(|single| *single > 0.0) {
+            self.relative[size(tokens)].add(seconds / single, TIME_MEMORY);
+        }
+    }
+
+    /// Seconds of a pass of one token, if there was one.
+    pub fn single_seconds(&self) -> Option<f64> {
+        (self.single.weight > 0.0).then(|| self.single.sum / self.single.weight)
+    }
+
+    /// Of a draft, `accepted` tokens were right, and then one was wrong if `rejected`.
+    pub fn verified(&mut self, confidence: usize, accepted: usize, rejected: bool) {
+        let mean = &mut self.acceptance[confidence];
+        (0..accepted).for_each(|_| mean.add(1.0, ACCEPTANCE_MEMORY));
+        if rejected {
+            mean.add(0.0, ACCEPTANCE_MEMORY);
+        }
+    }
+
+    /// The probability that a drafted token is right where those before it are.
+    fn acceptance(&self, confidence: usize) -> f64 {
+        self.acceptance[confidence].with_prior(PRIOR_ACCEPTANCE[confidence], PRIOR_WEIGHT)
+    }
+
+    /// The time of a pass of `tokens` relative to one token: between measured sizes on a straight line, beyond them with the assumed slope.
+    fn relative_time(&self, tokens: usize) -> f64 {
+        let (mut below, mut at_below) = (1.0, 1.0);
+        let wanted = tokens as f64;
+        for (power, mean) in self.relative.iter().enumerate().skip(1) {
+            let here = (1u32 << power) as f64;
+            if mean.weight < 0.1 && here < wanted {
+                continue;
+            }
+            let assumed = at_below + PRIOR_SLOPE * (here - below);
+            let at_here = mean.with_prior(assumed, 0.1).max(1.0);
+            if here >= wanted {
+                return at_below + (at_here - at_below) * (wanted - below) / (here - below);
+            }
+            (below, at_below) = (here, at_here);
+        }
+        at_below + PRIOR_SLOPE * (wanted - below)
+    }
+}
+
+/// The index of a number of tokens in `relative`.
+fn size(tokens: usize) -> usize {
+    (tokens.next_power_of_two().trailing_zeros() as usize).min(SIZES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Feeds passes of a machine where `n` tokens take `time(n)` milliseconds.
+    fn machine(time: impl Fn(usize) -> u64) -> DraftLength {
+        let mut length = DraftLength::default();
+        for tokens in [1, 1, 1, 2, 4, 8, 16, 32, 2, 4, 8, 16, 32] {
+            length.passed(tokens, Duration::from_millis(time(tokens)));
+        }
+        length
+    }
+
+    #[test]
+    fn where_weights_stream_drafts_are_long() {
+        let streams = machine(|_| 100);
+        assert_eq!(streams.choose(5, 100), MAX_DRAFT);
+        assert_eq!(streams.choose(5, 7), 7);
+        assert!(streams.choose(0, 100) >= 2, "even an unlikely token is free");
+        assert_eq!(streams.choose(3, 0), 0);
+    }
+
+    #[test]
+    fn where_each_token_costs_a_pass_nothing_is_drafted() {
+        let computes = machine(|tokens| 100 * tokens as u64);
+        assert!((0..CONFIDENCES).all(|confidence| computes.choose(confidence, 31) == 0));
+    }
+
+    #[test]
+    fn a_quarter_pass_for_each_token_needs_likely_drafts() {
+        let mut length = machine(|tokens| 100 + 25 * (tokens as u64 - 1));
+        assert_eq!(length.choose(0, 31), 0);
+        assert!((1..=15).contains(&length.choose(5, 31)));
+        length.verified(5, 0, true);
+        (0..40).for_each(|_| length.verified(5, 0, true));
+        assert_eq!(length.choose(5, 31), 0, "drafts that were wrong");
+        (0..40).for_each(|_| length.verified(5, 3, false));
+        assert!(length.choose(5, 31) > 0, "and are right again");
+    }
+
+    #[test]
+    fn a_time_that_was_measured_long_ago_is_tried_again() {
+        let mut length = machine(|tokens| if tokens == 1 { 100 } else { 9000 });
+        assert_eq!(length.choose(5, 31), 0);
+        (0..900).for_each(|_| length.passed(1, Duration::from_millis(100)));
+        assert!(length.choose(5, 31) > 0);
+    }
+}
