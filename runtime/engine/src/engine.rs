@@ -96,10 +96,10 @@ impl<B: Backend> Engine<B> {
         sequence.truncate(&self.program, pool, length, scratch)
     }
 
-    /// Whether a sequence could be [truncated](Self::truncate) after a pass of `tokens` more: to its length now, or to less where the
-    /// caller then feeds tokens again. False once a sliding window is full, which overwrites what it drops.
-    pub fn can_go_back(&self, sequence: &Sequence<B>, tokens: u64) -> bool {
-        sequence.can_go_back(&self.program, tokens)
+    /// Most tokens of a pass that can be undone by [`truncate`](Self::truncate), if the sequence [keeps
+    /// snapshots](Sequence::keep_snapshots). 0 if a sliding window on a device is full.
+    pub fn max_undo(&self, sequence: &Sequence<B>) -> u64 {
+        sequence.max_undo(&self.program)
     }
 
     /// Runs every partition once on named inputs and returns the model's outputs, including states.

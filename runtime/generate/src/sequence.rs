@@ -87,8 +87,8 @@ impl<B: Backend> TokenSequence<B> {
     /// Most tokens that can be fed beside one in one pass, and dropped again.
     pub fn max_draft(&self, engine: &Engine<B>) -> usize {
         let Some(sequence) = &self.sequence else { return 0 };
-        let most = sequence.room().min(engine.chunk()).saturating_sub(1).min(MAX_DRAFT as u64);
-        if engine.can_go_back(sequence, most + 1) { most as usize } else { 0 }
+        let most = sequence.room().min(engine.chunk()).min(engine.max_undo(sequence));
+        most.saturating_sub(1).min(MAX_DRAFT as u64) as usize
     }
 
     /// Drops the last `count` tokens. Returns how many are left, which may be fewer where states cannot go back to each token: then the
@@ -134,6 +134,8 @@ impl<B: Backend> TokenSequence<B> {
             Some(sequence) => sequence,
             empty => empty.insert(engine.new_sequence()?),
         };
+        // Several rows: a draft, some of which may be dropped.
+        sequence.keep_snapshots(matches!(rows, LogitRows::LastN(2..)));
         let input = match &inputs.embeddings {
             None => StepInput::Tokens(tokens),
             Some(table) => {

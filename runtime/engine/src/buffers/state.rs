@@ -86,6 +86,11 @@ impl StateLayout {
         }
     }
 
+    /// Whether a sequence of `length` tokens has dropped some from it: a sliding window that was full.
+    pub fn has_dropped(&self, length: u64) -> bool {
+        matches!(self.update, StateUpdate::InPlace { capacity, .. } if length > capacity)
+    }
+
     /// Bytes that a sequence reserves for it.
     pub fn bytes(&self) -> u64 {
         let one = byte_len(self.dtype, &self.full).unwrap_or(u64::MAX);
@@ -107,8 +112,8 @@ impl StateLayout {
 
 /// The buffers of one state of one sequence.
 pub(crate) enum StateBuffers<B: Backend> {
-    /// Updated in place, laid out for `tokens` tokens.
-    InPlace { buffer: Buffer<B>, tokens: u64 },
+    /// Updated in place, laid out for `tokens` tokens; with a copy of its contents before the last pass, if that may be undone.
+    InPlace { buffer: Buffer<B>, tokens: u64, snapshot: Option<Buffer<B>> },
     /// Double-buffered: the buffer at `past` is read, the other one written.
     Double { buffers: [Buffer<B>; 2], past: usize },
     /// Given by the caller, once it is.
@@ -120,7 +125,9 @@ impl<B: Backend> StateBuffers<B> {
         let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
         let reserve = || pool.reserve(layout.memory, bytes).map_err(about(&layout.past));
         Ok(match layout.update {
-            StateUpdate::InPlace { capacity, .. } => StateBuffers::InPlace { buffer: reserve()?, tokens: capacity },
+            StateUpdate::InPlace { capacity, .. } => {
+                StateBuffers::InPlace { buffer: reserve()?, tokens: capacity, snapshot: None }
+            }
             StateUpdate::Append { .. } | StateUpdate::Replace => {
                 StateBuffers::Double { buffers: [reserve()?, reserve()?], past: 0 }
             }
@@ -131,7 +138,9 @@ impl<B: Backend> StateBuffers<B> {
     /// Bytes reserved.
     pub fn bytes(&self) -> u64 {
         match self {
-            StateBuffers::InPlace { buffer, .. } => buffer.bytes,
+            StateBuffers::InPlace { buffer, snapshot, .. } => {
+                buffer.bytes + snapshot.as_ref().map_or(0, |snapshot| snapshot.bytes)
+            }
             StateBuffers::Double { buffers, .. } => buffers.iter().map(|buffer| buffer.bytes).sum(),
             StateBuffers::Given(given) => given.as_ref().map_or(0, |(buffer, _)| buffer.bytes),
         }
@@ -140,7 +149,7 @@ impl<B: Backend> StateBuffers<B> {
     /// The buffer and shape to bind as past when the sequence has `length` tokens.
     pub fn past(&self, layout: &StateLayout, length: u64) -> Result<(&Buffer<B>, BindingKey), EngineError> {
         let (buffer, dims) = match (self, layout.update) {
-            (StateBuffers::InPlace { buffer, tokens }, _) => (buffer, layout.dims(*tokens)),
+            (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
             (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
                 (&buffers[*past], layout.dims(length))
             }
@@ -156,7 +165,7 @@ impl<B: Backend> StateBuffers<B> {
     /// The buffer and shape to bind as present when the sequence will have `total` tokens; `None` for read-only states.
     pub fn present(&self, layout: &StateLayout, total: u64) -> Option<(&Buffer<B>, BindingKey)> {
         let (buffer, dims) = match (self, layout.update) {
-            (StateBuffers::InPlace { buffer, tokens }, _) => (buffer, layout.dims(*tokens)),
+            (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
             (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
                 (&buffers[1 - *past], layout.dims(total))
             }
@@ -175,7 +184,7 @@ impl<B: Backend> StateBuffers<B> {
         total: u64,
         scratch: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let StateBuffers::InPlace { buffer, tokens } = self else { return Ok(()) };
+        let StateBuffers::InPlace { buffer, tokens, .. } = self else { return Ok(()) };
         let wanted = layout.layout_tokens(total);
         if !layout.partial || (length > 0 && *tokens >= wanted) {
             return Ok(());
@@ -188,6 +197,17 @@ impl<B: Backend> StateBuffers<B> {
         Ok(())
     }
 
+    /// Copies the contents of a buffer on the host before a pass that may be undone.
+    pub fn take_snapshot(&mut self, layout: &StateLayout, pool: &BufferPool<B>) -> Result<(), EngineError> {
+        let StateBuffers::InPlace { buffer, snapshot, .. } = self else { return Ok(()) };
+        let reserved = match snapshot.take() {
+            Some(reserved) => Ok(reserved),
+            None => pool.reserve(buffer.memory, buffer.bytes),
+        };
+        let snapshot = snapshot.insert(reserved.map_err(about(&layout.past))?);
+        pool.copy(buffer, snapshot, layout.dtype, &layout.full).map_err(about(&layout.past))
+    }
+
     /// Goes back from `before` to `after` tokens. `is_last_pass`: the last pass started with `after` tokens, so that the other buffer of a
     /// double-buffered state still holds them.
     pub fn truncate(
@@ -198,7 +218,14 @@ impl<B: Backend> StateBuffers<B> {
         is_last_pass: bool,
         scratch: &mut Vec<u8>,
     ) -> Result<(), EngineError> {
-        let StateBuffers::Double { buffers, past } = self else { return Ok(()) };
+        let (buffers, past) = match self {
+            StateBuffers::Double { buffers, past } => (buffers, past),
+            StateBuffers::InPlace { buffer, snapshot: Some(snapshot), .. } if layout.has_dropped(before) => {
+                std::mem::swap(buffer, snapshot);
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
         if is_last_pass {
             *past = 1 - *past;
             return Ok(());

@@ -76,6 +76,7 @@ impl<B: Backend> Runtime<B> {
             history,
             lane: 0,
             pass_start: None,
+            snapshots: false,
             interrupted: false,
         })
     }

@@ -102,6 +102,10 @@ impl<B: Backend> Runtime<B> {
             item.sequence.bindings = self.new_bindings(program)?;
             item.sequence.taps_version = self.taps.version;
         }
+        item.sequence.pass_start = None;
+        if item.sequence.snapshots {
+            item.sequence.take_snapshots(program, &self.pool, item.sizes.sequence)?;
+        }
         item.sequence.interrupted = true;
         Ok(())
     }

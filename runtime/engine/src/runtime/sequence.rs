@@ -21,6 +21,8 @@ pub struct Sequence<B: Backend> {
     pub(super) lane: usize,
     /// Its length before its last pass, if double-buffered states still hold that.
     pub(super) pass_start: Option<u64>,
+    /// Whether passes may be undone where that needs a copy of a state.
+    pub(super) snapshots: bool,
     /// Whether a pass failed half way, so that the states are inconsistent.
     pub(super) interrupted: bool,
 }
@@ -63,6 +65,12 @@ impl<B: Backend> Sequence<B> {
     /// How many more tokens fit.
     pub fn room(&self) -> u64 {
         self.limit.saturating_sub(self.length)
+    }
+
+    /// Whether the next passes may be undone ([`Engine::truncate`](crate::Engine::truncate)) where a sliding window drops tokens in
+    /// them: then the window is copied before.
+    pub fn keep_snapshots(&mut self, on: bool) {
+        self.snapshots = on;
     }
 
     /// Gives it a state that the model only reads.

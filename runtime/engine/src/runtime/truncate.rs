@@ -3,7 +3,7 @@
 use super::Sequence;
 use crate::buffers::{BufferPool, StateLayout};
 use crate::error::EngineError;
-use crate::port::Backend;
+use crate::port::{Backend, MemoryId};
 use crate::program::Program;
 use hpp_schema::StateUpdate;
 
@@ -23,7 +23,7 @@ impl<B: Backend> Sequence<B> {
         if length == self.length {
             return Ok(Some(length));
         }
-        let reach = |layout: &StateLayout| self.reach(layout, program.context, length);
+        let reach = |layout: &StateLayout| self.reach(layout, length);
         let Some(left) = program.layouts.iter().try_fold(length, |least, layout| Some(least.min(reach(layout)?)))
         else {
             return Ok(None);
@@ -42,25 +42,43 @@ impl<B: Backend> Sequence<B> {
         Ok(Some(left))
     }
 
-    /// Whether the sequence could be truncated to its length now after a pass of `tokens` more.
-    pub(crate) fn can_go_back(&self, program: &Program, tokens: u64) -> bool {
-        let total = self.length.saturating_add(tokens);
-        let fits = |layout: &StateLayout| match layout.update {
-            StateUpdate::InPlace { capacity, .. } => capacity >= program.context || total <= capacity,
-            _ => true,
+    /// Most tokens of a pass after which the sequence could be truncated to its length now, or to less where the caller then feeds
+    /// tokens again. Windows that drop tokens in such a pass must have a snapshot, which only those on the host can.
+    pub(crate) fn max_undo(&self, program: &Program) -> u64 {
+        let most = |layout: &StateLayout| match layout.update {
+            StateUpdate::InPlace { capacity, .. } if capacity < program.context && layout.memory != MemoryId::HOST => {
+                capacity.saturating_sub(self.length)
+            }
+            _ => u64::MAX,
         };
-        !self.interrupted && program.layouts.iter().all(fits)
+        program.layouts.iter().map(most).min().unwrap_or(u64::MAX)
+    }
+
+    /// Before a pass of `tokens` tokens that may be undone: copies the windows that drop tokens in it.
+    pub(super) fn take_snapshots(
+        &mut self,
+        program: &Program,
+        pool: &BufferPool<B>,
+        tokens: u64,
+    ) -> Result<(), EngineError> {
+        let total = self.length + tokens;
+        for (state, layout) in self.states.iter_mut().zip(program.layouts.iter()) {
+            if layout.has_dropped(total) && layout.memory == MemoryId::HOST {
+                state.take_snapshot(layout, pool)?;
+            }
+        }
+        Ok(())
     }
 
     /// The most tokens, up to `length`, to which a state can go back; `None` if it cannot go back that far. A buffer with a place for
     /// each token so far needs no change: readers ignore what lies behind the sequence's length. Rows of an appended state are moved
-    /// together. A replaced state mixes tokens, but the buffer of the pass before is still there. A sliding window that is full has
-    /// overwritten what it dropped.
-    fn reach(&self, layout: &StateLayout, context: u64, length: u64) -> Option<u64> {
+    /// together. A replaced state mixes tokens, and a window drops them: they go back to what they were before the last pass.
+    fn reach(&self, layout: &StateLayout, length: u64) -> Option<u64> {
+        let before_pass = self.pass_start.filter(|start| *start <= length);
         match layout.update {
-            StateUpdate::InPlace { capacity, .. } => (capacity >= context || self.length <= capacity).then_some(length),
-            StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
-            StateUpdate::Replace => self.pass_start.filter(|start| *start <= length),
+            StateUpdate::InPlace { .. } if layout.has_dropped(self.length) => before_pass.filter(|_| self.snapshots),
+            StateUpdate::InPlace { .. } | StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
+            StateUpdate::Replace => before_pass,
         }
     }
 }
