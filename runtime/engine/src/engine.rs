@@ -122,7 +122,7 @@ impl<B: Backend> Engine<B> {
         let Runtime { taps, lanes, .. } = &mut self.runtime;
         let boundaries = &lanes[0].boundaries;
         let find = |name: &str| {
-            let found = boundaries.position(|boundary| boundary.name == name);
+            let found = boundaries.find(name);
             found.ok_or_else(|| EngineError::WrongOutput { name: name.to_owned(), why: "no partition has it".into() })
         };
         taps.wanted = names.into_iter().map(find).collect::<Result<_, _>>()?;

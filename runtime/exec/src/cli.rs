@@ -58,10 +58,14 @@ pub struct RunArgs {
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
-    /// Draft tokens and verify several in one pass over the weights: the same tokens, sooner where text repeats itself and passes of
-    /// several tokens cost little more than one, as where weights are streamed. Drafts pause where they do not pay.
-    #[arg(long, value_enum, default_value_t = SpeculateArg::Off, value_name = "HOW")]
-    pub speculate: SpeculateArg,
+    /// Draft tokens and verify several in one pass over the weights: the same tokens, sooner where drafts are right and passes of
+    /// several tokens cost little more than one, as where weights are streamed. Drafts pause where they do not pay [default:
+    /// `draft` with --draft, else `off`].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub speculate: Option<SpeculateArg>,
+    /// Plan of a smaller model with the same tokenizer, which drafts. Its --ram and --vram come on top of this plan's.
+    #[arg(long, value_name = "PLAN")]
+    pub draft: Option<PathBuf>,
     /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.
     #[arg(long)]
     pub json: bool,
@@ -237,15 +241,16 @@ pub struct LibraryArgs {
 }
 
 /// `--speculate`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
-    /// One token a pass.
-    #[default]
-    Off,
-    /// What followed the last time the text ended as it does now.
-    Ngram,
-    /// The best of the above for this run: n-grams.
+    /// With --draft if it is given, else n-grams.
     Auto,
+    /// One token a pass.
+    Off,
+    /// Draft what followed the last time the text ended as it does now.
+    Ngram,
+    /// Draft with the model of --draft.
+    Draft,
 }
 
 /// `--weights`.

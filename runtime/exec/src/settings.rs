@@ -3,7 +3,7 @@
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
 };
-use crate::cli::{SamplingArgs, VerifyArgs, WeightReadsArg};
+use crate::cli::{SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
 use crate::console::Level;
 use crate::error::ExecError;
 use crate::prompt::{PromptSource, TextSource, stdin_is_piped};
@@ -41,8 +41,39 @@ pub struct GenerateSettings {
     pub plan: PathBuf,
     /// Where the prompt comes from.
     pub prompt: PromptSource,
+    /// Where drafts come from.
+    pub drafts: Drafts,
     /// All other arguments.
     pub run: RunArgs,
+}
+
+/// Where drafts of speculative decoding come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Drafts {
+    /// There are none.
+    None,
+    /// The text itself.
+    Ngram,
+    /// The model of this plan.
+    Model(PathBuf),
+}
+
+impl Drafts {
+    fn resolve(how: Option<SpeculateArg>, draft: Option<PathBuf>) -> Result<Self, ExecError> {
+        let usage =
+            |message: &str, hint: &str| Err(ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() });
+        match (how, draft) {
+            (None | Some(SpeculateArg::Auto | SpeculateArg::Draft), Some(plan)) => Ok(Drafts::Model(plan)),
+            (Some(SpeculateArg::Draft), None) => {
+                usage("--speculate draft needs a draft model", "give its plan: --draft PLAN, or use --speculate ngram")
+            }
+            (Some(SpeculateArg::Off | SpeculateArg::Ngram), Some(_)) => {
+                usage("--draft is for --speculate draft", "leave --draft or --speculate out")
+            }
+            (Some(SpeculateArg::Ngram | SpeculateArg::Auto), None) => Ok(Drafts::Ngram),
+            (None | Some(SpeculateArg::Off), None) => Ok(Drafts::None),
+        }
+    }
 }
 
 /// How to run a model once on tensors.
@@ -117,7 +148,8 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     if run.answer.chat && matches!(prompt, PromptSource::Tokens(_)) {
         return Err(usage("--chat needs text, not tokens", "give --prompt TEXT, or leave --chat out"));
     }
-    let settings = GenerateSettings { plan, prompt, run };
+    let drafts = Drafts::resolve(run.speculate, run.draft.take())?;
+    let settings = GenerateSettings { plan, prompt, drafts, run };
     Ok(if settings.prompt == PromptSource::Terminal { Task::Chat(settings) } else { Task::Generate(settings) })
 }
 
@@ -207,7 +239,13 @@ mod tests {
 
     #[test]
     fn options_that_contradict_each_other_are_errors_with_a_hint() {
-        for line in ["p --prompt x --inputs i --outputs o", "p --prompt x --system s", "p --tokens 1 --chat"] {
+        for line in [
+            "p --prompt x --inputs i --outputs o",
+            "p --prompt x --system s",
+            "p --tokens 1 --chat",
+            "p --tokens 1 --speculate draft",
+            "p --tokens 1 --speculate ngram --draft d",
+        ] {
             let error = task(line).expect_err(line);
             assert_eq!(error.code(), 1, "{line}");
             assert!(error.hint().is_some(), "{line}");
@@ -218,6 +256,14 @@ mod tests {
     fn arguments_select_the_task() {
         assert!(matches!(task("p --inputs i --outputs o").unwrap(), Task::Infer(_)));
         assert!(matches!(task("p --prompt x --inputs i").unwrap(), Task::Generate(_)));
+        for (line, drafts) in [
+            ("p --tokens 1", Drafts::None),
+            ("p --tokens 1 --speculate auto", Drafts::Ngram),
+            ("p --tokens 1 --draft d", Drafts::Model("d".into())),
+        ] {
+            let Task::Generate(settings) = task(line).unwrap() else { panic!() };
+            assert_eq!(settings.drafts, drafts, "{line}");
+        }
         assert!(matches!(task("devices").unwrap(), Task::Devices(_)));
         let Task::Generate(g) = task("p --prompt-file -").unwrap() else { panic!() };
         assert_eq!(g.prompt, PromptSource::Text(TextSource::Stdin));

@@ -204,12 +204,20 @@ impl Drafter for NearlyRight {
         self.position += tokens.len();
     }
 
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> usize {
+    fn confidence(&self) -> Option<usize> {
+        Some(5)
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError> {
         let from = self.position - self.prompt;
         let tokens = self.answer.iter().enumerate().skip(from).take(most);
         draft.clear();
         draft.extend(tokens.map(|(index, token)| if index % 3 == 2 { (token + 1) % 100 } else { *token }));
-        5
+        Ok(())
     }
 }
 

@@ -98,8 +98,15 @@ impl<B: Backend> Batch<B> {
         let Batch { engine, inputs, members, .. } = self;
         let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
         for Member { generation, sequence, error, waits, .. } in members.iter_mut() {
-            let Some(input) = generation.next_input(sequence.max_draft(engine)) else { continue };
             *waits = false;
+            let input = match generation.next_input(sequence.max_draft(engine)) {
+                Ok(Some(input)) => input,
+                Ok(None) => continue,
+                Err(failed) => {
+                    *error = Some(failed);
+                    continue;
+                }
+            };
             match sequence.work_item(engine, inputs, input) {
                 Ok(item) => {
                     items.push(item);

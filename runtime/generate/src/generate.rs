@@ -20,7 +20,7 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
         generation.set_reused(reused);
     }
     let mut stop = cancelled();
-    while !stop && let Some(input) = generation.next_input(sequence.max_draft()) {
+    while !stop && let Some(input) = generation.next_input(sequence.max_draft())? {
         match sequence.feed_input(input) {
             Err(error) if error.is_cancelled() => stop = true,
             fed => {

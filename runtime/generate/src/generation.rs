@@ -201,11 +201,13 @@ impl Generation {
     }
 
     /// What to feed next. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
-    pub fn next_input(&mut self, max_draft: usize) -> Option<Input<'_>> {
+    ///
+    /// # Errors
+    /// When a draft model fails.
+    pub fn next_input(&mut self, max_draft: usize) -> Result<Option<Input<'_>>, GenerateError> {
         if self.is_finished() {
-            return None;
+            return Ok(None);
         }
-        self.pass_started = Instant::now();
         self.drafted = 0;
         self.input.clear();
         let prompt = self.request.prompt.len();
@@ -217,20 +219,22 @@ impl Generation {
             // Before a pass of one token, those that the sequence dropped beside it.
             let now = if self.alone && left.len() > 1 { left.len() - 1 } else { left.len() };
             self.input.extend_from_slice(&left[..now]);
-            self.add_draft(max_draft);
+            self.add_draft(max_draft)?;
         }
-        Some(Input { tokens: &self.input, rows: LogitRows::LastN(1 + self.drafted as u64) })
+        self.pass_started = Instant::now();
+        Ok(Some(Input { tokens: &self.input, rows: LogitRows::LastN(1 + self.drafted as u64) }))
     }
 
-    fn add_draft(&mut self, max_draft: usize) {
-        let Some(speculation) = self.speculation.as_mut().filter(|_| !self.alone) else { return };
+    fn add_draft(&mut self, max_draft: usize) -> Result<(), GenerateError> {
+        let Some(speculation) = self.speculation.as_mut().filter(|_| !self.alone) else { return Ok(()) };
         let beside = self.input.len() - 1;
         // The last token of the answer is chosen, not fed.
         let wanted = (self.request.max_new_tokens - 1).saturating_sub(self.tokens.len() as u64);
         let most = max_draft.saturating_sub(beside).min(usize::try_from(wanted).unwrap_or(usize::MAX));
-        let draft = speculation.draft(most);
+        let draft = speculation.draft(most)?;
         self.drafted = draft.len();
         self.input.extend_from_slice(draft);
+        Ok(())
     }
 
     /// Takes the logits of the rows that [`next_input`](Self::next_input) asked for, after its tokens were fed. `room` is the number of
@@ -451,14 +455,14 @@ mod tests {
     /// Feeds the tokens of `answer` as the model's choices and returns the text of each step.
     fn run(generation: &mut Generation, answer: &[u32], room: u64) -> Vec<String> {
         let mut step = |token: &u32| {
-            assert!(generation.next_input(0).is_some());
+            assert!(generation.next_input(0).unwrap().is_some());
             advance(generation, &[*token], room).0
         };
         answer.iter().map(&mut step).collect()
     }
 
-    fn tokens_of(input: Option<Input<'_>>) -> Option<&[u32]> {
-        input.map(|input| input.tokens)
+    fn tokens_of(input: Result<Option<Input<'_>>, GenerateError>) -> Option<&[u32]> {
+        input.unwrap().map(|input| input.tokens)
     }
 
     #[test]
@@ -478,7 +482,7 @@ mod tests {
         advance(&mut generation, &[9], 9);
         assert_eq!(tokens_of(generation.next_input(0)), Some(&[9][..]));
         advance(&mut generation, &[7], 9);
-        assert_eq!(generation.next_input(0), None);
+        assert_eq!(generation.next_input(0).unwrap(), None);
         let generated = generation.into_result();
         assert_eq!((&generated.tokens[..], generated.finish_reason), (&[9, 7][..], FinishReason::Length));
         assert_eq!(generated.usage, Usage { prompt_tokens: 8, reused_tokens: 1, completion_tokens: 2 });
@@ -491,10 +495,18 @@ mod tests {
     impl Drafter for Script {
         fn extend(&mut self, _: &[u32]) {}
 
-        fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> usize {
+        fn confidence(&self) -> Option<usize> {
+            Some(5)
+        }
+
+        fn is_free(&self) -> bool {
+            true
+        }
+
+        fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError> {
             draft.clear();
             draft.extend(self.0.iter().take(most));
-            5
+            Ok(())
         }
     }
 
@@ -509,11 +521,11 @@ mod tests {
     #[test]
     fn drafted_tokens_count_as_far_as_the_model_chooses_them() {
         let mut generation = drafting(&[11, 12, 13], 9);
-        let input = generation.next_input(9).unwrap();
+        let input = generation.next_input(9).unwrap().unwrap();
         assert_eq!((input.tokens, input.rows), (&[10, 11, 12, 13][..], LogitRows::LastN(4)));
         assert_eq!(advance(&mut generation, &[11, 12, 99, 14], 9).1, 1, "13 is dropped from the sequence");
         assert_eq!(generation.tokens(), [10, 11, 12, 99]);
-        assert_eq!(generation.next_input(9).unwrap().tokens[0], 99);
+        assert_eq!(generation.next_input(9).unwrap().unwrap().tokens[0], 99);
         let stats = generation.into_result().speculation.unwrap();
         assert_eq!((stats.drafted, stats.accepted, stats.passes), (3, 2, 1));
     }
@@ -521,11 +533,11 @@ mod tests {
     #[test]
     fn a_sequence_that_drops_more_is_fed_again() {
         let mut generation = drafting(&[11, 12, 13], 9);
-        generation.next_input(9);
+        generation.next_input(9).unwrap();
         assert_eq!(advance(&mut generation, &[11, 98, 0, 0], 9).1, 2);
         // It held [1, 2, 10, 11] and goes back to the state before the pass.
         generation.set_fed(2);
-        let input = generation.next_input(3).unwrap();
+        let input = generation.next_input(3).unwrap().unwrap();
         assert_eq!((input.tokens, input.rows), (&[10, 11, 98, 11][..], LogitRows::LastN(2)));
         assert_eq!(advance(&mut generation, &[11, 12], 9).1, 0);
         assert_eq!(generation.tokens(), [10, 11, 98, 11, 12]);
@@ -534,7 +546,7 @@ mod tests {
     #[test]
     fn a_near_tie_is_chosen_again_alone() {
         let mut generation = drafting(&[11, 12], 9);
-        generation.next_input(9);
+        generation.next_input(9).unwrap();
         let mut rows = logits(&[11, 12, 13]);
         rows.data[257 + 40] = 1.0 - TIE / 2.0;
         let rejected = generation.advance::<GenerateError>(&rows, 9, &mut |_| Ok(()));
@@ -549,22 +561,22 @@ mod tests {
         tie.data[40] = 1.0 - TIE / 2.0;
         assert_eq!(generation.advance::<GenerateError>(&tie, 9, &mut |_| Ok(())).unwrap(), 0);
         assert_eq!(generation.tokens(), [10, 11, 12]);
-        assert_eq!(generation.next_input(9).unwrap().tokens.len(), 3, "and drafts go on");
+        assert_eq!(generation.next_input(9).unwrap().unwrap().tokens.len(), 3, "and drafts go on");
     }
 
     #[test]
     fn an_answer_ends_within_a_draft() {
         let mut generation = drafting(&[11, 256, 13], 9);
-        generation.next_input(9);
+        generation.next_input(9).unwrap();
         assert_eq!(advance(&mut generation, &[11, 256, 13, 14], 9).1, 2);
         let generated = generation.into_result();
         assert_eq!((&generated.tokens[..], generated.finish_reason), (&[10, 11, 256][..], FinishReason::Eos));
         let mut generation = drafting(&[11, 12, 13], 3);
-        assert_eq!(generation.next_input(9).unwrap().tokens, [10, 11], "no more than the answer needs");
+        assert_eq!(generation.next_input(9).unwrap().unwrap().tokens, [10, 11], "no more than the answer needs");
         assert_eq!(advance(&mut generation, &[11, 12], 9).1, 0);
         assert_eq!(generation.into_result().finish_reason, FinishReason::Length);
         let mut generation = drafting(&[11, 12], 9);
-        generation.next_input(2);
+        generation.next_input(2).unwrap();
         assert_eq!(advance(&mut generation, &[11, 12, 13], 0).1, 0);
         assert_eq!(generation.into_result().tokens, [10, 11, 12, 13], "the sequence is full after the last");
     }
@@ -593,7 +605,7 @@ mod tests {
         let mut generation = Generation::new(request(&[1], 9), None, usize::MAX);
         run(&mut generation, &[5], 0);
         assert_eq!(generation.into_result().finish_reason, FinishReason::Length);
-        assert_eq!(Generation::new(request(&[1], 0), None, usize::MAX).next_input(0), None);
+        assert_eq!(Generation::new(request(&[1], 0), None, usize::MAX).next_input(0).unwrap(), None);
     }
 
     #[test]
@@ -610,7 +622,7 @@ mod tests {
     #[test]
     fn logits_without_a_choice_are_errors() {
         let mut generation = Generation::new(request(&[1], 9), None, usize::MAX);
-        generation.next_input(0);
+        generation.next_input(0).unwrap();
         let logits = Logits { rows: 1, vocab: 1, data: vec![f32::NAN] };
         let advanced = generation.advance::<GenerateError>(&logits, 9, &mut |_| Ok(()));
         assert!(matches!(advanced, Err(GenerateError::Sampling(_))));

@@ -209,6 +209,11 @@ impl<B: Backend> SingleSequence<B> {
         self.sequence.logit_rows()
     }
 
+    /// Most tokens of the sequence.
+    pub fn context(&self) -> u64 {
+        self.engine.context()
+    }
+
     /// Tokens that still fit the context.
     pub fn room(&self) -> u64 {
         self.sequence.room(&self.engine)

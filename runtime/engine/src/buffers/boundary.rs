@@ -1,7 +1,9 @@
-//! Boundaries: the tensors that one partition leaves for later ones, in every memory that reads them.
+//! Boundaries: the tensors that one partition leaves for later ones, in every memory that reads them. Boundaries that are never needed at
+//! the same time share buffers.
 
 use super::{BindingKey, Buffer, BufferId, BufferPool, about, size_of};
 use crate::error::{BackendError, EngineError};
+use crate::ids::{BoundaryId, Table};
 use crate::port::{Backend, Dims, MemoryId, Tensor};
 use crate::program::{PassShape, PassSizes};
 use crate::telemetry::{Recorder, Transfer};
@@ -10,16 +12,35 @@ use hpp_schema::DType;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// One tensor that crosses partitions.
-pub(crate) struct Boundary<B: Backend> {
+/// What is known of a boundary before a pass.
+#[derive(Clone, Debug)]
+pub(crate) struct BoundaryLayout {
     pub name: String,
     pub dtype: DType,
     /// Its shape, where it is known before the run.
-    shape: Option<PassShape>,
+    pub shape: Option<PassShape>,
+    /// The index of its buffers; boundaries with one index are never needed at the same time.
+    pub buffers: usize,
+}
+
+/// The boundaries of one lane.
+pub(crate) struct Boundaries<B: Backend> {
+    values: Table<BoundaryId, Boundary<B>>,
+    buffers: Vec<SharedBuffers<B>>,
+}
+
+/// A buffer in each memory that reads some boundary; in a home memory only for tensors of known shape.
+struct SharedBuffers<B: Backend> {
+    /// The boundary whose value they hold.
+    holder: Option<BoundaryId>,
+    by_memory: BTreeMap<MemoryId, Buffer<B>>,
+}
+
+/// One tensor that crosses partitions.
+struct Boundary<B: Backend> {
+    layout: BoundaryLayout,
     /// The memory its producer leaves it in.
     home: MemoryId,
-    /// A buffer in each memory that reads it; in the home memory only for tensors of known shape.
-    buffers: BTreeMap<MemoryId, Buffer<B>>,
     /// The tensor that the producer allocated, where the shape is unknown before the run.
     allocated: Option<(BufferId, B::Tensor)>,
     /// Its shape in the current pass, once known.
@@ -50,135 +71,182 @@ impl<B: Backend> BoundaryValue<'_, B> {
     }
 }
 
+impl<B: Backend> SharedBuffers<B> {
+    /// The buffer in a memory, large enough for this shape of the boundary.
+    fn reserve(
+        &mut self,
+        pool: &BufferPool<B>,
+        memory: MemoryId,
+        layout: &BoundaryLayout,
+        dims: &Dims,
+    ) -> Result<&Buffer<B>, EngineError> {
+        let bytes = size_of(&layout.name, layout.dtype, dims)?;
+        let buffer = match self.by_memory.entry(memory) {
+            Entry::Occupied(buffer) => buffer.into_mut(),
+            Entry::Vacant(free) => free.insert(pool.reserve(memory, bytes).map_err(about(&layout.name))?),
+        };
+        pool.grow(buffer, bytes).map_err(about(&layout.name))?;
+        Ok(buffer)
+    }
+}
+
 impl<B: Backend> Boundary<B> {
-    pub fn new(name: &str, dtype: DType, shape: Option<PassShape>) -> Self {
-        Boundary {
-            name: name.to_owned(),
-            dtype,
-            shape,
-            home: MemoryId::HOST,
-            buffers: BTreeMap::new(),
-            allocated: None,
-            dims: None,
-            valid_in: Vec::with_capacity(2),
+    fn new(layout: BoundaryLayout) -> Self {
+        let valid_in = Vec::with_capacity(2);
+        Boundary { layout, home: MemoryId::HOST, allocated: None, dims: None, valid_in }
+    }
+}
+
+impl<B: Backend> Boundaries<B> {
+    pub fn new(layouts: impl IntoIterator<Item = BoundaryLayout>) -> Self {
+        let values: Table<BoundaryId, Boundary<B>> = layouts.into_iter().map(Boundary::new).collect();
+        let count = values.iter().map(|boundary| boundary.layout.buffers + 1).max().unwrap_or(0);
+        let free = || SharedBuffers { holder: None, by_memory: BTreeMap::new() };
+        Boundaries { values, buffers: (0..count).map(|_| free()).collect() }
+    }
+
+    /// The same boundaries, without buffers.
+    pub fn another(&self) -> Self {
+        Boundaries::new(self.values.iter().map(|boundary| boundary.layout.clone()))
+    }
+
+    /// The boundary of this name.
+    pub fn find(&self, name: &str) -> Option<BoundaryId> {
+        self.values.position(|boundary| boundary.layout.name == name)
+    }
+
+    pub fn name(&self, id: BoundaryId) -> &str {
+        &self.values[id].layout.name
+    }
+
+    pub fn dtype(&self, id: BoundaryId) -> DType {
+        self.values[id].layout.dtype
+    }
+
+    /// Invalidates the values of the last pass; `sizes` give the shapes of the next.
+    pub fn start_pass(&mut self, sizes: &PassSizes) {
+        self.start_pass_of_unknown_shape();
+        for boundary in self.values.iter_mut() {
+            boundary.dims = boundary.layout.shape.as_ref().and_then(|shape| shape.eval(sizes));
         }
     }
 
-    /// A boundary for the same tensor, without buffers.
-    pub fn another(&self) -> Self {
-        Boundary::new(&self.name, self.dtype, self.shape.clone())
-    }
-
-    /// Invalidates the value of the last pass; `sizes` give the shape of the next.
-    pub fn start_pass(&mut self, sizes: &PassSizes) {
-        self.start_pass_of_unknown_shape();
-        self.dims = self.shape.as_ref().and_then(|shape| shape.eval(sizes));
-    }
-
-    /// Invalidates the value of the last pass; the producer allocates the next.
+    /// Invalidates the values of the last pass; the producers allocate the next.
     pub fn start_pass_of_unknown_shape(&mut self) {
-        self.valid_in.clear();
-        (self.allocated, self.dims) = (None, None);
+        for boundary in self.values.iter_mut() {
+            boundary.valid_in.clear();
+            (boundary.allocated, boundary.dims) = (None, None);
+        }
     }
 
-    /// Its shape in the current pass, once known.
-    pub fn dims(&self) -> Option<&[u64]> {
-        self.dims.as_deref()
+    /// A boundary's shape in the current pass, once known.
+    pub fn dims(&self, id: BoundaryId) -> Option<&[u64]> {
+        self.values[id].dims.as_deref()
     }
 
     /// The memory its producer leaves it in.
-    pub fn home(&self) -> MemoryId {
-        self.home
+    pub fn home(&self, id: BoundaryId) -> MemoryId {
+        self.values[id].home
     }
 
     /// The buffer in `home` that the producer writes to; `None` if the shape is unknown before the run.
     pub fn output_buffer(
         &mut self,
+        id: BoundaryId,
         pool: &BufferPool<B>,
         home: MemoryId,
     ) -> Result<Option<(&Buffer<B>, BindingKey)>, EngineError> {
-        self.home = home;
-        let Some(dims) = self.dims.clone() else { return Ok(None) };
-        let buffer = self.reserve(pool, home, &dims)?;
+        let boundary = &mut self.values[id];
+        boundary.home = home;
+        let Some(dims) = boundary.dims.clone() else { return Ok(None) };
+        let shared = &mut self.buffers[boundary.layout.buffers];
+        shared.holder = Some(id);
+        let buffer = shared.reserve(pool, home, &boundary.layout, &dims)?;
         let key = BindingKey { buffer: buffer.id, dims };
         Ok(Some((buffer, key)))
     }
 
     /// The producer has run and left the value in `home`: in the buffer, or in a tensor it `allocated`.
-    pub fn produced(&mut self, pool: &BufferPool<B>, home: MemoryId, allocated: Option<B::Tensor>) {
-        self.home = home;
-        self.valid_in.push(home);
+    pub fn produced(&mut self, id: BoundaryId, pool: &BufferPool<B>, home: MemoryId, allocated: Option<B::Tensor>) {
+        let boundary = &mut self.values[id];
+        boundary.home = home;
+        boundary.valid_in.push(home);
         if let Some(tensor) = allocated {
-            self.dims = Some(Dims::from_slice(tensor.shape()));
-            self.allocated = Some((pool.new_id(), tensor));
+            boundary.dims = Some(Dims::from_slice(tensor.shape()));
+            boundary.allocated = Some((pool.new_id(), tensor));
+            self.buffers[boundary.layout.buffers].holder = Some(id);
         }
     }
 
     /// Copies the value to a memory that does not hold it yet.
     pub fn copy_to(
         &mut self,
+        id: BoundaryId,
         pool: &BufferPool<B>,
         memory: MemoryId,
         recorder: &mut Recorder,
     ) -> Result<(), EngineError> {
-        if self.valid_in.contains(&memory) || self.valid_in.is_empty() {
+        let boundary = &mut self.values[id];
+        let shared = &mut self.buffers[boundary.layout.buffers];
+        let BoundaryLayout { name, dtype, .. } = &boundary.layout;
+        if boundary.valid_in.contains(&memory) || boundary.valid_in.is_empty() || shared.holder != Some(id) {
             return Ok(());
         }
-        let Some(dims) = self.dims.clone() else { return Ok(()) };
-        let start = pool.synchronize(self.home, memory, recorder).map_err(about(&self.name))?;
-        self.reserve(pool, memory, &dims)?;
-        let to = &self.buffers[&memory];
-        let copied = match &self.allocated {
+        let Some(dims) = boundary.dims.clone() else { return Ok(()) };
+        let start = pool.synchronize(boundary.home, memory, recorder).map_err(about(name))?;
+        shared.reserve(pool, memory, &boundary.layout, &dims)?;
+        let to = &shared.by_memory[&memory];
+        let copied = match &boundary.allocated {
             Some(_) if dims.contains(&0) => Ok(()),
-            Some((_, tensor)) => pool.view(to, self.dtype, &dims).and_then(|view| pool.backend.copy(tensor, &view)),
-            None => pool.copy(&self.buffers[&self.home], to, self.dtype, &dims),
+            Some((_, tensor)) => pool.view(to, *dtype, &dims).and_then(|view| pool.backend.copy(tensor, &view)),
+            None => pool.copy(&shared.by_memory[&boundary.home], to, *dtype, &dims),
         };
-        copied.map_err(about(&self.name))?;
-        self.valid_in.push(memory);
-        let bytes = size_of(&self.name, self.dtype, &dims)?;
-        recorder.copied(&Transfer { name: &self.name, from: self.home, to: memory, bytes }, pool.since(start));
+        copied.map_err(about(name))?;
+        boundary.valid_in.push(memory);
+        let bytes = size_of(name, *dtype, &dims)?;
+        recorder.copied(&Transfer { name, from: boundary.home, to: memory, bytes }, pool.since(start));
         Ok(())
     }
 
     /// The value in a memory that holds it.
-    pub fn value(&self, memory: MemoryId) -> Option<(BoundaryValue<'_, B>, BindingKey)> {
-        let dims = self.dims.clone()?;
-        if let Some((id, tensor)) = self.allocated.as_ref().filter(|_| memory == self.home) {
-            return Some((BoundaryValue::Allocated(tensor), BindingKey { buffer: *id, dims }));
+    pub fn value(&self, id: BoundaryId, memory: MemoryId) -> Option<(BoundaryValue<'_, B>, BindingKey)> {
+        let boundary = &self.values[id];
+        let dims = boundary.dims.clone()?;
+        if let Some((buffer, tensor)) = boundary.allocated.as_ref().filter(|_| memory == boundary.home) {
+            return Some((BoundaryValue::Allocated(tensor), BindingKey { buffer: *buffer, dims }));
         }
-        let buffer = self.buffers.get(&memory).filter(|_| self.valid_in.contains(&memory))?;
+        let shared = &self.buffers[boundary.layout.buffers];
+        let holds = shared.holder == Some(id) && boundary.valid_in.contains(&memory);
+        let buffer = shared.by_memory.get(&memory).filter(|_| holds)?;
         Some((BoundaryValue::Buffer(buffer), BindingKey { buffer: buffer.id, dims }))
     }
 
     /// Reads some of the value's bytes, from `offset` on, from the home memory.
-    pub fn read_into(&self, pool: &BufferPool<B>, offset: u64, bytes: &mut [u8]) -> Result<(), EngineError> {
-        let Some((value, key)) = self.value(self.home) else {
-            return Err(EngineError::WrongOutput { name: self.name.clone(), why: "no run has produced it".into() });
+    pub fn read_into(
+        &self,
+        id: BoundaryId,
+        pool: &BufferPool<B>,
+        offset: u64,
+        bytes: &mut [u8],
+    ) -> Result<(), EngineError> {
+        let BoundaryLayout { name, dtype, .. } = &self.values[id].layout;
+        let Some((value, key)) = self.value(id, self.home(id)) else {
+            return Err(EngineError::WrongOutput { name: name.clone(), why: "no run has produced it".into() });
         };
         if bytes.is_empty() {
             return Ok(());
         }
-        let read = value.with(pool, self.dtype, &key, |tensor| pool.backend.read(tensor, offset, bytes));
-        read.map_err(about(&self.name))
+        let read = value.with(pool, *dtype, &key, |tensor| pool.backend.read(tensor, offset, bytes));
+        read.map_err(about(name))
     }
 
     /// Reads the whole value.
-    pub fn read(&self, pool: &BufferPool<B>) -> Result<HostTensor, EngineError> {
-        let dims = self.dims.clone().unwrap_or_default();
-        let size = size_of(&self.name, self.dtype, &dims)?;
+    pub fn read(&self, id: BoundaryId, pool: &BufferPool<B>) -> Result<HostTensor, EngineError> {
+        let (BoundaryLayout { name, dtype, .. }, dims) = (&self.values[id].layout, self.values[id].dims.clone());
+        let dims = dims.unwrap_or_default();
+        let size = size_of(name, *dtype, &dims)?;
         let mut bytes = vec![0; size as usize];
-        self.read_into(pool, 0, &mut bytes)?;
-        Ok(HostTensor { dtype: self.dtype, shape: dims.to_vec(), bytes })
-    }
-
-    /// The buffer in a memory, large enough for this shape.
-    fn reserve(&mut self, pool: &BufferPool<B>, memory: MemoryId, dims: &Dims) -> Result<&Buffer<B>, EngineError> {
-        let bytes = size_of(&self.name, self.dtype, dims)?;
-        let buffer = match self.buffers.entry(memory) {
-            Entry::Occupied(buffer) => buffer.into_mut(),
-            Entry::Vacant(free) => free.insert(pool.reserve(memory, bytes).map_err(about(&self.name))?),
-        };
-        pool.grow(buffer, bytes).map_err(about(&self.name))?;
-        Ok(buffer)
+        self.read_into(id, pool, 0, &mut bytes)?;
+        Ok(HostTensor { dtype: *dtype, shape: dims.to_vec(), bytes })
     }
 }

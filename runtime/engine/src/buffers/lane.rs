@@ -1,6 +1,6 @@
 //! Lanes: the tensors that one item of a pass uses apart from its states: model inputs and boundaries.
 
-use super::{Boundary, BufferPool, InputBuffers};
+use super::{Boundaries, BufferPool, InputBuffers};
 use crate::error::EngineError;
 use crate::ids::{BoundaryId, InputId, Table};
 use crate::port::{Backend, MemoryId};
@@ -10,7 +10,7 @@ use crate::telemetry::Recorder;
 /// Model inputs and boundaries of one item at a time. A runtime has as many as its largest pass had items.
 pub(crate) struct Lane<B: Backend> {
     pub inputs: Table<InputId, InputBuffers<B>>,
-    pub boundaries: Table<BoundaryId, Boundary<B>>,
+    pub boundaries: Boundaries<B>,
 }
 
 impl<B: Backend> Lane<B> {
@@ -18,12 +18,12 @@ impl<B: Backend> Lane<B> {
     pub fn another(&self, pool: &BufferPool<B>, context: u64) -> Result<Self, EngineError> {
         let inputs =
             self.inputs.iter().map(|input| input.another(pool, context)).collect::<Result<Table<_, _>, _>>()?;
-        Ok(Lane { inputs, boundaries: self.boundaries.iter().map(Boundary::another).collect() })
+        Ok(Lane { inputs, boundaries: self.boundaries.another() })
     }
 
     /// Forgets the boundaries of the last pass.
     pub fn start_pass(&mut self, sizes: &PassSizes) {
-        self.boundaries.iter_mut().for_each(|boundary| boundary.start_pass(sizes));
+        self.boundaries.start_pass(sizes);
     }
 
     /// Copies boundaries to the memories of the stages that will read them.
@@ -35,7 +35,7 @@ impl<B: Backend> Lane<B> {
     ) -> Result<(), EngineError> {
         let each = copies.iter().flat_map(|copy| copy.memories.iter().map(|memory| (copy.boundary, *memory)));
         each.into_iter().try_for_each(|(boundary, memory): (BoundaryId, MemoryId)| {
-            self.boundaries[boundary].copy_to(pool, memory, recorder)
+            self.boundaries.copy_to(boundary, pool, memory, recorder)
         })
     }
 }

@@ -9,7 +9,7 @@ mod model_input;
 mod state;
 mod state_staging;
 
-pub(crate) use boundary::Boundary;
+pub(crate) use boundary::{Boundaries, BoundaryLayout};
 pub(crate) use lane::Lane;
 pub(crate) use model_input::{InputBuffers, PassInput};
 pub(crate) use state::{StateBuffers, StateLayout, upload};

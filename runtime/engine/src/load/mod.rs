@@ -7,13 +7,15 @@ mod watch;
 
 pub(crate) use watch::FileWatch;
 
-use crate::buffers::{Boundary, BufferPool, InputBuffers, Lane, StateLayout, StateStaging};
+use crate::buffers::{Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateLayout, StateStaging};
 use crate::engine::Engine;
 use crate::error::{BackendError, EngineError};
 use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, Table};
 use crate::options::EngineOptions;
 use crate::port::{Backend, MemoryId, Session};
-use crate::program::{InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule};
+use crate::program::{
+    InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule, share_buffers,
+};
 use crate::reporter::Reporter;
 use crate::runtime::{Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
@@ -67,7 +69,8 @@ pub(crate) fn load<B: Backend>(
     };
     let layouts = state_layouts(plan, &symbols, &stages, &route, context)?;
     let inputs = model_inputs(plan, &pool, &stages, context)?;
-    let boundaries = boundaries(plan, &names, &symbols);
+    let shared = share_buffers(&stages, &schedules, names.boundaries.iter().count());
+    let boundaries = boundaries(plan, &names, &symbols, &shared);
     let logits = logits(&stages);
     let program = Program { plan: plan.clone(), context, stages, schedules, layouts, logits };
 
@@ -146,16 +149,18 @@ fn boundaries<B: Backend>(
     plan: &Plan,
     names: &NameResolver<'_>,
     symbols: &SymbolTable,
-) -> Table<BoundaryId, Boundary<B>> {
-    let mut boundaries = Table::default();
-    for boundary in names.boundaries.iter() {
+    buffers: &Table<BoundaryId, usize>,
+) -> Boundaries<B> {
+    Boundaries::new(names.boundaries.entries().map(|(id, boundary)| {
         let producer = &plan.partitions[boundary.producer.index()];
         let output = producer.outputs.iter().find(|output| output.name == boundary.name);
-        let dtype = output.map_or(DType::Float32, |output| output.dtype);
-        let shape = output.and_then(|output| symbols.resolve(&output.shape));
-        boundaries.push(Boundary::new(boundary.name, dtype, shape));
-    }
-    boundaries
+        BoundaryLayout {
+            name: boundary.name.to_owned(),
+            dtype: output.map_or(DType::Float32, |output| output.dtype),
+            shape: output.and_then(|output| symbols.resolve(&output.shape)),
+            buffers: buffers[id],
+        }
+    }))
 }
 
 /// States lie where decode computes on them, or on the host where the plan says so.

@@ -1,10 +1,12 @@
 //! The program: what a plan says, resolved to ids. It never changes after loading.
 
+mod liveness;
 mod resolve;
 mod schedule;
 mod shape;
 mod stage;
 
+pub(crate) use liveness::share_buffers;
 pub(crate) use resolve::{NameResolver, match_ports};
 pub(crate) use schedule::{BoundaryCopy, ScheduledOp, resolve as resolve_schedule};
 pub(crate) use shape::{PassShape, PassSizes, SymbolTable, token_axis};

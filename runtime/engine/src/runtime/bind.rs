@@ -3,7 +3,7 @@
 use super::pass::{PassItem, PassRunner};
 use super::sequence::StageBinding;
 use super::{Runtime, Sequence};
-use crate::buffers::{BindingKey, Buffer, BufferPool, Lane, StateArrival, StateReturn};
+use crate::buffers::{BindingKey, Buffer, BufferPool, Lane, StateArrival, StateReturn, about};
 use crate::error::{BackendError, EngineError};
 use crate::ids::StageId;
 use crate::port::{Backend, MemoryId, Port, Session};
@@ -56,9 +56,9 @@ impl<B: Backend> PassRunner<'_, '_, B> {
                     binder.input(index, port, buffer, key)
                 }
                 InputSource::Boundary(boundary) => {
-                    boundaries[boundary].copy_to(pool, port.memory, recorder)?;
-                    let Some((value, key)) = boundaries[boundary].value(port.memory) else {
-                        let name = boundaries[boundary].name.clone();
+                    boundaries.copy_to(boundary, pool, port.memory, recorder)?;
+                    let Some((value, key)) = boundaries.value(boundary, port.memory) else {
+                        let name = boundaries.name(boundary).to_owned();
                         return Err(EngineError::MissingInput { name, dtype: port.dtype });
                     };
                     binder.input_with(index, key, |key, bind| value.with(pool, port.dtype, key, bind))
@@ -86,7 +86,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
                     Some(staging.present((id, state), home))
                 }
                 OutputSink::Logits(boundary) | OutputSink::Boundary(boundary) | OutputSink::Unread(boundary) => {
-                    boundaries[boundary].output_buffer(pool, port.memory)?
+                    boundaries.output_buffer(boundary, pool, port.memory)?
                 }
             };
             let bound = binder.output(index, port, buffer);
@@ -97,7 +97,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     /// Tells boundaries that the stage has run, and takes the outputs that the session allocated.
     fn collect_outputs(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
-        let Runtime { pool, sessions, lanes, taps, .. } = &mut *self.runtime;
+        let Runtime { pool, sessions, lanes, taps, recorder, .. } = &mut *self.runtime;
         let stage = &self.program.stages[id];
         let Sequence { bindings, lane, .. } = &mut *self.items[item].sequence;
         let boundaries = &mut lanes[*lane].boundaries;
@@ -114,7 +114,13 @@ impl<B: Backend> PassRunner<'_, '_, B> {
                     Some(output.map_err(|source| stage.failed("reading its outputs", source))?)
                 }
             };
-            boundaries[boundary].produced(pool, port.memory, allocated);
+            boundaries.produced(boundary, pool, port.memory, allocated);
+            // Now: a later boundary may take its buffer.
+            if taps.wanted.contains(&boundary) {
+                let name = boundaries.name(boundary);
+                pool.synchronize(port.memory, MemoryId::HOST, recorder).map_err(about(name))?;
+                taps.read.insert(name.to_owned(), boundaries.read(boundary, pool)?);
+            }
         }
         Ok(())
     }

@@ -25,7 +25,7 @@ impl<B: Backend> Runtime<B> {
         let given = self.accept_inputs(program, inputs)?;
         let mut bindings = self.new_bindings(program)?;
         let mut outputs = NamedTensors::new();
-        self.lanes[0].boundaries.iter_mut().for_each(|boundary| boundary.start_pass_of_unknown_shape());
+        self.lanes[0].boundaries.start_pass_of_unknown_shape();
         self.weights.start_pass(&self.pool, Phase::Prefill)?;
         for op in &program.schedules.prefill {
             match op {
@@ -118,9 +118,9 @@ impl<B: Backend> Runtime<B> {
             let mut bind = |tensor: &B::Tensor| session.bind_input(&mut bound.binding, index, tensor);
             match *source {
                 InputSource::Boundary(boundary) => {
-                    boundaries[boundary].copy_to(pool, port.memory, recorder)?;
+                    boundaries.copy_to(boundary, pool, port.memory, recorder)?;
                     let missing = || EngineError::MissingInput { name: port.name.clone(), dtype: port.dtype };
-                    let (value, key) = boundaries[boundary].value(port.memory).ok_or_else(missing)?;
+                    let (value, key) = boundaries.value(boundary, port.memory).ok_or_else(missing)?;
                     value.with(pool, port.dtype, &key, bind).map_err(failed)?;
                 }
                 InputSource::Weight(weight) => {
@@ -166,7 +166,7 @@ impl<B: Backend> Runtime<B> {
                 }
             }
             if let Some(boundary) = sink.boundary() {
-                boundaries[boundary].produced(pool, output.memory(), Some(output));
+                boundaries.produced(boundary, pool, output.memory(), Some(output));
             }
         }
         Ok(())

@@ -61,7 +61,6 @@ impl<B: Backend> Runtime<B> {
         }
         self.synchronize()?;
         self.watch.check()?;
-        self.read_taps(items[0].sequence.lane)?;
         let done = || items.iter().filter(|item| item.error.is_none());
         let phase = if done().all(|item| item.phase() == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
         let tokens = done().map(|item| item.sizes.sequence).sum();
@@ -107,14 +106,6 @@ impl<B: Backend> Runtime<B> {
             item.sequence.take_snapshots(program, &self.pool, item.sizes.sequence)?;
         }
         item.sequence.interrupted = true;
-        Ok(())
-    }
-
-    fn read_taps(&mut self, lane: usize) -> Result<(), EngineError> {
-        for id in &self.taps.wanted {
-            let boundary = &self.lanes[lane].boundaries[*id];
-            self.taps.read.insert(boundary.name.clone(), boundary.read(&self.pool)?);
-        }
         Ok(())
     }
 

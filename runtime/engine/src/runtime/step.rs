@@ -287,9 +287,10 @@ impl<B: Backend> Runtime<B> {
         let Some(id) = program.logits else {
             return Err(EngineError::WrongKind("the plan names no output with next-token scores"));
         };
-        let boundary = &self.lanes[lane].boundaries[id];
-        let wrong = |why: String| EngineError::WrongOutput { name: boundary.name.clone(), why };
-        let dims = boundary.dims().unwrap_or_default();
+        let boundaries = &self.lanes[lane].boundaries;
+        let name = boundaries.name(id);
+        let wrong = |why: String| EngineError::WrongOutput { name: name.to_owned(), why };
+        let dims = boundaries.dims(id).unwrap_or_default();
         let vocab = dims.last().copied().unwrap_or(0);
         let computed: u64 = dims.iter().rev().skip(1).product();
         if vocab == 0 || computed < wanted || (computed != wanted && computed != tokens && computed != 1) {
@@ -298,18 +299,18 @@ impl<B: Backend> Runtime<B> {
         if logits.rows > 0 && logits.vocab as u64 != vocab {
             return Err(wrong(format!("it had {} scores before and has {vocab} now", logits.vocab)));
         }
-        let row_bytes = boundary.dtype.bytes_for(vocab).ok_or_else(|| wrong(format!("{dims:?} has no size")))?;
+        let row_bytes = boundaries.dtype(id).bytes_for(vocab).ok_or_else(|| wrong(format!("{dims:?} has no size")))?;
         self.scratch.resize((row_bytes * wanted) as usize, 0);
-        let home = boundary.home();
-        let start = self.pool.synchronize(home, MemoryId::HOST, &mut self.recorder).map_err(about(&boundary.name))?;
-        boundary.read_into(&self.pool, row_bytes * (computed - wanted), &mut self.scratch)?;
+        let home = boundaries.home(id);
+        let start = self.pool.synchronize(home, MemoryId::HOST, &mut self.recorder).map_err(about(name))?;
+        boundaries.read_into(id, &self.pool, row_bytes * (computed - wanted), &mut self.scratch)?;
         if home != MemoryId::HOST {
             let bytes = self.scratch.len() as u64;
-            let transfer = Transfer { name: &boundary.name, from: home, to: MemoryId::HOST, bytes };
+            let transfer = Transfer { name, from: home, to: MemoryId::HOST, bytes };
             self.recorder.copied(&transfer, self.pool.since(start));
         }
-        if !floats_to_f32(boundary.dtype, &self.scratch, &mut logits.data) {
-            return Err(wrong(format!("{} is no floating-point type", boundary.dtype)));
+        if !floats_to_f32(boundaries.dtype(id), &self.scratch, &mut logits.data) {
+            return Err(wrong(format!("{} is no floating-point type", boundaries.dtype(id))));
         }
         logits.rows += wanted as usize;
         logits.vocab = vocab as usize;

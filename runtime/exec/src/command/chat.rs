@@ -1,6 +1,7 @@
 //! `hpp-exec PLAN` in a terminal: a conversation. Each turn reuses the sequence's state and computes only the new tokens.
 
-use super::generate::{generation, request, warn_of_unknown_tokens};
+use super::drafts::DraftSource;
+use super::generate::{request, warn_of_unknown_tokens};
 use super::{CommandContext, context_length, load_sequence, open_embeddings};
 use crate::error::ExecError;
 use crate::numbers::{counted, rate};
@@ -9,8 +10,8 @@ use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
-    Event, FinishReason, GenerateError, Generated, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
-    check_language_model, check_prompt, generate,
+    Event, FinishReason, GenerateError, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request,
+    SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::show;
 use rustyline::error::ReadlineError;
@@ -31,6 +32,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.interrupt.graceful();
     let (dir, args) = (&plan.dir, &settings.run.runtime);
     let sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
+    let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
     ctx.interrupt.immediate();
     let request = request(settings, &plan, &encoder, vec![])?;
     if encoder.template.is_none() {
@@ -38,12 +40,12 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     }
     ctx.console.info("/help shows the commands");
     let transcript = Transcript::new(settings, &encoder);
-    Chat { settings, sequence, transcript, encoder: &encoder, request, context: context_length(&plan, args) }.run(ctx)
+    Chat { drafter, sequence, transcript, encoder: &encoder, request, context: context_length(&plan, args) }.run(ctx)
 }
 
 /// A conversation in progress.
 struct Chat<'e> {
-    settings: &'e GenerateSettings,
+    drafter: DraftSource,
     sequence: SingleSequence<OrtBackend>,
     transcript: Transcript,
     encoder: &'e PromptEncoder,
@@ -156,7 +158,8 @@ impl Chat<'_> {
             Event::Text(text) => Ok(show(out, text)?),
             Event::Prompt { .. } | Event::Token { .. } => Ok::<_, ExecError>(()),
         };
-        let generation = generation(self.settings, request, tokenizer, &mut self.sequence);
+        let chunk = prompt_chunk(self.sequence.engine());
+        let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
         ctx.interrupt.graceful();

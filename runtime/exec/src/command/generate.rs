@@ -1,9 +1,9 @@
 //! `hpp-exec PLAN --prompt ...`: generates text after one prompt; streams the text or ends with one JSON object.
 
+use super::drafts::DraftSource;
 use super::{
     CommandContext, PromptFormat, context_length, load_sequence, open_embeddings, open_extra_inputs, prompt_tokens,
 };
-use crate::cli::SpeculateArg;
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
@@ -15,7 +15,6 @@ use crate::report::{Bytes, RunReport, Timings, summary};
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
-use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
     Event, FinishReason, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
@@ -48,13 +47,15 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.interrupt.graceful();
     let (dir, args) = (&plan.dir, &settings.run.runtime);
     let mut sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
+    let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
     let format = OutputFormat::new(settings.run.json, encoder.tokenizer.is_some());
     ctx.console.working(format!("reading the prompt, {}", counted(request.prompt.len() as u64, "token")));
     let mut output = Output { out: ctx.out, format, logits, any_token: false, console: ctx.console };
     let watch = ctx.interrupt.cancel_on_request(&sequence.engine().cancel_handle());
     let is_cancelled = || ctx.interrupt.is_requested();
     let on_event = &mut |event: Event<'_>| output.write(event);
-    let generation = generation(settings, request.clone(), encoder.tokenizer.as_ref(), &mut sequence);
+    let chunk = prompt_chunk(sequence.engine());
+    let generation = drafter.speculate(Generation::new(request.clone(), encoder.tokenizer.clone(), chunk));
     let generated = generate(&mut sequence, generation, &is_cancelled, on_event)?;
     drop(watch);
     output.finish(plan.plan.model.vocab_size)?;
@@ -100,22 +101,6 @@ pub fn request(
         stop: settings.run.answer.stop.clone(),
         sampling: settings.run.answer.sampling.overrides().resolve(&generation.sampling),
     })
-}
-
-/// A generation on a sequence, with speculation where it was asked for.
-pub fn generation(
-    settings: &GenerateSettings,
-    request: Request,
-    tokenizer: Option<&TextTokenizer>,
-    sequence: &mut SingleSequence<OrtBackend>,
-) -> Generation {
-    let generation = Generation::new(request, tokenizer.cloned(), prompt_chunk(sequence.engine()));
-    match settings.run.speculate {
-        SpeculateArg::Off => generation,
-        SpeculateArg::Ngram | SpeculateArg::Auto => {
-            generation.speculate(Speculation::new(Box::<NgramDrafter>::default()))
-        }
-    }
 }
 
 /// What goes to stdout while generating.

@@ -3,6 +3,7 @@
 mod bench;
 mod chat;
 mod devices;
+mod drafts;
 mod generate;
 mod infer;
 mod jobs;

@@ -7,6 +7,7 @@ mod overrides;
 mod sampler;
 
 pub use overrides::{SamplingOverrides, SettingRange};
+pub(crate) use sampler::top_probability;
 pub use sampler::{Sampler, SamplingError, greedy};
 
 /// How tokens are chosen. Every field has a value.

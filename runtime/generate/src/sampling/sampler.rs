@@ -2,7 +2,7 @@
 
 use super::candidates::Candidates;
 use super::draw::{draw, penalise_repeats};
-use super::exp_sum::{has_nan, max_logit};
+use super::exp_sum::{exp_sum, has_nan, max_logit};
 use super::{Choice, SamplingParams};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -93,6 +93,13 @@ pub fn greedy(logits: &[f32]) -> Result<u32, SamplingError> {
     argmax(logits).ok_or(SamplingError::NoCandidate { count: logits.len() })
 }
 
+/// The token with the largest logit and its probability at temperature 1; `None` if there is none.
+pub fn top_probability(logits: &[f32]) -> Option<(u32, f64)> {
+    let token = argmax(logits)?;
+    let total = exp_sum(logits, logits[token as usize], 1.0);
+    Some((token, 1.0 / total))
+}
+
 /// The position of the largest logit, the first of equals; `None` if all are minus infinity.
 fn argmax(logits: &[f32]) -> Option<u32> {
     let max = max_logit(logits);
@@ -136,6 +143,14 @@ mod tests {
         assert_eq!(greedy.next_unless_tied(&[3.0, 3.0], 0.0), Ok(Some(0)));
         assert_eq!(greedy.next_unless_tied(&[f32::NEG_INFINITY, 3.0], 1e-4), Ok(Some(1)));
         assert_eq!(sampler(Choice::Random(random(1))).next_unless_tied(&[3.0], 1e-4), Ok(Some(0)));
+    }
+
+    #[test]
+    fn the_most_likely_token_has_its_probability() {
+        let (token, probability) = top_probability(&[0.3f32.ln(), 0.6f32.ln(), 0.1f32.ln()]).unwrap();
+        assert_eq!(token, 1);
+        assert!((probability - 0.6).abs() < 1e-6);
+        assert_eq!(top_probability(&[f32::NEG_INFINITY]), None);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! How many tokens to draft: the number that gives most tokens per second, by measured acceptance and measured times of passes.
 //!
 //! With an acceptance of `a` for each token, a draft of `k` tokens gives `1 + a + ... + a^k` tokens a pass (Leviathan et al.,
-//! arXiv:2211.17192), and the pass takes `t(k + 1)`. No draft gives one token in `t(1)`.
+//! arXiv:2211.17192), and the pass takes `t(k + 1)`, after `k` times what drafting a token takes. No draft gives one token in `t(1)`.
 
 use super::CONFIDENCES;
 use std::time::Duration;
@@ -13,7 +13,7 @@ const LEAST_GAIN: f64 = 1.05;
 /// Weight of one measurement after the next one of the same kind.
 const ACCEPTANCE_MEMORY: f64 = 0.97;
 const TIME_MEMORY: f64 = 0.7;
-/// Weight of a measured time of many tokens after another pass with one: what was measured long ago is tried again.
+/// Weight of acceptances and of times of many tokens after another pass with one: what was measured long ago is tried again.
 const UNUSED_MEMORY: f64 = 0.99;
 /// Assumed acceptance for each confidence before anything was verified; counts as much as `PRIOR_WEIGHT` tokens.
 const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
@@ -39,6 +39,11 @@ impl Mean {
         *self = Mean { sum: self.sum * memory, weight: self.weight * memory };
     }
 
+    /// The mean, if anything was measured.
+    fn average(self) -> Option<f64> {
+        (self.weight > 0.0).then(|| self.sum / self.weight)
+    }
+
     /// The mean, where `prior` counts as much as `weight` measurements.
     fn with_prior(self, prior: f64, weight: f64) -> f64 {
         (self.sum + prior * weight) / (self.weight + weight)
@@ -53,6 +58,8 @@ pub struct DraftLength {
     acceptance: [Mean; CONFIDENCES],
     /// Seconds of a pass with one token.
     single: Mean,
+    /// Seconds of drafting one token.
+    draft: Mean,
     /// Seconds of passes of `2^n` tokens relative to `single`, from `n = 1` on; sizes between count for the next larger.
     relative: [Mean; SIZES],
 }
@@ -69,12 +76,13 @@ impl DraftLength {
             return fixed.min(available);
         }
         let acceptance = self.acceptance(confidence);
+        let draft = self.draft.average().unwrap_or(0.0) / self.single_seconds().unwrap_or(f64::INFINITY);
         let (mut best, mut best_gain) = (0, LEAST_GAIN);
         let (mut tokens, mut all_accepted) = (1.0, 1.0);
         for length in 1..=available.min(MAX_DRAFT) {
             all_accepted *= acceptance;
             tokens += all_accepted;
-            let gain = tokens / self.relative_time(length + 1);
+            let gain = tokens / (self.relative_time(length + 1) + draft * length as f64);
             if gain > best_gain {
                 (best, best_gain) = (length, gain);
             }
@@ -87,7 +95,7 @@ impl DraftLength {
         let seconds = time.as_secs_f64();
         if tokens <= 1 {
             self.single.add(seconds, TIME_MEMORY);
-            self.relative.iter_mut().for_each(|mean| mean.forget(UNUSED_MEMORY));
+            self.relative.iter_mut().chain(&mut self.acceptance).for_each(|mean| mean.forget(UNUSED_MEMORY));
         } else if let Some(single) = self.single_seconds().filter(|single| *single > 0.0) {
             self.relative[size(tokens)].add(seconds / single, TIME_MEMORY);
         }
@@ -95,7 +103,12 @@ impl DraftLength {
 
     /// Seconds of a pass of one token, if there was one.
     pub fn single_seconds(&self) -> Option<f64> {
-        (self.single.weight > 0.0).then(|| self.single.sum / self.single.weight)
+        self.single.average()
+    }
+
+    /// Drafting `tokens` tokens took `time`.
+    pub fn drafted(&mut self, tokens: usize, time: Duration) {
+        self.draft.add(time.as_secs_f64() / tokens.max(1) as f64, TIME_MEMORY);
     }
 
     /// Of a draft, `accepted` tokens were right, and then one was wrong if `rejected`.
@@ -175,6 +188,18 @@ mod tests {
         assert_eq!(length.choose(5, 31), 0, "drafts that were wrong");
         (0..40).for_each(|_| length.verified(5, 3, false));
         assert!(length.choose(5, 31) > 0, "and are right again");
+    }
+
+    #[test]
+    fn drafts_that_take_time_are_shorter() {
+        let mut streams = machine(|_| 100);
+        (0..40).for_each(|_| streams.verified(5, 3, true));
+        let free = streams.choose(5, 31);
+        streams.drafted(10, Duration::from_millis(200));
+        let slow = streams.choose(5, 31);
+        assert!(0 < slow && slow < free, "{slow} and {free}");
+        streams.drafted(10, Duration::from_millis(100_000));
+        assert_eq!(streams.choose(5, 31), 0);
     }
 
     #[test]

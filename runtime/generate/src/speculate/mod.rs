@@ -1,27 +1,37 @@
-//! Speculative decoding: drafts tokens that may come next, so that one pass verifies several. Calls no model.
+//! Speculative decoding: drafts tokens that may come next, so that one pass verifies several.
 //!
-//! - [`Drafter`] proposes tokens; [`NgramDrafter`] takes them from the text itself.
+//! - [`Drafter`] proposes tokens; [`NgramDrafter`] takes them from the text itself, [`ModelDrafter`] from a smaller model.
 //! - [`DraftLength`] decides how many, from the measured acceptance and the measured time of passes.
 //! - [`Speculation`] is both for one text, with its counts.
 
 mod draft_length;
+mod model;
 mod ngram;
 mod speculation;
 mod suffix_automaton;
 
 pub use draft_length::{DraftLength, MAX_DRAFT};
+pub use model::ModelDrafter;
 pub use ngram::NgramDrafter;
 pub use speculation::{Speculation, SpeculationStats};
 
-/// Proposes the next tokens of a text.
-pub trait Drafter: Send {
-    /// Appends tokens to the text.
-    fn extend(&mut self, tokens: &[u32]);
-
-    /// Replaces `draft` by at most `most` tokens that may come next. Returns how sure it is of them, an index below
-    /// [`CONFIDENCES`]: of drafts with one index, about the same fraction of tokens is right.
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> usize;
-}
+use crate::error::GenerateError;
 
 /// Number of confidence levels.
 pub const CONFIDENCES: usize = 6;
+
+/// Proposes the next tokens of a text.
+pub trait Drafter {
+    /// Appends tokens to the text.
+    fn extend(&mut self, tokens: &[u32]);
+
+    /// How sure it is of what it would draft now, below [`CONFIDENCES`]: of drafts with one level, about the same fraction of tokens is
+    /// right. `None` if it has no draft.
+    fn confidence(&self) -> Option<usize>;
+
+    /// Whether drafting takes no time to speak of.
+    fn is_free(&self) -> bool;
+
+    /// Replaces `draft` by at most `most` tokens that may come next.
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError>;
+}

@@ -2,6 +2,7 @@
 
 use super::suffix_automaton::SuffixAutomaton;
 use super::{CONFIDENCES, Drafter};
+use crate::error::GenerateError;
 
 /// Drafts what followed the most recent occurrence of the longest suffix that the text repeats (prompt lookup with a suffix automaton).
 #[derive(Debug, Default)]
@@ -14,14 +15,22 @@ impl Drafter for NgramDrafter {
         tokens.iter().for_each(|token| self.automaton.push(*token));
     }
 
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> usize {
+    fn confidence(&self) -> Option<usize> {
+        self.automaton.repeated_suffix().map(|found| confidence(found.length))
+    }
+
+    fn is_free(&self) -> bool {
+        true
+    }
+
+    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError> {
         draft.clear();
-        let Some(found) = self.automaton.repeated_suffix() else { return 0 };
+        let Some(found) = self.automaton.repeated_suffix() else { return Ok(()) };
         let text = self.automaton.text();
         // Where the occurrence overlaps the end of the text, the text repeats itself with this period.
         let period = text.len() - found.end;
         draft.extend((0..most).map(|index| text[found.end + index % period]));
-        confidence(found.length)
+        Ok(())
     }
 }
 
@@ -34,21 +43,22 @@ fn confidence(length: usize) -> usize {
 mod tests {
     use super::*;
 
-    fn draft(text: &[u32], most: usize) -> (usize, Vec<u32>) {
+    fn draft(text: &[u32], most: usize) -> (Option<usize>, Vec<u32>) {
         let (mut drafter, mut draft) = (NgramDrafter::default(), vec![9]);
         drafter.extend(text);
-        (drafter.draft(most, &mut draft), draft)
+        drafter.draft(most, &mut draft).unwrap();
+        (drafter.confidence(), draft)
     }
 
     #[test]
     fn a_draft_is_what_followed_before() {
-        assert_eq!(draft(&[1, 2, 3, 4, 5, 1, 2], 3), (1, vec![3, 4, 5]));
-        assert_eq!(draft(&[1, 2, 3], 3), (0, vec![]));
+        assert_eq!(draft(&[1, 2, 3, 4, 5, 1, 2], 3), (Some(1), vec![3, 4, 5]));
+        assert_eq!(draft(&[1, 2, 3], 3), (None, vec![]));
     }
 
     #[test]
     fn a_draft_continues_a_repetition_beyond_the_end_of_the_text() {
-        assert_eq!(draft(&[8, 1, 2, 1, 2, 1], 5), (2, vec![2, 1, 2, 1, 2]));
+        assert_eq!(draft(&[8, 1, 2, 1, 2, 1], 5), (Some(2), vec![2, 1, 2, 1, 2]));
     }
 
     #[test]

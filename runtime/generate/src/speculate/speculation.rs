@@ -1,7 +1,8 @@
 //! Speculation on one text: drafts, and learns from what the model chose instead.
 
 use super::{DraftLength, Drafter, MAX_DRAFT};
-use std::time::Duration;
+use crate::error::GenerateError;
+use std::time::{Duration, Instant};
 
 /// Drafts the tokens of one text.
 pub struct Speculation {
@@ -50,10 +51,22 @@ impl Speculation {
     }
 
     /// Tokens that may come next, at most `most`.
-    pub fn draft(&mut self, most: usize) -> &[u32] {
-        self.confidence = self.drafter.draft(most.clamp(1, MAX_DRAFT), &mut self.draft);
-        self.used = self.length.choose(self.confidence, self.draft.len().min(most));
-        &self.draft[..self.used]
+    pub fn draft(&mut self, most: usize) -> Result<&[u32], GenerateError> {
+        self.draft.clear();
+        self.used = 0;
+        let Some(confidence) = self.drafter.confidence() else { return Ok(&[]) };
+        let wanted = self.length.choose(confidence, most.min(MAX_DRAFT));
+        let is_free = self.drafter.is_free();
+        let least = usize::from(is_free);
+        let started = Instant::now();
+        if wanted.max(least) > 0 {
+            self.drafter.draft(wanted.max(least), &mut self.draft)?;
+        }
+        if wanted > 0 && !is_free {
+            self.length.drafted(self.draft.len(), started.elapsed());
+        }
+        (self.confidence, self.used) = (confidence, wanted.min(self.draft.len()));
+        Ok(&self.draft[..self.used])
     }
 
     /// A pass of `tokens` tokens, the draft included, took `time`, and the model chose `chosen`.
@@ -88,11 +101,11 @@ mod tests {
         let mut speculation = Speculation::new(Box::<NgramDrafter>::default());
         let text: Vec<u32> = (0..20).collect();
         speculation.extend(&text);
-        assert!(speculation.draft(9).is_empty());
+        assert!(speculation.draft(9).unwrap().is_empty());
         speculation.passed(1, Duration::from_millis(10), &[0]);
         let mut next = 1;
         while next < 20 {
-            let draft = speculation.draft(9).to_vec();
+            let draft = speculation.draft(9).unwrap().to_vec();
             let fed = 1 + draft.len();
             let chosen: Vec<u32> = (next..).take(fed).collect();
             assert!(chosen.starts_with(&draft) || next as usize + draft.len() > 20);
@@ -113,7 +126,7 @@ mod tests {
         }
         let before = speculation.length.clone();
         for token in [1, 2, 1, 2, 1, 2, 1, 2] {
-            assert!(speculation.draft(9).is_empty());
+            assert!(speculation.draft(9).unwrap().is_empty());
             speculation.passed(1, Duration::from_millis(10), &[token]);
         }
         assert_ne!(format!("{before:?}"), format!("{:?}", speculation.length));

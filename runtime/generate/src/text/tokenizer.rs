@@ -7,6 +7,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
 use serde_json::Value;
+use std::collections::HashMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -99,6 +100,16 @@ impl TextTokenizer {
         }
         // Runs once for each token: too often for a thread of its own, and the check above bounds its memory.
         catch_panic(|| self.inner.decode(tokens, true)).map_err(|error| failed(error.into()))?.map_err(failed)
+    }
+
+    /// A token that another tokenizer does not have, or has with another id; `None` if both have the same tokens.
+    pub fn first_difference(&self, other: &TextTokenizer) -> Option<String> {
+        let (ours, theirs) = (self.inner.get_vocab(true), other.inner.get_vocab(true));
+        let missing = |from: &HashMap<String, u32>, to: &HashMap<String, u32>| {
+            let differs = from.iter().filter(|(token, id)| to.get(*token) != Some(id));
+            differs.min_by_key(|(_, id)| **id).map(|(token, _)| token.clone())
+        };
+        missing(&ours, &theirs).or_else(|| missing(&theirs, &ours))
     }
 
     /// How many of these tokens the tokenizer does not know. They have no text although the model chose them.

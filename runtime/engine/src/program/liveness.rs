@@ -1,0 +1,113 @@
+//! Which boundaries may share buffers: those that are never needed at the same time, as registers are allocated by a linear scan.
+
+use super::schedule::ScheduledOp;
+use super::stage::{InputSource, OutputSink, Stage};
+use crate::ids::{BoundaryId, Id, PartitionId, StageId, Table};
+use crate::telemetry::{PerPhase, Phase};
+
+/// The steps of a schedule from a boundary's producer to its last reader.
+#[derive(Clone, Copy, Debug)]
+struct Lifetime {
+    first: usize,
+    last: usize,
+}
+
+/// For each of `count` boundaries the index of its buffers. Boundaries have one index only if the last reader of one runs before the
+/// producer of the other. Where the phases run partitions in different orders, each boundary has an index of its own.
+pub(crate) fn share_buffers(
+    stages: &Table<StageId, Stage>,
+    schedules: &PerPhase<Vec<ScheduledOp>>,
+    count: usize,
+) -> Table<BoundaryId, usize> {
+    let [prefill, decode] = [Phase::Prefill, Phase::Decode].map(|phase| partitions(&schedules[phase]));
+    if prefill != decode {
+        return (0..count).collect();
+    }
+    let lifetimes = lifetimes(stages, &prefill, count);
+    assign(&lifetimes).into_iter().collect()
+}
+
+fn partitions(schedule: &[ScheduledOp]) -> Vec<PartitionId> {
+    let run = |op: &ScheduledOp| match op {
+        ScheduledOp::Run(partition) => Some(*partition),
+        ScheduledOp::Copy(_) => None,
+    };
+    schedule.iter().filter_map(run).collect()
+}
+
+/// A boundary without a producer in the schedule lives always.
+fn lifetimes(stages: &Table<StageId, Stage>, order: &[PartitionId], count: usize) -> Vec<Lifetime> {
+    let mut lifetimes: Vec<Option<Lifetime>> = vec![None; count];
+    let mut extend = |boundary: BoundaryId, first: usize, last: usize| {
+        let lifetime = lifetimes[boundary.index()].get_or_insert(Lifetime { first, last });
+        *lifetime = Lifetime { first: lifetime.first.min(first), last: lifetime.last.max(last) };
+    };
+    for stage in stages.iter() {
+        let step = order.iter().position(|partition| *partition == stage.partition);
+        let (first, last) = step.map_or((0, usize::MAX), |step| (step, step));
+        for output in &stage.outputs {
+            let last = if matches!(output.sink, OutputSink::Logits(_)) { usize::MAX } else { last };
+            output.sink.boundary().into_iter().for_each(|boundary| extend(boundary, first, last));
+        }
+        for input in &stage.inputs {
+            if let InputSource::Boundary(boundary) = input.source {
+                extend(boundary, first, last);
+            }
+        }
+    }
+    lifetimes.into_iter().map(|lifetime| lifetime.unwrap_or(Lifetime { first: 0, last: usize::MAX })).collect()
+}
+
+/// Gives each lifetime the lowest index that is free from its first step on.
+fn assign(lifetimes: &[Lifetime]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..lifetimes.len()).collect();
+    order.sort_by_key(|index| lifetimes[*index].first);
+    // The last step in which each index is taken.
+    let mut taken: Vec<usize> = Vec::new();
+    let mut assigned = vec![0; lifetimes.len()];
+    for index in order {
+        let Lifetime { first, last } = lifetimes[index];
+        let slot = taken.iter().position(|taken| *taken < first).unwrap_or_else(|| {
+            taken.push(0);
+            taken.len() - 1
+        });
+        taken[slot] = last;
+        assigned[index] = slot;
+    }
+    assigned
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn lifetime((first, length): (usize, usize)) -> Lifetime {
+        Lifetime { first, last: first + length }
+    }
+
+    #[test]
+    fn a_chain_needs_two_buffers_and_what_is_read_at_the_end_a_third() {
+        let chain: Vec<Lifetime> = (0..9).map(|step| lifetime((step, 1))).collect();
+        assert_eq!(assign(&chain), [0, 1, 0, 1, 0, 1, 0, 1, 0]);
+        let mut with_mask = vec![Lifetime { first: 0, last: usize::MAX }];
+        with_mask.extend(chain);
+        assert_eq!(assign(&with_mask), [0, 1, 2, 1, 2, 1, 2, 1, 2, 1]);
+    }
+
+    proptest! {
+        #[test]
+        fn no_two_boundaries_of_one_index_live_at_the_same_time(
+            lifetimes in prop::collection::vec((0usize..20, 0usize..8), 0..30)
+        ) {
+            let lifetimes: Vec<Lifetime> = lifetimes.into_iter().map(lifetime).collect();
+            let assigned = assign(&lifetimes);
+            for (index, one) in lifetimes.iter().enumerate() {
+                for (other, another) in lifetimes.iter().enumerate().skip(index + 1) {
+                    let apart = one.last < another.first || another.last < one.first;
+                    prop_assert!(apart || assigned[index] != assigned[other]);
+                }
+            }
+        }
+    }
+}

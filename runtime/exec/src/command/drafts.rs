@@ -1,0 +1,79 @@
+//! Drafts for speculative decoding: from the text, or from the model of `--draft`, which must have the same tokens.
+
+use super::{CommandContext, load_sequence};
+use crate::error::ExecError;
+use crate::runtime::OrtBackend;
+use crate::settings::{Drafts, GenerateSettings};
+use hpp_generate::speculate::{ModelDrafter, NgramDrafter, Speculation};
+use hpp_generate::{Generation, ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
+use hpp_schema::InputRole;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Where drafts come from, ready for any number of texts.
+pub enum DraftSource {
+    /// There are none.
+    None,
+    /// The text itself.
+    Ngram,
+    /// A loaded draft model.
+    Model(Rc<RefCell<SingleSequence<OrtBackend>>>),
+}
+
+impl DraftSource {
+    /// Loads the draft model, if there is one, and checks that it has the tokens of `plan`.
+    pub fn open(
+        settings: &GenerateSettings,
+        plan: &PlanFile,
+        encoder: &PromptEncoder,
+        ctx: &CommandContext<'_>,
+    ) -> Result<Self, ExecError> {
+        let path = match &settings.drafts {
+            Drafts::None => return Ok(DraftSource::None),
+            Drafts::Ngram => return Ok(DraftSource::Ngram),
+            Drafts::Model(path) => path,
+        };
+        let draft = PlanFile::open(path)?;
+        check_language_model(&draft.plan)?;
+        let needs = |role: InputRole| matches!(role, InputRole::Embeddings | InputRole::Free);
+        if let Some(input) = draft.plan.model.inputs.iter().find(|input| needs(input.role)) {
+            return Err(unfit(&format!("it reads {}, and a draft gets token ids only", input.name)));
+        }
+        check_tokens(plan, encoder, &draft)?;
+        let args = &settings.run.runtime;
+        let inputs = ModelInputs::default();
+        let sequence = load_sequence(&draft.plan, &draft.dir, args, inputs, ctx.console, ctx.interrupt)?;
+        Ok(DraftSource::Model(Rc::new(RefCell::new(sequence))))
+    }
+
+    /// The generation with drafts from here.
+    pub fn speculate(&self, generation: Generation) -> Generation {
+        match self {
+            DraftSource::None => generation,
+            DraftSource::Ngram => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
+            DraftSource::Model(sequence) => {
+                generation.speculate(Speculation::new(Box::new(ModelDrafter::new(Rc::clone(sequence)))))
+            }
+        }
+    }
+}
+
+/// Refuses a draft model whose tokens are not those of the plan.
+fn check_tokens(plan: &PlanFile, encoder: &PromptEncoder, draft: &PlanFile) -> Result<(), ExecError> {
+    let (ours, theirs) = (plan.plan.model.vocab_size, draft.plan.model.vocab_size);
+    if ours != theirs {
+        let size = |size: Option<u64>| size.map_or("an unknown number of".to_owned(), |size| size.to_string());
+        return Err(unfit(&format!("it has {} tokens and the model has {}", size(theirs), size(ours))));
+    }
+    let draft_encoder = PromptEncoder::open(draft, false)?;
+    let (Some(ours), Some(theirs)) = (&encoder.tokenizer, &draft_encoder.tokenizer) else { return Ok(()) };
+    match ours.first_difference(theirs) {
+        Some(token) => Err(unfit(&format!("it has another tokenizer: {token:?} is not the same token in both"))),
+        None => Ok(()),
+    }
+}
+
+fn unfit(why: &str) -> ExecError {
+    let message = format!("this model cannot draft: {why}");
+    ExecError::Usage { message, hint: "give the plan of a smaller model with the same tokenizer".to_owned() }
+}

@@ -1,0 +1,92 @@
+"""Many sequences in one walk through streamed weights: tokens per second of `hpp-exec jobs` by the number of sequences at once."""
+
+import contextlib
+import json
+import os
+import random
+import statistics
+
+import disk
+import measure
+from limit import Limit
+from rounds import ratios
+from table import compared, row
+from workshop import OUT
+
+PROMPT, NEW = 16, 12
+# Tokens of a prompt and its answer: KV caches take memory that weights would have.
+CONTEXT = 64
+SEQUENCES = (1, 2, 4, 8, 16)
+# At 8 sequences over one, by element type and share of the model's size as memory.
+WANTED = {("int4", 0.5): 4, ("int4", 0.25): 6, ("fp32", 0.5): 6, ("fp32", 0.25): 7}
+# Prompts of a whole job, and what it must gain over one prompt after the other.
+JOB, WANTED_JOB = 64, {"int4": 6, "fp32": 10}
+
+
+def prompts(count, new):
+    """A file of `count` prompts of different lengths, about `PROMPT` tokens each, and the answers' length."""
+    path = os.path.join(OUT, f"prompts-{count}-{new}.jsonl")
+    chosen = random.Random(count)
+    with open(path, "w", encoding="utf-8") as out:
+        for number in range(count):
+            tokens = [chosen.randrange(1, 30000) for _ in range(chosen.randrange(PROMPT // 2, PROMPT * 3 // 2))]
+            out.write(json.dumps({"id": number, "tokens": tokens, "max_new": new, "ignore_eos": True, "temperature": 0}) + "\n")
+    return path
+
+
+def run(shop, model, plan, limit, sequences, count=None, new=NEW):
+    """Answers `count` prompts, `sequences` at once, under a memory limit, with a cold page cache; tokens per second without loading."""
+    answers = os.path.join(OUT, "answers.jsonl")
+    if os.path.exists(answers):
+        os.remove(answers)
+    disk.forget(model, plan)
+    command = [shop.binary("hpp-exec"), "jobs", plan, "--in", prompts(count or sequences, new), "--out", answers, "--json",
+               "--max-sequences", sequences, "--threads", shop.threads, "--quiet"]
+    with Limit(limit) if limit else contextlib.nullcontext() as group:
+        summary = json.loads(measure.run(group.command(command) if group else command)["stdout"])
+    if summary["sequences"] != sequences or summary["errors"]:
+        raise measure.Failed(f"{sequences} sequences were asked for: {summary}")
+    return summary["tokens"] / summary["seconds"]
+
+
+def under(shop, dtype, model, part):
+    """The rows of one model and one limit."""
+    limit = disk.limit_of(model, part)
+    options = ("--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", PROMPT, "--new-tokens", NEW)
+    plan, _ = shop.split(model, f"jobs/{dtype}-{part}", *options)
+    # Weights are prepared once, before the measurements.
+    run(shop, model, plan, None, 1)
+    runs = measure.in_turns(shop.rounds, **{
+        str(count): lambda count=count: run(shop, model, plan, limit, count) for count in SEQUENCES
+    })
+    what = f"{part:.0%} of the model's size as memory, {dtype}"
+    rows = [
+        compared(f"{count} sequences over 1, {what}", runs[str(count)], runs["1"], WANTED[dtype, part] if count == 8 else None, "tok/s")
+        for count in SEQUENCES[1:]
+    ]
+    steps = [ratios(runs[str(more)], runs[str(fewer)]).median for fewer, more in zip(SEQUENCES, SEQUENCES[1:])]
+    rows.append(row(f"each doubling of the sequences, {what}", ", ".join(f"{step:.2f}x" for step in steps), "", "", "rising",
+                    min(steps) > 1))
+    return rows, (plan, limit)
+
+
+def many_sequences(shop):
+    rows = []
+    for dtype, model in disk.large_models(shop):
+        for part in (0.5, 0.25):
+            more, (plan, limit) = under(shop, dtype, model, part)
+            rows += more
+        rows.append(whole_job(shop, dtype, model, plan, limit))
+    return rows
+
+
+def whole_job(shop, dtype, model, plan, limit):
+    """A job of many prompts over the same prompts one after the other, of which every eighth is measured."""
+    rounds = min(shop.rounds, 3)
+    runs = measure.in_turns(rounds, together=lambda: run(shop, model, plan, limit, 16, JOB),
+                            alone=lambda: run(shop, model, plan, limit, 1, JOB // 8))
+    rate = statistics.median(runs["together"])
+    result = compared(f"{JOB} prompts as a job over one after the other, 25% of the model's size as memory, {dtype}", runs["together"],
+                      runs["alone"], WANTED_JOB[dtype], "tok/s")
+    result["result"] += f", {JOB * NEW / rate:.0f} s"
+    return result
