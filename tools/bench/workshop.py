@@ -47,12 +47,16 @@ class Workshop:
 
     def model(self, name, *options):
         """A generated model by its name; generated if it is missing."""
+        return self.made(name, "llama", *options)
+
+    def made(self, name, *options):
+        """What hpp-fixtures makes with these options, by its name; made if it is missing."""
         path = os.path.join(OUT, "models", name)
         marker = os.path.join(path, "made-with")
         made_with = " ".join(map(str, options))
         if not os.path.exists(marker) or open(marker, encoding="utf-8").read() != made_with:
             shutil.rmtree(path, ignore_errors=True)
-            measure.run([self.binary("hpp-fixtures"), "llama", *options, path])
+            measure.run([self.binary("hpp-fixtures"), *options, path])
             with open(marker, "w", encoding="utf-8") as out:
                 out.write(made_with)
         return path

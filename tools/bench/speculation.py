@@ -1,0 +1,88 @@
+"""Speculative decoding on grown models: the trained model of fixtures/models made gigabytes large, with the same behaviour."""
+
+import json
+import os
+import statistics
+
+import disk
+import measure
+from limit import Limit
+from table import compared
+from workshop import ROOT
+
+CONTEXT, NEW = 128, 48
+# Layers and width of each MLP: 1.8 GB in fp32, 0.8 GB in int4.
+GROWN = {"fp32": (64, 12288), "int4": (192, 12288)}
+# The model has no memory of long texts, but it repeats an answer that it finds in the conversation.
+QUESTION = "What is ownership?"
+# Random choices do not repeat what was said.
+PLAIN = ("--chat", "-p", "What does Vec::push do?", "--temperature", 1, "--seed", 3)
+
+
+def grown(shop, dtype):
+    """The trained model in this element type, grown; made once and kept."""
+    layers, width = GROWN[dtype]
+    source = os.path.join(ROOT, "fixtures", "models", "genai", f"learned-llama-{dtype}-cpu")
+    return shop.made(f"grown-{dtype}-{layers}-{width}", "grow", source, "--layers", layers, "--intermediate", width)
+
+
+def tokens_per_second(shop, plan, limit, prompt, *options):
+    """Tokens per second of decoding, prompt and loading excluded, under a memory limit with a cold cache if there is one; and the answer."""
+    command = [shop.binary("hpp-exec"), plan, *prompt, "-n", NEW, "--json", "--ignore-eos", "--threads", shop.threads, "--quiet", *options]
+    if limit is None:
+        answer = json.loads(measure.run(command)["stdout"])
+    else:
+        disk.forget(plan)
+        with Limit(limit) as group:
+            answer = json.loads(measure.run(group.command(command))["stdout"])
+    return answer["timings"]["decode_tokens_per_second"], answer
+
+
+def editing(shop, draft):
+    """A prompt whose second half the answer repeats: a question with its answer, and the question again. All models answer alike."""
+    _, answer = tokens_per_second(shop, draft, None, ("--chat", "-p", QUESTION, "--temperature", 0))
+    question = answer["prompt_token_ids"]
+    return ("--tokens", ",".join(map(str, question + answer["tokens"] + question)), "--temperature", 0)
+
+
+def over_off(shop, what, plan, limit, prompt, wanted, *options):
+    """A row for drafts over none; the tokens must be the same."""
+    runs = measure.in_turns(shop.rounds, on=lambda: tokens_per_second(shop, plan, limit, prompt, *options),
+                            off=lambda: tokens_per_second(shop, plan, limit, prompt))
+    on, off = ([speed for speed, _ in runs[side]] for side in ("on", "off"))
+    if any(drafted["tokens"] != plain["tokens"] for (_, drafted), (_, plain) in zip(runs["on"], runs["off"])):
+        raise measure.Failed(f"{what}: drafts changed the answer")
+    result = compared(what, on, off, wanted, "tok/s")
+    per_pass = statistics.median(answer["timings"]["speculation"]["tokens_per_pass"] for _, answer in runs["on"])
+    result["result"] += f", {per_pass:.2f} tokens a pass"
+    return result
+
+
+def under(shop, model, name, part):
+    """A plan for a share of the model's size as memory, with its weights prepared."""
+    limit = disk.limit_of(model, part)
+    plan, _ = shop.split(model, f"speculation/{name}", "--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 64)
+    tokens_per_second(shop, plan, None, PLAIN)
+    return plan, limit
+
+
+def speculation(shop):
+    rows = []
+    draft, _ = shop.split(os.path.join(ROOT, "fixtures", "models", "genai", "learned-llama-int4-cpu"), "speculation/draft", "--context", CONTEXT)
+    task = editing(shop, draft)
+    for dtype, wanted in (("int4", 2), ("fp32", 2.5)):
+        model = grown(shop, dtype)
+        plan, limit = under(shop, model, f"{dtype}-disk", 0.25)
+        what = f"{dtype} from disk, RAM for 25%"
+        ngram = ("--speculate", "ngram")
+        rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {what}", plan, limit, task, wanted, *ngram))
+        rows.append(over_off(shop, f"text that does not repeat, ngram over off, {what}", plan, limit, PLAIN, 0.98, *ngram))
+        if dtype == "fp32":
+            # The draft takes about 30 MB of its own.
+            more = limit + (64 << 20)
+            rows.append(over_off(shop, f"draft model over off, {what}", plan, more, (*PLAIN[:3], "--temperature", 0), 8, "--draft", draft))
+        resident, _ = shop.split(model, f"speculation/{dtype}-resident", "--context", CONTEXT)
+        target = 1.5 if dtype == "fp32" else None
+        rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {dtype} in RAM", resident, None, task, target, *ngram))
+        rows.append(over_off(shop, f"text that does not repeat, ngram over off, {dtype} in RAM", resident, None, PLAIN, 0.98, *ngram))
+    return rows
