@@ -204,6 +204,11 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Whether an error of one sequence's pass concerns all sequences: a cancelled pass, changed files, a lost device.
+    pub(crate) fn concerns_all(&self) -> bool {
+        matches!(self, EngineError::Cancelled | EngineError::Changed { .. } | EngineError::Device { .. })
+    }
+
     /// The next step for a person, where there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {

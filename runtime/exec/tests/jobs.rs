@@ -120,8 +120,12 @@ fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
     }
     // Everything is answered, errors included.
     let before = std::fs::read(&files.answers).unwrap();
-    files.run(&[]).ok();
+    assert!(files.run(&[]).ok().stderr.contains("have an answer already"));
     assert_eq!(std::fs::read(&files.answers).unwrap(), before);
+    // A line that was mended has no answer yet, though the file has as many answers as lines.
+    std::fs::write(&files.prompts, bad.replace("no json", "{\"id\": 9, \"tokens\": [1], \"max_new\": 1}")).unwrap();
+    files.run(&[]).ok();
+    assert!(files.lines().iter().any(|answer| answer["id"] == 9 && answer["finish"] == "length"));
 }
 
 fn long_prompt() -> String {
@@ -198,6 +202,8 @@ fn files_that_hold_something_else_are_refused_and_kept() {
     same.run(&[]).fails(1, &["the same file"]);
     let missing = JobFiles { prompts: "/no/prompts.jsonl".into(), answers: same.plan.file("other"), plan: same.plan };
     missing.run(&[]).fails(1, &["cannot read prompts from /no/prompts.jsonl", "one JSON object a line"]);
+    let pipe = JobFiles { prompts: "/dev/null".into(), ..missing };
+    pipe.run(&[]).fails(1, &["cannot read prompts from /dev/null", "no regular file"]);
 }
 
 #[cfg(unix)]

@@ -130,24 +130,27 @@ fn requests_of_a_batch_give_the_logits_they_give_alone() {
     for name in STATES {
         let mut plan = PlanDir::new(name, 128);
         plan.plan.schedule.prefill_chunk = Some(8);
-        let long: Vec<u32> = (0..50).collect();
-        let requests = [(plan.model.prompt(), 8), (long, 5), (vec![40, 41], 12), (vec![7], 3)];
+        let tokens = |count: u32| (0..count).collect::<Vec<u32>>();
+        let mut requests = vec![(plan.model.prompt(), 8), (tokens(50), 5), (vec![40, 41], 12), (vec![7], 3)];
+        // Prompts of a chunk and a token more, and of a token less.
+        requests.extend([(tokens(8), 4), (tokens(9), 4), (tokens(16), 4), (tokens(17), 4)]);
+        let mut batch = Batch::new(engine(&plan), ModelInputs::default());
+        let chunk = batch.prompt_chunk();
         let mut alone = sequence(&plan);
         let mut want = vec![];
         for (prompt, new) in &requests {
             alone.clear();
-            want.push(answer_alone(&mut alone, Generation::new(request(prompt, *new), None, 8)).1);
+            want.push(answer_alone(&mut alone, Generation::new(request(prompt, *new), None, chunk)).1);
         }
 
-        let mut batch = Batch::new(engine(&plan), ModelInputs::default());
         let mut waiting = requests.iter().enumerate();
         let (mut running, mut answers) = (HashMap::new(), vec![Answer::default(); requests.len()]);
-        let bad = batch.add(Generation::new(request(&[1, u32::MAX], 4), None, 8));
+        let bad = batch.add(Generation::new(request(&[1, u32::MAX], 4), None, chunk));
         let mut failed = 0;
         while !batch.is_empty() || waiting.len() > 0 {
             // One more with each pass.
             if let Some((index, (prompt, new))) = waiting.next() {
-                running.insert(batch.add(Generation::new(request(prompt, *new), None, 8)), index);
+                running.insert(batch.add(Generation::new(request(prompt, *new), None, chunk)), index);
             }
             let finished = batch.pass::<GenerateError>(&mut |id, event| {
                 if let Event::Token { id: token, logits } = event {

@@ -47,9 +47,9 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
-    /// Most tokens of a prompt to feed in one pass.
+    /// The prompt chunk of its generations, whose last chunk may have one token more: the engine takes no more in an item.
     pub fn prompt_chunk(&self) -> usize {
-        usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX)
+        usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX).saturating_sub(1).max(1)
     }
 
     /// Generations in progress.

@@ -216,7 +216,7 @@ impl Generation {
             self.input.extend_from_slice(&left[..chunk_length(left.len(), self.prompt_chunk)]);
         } else {
             let left = &self.tokens[self.fed - prompt..];
-            // Before a pass of one token, those that the sequence dropped beside it.
+            // The last token must be computed alone: those before it are fed now.
             let now = if self.alone && left.len() > 1 { left.len() - 1 } else { left.len() };
             self.input.extend_from_slice(&left[..now]);
             self.add_draft(max_draft)?;
@@ -426,7 +426,7 @@ impl StreamedText {
 mod tests {
     use super::*;
     use crate::sampling::Choice;
-    use crate::speculate::Drafter;
+    use crate::speculate::{DraftLength, Drafter};
     use crate::text::test_tokenizers::byte_level;
 
     fn request(prompt: &[u32], max_new_tokens: u64) -> Request {
@@ -512,7 +512,7 @@ mod tests {
 
     fn drafting(draft: &[u32], max_new: u64) -> Generation {
         let mut generation = Generation::new(request(&[1, 2], max_new), None, usize::MAX)
-            .speculate(Speculation::new(Box::new(Script(draft.to_vec()))));
+            .speculate(Speculation::with_length(Box::new(Script(draft.to_vec())), DraftLength::fixed(9)));
         assert_eq!(tokens_of(generation.next_input(9)), Some(&[1, 2][..]), "a prompt is not drafted");
         assert_eq!(advance(&mut generation, &[10], 9), (String::new(), 0));
         generation

@@ -1,6 +1,6 @@
 //! Token sequences on an engine: feeds tokens, keeps the common prefix of two prompts, holds the logits after the last token.
 //!
-//! The only file of this crate that calls an engine.
+//! Only this file and `batch.rs` call an engine.
 
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;
@@ -159,9 +159,11 @@ pub fn prompt_chunk<B: Backend>(engine: &Engine<B>) -> usize {
     chunk.map_or(usize::MAX, |chunk| CHUNK.next_multiple_of(chunk.max(1)))
 }
 
-/// How many of `left` prompt tokens to feed now. The last chunk has at least two tokens: a single one would count as decoding.
+/// How many of `left` prompt tokens to feed now, at most `chunk + 1`. The last chunk has at least two tokens, unless `chunk` is 1: a single
+/// one would count as decoding.
 pub(crate) fn chunk_length(left: usize, chunk: usize) -> usize {
-    if left <= chunk.saturating_add(1) { left } else { chunk }
+    let last = if chunk > 1 { chunk.saturating_add(1) } else { chunk };
+    if left <= last { left } else { chunk }
 }
 
 /// How a prefill ended.

@@ -75,6 +75,7 @@ pub(crate) fn load<B: Backend>(
     let program = Program { plan: plan.clone(), context, stages, schedules, layouts, logits };
 
     let in_use = HostMemoryInUse { rss: backend.memory_use().resident, states: program.host_state_bytes() };
+    let budget = budget.fit_sequences(plan, &vec![false; plan.partitions.len()], in_use);
     let host_memory = budget.for_devices(plan, in_use);
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
     let weights =

@@ -77,6 +77,7 @@ impl<B: Backend> Runtime<B> {
             lane: 0,
             pass_start: None,
             snapshots: false,
+            has_snapshots: false,
             interrupted: false,
         })
     }

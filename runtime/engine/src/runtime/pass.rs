@@ -102,6 +102,7 @@ impl<B: Backend> Runtime<B> {
             item.sequence.taps_version = self.taps.version;
         }
         item.sequence.pass_start = None;
+        item.sequence.has_snapshots = item.sequence.snapshots;
         if item.sequence.snapshots {
             item.sequence.take_snapshots(program, &self.pool, item.sizes.sequence)?;
         }

@@ -23,6 +23,8 @@ pub struct Sequence<B: Backend> {
     pub(super) pass_start: Option<u64>,
     /// Whether passes may be undone where that needs a copy of a state.
     pub(super) snapshots: bool,
+    /// Whether such copies were taken before its last pass.
+    pub(super) has_snapshots: bool,
     /// Whether a pass failed half way, so that the states are inconsistent.
     pub(super) interrupted: bool,
 }

@@ -132,11 +132,14 @@ impl<B: Backend> Runtime<B> {
         items: &mut [WorkItem<'_, B>],
     ) -> Result<Vec<Result<(), EngineError>>, EngineError> {
         if program.recomputes() {
-            let step = |item: &mut WorkItem<'_, B>| {
-                let WorkItem { sequence, input, rows, extra, logits } = item;
-                self.step_with(program, sequence, Step { input: *input, rows: *rows, extra, logits })
-            };
-            return Ok(items.iter_mut().map(step).collect());
+            let mut outcomes = Vec::with_capacity(items.len());
+            for WorkItem { sequence, input, rows, extra, logits } in items.iter_mut() {
+                match self.step_with(program, sequence, Step { input: *input, rows: *rows, extra, logits }) {
+                    Err(error) if error.concerns_all() => return Err(error),
+                    outcome => outcomes.push(outcome),
+                }
+            }
+            return Ok(outcomes);
         }
         let mut errors: Vec<Option<EngineError>> = Vec::with_capacity(items.len());
         for item in items.iter_mut() {
@@ -257,6 +260,7 @@ impl<B: Backend> Runtime<B> {
     ) -> Result<(), EngineError> {
         let Step { input, rows, extra, logits } = step;
         let mut history = std::mem::take(&mut sequence.history);
+        let before = (history.tokens.len(), history.embeddings.len());
         match input {
             StepInput::Tokens(ids) => history.tokens.extend_from_slice(ids),
             StepInput::Embeddings { data, .. } => history.embeddings.extend_from_slice(data),
@@ -271,6 +275,10 @@ impl<B: Backend> Runtime<B> {
         let item =
             PassItem { sequence: &mut *sequence, input, sizes, is_first: true, is_last: true, extra, error: None };
         let outcome = self.pass_alone(program, item);
+        if outcome.is_err() {
+            history.tokens.truncate(before.0);
+            history.embeddings.truncate(before.1);
+        }
         sequence.history = history;
         outcome?;
         sequence.length = total;

@@ -76,7 +76,9 @@ impl<B: Backend> Sequence<B> {
     fn reach(&self, layout: &StateLayout, length: u64) -> Option<u64> {
         let before_pass = self.pass_start.filter(|start| *start <= length);
         match layout.update {
-            StateUpdate::InPlace { .. } if layout.has_dropped(self.length) => before_pass.filter(|_| self.snapshots),
+            StateUpdate::InPlace { .. } if layout.has_dropped(self.length) => {
+                before_pass.filter(|_| self.has_snapshots && layout.memory == MemoryId::HOST)
+            }
             StateUpdate::InPlace { .. } | StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
             StateUpdate::Replace => before_pass,
         }

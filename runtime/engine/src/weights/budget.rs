@@ -81,7 +81,8 @@ impl HostMemoryBudget {
 
     /// The budget for as many of the wanted sequences as fit beside everything but pinned weights, at least one.
     pub fn fit_sequences(self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Self {
-        let Some((limit, rss)) = self.limit.zip(in_use.rss) else { return self };
+        let limit = self.limit.or(plan.budgets.ram.map(|ram| ram.0));
+        let Some((limit, rss)) = limit.zip(in_use.rss) else { return self };
         let fallen_back = fallen_back(plan, is_fallback);
         let used = [rss, self.window_beside(plan, &fallen_back), activations(plan, &fallen_back), RESERVE];
         let free = used.into_iter().fold(limit, u64::saturating_sub);

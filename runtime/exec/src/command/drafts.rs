@@ -1,6 +1,7 @@
 //! Drafts for speculative decoding: from the text, or from the model of `--draft`, which must have the same tokens.
 
 use super::{CommandContext, load_sequence};
+use crate::cli::RuntimeArgs;
 use crate::error::ExecError;
 use crate::runtime::OrtBackend;
 use crate::settings::{Drafts, GenerateSettings};
@@ -40,7 +41,10 @@ impl DraftSource {
             return Err(unfit(&format!("it reads {}, and a draft gets token ids only", input.name)));
         }
         check_tokens(plan, encoder, &draft)?;
-        let args = &settings.run.runtime;
+        // A draft with a shorter context drafts as far as it can.
+        let most = draft.plan.model.context_length.unwrap_or(u64::MAX);
+        let context = settings.run.runtime.context.map(|context| context.min(most));
+        let args = &RuntimeArgs { context, ..settings.run.runtime.clone() };
         let inputs = ModelInputs::default();
         let sequence = load_sequence(&draft.plan, &draft.dir, args, inputs, ctx.console, ctx.interrupt)?;
         Ok(DraftSource::Model(Rc::new(RefCell::new(sequence))))

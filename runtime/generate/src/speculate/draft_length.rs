@@ -10,10 +10,10 @@ use std::time::Duration;
 pub const MAX_DRAFT: usize = 31;
 /// A draft must promise this many times the tokens per second of none.
 const LEAST_GAIN: f64 = 1.05;
-/// Weight of one measurement after the next one of the same kind.
+/// Each measurement multiplies the weight of earlier ones of its kind by this.
 const ACCEPTANCE_MEMORY: f64 = 0.97;
 const TIME_MEMORY: f64 = 0.7;
-/// Weight of acceptances and of times of many tokens after another pass with one: what was measured long ago is tried again.
+/// Each pass of one token multiplies the weight of acceptances and of longer passes' times by this, so that drafts are tried again.
 const UNUSED_MEMORY: f64 = 0.99;
 /// Assumed acceptance for each confidence before anything was verified; counts as much as `PRIOR_WEIGHT` tokens.
 const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
@@ -75,8 +75,10 @@ impl DraftLength {
         if let Some(fixed) = self.fixed {
             return fixed.min(available);
         }
+        // The first pass has one token: all times are relative to it.
+        let Some(single) = self.single_seconds().filter(|single| *single > 0.0) else { return 0 };
         let acceptance = self.acceptance(confidence);
-        let draft = self.draft.average().unwrap_or(0.0) / self.single_seconds().unwrap_or(f64::INFINITY);
+        let draft = self.draft.average().unwrap_or(0.0) / single;
         let (mut best, mut best_gain) = (0, LEAST_GAIN);
         let (mut tokens, mut all_accepted) = (1.0, 1.0);
         for length in 1..=available.min(MAX_DRAFT) {

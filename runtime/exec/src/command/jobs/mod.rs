@@ -6,7 +6,7 @@ mod requests;
 
 pub use answers::AnswersError;
 
-use super::{CommandContext, context_length, load_engine, open_embeddings};
+use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::JobsArgs;
 use crate::console::Console;
 use crate::error::ExecError;
@@ -40,10 +40,20 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
     let done = answered.len();
     let opened = Prompts::open(&args.input, answered);
-    let (prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
+    let (mut prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let requests = RequestMaker::open(&plan, &args.defaults, context_length(&plan, &args.runtime))?;
-    let inputs =
-        ModelInputs { embeddings: open_embeddings(&plan.plan, args.embeddings.as_deref())?, ..ModelInputs::default() };
+    let inputs = ModelInputs {
+        embeddings: open_embeddings(&plan.plan, args.embeddings.as_deref())?,
+        extra: open_extra_inputs(&plan.plan, None)?,
+    };
+    let failed = |source| ExecError::Prompts { path: args.input.clone(), source };
+    if prompts.is_done().map_err(failed)? {
+        ctx.console.info(&format!("all {} have an answer already", counted(total as u64, "line")));
+        if args.json {
+            show_json(ctx.out, &Counts::default())?;
+        }
+        return Ok(0);
+    }
     if done > 0 {
         ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
     }
@@ -70,7 +80,8 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
 
 /// How many sequences run at once: those that fit.
 fn sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: bool, console: &Console) -> usize {
-    let free = available_memory().map(|free| (free as f64 * STATES_SHARE) as u64);
+    let has_limit = engine.plan().budgets.ram.is_some();
+    let free = available_memory().filter(|_| !has_limit).map(|free| (free as f64 * STATES_SHARE) as u64);
     let in_memory = free.and_then(|free| free.checked_div(engine.host_state_bytes())).unwrap_or(wanted);
     let sequences = engine.max_sequences().min(in_memory).clamp(1, wanted.max(1));
     if is_asked && sequences < wanted {

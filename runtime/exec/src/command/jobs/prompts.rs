@@ -130,6 +130,8 @@ pub struct Prompts {
     /// Ids of the lines so far.
     ids: HashSet<JobId>,
     answered: Answered,
+    /// A line that was read ahead.
+    ahead: Option<Result<Job, BadLine>>,
 }
 
 /// What an earlier run has answered.
@@ -151,13 +153,18 @@ impl Answered {
 impl Prompts {
     /// Opens the file. Also returns its number of lines that are not blank.
     pub fn open(path: &Path, answered: Answered) -> io::Result<(Self, usize)> {
-        let mut lines = BufReader::new(File::open(path)?);
+        let file = File::open(path)?;
+        if !file.metadata()?.is_file() {
+            // It is read twice, and an interrupted run reads it again.
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+        }
+        let mut lines = BufReader::new(file);
         let (mut total, mut line) = (0, Vec::new());
         while read_line(&mut lines, &mut line)?.is_some() {
             total += usize::from(!is_blank(&line));
         }
         let lines = BufReader::new(File::open(path)?);
-        Ok((Self { path: path.to_owned(), lines, line: 0, ids: HashSet::new(), answered }, total))
+        Ok((Self { path: path.to_owned(), lines, line: 0, ids: HashSet::new(), answered, ahead: None }, total))
     }
 
     /// The file.
@@ -165,8 +172,19 @@ impl Prompts {
         &self.path
     }
 
+    /// Whether each prompt has an answer.
+    pub fn is_done(&mut self) -> io::Result<bool> {
+        if self.ahead.is_none() {
+            self.ahead = self.next_job()?;
+        }
+        Ok(self.ahead.is_none())
+    }
+
     /// The next prompt without an answer. `None` at the end.
     pub fn next_job(&mut self) -> io::Result<Option<Result<Job, BadLine>>> {
+        if let Some(job) = self.ahead.take() {
+            return Ok(Some(job));
+        }
         let mut text = Vec::new();
         loop {
             let Some(is_whole) = read_line(&mut self.lines, &mut text)? else { return Ok(None) };
@@ -292,6 +310,17 @@ mod tests {
         assert_eq!(jobs.len(), 2);
         assert_eq!(jobs[0].as_ref().unwrap().id, JobId::Number(2));
         assert_eq!(jobs[1].as_ref().unwrap_err().line, 4, "a repeated id has an answer of its own");
+    }
+
+    #[test]
+    fn reading_ahead_loses_no_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), "{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 2, \"prompt\": \"a\"}\n").unwrap();
+        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([7, 8]) };
+        let (mut prompts, _) = Prompts::open(file.path(), answered).unwrap();
+        assert!(!prompts.is_done().unwrap() && !prompts.is_done().unwrap());
+        assert_eq!(prompts.next_job().unwrap().unwrap().unwrap().id, JobId::Number(2));
+        assert!(prompts.is_done().unwrap());
     }
 
     #[test]
