@@ -66,6 +66,9 @@ pub struct RunArgs {
     /// Plan of a smaller model with the same tokenizer, which drafts. Its --ram and --vram come on top of this plan's.
     #[arg(long, value_name = "PLAN")]
     pub draft: Option<PathBuf>,
+    /// Draft this many tokens in each pass, whether it pays or not; for comparison [default: as many as pay].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
+    pub draft_tokens: Option<u8>,
     /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.
     #[arg(long)]
     pub json: bool,

@@ -5,14 +5,19 @@ use crate::cli::RuntimeArgs;
 use crate::error::ExecError;
 use crate::runtime::OrtBackend;
 use crate::settings::{Drafts, GenerateSettings};
-use hpp_generate::speculate::{ModelDrafter, NgramDrafter, Speculation};
+use hpp_generate::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter, Speculation};
 use hpp_generate::{Generation, ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
 use hpp_schema::InputRole;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Where drafts come from, ready for any number of texts.
-pub enum DraftSource {
+/// Drafts for any number of texts.
+pub struct DraftSource {
+    from: Source,
+    length: DraftLength,
+}
+
+enum Source {
     /// There are none.
     None,
     /// The text itself.
@@ -29,9 +34,11 @@ impl DraftSource {
         encoder: &PromptEncoder,
         ctx: &CommandContext<'_>,
     ) -> Result<Self, ExecError> {
+        let fixed = settings.run.draft_tokens.map(|tokens| DraftLength::fixed(usize::from(tokens)));
+        let length = fixed.unwrap_or_default();
         let path = match &settings.drafts {
-            Drafts::None => return Ok(DraftSource::None),
-            Drafts::Ngram => return Ok(DraftSource::Ngram),
+            Drafts::None => return Ok(DraftSource { from: Source::None, length }),
+            Drafts::Ngram => return Ok(DraftSource { from: Source::Ngram, length }),
             Drafts::Model(path) => path,
         };
         let draft = PlanFile::open(path)?;
@@ -47,18 +54,17 @@ impl DraftSource {
         let args = &RuntimeArgs { context, ..settings.run.runtime.clone() };
         let inputs = ModelInputs::default();
         let sequence = load_sequence(&draft.plan, &draft.dir, args, inputs, ctx.console, ctx.interrupt)?;
-        Ok(DraftSource::Model(Rc::new(RefCell::new(sequence))))
+        Ok(DraftSource { from: Source::Model(Rc::new(RefCell::new(sequence))), length })
     }
 
     /// The generation with drafts from here.
     pub fn speculate(&self, generation: Generation) -> Generation {
-        match self {
-            DraftSource::None => generation,
-            DraftSource::Ngram => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
-            DraftSource::Model(sequence) => {
-                generation.speculate(Speculation::new(Box::new(ModelDrafter::new(Rc::clone(sequence)))))
-            }
-        }
+        let drafter: Box<dyn Drafter> = match &self.from {
+            Source::None => return generation,
+            Source::Ngram => Box::<NgramDrafter>::default(),
+            Source::Model(sequence) => Box::new(ModelDrafter::new(Rc::clone(sequence))),
+        };
+        generation.speculate(Speculation::with_length(drafter, self.length.clone()))
     }
 }
 
