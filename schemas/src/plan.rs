@@ -309,6 +309,10 @@ pub struct Schedule {
     /// Limit on the tokens of a prefill pass; absent if only the context limits it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_chunk: Option<u64>,
+    /// The most tokens of a pass after the prompt that follows `decode`, such as a draft to verify; passes of more tokens follow
+    /// `prefill`. Absent if only single tokens follow `decode`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode_tokens: Option<u64>,
 }
 
 /// One step of a schedule.

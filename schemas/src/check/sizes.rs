@@ -83,6 +83,21 @@ fn numbers(plan: &Plan, found: &mut Findings) {
             );
         }
     }
+    if let Some(throughput) = &said.throughput {
+        let times = throughput.passes.iter().map(|pass| pass.ms).chain([throughput.tokens_per_second]);
+        let place = "predictions.throughput";
+        found.require(
+            times.clone().all(|value| value.is_finite() && value >= 0.0),
+            place,
+            "times and rates must be finite numbers of at least 0",
+        );
+        let sizes = throughput.passes.iter().flat_map(|pass| [pass.sequences, pass.tokens]);
+        found.require(
+            sizes.chain([throughput.sequences, throughput.free_sequences]).all(|number| number > 0),
+            place,
+            "numbers of sequences and tokens must be at least 1",
+        );
+    }
     let Some(text) = &plan.generation else { return };
     let sampling = &text.sampling;
     for (name, value) in [

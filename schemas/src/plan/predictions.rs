@@ -30,6 +30,40 @@ pub struct Predictions {
     /// The minimised objective; absent if blocks were placed by hand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub objective: Option<Achieved>,
+    /// Several sequences together, and several tokens of one; absent for models that do not generate tokens with states.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throughput: Option<PredictedThroughput>,
+}
+
+/// Predictions for passes over several sequences, and over several tokens of one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedThroughput {
+    /// Sequences to run together: `hpp-exec jobs` runs as many.
+    #[schemars(range(min = 1))]
+    pub sequences: u64,
+    /// Generated tokens per second of all of them, each with `prompt_tokens` and `new_tokens`.
+    pub tokens_per_second: f64,
+    /// The largest number of sequences whose pass takes at most a tenth longer than a pass of one.
+    #[schemars(range(min = 1))]
+    pub free_sequences: u64,
+    /// Times of passes at `decode_context`.
+    #[serde(serialize_with = "crate::dim::each_on_one_line")]
+    pub passes: Vec<PredictedPass>,
+}
+
+/// The time of a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PredictedPass {
+    /// Sequences in the pass.
+    #[schemars(range(min = 1))]
+    pub sequences: u64,
+    /// Tokens of each.
+    #[schemars(range(min = 1))]
+    pub tokens: u64,
+    /// Milliseconds.
+    pub ms: f64,
 }
 
 /// The objective that the planner minimised, and the result.
@@ -56,4 +90,6 @@ pub enum ObjectiveKind {
     Prefill,
     /// Milliseconds for a whole answer: to the first token, and for `new_tokens` more.
     Mixed,
+    /// The same for the answers of all sequences together.
+    Throughput,
 }

@@ -60,6 +60,8 @@ pub struct Decision<'a> {
     pub scenario: Scenario,
     /// The reason for each partition's place.
     pub reasons: Vec<String>,
+    /// The most tokens of a pass after the prompt that follows the decode schedule.
+    pub decode_tokens: u64,
     /// Predicted times.
     pub predictions: Predictions,
 }
@@ -277,6 +279,7 @@ fn schedule(decision: &Decision, partitions: &[Partition]) -> Schedule {
         prefill: steps(partitions, Partition::prefill_device),
         decode: steps(partitions, |partition| &partition.device),
         prefill_chunk: decision.analysis.prefill_chunk(decision.scenario),
+        decode_tokens: Some(decision.decode_tokens).filter(|tokens| *tokens > 1),
     }
 }
 

@@ -77,6 +77,7 @@ pub fn problem(
     }
     let workload = Workload {
         batch: scenario.batch,
+        sequences: 1,
         prompt_tokens: scenario.prompt,
         new_tokens: scenario.new_tokens,
         passes: passes(analysis, scenario),

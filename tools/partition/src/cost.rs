@@ -167,6 +167,7 @@ pub(crate) mod tests {
         let costs = |bytes_per_ms: f64| -> Vec<Cost> {
             let cost = |block: &Block| Cost {
                 decode_ms: block.decode.bytes as f64 / bytes_per_ms,
+                chunk_ms: vec![],
                 prefill_ms: vec![block.prefill.bytes as f64 / bytes_per_ms],
             };
             blocks.iter().map(cost).collect()
@@ -186,7 +187,7 @@ pub(crate) mod tests {
             cpu_launch_ms: 0.06,
             pass_overhead_ms: 0.0,
             disk_bytes_per_ms: None,
-            load: Workload { batch: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
+            load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
             cuts: vec![],
             blocks,
             budget,

@@ -25,6 +25,7 @@ mod search;
 mod simulate;
 mod solution;
 mod sweep;
+mod throughput;
 mod transfer;
 #[cfg(test)]
 mod trials;
@@ -43,6 +44,7 @@ pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};
 pub use solution::{Phase, Solution};
 pub use sweep::{SweepPoint, sweep};
+pub use throughput::{CHUNK_TOKENS, PassTime, Throughput, plan_throughput, throughput, tokens_per_second};
 
 use std::fmt;
 

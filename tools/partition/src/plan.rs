@@ -64,7 +64,7 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
     match objective {
         Objective::Prefill => [1.0, 0.0],
         Objective::Decode => [0.0, 1.0],
-        Objective::Mixed => [1.0, problem.load.new_tokens as f64],
+        Objective::Mixed | Objective::Throughput => [1.0, problem.load.new_tokens as f64],
     }
 }
 
@@ -106,7 +106,8 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
 /// Start placements for an objective with both phases: optimized for decoding, then for the prompt with the remaining memory; once with
 /// all memory, once with memory for a slot ring reserved for the prompt. Empty for few blocks, which are searched exhaustively.
 fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
-    let applies = options.objective == Objective::Mixed && options.mechanisms.streams();
+    let has_both_phases = matches!(options.objective, Objective::Mixed | Objective::Throughput);
+    let applies = has_both_phases && options.mechanisms.streams();
     if !applies || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
         return Vec::new();
     }

@@ -32,6 +32,8 @@ pub struct Problem {
 pub struct Cost {
     /// One decoded token, milliseconds, without launch cost.
     pub decode_ms: f64,
+    /// A pass of each of [`CHUNK_TOKENS`](crate::CHUNK_TOKENS) tokens at the same context, likewise. Empty if unknown.
+    pub chunk_ms: Vec<f64>,
     /// Each prefill pass, milliseconds, without launch cost; one entry for each of [`Workload::passes`].
     pub prefill_ms: Vec<f64>,
 }
@@ -58,8 +60,10 @@ pub struct GpuCosts {
 /// The request that a plan is optimized for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
-    /// Sequences in one pass.
+    /// Sequences in one run of a partition.
     pub batch: u64,
+    /// Sequences that share a pass over the weights, one run of each partition for each.
+    pub sequences: u64,
     /// Tokens of the prompt.
     pub prompt_tokens: u64,
     /// Tokens generated after the prompt.
@@ -97,6 +101,8 @@ pub enum Objective {
     Prefill,
     /// Milliseconds of the whole answer: time to first token plus `new_tokens` decoded tokens.
     Mixed,
+    /// The same for many sequences together: with [`Problem::with_sequences`] it is the time of all their answers.
+    Throughput,
 }
 
 /// What the runtime may do with weights that do not fit.

@@ -8,6 +8,11 @@ use crate::fit::{Sample, Shape, fit};
 use hpp_partition::Phase;
 use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
 
+/// Passes of fewer tokens are short.
+const SHORTEST_FITTED: u64 = 32;
+/// Samples that determine a curve, and one to show how far it is off.
+const ENOUGH_FITTED: usize = 4;
+
 /// Both phases, in the order in which they are measured and shown.
 pub const PHASES: [Phase; 2] = [Phase::Decode, Phase::Prefill];
 
@@ -127,8 +132,15 @@ fn finish(costs: &mut ProviderCosts, launched: &LaunchCosts, typical: Option<f64
         let sample = |point: &CostPoint| Some(Sample { tokens: point.tokens, ms: point.ms? });
         let samples: Vec<Sample> = costs.points.iter().filter_map(sample).collect();
         let shape = if phase == Phase::Decode { Shape::Decode } else { Shape::Prefill };
-        costs.fit = fit(shape, &samples);
+        costs.fit = fit(shape, fitted(shape, &samples));
     }
+}
+
+/// The samples that a curve is fitted to. Kernels compute short passes differently, so that no parabola goes through them and long ones:
+/// they are left out if there are enough others. Precondition: sorted by tokens.
+fn fitted(shape: Shape, samples: &[Sample]) -> &[Sample] {
+    let long = &samples[samples.partition_point(|sample| sample.tokens < SHORTEST_FITTED)..];
+    if shape == Shape::Prefill && long.len() >= ENOUGH_FITTED { long } else { samples }
 }
 
 /// The median; `None` without numbers.

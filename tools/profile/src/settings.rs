@@ -11,6 +11,8 @@ const USUAL_TOKENS: [u64; 6] = [16, 64, 128, 512, 1024, 2048];
 /// Default token counts with `--quick`.
 const QUICK_CONTEXTS: [u64; 2] = [128, 2048];
 const QUICK_PREFILL: [u64; 4] = [32, 128, 512, 2048];
+/// Short passes, added to the default ones of models that generate: drafts that are verified.
+const SHORT_PASSES: [u64; 4] = [2, 4, 8, 16];
 /// Longest context if the model does not declare one.
 const USUAL_CONTEXT: u64 = 8192;
 /// Most prompts with `--quick`.
@@ -134,7 +136,9 @@ fn prefill_tokens(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<
         return Ok(vec![only]);
     }
     let usual: &[u64] = if cli.quick { &QUICK_PREFILL } else { &USUAL_TOKENS };
-    chosen("--prefill-tokens", &cli.prefill_tokens, usual, limits.context, notes)
+    let passes = chosen("--prefill-tokens", &cli.prefill_tokens, usual, limits.context, notes)?;
+    let short = SHORT_PASSES.into_iter().filter(|tokens| limits.generates && *tokens <= limits.context / 2);
+    Ok(if cli.prefill_tokens.is_empty() { joined(&passes, short.collect()) } else { passes })
 }
 
 /// The requested token counts, or the default ones, within the context; sorted, without duplicates.

@@ -8,8 +8,8 @@ use crate::reason::reasons;
 use crate::request::PlanningRequest;
 use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, assemble};
-use hpp_partition::{Objective, Phase, bottleneck};
-use hpp_schema::{Achieved, ObjectiveKind, Plan, Predictions};
+use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
+use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
 
 /// A plan that is not written yet.
 pub struct PlanDraft {
@@ -31,9 +31,11 @@ pub fn draft(
     let (partitioning, parts) = cut_around_states(request, analysis, partitioning)?;
     partitioning.check(request)?;
     operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
+    let throughput = (analysis.kind == ModelKind::Decoder)
+        .then(|| throughput(&partitioning.single_problem(request), &request.options, &partitioning.solution));
     let plan = assemble(&Decision {
         analysis,
-        blocks: &request.problem.blocks,
+        blocks: &request.single().blocks,
         partitions: &partitioning.partitions,
         slots: &partitioning.solution.slots,
         disk: partitioning.disk_streaming(request),
@@ -42,7 +44,8 @@ pub fn draft(
         parts: &parts,
         scenario: request.scenario,
         reasons: reasons(request, &partitioning),
-        predictions: predictions(request, &partitioning, source),
+        decode_tokens: throughput.as_ref().map_or(1, |throughput| throughput.decode_tokens),
+        predictions: predictions(request, &partitioning, throughput, source),
     });
     Ok(PlanDraft { partitioning, parts, plan })
 }
@@ -65,16 +68,26 @@ fn cut_around_states(
 }
 
 /// The plan's predictions, rounded to four significant digits.
-fn predictions(request: &PlanningRequest, partitioning: &Partitioning, source: String) -> Predictions {
-    let (times, objective) = (PredictedTimes::of(&partitioning.solution), request.options.objective);
+fn predictions(
+    request: &PlanningRequest,
+    partitioning: &Partitioning,
+    throughput: Option<Throughput>,
+    source: String,
+) -> Predictions {
+    let objective = request.options.objective;
+    let Solution { choices, slots, .. } = &partitioning.solution;
+    let planned = PredictedTimes::of(&partitioning.solution);
+    let single = evaluate(&partitioning.single_problem(request), &request.options, choices.clone(), slots.clone());
+    let times = if request.single.is_some() { PredictedTimes::of(&single) } else { planned };
     let scenario = request.scenario;
     let achieved = || Achieved {
         kind: match objective {
             Objective::Decode => ObjectiveKind::Decode,
             Objective::Prefill => ObjectiveKind::Prefill,
             Objective::Mixed => ObjectiveKind::Mixed,
+            Objective::Throughput => ObjectiveKind::Throughput,
         },
-        ms: round(times.objective_ms(objective, scenario.new_tokens)),
+        ms: round(planned.objective_ms(objective, scenario.new_tokens)),
         bound_ms: round(partitioning.solution.bound_ms),
         proven: partitioning.solution.proven,
     };
@@ -88,6 +101,17 @@ fn predictions(request: &PlanningRequest, partitioning: &Partitioning, source: S
         new_tokens: scenario.new_tokens,
         limit: Some(bottlenecks(request, partitioning)),
         objective: (!partitioning.is_manual).then(achieved),
+        throughput: throughput.as_ref().map(predicted_throughput),
+    }
+}
+
+fn predicted_throughput(throughput: &Throughput) -> PredictedThroughput {
+    let pass = |pass: &PassTime| PredictedPass { sequences: pass.sequences, tokens: pass.tokens, ms: round(pass.ms) };
+    PredictedThroughput {
+        sequences: throughput.sequences,
+        tokens_per_second: round(throughput.tokens_per_second),
+        free_sequences: throughput.free_sequences,
+        passes: throughput.passes.iter().map(pass).collect(),
     }
 }
 

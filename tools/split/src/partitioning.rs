@@ -184,6 +184,11 @@ impl Partitioning {
         Problem { cuts: self.cuts(), ..request.problem.clone() }
     }
 
+    /// The problem for one sequence with the cuts between these partitions.
+    pub fn single_problem(&self, request: &PlanningRequest) -> Problem {
+        Problem { cuts: self.cuts(), ..request.single().clone() }
+    }
+
     /// The same placement with times predicted from the request's current costs, one launch per partition.
     pub fn reevaluated(mut self, request: &PlanningRequest) -> Self {
         let problem = self.problem(request);

@@ -22,7 +22,7 @@ impl PredictedTimes {
         match objective {
             Objective::Decode => self.decode_ms,
             Objective::Prefill => self.prefill_ms,
-            Objective::Mixed => self.prefill_ms + new_tokens as f64 * self.decode_ms,
+            Objective::Mixed | Objective::Throughput => self.prefill_ms + new_tokens as f64 * self.decode_ms,
         }
     }
 

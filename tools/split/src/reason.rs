@@ -10,7 +10,7 @@ use hpp_schema::ByteSize;
 /// One reason for each partition, in order.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
     if partitioning.is_manual {
-        return vec!["placed by hand".to_owned(); partitioning.partitions.len()];
+        return vec!["placed manually".to_owned(); partitioning.partitions.len()];
     }
     if request.problem.gpus.is_empty() {
         let disk = partitioning.disk_streaming(request);
@@ -91,6 +91,7 @@ pub fn difference(ms: f64, now: f64, objective: Objective) -> String {
         Objective::Decode => "per token",
         Objective::Prefill => "to the first token",
         Objective::Mixed => "per answer",
+        Objective::Throughput => "for all answers",
     };
     match ms {
         ms if !ms.is_finite() => "cannot compute there".to_owned(),

@@ -1,6 +1,6 @@
 //! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{LayerCount, SplitArgs};
+use crate::cli::{LayerCount, Objective, SplitArgs};
 use crate::input_errors::InputErrors;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
@@ -15,6 +15,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     without_gpus(args, &mut errors);
     check_manual_placement(args, &mut errors);
     refining(args, &mut errors);
+    throughput(args, &mut errors);
     errors
 }
 
@@ -88,9 +89,23 @@ fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {
 fn check_manual_placement(args: &SplitArgs, errors: &mut InputErrors) {
     let is_manual = args.has_manual_placement();
     let planning = &args.planning;
-    let what = "there is nothing to plan: blocks are placed by hand";
+    let what = "there is nothing to plan: blocks are placed manually";
     let hint = "omit either --gpu-layers, --stream and --assign, or --sweep-vram and --refine";
     errors.require(!is_manual || (planning.sweep_vram.is_none() && planning.refine.is_none()), what, hint);
+}
+
+fn throughput(args: &SplitArgs, errors: &mut InputErrors) {
+    let planning = &args.planning;
+    let is_for_one = planning.refine.is_some()
+        || planning.sweep_vram.is_some()
+        || planning.at_least.is_some()
+        || planning.first_token_within.is_some();
+    errors.require(
+        planning.objective != Objective::Throughput || !is_for_one,
+        "--objective throughput plans for many sequences, and --refine, --sweep-vram, --at-least and --first-token-within \
+         are for one",
+        "omit one of them",
+    );
 }
 
 fn refining(args: &SplitArgs, errors: &mut InputErrors) {

@@ -12,6 +12,7 @@ use crate::request::PlanningRequest;
 use crate::{operators, presets, print, request, settings, sweep, targets, trace};
 use hpp_graph::Part;
 use hpp_model::{Analysis, analyse, faulty_blocks};
+use hpp_partition::Objective;
 use hpp_schema::{Plan, Provider};
 use std::path::{Path, PathBuf};
 
@@ -100,7 +101,12 @@ fn partition_blocks(
 ) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
     match args.planning.refine {
         Some(tokens) => refine(request, args, analysis, tokens, out_dir),
-        None => Ok((place_blocks(request, args)?, vec![])),
+        None => {
+            if request.options.objective == Objective::Throughput && !args.has_manual_placement() {
+                request.choose_sequences(args)?;
+            }
+            Ok((place_blocks(request, args)?, vec![]))
+        }
     }
 }
 

@@ -4,7 +4,8 @@ use crate::amount::{self, ESTIMATED, MEASURED};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
-    Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, Residency, Ring,
+    Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, PredictedThroughput,
+    Residency, Ring,
 };
 use std::fmt::Write as _;
 
@@ -90,6 +91,9 @@ fn expectation(plan: &Plan) -> String {
         time(p.time_to_first_token_ms),
         p.prompt_tokens,
     );
+    if let Some(throughput) = &p.throughput {
+        let _ = write!(text, "\n{}", throughput_line(throughput, significant));
+    }
     if let Some(limit) = &p.limit {
         let _ = write!(text, "\nbottleneck: {limit}");
     }
@@ -99,12 +103,24 @@ fn expectation(plan: &Plan) -> String {
     text
 }
 
+/// Several sequences together, and how many of them take no more time than one.
+fn throughput_line(throughput: &PredictedThroughput, significant: i32) -> String {
+    let sequences = |count: u64| amount::count(usize::try_from(count).unwrap_or(usize::MAX), "sequence");
+    let rate = amount::digits(throughput.tokens_per_second, significant);
+    let free = match throughput.free_sequences {
+        1 => "each takes time of its own".to_owned(),
+        free => format!("a pass of {free} takes little longer than a pass of one"),
+    };
+    format!("hpp-exec jobs: {} together, {rate} tokens/s with their prompts; {free}", sequences(throughput.sequences))
+}
+
 /// The minimised time and its proven lower bound.
 fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> String {
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),
         ObjectiveKind::Mixed => format!("prompt and {new_tokens} new tokens"),
+        ObjectiveKind::Throughput => format!("prompts and {new_tokens} new tokens of all sequences"),
     };
     let time = |ms| amount::time(ms, significant);
     let bound = match (objective.proven, objective.bound_ms) {

@@ -133,6 +133,7 @@ fn name(objective: Objective) -> &'static str {
         Objective::Decode => "decode",
         Objective::Prefill => "prefill",
         Objective::Mixed => "mixed",
+        Objective::Throughput => "throughput",
     }
 }
 

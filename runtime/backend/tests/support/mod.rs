@@ -174,7 +174,12 @@ impl Recorded {
                 reason: "a test".into(),
             }],
             states,
-            schedule: Schedule { prefill: steps.clone(), decode: steps, prefill_chunk: merged.then_some(1) },
+            schedule: Schedule {
+                prefill: steps.clone(),
+                decode: steps,
+                prefill_chunk: merged.then_some(1),
+                decode_tokens: None,
+            },
             buffers: vec![],
             generation: None,
             predictions: Predictions::default(),

@@ -15,7 +15,7 @@ pub(crate) use stage::{InputSource, OutputSink, Stage, StageInput, StageOutput};
 use crate::buffers::StateLayout;
 use crate::ids::{BoundaryId, Id, PartitionId, StageId, StateId, Table};
 use crate::port::MemoryId;
-use crate::telemetry::PerPhase;
+use crate::telemetry::{PerPhase, Phase};
 use hpp_schema::{ModelKind, Partition, Plan};
 
 /// A loaded plan.
@@ -42,6 +42,16 @@ impl Program {
     /// Whether each step computes the whole sequence again, because the model keeps no state.
     pub fn recomputes(&self) -> bool {
         self.plan.model.kind == ModelKind::DecoderWithoutCache
+    }
+
+    /// The phase whose schedule a pass follows. `is_alone`: it is the only pass of its step. The last of several passes is prefill
+    /// though it may have one token: its states are where the passes before left them.
+    pub fn phase(&self, sizes: &PassSizes, is_alone: bool) -> Phase {
+        let decode_tokens = self.plan.schedule.decode_tokens.unwrap_or(1).max(1);
+        match is_alone && sizes.past > 0 && sizes.sequence <= decode_tokens {
+            true => Phase::Decode,
+            false => Phase::Prefill,
+        }
     }
 
     /// Bytes of host memory that the states of one sequence take.

@@ -134,7 +134,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     /// After the last pass of a step: copies each state that has a staging buffer of its own to its home memory, first from devices to
     /// the host, then from the host to devices.
     pub(super) fn return_all_states(&mut self) -> Result<(), EngineError> {
-        let phase = self.items[0].phase();
+        let phase = self.items[0].phase;
         for home_is_host in [true, false] {
             for partition in self.runtime.route[phase].ids() {
                 let stage = self.runtime.route[phase][partition];

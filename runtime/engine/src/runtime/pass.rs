@@ -16,6 +16,8 @@ pub(super) struct PassItem<'a, B: Backend> {
     pub sequence: &'a mut Sequence<B>,
     pub input: PassInput<'a>,
     pub sizes: PassSizes,
+    /// Whose schedule it follows.
+    pub phase: Phase,
     /// Whether it is the first pass of its step.
     pub is_first: bool,
     /// Whether it is the last pass of its step.
@@ -27,12 +29,6 @@ pub(super) struct PassItem<'a, B: Backend> {
 }
 
 impl<B: Backend> PassItem<'_, B> {
-    /// The last of several passes is prefill though it may have one token: its states are where the passes before left them.
-    pub fn phase(&self) -> Phase {
-        let is_alone = self.is_first && self.is_last;
-        if is_alone && self.sizes.sequence == 1 && self.sizes.past > 0 { Phase::Decode } else { Phase::Prefill }
-    }
-
     /// The index in the pass of the first position whose logits are computed.
     fn logits_from(&self) -> u64 {
         self.sizes.sequence - self.sizes.rows
@@ -62,7 +58,7 @@ impl<B: Backend> Runtime<B> {
         self.synchronize()?;
         self.watch.check()?;
         let done = || items.iter().filter(|item| item.error.is_none());
-        let phase = if done().all(|item| item.phase() == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
+        let phase = if done().all(|item| item.phase == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
         let tokens = done().map(|item| item.sizes.sequence).sum();
         for item in items.iter_mut().filter(|item| item.error.is_none()) {
             item.sequence.interrupted = false;
@@ -137,7 +133,7 @@ pub(super) struct PassRunner<'r, 'a, B: Backend> {
 
 impl<B: Backend> PassRunner<'_, '_, B> {
     fn run(&mut self) -> Result<(), EngineError> {
-        let has = |phase| self.items.iter().any(|item| item.error.is_none() && item.phase() == phase);
+        let has = |phase| self.items.iter().any(|item| item.error.is_none() && item.phase == phase);
         match (has(Phase::Prefill), has(Phase::Decode)) {
             (true, true) if self.same_order() => self.follow_both()?,
             (prefill, decode) => {
@@ -206,7 +202,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     fn copy_boundaries(&mut self, copies: &[BoundaryCopy], phase: Phase) -> Result<(), EngineError> {
         let Runtime { pool, lanes, recorder, .. } = &mut *self.runtime;
-        for item in self.items.iter_mut().filter(|item| item.error.is_none() && item.phase() == phase) {
+        for item in self.items.iter_mut().filter(|item| item.error.is_none() && item.phase == phase) {
             item.error = lanes[item.sequence.lane].copy_boundaries(pool, copies, recorder).err();
         }
         Ok(())
@@ -215,7 +211,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     /// Fetches a stage's weights, runs the items of `phases` and releases the weights. `phase`: one in whose order the stage is.
     fn run_stage(&mut self, id: StageId, phase: Phase, phases: &[Phase]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
-        let runs = |item: &PassItem<'_, B>| item.error.is_none() && phases.contains(&item.phase());
+        let runs = |item: &PassItem<'_, B>| item.error.is_none() && phases.contains(&item.phase);
         if !self.items.iter().any(runs) {
             return Ok(());
         }
@@ -246,7 +242,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     fn run_item(&mut self, index: usize, id: StageId) -> Result<(), EngineError> {
         let item = &mut self.items[index];
-        let (phase, binding) = (item.phase(), &mut item.sequence.bindings[id].binding);
+        let (phase, binding) = (item.phase, &mut item.sequence.bindings[id].binding);
         self.runtime.run_session(self.program, id, phase, binding)
     }
 }

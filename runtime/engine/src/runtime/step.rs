@@ -7,7 +7,7 @@ use crate::buffers::{PassInput, about};
 use crate::error::EngineError;
 use crate::port::{Backend, MemoryId};
 use crate::program::{PassSizes, Program};
-use crate::telemetry::Transfer;
+use crate::telemetry::{Phase, Transfer};
 use crate::tensor::{HostTensor, Logits, floats_to_f32};
 use hpp_schema::ModelKind;
 use std::collections::BTreeMap;
@@ -28,11 +28,13 @@ pub enum StepInput<'a> {
 }
 
 impl<B: Backend> WorkItem<'_, B> {
-    fn in_pass(&mut self) -> PassItem<'_, B> {
+    fn in_pass(&mut self, program: &Program) -> PassItem<'_, B> {
         let (tokens, past) = (self.input.len(), self.sequence.length);
+        let sizes = PassSizes { batch: 1, sequence: tokens, past, rows: self.rows.of(tokens) };
         PassItem {
             input: self.input.part(0, tokens, tokens),
-            sizes: PassSizes { batch: 1, sequence: tokens, past, rows: self.rows.of(tokens) },
+            sizes,
+            phase: program.phase(&sizes, true),
             sequence: self.sequence,
             is_first: true,
             is_last: true,
@@ -146,7 +148,7 @@ impl<B: Backend> Runtime<B> {
             errors.push(self.prepare(program, item).err());
         }
         let prepared = items.iter_mut().zip(&errors).filter(|(_, error)| error.is_none());
-        let mut pass: Vec<PassItem<'_, B>> = prepared.map(|(item, _)| item.in_pass()).collect();
+        let mut pass: Vec<PassItem<'_, B>> = prepared.map(|(item, _)| item.in_pass(program)).collect();
         self.pass(program, &mut pass)?;
         let mut outcomes: Vec<Option<EngineError>> = pass.into_iter().map(|item| item.error).rev().collect();
         for error in errors.iter_mut().filter(|error| error.is_none()) {
@@ -212,9 +214,11 @@ impl<B: Backend> Runtime<B> {
             let count = chunk.min(tokens - done);
             let wanted = rows.of_pass(done..done + count, tokens);
             let (is_first, is_last) = (done == 0, done + count == tokens);
+            let sizes = PassSizes { batch: 1, sequence: count, past: sequence.length, rows: wanted.max(1) };
             let item = PassItem {
                 input: input.part(done, count, tokens),
-                sizes: PassSizes { batch: 1, sequence: count, past: sequence.length, rows: wanted.max(1) },
+                sizes,
+                phase: program.phase(&sizes, is_first && is_last),
                 sequence: &mut *sequence,
                 is_first,
                 is_last,
@@ -272,8 +276,9 @@ impl<B: Backend> Runtime<B> {
             StepInput::Embeddings { .. } => PassInput::Embeddings(&history.embeddings),
         };
         let sizes = PassSizes { batch: 1, sequence: total, past: 0, rows: wanted };
+        let (phase, error) = (Phase::Prefill, None);
         let item =
-            PassItem { sequence: &mut *sequence, input, sizes, is_first: true, is_last: true, extra, error: None };
+            PassItem { sequence: &mut *sequence, input, sizes, phase, is_first: true, is_last: true, extra, error };
         let outcome = self.pass_alone(program, item);
         if outcome.is_err() {
             history.tokens.truncate(before.0);

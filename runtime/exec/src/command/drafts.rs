@@ -7,7 +7,7 @@ use crate::runtime::OrtBackend;
 use crate::settings::{Drafts, GenerateSettings};
 use hpp_generate::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter, Speculation};
 use hpp_generate::{Generation, ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
-use hpp_schema::InputRole;
+use hpp_schema::{InputRole, Plan, Predictions};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -35,7 +35,7 @@ impl DraftSource {
         ctx: &CommandContext<'_>,
     ) -> Result<Self, ExecError> {
         let fixed = settings.run.draft_tokens.map(|tokens| DraftLength::fixed(usize::from(tokens)));
-        let length = fixed.unwrap_or_default();
+        let length = fixed.unwrap_or_else(|| DraftLength::predicted(&predicted_passes(&plan.plan)));
         let path = match &settings.drafts {
             Drafts::None => return Ok(DraftSource { from: Source::None, length }),
             Drafts::Ngram => return Ok(DraftSource { from: Source::Ngram, length }),
@@ -66,6 +66,14 @@ impl DraftSource {
         };
         generation.speculate(Speculation::with_length(drafter, self.length.clone()))
     }
+}
+
+/// Tokens and milliseconds of the passes of one sequence that a measured plan predicts.
+fn predicted_passes(plan: &Plan) -> Vec<(u64, f64)> {
+    let Predictions { source, throughput, .. } = &plan.predictions;
+    let measured = throughput.iter().filter(|_| source != "static");
+    let passes = measured.flat_map(|throughput| &throughput.passes).filter(|pass| pass.sequences == 1);
+    passes.map(|pass| (pass.tokens, pass.ms)).collect()
 }
 
 /// Refuses a draft model whose tokens are not those of the plan.

@@ -20,6 +20,8 @@ const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
 const PRIOR_WEIGHT: f64 = 4.0;
 /// Assumed time of each further token of a pass relative to a pass of one token, before it was measured.
 const PRIOR_SLOPE: f64 = 0.05;
+/// A predicted time counts as much as this many measurements.
+const PREDICTED_WEIGHT: f64 = 0.5;
 /// Numbers of tokens in a pass whose times are recorded apart, in powers of two up to `MAX_DRAFT + 1`.
 const SIZES: usize = 6;
 
@@ -65,6 +67,20 @@ pub struct DraftLength {
 }
 
 impl DraftLength {
+    /// With predicted times of passes, which count until passes of that size were measured. `passes`: tokens and milliseconds, those
+    /// of a single token among them.
+    pub fn predicted(passes: &[(u64, f64)]) -> Self {
+        let mut length = Self::default();
+        let Some((_, single)) = passes.iter().find(|(tokens, ms)| *tokens == 1 && *ms > 0.0) else { return length };
+        for (tokens, ms) in passes.iter().filter(|(tokens, _)| *tokens > 1) {
+            let tokens = usize::try_from(*tokens).unwrap_or(usize::MAX);
+            if let Some(size) = tokens.checked_next_power_of_two().map(|_| size(tokens)) {
+                length.relative[size] = Mean { sum: PREDICTED_WEIGHT * ms / single, weight: PREDICTED_WEIGHT };
+            }
+        }
+        length
+    }
+
     /// Always `tokens`, if there are as many.
     pub fn fixed(tokens: usize) -> Self {
         Self { fixed: Some(tokens), ..Self::default() }
@@ -190,6 +206,22 @@ mod tests {
         assert_eq!(length.choose(5, 31), 0, "drafts that were wrong");
         (0..40).for_each(|_| length.verified(5, 3, false));
         assert!(length.choose(5, 31) > 0, "and are right again");
+    }
+
+    #[test]
+    fn predicted_times_count_until_passes_are_measured() {
+        let mut computes =
+            DraftLength::predicted(&[(1, 10.0), (2, 20.0), (4, 40.0), (8, 80.0), (16, 160.0), (32, 320.0)]);
+        computes.passed(1, Duration::from_millis(10));
+        assert!((0..CONFIDENCES).all(|confidence| computes.choose(confidence, 31) == 0));
+        let mut streams = DraftLength::predicted(&[(1, 10.0), (2, 10.0), (4, 10.0), (8, 10.0), (16, 10.0), (32, 10.0)]);
+        streams.passed(1, Duration::from_millis(7));
+        assert!(streams.choose(5, 100) > MAX_DRAFT / 2);
+        for tokens in [2, 4, 8, 16, 32] {
+            (0..5).for_each(|_| streams.passed(tokens, Duration::from_millis(7 * tokens as u64)));
+        }
+        assert!(streams.choose(0, 100) == 0, "the machine is not as predicted");
+        assert_eq!(DraftLength::predicted(&[]).choose(5, 9), 0, "a first pass has one token");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
-use hpp_partition::{Block, BlockKind, Cost, Workload};
+use hpp_partition::{Block, BlockKind, CHUNK_TOKENS, Cost, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,15 +86,24 @@ impl<'a> Reader<'a> {
             past += tokens;
             ms
         };
+        let context = self.scenario.decode_context();
+        let chunk = |tokens: &u64| chunk_ms(&measured.prefill, prefill, decode, *tokens, context);
         Some(Cost {
-            decode_ms: decode.ms(self.scenario.decode_context()),
+            decode_ms: decode.ms(context),
+            // Without states there is no pass over new tokens only.
+            chunk_ms: if self.has_states { CHUNK_TOKENS.iter().map(chunk).collect() } else { vec![] },
             prefill_ms: self.workload.passes.iter().map(pass).collect(),
         })
     }
 
     /// The cost of a block at a place where it failed to run: no plan uses it.
     fn infinite(&self) -> Cost {
-        Cost { decode_ms: f64::INFINITY, prefill_ms: vec![f64::INFINITY; self.workload.passes.len()] }
+        let passes = |number: usize| vec![f64::INFINITY; number];
+        Cost {
+            decode_ms: f64::INFINITY,
+            chunk_ms: passes(CHUNK_TOKENS.len()),
+            prefill_ms: passes(self.workload.passes.len()),
+        }
     }
 
     /// The entry of this block, else of its class.
@@ -172,6 +181,24 @@ impl<'a> Reader<'a> {
 fn pass_ms(fit: Fit, tokens: u64, past: u64, provider: Provider) -> f64 {
     let weight = if provider == Provider::Cuda { 2.0 } else { 1.0 };
     fit.ms(tokens) + fit.quadratic_ms * weight * tokens as f64 * past as f64
+}
+
+/// Time of a pass of a few `tokens` after `context` tokens, milliseconds: interpolated between the measured passes of the next fewer and
+/// the next more tokens, because the curve is fitted to longer passes; beyond the longest measured pass, of the curve. Each token reads
+/// the state as a decoded one does.
+fn chunk_ms(prefill: &PhaseCosts, fit: Fit, decode: Fit, tokens: u64, context: u64) -> f64 {
+    let measured = prefill.points.iter().filter_map(|point| Some((point.tokens, point.ms?)));
+    let points: Vec<(u64, f64)> =
+        std::iter::once((1, decode.constant_ms)).chain(measured.filter(|(t, _)| *t > 1)).collect();
+    let after = points.partition_point(|(measured, _)| *measured < tokens);
+    let without_state = match (after.checked_sub(1).map(|before| points[before]), points.get(after)) {
+        (_, Some((measured, ms))) if *measured == tokens => *ms,
+        (Some((fewer, fewer_ms)), Some((more, more_ms))) => {
+            fewer_ms + (more_ms - fewer_ms) * (tokens - fewer) as f64 / (more - fewer) as f64
+        }
+        _ => fit.ms(tokens),
+    };
+    without_state + decode.linear_ms * context as f64 * tokens as f64
 }
 
 fn median(mut values: Vec<f64>) -> Option<f64> {

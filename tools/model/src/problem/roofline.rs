@@ -3,7 +3,7 @@
 
 use super::{DeviceCosts, gpu_costs, passes, per_ms};
 use crate::Analysis;
-use hpp_partition::{Block, Cost, Work, Workload};
+use hpp_partition::{Block, CHUNK_TOKENS, Cost, Work, Workload};
 use hpp_schema::Machine;
 
 /// Rates of one processor.
@@ -27,10 +27,16 @@ impl Roofline {
     fn costs(self, blocks: &[Block], prefill: &[Vec<Work>]) -> Vec<Cost> {
         let cost = |(index, block): (usize, &Block)| Cost {
             decode_ms: self.ms(block.decode),
+            chunk_ms: CHUNK_TOKENS.iter().map(|tokens| self.ms(times(block.decode, *tokens))).collect(),
             prefill_ms: prefill.iter().map(|pass| self.ms(pass[index])).collect(),
         };
         blocks.iter().enumerate().map(cost).collect()
     }
+}
+
+/// The work of several tokens at once: the weights and the state are read once.
+fn times(work: Work, tokens: u64) -> Work {
+    Work { flops: work.flops.saturating_mul(tokens), ..work }
 }
 
 /// Costs on this machine with its first `gpus` GPUs.

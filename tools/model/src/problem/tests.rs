@@ -216,6 +216,27 @@ fn a_profile_gives_each_block_the_costs_of_its_class() {
 }
 
 #[test]
+fn short_passes_cost_what_was_measured() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    let point = |(tokens, ms)| CostPoint { tokens, ms: Some(ms), single: None, run: None, failure: None };
+    for costs in profile.classes.iter_mut().flat_map(|class| &mut class.providers) {
+        costs.prefill.points = [(2, 1.5), (8, 3.0), (64, 9.0)].map(point).into();
+    }
+    let problem = problem(&analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)).unwrap();
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
+    // After 120 tokens; each token reads the state, 0.01 ms for each of its tokens.
+    let state = |tokens: f64| 0.01 * 120.0 * tokens;
+    let costs = [&problem.cpu[1], &problem.gpus[0].blocks[1]];
+    for cost in costs {
+        near(cost.chunk_ms[0], 1.5 + state(2.0));
+        near(cost.chunk_ms[1], 1.5 + 1.5 * 2.0 / 6.0 + state(4.0));
+        near(cost.chunk_ms[2], 3.0 + state(8.0));
+        near(cost.chunk_ms[3], 3.0 + 6.0 * 8.0 / 56.0 + state(16.0));
+    }
+}
+
+#[test]
 fn everything_missing_in_a_profile_is_reported_at_once() {
     let analysis = llama();
     let mut profile = profile(&analysis);

@@ -80,7 +80,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             read_ahead: if d.one_in(2) { d.below(100) } else { 0 },
             packing: packing(d),
         },
-        load: Workload { batch: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
+        load: Workload { batch: 1, sequences: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }
 }
@@ -134,7 +134,8 @@ fn block(d: &mut Random, i: usize) -> Block {
 fn cost(d: &mut Random, block: &Block, rate: f64, passes: usize, alike: bool) -> Cost {
     let ms = block.weights[0].1 as f64 / 400.0 * rate;
     let mut noise = || if alike { 1.0 } else { d.between(0.5, 1.5) };
-    Cost { decode_ms: ms * noise(), prefill_ms: (0..passes).map(|_| 3.0 * ms * noise()).collect() }
+    let prefill_ms = (0..passes).map(|_| 3.0 * ms * noise()).collect();
+    Cost { decode_ms: ms * noise(), chunk_ms: vec![], prefill_ms }
 }
 
 fn gpu(d: &mut Random, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts {
@@ -210,7 +211,7 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
                 let value = match objective {
                     Objective::Prefill => ms[0],
                     Objective::Decode => ms[1],
-                    Objective::Mixed => ms[0] + problem.load.new_tokens as f64 * ms[1],
+                    Objective::Mixed | Objective::Throughput => ms[0] + problem.load.new_tokens as f64 * ms[1],
                 };
                 best = Some(best.map_or(value, |best: f64| best.min(value)));
             }

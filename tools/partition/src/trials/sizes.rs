@@ -83,6 +83,7 @@ fn problem(blocks: Vec<Block>, machine: Machine, prompt: u64, new_tokens: u64) -
     };
     let cost = |block: &Block, rates| Cost {
         decode_ms: ms(block.decode, rates),
+        chunk_ms: vec![],
         prefill_ms: vec![ms(Work { flops: block.prefill.flops * prompt, bytes: block.prefill.bytes }, rates)],
     };
     Problem {
@@ -101,7 +102,7 @@ fn problem(blocks: Vec<Block>, machine: Machine, prompt: u64, new_tokens: u64) -
         pass_overhead_ms: 0.1,
         disk_bytes_per_ms: machine.disk.map(|rate| rate * 1e6),
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
-        load: Workload { batch: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
+        load: Workload { batch: 1, sequences: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
         cuts: vec![],
     }
 }
@@ -267,7 +268,7 @@ fn budgets_of_zero_bytes_are_refused() {
 #[test]
 fn no_block_is_placed_where_it_cannot_compute() {
     let mut problem = problem(dense(8), DESKTOP, 512, 128);
-    let never = Cost { decode_ms: f64::INFINITY, prefill_ms: vec![f64::INFINITY] };
+    let never = Cost { decode_ms: f64::INFINITY, chunk_ms: vec![], prefill_ms: vec![f64::INFINITY] };
     problem.gpus[0].blocks[3] = never;
     for planner in [Planner::Exact, Planner::Greedy] {
         let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };

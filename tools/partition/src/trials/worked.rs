@@ -22,7 +22,7 @@ pub fn four_layers() -> Problem {
         decode: Work::default(),
         prefill: Work::default(),
     };
-    let cost = |ms: f64| Cost { decode_ms: ms, prefill_ms: vec![ms] };
+    let cost = |ms: f64| Cost { decode_ms: ms, chunk_ms: vec![], prefill_ms: vec![ms] };
     Problem {
         blocks: (0..4).map(block).collect(),
         cpu: vec![cost(10.0); 4],
@@ -39,7 +39,7 @@ pub fn four_layers() -> Problem {
         pass_overhead_ms: 0.0,
         disk_bytes_per_ms: None,
         budget: Budget { vram: vec![1000], ..Budget::default() },
-        load: Workload { batch: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
+        load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
         cuts: vec![],
     }
 }

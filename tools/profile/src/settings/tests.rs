@@ -21,12 +21,16 @@ fn refusal(arguments: &str, limits: Limits) -> String {
 #[test]
 fn the_usual_counts_end_where_the_context_does() {
     let usual = settled("", DECODER).settings;
-    assert_eq!((usual.contexts, usual.prefill_tokens), (USUAL_TOKENS.to_vec(), USUAL_TOKENS.to_vec()));
+    assert_eq!(usual.contexts, USUAL_TOKENS);
+    assert_eq!(usual.prefill_tokens, joined(&USUAL_TOKENS, SHORT_PASSES.to_vec()));
     assert_eq!((usual.providers, usual.decode_tokens), (vec![Provider::Cpu, Provider::Webgpu], 32));
     let quick = settled("--quick", DECODER).settings;
     assert_eq!((quick.contexts, quick.decode_tokens), (QUICK_CONTEXTS.to_vec(), 8));
     let short = settled("--quick", Limits { context: 100, ..DECODER });
-    assert_eq!((short.settings.contexts, short.settings.prefill_tokens), (vec![25, 100], vec![25, 32, 100]));
+    assert_eq!(
+        (short.settings.contexts, short.settings.prefill_tokens),
+        (vec![25, 100], vec![2, 4, 8, 16, 25, 32, 100])
+    );
     assert!(short.notes.is_empty(), "nobody asked for more");
     assert_eq!(settled("", Limits { context: 1, ..DECODER }).settings.contexts, [1]);
 }

@@ -120,6 +120,7 @@ impl Draft {
             parts: &parts,
             scenario: load,
             reasons: vec!["to measure with".to_owned(); pieces.len()],
+            decode_tokens: 1,
             predictions: Predictions { source: "none".to_owned(), ..Predictions::default() },
         });
         Ok(Draft { parts, plan })

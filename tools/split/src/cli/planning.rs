@@ -22,7 +22,7 @@ pub struct PlanningArgs {
     /// Planning algorithm.
     #[arg(long, value_enum, default_value_t = Planner::Exact)]
     pub planner: Planner,
-    /// Time to minimise.
+    /// What to optimise.
     #[arg(long, value_enum, default_value_t = Objective::Mixed)]
     pub objective: Objective,
     /// Refuse a plan that is expected to decode fewer tokens per second.
@@ -77,6 +77,9 @@ pub enum Objective {
     Prefill,
     /// Time of a whole answer: --prompt-tokens, then --new-tokens.
     Mixed,
+    /// Tokens per second of many sequences that share each pass over the weights, as `hpp-exec jobs` runs them; chooses
+    /// their number.
+    Throughput,
 }
 
 /// `--mechanisms`.
@@ -109,6 +112,7 @@ impl PlanningArgs {
                 Objective::Decode => hpp_partition::Objective::Decode,
                 Objective::Prefill => hpp_partition::Objective::Prefill,
                 Objective::Mixed => hpp_partition::Objective::Mixed,
+                Objective::Throughput => hpp_partition::Objective::Throughput,
             },
             mechanisms: match self.mechanisms {
                 _ if self.requests_streaming() => hpp_partition::Mechanisms::All,

@@ -192,7 +192,7 @@ mod tests {
             decode: Default::default(),
             prefill: Default::default(),
         };
-        let costs = |ms: f64| vec![Cost { decode_ms: ms, prefill_ms: vec![2.0 * ms, 3.0 * ms] }; 6];
+        let costs = |ms: f64| vec![Cost { decode_ms: ms, chunk_ms: vec![], prefill_ms: vec![2.0 * ms, 3.0 * ms] }; 6];
         let gpu = GpuCosts {
             blocks: costs(0.1 * gpu),
             launch_ms: 0.01,
@@ -210,7 +210,7 @@ mod tests {
             pass_overhead_ms: 0.05,
             disk_bytes_per_ms: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
-            load: Workload { batch: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
+            load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
             cuts: vec![],
         }
     }

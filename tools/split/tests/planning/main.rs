@@ -6,3 +6,4 @@ mod outputs;
 mod refusals;
 mod streaming;
 mod support;
+mod throughput;

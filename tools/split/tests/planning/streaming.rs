@@ -185,7 +185,7 @@ fn layers_are_streamed_by_hand() {
     assert_eq!((ring(&named, "gpu0").unwrap().slots, ring(&named, "gpu1").unwrap().slots), (3, 3));
     let over = planned(&["--stream", "all", "--assign", "layers.1=cpu,embedding=stream"]);
     assert_eq!(kinds(&over), "gpu0~ gpu0~ cpu gpu0~ gpu0~ cpu");
-    assert!(over.partitions.iter().all(|p| p.reason == "placed by hand"));
+    assert!(over.partitions.iter().all(|p| p.reason == "placed manually"));
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn invalid_streaming_settings_are_refused() {
         (&["--stream", "auto", "--gpu-layers", "2"], &["--stream auto", "--gpu-layers"]),
         (&["--stream", "2", "--gpu-layers", "auto", "--vram", "1G"], &["--gpu-layers auto"]),
         (&["--stream", "2", "--gpu-layers", "4"], &["there are none", "--gpu-layers"]),
-        (&["--stream", "2", "--sweep-vram", "1M..2M"], &["by hand", "--stream"]),
+        (&["--stream", "2", "--sweep-vram", "1M..2M"], &["manually", "--stream"]),
         (&["--assign", "head=gpu1:stream", "--vram", "1G"], &["gpu1", "1 GPUs"]),
         (&["--stream", "auto", "--refine", "8"], &["--refine"]),
     ] {

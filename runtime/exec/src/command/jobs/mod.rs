@@ -20,15 +20,15 @@ use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
 use hpp_io::show_json;
-use hpp_schema::error_line;
+use hpp_schema::{Plan, Predictions, error_line};
 use prompts::{BadLine, Job, JobId, Prompts};
 use requests::RequestMaker;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Sequences at once where neither the user nor the plan gives a number: about as many as compute while the weights of a 4-bit model
-/// are read from a disk of 1 GB/s.
+/// Sequences at once where neither the user nor a measured plan gives a number: about as many as compute while the weights of a 4-bit
+/// model are read from a disk of 1 GB/s.
 const DEFAULT_SEQUENCES: u64 = 16;
 /// Of the free memory, the part that states may take where the plan has no limit.
 const STATES_SHARE: f64 = 0.75;
@@ -57,10 +57,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     if done > 0 {
         ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
     }
-    let wanted = args.max_sequences.unwrap_or(match plan.plan.budgets.batch {
-        0 | 1 => DEFAULT_SEQUENCES,
-        batch => batch,
-    });
+    let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan));
     let options = EngineOptions { sequences: Some(wanted.min(total as u64)), ..args.runtime.engine_options() };
     ctx.interrupt.graceful();
     let engine = load_engine(&plan.plan, &plan.dir, (&args.runtime, options), ctx.console, ctx.interrupt)?;
@@ -76,6 +73,13 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         started: Instant::now(),
     };
     jobs.run((done, total), args, ctx)
+}
+
+/// The plan's number of sequences. Without measurements the planner may underestimate it.
+fn planned_sequences(plan: &Plan) -> u64 {
+    let Predictions { source, throughput, .. } = &plan.predictions;
+    let least = if source == "static" { DEFAULT_SEQUENCES } else { 1 };
+    throughput.as_ref().map_or(DEFAULT_SEQUENCES, |throughput| throughput.sequences.max(least))
 }
 
 /// How many sequences run at once: those that fit.

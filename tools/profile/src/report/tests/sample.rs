@@ -296,7 +296,7 @@ impl Sample {
         };
         Sweep::Done {
             points: (1..=20).map(point).collect(),
-            load: Workload { batch: 1, prompt_tokens: 512, new_tokens: 256, passes: vec![512] },
+            load: Workload { batch: 1, sequences: 1, prompt_tokens: 512, new_tokens: 256, passes: vec![512] },
             gpu: "Sample GPU".into(),
         }
     }

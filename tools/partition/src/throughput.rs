@@ -1,0 +1,313 @@
+//! Passes over several sequences, and over several tokens of one: their times, and the number of sequences to run together.
+//!
+//! The runtime brings the weights of a partition once and then runs it for each sequence of the pass. So with `n` sequences everything
+//! that belongs to a sequence counts `n` times (computing, launches, boundaries, states, the overhead of a pass), and the weights that
+//! are read from disk or copied to a GPU count once. [`Problem::with_sequences`] makes that problem of the one for a single sequence;
+//! simulator, memory limits and planner apply to it as they are. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
+//! schedule.
+
+use crate::{
+    Block, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Problem, Solution, Workload,
+};
+use crate::{fits, plan, simulate};
+
+/// Tokens of the passes, besides single tokens, that have a time of their own: drafts to verify.
+pub const CHUNK_TOKENS: [u64; 5] = [2, 4, 8, 16, 32];
+/// Numbers of sequences that are tried.
+const SEQUENCES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+/// More sequences must increase the tokens per second by this factor to be worth their memory.
+const LEAST_GAIN: f64 = 1.05;
+/// Sequences are free as long as a pass takes at most this times the time of a pass of one sequence.
+const FREE: f64 = 1.1;
+
+/// The time of a pass of generated tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PassTime {
+    /// Sequences in the pass.
+    pub sequences: u64,
+    /// Tokens of each.
+    pub tokens: u64,
+    /// Milliseconds, in the steady state.
+    pub ms: f64,
+}
+
+/// What a placement gives with several sequences, and with several tokens of one.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Throughput {
+    /// Times of passes: of one token of 1, 2, 4, ... sequences, as far as they fit in memory, and of [`CHUNK_TOKENS`] of one sequence.
+    pub passes: Vec<PassTime>,
+    /// The number of sequences to run together.
+    pub sequences: u64,
+    /// Generated tokens per second of all of them, their prompts included.
+    pub tokens_per_second: f64,
+    /// The largest number of sequences whose pass takes little longer than a pass of one.
+    pub free_sequences: u64,
+    /// The most tokens of a pass after the prompt that are computed where single tokens are; more are computed where prompts are.
+    pub decode_tokens: u64,
+}
+
+impl Problem {
+    /// The problem for passes of `sequences` sequences, from the problem for one.
+    pub fn with_sequences(&self, sequences: u64) -> Problem {
+        let times = sequences as f64;
+        let cost = |cost: &Cost| Cost {
+            decode_ms: cost.decode_ms * times,
+            chunk_ms: cost.chunk_ms.iter().map(|ms| ms * times).collect(),
+            prefill_ms: cost.prefill_ms.iter().map(|ms| ms * times).collect(),
+        };
+        let costs = |all: &[Cost]| all.iter().map(cost).collect();
+        let many = |bytes: u64| bytes.saturating_mul(sequences);
+        let block = |block: &Block| Block {
+            kv_bytes: many(block.kv_bytes),
+            kv_tensors: many(block.kv_tensors),
+            kv_grows: block.kv_grows.map(|grows| GrowingState { fixed: many(grows.fixed), token: many(grows.token) }),
+            kv_filled: block.kv_filled.map(|state| FilledState {
+                fixed: many(state.fixed),
+                token: many(state.token),
+                ..state
+            }),
+            boundary_bytes: many(block.boundary_bytes),
+            boundary_tensors: many(block.boundary_tensors),
+            ..block.clone()
+        };
+        let gpu =
+            |gpu: &GpuCosts| GpuCosts { blocks: costs(&gpu.blocks), launch_ms: gpu.launch_ms * times, ..gpu.clone() };
+        Problem {
+            blocks: self.blocks.iter().map(block).collect(),
+            cpu: costs(&self.cpu),
+            gpus: self.gpus.iter().map(gpu).collect(),
+            cpu_launch_ms: self.cpu_launch_ms * times,
+            pass_overhead_ms: self.pass_overhead_ms * times,
+            load: Workload { sequences: self.load.sequences.saturating_mul(sequences), ..self.load.clone() },
+            ..self.clone()
+        }
+    }
+
+    /// The problem in which a token is `CHUNK_TOKENS[chunk]` tokens at once, and the prompt one such pass.
+    fn with_chunk(&self, chunk: usize) -> Problem {
+        let tokens = CHUNK_TOKENS[chunk];
+        let cost = |cost: &Cost| {
+            let ms = cost.chunk_ms(chunk);
+            Cost { decode_ms: ms, prefill_ms: vec![ms], ..cost.clone() }
+        };
+        let costs = |all: &[Cost]| all.iter().map(cost).collect();
+        let block =
+            |block: &Block| Block { boundary_bytes: block.boundary_bytes.saturating_mul(tokens), ..block.clone() };
+        Problem {
+            blocks: self.blocks.iter().map(block).collect(),
+            cpu: costs(&self.cpu),
+            gpus: self.gpus.iter().map(|gpu| GpuCosts { blocks: costs(&gpu.blocks), ..gpu.clone() }).collect(),
+            load: Workload { passes: vec![1], ..self.load.clone() },
+            ..self.clone()
+        }
+    }
+}
+
+impl Cost {
+    /// Milliseconds of a pass of `CHUNK_TOKENS[chunk]` tokens; as many single tokens if that is not known.
+    fn chunk_ms(&self, chunk: usize) -> f64 {
+        self.chunk_ms.get(chunk).copied().unwrap_or(self.decode_ms * CHUNK_TOKENS[chunk] as f64)
+    }
+}
+
+/// What a placement gives with several sequences. `problem` is for one sequence.
+pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> Throughput {
+    let decode_ms = |problem: &Problem| simulate(problem, &solution.choices, &solution.slots, Phase::Decode).ms;
+    let mut passes = Vec::new();
+    let mut best = (1, 0.0);
+    for sequences in SEQUENCES {
+        let many = problem.with_sequences(sequences);
+        if fits(&many, &solution.choices, &solution.slots, options.mechanisms).is_err() {
+            break;
+        }
+        let ms = decode_ms(&many);
+        let prompt_ms = simulate(&many, &solution.choices, &solution.slots, Phase::Prefill).ms;
+        passes.push(PassTime { sequences, tokens: 1, ms });
+        let rate = tokens_per_second(&many, prompt_ms, ms);
+        if rate > best.1 * LEAST_GAIN {
+            best = (sequences, rate);
+        }
+    }
+    let most = passes.last().map_or(1, |pass| pass.sequences);
+    let single_ms = passes.first().map_or(f64::INFINITY, |pass| pass.ms);
+    let is_free = |sequences: u64| decode_ms(&problem.with_sequences(sequences)) <= FREE * single_ms;
+    let chunks = CHUNK_TOKENS.iter().enumerate();
+    let chunks: Vec<PassTime> = chunks
+        .map(|(chunk, tokens)| PassTime { sequences: 1, tokens: *tokens, ms: decode_ms(&problem.with_chunk(chunk)) })
+        .collect();
+    let decode_tokens = decode_tokens(problem, solution, &chunks);
+    passes.extend(chunks);
+    Throughput {
+        passes,
+        sequences: best.0,
+        tokens_per_second: best.1,
+        free_sequences: largest(most, is_free),
+        decode_tokens,
+    }
+}
+
+/// Plans for the number of sequences that gives most tokens per second. `problem` is for one sequence; returns the problem for that
+/// number, too. Fails if not even one sequence fits.
+pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem, Solution), OverBudget> {
+    let mut best: Option<(Problem, Solution, f64)> = None;
+    for sequences in SEQUENCES {
+        let many = problem.with_sequences(sequences);
+        let solution = match (plan(&many, options), &best) {
+            (Ok(solution), _) => solution,
+            (Err(error), None) => return Err(error),
+            (Err(_), Some(_)) => break,
+        };
+        let rate = tokens_per_second(&many, solution.prefill_ms, solution.decode_ms);
+        if best.as_ref().is_none_or(|(_, _, before)| rate > before * LEAST_GAIN) {
+            best = Some((many, solution, rate));
+        }
+    }
+    let (problem, solution, _) = best.expect("one sequence was planned");
+    Ok((problem, solution))
+}
+
+/// Generated tokens per second of all sequences of a problem, from prompt to answer.
+pub fn tokens_per_second(problem: &Problem, prompt_ms: f64, token_ms: f64) -> f64 {
+    let tokens = problem.load.new_tokens as f64;
+    problem.load.sequences as f64 * tokens * 1e3 / (prompt_ms + tokens * token_ms)
+}
+
+/// The most tokens of a pass that take less time where single tokens compute than where prompts compute, to which the states must be
+/// moved and back. `chunks` has the times where single tokens compute.
+fn decode_tokens(problem: &Problem, solution: &Solution, chunks: &[PassTime]) -> u64 {
+    if solution.choices.iter().all(|choice| choice.prefill == choice.decode) {
+        return 1;
+    }
+    let moves = solution.choices.iter().enumerate().map(|(block, choice)| problem.handover_ms(block, *choice));
+    let moves_ms = 2.0 * moves.sum::<f64>();
+    let prompt_ms = |chunk: usize| {
+        simulate(&problem.with_chunk(chunk), &solution.choices, &solution.slots, Phase::Prefill).ms + moves_ms
+    };
+    let is_faster = |(chunk, pass): (usize, &PassTime)| (pass.ms <= prompt_ms(chunk)).then_some(pass.tokens);
+    chunks.iter().enumerate().map_while(is_faster).last().unwrap_or(1)
+}
+
+/// The largest number from 1 to `most` that satisfies a condition that 1 satisfies, and that no number satisfies beyond one that does not.
+fn largest(most: u64, condition: impl Fn(u64) -> bool) -> u64 {
+    let (mut holds, mut fails) = (1, most + 1);
+    while fails - holds > 1 {
+        let middle = holds + (fails - holds) / 2;
+        if condition(middle) { holds = middle } else { fails = middle }
+    }
+    holds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cost::tests::{dense, problem};
+    use crate::{Budget, Choice, Mechanisms, Objective, Planner, Where, evaluate};
+
+    const OPTIONS: Options =
+        Options { planner: Planner::Exact, objective: Objective::Throughput, mechanisms: Mechanisms::All, slots: None };
+
+    /// A model of 6 layers on the host, of which `ram` bytes fit in memory and the rest is read from a disk.
+    fn from_disk(ram: Option<u64>, disk_bytes_per_ms: f64) -> Problem {
+        let budget = Budget { ram, ..Budget::default() };
+        let mut blocks = dense(6, 30_000_000);
+        blocks.iter_mut().for_each(|block| block.kv_bytes /= 100);
+        Problem { disk_bytes_per_ms: Some(disk_bytes_per_ms), ..problem(blocks, budget) }
+    }
+
+    fn on_host(problem: &Problem) -> Solution {
+        evaluate(problem, &OPTIONS, vec![Choice::both(Where::Cpu); problem.blocks.len()], vec![])
+    }
+
+    fn times(throughput: &Throughput) -> Vec<(u64, u64, f64)> {
+        throughput.passes.iter().map(|pass| (pass.sequences, pass.tokens, pass.ms)).collect()
+    }
+
+    #[test]
+    fn without_streams_sequences_take_as_long_as_one_after_the_other() {
+        let problem = from_disk(None, 1e6);
+        let solution = on_host(&problem);
+        let found = throughput(&problem, &OPTIONS, &solution);
+        assert_eq!((found.sequences, found.free_sequences, found.decode_tokens), (1, 1, 1));
+        for (sequences, tokens, ms) in times(&found) {
+            let expected = solution.decode_ms * sequences as f64;
+            // Chunks of unknown cost count as single tokens, but for the launch and the overhead, which they need once.
+            let least = if tokens > 1 { solution.decode_ms } else { 0.999 * expected };
+            assert!(ms >= least && ms <= 1.001 * expected * tokens as f64, "{sequences} x {tokens}: {ms} ms");
+        }
+    }
+
+    #[test]
+    fn sequences_are_free_while_the_disk_is_slower_than_computing() {
+        let problem = from_disk(Some(200 << 20), 1e5);
+        let solution = on_host(&problem);
+        let found = throughput(&problem, &OPTIONS, &solution);
+        let computing = simulate(&from_disk(None, 1e5), &solution.choices, &[], Phase::Decode).ms;
+        let ratio = solution.decode_ms / computing;
+        assert!(ratio > 8.0, "{ratio}");
+        // Their states take memory from weights, so that not all of the ratio is free.
+        assert!(found.free_sequences >= 8 && found.free_sequences as f64 <= FREE * ratio, "{found:?}");
+        let [one, eight] = [1, 8].map(|n| found.passes.iter().find(|p| (p.sequences, p.tokens) == (n, 1)).unwrap().ms);
+        assert!(eight < 1.5 * one, "{one} and {eight}");
+        assert!(found.sequences >= found.free_sequences, "{found:?}");
+    }
+
+    #[test]
+    fn sequences_must_fit_in_memory() {
+        let blocks = dense(8, 30_000_000);
+        let states: u64 = blocks.iter().map(|block| block.kv_bytes).sum();
+        let weights: u64 = blocks.iter().map(|block| block.weights[0].1).sum();
+        let ram = weights + 5 * states + (1 << 20) + hpp_schema::memory::PROCESS;
+        let budget = Budget { ram: Some(ram), process: hpp_schema::memory::PROCESS, ..Budget::default() };
+        let mut problem = problem(blocks, budget);
+        problem.blocks.iter_mut().for_each(|block| block.workspace_bytes = 0);
+        let found = throughput(&problem, &OPTIONS, &on_host(&problem));
+        let most = found.passes.iter().map(|pass| pass.sequences).max();
+        assert_eq!(most, Some(4), "{found:?}");
+    }
+
+    #[test]
+    fn the_plan_for_throughput_takes_states_to_where_they_fit() {
+        // One sequence fits on the GPU with all weights; many have room for their states only if layers are computed on the host.
+        let blocks = dense(4, 30_000_000);
+        let all: u64 = blocks.iter().map(|block| block.weights[0].1 + block.kv_bytes).sum();
+        let mut problem = problem(blocks, Budget { vram: vec![all + 10_000_000], ..Budget::default() });
+        problem.load.new_tokens = 100;
+        problem.pass_overhead_ms = 0.5;
+        let alone = plan(&problem, &OPTIONS).unwrap();
+        let (many, together) = plan_throughput(&problem, &OPTIONS).unwrap();
+        assert_eq!(many.load.sequences, 1, "nothing is shared where everything is resident: {together:?}");
+        assert_eq!(alone.choices, together.choices);
+        // On a host that reads from a slow disk the weights are shared.
+        let problem = from_disk(Some(200 << 20), 1e5);
+        let (many, together) = plan_throughput(&problem, &OPTIONS).unwrap();
+        assert!(many.load.sequences >= 16, "{}", many.load.sequences);
+        assert!(together.decode_ms > 0.0 && together.choices.iter().all(|choice| choice.decode == Where::Cpu));
+    }
+
+    #[test]
+    fn known_times_of_chunks_are_used() {
+        let mut problem = from_disk(None, 1e6);
+        problem.cpu.iter_mut().for_each(|cost| cost.chunk_ms = vec![cost.decode_ms * 1.5; 5]);
+        let solution = on_host(&problem);
+        let found = throughput(&problem, &OPTIONS, &solution);
+        let chunks: Vec<f64> = found.passes.iter().filter(|pass| pass.tokens > 1).map(|pass| pass.ms).collect();
+        assert_eq!(chunks.len(), CHUNK_TOKENS.len());
+        assert!(
+            chunks.iter().all(|ms| *ms > 1.3 * solution.decode_ms && *ms < 1.51 * solution.decode_ms),
+            "{chunks:?}"
+        );
+    }
+
+    #[test]
+    fn short_passes_are_computed_where_tokens_are_unless_that_takes_longer() {
+        // Prompts are streamed to the GPU, tokens are computed on the host, which takes long for many of them.
+        let blocks = dense(4, 30_000_000);
+        let mut problem = problem(blocks, Budget { vram: vec![200_000_000], ..Budget::default() });
+        problem.gpus[0].to_device = 3e6;
+        let choice = Choice { prefill: Where::Streamed(0), decode: Where::Cpu };
+        let choices: Vec<Choice> = problem.blocks.iter().map(|_| choice).collect();
+        let solution = evaluate(&problem, &OPTIONS, choices, vec![3]);
+        let found = throughput(&problem, &OPTIONS, &solution);
+        assert!(found.decode_tokens >= 4 && found.decode_tokens < 32, "{found:?}");
+    }
+}
