@@ -16,4 +16,4 @@ pub use chat_template::{ChatTemplate, Message, Role, TemplateError, TemplateRefu
 pub use detokenizer::Detokenizer;
 pub use stop_strings::{StopFilter, StopMatch};
 pub use tokenizer::{SpecialTokens, TextTokenizer, TokenizerError};
-pub use untrusted::LimitError;
+pub use untrusted::{LimitError, abandoned_threads};

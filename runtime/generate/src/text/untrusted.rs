@@ -8,6 +8,7 @@ use std::cell::Cell;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Once;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -44,6 +45,15 @@ pub enum LimitError {
     Thread(#[source] io::Error),
 }
 
+/// Threads abandoned by this process.
+static ABANDONED: AtomicUsize = AtomicUsize::new(0);
+
+/// The number of threads that this process has abandoned because their work on a tokenizer or a chat template exceeded its limits. They
+/// may still run and take memory.
+pub fn abandoned_threads() -> usize {
+    ABANDONED.load(Ordering::Relaxed)
+}
+
 /// Runs work on its own thread and abandons it beyond the limits.
 pub(super) fn run_limited<T: Send + 'static>(
     limits: Limits,
@@ -63,11 +73,13 @@ pub(super) fn run_limited<T: Send + 'static>(
             }
             Err(RecvTimeoutError::Disconnected) => return Err(LimitError::Panic("the thread ended".to_owned())),
             Err(RecvTimeoutError::Timeout) if started.elapsed() > limits.time => {
+                ABANDONED.fetch_add(1, Ordering::Relaxed);
                 return Err(LimitError::Time(limits.time));
             }
             Err(RecvTimeoutError::Timeout) => {
                 let grown = resident_bytes().zip(before).map(|(now, before)| now.saturating_sub(before));
                 if grown.is_some_and(|grown| grown > limits.memory) {
+                    ABANDONED.fetch_add(1, Ordering::Relaxed);
                     return Err(LimitError::Memory(limits.memory));
                 }
             }
@@ -137,6 +149,7 @@ mod tests {
         let limits = Limits { time: Duration::from_millis(20), ..LIMITS };
         let sleep = || thread::sleep(Duration::from_secs(5));
         assert!(matches!(run_limited(limits, sleep), Err(LimitError::Time(_))));
+        assert!(abandoned_threads() > 0);
     }
 
     #[cfg(target_os = "linux")]
