@@ -6,7 +6,7 @@ use crate::partitioning::Partitioning;
 use crate::predicted::{PredictedTimes, round};
 use crate::reason::reasons;
 use crate::request::PlanningRequest;
-use hpp_graph::{Part, cut};
+use hpp_graph::{Part, Segmentation, cut};
 use hpp_model::{Analysis, Decision, assemble};
 use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
@@ -50,7 +50,7 @@ pub fn draft(
     Ok(PlanDraft { partitioning, parts, plan })
 }
 
-/// Cuts, and joins a partition to the next one as long as it reads a state that the next one owns.
+/// Cuts, and joins partitions as long as one of them reads a state of another.
 fn cut_around_states(
     request: &PlanningRequest,
     analysis: &Analysis,
@@ -59,12 +59,19 @@ fn cut_around_states(
     loop {
         let groups: Vec<_> = partitioning.partitions.iter().map(|partition| partition.blocks.clone()).collect();
         let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
-        let reads_foreign_state = |part: &Part| !part.foreign_states(&analysis.segmentation).is_empty();
-        match parts.iter().position(reads_foreign_state) {
-            Some(index) if index + 1 < parts.len() => partitioning = partitioning.join_with_next(index, request),
-            _ => return Ok((partitioning, parts)),
+        match (0..parts.len()).find_map(|reader| join_for_state(&analysis.segmentation, &parts, reader)) {
+            Some(index) => partitioning = partitioning.join_with_next(index, request),
+            None => return Ok((partitioning, parts)),
         }
     }
+}
+
+/// The part to join with the next one, so that part `reader` comes closer to a part whose state it reads; `None` if it reads only its own.
+fn join_for_state(segmentation: &Segmentation, parts: &[Part], reader: usize) -> Option<usize> {
+    let foreign = *parts[reader].foreign_states(segmentation).first()?;
+    let block = segmentation.states.iter().find(|state| state.pair.past == foreign)?.block;
+    let owner = parts.iter().position(|part| part.blocks.contains(&block))?;
+    Some(if owner > reader { reader } else { reader - 1 })
 }
 
 /// The plan's predictions, rounded to four significant digits.

@@ -1,7 +1,7 @@
 //! Output besides a plan: sweeps, traces, explanations, targets.
 
-use crate::support::{LLAMA, fixture, machine, planned, split};
-use hpp_schema::{Plan, Residency, WeightInput};
+use crate::support::{LLAMA, copied, fixture, machine, places, planned, split};
+use hpp_schema::{Plan, Residency, Severity, WeightInput};
 use serde_json::Value;
 use std::fs;
 
@@ -185,4 +185,25 @@ fn a_plan_that_streams_is_written_and_valid() {
     // `--stream auto` is equivalent.
     let auto = planned(&[&more[..6], &["--stream", "auto"]].concat());
     assert_eq!(auto, planned(&more));
+}
+
+/// A later layer may read the states of an earlier one. Both are in one partition then, wherever they were placed.
+#[test]
+fn layers_that_share_a_state_share_a_partition() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = copied(LLAMA, dir.path()).join("model.onnx");
+    let mut proto = hpp_onnx::Model::open(&model).unwrap().proto().clone();
+    let nodes = &mut proto.graph.as_mut().unwrap().node;
+    let last = nodes.iter_mut().rfind(|node| node.input.iter().any(|name| name.starts_with("past_key_values."))).unwrap();
+    for name in last.input.iter_mut().filter(|name| name.starts_with("past_key_values.")) {
+        let kind = name.rsplit('.').next().unwrap();
+        *name = format!("past_key_values.1.{kind}");
+    }
+    hpp_onnx::write_model(&model, &proto).unwrap();
+    for placement in [&["--stream", "all", "--gpu-layers", "1"][..], &["--gpu-layers", "1"], &["--partitions", "6"]] {
+        let arguments = [&[model.to_str().unwrap(), "--dry-run", "--json"], placement].concat();
+        let plan: Plan = serde_json::from_str(&split(&arguments).success().stdout).unwrap();
+        let errors: Vec<_> = plan.check().into_iter().filter(|found| found.severity == Severity::Error).collect();
+        assert_eq!(errors, [], "{placement:?}: {}", places(&plan));
+    }
 }
