@@ -36,9 +36,9 @@ deps:
 	@tools/scripts/deps.sh ort
 
 demo: deps
-	cargo build --release --locked -p hpp-split -p hpp-exec
-	$(TARGET)/release/hpp-split $(DEMO_MODEL) --vram $(DEMO_VRAM) --out out/demo --force
-	tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec out/demo/plan.yaml --chat --prompt "$(DEMO_PROMPT)" --max-new 64
+	cargo build --profile demo --locked -p hpp-split -p hpp-exec
+	$(TARGET)/demo/hpp-split $(DEMO_MODEL) --vram $(DEMO_VRAM) --out out/demo --force
+	tools/scripts/with-deps.sh $(TARGET)/demo/hpp-exec out/demo/plan.yaml --chat --prompt "$(DEMO_PROMPT)" --max-new 64
 
 demo-disk: deps
 	cargo build --release --locked -p hpp-fixtures -p hpp-profile -p hpp-split -p hpp-exec
