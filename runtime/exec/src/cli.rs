@@ -41,6 +41,9 @@ pub enum Command {
     /// Run many prompts together: JSON lines in, JSON lines out. The weights are read once for a token of every sequence. Run the
     /// same command again after an interruption: it continues.
     Jobs(JobsArgs),
+    /// Serve models over HTTP with OpenAI's API (docs/SERVING.md). Requests share each pass over the weights, and a prompt that begins
+    /// like an earlier one starts after what both have in common.
+    Serve(ServeArgs),
     /// Answer hpp-profile's requests, one JSON object a line from stdin to stdout (schemas/probe.schema.json).
     #[command(hide = true)]
     Probe(LibraryArgs),
@@ -297,7 +300,7 @@ pub struct JobsArgs {
     /// The answers, one JSON object a line, in the order in which they finish. Prompts that have an answer here are left out.
     #[arg(long = "out", value_name = "ANSWERS.jsonl")]
     pub output: PathBuf,
-    /// Most sequences at once; fewer if memory is short [default: the plan's --batch if it is above 1, else 16].
+    /// Most sequences at once; fewer if memory is short [default: what the plan says, at least 16 if it is not of a profile].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub max_sequences: Option<u64>,
     /// Settings of prompts that give none of their own.
@@ -312,6 +315,68 @@ pub struct JobsArgs {
     /// How to load and run.
     #[command(flatten)]
     pub runtime: RuntimeArgs,
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  hpp-exec serve plan/ --port 8080\n  curl localhost:8080/v1/chat/completions -H 'content-type: \
+                        application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
+)]
+pub struct ServeArgs {
+    /// Plans or models. NAME=PATH names one in requests; without it the name is that of the model.
+    #[arg(required = true, value_name = "[NAME=]PLAN|MODEL", value_parser = named_plan)]
+    pub plans: Vec<NamedPlan>,
+    /// Address to listen on; 0.0.0.0 is every network of this machine.
+    #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
+    pub host: std::net::IpAddr,
+    /// Port to listen on; 0 takes a free one.
+    #[arg(long, default_value_t = 8080, value_name = "N")]
+    pub port: u16,
+    /// Key that requests must give, as `Authorization: Bearer KEY`; may be given several times. Other users of this machine can see it
+    /// here: the environment variable HPP_API_KEY takes one, too.
+    #[arg(long, value_name = "KEY")]
+    pub api_key: Vec<String>,
+    /// Most sequences of a model, running and kept; fewer if memory is short [default: what the plan says, at least 8].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
+    pub max_sequences: Option<u64>,
+    /// Most requests of a model that wait; more get the status 429.
+    #[arg(long, default_value_t = 64, value_name = "N")]
+    pub queue: usize,
+    /// Time limit of a request, seconds [default: none].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub timeout: Option<u64>,
+    /// Largest request.
+    #[arg(long, default_value = "8M", value_name = "SIZE")]
+    pub max_body: ByteSize,
+    /// Origin of pages that may use this server from a browser, such as http://localhost:3000, or `*`; may be given several times.
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors_origin: Vec<String>,
+    /// Seconds that requests have to finish after Ctrl-C or SIGTERM.
+    #[arg(long, default_value_t = 30, value_name = "SECONDS")]
+    pub grace: u64,
+    /// How to load and run.
+    #[command(flatten)]
+    pub runtime: RuntimeArgs,
+}
+
+/// A plan with the name that requests give it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamedPlan {
+    /// The name, if it is given.
+    pub name: Option<String>,
+    /// The plan or model.
+    pub path: PathBuf,
+}
+
+fn named_plan(text: &str) -> Result<NamedPlan, String> {
+    match text.split_once('=') {
+        Some(("", _)) => Err("the name before `=` is empty".to_owned()),
+        Some((_, "")) => Err("the path after `=` is empty".to_owned()),
+        Some((name, path)) => Ok(NamedPlan { name: Some(name.to_owned()), path: path.into() }),
+        None if text.is_empty() => Err("the path is empty".to_owned()),
+        None => Ok(NamedPlan { name: None, path: text.into() }),
+    }
 }
 
 /// Arguments of `devices`.

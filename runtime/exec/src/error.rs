@@ -59,6 +59,8 @@ pub enum ExecError {
     UnsplitTooLarge { required: u64, limit: u64 },
     #[error("cannot read from the terminal")]
     Terminal(#[source] rustyline::error::ReadlineError),
+    #[error(transparent)]
+    Serve(#[from] hpp_serve::ServeError),
     #[error("cannot watch for Ctrl-C")]
     Signal(#[source] io::Error),
 }

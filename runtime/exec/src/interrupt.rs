@@ -5,7 +5,7 @@
 //! [`GRACE_PERIOD`] is cancelled ([`Interrupt::cancel_on_request`]).
 
 use hpp_engine::CancelHandle;
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io;
 use std::sync::Arc;
@@ -39,6 +39,11 @@ impl Interrupt {
         flag::register(SIGINT, Arc::clone(&this.requested))?;
         flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
         Ok(this)
+    }
+
+    /// Makes SIGTERM, which service managers send, request a stop too.
+    pub fn also_on_terminate(&self) -> io::Result<()> {
+        flag::register(SIGTERM, Arc::clone(&self.requested)).map(drop)
     }
 
     /// Without a signal handler: never requested, except through [`request`](Self::request).

@@ -59,10 +59,10 @@ fn log(verbose: u8, console: &Arc<Console>) -> Result<(), ExecError> {
 fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     let interrupt = Interrupt::install().map_err(ExecError::Signal)?;
     let mut task = Task::resolve(cli)?;
-    let cached = plan_model(&mut task, console)?;
+    let cached = plan_models(&mut task, console)?;
     let mut out = io::stdout().lock();
     let outcome = command::run(task, &mut CommandContext { console, out: &mut out, interrupt: &interrupt });
-    if let Some(cached) = cached {
+    for cached in cached {
         let engine_error = outcome.as_ref().err().and_then(ExecError::engine);
         let model_changed = matches!(engine_error, Some(EngineError::Files { .. }));
         cached.release(model_changed, console);
@@ -70,14 +70,17 @@ fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     outcome
 }
 
-/// Replaces a model that the task names by its plan. The caller must keep the plan until the task is done.
-fn plan_model(task: &mut Task, console: &Console) -> Result<Option<CachedPlan>, ExecError> {
-    let Some((path, runtime)) = task.plan() else { return Ok(None) };
-    let cached = CachedPlan::for_model(path, runtime, console)?;
-    if let Some(cached) = &cached {
-        *path = cached.path();
+/// Replaces models that the task names by their plans. The caller must keep the plans until the task is done.
+fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, ExecError> {
+    let Some((paths, runtime)) = task.plans() else { return Ok(vec![]) };
+    let mut plans = Vec::new();
+    for path in paths {
+        if let Some(cached) = CachedPlan::for_model(path, runtime, console)? {
+            *path = cached.path();
+            plans.push(cached);
+        }
     }
-    Ok(cached)
+    Ok(plans)
 }
 
 fn library_args(cli: &Cli) -> &LibraryArgs {
@@ -87,6 +90,7 @@ fn library_args(cli: &Cli) -> &LibraryArgs {
         Some(Command::Verify(args)) => &args.runtime.library,
         Some(Command::Bench(args)) => &args.runtime.library,
         Some(Command::Jobs(args)) => &args.runtime.library,
+        Some(Command::Serve(args)) => &args.runtime.library,
         Some(Command::Probe(args)) => args,
     }
 }

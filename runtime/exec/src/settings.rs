@@ -2,6 +2,7 @@
 
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
+    ServeArgs,
 };
 use crate::cli::{SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
 use crate::console::Level;
@@ -30,6 +31,8 @@ pub enum Task {
     Bench(BenchArgs),
     /// Run many prompts together.
     Jobs(JobsArgs),
+    /// Serve models over HTTP.
+    Serve(ServeArgs),
     /// Answer hpp-profile's requests.
     Probe(LibraryArgs),
 }
@@ -99,19 +102,21 @@ impl Task {
             Some(Command::Verify(args)) => Ok(Task::Verify(args)),
             Some(Command::Bench(args)) => Ok(Task::Bench(args)),
             Some(Command::Jobs(args)) => Ok(Task::Jobs(args)),
+            Some(Command::Serve(args)) => Ok(Task::Serve(args)),
             Some(Command::Probe(args)) => Ok(Task::Probe(args)),
             None => resolve_run(cli.run),
         }
     }
 
-    /// The path of the plan or model that the task runs, and how to load it. `None` if it runs none.
-    pub fn plan(&mut self) -> Option<(&mut PathBuf, &RuntimeArgs)> {
+    /// The paths of the plans or models that the task runs, and how to load them. `None` if it runs none.
+    pub fn plans(&mut self) -> Option<(Vec<&mut PathBuf>, &RuntimeArgs)> {
         match self {
-            Task::Generate(settings) | Task::Chat(settings) => Some((&mut settings.plan, &settings.run.runtime)),
-            Task::Infer(settings) => Some((&mut settings.plan, &settings.runtime)),
-            Task::Verify(args) => Some((&mut args.plan, &args.runtime)),
-            Task::Bench(args) => Some((&mut args.plan, &args.runtime)),
-            Task::Jobs(args) => Some((&mut args.plan, &args.runtime)),
+            Task::Generate(settings) | Task::Chat(settings) => Some((vec![&mut settings.plan], &settings.run.runtime)),
+            Task::Infer(settings) => Some((vec![&mut settings.plan], &settings.runtime)),
+            Task::Verify(args) => Some((vec![&mut args.plan], &args.runtime)),
+            Task::Bench(args) => Some((vec![&mut args.plan], &args.runtime)),
+            Task::Jobs(args) => Some((vec![&mut args.plan], &args.runtime)),
+            Task::Serve(args) => Some((args.plans.iter_mut().map(|plan| &mut plan.path).collect(), &args.runtime)),
             Task::Devices(_) | Task::Probe(_) => None,
         }
     }

@@ -10,12 +10,13 @@ use hpp_engine::{Backend, Engine, EngineError};
 pub struct RequestId(u64);
 
 /// A generation that has left the batch.
-#[derive(Debug)]
-pub struct Finished {
+pub struct Finished<B: Backend> {
     /// Which.
     pub id: RequestId,
     /// Its result, or why it alone failed.
     pub result: Result<Generated, GenerateError>,
+    /// Its tokens with their state, for a later prompt that begins with them. Empty after an error.
+    pub sequence: TokenSequence<B>,
 }
 
 /// Generations that run together. A generation's tokens do not depend on the others: each computes what it would compute alone.
@@ -71,8 +72,31 @@ impl<B: Backend> Batch<B> {
         id
     }
 
+    /// The same on the tokens of an earlier generation: keeps what both have in common, up to a multiple of `grid` tokens. With `grid` as
+    /// the generation's prompt chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its
+    /// logits are the same. Returns also the number of tokens kept.
+    pub fn add_to(
+        &mut self,
+        mut sequence: TokenSequence<B>,
+        mut generation: Generation,
+        grid: usize,
+    ) -> Result<(RequestId, usize), GenerateError> {
+        let kept = sequence.keep_prefix_on_grid(&mut self.engine, &generation.request().prompt, grid)?;
+        generation.set_reused(kept);
+        let id = self.add(generation);
+        if let Some(member) = self.members.last_mut() {
+            member.sequence = sequence;
+        }
+        Ok((id, kept))
+    }
+
+    /// Drops every generation, after an error of a pass.
+    pub fn clear(&mut self) {
+        self.members.clear();
+    }
+
     /// Takes a generation out before it is finished. `None` if it has left already.
-    pub fn cancel(&mut self, id: RequestId) -> Option<Finished> {
+    pub fn cancel(&mut self, id: RequestId) -> Option<Finished<B>> {
         let index = self.members.iter().position(|member| member.id == id)?;
         let mut member = self.members.swap_remove(index);
         member.error = member.generation.cancel().err();
@@ -84,7 +108,7 @@ impl<B: Backend> Batch<B> {
     pub fn pass<E: From<GenerateError>>(
         &mut self,
         on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
-    ) -> Result<Vec<Finished>, E> {
+    ) -> Result<Vec<Finished<B>>, E> {
         self.run_pass().map_err(GenerateError::from)?;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.waits) {
             member.advance(&mut self.engine, on_event)?;
@@ -161,12 +185,11 @@ impl<B: Backend> Member<B> {
         Ok(())
     }
 
-    fn leave(self) -> Finished {
-        let result = match self.error {
-            Some(error) => Err(error),
-            None => Ok(self.generation.into_result()),
-        };
-        Finished { id: self.id, result }
+    fn leave(self) -> Finished<B> {
+        match self.error {
+            Some(error) => Finished { id: self.id, result: Err(error), sequence: TokenSequence::default() },
+            None => Finished { id: self.id, result: Ok(self.generation.into_result()), sequence: self.sequence },
+        }
     }
 }
 

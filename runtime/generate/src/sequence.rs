@@ -71,8 +71,34 @@ impl<B: Backend> TokenSequence<B> {
     /// Truncates the sequence to the longest prefix that it shares with `prompt` and that its states can go back to. Returns the
     /// length kept, which is less than the prompt's, so that at least one token remains to be fed.
     pub fn keep_prefix(&mut self, engine: &mut Engine<B>, prompt: &[u32]) -> Result<usize, GenerateError> {
-        let common = self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-        let wanted = common.min(prompt.len().saturating_sub(1));
+        let wanted = self.common_prefix(prompt).min(prompt.len().saturating_sub(1));
+        self.keep(engine, wanted)
+    }
+
+    /// The same, up to a multiple of `grid` tokens, so that at least two tokens remain to be fed: a single one would be computed
+    /// differently from the end of a longer chunk.
+    pub fn keep_prefix_on_grid(
+        &mut self,
+        engine: &mut Engine<B>,
+        prompt: &[u32],
+        grid: usize,
+    ) -> Result<usize, GenerateError> {
+        let grid = grid.max(1);
+        let wanted = self.common_prefix(prompt).min(prompt.len().saturating_sub(2)) / grid * grid;
+        match self.keep(engine, wanted)? {
+            left if left % grid == 0 => Ok(left),
+            // States that cannot go back to the grid.
+            left => self.keep(engine, left / grid * grid),
+        }
+    }
+
+    /// How many tokens a prompt has in common with the start of this sequence.
+    pub fn common_prefix(&self, prompt: &[u32]) -> usize {
+        self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Truncates to `wanted` tokens or fewer, as far as its states can go back. Returns the length kept.
+    fn keep(&mut self, engine: &mut Engine<B>, wanted: usize) -> Result<usize, GenerateError> {
         let left = match &mut self.sequence {
             Some(sequence) if wanted > 0 => engine.truncate(sequence, wanted as u64)?.unwrap_or(0),
             _ => 0,

@@ -18,7 +18,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
     ("hpp-generate", &["hpp-engine", "hpp-schema", "hpp-io"]),
-    ("hpp-exec", &["hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    ("hpp-serve", &["hpp-generate", "hpp-engine", "hpp-schema"]),
+    ("hpp-exec", &["hpp-serve", "hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
     // Completions and man pages of any command, behind a feature: it knows clap and no room.
     ("hpp-packaging", &[]),
     // The model generator uses the reader's protobuf types. It is a test tool; no crate imports it.
@@ -52,6 +53,10 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-generate"]),
     ("minijinja", &["hpp-generate"]),
+    ("axum", &["hpp-serve"]),
+    ("tokio", &["hpp-serve"]),
+    ("tower-http", &["hpp-serve"]),
+    ("prometheus-client", &["hpp-serve"]),
     // Libraries emit events; the commands install the subscriber through hpp-io.
     ("tracing-subscriber", &["hpp-io"]),
 ];

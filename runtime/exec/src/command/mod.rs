@@ -8,6 +8,8 @@ mod generate;
 mod infer;
 mod jobs;
 mod probe;
+mod sequences;
+mod serve;
 mod unsplit;
 mod verify;
 
@@ -50,6 +52,7 @@ pub fn run(task: Task, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
         Task::Verify(args) => verify::run(&args, ctx),
         Task::Bench(args) => bench::run(&args, ctx),
         Task::Jobs(args) => jobs::run(&args, ctx),
+        Task::Serve(args) => serve::run(&args, ctx),
         Task::Probe(args) => probe::run(&args, ctx),
     }
 }

@@ -111,6 +111,7 @@ mod tests {
             new_tokens: 0,
             limit: None,
             objective: None,
+            throughput: None,
         };
         slow_disk_warning(&predicted, &generated, &telemetry)
     }

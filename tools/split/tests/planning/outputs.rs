@@ -194,7 +194,8 @@ fn layers_that_share_a_state_share_a_partition() {
     let model = copied(LLAMA, dir.path()).join("model.onnx");
     let mut proto = hpp_onnx::Model::open(&model).unwrap().proto().clone();
     let nodes = &mut proto.graph.as_mut().unwrap().node;
-    let last = nodes.iter_mut().rfind(|node| node.input.iter().any(|name| name.starts_with("past_key_values."))).unwrap();
+    let last =
+        nodes.iter_mut().rfind(|node| node.input.iter().any(|name| name.starts_with("past_key_values."))).unwrap();
     for name in last.input.iter_mut().filter(|name| name.starts_with("past_key_values.")) {
         let kind = name.rsplit('.').next().unwrap();
         *name = format!("past_key_values.1.{kind}");

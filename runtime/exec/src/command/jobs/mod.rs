@@ -6,21 +6,21 @@ mod requests;
 
 pub use answers::AnswersError;
 
+use super::sequences::{fitting_sequences, planned_sequences};
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::JobsArgs;
-use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
 use crate::numbers::{counted, rate};
 use crate::report::{Bytes, memory};
-use crate::runtime::{OrtBackend, available_memory};
+use crate::runtime::OrtBackend;
 use answers::{Answer, Answers};
-use hpp_engine::{Engine, EngineOptions};
+use hpp_engine::EngineOptions;
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
 use hpp_io::show_json;
-use hpp_schema::{Plan, Predictions, error_line};
+use hpp_schema::error_line;
 use prompts::{BadLine, Job, JobId, Prompts};
 use requests::RequestMaker;
 use serde::Serialize;
@@ -30,8 +30,6 @@ use std::time::{Duration, Instant};
 /// Sequences at once where neither the user nor a measured plan gives a number: about as many as compute while the weights of a 4-bit
 /// model are read from a disk of 1 GB/s.
 const DEFAULT_SEQUENCES: u64 = 16;
-/// Of the free memory, the part that states may take where the plan has no limit.
-const STATES_SHARE: f64 = 0.75;
 
 /// Runs every prompt that has no answer yet.
 pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
@@ -57,11 +55,11 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     if done > 0 {
         ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
     }
-    let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan));
+    let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
     let options = EngineOptions { sequences: Some(wanted.min(total as u64)), ..args.runtime.engine_options() };
     ctx.interrupt.graceful();
     let engine = load_engine(&plan.plan, &plan.dir, (&args.runtime, options), ctx.console, ctx.interrupt)?;
-    let sequences = sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
+    let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
     let jobs = Jobs {
         batch: Batch::new(engine, inputs),
         sequences,
@@ -73,28 +71,6 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         started: Instant::now(),
     };
     jobs.run((done, total), args, ctx)
-}
-
-/// The plan's number of sequences. Without measurements the planner may underestimate it.
-fn planned_sequences(plan: &Plan) -> u64 {
-    let Predictions { source, throughput, .. } = &plan.predictions;
-    let least = if source == "static" { DEFAULT_SEQUENCES } else { 1 };
-    throughput.as_ref().map_or(DEFAULT_SEQUENCES, |throughput| throughput.sequences.max(least))
-}
-
-/// How many sequences run at once: those that fit.
-fn sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: bool, console: &Console) -> usize {
-    let has_limit = engine.plan().budgets.ram.is_some();
-    let free = available_memory().filter(|_| !has_limit).map(|free| (free as f64 * STATES_SHARE) as u64);
-    let in_memory = free.and_then(|free| free.checked_div(engine.host_state_bytes())).unwrap_or(wanted);
-    let sequences = engine.max_sequences().min(in_memory).clamp(1, wanted.max(1));
-    if is_asked && sequences < wanted {
-        let fitting = counted(sequences, "sequence");
-        console.warn(&format!(
-            "memory has room for {fitting} at once, and others wait; a shorter --context makes room for more"
-        ));
-    }
-    usize::try_from(sequences).unwrap_or(usize::MAX)
 }
 
 /// Prompts on their way.
@@ -211,7 +187,7 @@ impl Jobs {
         Ok(())
     }
 
-    fn write(&mut self, Finished { id, result }: Finished) -> Result<(), ExecError> {
+    fn write(&mut self, Finished { id, result, .. }: Finished<OrtBackend>) -> Result<(), ExecError> {
         let Some(Running { id, seed }) = self.running.remove(&id) else { return Ok(()) };
         let generated = match result {
             Ok(generated) => generated,

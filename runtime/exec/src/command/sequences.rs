@@ -1,0 +1,32 @@
+//! How many sequences run at once on an engine.
+
+use crate::console::Console;
+use crate::numbers::counted;
+use crate::runtime::{OrtBackend, available_memory};
+use hpp_engine::Engine;
+use hpp_schema::{Plan, Predictions};
+
+/// Of the free memory, the part that states may take where the plan has no limit.
+const STATES_SHARE: f64 = 0.75;
+
+/// The plan's number of sequences; at least `assumed` without measurements, because the planner may underestimate it then.
+pub fn planned_sequences(plan: &Plan, assumed: u64) -> u64 {
+    let Predictions { source, throughput, .. } = &plan.predictions;
+    let least = if source == "static" { assumed } else { 1 };
+    throughput.as_ref().map_or(assumed, |throughput| throughput.sequences.max(least))
+}
+
+/// How many sequences run at once: those that fit.
+pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: bool, console: &Console) -> usize {
+    let has_limit = engine.plan().budgets.ram.is_some();
+    let free = available_memory().filter(|_| !has_limit).map(|free| (free as f64 * STATES_SHARE) as u64);
+    let in_memory = free.and_then(|free| free.checked_div(engine.host_state_bytes())).unwrap_or(wanted);
+    let sequences = engine.max_sequences().min(in_memory).clamp(1, wanted.max(1));
+    if is_asked && sequences < wanted {
+        let fitting = counted(sequences, "sequence");
+        console.warn(&format!(
+            "memory has room for {fitting} at once, and others wait; a shorter --context makes room for more"
+        ));
+    }
+    usize::try_from(sequences).unwrap_or(usize::MAX)
+}

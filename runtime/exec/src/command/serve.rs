@@ -1,0 +1,133 @@
+//! `hpp-exec serve PLAN`: models over HTTP.
+
+use super::sequences::{fitting_sequences, planned_sequences};
+use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
+use crate::cli::{NamedPlan, ServeArgs};
+use crate::console::Console;
+use crate::error::ExecError;
+use crate::interrupt::Interrupt;
+use crate::runtime::OrtBackend;
+use hpp_engine::EngineOptions;
+use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
+use hpp_serve::{
+    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, ServeSettings, Shutdown, serve,
+};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Least sequences of a model by default, so that as many conversations go on at once whether or not they share passes.
+const DEFAULT_SEQUENCES: u64 = 8;
+/// Environment variable with an API key.
+const KEY_VARIABLE: &str = "HPP_API_KEY";
+/// How often Ctrl-C is looked for.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Serves until Ctrl-C or SIGTERM.
+pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    let plans: Vec<(String, PlanFile)> = args.plans.iter().map(open).collect::<Result<_, _>>()?;
+    check_names(&plans)?;
+    ctx.interrupt.graceful();
+    ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
+    let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
+    let mut models = Vec::new();
+    for (name, plan) in plans {
+        models.push(start(name, plan, args, ctx, (&metrics, &shutdown))?);
+    }
+    let names: Vec<String> = models.iter().map(|(model, _)| model.name().to_owned()).collect();
+    let keys = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    let settings = ServeSettings {
+        address: SocketAddr::new(args.host, args.port),
+        api_keys: args.api_key.iter().cloned().chain(keys).collect(),
+        max_body: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
+        timeout: args.timeout.map(Duration::from_secs),
+        cors_origins: args.cors_origin.clone(),
+        grace: Duration::from_secs(args.grace),
+    };
+    if !args.host.is_loopback() && settings.api_keys.is_empty() {
+        ctx.console.warn("everyone who reaches this address may use the server: --api-key asks for a key");
+    }
+    watch(ctx.interrupt, &shutdown);
+    let console = Arc::clone(ctx.console);
+    let on_ready = |address: SocketAddr| {
+        console.info(&format!("serving {} at http://{address} (Ctrl-C ends it)", names.join(", ")));
+    };
+    serve(models, metrics, settings, &shutdown, on_ready)?;
+    ctx.console.info("stopped");
+    Ok(0)
+}
+
+fn open(named: &NamedPlan) -> Result<(String, PlanFile), ExecError> {
+    let plan = PlanFile::open(&named.path)?;
+    check_language_model(&plan.plan)?;
+    Ok((named.name.clone().unwrap_or_else(|| plan.plan.model.name.clone()), plan))
+}
+
+fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
+    for (index, (name, _)) in plans.iter().enumerate() {
+        if plans[..index].iter().any(|(other, _)| other == name) {
+            return Err(ExecError::Usage {
+                message: format!("two models have the name {name:?}"),
+                hint: "give them names: hpp-exec serve a=PLAN b=PLAN".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Loads a model on a thread of its own.
+fn start(
+    name: String,
+    plan: PlanFile,
+    args: &ServeArgs,
+    ctx: &CommandContext<'_>,
+    (metrics, shutdown): (&Metrics, &Shutdown),
+) -> Result<(Model, EngineHandle), ExecError> {
+    let generation = plan.plan.generation.clone().unwrap_or_default();
+    let encoder = PromptEncoder::open(&plan, true)?;
+    let inputs =
+        ModelInputs { embeddings: open_embeddings(&plan.plan, None)?, extra: open_extra_inputs(&plan.plan, None)? };
+    let settings = ModelSettings {
+        name: name.clone(),
+        sampling: generation.sampling,
+        eos_token_ids: generation.eos_token_ids,
+        context: context_length(&plan, &args.runtime),
+        limits: EngineLimits { queue: args.queue },
+        encoder,
+    };
+    let tokenizer = settings.encoder.tokenizer.clone();
+    let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
+    let (runtime, asked) = (args.runtime.clone(), args.max_sequences);
+    let load =
+        move || {
+            load_model(&plan, &runtime, asked, inputs, (&console, &interrupt))
+                .map(|(batch, max_sequences)| LoadedEngine { batch, max_sequences, tokenizer })
+        };
+    let metrics = metrics.model(&name);
+    Model::start(settings, load, metrics, shutdown.stop_flag())
+}
+
+fn load_model(
+    plan: &PlanFile,
+    runtime: &crate::cli::RuntimeArgs,
+    asked: Option<u64>,
+    inputs: ModelInputs,
+    (console, interrupt): (&Arc<Console>, &Interrupt),
+) -> Result<(Batch<OrtBackend>, usize), ExecError> {
+    let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
+    let options = EngineOptions { sequences: Some(wanted), ..runtime.engine_options() };
+    let engine = load_engine(&plan.plan, &plan.dir, (runtime, options), console, interrupt)?;
+    let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
+    Ok((Batch::new(engine, inputs), sequences))
+}
+
+/// Requests a shutdown once Ctrl-C or SIGTERM has come. The thread ends with the process.
+fn watch(interrupt: &Interrupt, shutdown: &Shutdown) {
+    let (interrupt, shutdown) = (interrupt.clone(), shutdown.clone());
+    std::thread::spawn(move || {
+        while !interrupt.is_requested() {
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        shutdown.request();
+    });
+}

@@ -1,0 +1,307 @@
+//! `hpp-exec serve`: answers equal those of single runs, together, after a kept prefix and streamed; limits, keys, faults, shutdown.
+
+mod support;
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+use support::{PlanDir, command};
+use ureq::http::Response;
+use ureq::{Agent, Body};
+
+const MODEL: &str = "genai/learned-llama-fp32-cpu";
+const WAIT: Duration = Duration::from_secs(120);
+
+/// A running server. Dropping it kills it.
+struct Server {
+    plan: PlanDir,
+    child: Child,
+    url: String,
+    agent: Agent,
+    key: Option<String>,
+}
+
+impl Server {
+    fn new(args: &[&str]) -> Self {
+        let mut plan = PlanDir::new(MODEL, 512);
+        plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
+        plan.save();
+        let mut child = command(["serve", plan.path().to_str().unwrap(), "--port", "0"])
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (send, address) = channel();
+        let stderr = BufReader::new(child.stderr.take().unwrap());
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                if let Some((_, rest)) = line.split_once("http://") {
+                    let _ = send.send(rest.split(' ').next().unwrap_or_default().to_owned());
+                }
+            }
+        });
+        let address = address.recv_timeout(WAIT).expect("the server says where it listens");
+        let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
+        let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
+        Server { plan, child, url: format!("http://{address}"), agent, key }
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Response<Body> {
+        let request = self.agent.post(format!("{}{path}", self.url));
+        let request = match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        };
+        request.send_json(body).unwrap()
+    }
+
+    fn get(&self, path: &str) -> Response<Body> {
+        let request = self.agent.get(format!("{}{path}", self.url));
+        let request = match &self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        };
+        request.call().unwrap()
+    }
+
+    /// The answer to a request that succeeds.
+    fn ok(&self, path: &str, body: &Value) -> Value {
+        let mut response = self.post(path, body);
+        let status = response.status();
+        let answer: Value = response.body_mut().read_json().unwrap();
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    /// The status and error of a request that fails.
+    fn refused(&self, path: &str, body: &Value) -> (u16, Value) {
+        let mut response = self.post(path, body);
+        let error: Value = response.body_mut().read_json().unwrap();
+        assert!(error["error"]["message"].is_string(), "{error}");
+        (response.status().as_u16(), error["error"].clone())
+    }
+
+    /// The events of a streamed answer, without `[DONE]`, which must be last.
+    fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
+        let mut body = body.clone();
+        body["stream"] = json!(true);
+        let mut response = self.post(path, &body);
+        assert_eq!(response.status(), 200);
+        let text = response.body_mut().read_to_string().unwrap();
+        let mut data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+        assert_eq!(data.pop(), Some("[DONE]"), "{text}");
+        data.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    fn metric(&self, line: &str) -> f64 {
+        let text = self.get("/metrics").body_mut().read_to_string().unwrap();
+        let value =
+            text.lines().find_map(|found| found.strip_prefix(line)).unwrap_or_else(|| panic!("{line} in {text}"));
+        value.trim().parse().unwrap()
+    }
+
+    /// Waits until a metric has a value.
+    fn wait_for(&self, line: &str, value: f64) {
+        let started = Instant::now();
+        while self.metric(line) != value {
+            assert!(started.elapsed() < WAIT, "{line} stays {}", self.metric(line));
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn user(text: &str) -> Value {
+    json!([{"role": "user", "content": text}])
+}
+
+fn long_text(words: usize) -> String {
+    (0..words).map(|word| format!("word{word} ")).collect()
+}
+
+#[test]
+fn answers_are_those_of_single_runs() {
+    let server = Server::new(&[]);
+    let question = "What does Vec::push do?";
+    let alone = server.plan.run(&["--chat", "-p", question, "--json", "-n", "40"]).ok().json();
+    let request = json!({"messages": user(question), "max_tokens": 40});
+    let answer = server.ok("/v1/chat/completions", &request);
+    let choice = &answer["choices"][0];
+    assert_eq!(choice["message"]["content"], alone["text"]);
+    assert_eq!((&choice["finish_reason"], &choice["message"]["role"]), (&json!("stop"), &json!("assistant")));
+    assert_eq!(answer["usage"]["completion_tokens"], json!(alone["tokens"].as_array().unwrap().len()));
+    let chunks = server.stream(
+        "/v1/chat/completions",
+        &json!({
+            "messages": user(question), "max_tokens": 40, "stream_options": {"include_usage": true}
+        }),
+    );
+    let text: String = chunks.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
+    assert_eq!(json!(text), alone["text"]);
+    let (usage, chunks) = chunks.split_last().unwrap();
+    assert_eq!(usage["usage"]["total_tokens"], answer["usage"]["total_tokens"]);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], json!("stop"));
+    assert_eq!(chunks[0]["choices"][0]["delta"]["role"], json!("assistant"));
+
+    let text =
+        server.plan.run(&["-p", "Once upon", "--json", "-n", "12", "--temperature", "0.8", "-s", "5"]).ok().json();
+    let answer = server.ok(
+        "/v1/completions",
+        &json!({
+            "prompt": ["Once upon", "Once upon"], "max_tokens": 12, "temperature": 0.8, "seed": 5, "echo": true
+        }),
+    );
+    let expected = format!("Once upon{}", text["text"].as_str().unwrap());
+    assert_eq!(answer["choices"][0]["text"], json!(expected));
+    assert_eq!(answer["choices"][1]["text"], json!(expected), "the same seed");
+    let several = server
+        .ok("/v1/completions", &json!({"prompt": "Once", "max_tokens": 9, "temperature": 2.0, "seed": 1, "n": 4}));
+    let texts: Vec<&Value> = several["choices"].as_array().unwrap().iter().map(|choice| &choice["text"]).collect();
+    assert!(texts.iter().any(|text| *text != texts[0]), "each answer has a seed of its own: {texts:?}");
+    let stopped = server.ok("/v1/completions", &json!({"prompt": "Once upon", "max_tokens": 30, "stop": ["e"]}));
+    assert!(!stopped["choices"][0]["text"].as_str().unwrap().contains('e'), "{stopped}");
+    assert_eq!(stopped["choices"][0]["finish_reason"], json!("stop"));
+}
+
+#[test]
+fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
+    let server = Server::new(&["--max-sequences", "6"]);
+    let prompt = long_text(60);
+    let request = json!({"prompt": prompt, "max_tokens": 12, "logprobs": 3});
+    let answer = |answer: &Value| answer["choices"][0].clone();
+    let first = server.ok("/v1/completions", &request);
+    assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], json!(0));
+    assert_eq!(first["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().len(), 12);
+    let again = server.ok("/v1/completions", &request);
+    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    assert!(cached >= 128 && cached.is_multiple_of(128), "{again}");
+    assert_eq!(answer(&again), answer(&first));
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = (0..6)
+            .map(|number| {
+                let (server, request) = (&server, &request);
+                scope.spawn(move || {
+                    let other =
+                        json!({"prompt": format!("{number} {prompt}", prompt = long_text(20)), "max_tokens": 20});
+                    if number % 2 == 0 {
+                        server.ok("/v1/completions", request)
+                    } else {
+                        server.ok("/v1/completions", &other)
+                    }
+                })
+            })
+            .collect();
+        for (number, asked) in asked.into_iter().enumerate() {
+            let together = asked.join().unwrap();
+            if number % 2 == 0 {
+                assert_eq!(answer(&together), answer(&first));
+            }
+        }
+    });
+    assert!(server.metric("hpp_cached_tokens_total{model=\"genai/learned-llama-fp32-cpu\"}") >= 128.0);
+}
+
+#[test]
+fn a_client_that_leaves_frees_its_place() {
+    let server = Server::new(&["--max-sequences", "1", "--queue", "2"]);
+    let endless = json!({"prompt": "Once upon a time", "max_tokens": 400, "temperature": 1.5, "stream": true});
+    let running = server.post("/v1/completions", &endless);
+    server.wait_for("hpp_requests_running{model=\"genai/learned-llama-fp32-cpu\"}", 1.0);
+    // One runs, two wait, the next is refused.
+    let waiting: Vec<_> = (0..2).map(|_| server.post("/v1/completions", &endless)).collect();
+    let mut refused = server.post("/v1/completions", &endless);
+    assert_eq!(refused.status(), 429);
+    assert!(refused.headers().contains_key("retry-after"));
+    let error: Value = refused.body_mut().read_json().unwrap();
+    assert_eq!(error["error"]["type"], json!("rate_limit_error"));
+    drop(waiting);
+    drop(running);
+    // Their connections are closed now; the server notices before its next pass.
+    server.wait_for("hpp_requests_total{model=\"genai/learned-llama-fp32-cpu\",outcome=\"cancelled\"}", 3.0);
+    let answer = server.ok("/v1/completions", &json!({"prompt": "Once upon", "max_tokens": 3}));
+    assert_eq!(answer["usage"]["completion_tokens"], json!(3));
+    server.wait_for("hpp_requests_running{model=\"genai/learned-llama-fp32-cpu\"}", 0.0);
+    server.wait_for("hpp_requests_waiting{model=\"genai/learned-llama-fp32-cpu\"}", 0.0);
+}
+
+#[test]
+fn what_cannot_be_answered_is_refused_by_name() {
+    let server = Server::new(&["--max-body", "64K"]);
+    let chat = "/v1/chat/completions";
+    for (body, status, param) in [
+        (json!({"messages": []}), 400, json!("messages")),
+        (json!({"messages": user("x"), "temperature": -1}), 400, json!("temperature")),
+        (json!({"messages": user("x"), "n": 0}), 400, json!("n")),
+        (json!({"messages": user("x"), "tools": [{"type": "function"}]}), 400, json!("tools")),
+        (json!({"messages": user("x"), "response_format": {"type": "json_object"}}), 400, json!("response_format")),
+        (json!({"messages": user("x"), "top_logprobs": 3}), 400, json!("top_logprobs")),
+        (json!({"messages": user("x"), "model": "other"}), 404, Value::Null),
+        (json!({"messages": "x"}), 400, Value::Null),
+        (json!({"messages": user(&long_text(2000))}), 400, Value::Null),
+        (json!({"messages": user(&"x".repeat(70 << 10))}), 413, Value::Null),
+    ] {
+        let (found, error) = server.refused(chat, &body);
+        assert_eq!((found, &error["param"]), (status, &param), "{error}");
+    }
+    assert_eq!(server.refused("/v1/completions", &json!({"prompt": [9_999_999]})).0, 500);
+    assert_eq!(server.refused("/../etc/passwd", &json!({})).0, 404);
+    let answer = server.ok(chat, &json!({"messages": user("x"), "max_tokens": 1}));
+    assert_eq!(answer["usage"]["completion_tokens"], json!(1), "and it goes on");
+    let mut late = server.post(chat, &json!({"messages": user("x"), "timeout": 0.0, "max_tokens": 400}));
+    assert_eq!(late.status(), 504, "{}", late.body_mut().read_to_string().unwrap());
+}
+
+#[test]
+fn keys_models_tokens_and_health() {
+    let server = Server::new(&["--api-key", "secret"]);
+    let without = |path: &str| server.agent.get(format!("{}{path}", server.url)).call().unwrap().status().as_u16();
+    assert_eq!((without("/health"), without("/v1/models"), without("/metrics")), (200, 401, 401));
+    let models: Value = server.get("/v1/models").body_mut().read_json().unwrap();
+    assert_eq!(models["data"][0]["id"], json!(MODEL));
+    assert_eq!(server.get("/v1/models/genai/learned-llama-fp32-cpu").status(), 200);
+    let tokens = server.ok("/tokenize", &json!({"content": "Once upon a time"}));
+    let text = server.ok("/detokenize", &tokens);
+    assert!(text["content"].as_str().unwrap().ends_with("Once upon a time"), "{text}");
+}
+
+#[cfg(unix)]
+#[test]
+fn a_shutdown_lets_requests_finish() {
+    let mut server = Server::new(&["--grace", "60"]);
+    let mut running = server.post(
+        "/v1/completions",
+        &json!({
+            "prompt": "Once upon a time", "max_tokens": 200, "temperature": 1.0, "seed": 3, "stream": true
+        }),
+    );
+    let mut start = [0; 8];
+    let mut stream = running.body_mut().as_reader();
+    stream.read_exact(&mut start).unwrap();
+    assert!(Command::new("kill").args(["-TERM", &server.child.id().to_string()]).status().unwrap().success());
+    let mut rest = String::new();
+    stream.read_to_string(&mut rest).unwrap();
+    assert!(rest.trim_end().ends_with("[DONE]") && rest.contains("finish_reason"), "{rest}");
+    drop(running);
+    assert!(server.child.wait().unwrap().success());
+}
+
+#[test]
+fn two_models_of_one_name_or_a_used_port_are_errors() {
+    let plan = PlanDir::new(MODEL, 64);
+    let path = plan.path().to_str().unwrap().to_owned();
+    let twice = support::hpp_exec(["serve", &path, &path]);
+    assert!(twice.stderr.contains("two models have the name") && twice.stderr.contains("a=PLAN"), "{}", twice.stderr);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let busy = support::hpp_exec(["serve", &path, "--port", &port]);
+    assert!(busy.stderr.contains("cannot listen on 127.0.0.1"), "{}", busy.stderr);
+}

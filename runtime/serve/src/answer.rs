@@ -1,0 +1,285 @@
+//! Answers in OpenAI's format: whole, or as a stream of server-sent events.
+
+use crate::engine_thread::Event;
+use crate::error::ApiError;
+use crate::logprobs::{Scored, TokenLogprobs};
+use crate::model::Model;
+use crate::openai::Usage;
+use axum::Json;
+use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
+use axum::response::{IntoResponse, Response};
+use futures_util::StreamExt;
+use futures_util::stream::{BoxStream, select_all, unfold};
+use hpp_generate::{FinishReason, Generated};
+use serde_json::{Value, json};
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::UnboundedReceiver;
+
+/// Which of OpenAI's formats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// Chat completions.
+    Chat,
+    /// Completions.
+    Text,
+}
+
+/// One answer on its way.
+pub struct Choice {
+    /// What happens to it.
+    pub events: UnboundedReceiver<Event>,
+    /// What the answer begins with: the prompt, if the request asks for it.
+    pub echo: String,
+}
+
+/// All answers to a request.
+pub struct Answers {
+    model: Arc<Model>,
+    format: Format,
+    id: String,
+    created: u64,
+    choices: Vec<Choice>,
+}
+
+impl Answers {
+    /// Answers with a new id.
+    pub fn new(model: Arc<Model>, format: Format, choices: Vec<Choice>) -> Self {
+        let prefix = if format == Format::Chat { "chatcmpl" } else { "cmpl" };
+        // The keys of the standard library's hasher are random.
+        let id = format!("{prefix}-{:016x}", RandomState::new().hash_one(0));
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Self { model, format, id, created, choices }
+    }
+
+    /// Waits for all of them.
+    pub async fn whole(self) -> Result<Response, ApiError> {
+        let Self { model, format, id, created, choices } = self;
+        let (mut written, mut usages) = (Vec::new(), Vec::new());
+        for (index, choice) in choices.into_iter().enumerate() {
+            let Choice { mut events, echo } = choice;
+            let mut logprobs = Vec::new();
+            let generated = loop {
+                match events.recv().await {
+                    Some(Event::Token { logprobs: Some(scores), .. }) => logprobs.push(scores),
+                    Some(Event::Token { .. } | Event::Text(_)) => {}
+                    Some(Event::Finished(generated)) => break *generated,
+                    Some(Event::Failed(error)) => return Err(error),
+                    None => return Err(engine_gone()),
+                }
+            };
+            usages.push(generated.usage);
+            let text = echo + generated.text.as_deref().unwrap_or("");
+            let logprobs = format.logprobs(&model, &logprobs);
+            let finish = finish_reason(&generated);
+            written.push(match format {
+                Format::Chat => json!({
+                    "index": index,
+                    "message": {"role": "assistant", "content": text, "refusal": null},
+                    "logprobs": logprobs,
+                    "finish_reason": finish,
+                }),
+                Format::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}),
+            });
+        }
+        let object = if format == Format::Chat { "chat.completion" } else { "text_completion" };
+        let body = json!({
+            "id": id,
+            "object": object,
+            "created": created,
+            "model": model.name(),
+            "choices": written,
+            "usage": Usage::of(&usages),
+        });
+        Ok(Json(body).into_response())
+    }
+
+    /// Sends each as it is generated.
+    pub fn stream(self, includes_usage: bool) -> Response {
+        let Self { model, format, id, created, choices } = self;
+        let mut writer = ChunkWriter {
+            model,
+            format,
+            id,
+            created,
+            includes_usage,
+            usages: Vec::new(),
+            unfinished: vec![true; choices.len()],
+            ready: VecDeque::new(),
+        };
+        let mut sources: Vec<BoxStream<'static, (usize, Event)>> = Vec::new();
+        for (index, Choice { events, echo }) in choices.into_iter().enumerate() {
+            writer.begin(index, &echo);
+            let next = move |mut events: UnboundedReceiver<Event>| async move {
+                events.recv().await.map(|event| ((index, event), events))
+            };
+            sources.push(unfold(events, next).boxed());
+        }
+        let state = (select_all(sources), writer, false);
+        let chunks = unfold(state, |(mut events, mut writer, mut is_over)| async move {
+            loop {
+                if let Some(chunk) = writer.ready.pop_front() {
+                    return Some((Ok::<_, Infallible>(chunk), (events, writer, is_over)));
+                }
+                if is_over {
+                    return None;
+                }
+                match events.next().await {
+                    Some((index, event)) => writer.event(index, event),
+                    None => {
+                        writer.end();
+                        is_over = true;
+                    }
+                }
+            }
+        });
+        Sse::new(chunks).keep_alive(KeepAlive::default()).into_response()
+    }
+}
+
+/// Turns events into chunks of a stream.
+struct ChunkWriter {
+    model: Arc<Model>,
+    format: Format,
+    id: String,
+    created: u64,
+    includes_usage: bool,
+    usages: Vec<hpp_generate::Usage>,
+    /// For each answer, whether neither its end nor an error was sent.
+    unfinished: Vec<bool>,
+    /// Chunks to send.
+    ready: VecDeque<SseEvent>,
+}
+
+impl ChunkWriter {
+    fn begin(&mut self, index: usize, echo: &str) {
+        match self.format {
+            Format::Chat => {
+                let delta = json!({"role": "assistant", "content": ""});
+                self.chunk(json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]), None);
+            }
+            Format::Text if !echo.is_empty() => self.text(index, echo, Value::Null),
+            Format::Text => {}
+        }
+    }
+
+    fn event(&mut self, index: usize, event: Event) {
+        match event {
+            Event::Token { logprobs: None, .. } => {}
+            Event::Token { logprobs: Some(scores), .. } => {
+                let logprobs = self.format.logprobs(&self.model, &[scores]);
+                self.text(index, "", logprobs);
+            }
+            Event::Text(text) => self.text(index, &text, Value::Null),
+            Event::Finished(generated) => {
+                self.unfinished[index] = false;
+                self.usages.push(generated.usage);
+                let finish = finish_reason(&generated);
+                let choice = match self.format {
+                    Format::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish}),
+                    Format::Text => json!({"index": index, "text": "", "logprobs": null, "finish_reason": finish}),
+                };
+                self.chunk(json!([choice]), None);
+            }
+            Event::Failed(error) => {
+                self.unfinished[index] = false;
+                self.send(&error.to_json());
+            }
+        }
+    }
+
+    fn text(&mut self, index: usize, text: &str, logprobs: Value) {
+        let choice = match self.format {
+            Format::Chat => {
+                json!({"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null})
+            }
+            Format::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}),
+        };
+        self.chunk(json!([choice]), None);
+    }
+
+    fn end(&mut self) {
+        if self.unfinished.iter().any(|unfinished| *unfinished) {
+            self.send(&engine_gone().to_json());
+        }
+        if self.includes_usage {
+            let usage = Usage::of(&self.usages);
+            self.chunk(json!([]), Some(usage));
+        }
+        self.ready.push_back(SseEvent::default().data("[DONE]"));
+    }
+
+    fn chunk(&mut self, choices: Value, usage: Option<Usage>) {
+        let object = if self.format == Format::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let mut chunk = json!({
+            "id": self.id,
+            "object": object,
+            "created": self.created,
+            "model": self.model.name(),
+            "choices": choices,
+        });
+        if self.includes_usage {
+            chunk["usage"] = json!(usage);
+        }
+        self.send(&chunk);
+    }
+
+    fn send(&mut self, chunk: &Value) {
+        self.ready.push_back(SseEvent::default().data(chunk.to_string()));
+    }
+}
+
+impl Format {
+    /// Probabilities of tokens; null if there are none.
+    fn logprobs(self, model: &Model, tokens: &[TokenLogprobs]) -> Value {
+        let text = |scored: &Scored| model.token_text(scored.id);
+        let tokens: Vec<&TokenLogprobs> = tokens.iter().filter(|token| !model.ends_text(token.chosen.id)).collect();
+        if tokens.is_empty() {
+            return Value::Null;
+        }
+        match self {
+            Format::Chat => {
+                let entry = |scored: &Scored| {
+                    let text = text(scored);
+                    json!({"token": text, "logprob": scored.logprob, "bytes": text.as_bytes()})
+                };
+                let content = tokens.iter().map(|token| {
+                    let mut chosen = entry(&token.chosen);
+                    chosen["top_logprobs"] = token.top.iter().map(entry).collect();
+                    chosen
+                });
+                json!({"content": content.collect::<Vec<Value>>(), "refusal": null})
+            }
+            Format::Text => {
+                let top = |token: &&TokenLogprobs| -> Value {
+                    token
+                        .top
+                        .iter()
+                        .map(|scored| (text(scored), json!(scored.logprob)))
+                        .collect::<serde_json::Map<_, _>>()
+                        .into()
+                };
+                json!({
+                    "tokens": tokens.iter().map(|token| text(&token.chosen)).collect::<Vec<_>>(),
+                    "token_logprobs": tokens.iter().map(|token| token.chosen.logprob).collect::<Vec<_>>(),
+                    "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
+                })
+            }
+        }
+    }
+}
+
+fn finish_reason(generated: &Generated) -> &'static str {
+    match generated.finish_reason {
+        FinishReason::Stop | FinishReason::Eos => "stop",
+        FinishReason::Length => "length",
+        FinishReason::Cancelled => "cancelled",
+    }
+}
+
+fn engine_gone() -> ApiError {
+    ApiError::Unavailable("the engine has stopped; the server's log says why".to_owned())
+}

@@ -1,0 +1,115 @@
+//! Errors of the API, as OpenAI's clients expect them.
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use hpp_generate::GenerateError;
+use hpp_schema::error_line;
+use serde_json::json;
+
+/// Seconds after which a refused client may try again.
+const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+
+/// An error that a client sees.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum ApiError {
+    /// The request cannot be understood or asks for what is not there.
+    #[error("{message}")]
+    Invalid {
+        /// What is wrong, and what to do.
+        message: String,
+        /// The field it is about.
+        param: Option<&'static str>,
+    },
+    /// The API key is missing or wrong.
+    #[error("give an API key of this server: `Authorization: Bearer KEY`")]
+    Unauthorized,
+    /// There is no model of this name.
+    #[error("there is no model {0:?}; GET /v1/models lists them")]
+    NoModel(String),
+    /// There is no such path.
+    #[error("there is nothing at this path; README and docs/SERVING.md list the paths")]
+    NotFound,
+    /// The request has more bytes than allowed.
+    #[error("the request is larger than this server allows (--max-body)")]
+    TooLarge,
+    /// The queue is full.
+    #[error("{waiting} requests are waiting already; try again later")]
+    Busy {
+        /// Requests in the queue.
+        waiting: usize,
+    },
+    /// The answer took longer than the limit.
+    #[error("the request took longer than its time limit")]
+    Timeout,
+    /// Memory for the states of the request is short, or the server is shutting down.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The engine failed.
+    #[error("{0}")]
+    Failed(String),
+}
+
+impl ApiError {
+    /// An error about one field.
+    pub fn field(param: &'static str, message: impl Into<String>) -> Self {
+        ApiError::Invalid { message: message.into(), param: Some(param) }
+    }
+
+    /// The HTTP status.
+    pub fn status(&self) -> StatusCode {
+        match self {
+            ApiError::Invalid { .. } => StatusCode::BAD_REQUEST,
+            ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
+            ApiError::NoModel(_) | ApiError::NotFound => StatusCode::NOT_FOUND,
+            ApiError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ApiError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            ApiError::Timeout => StatusCode::GATEWAY_TIMEOUT,
+            ApiError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ApiError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// The error as OpenAI's clients read it.
+    pub fn to_json(&self) -> serde_json::Value {
+        let kind = match self {
+            ApiError::Invalid { .. } | ApiError::NoModel(_) | ApiError::NotFound | ApiError::TooLarge => {
+                "invalid_request_error"
+            }
+            ApiError::Unauthorized => "authentication_error",
+            ApiError::Busy { .. } => "rate_limit_error",
+            ApiError::Timeout => "timeout",
+            ApiError::Unavailable(_) | ApiError::Failed(_) => "server_error",
+        };
+        let param = if let ApiError::Invalid { param, .. } = self { *param } else { None };
+        let code = match self {
+            ApiError::Unauthorized => Some("invalid_api_key"),
+            ApiError::NoModel(_) => Some("model_not_found"),
+            _ => None,
+        };
+        json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), Json(self.to_json())).into_response();
+        if matches!(self, ApiError::Busy { .. } | ApiError::Unavailable(_)) {
+            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        }
+        response
+    }
+}
+
+impl From<GenerateError> for ApiError {
+    fn from(error: GenerateError) -> Self {
+        let message = error_line(&error);
+        match error {
+            GenerateError::Prompt(_) | GenerateError::Template(_) | GenerateError::Tokenizer(_) => {
+                ApiError::Invalid { message, param: None }
+            }
+            _ if error.is_out_of_memory() => ApiError::Unavailable(message),
+            _ => ApiError::Failed(message),
+        }
+    }
+}

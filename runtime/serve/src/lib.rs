@@ -1,0 +1,23 @@
+//! An HTTP server with OpenAI's API over a language model.
+//!
+//! - [`serve`] listens, checks API keys and sizes, and routes requests ([`openai`] has the types of the API).
+//! - A [`Model`] turns a request's text into tokens and submits it to the thread of its engine.
+//! - The engine's thread (`engine_thread`) runs one pass after the other over a [`Batch`](hpp_generate::Batch). Requests join and leave
+//!   between passes. It keeps the states of answered requests, so that a prompt that begins with the same tokens starts after them.
+//!
+//! Knows no command line, no signals and no backend. Opens no file: paths come from the command line only, never from a request.
+
+mod answer;
+mod engine_thread;
+mod error;
+mod logprobs;
+mod metrics;
+mod model;
+pub mod openai;
+mod server;
+
+pub use engine_thread::{EngineLimits, LoadedEngine};
+pub use error::ApiError;
+pub use metrics::{Metrics, ModelMetrics};
+pub use model::{EngineHandle, Model, ModelSettings};
+pub use server::{ServeError, ServeSettings, Shutdown, serve};

@@ -1,0 +1,147 @@
+//! A model that is served: turns requests into tokens and submits them to the thread of its engine.
+
+use crate::engine_thread::{EngineLimits, EngineQueue, Event, LoadedEngine, Submission, start};
+use crate::error::ApiError;
+use crate::metrics::ModelMetrics;
+use crate::server::ServeError;
+use hpp_engine::Backend;
+use hpp_generate::sampling::SamplingOverrides;
+use hpp_generate::text::{Message, TextTokenizer};
+use hpp_generate::{PromptEncoder, Request, check_prompt};
+use hpp_schema::SamplingDefaults;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+/// What a model is made of.
+pub struct ModelSettings {
+    /// The name in requests.
+    pub name: String,
+    /// Tokenizer and chat template.
+    pub encoder: PromptEncoder,
+    /// Recommended sampling settings.
+    pub sampling: SamplingDefaults,
+    /// Tokens that end a text.
+    pub eos_token_ids: Vec<u32>,
+    /// Tokens of a sequence, prompt and answer together.
+    pub context: u64,
+    /// Limits of its engine.
+    pub limits: EngineLimits,
+}
+
+/// A model with its engine.
+pub struct Model {
+    settings: ModelSettings,
+    queue: EngineQueue,
+    /// Seconds since 1970 when it was loaded.
+    created: u64,
+}
+
+/// What a request asks for, apart from its prompt.
+#[derive(Clone, Debug, Default)]
+pub struct Wishes {
+    /// Most tokens to generate.
+    pub max_tokens: Option<u64>,
+    /// Texts that end the answer.
+    pub stop: Vec<String>,
+    /// How tokens are chosen.
+    pub sampling: SamplingOverrides,
+    /// Most likely tokens to report with each token.
+    pub top_logprobs: Option<usize>,
+    /// Time limit.
+    pub timeout: Option<Duration>,
+}
+
+/// The thread of an engine. It ends once its model is dropped.
+pub type EngineHandle = JoinHandle<()>;
+
+impl Model {
+    /// Loads the engine on a thread of its own.
+    ///
+    /// # Errors
+    /// What `load` reports.
+    pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
+        settings: ModelSettings,
+        load: impl FnOnce() -> Result<LoadedEngine<B>, E> + Send + 'static,
+        metrics: ModelMetrics,
+        stop: Arc<AtomicBool>,
+    ) -> Result<(Model, EngineHandle), E> {
+        let (queue, thread) = start(load, settings.limits, metrics, stop)?;
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+        Ok((Model { settings, queue, created }, thread))
+    }
+
+    /// The name in requests.
+    pub fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    /// Seconds since 1970 when it was loaded.
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
+    /// Tokens of a sequence.
+    pub fn context(&self) -> u64 {
+        self.settings.context
+    }
+
+    /// Its tokenizer.
+    pub fn tokenizer(&self) -> Result<&TextTokenizer, ApiError> {
+        self.settings.encoder.tokenizer().map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })
+    }
+
+    /// The tokens of a text to continue.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+        Ok(self.settings.encoder.encode_text(text)?)
+    }
+
+    /// The tokens of a conversation.
+    pub fn encode_conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
+        Ok(self.settings.encoder.encode_conversation(messages)?)
+    }
+
+    /// The text of tokens.
+    pub fn decode(&self, tokens: &[u32]) -> Result<String, ApiError> {
+        let failed = |error| ApiError::Invalid { message: hpp_schema::error_line(&error), param: Some("tokens") };
+        self.tokenizer()?.decode(tokens).map_err(failed)
+    }
+
+    /// The text of one token; what is no complete character is replaced.
+    pub fn token_text(&self, token: u32) -> String {
+        self.tokenizer().ok().and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default()
+    }
+
+    /// Whether a token ends a text.
+    pub fn ends_text(&self, token: u32) -> bool {
+        self.settings.eos_token_ids.contains(&token)
+    }
+
+    /// Submits a request. The answer is cancelled when the receiver is dropped.
+    pub fn submit(&self, prompt: Vec<u32>, wishes: &Wishes) -> Result<UnboundedReceiver<Event>, ApiError> {
+        let settings = &self.settings;
+        check_prompt(&prompt, settings.context)
+            .map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })?;
+        if let Err((name, expected)) = wishes.sampling.check() {
+            return Err(ApiError::field(name, format!("`{name}` must be {expected}")));
+        }
+        if !wishes.stop.is_empty() {
+            self.tokenizer()?;
+        }
+        let request = Request {
+            prompt,
+            max_new_tokens: wishes.max_tokens.unwrap_or(u64::MAX),
+            eos_token_ids: settings.eos_token_ids.clone(),
+            stop: wishes.stop.clone(),
+            sampling: wishes.sampling.resolve(&settings.sampling),
+        };
+        let (events, receiver) = unbounded_channel();
+        let arrived = Instant::now();
+        let deadline = wishes.timeout.and_then(|timeout| arrived.checked_add(timeout));
+        let top_logprobs = wishes.top_logprobs;
+        self.queue.submit(Submission { request, events, deadline, top_logprobs, arrived })?;
+        Ok(receiver)
+    }
+}

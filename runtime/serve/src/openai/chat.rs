@@ -1,0 +1,126 @@
+//! `POST /v1/chat/completions`.
+
+use super::Settings;
+use crate::error::ApiError;
+use hpp_generate::text::{Message, Role};
+use serde::Deserialize;
+
+/// Most tokens whose probabilities are reported.
+const MAX_TOP_LOGPROBS: usize = 20;
+
+/// A request for the next turn of a conversation.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ChatRequest {
+    /// The conversation.
+    pub messages: Vec<ChatMessage>,
+    /// Whether to report probabilities.
+    pub logprobs: Option<bool>,
+    /// Of how many most likely tokens.
+    pub top_logprobs: Option<usize>,
+    /// The rest.
+    #[serde(flatten)]
+    pub settings: Settings,
+}
+
+/// A turn.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ChatMessage {
+    /// `system`, `developer`, `user` or `assistant`.
+    pub role: String,
+    /// What was said.
+    pub content: Option<Content>,
+}
+
+/// What was said.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum Content {
+    /// A text.
+    Text(String),
+    /// Parts of a text.
+    Parts(Vec<ContentPart>),
+}
+
+/// A part of what was said.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ContentPart {
+    /// Only `text`.
+    #[serde(rename = "type")]
+    pub kind: String,
+    /// The text.
+    pub text: Option<String>,
+}
+
+impl ChatRequest {
+    /// The conversation for the chat template.
+    pub fn conversation(&self) -> Result<Vec<Message>, ApiError> {
+        if self.messages.is_empty() {
+            return Err(ApiError::field("messages", "`messages` is empty: give at least one"));
+        }
+        self.messages.iter().map(ChatMessage::message).collect()
+    }
+
+    /// The number of most likely tokens to report; `None` for no probabilities.
+    pub fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
+        match (self.logprobs.unwrap_or(false), self.top_logprobs) {
+            (_, Some(top)) if top > MAX_TOP_LOGPROBS => {
+                Err(ApiError::field("top_logprobs", format!("`top_logprobs` is at most {MAX_TOP_LOGPROBS}")))
+            }
+            (false, Some(1..)) => Err(ApiError::field("top_logprobs", "`top_logprobs` needs `logprobs`: true")),
+            (false, _) => Ok(None),
+            (true, top) => Ok(Some(top.unwrap_or(0))),
+        }
+    }
+}
+
+impl ChatMessage {
+    fn message(&self) -> Result<Message, ApiError> {
+        let role = match self.role.as_str() {
+            "system" | "developer" => Role::System,
+            "user" => Role::User,
+            "assistant" => Role::Assistant,
+            other => {
+                let message = format!("the role {other:?} is not supported: use system, user or assistant");
+                return Err(ApiError::field("messages", message));
+            }
+        };
+        let text = match &self.content {
+            None => String::new(),
+            Some(Content::Text(text)) => text.clone(),
+            Some(Content::Parts(parts)) => {
+                let text = |part: &ContentPart| part.text.clone().filter(|_| part.kind == "text");
+                let texts: Option<Vec<String>> = parts.iter().map(text).collect();
+                texts
+                    .ok_or_else(|| ApiError::field("messages", "only parts of the type \"text\" are supported"))?
+                    .concat()
+            }
+        };
+        Ok(Message::new(role, text))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(messages: &str) -> ChatRequest {
+        serde_json::from_str(&format!("{{\"messages\": {messages}}}")).unwrap()
+    }
+
+    #[test]
+    fn texts_parts_and_roles_become_messages() {
+        let text = r#"[{"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+            {"role": "assistant", "content": null}]"#;
+        let expected =
+            [Message::new(Role::System, "be brief"), Message::new(Role::User, "ab"), Message::new(Role::Assistant, "")];
+        assert_eq!(request(text).conversation().unwrap(), expected);
+        for wrong in [
+            "[]",
+            r#"[{"role": "tool", "content": "x"}]"#,
+            r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#,
+        ] {
+            assert!(request(wrong).conversation().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! `POST /v1/completions`.
+
+use super::Settings;
+use crate::error::ApiError;
+use serde::Deserialize;
+
+/// Most prompts of one request.
+const MAX_PROMPTS: usize = 128;
+/// Most tokens whose probabilities are reported.
+const MAX_LOGPROBS: usize = 20;
+
+/// A request to continue texts.
+#[derive(Clone, Debug, Deserialize)]
+pub struct CompletionRequest {
+    /// The texts.
+    pub prompt: Prompt,
+    /// Whether the answer begins with the prompt.
+    pub echo: Option<bool>,
+    /// Of how many most likely tokens to report probabilities.
+    pub logprobs: Option<usize>,
+    /// Not supported.
+    pub suffix: Option<String>,
+    /// The rest.
+    #[serde(flatten)]
+    pub settings: Settings,
+}
+
+/// What to continue.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged, expecting = "`prompt` must be a text, a list of texts, token ids, or a list of lists of token ids")]
+pub enum Prompt {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+    /// Several texts.
+    Texts(Vec<String>),
+    /// Several lists of token ids.
+    TokenLists(Vec<Vec<u32>>),
+}
+
+/// One text to continue.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OnePrompt {
+    /// A text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+impl CompletionRequest {
+    /// The texts to continue.
+    pub fn prompts(&self) -> Result<Vec<OnePrompt>, ApiError> {
+        if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+            return Err(ApiError::field("suffix", "`suffix` is not supported: leave it out"));
+        }
+        let prompts: Vec<OnePrompt> = match self.prompt.clone() {
+            Prompt::Text(text) => vec![OnePrompt::Text(text)],
+            Prompt::Tokens(tokens) => vec![OnePrompt::Tokens(tokens)],
+            Prompt::Texts(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
+            Prompt::TokenLists(lists) => lists.into_iter().map(OnePrompt::Tokens).collect(),
+        };
+        match prompts.len() {
+            1..=MAX_PROMPTS => Ok(prompts),
+            _ => Err(ApiError::field("prompt", format!("give from 1 to {MAX_PROMPTS} prompts"))),
+        }
+    }
+
+    /// The number of most likely tokens to report; `None` for no probabilities.
+    pub fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
+        match self.logprobs {
+            Some(top) if top > MAX_LOGPROBS => {
+                Err(ApiError::field("logprobs", format!("`logprobs` is at most {MAX_LOGPROBS}")))
+            }
+            top => Ok(top),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_are_texts_or_tokens_one_or_many() {
+        let prompts = |json: &str| {
+            let request: CompletionRequest = serde_json::from_str(&format!("{{\"prompt\": {json}}}")).unwrap();
+            request.prompts()
+        };
+        assert_eq!(prompts("\"a\"").unwrap(), [OnePrompt::Text("a".into())]);
+        assert_eq!(prompts("[1, 2]").unwrap(), [OnePrompt::Tokens(vec![1, 2])]);
+        assert_eq!(prompts("[\"a\", \"b\"]").unwrap().len(), 2);
+        assert_eq!(prompts("[[1], [2, 3]]").unwrap()[1], OnePrompt::Tokens(vec![2, 3]));
+        assert!(serde_json::from_str::<CompletionRequest>(r#"{"prompt": {"a": 1}}"#).is_err());
+    }
+}

@@ -1,0 +1,49 @@
+//! The types of OpenAI's API: what is read of a request, and what is written.
+//!
+//! Fields that this server does not know are ignored, as OpenAI's clients expect; fields that would change the answer and cannot be
+//! followed are refused.
+
+mod chat;
+mod completion;
+mod settings;
+
+pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
+pub use completion::{CompletionRequest, OnePrompt, Prompt};
+pub use settings::{OneOrMany, Settings, StreamOptions};
+
+use serde::Serialize;
+
+/// Counts of tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Of the prompt.
+    pub prompt_tokens: usize,
+    /// Of all answers.
+    pub completion_tokens: usize,
+    /// The sum.
+    pub total_tokens: usize,
+    /// Of the prompt, by where they came from.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// Where prompt tokens came from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Tokens whose states were kept from an earlier request.
+    pub cached_tokens: usize,
+}
+
+impl Usage {
+    /// The sum of the usages of several answers to one prompt.
+    pub fn of(answers: &[hpp_generate::Usage]) -> Self {
+        let prompt_tokens = answers.first().map_or(0, |usage| usage.prompt_tokens);
+        let completion_tokens = answers.iter().map(|usage| usage.completion_tokens).sum();
+        let cached_tokens = answers.iter().map(|usage| usage.reused_tokens).max().unwrap_or(0);
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The fields that chat completions and completions share.
+
+use crate::error::ApiError;
+use crate::model::Wishes;
+use hpp_generate::sampling::SamplingOverrides;
+use serde::Deserialize;
+use serde_json::Value;
+use std::time::Duration;
+
+/// Most answers to one prompt.
+const MAX_ANSWERS: u64 = 128;
+/// Most texts that end an answer.
+const MAX_STOPS: usize = 64;
+
+/// How to answer.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Settings {
+    /// The model; may be left out if there is one only.
+    pub model: Option<String>,
+    /// Most tokens to generate.
+    pub max_tokens: Option<u64>,
+    /// The newer name of `max_tokens`.
+    pub max_completion_tokens: Option<u64>,
+    /// 0 always takes the most likely token.
+    pub temperature: Option<f64>,
+    /// Sample from the fewest most likely tokens whose probabilities add up to this.
+    pub top_p: Option<f64>,
+    /// Sample from this many most likely tokens.
+    pub top_k: Option<usize>,
+    /// Sample from tokens at least this many times as likely as the most likely one.
+    pub min_p: Option<f64>,
+    /// Makes tokens already in the text less likely.
+    pub repetition_penalty: Option<f64>,
+    /// Seed of the random numbers.
+    pub seed: Option<i64>,
+    /// Texts that end the answer.
+    pub stop: Option<OneOrMany>,
+    /// Number of answers.
+    pub n: Option<u64>,
+    /// Whether to send the answer as it is generated.
+    #[serde(default)]
+    pub stream: Option<bool>,
+    /// What to send besides.
+    pub stream_options: Option<StreamOptions>,
+    /// Time limit of the request, seconds.
+    pub timeout: Option<f64>,
+    /// Not supported unless 0.
+    pub frequency_penalty: Option<f64>,
+    /// Not supported unless 0.
+    pub presence_penalty: Option<f64>,
+    /// Not supported unless empty.
+    pub logit_bias: Option<Value>,
+    /// Only `{"type": "text"}`.
+    pub response_format: Option<Value>,
+    /// Not supported unless empty.
+    pub tools: Option<Value>,
+}
+
+/// What a stream holds besides the answer.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct StreamOptions {
+    /// A last event with counts of tokens.
+    #[serde(default)]
+    pub include_usage: bool,
+}
+
+/// A text or a list of texts.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    /// One.
+    One(String),
+    /// Any number.
+    Many(Vec<String>),
+}
+
+impl Settings {
+    /// Whether to send the answer as it is generated.
+    pub fn streams(&self) -> bool {
+        self.stream == Some(true)
+    }
+
+    /// Whether a stream ends with counts of tokens.
+    pub fn includes_usage(&self) -> bool {
+        self.stream_options.is_some_and(|options| options.include_usage)
+    }
+
+    /// Number of answers to each prompt.
+    pub fn answers(&self) -> Result<u64, ApiError> {
+        match self.n.unwrap_or(1) {
+            n @ 1..=MAX_ANSWERS => Ok(n),
+            _ => Err(ApiError::field("n", format!("`n` must be from 1 to {MAX_ANSWERS}"))),
+        }
+    }
+
+    /// What to ask of the engine. `top_logprobs`: see [`Wishes`].
+    pub fn wishes(&self, top_logprobs: Option<usize>) -> Result<Wishes, ApiError> {
+        self.refuse_unsupported()?;
+        let stop = match &self.stop {
+            None => vec![],
+            Some(OneOrMany::One(text)) => vec![text.clone()],
+            Some(OneOrMany::Many(texts)) => texts.clone(),
+        };
+        if stop.len() > MAX_STOPS || stop.iter().any(String::is_empty) {
+            return Err(ApiError::field(
+                "stop",
+                format!("`stop` must be at most {MAX_STOPS} texts, none of them empty"),
+            ));
+        }
+        let timeout = self.timeout.map(Duration::try_from_secs_f64).transpose();
+        let timeout =
+            timeout.map_err(|_| ApiError::field("timeout", "`timeout` must be a number of seconds above 0"))?;
+        Ok(Wishes {
+            max_tokens: self.max_completion_tokens.or(self.max_tokens),
+            stop,
+            sampling: SamplingOverrides {
+                temperature: self.temperature,
+                top_k: self.top_k,
+                top_p: self.top_p,
+                min_p: self.min_p,
+                repetition_penalty: self.repetition_penalty,
+                seed: self.seed.map(i64::cast_unsigned),
+            },
+            top_logprobs,
+            timeout,
+        })
+    }
+
+    /// Refuses fields that would change the answer.
+    fn refuse_unsupported(&self) -> Result<(), ApiError> {
+        let is_nothing = |value: &Option<Value>| match value {
+            None | Some(Value::Null) => true,
+            Some(Value::Array(list)) => list.is_empty(),
+            Some(Value::Object(map)) => map.is_empty(),
+            Some(_) => false,
+        };
+        let is_text = |format: &Option<Value>| {
+            is_nothing(format) || format.as_ref().is_some_and(|format| format["type"] == "text")
+        };
+        let is_zero = |number: Option<f64>| number.is_none_or(|number| number == 0.0);
+        let fields = [
+            ("frequency_penalty", is_zero(self.frequency_penalty), "use `repetition_penalty`"),
+            ("presence_penalty", is_zero(self.presence_penalty), "use `repetition_penalty`"),
+            ("logit_bias", is_nothing(&self.logit_bias), "leave it out"),
+            ("response_format", is_text(&self.response_format), "only {\"type\": \"text\"} is possible"),
+            ("tools", is_nothing(&self.tools), "leave them out"),
+        ];
+        match fields.into_iter().find(|(_, is_supported, _)| !is_supported) {
+            None => Ok(()),
+            Some((name, _, hint)) => Err(ApiError::field(name, format!("`{name}` is not supported: {hint}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(json: &str) -> Settings {
+        serde_json::from_str(json).unwrap()
+    }
+
+    fn refused(json: &str) -> Option<&'static str> {
+        match settings(json).wishes(None) {
+            Err(ApiError::Invalid { param, .. }) => param,
+            other => panic!("{json}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored_and_those_that_change_the_answer_are_refused() {
+        let wishes = settings(r#"{"user": "x", "max_tokens": 5, "stop": "a", "tools": [], "presence_penalty": 0}"#);
+        let wishes = wishes.wishes(Some(2)).unwrap();
+        assert_eq!((wishes.max_tokens, wishes.stop, wishes.top_logprobs), (Some(5), vec!["a".to_owned()], Some(2)));
+        assert!(settings(r#"{"response_format": {"type": "text"}}"#).wishes(None).is_ok());
+        assert_eq!(refused(r#"{"response_format": {"type": "json_object"}}"#), Some("response_format"));
+        assert_eq!(refused(r#"{"tools": [{"type": "function"}]}"#), Some("tools"));
+        assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty"));
+        assert_eq!(refused(r#"{"stop": [""]}"#), Some("stop"));
+        assert_eq!(refused(r#"{"timeout": -1}"#), Some("timeout"));
+        assert!(settings(r#"{"n": 0}"#).answers().is_err() && settings(r#"{"n": 4}"#).answers() == Ok(4));
+    }
+}

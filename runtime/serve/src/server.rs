@@ -1,0 +1,362 @@
+//! Routes, API keys, limits and shutdown.
+
+use crate::answer::{Answers, Choice, Format};
+use crate::error::ApiError;
+use crate::metrics::Metrics;
+use crate::model::{EngineHandle, Model, Wishes};
+use crate::openai::{ChatRequest, CompletionRequest, OnePrompt};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tower_http::cors::{Any, CorsLayer};
+
+/// How to serve.
+#[derive(Clone, Debug)]
+pub struct ServeSettings {
+    /// Where to listen.
+    pub address: SocketAddr,
+    /// Keys of which a request must give one; empty: none is needed.
+    pub api_keys: Vec<String>,
+    /// Largest request, bytes.
+    pub max_body: usize,
+    /// Time limit of requests that give none, and longest limit that one may give.
+    pub timeout: Option<Duration>,
+    /// Origins whose pages may use this server from a browser.
+    pub cors_origins: Vec<String>,
+    /// Time that requests have to finish after a shutdown was requested.
+    pub grace: Duration,
+}
+
+/// Why serving failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system reported.
+        source: io::Error,
+    },
+    /// An origin is no HTTP header value.
+    #[error("{0:?} is no origin of a page, such as http://localhost:3000")]
+    Origin(String),
+    /// The thread of an engine ended while it loaded.
+    #[error("the engine's thread ended while it loaded")]
+    EngineThread,
+    /// The system refused something else.
+    #[error("cannot serve")]
+    Io(#[from] io::Error),
+}
+
+/// Ends a server from another thread. Cheap to clone.
+#[derive(Clone, Default)]
+pub struct Shutdown {
+    requested: Arc<Notify>,
+    /// Makes engines end their requests.
+    stop: Arc<AtomicBool>,
+}
+
+impl Shutdown {
+    /// Takes no more requests; those in progress have the time of [`ServeSettings::grace`].
+    pub fn request(&self) {
+        self.requested.notify_one();
+    }
+
+    /// The flag that engines obey.
+    pub fn stop_flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.stop)
+    }
+}
+
+struct App {
+    models: Vec<Arc<Model>>,
+    metrics: Metrics,
+    settings: ServeSettings,
+}
+
+type SharedApp = Arc<App>;
+
+/// Serves models until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
+pub fn serve(
+    models: Vec<(Model, EngineHandle)>,
+    metrics: Metrics,
+    settings: ServeSettings,
+    shutdown: &Shutdown,
+    on_ready: impl FnOnce(SocketAddr),
+) -> Result<(), ServeError> {
+    let (models, engines): (Vec<Model>, Vec<EngineHandle>) = models.into_iter().unzip();
+    let cors = cors(&settings.cors_origins)?;
+    let grace = settings.grace;
+    let app = Arc::new(App { models: models.into_iter().map(Arc::new).collect(), metrics, settings });
+    let router = router(&app).layer(cors);
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let address = app.settings.address;
+    drop(app);
+    let served: Result<(), ServeError> = runtime.block_on(async {
+        let listen = TcpListener::bind(address).await;
+        let listener = listen.map_err(|source| ServeError::Listen { address, source })?;
+        on_ready(listener.local_addr()?);
+        let (requested, stop) = (Arc::clone(&shutdown.requested), shutdown.stop_flag());
+        let is_requested = async move {
+            requested.notified().await;
+            tokio::spawn(async move {
+                tokio::time::sleep(grace).await;
+                stop.store(true, Ordering::SeqCst);
+            });
+        };
+        Ok(axum::serve(listener, router).with_graceful_shutdown(is_requested).await?)
+    });
+    shutdown.stop.store(true, Ordering::SeqCst);
+    // Ends what clients have left behind.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    engines.into_iter().for_each(|engine| drop(engine.join()));
+    served
+}
+
+fn router(app: &SharedApp) -> Router {
+    let with_key = Router::new()
+        .route("/v1/chat/completions", post(chat))
+        .route("/v1/completions", post(complete))
+        .route("/v1/models", get(list_models))
+        .route("/v1/models/{*name}", get(one_model))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/metrics", get(metrics))
+        .fallback(|| async { ApiError::NotFound })
+        .layer(from_fn_with_state(Arc::clone(app), check_key));
+    Router::new()
+        .route("/", get(page))
+        .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
+        .merge(with_key)
+        .layer(DefaultBodyLimit::max(app.settings.max_body))
+        .with_state(Arc::clone(app))
+}
+
+fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
+    let layer = CorsLayer::new();
+    if origins.iter().any(|origin| origin == "*") {
+        return Ok(layer.allow_origin(Any).allow_headers(Any).allow_methods(Any));
+    }
+    let values: Result<Vec<HeaderValue>, ServeError> =
+        origins.iter().map(|origin| origin.parse().map_err(|_| ServeError::Origin(origin.clone()))).collect();
+    let values = values?;
+    Ok(if values.is_empty() { layer } else { layer.allow_origin(values).allow_headers(Any).allow_methods(Any) })
+}
+
+/// Refuses requests without a key of this server.
+async fn check_key(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    let keys = &app.settings.api_keys;
+    if keys.is_empty() || given_key(request.headers()).is_some_and(|given| keys.iter().any(|key| is_equal(key, given)))
+    {
+        return next.run(request).await;
+    }
+    ApiError::Unauthorized.into_response()
+}
+
+fn given_key(headers: &HeaderMap) -> Option<&str> {
+    let bearer = headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok());
+    let bearer =
+        bearer.and_then(|value| value.split_once(' ')).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("bearer"));
+    bearer.map(|(_, key)| key.trim()).or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()))
+}
+
+/// Compares in a time that does not depend on where two keys differ.
+fn is_equal(a: &str, b: &str) -> bool {
+    a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
+}
+
+impl App {
+    fn model(&self, name: Option<&str>) -> Result<Arc<Model>, ApiError> {
+        let found = match (name, self.models.as_slice()) {
+            (None, [only]) => Some(only),
+            (None, _) => return Err(ApiError::field("model", "`model` is missing; GET /v1/models lists them")),
+            (Some(name), models) => models.iter().find(|model| model.name() == name),
+        };
+        found.cloned().ok_or_else(|| ApiError::NoModel(name.unwrap_or_default().to_owned()))
+    }
+
+    /// The wishes with this server's time limit.
+    fn limited(&self, wishes: Wishes) -> Wishes {
+        let timeout = match (wishes.timeout, self.settings.timeout) {
+            (Some(asked), Some(most)) => Some(asked.min(most)),
+            (asked, most) => asked.or(most),
+        };
+        Wishes { timeout, ..wishes }
+    }
+}
+
+/// The body of a request, or what is wrong with it.
+fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, ApiError> {
+    match body {
+        Ok(Json(body)) => Ok(body),
+        Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(ApiError::TooLarge),
+        Err(rejection) => Err(ApiError::Invalid { message: rejection.body_text(), param: None }),
+    }
+}
+
+/// Runs work of a tokenizer or template, which may take long, apart from the threads that serve connections.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let failed = |_| ApiError::Failed("the work on the text was interrupted".to_owned());
+    tokio::task::spawn_blocking(work).await.map_err(failed)?
+}
+
+/// The page for a browser. It has no secrets and loads nothing else.
+async fn page() -> Response {
+    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
+                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, policy),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+    ];
+    (headers, include_str!("page.html")).into_response()
+}
+
+async fn chat(
+    State(app): State<SharedApp>,
+    request: Result<Json<ChatRequest>, JsonRejection>,
+) -> Result<Response, ApiError> {
+    let request = body(request)?;
+    let settings = &request.settings;
+    let model = app.model(settings.model.as_deref())?;
+    let wishes = app.limited(settings.wishes(request.top_logprobs()?)?);
+    let (answers, streams, usage) = (settings.answers()?, settings.streams(), settings.includes_usage());
+    let conversation = request.conversation()?;
+    let encoder = Arc::clone(&model);
+    let prompt = blocking(move || encoder.encode_conversation(&conversation)).await?;
+    let choices = submit(&model, &prompt, answers, &wishes, "")?;
+    let answers = Answers::new(model, Format::Chat, choices);
+    if streams { Ok(answers.stream(usage)) } else { answers.whole().await }
+}
+
+async fn complete(
+    State(app): State<SharedApp>,
+    request: Result<Json<CompletionRequest>, JsonRejection>,
+) -> Result<Response, ApiError> {
+    let request = body(request)?;
+    let settings = &request.settings;
+    let model = app.model(settings.model.as_deref())?;
+    let wishes = app.limited(settings.wishes(request.top_logprobs()?)?);
+    let (answers, streams, usage) = (settings.answers()?, settings.streams(), settings.includes_usage());
+    let echoes = request.echo.unwrap_or(false);
+    let prompts = request.prompts()?;
+    let encoder = Arc::clone(&model);
+    let encoded = blocking(move || {
+        let encode = |prompt: OnePrompt| match prompt {
+            OnePrompt::Text(text) => Ok((encoder.encode_text(&text)?, if echoes { text } else { String::new() })),
+            OnePrompt::Tokens(tokens) => {
+                let text = if echoes { encoder.decode(&tokens)? } else { String::new() };
+                Ok((tokens, text))
+            }
+        };
+        prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()
+    });
+    let mut choices = Vec::new();
+    for (prompt, echo) in encoded.await? {
+        choices.extend(submit(&model, &prompt, answers, &wishes, &echo)?);
+    }
+    let answers = Answers::new(model, Format::Text, choices);
+    if streams { Ok(answers.stream(usage)) } else { answers.whole().await }
+}
+
+/// Submits one request for each answer, with seeds of their own.
+fn submit(model: &Model, prompt: &[u32], answers: u64, wishes: &Wishes, echo: &str) -> Result<Vec<Choice>, ApiError> {
+    let choice = |index: u64| {
+        let mut wishes = wishes.clone();
+        wishes.sampling.seed = wishes.sampling.seed.map(|seed| seed.wrapping_add(index));
+        Ok(Choice { events: model.submit(prompt.to_vec(), &wishes)?, echo: echo.to_owned() })
+    };
+    (0..answers).map(choice).collect()
+}
+
+fn description(model: &Model) -> Value {
+    json!({
+        "id": model.name(),
+        "object": "model",
+        "created": model.created(),
+        "owned_by": "hpp",
+        "max_model_len": model.context(),
+    })
+}
+
+async fn list_models(State(app): State<SharedApp>) -> Json<Value> {
+    let data: Vec<Value> = app.models.iter().map(|model| description(model)).collect();
+    Json(json!({"object": "list", "data": data}))
+}
+
+async fn one_model(State(app): State<SharedApp>, Path(name): Path<String>) -> Result<Json<Value>, ApiError> {
+    Ok(Json(description(&*app.model(Some(&name))?)))
+}
+
+/// What to turn into tokens.
+#[derive(Deserialize)]
+struct TokenizeRequest {
+    model: Option<String>,
+    content: String,
+}
+
+async fn tokenize(
+    State(app): State<SharedApp>,
+    request: Result<Json<TokenizeRequest>, JsonRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let request = body(request)?;
+    let model = app.model(request.model.as_deref())?;
+    let tokens = blocking(move || model.encode_text(&request.content)).await?;
+    Ok(Json(json!({"tokens": tokens})))
+}
+
+/// What to turn into text.
+#[derive(Deserialize)]
+struct DetokenizeRequest {
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+async fn detokenize(
+    State(app): State<SharedApp>,
+    request: Result<Json<DetokenizeRequest>, JsonRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let request = body(request)?;
+    let model = app.model(request.model.as_deref())?;
+    let content = blocking(move || model.decode(&request.tokens)).await?;
+    Ok(Json(json!({"content": content})))
+}
+
+async fn metrics(State(app): State<SharedApp>) -> Response {
+    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    ([(header::CONTENT_TYPE, kind)], app.metrics.to_text()).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_compared_whole() {
+        assert!(is_equal("abc", "abc") && !is_equal("abc", "abd") && !is_equal("abc", "ab") && is_equal("", ""));
+        let headers = |name: &'static str, value: &'static str| {
+            HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_static(value))])
+        };
+        assert_eq!(given_key(&headers("authorization", "Bearer k")), Some("k"));
+        assert_eq!(given_key(&headers("authorization", "Basic k")), None);
+        assert_eq!(given_key(&headers("x-api-key", "k")), Some("k"));
+        assert_eq!(given_key(&HeaderMap::new()), None);
+    }
+}
