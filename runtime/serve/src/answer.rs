@@ -42,22 +42,25 @@ pub struct Answers {
     format: Format,
     id: String,
     created: u64,
+    /// Answers to one prompt.
+    each: usize,
     choices: Vec<Choice>,
 }
 
 impl Answers {
-    /// Answers with a new id.
-    pub fn new(model: Arc<Model>, format: Format, choices: Vec<Choice>) -> Self {
+    /// Answers with a new id; `each` of them belong to one prompt.
+    pub fn new(model: Arc<Model>, format: Format, each: u64, choices: Vec<Choice>) -> Self {
         let prefix = if format == Format::Chat { "chatcmpl" } else { "cmpl" };
         // The keys of the standard library's hasher are random.
         let id = format!("{prefix}-{:016x}", RandomState::new().hash_one(0));
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Self { model, format, id, created, choices }
+        let each = usize::try_from(each).unwrap_or(usize::MAX);
+        Self { model, format, id, created, each, choices }
     }
 
     /// Waits for all of them.
     pub async fn whole(self) -> Result<Response, ApiError> {
-        let Self { model, format, id, created, choices } = self;
+        let Self { model, format, id, created, each, choices } = self;
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
             let Choice { mut events, echo } = choice;
@@ -92,19 +95,20 @@ impl Answers {
             "created": created,
             "model": model.name(),
             "choices": written,
-            "usage": Usage::of(&usages),
+            "usage": Usage::of(&usages, each),
         });
         Ok(Json(body).into_response())
     }
 
     /// Sends each as it is generated.
     pub fn stream(self, includes_usage: bool) -> Response {
-        let Self { model, format, id, created, choices } = self;
+        let Self { model, format, id, created, each, choices } = self;
         let mut writer = ChunkWriter {
             model,
             format,
             id,
             created,
+            each,
             includes_usage,
             usages: Vec::new(),
             unfinished: vec![true; choices.len()],
@@ -146,6 +150,8 @@ struct ChunkWriter {
     format: Format,
     id: String,
     created: u64,
+    /// Answers to one prompt.
+    each: usize,
     includes_usage: bool,
     usages: Vec<hpp_generate::Usage>,
     /// For each answer, whether neither its end nor an error was sent.
@@ -206,7 +212,7 @@ impl ChunkWriter {
             self.send(&engine_gone().to_json());
         }
         if self.includes_usage {
-            let usage = Usage::of(&self.usages);
+            let usage = Usage::of(&self.usages, self.each);
             self.chunk(json!([]), Some(usage));
         }
         self.ready.push_back(SseEvent::default().data("[DONE]"));

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use hpp_engine::EngineError;
 use hpp_generate::GenerateError;
 use hpp_schema::error_line;
 use serde_json::json;
@@ -105,7 +106,10 @@ impl From<GenerateError> for ApiError {
     fn from(error: GenerateError) -> Self {
         let message = error_line(&error);
         match error {
-            GenerateError::Prompt(_) | GenerateError::Template(_) | GenerateError::Tokenizer(_) => {
+            GenerateError::Prompt(_)
+            | GenerateError::Template(_)
+            | GenerateError::Tokenizer(_)
+            | GenerateError::Engine(EngineError::TokenOutOfRange { .. } | EngineError::ContextExceeded { .. }) => {
                 ApiError::Invalid { message, param: None }
             }
             _ if error.is_out_of_memory() => ApiError::Unavailable(message),

@@ -242,7 +242,7 @@ async fn chat(
     let encoder = Arc::clone(&model);
     let prompt = blocking(move || encoder.encode_conversation(&conversation)).await?;
     let choices = submit(&model, &prompt, answers, &wishes, "")?;
-    let answers = Answers::new(model, Format::Chat, choices);
+    let answers = Answers::new(model, Format::Chat, answers, choices);
     if streams { Ok(answers.stream(usage)) } else { answers.whole().await }
 }
 
@@ -272,7 +272,7 @@ async fn complete(
     for (prompt, echo) in encoded.await? {
         choices.extend(submit(&model, &prompt, answers, &wishes, &echo)?);
     }
-    let answers = Answers::new(model, Format::Text, choices);
+    let answers = Answers::new(model, Format::Text, answers, choices);
     if streams { Ok(answers.stream(usage)) } else { answers.whole().await }
 }
 

@@ -34,11 +34,13 @@ pub struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// The sum of the usages of several answers to one prompt.
-    pub fn of(answers: &[hpp_generate::Usage]) -> Self {
-        let prompt_tokens = answers.first().map_or(0, |usage| usage.prompt_tokens);
-        let completion_tokens = answers.iter().map(|usage| usage.completion_tokens).sum();
-        let cached_tokens = answers.iter().map(|usage| usage.reused_tokens).max().unwrap_or(0);
+    /// The sum over answers, of which `each` belong to one prompt, whose tokens count once.
+    pub fn of(answers: &[hpp_generate::Usage], each: usize) -> Self {
+        let sum = |tokens: fn(&hpp_generate::Usage) -> usize| answers.iter().map(tokens).sum::<usize>();
+        let each = each.max(1);
+        let prompt_tokens = sum(|usage| usage.prompt_tokens) / each;
+        let completion_tokens = sum(|usage| usage.completion_tokens);
+        let cached_tokens = sum(|usage| usage.reused_tokens) / each;
         Usage {
             prompt_tokens,
             completion_tokens,
