@@ -1,4 +1,5 @@
-//! The plan: all decisions of `hpp-split`, which `hpp-exec` carries out without making its own.
+//! The plan: all decisions of `hpp-split`. `hpp-exec` carries them out, and departs from them only where its machine has
+//! less memory than the plan assumes or lacks a device.
 //!
 //! Paths are relative to the plan's directory. Unknown fields are refused. A plan is untrusted input:
 //! [`Plan::check`](crate::Plan::check) must pass before any file that it names is opened.

@@ -101,7 +101,7 @@ pub enum OutputUse {
 pub struct PartitionBytes {
     /// Weights, each counted once.
     pub weights: ByteSize,
-    /// The part of the weights that is pinned in memory, if the rest is read from disk in each pass.
+    /// The part of the weights that is locked in memory (`mlock`), if the rest is read from disk in each pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub locked: Option<ByteSize>,
     /// State at the planned context and batch.
@@ -117,8 +117,9 @@ pub enum Residency {
     /// In the memory of its device.
     #[default]
     Resident,
-    /// One tier below its device. Weights of a GPU are in host memory and copied into a slot in each pass; weights of
-    /// the host are on disk and read in each pass, except for the locked part.
+    /// Not in the memory of its device. Weights of a GPU are in host memory, or on disk as far as that is too small, and
+    /// copied into a slot before each run. Weights of the host are on disk and read before each run, except for the
+    /// locked part.
     Streamed,
     /// In a memory-mapped file, for the host only: a run touches a few rows of a table, and the system reads those
     /// pages.

@@ -30,7 +30,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // The campaigns call what reads hostile input in one process, and the commands as programs.
     (
         "hpp-campaigns",
-        &["hpp-split", "hpp-profile", "hpp-exec", "hpp-generate", "hpp-engine", "hpp-onnx", "hpp-schema"],
+        &["hpp-split", "hpp-profile", "hpp-exec", "hpp-serve", "hpp-generate", "hpp-engine", "hpp-onnx", "hpp-schema"],
     ),
     ("hpp-tidy", &[]),
 ];
