@@ -352,6 +352,10 @@ pub struct ServeArgs {
     /// Origin of pages that may use this server from a browser, such as http://localhost:3000, or `*`; may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
+    /// Draft the tokens that followed the last time a text ended as it does now, and verify several in one pass, where that pays. Answers
+    /// of fp32 models stay the same; where activations are rounded, tokens that are nearly alike may differ from run to run.
+    #[arg(long)]
+    pub ngram: bool,
     /// Seconds that requests have to finish after Ctrl-C or SIGTERM.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub grace: u64,

@@ -210,6 +210,21 @@ fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
 }
 
 #[test]
+fn drafts_do_not_change_answers() {
+    let server = Server::new(&["--ngram"]);
+    let question = "What does Vec::push do?";
+    let alone = server.plan.run(&["--chat", "-p", question, "--json", "-n", "40"]).ok().json();
+    let turn = |role: &str, content: &Value| json!({"role": role, "content": content});
+    let first = server.ok("/v1/chat/completions", &json!({"messages": user(question), "max_tokens": 40}));
+    let text = &first["choices"][0]["message"]["content"];
+    assert_eq!(text, &alone["text"]);
+    let talk = json!([turn("user", &json!(question)), turn("assistant", text), turn("user", &json!(question))]);
+    let second = server.ok("/v1/chat/completions", &json!({"messages": talk, "max_tokens": 40}));
+    let without = Server::new(&[]).ok("/v1/chat/completions", &json!({"messages": talk, "max_tokens": 40}));
+    assert_eq!(second["choices"], without["choices"]);
+}
+
+#[test]
 fn a_client_that_leaves_frees_its_place() {
     let server = Server::new(&["--max-sequences", "1", "--queue", "2"]);
     let endless = json!({"prompt": "Once upon a time", "max_tokens": 400, "temperature": 1.5, "stream": true});

@@ -9,6 +9,7 @@ use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use crate::server::ServeError;
 use hpp_engine::Backend;
+use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, Event as GenerationEvent, FinishReason, Finished, GenerateError, Generated, Generation};
 use hpp_generate::{Request, RequestId, TokenSequence};
@@ -33,6 +34,8 @@ pub struct LoadedEngine<B: Backend> {
     pub max_sequences: usize,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
+    /// Whether to draft tokens that followed the last time a text ended as it does now.
+    pub ngram_drafts: bool,
 }
 
 /// Limits of one engine.
@@ -118,10 +121,11 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
         };
         let grid = engine.batch.prompt_chunk().min(GRID);
         let _ = loaded.send(Ok(()));
-        let LoadedEngine { batch, max_sequences, tokenizer } = engine;
+        let LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts } = engine;
         let thread = EngineThread {
             batch,
             tokenizer,
+            ngram_drafts,
             grid,
             max_sequences: max_sequences.max(1),
             inbox,
@@ -155,6 +159,7 @@ struct Running {
 struct EngineThread<B: Backend> {
     batch: Batch<B>,
     tokenizer: Option<TextTokenizer>,
+    ngram_drafts: bool,
     grid: usize,
     max_sequences: usize,
     inbox: Receiver<Submission>,
@@ -237,6 +242,10 @@ impl<B: Backend> EngineThread<B> {
             let sequence = self.sequence_for(&request.prompt);
             let prompt_tokens = request.prompt.len() as u64;
             let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
+            let generation = match self.ngram_drafts {
+                true => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
+                false => generation,
+            };
             match self.batch.add_to(sequence, generation, self.grid) {
                 Ok((id, kept)) => {
                     self.metrics.prompt_tokens.inc_by(prompt_tokens);

@@ -97,11 +97,11 @@ fn start(
     };
     let tokenizer = settings.encoder.tokenizer.clone();
     let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
-    let (runtime, asked) = (args.runtime.clone(), args.max_sequences);
+    let (runtime, asked, ngram_drafts) = (args.runtime.clone(), args.max_sequences, args.ngram);
     let load =
         move || {
             load_model(&plan, &runtime, asked, inputs, (&console, &interrupt))
-                .map(|(batch, max_sequences)| LoadedEngine { batch, max_sequences, tokenizer })
+                .map(|(batch, max_sequences)| LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts })
         };
     let metrics = metrics.model(&name);
     Model::start(settings, load, metrics, shutdown.stop_flag())
