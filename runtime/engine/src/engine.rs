@@ -34,7 +34,8 @@ impl<B: Backend> Engine<B> {
         options: EngineOptions,
         reporter: &dyn Reporter,
     ) -> Result<Self, EngineError> {
-        crate::load::load(plan, dir, backend, options, reporter)
+        let (program, runtime) = crate::load::load(plan, dir, backend, options, reporter)?;
+        Ok(Engine { program, runtime })
     }
 
     /// Starts a new text.

@@ -29,7 +29,7 @@ pub enum ExecError {
     #[error(transparent)]
     Inputs(#[from] InputsError),
     #[error(transparent)]
-    Answers(#[from] crate::command::AnswersError),
+    Answers(#[from] crate::job_files::AnswersError),
     #[error("cannot read prompts from {}", path.display())]
     Prompts { path: PathBuf, source: io::Error },
     #[error("cannot use {} as a table of embeddings", path.display())]

@@ -11,6 +11,7 @@ pub mod error;
 mod host_memory;
 pub mod inputs;
 pub mod interrupt;
+pub mod job_files;
 mod measure;
 mod numbers;
 mod other_load;

@@ -4,8 +4,8 @@
 //! requests, and passes the logits after them to [`Generation::advance`].
 
 use crate::error::GenerateError;
+use crate::input::{Input, chunk_length};
 use crate::sampling::{Sampler, SamplingParams};
-use crate::sequence::chunk_length;
 use crate::speculate::{Speculation, SpeculationStats};
 use crate::text::{Detokenizer, StopFilter, StopMatch, TextTokenizer, TokenizerError};
 use hpp_engine::{LogitRows, Logits};
@@ -104,15 +104,6 @@ pub enum Event<'a> {
     },
     /// More of the text; never empty, and never part of a stop string.
     Text(&'a str),
-}
-
-/// What to feed in one pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Input<'a> {
-    /// A chunk of the prompt; or tokens of the text that the sequence does not hold yet, usually the last one, then a draft.
-    pub tokens: &'a [u32],
-    /// The positions whose logits [`Generation::advance`] needs.
-    pub rows: LogitRows,
 }
 
 /// One request in progress.

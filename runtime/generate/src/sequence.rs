@@ -4,7 +4,7 @@
 
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;
-use crate::generation::Input;
+use crate::input::{Input, chunk_length};
 use crate::speculate::MAX_DRAFT;
 use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput, WorkItem};
 
@@ -183,13 +183,6 @@ impl<B: Backend> TokenSequence<B> {
 pub fn prompt_chunk<B: Backend>(engine: &Engine<B>) -> usize {
     let chunk = engine.plan().schedule.prefill_chunk.and_then(|chunk| usize::try_from(chunk).ok());
     chunk.map_or(usize::MAX, |chunk| CHUNK.next_multiple_of(chunk.max(1)))
-}
-
-/// How many of `left` prompt tokens to feed now, at most `chunk + 1`. The last chunk has at least two tokens, unless `chunk` is 1: a single
-/// one would count as decoding.
-pub(crate) fn chunk_length(left: usize, chunk: usize) -> usize {
-    let last = if chunk > 1 { chunk.saturating_add(1) } else { chunk };
-    if left <= last { left } else { chunk }
 }
 
 /// How a prefill ended.

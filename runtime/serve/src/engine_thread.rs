@@ -4,10 +4,9 @@
 //! sequences are free. A sequence whose request is answered is kept: a later prompt that begins with the same tokens starts after them.
 //! The sequence that was used longest ago is dropped when another needs its place.
 
-use crate::error::ApiError;
+use crate::error::{ApiError, ServeError};
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
-use crate::server::ServeError;
 use hpp_engine::Backend;
 use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;

@@ -1,4 +1,4 @@
-//! Errors of the API, as OpenAI's clients expect them.
+//! Errors of the API, as OpenAI's clients expect them, and of serving itself.
 
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -7,6 +7,8 @@ use hpp_engine::EngineError;
 use hpp_generate::GenerateError;
 use hpp_schema::error_line;
 use serde_json::json;
+use std::io;
+use std::net::SocketAddr;
 
 /// Seconds after which a refused client may try again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -116,4 +118,26 @@ impl From<GenerateError> for ApiError {
             _ => ApiError::Failed(message),
         }
     }
+}
+
+/// Why serving failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// What the system reported.
+        source: io::Error,
+    },
+    /// An origin is no HTTP header value.
+    #[error("{0:?} is no origin of a page, such as http://localhost:3000")]
+    Origin(String),
+    /// The thread of an engine ended while it loaded.
+    #[error("the engine's thread ended while it loaded")]
+    EngineThread,
+    /// The system refused something else.
+    #[error("cannot serve")]
+    Io(#[from] io::Error),
 }

@@ -17,7 +17,7 @@ pub mod openai;
 mod server;
 
 pub use engine_thread::{EngineLimits, LoadedEngine};
-pub use error::ApiError;
+pub use error::{ApiError, ServeError};
 pub use metrics::{Metrics, ModelMetrics};
-pub use model::{EngineHandle, Model, ModelSettings};
-pub use server::{ServeError, ServeSettings, Shutdown, serve};
+pub use model::{EngineHandle, Model, ModelSettings, Wishes};
+pub use server::{ServeSettings, Shutdown, serve};

@@ -1,9 +1,8 @@
 //! A model that is served: turns requests into tokens and submits them to the thread of its engine.
 
 use crate::engine_thread::{EngineLimits, EngineQueue, Event, LoadedEngine, Submission, start};
-use crate::error::ApiError;
+use crate::error::{ApiError, ServeError};
 use crate::metrics::ModelMetrics;
-use crate::server::ServeError;
 use hpp_engine::Backend;
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, TextTokenizer};

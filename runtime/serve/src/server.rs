@@ -1,7 +1,7 @@
 //! Routes, API keys, limits and shutdown.
 
 use crate::answer::{Answers, Choice, Format};
-use crate::error::ApiError;
+use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
 use crate::model::{EngineHandle, Model, Wishes};
 use crate::openai::{ChatRequest, CompletionRequest, OnePrompt};
@@ -14,7 +14,6 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,28 +37,6 @@ pub struct ServeSettings {
     pub cors_origins: Vec<String>,
     /// Time that requests have to finish after a shutdown was requested.
     pub grace: Duration,
-}
-
-/// Why serving failed.
-#[derive(Debug, thiserror::Error)]
-pub enum ServeError {
-    /// The address cannot be listened on.
-    #[error("cannot listen on {address}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the system reported.
-        source: io::Error,
-    },
-    /// An origin is no HTTP header value.
-    #[error("{0:?} is no origin of a page, such as http://localhost:3000")]
-    Origin(String),
-    /// The thread of an engine ended while it loaded.
-    #[error("the engine's thread ended while it loaded")]
-    EngineThread,
-    /// The system refused something else.
-    #[error("cannot serve")]
-    Io(#[from] io::Error),
 }
 
 /// Ends a server from another thread. Cheap to clone.

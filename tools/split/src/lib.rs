@@ -28,6 +28,7 @@ mod records;
 mod refine;
 mod request;
 mod run_hint;
+mod sequences;
 mod settings;
 mod split;
 mod suggest;

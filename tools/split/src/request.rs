@@ -2,14 +2,10 @@
 
 use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
-use crate::error::SplitError;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use crate::partitioning::over_budget;
 use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, avoid_faults, problem};
-use hpp_partition::{
-    Budget, KvHome, Mechanisms, Options, Packing, Problem, Solution, plan_throughput, tokens_per_second,
-};
+use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
 
@@ -86,42 +82,6 @@ impl PlanningRequest {
 }
 
 impl PlanningRequest {
-    /// Makes the request one for the number of sequences whose plan generates most tokens per second, and for the better place of their
-    /// states: with the layers, or in host memory.
-    pub fn choose_sequences(&mut self, args: &SplitArgs) -> Result<(), SplitError> {
-        let mut single = self.problem.clone();
-        let free = self.local.ram().filter(|_| args.ram.is_none());
-        single.budget.ram = single.budget.ram.or(free);
-        let mut found =
-            plan_throughput(&single, &self.options).map(|(problem, solution)| (problem, solution, self.options));
-        if args.kv == KvHomeArg::Follow && !single.gpus.is_empty() {
-            let on_host = Problem { budget: Budget { kv: KvHome::Host, ..single.budget.clone() }, ..single.clone() };
-            let mechanisms = match self.options.mechanisms {
-                Mechanisms::All if !args.planning.requests_streaming() => Mechanisms::ResidentCpuDisk,
-                mechanisms => mechanisms,
-            };
-            let options = Options { mechanisms, ..self.options };
-            let rate = |problem: &Problem, solution: &Solution| {
-                tokens_per_second(problem, solution.prefill_ms, solution.decode_ms)
-            };
-            let other = plan_throughput(&on_host, &options).map(|(problem, solution)| (problem, solution, options));
-            let is_better = match (&found, &other) {
-                (Ok((problem, solution, _)), Ok((other, others, _))) => rate(other, others) > rate(problem, solution),
-                (Err(_), Ok(_)) => true,
-                _ => false,
-            };
-            if is_better {
-                (single, found) = (on_host, other);
-            }
-        }
-        let (problem, _, options) = found.map_err(over_budget(self))?;
-        if let Some(ram) = free.filter(|ram| *ram < max_host_bytes(&problem)) {
-            self.recorded_budgets.ram = Some(ByteSize(ram));
-        }
-        (self.problem, self.single, self.options) = (problem, Some(single), options);
-        Ok(())
-    }
-
     /// The problem for one sequence.
     pub fn single(&self) -> &Problem {
         self.single.as_ref().unwrap_or(&self.problem)
@@ -166,7 +126,7 @@ fn excludes_gpus(args: &SplitArgs) -> bool {
 }
 
 /// Upper bound on the host memory of any placement: every block on the host as a partition of its own.
-fn max_host_bytes(problem: &Problem) -> u64 {
+pub fn max_host_bytes(problem: &Problem) -> u64 {
     let all = 0..problem.blocks.len();
     let weights = all.map(|block| problem.weight_bytes(block)).fold(0, u64::saturating_add);
     let state = problem.blocks.iter().map(|block| block.kv_bytes).fold(0, u64::saturating_add);

@@ -9,6 +9,7 @@ use crate::files::{PlanWriter, WriteOptions};
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
+use crate::sequences::choose_sequences;
 use crate::{operators, presets, print, request, settings, sweep, targets, trace};
 use hpp_graph::Part;
 use hpp_model::{Analysis, analyse, faulty_blocks};
@@ -103,7 +104,7 @@ fn partition_blocks(
         Some(tokens) => refine(request, args, analysis, tokens, out_dir),
         None => {
             if request.options.objective == Objective::Throughput && !args.has_manual_placement() {
-                request.choose_sequences(args)?;
+                choose_sequences(request, args)?;
             }
             Ok((place_blocks(request, args)?, vec![]))
         }

@@ -105,13 +105,16 @@ fn expectation(plan: &Plan) -> String {
 
 /// Several sequences together, and how many of them take no more time than one.
 fn throughput_line(throughput: &PredictedThroughput, significant: i32) -> String {
-    let sequences = |count: u64| amount::count(usize::try_from(count).unwrap_or(usize::MAX), "sequence");
     let rate = amount::digits(throughput.tokens_per_second, significant);
     let free = match throughput.free_sequences {
-        1 => "each takes time of its own".to_owned(),
-        free => format!("a pass of {free} takes little longer than a pass of one"),
+        1 => "each sequence takes time of its own".to_owned(),
+        free => format!("a pass of {free} sequences takes little longer than a pass of one"),
     };
-    format!("hpp-exec jobs: {} together, {rate} tokens/s with their prompts; {free}", sequences(throughput.sequences))
+    let together = match throughput.sequences {
+        1 => "one sequence at a time".to_owned(),
+        sequences => format!("{sequences} sequences together"),
+    };
+    format!("hpp-exec jobs: {together}, {rate} tokens/s with their prompts; {free}")
 }
 
 /// The minimised time and its proven lower bound.

@@ -8,7 +8,6 @@ mod watch;
 pub(crate) use watch::FileWatch;
 
 use crate::buffers::{Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateLayout, StateStaging};
-use crate::engine::Engine;
 use crate::error::{BackendError, EngineError};
 use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, Table};
 use crate::options::EngineOptions;
@@ -34,7 +33,7 @@ pub(crate) fn load<B: Backend>(
     backend: &B,
     options: EngineOptions,
     reporter: &dyn Reporter,
-) -> Result<Engine<B>, EngineError> {
+) -> Result<(Program, Runtime<B>), EngineError> {
     let started = backend.now();
     check_plan(plan, reporter)?;
     let context = context(plan, &options)?;
@@ -108,7 +107,7 @@ pub(crate) fn load<B: Backend>(
     runtime.recorder.telemetry.load = load;
     let resident = runtime.pool.backend.memory_use().resident;
     info!(stages = program.stages.iter().count(), context, resident, ms = load.as_millis(), "plan loaded");
-    Ok(Engine { program, runtime })
+    Ok((program, runtime))
 }
 
 fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {

@@ -13,8 +13,6 @@ mod serve;
 mod unsplit;
 mod verify;
 
-pub use jobs::AnswersError;
-
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
 use crate::error::ExecError;

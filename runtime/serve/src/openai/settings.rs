@@ -93,7 +93,7 @@ impl Settings {
         }
     }
 
-    /// What to ask of the engine. `top_logprobs`: see [`Wishes`].
+    /// What to ask of the engine. `top_logprobs`: see [`Wishes`](crate::Wishes).
     pub fn wishes(&self, top_logprobs: Option<usize>) -> Result<Wishes, ApiError> {
         self.refuse_unsupported()?;
         let stop = match &self.stop {

@@ -1,27 +1,22 @@
 //! `hpp-exec jobs PLAN --in PROMPTS.jsonl --out ANSWERS.jsonl`: many prompts together, throughput over latency.
 
-mod answers;
-mod prompts;
 mod requests;
-
-pub use answers::AnswersError;
 
 use super::sequences::{fitting_sequences, planned_sequences};
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::JobsArgs;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
+use crate::job_files::{Answer, Answers, BadLine, Job, JobId, Prompts};
 use crate::numbers::{counted, rate};
 use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
-use answers::{Answer, Answers};
 use hpp_engine::EngineOptions;
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
 use hpp_io::show_json;
 use hpp_schema::error_line;
-use prompts::{BadLine, Job, JobId, Prompts};
 use requests::RequestMaker;
 use serde::Serialize;
 use std::collections::HashMap;
@@ -36,7 +31,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
-    let done = answered.len();
+    let done = answered.count();
     let opened = Prompts::open(&args.input, answered);
     let (mut prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let requests = RequestMaker::open(&plan, &args.defaults, context_length(&plan, &args.runtime))?;

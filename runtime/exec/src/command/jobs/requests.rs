@@ -1,7 +1,7 @@
 //! Turns prompts into requests: their settings over those of the command, text into tokens.
 
-use super::prompts::{Job, OneOrMany};
 use crate::cli::AnswerArgs;
+use crate::job_files::{Job, OneOrMany};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, Role, TextTokenizer};
 use hpp_generate::{GenerateError, PlanFile, PromptEncoder, PromptError, Request, check_prompt};

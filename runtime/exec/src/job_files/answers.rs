@@ -201,7 +201,7 @@ mod tests {
             answers.write(&Answer::error(Some(&id), "why")).unwrap();
             drop(answers);
             let (_, again) = Answers::open(&path, &prompts).unwrap();
-            assert_eq!(again.len(), answered.len() + 1, "{cut}");
+            assert_eq!(again.count(), answered.count() + 1, "{cut}");
         }
     }
 

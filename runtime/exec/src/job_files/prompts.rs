@@ -145,7 +145,7 @@ pub struct Answered {
 
 impl Answered {
     /// Answers in all.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.ids.len() + self.lines.len()
     }
 }
