@@ -11,6 +11,7 @@ mod cancel;
 mod clock;
 mod engine;
 mod error;
+mod file_watch;
 mod ids;
 mod load;
 #[cfg(any(test, feature = "mock"))]

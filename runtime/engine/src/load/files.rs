@@ -3,8 +3,8 @@
 //! It hashes a whole file if all files together are small, or if the file's identity (inode, length, times) differs from that of
 //! the last full verification, which [`Verified`] records beside the plan. Otherwise it hashes samples.
 
-use super::watch::FileWatch;
 use crate::error::EngineError;
+use crate::file_watch::FileWatch;
 use crate::options::Verify;
 use crate::reporter::Reporter;
 use hpp_schema::{FileIdentity, FileRecord, FileRole, Known, Plan, VERIFIED_FILE, Verified, sample_ranges};

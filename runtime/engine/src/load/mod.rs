@@ -3,9 +3,6 @@
 mod files;
 mod pin;
 mod sessions;
-mod watch;
-
-pub(crate) use watch::FileWatch;
 
 use crate::buffers::{Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateLayout, StateStaging};
 use crate::error::{BackendError, EngineError};
