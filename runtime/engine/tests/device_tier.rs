@@ -458,26 +458,31 @@ fn the_host_holds_no_more_than_it_may() {
     assert_eq!(held(Some(enough - 4 * BYTES)), (0, true));
 }
 
-/// Prompts are computed on the device and tokens on the host: the plan says where drafts of a few tokens are computed.
+/// Prompts and tokens are computed in different places: the plan says where drafts of a few tokens are computed.
 #[test]
 fn short_passes_after_the_prompt_follow_the_decode_schedule() {
-    let places = [(At::Host, At::Ring), (At::Host, At::Ring), (At::Host, At::Ring)];
-    let chain = chain(&places, 2, None);
-    let dir = tempfile::tempdir().unwrap();
-    let backend = backend(500);
-    let mut plan = chain.set_up(dir.path(), &backend).unwrap();
-    plan.schedule.decode_tokens = Some(4);
-    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
-    let mut sequence = engine.new_sequence().unwrap();
-    let passes: [&[u32]; 4] = [&[1, 2, 3], &[4, 5, 6, 7], &[8], &[9, 10, 11, 12, 13]];
-    let expected = chain.scores(&passes.map(<[u32]>::to_vec));
-    for (tokens, expected) in passes.iter().zip(expected) {
-        let logits = engine.step(&mut sequence, StepInput::Tokens(tokens), LogitRows::Last).unwrap();
-        assert_eq!(logits.data[0], expected);
+    for (decode, prefill) in
+        [(At::Host, At::Ring), (At::Host, At::Constants), (At::Ring, At::Host), (At::Slot, At::Host)]
+    {
+        for states_on_host in [false, true] {
+            let chain = Chain { states_on_host, ..chain(&[(decode, prefill); 3], 2, None) };
+            let dir = tempfile::tempdir().unwrap();
+            let backend = backend(500);
+            let mut plan = chain.set_up(dir.path(), &backend).unwrap();
+            plan.schedule.decode_tokens = Some(4);
+            let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+            let mut sequence = engine.new_sequence().unwrap();
+            let passes: [&[u32]; 4] = [&[1, 2, 3], &[4, 5, 6, 7], &[8], &[9, 10, 11, 12, 13]];
+            let expected = chain.scores(&passes.map(<[u32]>::to_vec));
+            for (tokens, expected) in passes.iter().zip(&expected) {
+                let logits = engine.step(&mut sequence, StepInput::Tokens(tokens), LogitRows::Last).unwrap();
+                assert_eq!(logits.data[0], *expected, "{decode:?} {prefill:?} {states_on_host}");
+            }
+            let telemetry = engine.telemetry();
+            assert_eq!((telemetry.prefill.count, telemetry.decode.count), (2, 2), "3 and 5 tokens; 4 and 1");
+            engine.truncate(&mut sequence, 7).unwrap();
+            let again = engine.step(&mut sequence, StepInput::Tokens(&[8]), LogitRows::Last).unwrap();
+            assert_eq!(again.data[0], expected[2]);
+        }
     }
-    let telemetry = engine.telemetry();
-    assert_eq!((telemetry.prefill.count, telemetry.decode.count), (2, 2), "the prompt and five tokens; four and one");
-    engine.truncate(&mut sequence, 7).unwrap();
-    let again = engine.step(&mut sequence, StepInput::Tokens(&[8]), LogitRows::Last).unwrap();
-    assert_eq!(again.data[0], chain.scores(&passes[..3].iter().map(|tokens| tokens.to_vec()).collect::<Vec<_>>())[2]);
 }
