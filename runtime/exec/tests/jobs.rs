@@ -207,6 +207,16 @@ fn files_that_hold_something_else_are_refused_and_kept() {
 }
 
 #[cfg(unix)]
+#[cfg(unix)]
+#[test]
+fn a_pipe_for_the_answers_is_refused() {
+    let files = JobFiles::new("genai/llama3-fp32-cpu", "{\"id\": 1, \"tokens\": [1]}\n");
+    let (plan, prompts) = (files.plan.path(), files.prompts.clone());
+    let piped = hpp_exec(["jobs", plan.to_str().unwrap(), "--in", prompts.to_str().unwrap(), "--out", "/dev/stdout"]);
+    assert_eq!(piped.code, Some(1));
+    assert!(piped.stderr.contains("is not a regular file") && piped.stderr.contains("--out"), "{}", piped.stderr);
+}
+
 #[test]
 fn a_full_disk_under_the_answers_ends_the_run_and_the_next_continues() {
     let files = JobFiles::new("genai/llama3-fp32-cpu", &many(40));

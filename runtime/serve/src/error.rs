@@ -31,7 +31,7 @@ pub enum ApiError {
     #[error("there is no model {0:?}; GET /v1/models lists them")]
     NoModel(String),
     /// There is no such path.
-    #[error("there is nothing at this path; README and docs/SERVING.md list the paths")]
+    #[error("there is nothing at this path; docs/SERVING.md lists the paths")]
     NotFound,
     /// The request has more bytes than allowed.
     #[error("the request is larger than this server allows (--max-body)")]

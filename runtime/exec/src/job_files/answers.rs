@@ -67,6 +67,8 @@ pub enum AnswersError {
     Foreign { path: PathBuf, line: u64 },
     #[error("the prompts and the answers are the same file, {}", path.display())]
     SameFile { path: PathBuf },
+    #[error("{} is not a regular file", path.display())]
+    NotAFile { path: PathBuf },
 }
 
 impl AnswersError {
@@ -81,6 +83,9 @@ impl AnswersError {
                 "a file of answers is continued, never overwritten: give another --out, or move the file away"
             }
             AnswersError::SameFile { .. } => "give another --out",
+            AnswersError::NotAFile { .. } => {
+                "answers are read again when a run is continued: give --out a file, and follow it with `tail -f` if that is what you want"
+            }
         }
     }
 }
@@ -102,6 +107,10 @@ impl Answers {
             |path: &Path| path.canonicalize().is_ok_and(|path| prompts.canonicalize().is_ok_and(|p| p == path));
         if is_same(path) {
             return Err(AnswersError::SameFile { path: path.to_owned() });
+        }
+        // Reading from a pipe to find earlier answers would wait forever.
+        if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+            return Err(AnswersError::NotAFile { path: path.to_owned() });
         }
         let file = File::options().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
         match file.try_lock() {

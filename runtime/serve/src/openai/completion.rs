@@ -69,6 +69,10 @@ impl CompletionRequest {
     /// The number of most likely tokens to report; `None` for no probabilities.
     pub fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         match self.logprobs {
+            Some(_) if self.echo == Some(true) => Err(ApiError::field(
+                "logprobs",
+                "`logprobs` of the prompt are not supported: leave out `echo` or `logprobs`",
+            )),
             Some(top) if top > MAX_LOGPROBS => {
                 Err(ApiError::field("logprobs", format!("`logprobs` is at most {MAX_LOGPROBS}")))
             }
