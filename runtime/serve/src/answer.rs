@@ -71,7 +71,7 @@ impl Answers {
                     Some(Event::Token { .. } | Event::Text(_)) => {}
                     Some(Event::Finished(generated)) => break *generated,
                     Some(Event::Failed(error)) => return Err(error),
-                    None => return Err(engine_gone()),
+                    None => return Err(ApiError::engine_gone()),
                 }
             };
             usages.push(generated.usage);
@@ -209,7 +209,7 @@ impl ChunkWriter {
 
     fn end(&mut self) {
         if self.unfinished.iter().any(|unfinished| *unfinished) {
-            self.send(&engine_gone().to_json());
+            self.send(&ApiError::engine_gone().to_json());
         }
         if self.includes_usage {
             let usage = Usage::of(&self.usages, self.each);
@@ -284,8 +284,4 @@ fn finish_reason(generated: &Generated) -> &'static str {
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
     }
-}
-
-fn engine_gone() -> ApiError {
-    ApiError::Unavailable("the engine has stopped; the server's log says why".to_owned())
 }

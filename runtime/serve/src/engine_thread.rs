@@ -94,8 +94,10 @@ impl EngineQueue {
             self.metrics.ended("refused");
             return Err(ApiError::Busy { waiting });
         }
-        let gone = |_| ApiError::Unavailable("the engine has stopped; the server's log says why".to_owned());
-        self.submissions.send(submission).map_err(gone)
+        self.submissions.send(submission).map_err(|_| {
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+            ApiError::engine_gone()
+        })
     }
 }
 
@@ -128,7 +130,7 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
             grid,
             max_sequences: max_sequences.max(1),
             inbox,
-            unread: waiting,
+            queued: waiting,
             waiting: VecDeque::new(),
             running: HashMap::new(),
             kept: Vec::new(),
@@ -163,7 +165,7 @@ struct EngineThread<B: Backend> {
     max_sequences: usize,
     inbox: Receiver<Submission>,
     /// Requests that were submitted and are not started, in the inbox or in `waiting`.
-    unread: Arc<AtomicUsize>,
+    queued: Arc<AtomicUsize>,
     waiting: VecDeque<Submission>,
     running: HashMap<RequestId, Running>,
     /// Sequences of answered requests, the one used longest ago first.
@@ -216,7 +218,7 @@ impl<B: Backend> EngineThread<B> {
             }
             !gone && !late
         });
-        self.unread.fetch_sub(before - self.waiting.len(), Ordering::SeqCst);
+        self.queued.fetch_sub(before - self.waiting.len(), Ordering::SeqCst);
         let done: Vec<(RequestId, bool)> = (self.running.iter())
             .filter(|(_, running)| running.events.is_closed() || is_late(running.deadline))
             .map(|(id, running)| (*id, running.events.is_closed()))
@@ -236,7 +238,7 @@ impl<B: Backend> EngineThread<B> {
         while self.batch.len() < self.max_sequences
             && let Some(submission) = self.waiting.pop_front()
         {
-            self.unread.fetch_sub(1, Ordering::SeqCst);
+            self.queued.fetch_sub(1, Ordering::SeqCst);
             let Submission { request, events, deadline, top_logprobs, arrived } = submission;
             let sequence = self.sequence_for(&request.prompt);
             let prompt_tokens = request.prompt.len() as u64;
@@ -329,7 +331,7 @@ impl<B: Backend> EngineThread<B> {
 
     /// Ends every request with an error, and drops all states.
     fn end_all(&mut self, error: &ApiError) {
-        self.unread.fetch_sub(self.waiting.len(), Ordering::SeqCst);
+        self.queued.fetch_sub(self.waiting.len(), Ordering::SeqCst);
         let waiting = self.waiting.drain(..).map(|submission| submission.events);
         let running = self.running.drain().map(|(_, running)| running.events);
         for events in waiting.chain(running) {
@@ -343,7 +345,7 @@ impl<B: Backend> EngineThread<B> {
     fn report(&self) {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.running.set(number(self.batch.len()));
-        self.metrics.waiting.set(number(self.unread.load(Ordering::SeqCst)));
+        self.metrics.waiting.set(number(self.queued.load(Ordering::SeqCst)));
         self.metrics.idle_sequences.set(number(self.kept.len()));
         let sequences = (self.batch.len() + self.kept.len()) as u64;
         let bytes = self.batch.engine().host_state_bytes().saturating_mul(sequences);

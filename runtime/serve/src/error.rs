@@ -59,6 +59,11 @@ impl ApiError {
         ApiError::Invalid { message: message.into(), param: Some(param) }
     }
 
+    /// The thread of the engine has ended.
+    pub fn engine_gone() -> Self {
+        ApiError::Unavailable("the engine has stopped; the server's log says why".to_owned())
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {

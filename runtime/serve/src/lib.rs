@@ -19,5 +19,5 @@ mod server;
 pub use engine_thread::{EngineLimits, LoadedEngine};
 pub use error::{ApiError, ServeError};
 pub use metrics::{Metrics, ModelMetrics};
-pub use model::{EngineHandle, Model, ModelSettings, Wishes};
+pub use model::{EngineHandle, Model, ModelSettings, RequestOptions};
 pub use server::{ServeSettings, Shutdown, serve};

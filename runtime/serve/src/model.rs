@@ -40,7 +40,7 @@ pub struct Model {
 
 /// What a request asks for, apart from its prompt.
 #[derive(Clone, Debug, Default)]
-pub struct Wishes {
+pub struct RequestOptions {
     /// Most tokens to generate.
     pub max_tokens: Option<u64>,
     /// Texts that end the answer.
@@ -119,27 +119,27 @@ impl Model {
     }
 
     /// Submits a request. The answer is cancelled when the receiver is dropped.
-    pub fn submit(&self, prompt: Vec<u32>, wishes: &Wishes) -> Result<UnboundedReceiver<Event>, ApiError> {
+    pub fn submit(&self, prompt: Vec<u32>, options: &RequestOptions) -> Result<UnboundedReceiver<Event>, ApiError> {
         let settings = &self.settings;
         check_prompt(&prompt, settings.context)
             .map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })?;
-        if let Err((name, expected)) = wishes.sampling.check() {
+        if let Err((name, expected)) = options.sampling.check() {
             return Err(ApiError::field(name, format!("`{name}` must be {expected}")));
         }
-        if !wishes.stop.is_empty() {
+        if !options.stop.is_empty() {
             self.tokenizer()?;
         }
         let request = Request {
             prompt,
-            max_new_tokens: wishes.max_tokens.unwrap_or(u64::MAX),
+            max_new_tokens: options.max_tokens.unwrap_or(u64::MAX),
             eos_token_ids: settings.eos_token_ids.clone(),
-            stop: wishes.stop.clone(),
-            sampling: wishes.sampling.resolve(&settings.sampling),
+            stop: options.stop.clone(),
+            sampling: options.sampling.resolve(&settings.sampling),
         };
         let (events, receiver) = unbounded_channel();
         let arrived = Instant::now();
-        let deadline = wishes.timeout.and_then(|timeout| arrived.checked_add(timeout));
-        let top_logprobs = wishes.top_logprobs;
+        let deadline = options.timeout.and_then(|timeout| arrived.checked_add(timeout));
+        let top_logprobs = options.top_logprobs;
         self.queue.submit(Submission { request, events, deadline, top_logprobs, arrived })?;
         Ok(receiver)
     }

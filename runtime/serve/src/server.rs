@@ -3,8 +3,8 @@
 use crate::answer::{Answers, Choice, Format};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
-use crate::model::{EngineHandle, Model, Wishes};
-use crate::openai::{ChatRequest, CompletionRequest, OnePrompt};
+use crate::model::{EngineHandle, Model, RequestOptions};
+use crate::openai::{ChatRequest, CompletionRequest, OnePrompt, Settings};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -166,13 +166,23 @@ impl App {
         found.cloned().ok_or_else(|| ApiError::NoModel(name.unwrap_or_default().to_owned()))
     }
 
-    /// The wishes with this server's time limit.
-    fn limited(&self, wishes: Wishes) -> Wishes {
-        let timeout = match (wishes.timeout, self.settings.timeout) {
+    fn question(&self, settings: &Settings, top_logprobs: Option<usize>) -> Result<Question, ApiError> {
+        Ok(Question {
+            model: self.model(settings.model.as_deref())?,
+            options: self.limited(settings.options(top_logprobs)?),
+            answers: settings.answers()?,
+            streams: settings.streams(),
+            includes_usage: settings.includes_usage(),
+        })
+    }
+
+    /// The options with this server's time limit.
+    fn limited(&self, options: RequestOptions) -> RequestOptions {
+        let timeout = match (options.timeout, self.settings.timeout) {
             (Some(asked), Some(most)) => Some(asked.min(most)),
             (asked, most) => asked.or(most),
         };
-        Wishes { timeout, ..wishes }
+        RequestOptions { timeout, ..options }
     }
 }
 
@@ -211,16 +221,11 @@ async fn chat(
     request: Result<Json<ChatRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let request = body(request)?;
-    let settings = &request.settings;
-    let model = app.model(settings.model.as_deref())?;
-    let wishes = app.limited(settings.wishes(request.top_logprobs()?)?);
-    let (answers, streams, usage) = (settings.answers()?, settings.streams(), settings.includes_usage());
+    let question = app.question(&request.settings, request.top_logprobs()?)?;
     let conversation = request.conversation()?;
-    let encoder = Arc::clone(&model);
-    let prompt = blocking(move || encoder.encode_conversation(&conversation)).await?;
-    let choices = submit(&model, &prompt, answers, &wishes, "")?;
-    let answers = Answers::new(model, Format::Chat, answers, choices);
-    if streams { Ok(answers.stream(usage)) } else { answers.whole().await }
+    let model = Arc::clone(&question.model);
+    let prompt = blocking(move || model.encode_conversation(&conversation)).await?;
+    question.answer(Format::Chat, vec![(prompt, String::new())]).await
 }
 
 async fn complete(
@@ -228,39 +233,47 @@ async fn complete(
     request: Result<Json<CompletionRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let request = body(request)?;
-    let settings = &request.settings;
-    let model = app.model(settings.model.as_deref())?;
-    let wishes = app.limited(settings.wishes(request.top_logprobs()?)?);
-    let (answers, streams, usage) = (settings.answers()?, settings.streams(), settings.includes_usage());
+    let question = app.question(&request.settings, request.top_logprobs()?)?;
     let echoes = request.echo.unwrap_or(false);
     let prompts = request.prompts()?;
-    let encoder = Arc::clone(&model);
+    let model = Arc::clone(&question.model);
     let encoded = blocking(move || {
         let encode = |prompt: OnePrompt| match prompt {
-            OnePrompt::Text(text) => Ok((encoder.encode_text(&text)?, if echoes { text } else { String::new() })),
+            OnePrompt::Text(text) => Ok((model.encode_text(&text)?, if echoes { text } else { String::new() })),
             OnePrompt::Tokens(tokens) => {
-                let text = if echoes { encoder.decode(&tokens)? } else { String::new() };
+                let text = if echoes { model.decode(&tokens)? } else { String::new() };
                 Ok((tokens, text))
             }
         };
         prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()
     });
-    let mut choices = Vec::new();
-    for (prompt, echo) in encoded.await? {
-        choices.extend(submit(&model, &prompt, answers, &wishes, &echo)?);
-    }
-    let answers = Answers::new(model, Format::Text, answers, choices);
-    if streams { Ok(answers.stream(usage)) } else { answers.whole().await }
+    question.answer(Format::Text, encoded.await?).await
 }
 
-/// Submits one request for each answer, with seeds of their own.
-fn submit(model: &Model, prompt: &[u32], answers: u64, wishes: &Wishes, echo: &str) -> Result<Vec<Choice>, ApiError> {
-    let choice = |index: u64| {
-        let mut wishes = wishes.clone();
-        wishes.sampling.seed = wishes.sampling.seed.map(|seed| seed.wrapping_add(index));
-        Ok(Choice { events: model.submit(prompt.to_vec(), &wishes)?, echo: echo.to_owned() })
-    };
-    (0..answers).map(choice).collect()
+/// What chat and text completions have in common.
+struct Question {
+    model: Arc<Model>,
+    options: RequestOptions,
+    /// Answers to each prompt.
+    answers: u64,
+    streams: bool,
+    includes_usage: bool,
+}
+
+impl Question {
+    /// Submits each prompt, as tokens with the text that its answers begin with, once for each answer; answers have seeds of their own.
+    async fn answer(self, format: Format, prompts: Vec<(Vec<u32>, String)>) -> Result<Response, ApiError> {
+        let mut choices = Vec::new();
+        for (prompt, echo) in prompts {
+            for index in 0..self.answers {
+                let mut options = self.options.clone();
+                options.sampling.seed = options.sampling.seed.map(|seed| seed.wrapping_add(index));
+                choices.push(Choice { events: self.model.submit(prompt.clone(), &options)?, echo: echo.clone() });
+            }
+        }
+        let answers = Answers::new(self.model, format, self.answers, choices);
+        if self.streams { Ok(answers.stream(self.includes_usage)) } else { answers.whole().await }
+    }
 }
 
 fn description(model: &Model) -> Value {

@@ -6,6 +6,7 @@ mod exp_sum;
 mod overrides;
 mod sampler;
 
+pub use exp_sum::{exp_sum, max_logit};
 pub use overrides::{SamplingOverrides, SettingRange};
 pub(crate) use sampler::top_probability;
 pub use sampler::{Sampler, SamplingError, greedy};

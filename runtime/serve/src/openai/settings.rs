@@ -1,7 +1,7 @@
 //! The fields that chat completions and completions share.
 
 use crate::error::ApiError;
-use crate::model::Wishes;
+use crate::model::RequestOptions;
 use hpp_generate::sampling::SamplingOverrides;
 use serde::Deserialize;
 use serde_json::Value;
@@ -93,8 +93,8 @@ impl Settings {
         }
     }
 
-    /// What to ask of the engine. `top_logprobs`: see [`Wishes`](crate::Wishes).
-    pub fn wishes(&self, top_logprobs: Option<usize>) -> Result<Wishes, ApiError> {
+    /// What to ask of the engine. `top_logprobs`: see [`RequestOptions`](crate::RequestOptions).
+    pub fn options(&self, top_logprobs: Option<usize>) -> Result<RequestOptions, ApiError> {
         self.refuse_unsupported()?;
         let stop = match &self.stop {
             None => vec![],
@@ -110,7 +110,7 @@ impl Settings {
         let timeout = self.timeout.map(Duration::try_from_secs_f64).transpose();
         let timeout =
             timeout.map_err(|_| ApiError::field("timeout", "`timeout` must be a number of seconds above 0"))?;
-        Ok(Wishes {
+        Ok(RequestOptions {
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
             stop,
             sampling: SamplingOverrides {
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn refused(json: &str) -> Option<&'static str> {
-        match settings(json).wishes(None) {
+        match settings(json).options(None) {
             Err(ApiError::Invalid { param, .. }) => param,
             other => panic!("{json}: {other:?}"),
         }
@@ -169,10 +169,10 @@ mod tests {
 
     #[test]
     fn unknown_fields_are_ignored_and_those_that_change_the_answer_are_refused() {
-        let wishes = settings(r#"{"user": "x", "max_tokens": 5, "stop": "a", "tools": [], "presence_penalty": 0}"#);
-        let wishes = wishes.wishes(Some(2)).unwrap();
-        assert_eq!((wishes.max_tokens, wishes.stop, wishes.top_logprobs), (Some(5), vec!["a".to_owned()], Some(2)));
-        assert!(settings(r#"{"response_format": {"type": "text"}}"#).wishes(None).is_ok());
+        let options = settings(r#"{"user": "x", "max_tokens": 5, "stop": "a", "tools": [], "presence_penalty": 0}"#);
+        let options = options.options(Some(2)).unwrap();
+        assert_eq!((options.max_tokens, options.stop, options.top_logprobs), (Some(5), vec!["a".to_owned()], Some(2)));
+        assert!(settings(r#"{"response_format": {"type": "text"}}"#).options(None).is_ok());
         assert_eq!(refused(r#"{"response_format": {"type": "json_object"}}"#), Some("response_format"));
         assert_eq!(refused(r#"{"tools": [{"type": "function"}]}"#), Some("tools"));
         assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty"));
