@@ -226,31 +226,34 @@ fn drafts_do_not_change_answers() {
 
 #[test]
 fn a_client_that_leaves_frees_its_place() {
-    let server = Server::new(&["--max-sequences", "1", "--queue", "2"]);
-    let endless = json!({"prompt": "Once upon a time", "max_tokens": 400, "temperature": 1.5, "stream": true});
-    let running = server.post("/v1/completions", &endless);
-    server.wait_for("hpp_requests_running{model=\"genai/learned-llama-fp32-cpu\"}", 1.0);
-    // One runs, two wait, the next is refused.
-    let waiting: Vec<_> = (0..2).map(|_| server.post("/v1/completions", &endless)).collect();
-    let mut refused = server.post("/v1/completions", &endless);
+    const ANSWERS: f64 = 30.0;
+    let (running, waiting) =
+        (format!("hpp_requests_running{{model=\"{MODEL}\"}}"), format!("hpp_requests_waiting{{model=\"{MODEL}\"}}"));
+    let server = Server::new(&["--max-sequences", "1", "--queue", "30"]);
+    let long = json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true, "stream": true});
+    let mut many = long.clone();
+    many["n"] = json!(ANSWERS as u64);
+    let answers = server.post("/v1/completions", &many);
+    server.wait_for(&running, 1.0);
+    // One runs and 29 wait, for as long as the others take: a second request for 30 finds no places.
+    let mut refused = server.post("/v1/completions", &many);
     assert_eq!(refused.status(), 429);
     assert!(refused.headers().contains_key("retry-after"));
     let error: Value = refused.body_mut().read_json().unwrap();
     assert_eq!(error["error"]["type"], json!("rate_limit_error"));
-    drop(waiting);
-    drop(running);
-    // Their connections are closed now; the server notices before its next pass.
-    server.wait_for("hpp_requests_waiting{model=\"genai/learned-llama-fp32-cpu\"}", 0.0);
-    server.wait_for("hpp_requests_running{model=\"genai/learned-llama-fp32-cpu\"}", 0.0);
-    let generated = server.metric("hpp_generated_tokens_total{model=\"genai/learned-llama-fp32-cpu\"}");
-    assert!(
-        generated < 900.0,
-        "of three answers of 400 tokens at least two ended early, and {generated} were generated"
-    );
-    let answer = server.ok("/v1/completions", &json!({"prompt": "Once upon", "max_tokens": 3}));
+    many["n"] = json!(31);
+    let (status, error) = server.refused("/v1/completions", &many);
+    assert_eq!(status, 400, "it would never find places: {error}");
+    drop(answers);
+    // The connection is closed now; the server notices before its next pass.
+    server.wait_for(&waiting, 0.0);
+    server.wait_for(&running, 0.0);
+    let generated = server.metric(&format!("hpp_generated_tokens_total{{model=\"{MODEL}\"}}"));
+    assert!(generated < ANSWERS * 400.0, "all {ANSWERS} answers were generated");
+    let answer = server.ok("/v1/completions", &json!({"prompt": "Once upon", "max_tokens": 3, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], json!(3));
-    server.wait_for("hpp_requests_running{model=\"genai/learned-llama-fp32-cpu\"}", 0.0);
-    server.wait_for("hpp_requests_waiting{model=\"genai/learned-llama-fp32-cpu\"}", 0.0);
+    server.wait_for(&running, 0.0);
+    server.wait_for(&waiting, 0.0);
 }
 
 #[test]

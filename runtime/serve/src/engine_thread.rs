@@ -86,18 +86,27 @@ pub struct EngineQueue {
 }
 
 impl EngineQueue {
-    /// Puts a request into the queue.
-    pub fn submit(&self, submission: Submission) -> Result<(), ApiError> {
-        let waiting = self.waiting.fetch_add(1, Ordering::SeqCst);
-        if waiting >= self.limits.queue {
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
+    /// Puts requests into the queue, all of them or none.
+    ///
+    /// # Errors
+    /// There is no room for all of them in the queue now ([`ApiError::Busy`]) or ever, or the engine has ended.
+    pub fn submit(&self, submissions: Vec<Submission>) -> Result<(), ApiError> {
+        let (count, limit) = (submissions.len(), self.limits.queue);
+        if count > limit {
+            return Err(ApiError::TooMany { count, limit });
+        }
+        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
+        if let Err(waiting) = self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room) {
             self.metrics.ended("refused");
             return Err(ApiError::Busy { waiting });
         }
-        self.submissions.send(submission).map_err(|_| {
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
-            ApiError::engine_gone()
-        })
+        for (sent, submission) in submissions.into_iter().enumerate() {
+            if self.submissions.send(submission).is_err() {
+                self.waiting.fetch_sub(count - sent, Ordering::SeqCst);
+                return Err(ApiError::engine_gone());
+            }
+        }
+        Ok(())
     }
 }
 

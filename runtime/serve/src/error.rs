@@ -42,6 +42,14 @@ pub enum ApiError {
         /// Requests in the queue.
         waiting: usize,
     },
+    /// The request asks for more answers than may wait.
+    #[error("the request asks for {count} answers, and at most {limit} may wait here (--queue): ask for fewer at a time")]
+    TooMany {
+        /// Prompts times answers to each.
+        count: usize,
+        /// Places in the queue.
+        limit: usize,
+    },
     /// The answer took longer than the limit.
     #[error("the request took longer than its time limit")]
     Timeout,
@@ -67,7 +75,7 @@ impl ApiError {
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
-            ApiError::Invalid { .. } => StatusCode::BAD_REQUEST,
+            ApiError::Invalid { .. } | ApiError::TooMany { .. } => StatusCode::BAD_REQUEST,
             ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
             ApiError::NoModel(_) | ApiError::NotFound => StatusCode::NOT_FOUND,
             ApiError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -81,9 +89,11 @@ impl ApiError {
     /// The error as OpenAI's clients read it.
     pub fn to_json(&self) -> serde_json::Value {
         let kind = match self {
-            ApiError::Invalid { .. } | ApiError::NoModel(_) | ApiError::NotFound | ApiError::TooLarge => {
-                "invalid_request_error"
-            }
+            ApiError::Invalid { .. }
+            | ApiError::TooMany { .. }
+            | ApiError::NoModel(_)
+            | ApiError::NotFound
+            | ApiError::TooLarge => "invalid_request_error",
             ApiError::Unauthorized => "authentication_error",
             ApiError::Busy { .. } => "rate_limit_error",
             ApiError::Timeout => "timeout",

@@ -47,6 +47,8 @@ pub struct RequestOptions {
     pub stop: Vec<String>,
     /// How tokens are chosen.
     pub sampling: SamplingOverrides,
+    /// Whether to go on after the tokens that end a text.
+    pub ignore_eos: bool,
     /// Most likely tokens to report with each token.
     pub top_logprobs: Option<usize>,
     /// Time limit.
@@ -118,8 +120,15 @@ impl Model {
         self.settings.eos_token_ids.contains(&token)
     }
 
-    /// Submits a request. The answer is cancelled when the receiver is dropped.
-    pub fn submit(&self, prompt: Vec<u32>, options: &RequestOptions) -> Result<UnboundedReceiver<Event>, ApiError> {
+    /// Checks a request and turns it into one for the engine. The answer is cancelled when the receiver is dropped.
+    ///
+    /// # Errors
+    /// The prompt does not fit the context, an option is out of range, or stop texts are given to a model without a tokenizer.
+    pub fn prepare(
+        &self,
+        prompt: Vec<u32>,
+        options: &RequestOptions,
+    ) -> Result<(Submission, UnboundedReceiver<Event>), ApiError> {
         let settings = &self.settings;
         check_prompt(&prompt, settings.context)
             .map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })?;
@@ -132,7 +141,7 @@ impl Model {
         let request = Request {
             prompt,
             max_new_tokens: options.max_tokens.unwrap_or(u64::MAX),
-            eos_token_ids: settings.eos_token_ids.clone(),
+            eos_token_ids: if options.ignore_eos { vec![] } else { settings.eos_token_ids.clone() },
             stop: options.stop.clone(),
             sampling: options.sampling.resolve(&settings.sampling),
         };
@@ -140,7 +149,14 @@ impl Model {
         let arrived = Instant::now();
         let deadline = options.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let top_logprobs = options.top_logprobs;
-        self.queue.submit(Submission { request, events, deadline, top_logprobs, arrived })?;
-        Ok(receiver)
+        Ok((Submission { request, events, deadline, top_logprobs, arrived }, receiver))
+    }
+
+    /// Puts requests into the engine's queue, all of them or none.
+    ///
+    /// # Errors
+    /// See [`EngineQueue::submit`].
+    pub fn submit(&self, submissions: Vec<Submission>) -> Result<(), ApiError> {
+        self.queue.submit(submissions)
     }
 }

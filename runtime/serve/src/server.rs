@@ -263,14 +263,17 @@ struct Question {
 impl Question {
     /// Submits each prompt, as tokens with the text that its answers begin with, once for each answer; answers have seeds of their own.
     async fn answer(self, format: Format, prompts: Vec<(Vec<u32>, String)>) -> Result<Response, ApiError> {
-        let mut choices = Vec::new();
+        let (mut submissions, mut choices) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
             for index in 0..self.answers {
                 let mut options = self.options.clone();
                 options.sampling.seed = options.sampling.seed.map(|seed| seed.wrapping_add(index));
-                choices.push(Choice { events: self.model.submit(prompt.clone(), &options)?, echo: echo.clone() });
+                let (submission, events) = self.model.prepare(prompt.clone(), &options)?;
+                submissions.push(submission);
+                choices.push(Choice { events, echo: echo.clone() });
             }
         }
+        self.model.submit(submissions)?;
         let answers = Answers::new(self.model, format, self.answers, choices);
         if self.streams { Ok(answers.stream(self.includes_usage)) } else { answers.whole().await }
     }

@@ -42,6 +42,8 @@ pub struct Settings {
     pub stream: Option<bool>,
     /// What to send besides.
     pub stream_options: Option<StreamOptions>,
+    /// Whether to go on after the tokens that end a text.
+    pub ignore_eos: Option<bool>,
     /// Time limit of the request, seconds.
     pub timeout: Option<f64>,
     /// Not supported unless 0.
@@ -121,6 +123,7 @@ impl Settings {
                 repetition_penalty: self.repetition_penalty,
                 seed: self.seed.map(i64::cast_unsigned),
             },
+            ignore_eos: self.ignore_eos == Some(true),
             top_logprobs,
             timeout,
         })
