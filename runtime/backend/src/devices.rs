@@ -102,6 +102,12 @@ impl OrtBackend {
         provider == Provider::Cpu || is_registered && !devices_of(&self.runtime, provider).is_empty()
     }
 
+    /// What decides the bits of a plan's results beside the plan: the library, the threads that share the work, the processor.
+    pub fn results_depend_on(&self) -> String {
+        let (library, threads) = (ort::info(), self.runtime.threads);
+        format!("{library}, {threads} threads, {}, {}", os::processor_name(), os::processor_features())
+    }
+
     /// The library's version: that of the CPU provider, which it always contains.
     fn version(&self) -> String {
         let mut devices = self.runtime.environment.devices();

@@ -8,7 +8,7 @@ use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::runtime::{LogitRows, NamedTensors, Runtime, Sequence, Step, StepInput, WorkItem};
+use crate::runtime::{LogitRows, NamedTensors, PageLayout, Runtime, Sequence, Step, StepInput, WorkItem};
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{Plan, Residency, Timeline};
@@ -101,6 +101,36 @@ impl<B: Backend> Engine<B> {
     /// snapshots](Sequence::keep_snapshots). 0 if a sliding window on a device is full.
     pub fn max_undo(&self, sequence: &Sequence<B>) -> u64 {
         sequence.max_undo(&self.program)
+    }
+
+    /// How the states of `tokens` tokens are saved, the same for all sequences. `None` if they cannot be: the caller gives one of the
+    /// states, or the model keeps none.
+    pub fn page_layout(&self, tokens: u64) -> Option<PageLayout> {
+        PageLayout::new(&self.program, tokens)
+    }
+
+    /// Copies what a sequence's states hold for some pages of tokens, the first of which starts at token `first`, between two passes.
+    ///
+    /// # Errors
+    /// The sequence does not hold the pages whole, or, where the layout [has snapshots](PageLayout::has_snapshots), it does not end with
+    /// the only page; a page has another size than the layout's.
+    pub fn save_pages(
+        &mut self,
+        layout: &PageLayout,
+        sequence: &Sequence<B>,
+        first: u64,
+        pages: &mut [&mut [u8]],
+    ) -> Result<(), EngineError> {
+        self.runtime.save_pages(&self.program, layout, sequence, first, pages)
+    }
+
+    /// A new sequence that holds these pages, which start with its first token. It goes on with the same bits as the sequence that they
+    /// were saved from.
+    ///
+    /// # Errors
+    /// Memory is short, the pages hold more tokens than the context, or a page has another size than the layout's.
+    pub fn restore_pages(&mut self, layout: &PageLayout, pages: &[&[u8]]) -> Result<Sequence<B>, EngineError> {
+        self.runtime.restore_pages(&self.program, layout, pages)
     }
 
     /// Runs every partition once on named inputs and returns the model's outputs, including states.

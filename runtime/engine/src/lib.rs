@@ -34,6 +34,6 @@ pub use options::{EngineOptions, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use port::{Backend, Fallback};
 pub use reporter::{Reporter, Silent, listed};
-pub use runtime::{LogitRows, NamedTensors, Sequence, StepInput, WorkItem};
+pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem};
 pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};

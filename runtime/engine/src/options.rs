@@ -14,6 +14,8 @@ pub struct EngineOptions {
     pub verify: Verify,
     /// Sequences to keep room for; the plan's `batch` if `None`. What their states take of a memory budget is not there for weights.
     pub sequences: Option<u64>,
+    /// Bytes of a host memory limit to leave for the caller: what a cache of KV pages takes is not there for weights and states.
+    pub reserved: u64,
     /// When weights that do not stay in memory are read.
     pub weights: WeightReads,
     /// Most host memory to pin for copies to devices, bytes; as much as they can use if `None`.

@@ -179,6 +179,43 @@ fn another_context_is_possible_within_the_models() {
 }
 
 #[test]
+fn pages_bring_every_kind_of_state_into_another_engine() {
+    let toy = Toy::new();
+    let mut engine = toy.load().unwrap();
+    let layout = engine.page_layout(4).unwrap();
+    assert_eq!((layout.bytes(), layout.has_snapshots()), (4 * 4 + 4 + 4 * 4, true));
+    let mut sequence = engine.new_sequence().unwrap();
+    let text = [3, 1, 4, 1, 5, 9, 2, 6];
+    let mut pages = Vec::new();
+    for first in [0, 4] {
+        say(&mut engine, &mut sequence, &text[first..first + 4]);
+        let mut page = vec![0; layout.bytes() as usize];
+        engine.save_pages(&layout, &sequence, first as u64, &mut [&mut page]).unwrap();
+        pages.push(page);
+    }
+    let mut page = vec![0; layout.bytes() as usize];
+    for (first, bytes) in [(0, 36), (8, 36), (4, 35)] {
+        let refused = engine.save_pages(&layout, &sequence, first, &mut [&mut page[..bytes]]);
+        assert!(matches!(refused, Err(EngineError::WrongInput { .. })), "{first}: {refused:?}");
+    }
+    let mut other = toy.load().unwrap();
+    for count in [1, 2] {
+        let some: Vec<&[u8]> = pages[..count].iter().map(Vec::as_slice).collect();
+        let mut restored = other.restore_pages(&layout, &some).unwrap();
+        assert_eq!(restored.len(), 4 * count as u64);
+        let mut whole = text[..4 * count].to_vec();
+        for token in [7, 11, 2] {
+            whole.push(token);
+            assert_eq!(say(&mut other, &mut restored, &[token]), answer(&whole));
+        }
+        assert_eq!(other.truncate(&mut restored, 1).unwrap(), None);
+    }
+    let too_many = vec![pages[0].as_slice(); 17];
+    assert!(matches!(other.restore_pages(&layout, &too_many), Err(EngineError::WrongInput { .. })));
+    assert!(matches!(other.restore_pages(&layout, &[&[0; 3]]), Err(EngineError::WrongInput { .. })));
+}
+
+#[test]
 fn a_window_keeps_its_size_whatever_the_context() {
     let mut toy = Toy::new();
     // The toy's cache is no window, but its buffer shows what size the engine gave it.

@@ -1,6 +1,7 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use hpp_generate::kv::Policy;
 use hpp_generate::sampling::SettingRange;
 use hpp_schema::ByteSize;
 use std::ffi::OsString;
@@ -318,7 +319,7 @@ pub struct JobsArgs {
 }
 
 /// Arguments of `serve`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(
     after_help = "Example:\n  hpp-exec serve plan/ --port 8080\n  curl localhost:8080/v1/chat/completions -H 'content-type: \
                         application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
@@ -352,6 +353,9 @@ pub struct ServeArgs {
     /// Origin of pages that may use this server from a browser, such as http://localhost:3000, or `*`; may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
+    /// Where states of prompts are kept.
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// Draft the tokens that followed the last time a text ended as it does now, and verify several in one pass, where that pays. Answers
     /// of fp32 models stay the same; where activations are rounded, tokens that are nearly alike may differ from run to run.
     #[arg(long)]
@@ -362,6 +366,30 @@ pub struct ServeArgs {
     /// How to load and run.
     #[command(flatten)]
     pub runtime: RuntimeArgs,
+}
+
+/// Where the states of prompts (KV caches) are kept when their sequences are gone, so that prompts that begin alike start after them.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "KV cache")]
+pub struct KvArgs {
+    /// RAM for saved states; 0 saves none [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
+    #[arg(long, value_name = "SIZE", env = "HPP_KV_RAM")]
+    pub kv_ram: Option<ByteSize>,
+    /// Save states in this directory too, so that they survive a restart; it holds what conversations can be computed back from.
+    #[arg(long, value_name = "DIR", env = "HPP_KV_DIR")]
+    pub kv_dir: Option<PathBuf>,
+    /// Most bytes in --kv-dir, of all models together.
+    #[arg(long, value_name = "SIZE", default_value = "16G", env = "HPP_KV_DISK")]
+    pub kv_disk: ByteSize,
+    /// Which saved states leave first: `lru` those used longest ago, `priority` those of the least important requests, `hybrid` those that
+    /// are cheap to compute again and seldom used.
+    #[arg(long, value_name = "POLICY", default_value = "hybrid", env = "HPP_KV_POLICY")]
+    #[arg(value_parser = <Policy as std::str::FromStr>::from_str)]
+    pub kv_policy: Policy,
+    /// Tokens of a page, the unit that is saved, and of a chunk of a prompt.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
+    #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]
+    pub kv_page: u64,
 }
 
 /// A plan with the name that requests give it.

@@ -6,6 +6,7 @@ use crate::planning::PlanningError;
 use crate::prompt::PromptReadError;
 use crate::tensors::{NpyError, NpzError};
 use hpp_engine::EngineError;
+use hpp_generate::kv::StoreError;
 use hpp_generate::sampling::SamplingError;
 use hpp_generate::text::{TemplateError, TokenizerError};
 use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
@@ -61,6 +62,10 @@ pub enum ExecError {
     Terminal(#[source] rustyline::error::ReadlineError),
     #[error(transparent)]
     Serve(#[from] hpp_serve::ServeError),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("cannot identify the plan")]
+    Fingerprint(#[source] serde_json::Error),
     #[error("cannot watch for Ctrl-C")]
     Signal(#[source] io::Error),
 }

@@ -213,6 +213,7 @@ impl RuntimeArgs {
             slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
             sequences: None,
+            reserved: 0,
             cancel: None,
         }
     }

@@ -4,13 +4,15 @@ mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
 use hpp_engine::{Engine, EngineOptions, Silent};
+use hpp_generate::kv::{DiskSettings, Fingerprint, Found, Policy};
 use hpp_generate::sampling::{Choice, SamplingParams};
 use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
 use hpp_generate::{
-    Batch, Event, FinishReason, GenerateError, Generated, Generation, ModelInputs, Prefill, Request, SingleSequence,
-    generate,
+    Batch, Event, FinishReason, GenerateError, Generated, Generation, KvCache, KvSettings, ModelInputs, Prefill,
+    Request, SingleSequence, generate,
 };
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 use support::PlanDir;
 
@@ -171,6 +173,89 @@ fn requests_of_a_batch_give_the_logits_they_give_alone() {
             assert!(got.1 == want.1, "{name}: the logits of request {index} differ");
         }
     }
+}
+
+/// Tokens of a page.
+const PAGE: usize = 8;
+
+fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend>> {
+    let engine = engine(plan);
+    let settings = KvSettings {
+        page_tokens: PAGE,
+        ram: 4 << 20,
+        disk: Some(DiskSettings { directory: directory.to_owned(), bytes: 64 << 20 }),
+        policy: Policy::Hybrid,
+        fingerprint: Fingerprint::of([("model", "one")]),
+    };
+    let cache = KvCache::open(&engine, settings, || {}).unwrap()?;
+    let mut batch = Batch::new(engine, ModelInputs::default());
+    batch.save_in(cache);
+    Some(batch)
+}
+
+/// The answer to a prompt that starts from what the batch's cache has of it, and how many tokens that was.
+fn answer_from_pages(
+    batch: &mut Batch<OrtBackend>,
+    (prompt, new): (&[u32], u64),
+    session: Option<&str>,
+) -> (Answer, usize) {
+    let found = batch.cache().map(|cache| cache.look_up(prompt, session)).unwrap_or_default();
+    let mut ticket = None;
+    let pages = loop {
+        match batch.cache().map(|cache| cache.load(&found, 0, ticket.as_ref())) {
+            None => break vec![],
+            Some(Found::Pages(pages)) => break pages,
+            Some(Found::Loading(given)) => ticket = given,
+        }
+        std::thread::yield_now();
+    };
+    let sequence = batch.restore(prompt, &found, &pages).unwrap();
+    let generation = Generation::new(request(prompt, new), None, PAGE);
+    let (_, kept) = batch.add_to(sequence, generation, session, PAGE).unwrap();
+    let mut answer = Answer::default();
+    while !batch.is_empty() {
+        let passed = batch.pass::<GenerateError>(&mut |_, event| {
+            if let Event::Token { id, logits } = event {
+                answer.0.push(id);
+                answer.1.push(logits.to_vec());
+            }
+            Ok(())
+        });
+        passed.unwrap().into_iter().for_each(|finished| assert!(finished.result.is_ok()));
+    }
+    (answer, kept)
+}
+
+#[test]
+fn saved_pages_go_on_with_the_bits_of_the_sequence_that_saved_them() {
+    let mut saved = 0;
+    for name in STATES {
+        let (plan, dir) = (PlanDir::new(name, 128), tempfile::tempdir().unwrap());
+        let prompt: Vec<u32> = (0..50).collect();
+        let mut plain = Batch::new(engine(&plan), ModelInputs::default());
+        let (cold, kept) = answer_from_pages(&mut plain, (&prompt, 20), None);
+        assert_eq!(kept, 0);
+        let Some(mut first) = batch_with_cache(&plan, dir.path()) else { continue };
+        saved += 1;
+        assert_eq!(answer_from_pages(&mut first, (&prompt, 20), Some("talk")), (cold.clone(), 0), "{name}");
+        assert_eq!(answer_from_pages(&mut first, (&prompt, 20), None), (cold.clone(), 48), "{name}");
+        // A conversation goes on after its own answer, another one only after the prompt.
+        let mut later = [&prompt[..], &cold.0, &[3, 1, 4]].concat();
+        let (cold_later, _) = answer_from_pages(&mut plain, (&later, 6), None);
+        assert_eq!(answer_from_pages(&mut first, (&later, 6), Some("other")), (cold_later, 48), "{name}");
+        later.push(9);
+        let (resumed, kept) = answer_from_pages(&mut first, (&later, 6), Some("talk"));
+        assert_eq!(kept, 64, "{name}");
+        assert!(first.cache().unwrap().flush(std::time::Duration::from_secs(60)));
+        drop(first);
+        let mut second = batch_with_cache(&plan, dir.path()).unwrap();
+        assert_eq!(answer_from_pages(&mut second, (&prompt, 20), None), (cold, 48), "{name}: after a restart");
+        let after = answer_from_pages(&mut second, (&later, 6), Some("talk"));
+        assert_eq!(after.1, if kept == 64 { 72 } else { 0 }, "{name}: its later prompt was saved too");
+        assert_eq!(after.0.0, resumed.0, "{name}");
+        assert_eq!(second.cache().unwrap().stats().read_errors, 0);
+    }
+    assert!(saved >= 5, "{saved} models");
 }
 
 #[test]

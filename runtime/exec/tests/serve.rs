@@ -28,25 +28,21 @@ impl Server {
         let mut plan = PlanDir::new(MODEL, 512);
         plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
         plan.save();
-        let mut child = command(["serve", plan.path().to_str().unwrap(), "--port", "0"])
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let (send, address) = channel();
-        let stderr = BufReader::new(child.stderr.take().unwrap());
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                if let Some((_, rest)) = line.split_once("http://") {
-                    let _ = send.send(rest.split(' ').next().unwrap_or_default().to_owned());
-                }
-            }
-        });
-        let address = address.recv_timeout(WAIT).expect("the server says where it listens");
+        Self::start(plan, args)
+    }
+
+    fn start(plan: PlanDir, args: &[&str]) -> Self {
+        let (child, url) = spawn(&plan, args);
         let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
-        Server { plan, child, url: format!("http://{address}"), agent, key }
+        Server { plan, child, url, agent, key }
+    }
+
+    /// Kills the server with no chance to tidy up, and starts it again.
+    fn restart(&mut self, args: &[&str]) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        (self.child, self.url) = spawn(&self.plan, args);
     }
 
     fn post(&self, path: &str, body: &Value) -> Response<Body> {
@@ -110,6 +106,26 @@ impl Server {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+fn spawn(plan: &PlanDir, args: &[&str]) -> (Child, String) {
+    let mut child = command(["serve", plan.path().to_str().unwrap(), "--port", "0"])
+        .args(args)
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (send, address) = channel();
+    let stderr = BufReader::new(child.stderr.take().unwrap());
+    std::thread::spawn(move || {
+        for line in stderr.lines().map_while(Result::ok) {
+            if let Some((_, rest)) = line.split_once("http://") {
+                let _ = send.send(rest.split(' ').next().unwrap_or_default().to_owned());
+            }
+        }
+    });
+    let address = address.recv_timeout(WAIT).expect("the server says where it listens");
+    (child, format!("http://{address}"))
 }
 
 impl Drop for Server {
@@ -207,6 +223,84 @@ fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
         }
     });
     assert!(server.metric("hpp_cached_tokens_total{model=\"genai/learned-llama-fp32-cpu\"}") >= 128.0);
+}
+
+fn cached_tokens(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+fn disk_pages(server: &Server) -> f64 {
+    server.metric(&format!("hpp_kv_pages{{model=\"{MODEL}\",tier=\"disk\"}}"))
+}
+
+#[test]
+fn states_survive_kill_9_with_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16", "--max-sequences", "2"];
+    let request = json!({"prompt": long_text(60), "max_tokens": 12, "logprobs": 3});
+    let mut server = Server::new(&args);
+    let first = server.ok("/v1/completions", &request);
+    let whole_pages = (first["usage"]["prompt_tokens"].as_u64().unwrap() / 16) as f64;
+    server.wait_for(&format!("hpp_kv_pages{{model=\"{MODEL}\",tier=\"disk\"}}"), whole_pages);
+    server.restart(&args);
+    let again = server.ok("/v1/completions", &request);
+    assert!(cached_tokens(&again) >= 128, "{again}");
+    assert_eq!(again["choices"], first["choices"]);
+    assert!(server.metric(&format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"disk\"}}")) >= 8.0);
+    // Another process may not write there.
+    let path = server.plan.path().to_str().unwrap().to_owned();
+    let second = support::hpp_exec(["serve", &path, "--port", "0", args[0], args[1], args[2], args[3]]);
+    assert!(second.stderr.contains("another process uses the KV store"), "{}", second.stderr);
+    // Broken records cost time and no token.
+    server.child.kill().unwrap();
+    server.child.wait().unwrap();
+    let pages = std::fs::read_dir(dir.path()).unwrap().next().unwrap().unwrap().path().join("pages.kv");
+    let mut bytes = std::fs::read(&pages).unwrap();
+    bytes.iter_mut().skip(4096 + 11).step_by(2048).for_each(|byte| *byte ^= 64);
+    std::fs::write(&pages, bytes).unwrap();
+    server.restart(&args);
+    let recomputed = server.ok("/v1/completions", &request);
+    assert_eq!((&recomputed["choices"], cached_tokens(&recomputed)), (&first["choices"], 0));
+}
+
+#[test]
+fn a_session_goes_on_after_its_answer_and_survives_kill_9_and_parking() {
+    let turn = |role: &str, content: &Value| json!({"role": role, "content": content});
+    let first_turn = json!({"messages": user(&long_text(20)), "max_tokens": 60, "ignore_eos": true});
+    let second_turn = |first: &Value, more: Value| {
+        let answer = &first["choices"][0]["message"]["content"];
+        let talk = [turn("user", &json!(long_text(20))), turn("assistant", answer), turn("user", &json!("And then?"))];
+        let mut request = json!({"messages": talk, "max_tokens": 10, "logprobs": true});
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    let with = |more: Value| {
+        let mut request = first_turn.clone();
+        request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        request
+    };
+    let chat = "/v1/chat/completions";
+    let mut answers = Vec::new();
+    for parks in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let args = ["--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16"];
+        let mut server = Server::new(&args);
+        let first = server.ok(chat, &with(json!({"session_id": "a", "park": parks})));
+        let prompt = first["usage"]["prompt_tokens"].as_u64().unwrap();
+        let stored = ((prompt + 59) / 16) as f64;
+        server.wait_for(&format!("hpp_kv_pages{{model=\"{MODEL}\",tier=\"disk\"}}"), stored);
+        if parks {
+            server.wait_for(&format!("hpp_kv_pages{{model=\"{MODEL}\",tier=\"ram\"}}"), 0.0);
+            server.restart(&args);
+        }
+        let other = server.ok(chat, &second_turn(&first, json!({"session_id": "b"})));
+        assert!(cached_tokens(&other) <= prompt, "another session does not see its answer: {other}");
+        let second = server.ok(chat, &second_turn(&first, json!({"session_id": "a"})));
+        assert!(cached_tokens(&second) > prompt, "{second}");
+        assert!(disk_pages(&server) >= stored);
+        answers.push((first["choices"].clone(), second["choices"].clone(), other["choices"].clone()));
+    }
+    assert_eq!(answers[0], answers[1], "parked, killed and resumed, or never parked: the same bits");
 }
 
 #[test]

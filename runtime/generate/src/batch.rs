@@ -2,8 +2,12 @@
 
 use crate::error::GenerateError;
 use crate::generation::{Event, Generated, Generation};
+use crate::kv_cache::{KvCache, PageValue, PromptPages};
 use crate::sequence::{ModelInputs, TokenSequence};
 use hpp_engine::{Backend, Engine, EngineError};
+use hpp_kv::PageBytes;
+use std::sync::Arc;
+use std::time::Instant;
 
 /// Names a generation of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -23,6 +27,7 @@ pub struct Finished<B: Backend> {
 pub struct Batch<B: Backend> {
     engine: Engine<B>,
     inputs: ModelInputs,
+    cache: Option<KvCache>,
     members: Vec<Member<B>>,
     next_id: u64,
 }
@@ -33,6 +38,8 @@ struct Member<B: Backend> {
     generation: Generation,
     sequence: TokenSequence<B>,
     error: Option<GenerateError>,
+    /// Of the pages that it saves.
+    value: PageValue,
     /// Whether memory for its states was short, so that it waits until another generation leaves.
     waits: bool,
 }
@@ -40,7 +47,30 @@ struct Member<B: Backend> {
 impl<B: Backend> Batch<B> {
     /// An empty batch on an engine.
     pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
-        Self { engine, inputs, members: Vec::new(), next_id: 0 }
+        Self { engine, inputs, cache: None, members: Vec::new(), next_id: 0 }
+    }
+
+    /// Saves the states of prompts, and of sessions, in this cache from now on.
+    pub fn save_in(&mut self, cache: KvCache) {
+        self.cache = Some(cache);
+    }
+
+    /// Where states are saved.
+    pub fn cache(&self) -> Option<&KvCache> {
+        self.cache.as_ref()
+    }
+
+    /// A sequence that holds these pages of a prompt. See [`KvCache::restore`].
+    pub fn restore(
+        &mut self,
+        prompt: &[u32],
+        found: &PromptPages,
+        pages: &[Arc<PageBytes>],
+    ) -> Result<TokenSequence<B>, GenerateError> {
+        match &self.cache {
+            Some(cache) if !pages.is_empty() => cache.restore(&mut self.engine, prompt, found, pages),
+            _ => Ok(TokenSequence::default()),
+        }
     }
 
     /// The engine.
@@ -68,20 +98,30 @@ impl<B: Backend> Batch<B> {
     pub fn add(&mut self, generation: Generation) -> RequestId {
         let id = RequestId(self.next_id);
         self.next_id += 1;
-        self.members.push(Member { id, generation, sequence: TokenSequence::default(), error: None, waits: false });
+        let (sequence, value) = (TokenSequence::default(), PageValue::default());
+        self.members.push(Member { id, generation, sequence, error: None, value, waits: false });
         id
     }
 
-    /// The same on the tokens of an earlier generation: keeps what both have in common, up to a multiple of `grid` tokens. With `grid` as
-    /// the generation's prompt chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its
-    /// logits are the same. Returns also the number of tokens kept.
+    /// Sets how important it is to keep what a generation saves.
+    pub fn set_priority(&mut self, id: RequestId, priority: i32) {
+        if let Some(member) = self.members.iter_mut().find(|member| member.id == id) {
+            member.value.priority = priority;
+        }
+    }
+
+    /// The same on the tokens of an earlier generation, or of restored pages: keeps what the prompt can share with them
+    /// ([`TokenSequence::shared_prefix`]), up to a multiple of `grid` tokens. With `grid` as the generation's prompt chunk, the rest of the
+    /// prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. Returns also the number of
+    /// tokens kept.
     pub fn add_to(
         &mut self,
         mut sequence: TokenSequence<B>,
         mut generation: Generation,
+        session: Option<&str>,
         grid: usize,
     ) -> Result<(RequestId, usize), GenerateError> {
-        let kept = sequence.keep_prefix_on_grid(&mut self.engine, &generation.request().prompt, grid)?;
+        let kept = sequence.keep_prefix_on_grid(&mut self.engine, &generation.request().prompt, session, grid)?;
         generation.set_reused(kept);
         let id = self.add(generation);
         if let Some(member) = self.members.last_mut() {
@@ -109,9 +149,17 @@ impl<B: Backend> Batch<B> {
         &mut self,
         on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
     ) -> Result<Vec<Finished<B>>, E> {
+        let started = Instant::now();
         self.run_pass().map_err(GenerateError::from)?;
+        let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.members.len().max(1) as f64;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.waits) {
             member.advance(&mut self.engine, on_event)?;
+            if let Some(cache) = &self.cache
+                && member.error.is_none()
+            {
+                let is_last = member.generation.is_finished();
+                cache.save(&mut self.engine, &mut member.sequence, PageValue { cost_ms, ..member.value }, is_last);
+            }
         }
         let is_done = |member: &mut Member<B>| !member.is_running();
         Ok(self.members.extract_if(.., is_done).map(Member::leave).collect())

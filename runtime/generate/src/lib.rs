@@ -5,6 +5,7 @@
 //!   no engine, so a caller may drive many generations on one engine, one step of one request at a time.
 //! - [`TokenSequence`] runs an engine: it feeds tokens, keeps what the text has in common with the next prompt, and holds the logits.
 //! - [`Batch`] runs many generations on one engine, whose weights are fetched once a pass for all.
+//! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts that begin alike.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
 //! - [`speculate`] drafts tokens that one pass verifies.
 //!
@@ -16,8 +17,11 @@ mod error;
 mod generate;
 mod generation;
 mod input;
+mod kv_cache;
 mod plan_file;
 mod prompt;
+/// The store of pages that a [`KvCache`] uses.
+pub use hpp_kv as kv;
 pub mod sampling;
 mod sequence;
 pub mod speculate;
@@ -29,6 +33,7 @@ pub use error::{GenerateError, PromptError};
 pub use generate::generate;
 pub use generation::{Event, FinishReason, Generated, Generation, GenerationTimings, Request, Usage};
 pub use input::Input;
+pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
 pub use sequence::{ModelInputs, Prefill, SingleSequence, TokenSequence, prompt_chunk};

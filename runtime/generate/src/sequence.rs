@@ -7,6 +7,7 @@ use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
 use crate::speculate::MAX_DRAFT;
 use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput, WorkItem};
+use hpp_kv::PageKey;
 
 /// Prompt tokens between two checks for cancellation, if the plan feeds prompts in chunks.
 const CHUNK: usize = 64;
@@ -28,11 +29,29 @@ pub struct TokenSequence<B: Backend> {
     logits: Logits,
     /// Buffer for embeddings.
     embedding_rows: Vec<f32>,
+    /// Tokens of a page and of a chunk of a prompt; 0 if chunks are not counted.
+    grid: usize,
+    /// The leading tokens that were fed in whole chunks of the grid. Any prompt that begins with them would be fed so, so that its states
+    /// have the same bits.
+    on_grid: usize,
+    /// The conversation that it belongs to.
+    session: Option<String>,
+    /// The keys of its leading pages that are saved or cannot be.
+    saved: Vec<PageKey>,
 }
 
 impl<B: Backend> Default for TokenSequence<B> {
     fn default() -> Self {
-        Self { sequence: None, tokens: Vec::new(), logits: Logits::default(), embedding_rows: Vec::new() }
+        Self {
+            sequence: None,
+            tokens: Vec::new(),
+            logits: Logits::default(),
+            embedding_rows: Vec::new(),
+            grid: 0,
+            on_grid: 0,
+            session: None,
+            saved: Vec::new(),
+        }
     }
 }
 
@@ -65,7 +84,7 @@ impl<B: Backend> TokenSequence<B> {
     /// Drops all tokens and the state.
     pub fn clear(&mut self) {
         self.sequence = None;
-        self.tokens.clear();
+        self.truncate_tokens(0);
     }
 
     /// Truncates the sequence to the longest prefix that it shares with `prompt` and that its states can go back to. Returns the
@@ -75,26 +94,37 @@ impl<B: Backend> TokenSequence<B> {
         self.keep(engine, wanted)
     }
 
-    /// The same, up to a multiple of `grid` tokens, so that at least two tokens remain to be fed: a single one would be computed
-    /// differently from the end of a longer chunk.
+    /// Truncates the sequence to what `prompt` can share with it ([`shared_prefix`](Self::shared_prefix)), up to a multiple of `grid` tokens,
+    /// so that at least two tokens remain to be fed: a single one would be computed differently from the end of a longer chunk. From now
+    /// on it belongs to `session`.
     pub fn keep_prefix_on_grid(
         &mut self,
         engine: &mut Engine<B>,
         prompt: &[u32],
+        session: Option<&str>,
         grid: usize,
     ) -> Result<usize, GenerateError> {
         let grid = grid.max(1);
-        let wanted = self.common_prefix(prompt).min(prompt.len().saturating_sub(2)) / grid * grid;
-        match self.keep(engine, wanted)? {
-            left if left % grid == 0 => Ok(left),
+        let wanted = self.shared_prefix(prompt, session).min(prompt.len().saturating_sub(2)) / grid * grid;
+        let left = match self.keep(engine, wanted)? {
+            left if left % grid == 0 => left,
             // States that cannot go back to the grid.
-            left => self.keep(engine, left / grid * grid),
-        }
+            left => self.keep(engine, left / grid * grid)?,
+        };
+        (self.grid, self.session) = (grid, session.map(str::to_owned));
+        Ok(left)
     }
 
     /// How many tokens a prompt has in common with the start of this sequence.
     pub fn common_prefix(&self, prompt: &[u32]) -> usize {
         self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
+    }
+
+    /// Of these, the ones whose states a prompt may continue with: in the session of this sequence all of them; else those that have the
+    /// bits that the prompt itself would give them, which generated tokens do not have.
+    pub fn shared_prefix(&self, prompt: &[u32], session: Option<&str>) -> usize {
+        let common = self.common_prefix(prompt);
+        if session.is_some() && session == self.session.as_deref() { common } else { common.min(self.on_grid) }
     }
 
     /// Truncates to `wanted` tokens or fewer, as far as its states can go back. Returns the length kept.
@@ -106,8 +136,18 @@ impl<B: Backend> TokenSequence<B> {
         if left == 0 {
             self.clear();
         }
-        self.tokens.truncate(left as usize);
+        self.truncate_tokens(left as usize);
         Ok(left as usize)
+    }
+
+    fn truncate_tokens(&mut self, left: usize) {
+        let before = self.tokens.len();
+        self.tokens.truncate(left);
+        if left < before {
+            let grid = self.grid.max(1);
+            self.on_grid = self.on_grid.min(left / grid * grid);
+            self.saved.truncate(left / grid);
+        }
     }
 
     /// Most tokens that can be fed beside one in one pass, and dropped again.
@@ -126,7 +166,7 @@ impl<B: Backend> TokenSequence<B> {
             None => None,
         };
         match left {
-            Some(left) => self.tokens.truncate(left as usize),
+            Some(left) => self.truncate_tokens(left as usize),
             None => self.clear(),
         }
         Ok(self.tokens.len())
@@ -145,7 +185,7 @@ impl<B: Backend> TokenSequence<B> {
             self.clear();
         }
         step?;
-        self.tokens.extend_from_slice(tokens);
+        self.fed(tokens);
         Ok(())
     }
 
@@ -174,7 +214,52 @@ impl<B: Backend> TokenSequence<B> {
 
     /// Notes the tokens of an item that succeeded.
     pub fn fed(&mut self, tokens: &[u32]) {
+        if self.grid > 0 && self.on_grid == self.tokens.len() && tokens.len() == self.grid {
+            self.on_grid += self.grid;
+        }
         self.tokens.extend_from_slice(tokens);
+    }
+}
+
+/// For [`KvCache`](crate::KvCache).
+impl<B: Backend> TokenSequence<B> {
+    /// A sequence whose states were restored for these tokens, which are whole pages with these keys. `on_grid`: how many of the tokens
+    /// were fed in chunks of the grid.
+    pub(crate) fn restored(
+        sequence: Sequence<B>,
+        tokens: &[u32],
+        saved: Vec<PageKey>,
+        on_grid: usize,
+        session: Option<&str>,
+    ) -> Self {
+        let grid = tokens.len().checked_div(saved.len()).unwrap_or(0);
+        let (tokens, session) = (tokens.to_vec(), session.map(str::to_owned));
+        Self { sequence: Some(sequence), tokens, grid, on_grid, session, saved, ..Self::default() }
+    }
+
+    /// The keys of leading pages that are saved or cannot be.
+    pub(crate) fn saved(&self) -> &[PageKey] {
+        &self.saved
+    }
+
+    /// Notes such pages.
+    pub(crate) fn add_saved(&mut self, keys: impl IntoIterator<Item = PageKey>) {
+        self.saved.extend(keys);
+    }
+
+    /// The leading tokens that were fed in whole chunks of the grid.
+    pub(crate) fn on_grid(&self) -> usize {
+        self.on_grid
+    }
+
+    /// The conversation that it belongs to.
+    pub(crate) fn session(&self) -> Option<&str> {
+        self.session.as_deref()
+    }
+
+    /// Its states, if it has any tokens.
+    pub(crate) fn states(&self) -> Option<&Sequence<B>> {
+        self.sequence.as_ref()
     }
 }
 

@@ -2,26 +2,32 @@
 //!
 //! Between two passes it takes new requests, drops those whose client is gone or whose time is over, and starts waiting ones as long as
 //! sequences are free. A sequence whose request is answered is kept: a later prompt that begins with the same tokens starts after them.
-//! The sequence that was used longest ago is dropped when another needs its place.
+//! The sequence that was used longest ago is dropped when another needs its place. Then, and after a restart, its states are restored from
+//! the pages of the cache: a request whose pages are still on disk waits for them while others run.
 
 use crate::error::{ApiError, ServeError};
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
+use hpp_generate::kv::{Found, LoadTicket};
 use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, Event as GenerationEvent, FinishReason, Finished, GenerateError, Generated, Generation};
 use hpp_generate::{Request, RequestId, TokenSequence};
 use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Tokens of a prompt in one pass, and the grid on which a kept sequence is cut: the rest of a prompt is computed in the same chunks
+/// Without a cache: tokens of a prompt in one pass, and the grid on which a kept sequence is cut: the rest of a prompt is computed in the same chunks
 /// whether its start was kept or not, so its logits are the same.
 const GRID: usize = 128;
+/// How long a request can be overtaken by more important ones.
+const MOST_OVERTAKEN: Duration = Duration::from_secs(60);
+/// Least time between two reports of the cache's counts while requests run.
+const CACHE_REPORT: Duration = Duration::from_secs(1);
 /// How often an idle thread looks for a shutdown.
 const IDLE_CHECK: Duration = Duration::from_millis(200);
 
@@ -56,6 +62,28 @@ pub struct Submission {
     pub top_logprobs: Option<usize>,
     /// When it arrived.
     pub arrived: Instant,
+    /// Whose states it continues and adds to, and how important they are.
+    pub hints: CacheHints,
+}
+
+/// What a client says about the states of its request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheHints {
+    /// The conversation: its answers' states are saved and used too, not only those of prompts.
+    pub session: Option<String>,
+    /// More important requests start first, and their states are kept longer.
+    pub priority: i32,
+    /// Nothing follows soon: states leave memory after the answer, to disk if there is one.
+    pub park: bool,
+}
+
+/// Wakes the thread of an engine.
+pub type Wake = Box<dyn Fn() + Send + Sync>;
+
+enum Message {
+    Submit(Box<Submission>),
+    /// A page has been read or written.
+    Wake,
 }
 
 /// What happens to a request.
@@ -79,7 +107,9 @@ pub enum Event {
 /// The way to an engine's thread. Cheap to clone; the thread ends once every clone is dropped.
 #[derive(Clone)]
 pub struct EngineQueue {
-    submissions: Sender<Submission>,
+    messages: Sender<Message>,
+    /// The thread ends once no queue has this.
+    _open: Arc<()>,
     waiting: Arc<AtomicUsize>,
     limits: EngineLimits,
     metrics: ModelMetrics,
@@ -101,7 +131,7 @@ impl EngineQueue {
             return Err(ApiError::Busy { waiting });
         }
         for (sent, submission) in submissions.into_iter().enumerate() {
-            if self.submissions.send(submission).is_err() {
+            if self.messages.send(Message::Submit(Box::new(submission))).is_err() {
                 self.waiting.fetch_sub(count - sent, Ordering::SeqCst);
                 return Err(ApiError::engine_gone());
             }
@@ -111,25 +141,31 @@ impl EngineQueue {
 }
 
 /// Loads an engine on a thread of its own and serves it until every queue to it is dropped, or `stop` is set. Returns when it is loaded.
+/// `load` is given what its cache calls whenever a page has been read or written.
 ///
 /// # Errors
 /// What `load` reports.
 pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
-    load: impl FnOnce() -> Result<LoadedEngine<B>, E> + Send + 'static,
+    load: impl FnOnce(Wake) -> Result<LoadedEngine<B>, E> + Send + 'static,
     limits: EngineLimits,
     metrics: ModelMetrics,
     stop: Arc<AtomicBool>,
 ) -> Result<(EngineQueue, std::thread::JoinHandle<()>), E> {
-    let (submissions, inbox) = channel();
-    let waiting = Arc::new(AtomicUsize::new(0));
-    let queue = EngineQueue { submissions, waiting: Arc::clone(&waiting), limits, metrics: metrics.clone() };
+    let (messages, inbox) = channel();
+    let (waiting, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(()));
+    let (waker, queues) = (messages.clone(), Arc::downgrade(&open));
+    let wake: Wake = Box::new(move || drop(waker.send(Message::Wake)));
+    let queue = EngineQueue { messages, _open: open, waiting: Arc::clone(&waiting), limits, metrics: metrics.clone() };
     let (loaded, is_loaded) = channel();
     let run = move || {
-        let engine = match load() {
+        let engine = match load(wake) {
             Ok(engine) => engine,
             Err(error) => return drop(loaded.send(Err(error))),
         };
-        let grid = engine.batch.prompt_chunk().min(GRID);
+        let grid = match engine.batch.cache() {
+            Some(cache) => cache.page_tokens(),
+            None => engine.batch.prompt_chunk().min(GRID),
+        };
         let _ = loaded.send(Ok(()));
         let LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts } = engine;
         let thread = EngineThread {
@@ -139,11 +175,13 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
             grid,
             max_sequences: max_sequences.max(1),
             inbox,
+            queues,
             queued: waiting,
             waiting: VecDeque::new(),
             running: HashMap::new(),
             kept: Vec::new(),
             metrics,
+            reported_cache: Instant::now(),
             stop,
         };
         thread.run();
@@ -157,6 +195,17 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
     }
 }
 
+/// A request that is not started.
+struct Waiting {
+    submission: Submission,
+    /// While its pages are being read.
+    ticket: Option<Arc<LoadTicket>>,
+    /// Whether it cannot start before pages have been read.
+    is_loading: bool,
+    /// Stored pages that were in RAM when it came.
+    in_ram: usize,
+}
+
 /// A request in the batch.
 struct Running {
     events: UnboundedSender<Event>,
@@ -164,6 +213,7 @@ struct Running {
     top_logprobs: Option<usize>,
     arrived: Instant,
     last_token: Option<Instant>,
+    park: bool,
 }
 
 struct EngineThread<B: Backend> {
@@ -172,14 +222,16 @@ struct EngineThread<B: Backend> {
     ngram_drafts: bool,
     grid: usize,
     max_sequences: usize,
-    inbox: Receiver<Submission>,
+    inbox: Receiver<Message>,
+    queues: Weak<()>,
     /// Requests that were submitted and are not started, in the inbox or in `waiting`.
     queued: Arc<AtomicUsize>,
-    waiting: VecDeque<Submission>,
+    waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
     /// Sequences of answered requests, the one used longest ago first.
     kept: Vec<TokenSequence<B>>,
     metrics: ModelMetrics,
+    reported_cache: Instant,
     stop: Arc<AtomicBool>,
 }
 
@@ -196,21 +248,50 @@ impl<B: Backend> EngineThread<B> {
         }
     }
 
-    /// Takes submissions; waits for one if there is nothing to do. False once there will be none.
+    /// Takes messages; waits for one if there is nothing to do. False once there will be none.
     fn receive(&mut self) -> bool {
         loop {
-            match self.inbox.try_recv() {
-                Ok(submission) => self.waiting.push_back(submission),
-                Err(TryRecvError::Empty) if !self.batch.is_empty() || !self.waiting.is_empty() => return true,
-                Err(TryRecvError::Empty) => match self.inbox.recv_timeout(IDLE_CHECK) {
-                    Ok(submission) => self.waiting.push_back(submission),
-                    Err(RecvTimeoutError::Timeout) if self.stop.load(Ordering::SeqCst) => return true,
-                    Err(RecvTimeoutError::Timeout) => {}
-                    Err(RecvTimeoutError::Disconnected) => return false,
-                },
-                Err(TryRecvError::Disconnected) => return !self.batch.is_empty() || !self.waiting.is_empty(),
+            while let Ok(message) = self.inbox.try_recv() {
+                self.take(message);
+            }
+            if !self.batch.is_empty() || self.waiting.iter().any(|waiting| !waiting.is_loading) {
+                return true;
+            }
+            self.report_cache();
+            match self.inbox.recv_timeout(IDLE_CHECK) {
+                Ok(message) => self.take(message),
+                Err(_) if self.stop.load(Ordering::SeqCst) || !self.waiting.is_empty() => {
+                    self.take(Message::Wake);
+                    return true;
+                }
+                Err(_) if self.queues.strong_count() == 0 => return false,
+                Err(_) => {}
             }
         }
+    }
+
+    fn take(&mut self, message: Message) {
+        match message {
+            Message::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
+            Message::Submit(submission) => self.enqueue(*submission),
+        }
+    }
+
+    /// Puts a request behind those that are as important or have been overtaken for long. What of its prompt is stored on disk is
+    /// read while it waits.
+    fn enqueue(&mut self, submission: Submission) {
+        let mut in_ram = 0;
+        if let Some(cache) = self.batch.cache() {
+            let pages = cache.look_up(&submission.request.prompt, submission.hints.session.as_deref());
+            in_ram = cache.in_ram(&pages);
+            cache.prefetch(&pages);
+        }
+        let priority = submission.hints.priority;
+        let stays_before = |other: &Waiting| {
+            other.submission.hints.priority >= priority || other.submission.arrived.elapsed() > MOST_OVERTAKEN
+        };
+        let at = self.waiting.iter().rposition(stays_before).map_or(0, |last| last + 1);
+        self.waiting.insert(at, Waiting { submission, ticket: None, is_loading: false, in_ram });
     }
 
     /// Drops requests whose client is gone or whose time is over.
@@ -219,7 +300,7 @@ impl<B: Backend> EngineThread<B> {
         let is_late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
         let ended = |gone: bool| if gone { "cancelled" } else { "timeout" };
         let before = self.waiting.len();
-        self.waiting.retain(|submission| {
+        self.waiting.retain(|Waiting { submission, .. }| {
             let (gone, late) = (submission.events.is_closed(), is_late(submission.deadline));
             if gone || late {
                 self.metrics.ended(ended(gone));
@@ -228,68 +309,127 @@ impl<B: Backend> EngineThread<B> {
             !gone && !late
         });
         self.queued.fetch_sub(before - self.waiting.len(), Ordering::SeqCst);
+        if self.waiting.len() < before {
+            self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
+        }
         let done: Vec<(RequestId, bool)> = (self.running.iter())
             .filter(|(_, running)| running.events.is_closed() || is_late(running.deadline))
             .map(|(id, running)| (*id, running.events.is_closed()))
             .collect();
         for (id, gone) in done {
             self.metrics.ended(ended(gone));
-            if let Some(running) = self.running.remove(&id) {
+            let removed = self.running.remove(&id);
+            let park = removed.as_ref().is_some_and(|running| running.park);
+            if let Some(running) = removed {
                 let _ = running.events.send(Event::Failed(ApiError::Timeout));
             }
             if let Some(finished) = self.batch.cancel(id) {
-                self.keep(finished.sequence);
+                self.keep(finished.sequence, park);
             }
         }
     }
 
+    /// Starts requests in order, but for those whose pages are being read, as long as sequences are free.
     fn start_waiting(&mut self) {
-        while self.batch.len() < self.max_sequences
-            && let Some(submission) = self.waiting.pop_front()
-        {
-            self.queued.fetch_sub(1, Ordering::SeqCst);
-            let Submission { request, events, deadline, top_logprobs, arrived } = submission;
-            let sequence = self.sequence_for(&request.prompt);
-            let prompt_tokens = request.prompt.len() as u64;
-            let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
-            let generation = match self.ngram_drafts {
-                true => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
-                false => generation,
-            };
-            match self.batch.add_to(sequence, generation, self.grid) {
-                Ok((id, kept)) => {
-                    self.metrics.prompt_tokens.inc_by(prompt_tokens);
-                    self.metrics.cached_tokens.inc_by(kept as u64);
-                    self.running.insert(id, Running { events, deadline, top_logprobs, arrived, last_token: None });
+        let mut waiting = std::mem::take(&mut self.waiting);
+        let mut still_waiting = VecDeque::new();
+        while let Some(mut next) = waiting.pop_front() {
+            let sequence = if self.batch.len() < self.max_sequences { self.sequence_for(&mut next) } else { None };
+            match sequence {
+                Some(sequence) => {
+                    // Pages are read for one request at a time: now for another.
+                    if next.ticket.take().is_some() {
+                        waiting.iter_mut().chain(&mut still_waiting).for_each(|waiting| waiting.is_loading = false);
+                    }
+                    self.start(next.submission, sequence);
                 }
-                Err(error) => {
-                    self.metrics.ended("failed");
-                    let _ = events.send(Event::Failed(error.into()));
-                }
+                None => still_waiting.push_back(next),
+            }
+        }
+        self.waiting = still_waiting;
+    }
+
+    fn start(&mut self, submission: Submission, sequence: TokenSequence<B>) {
+        self.queued.fetch_sub(1, Ordering::SeqCst);
+        let Submission { request, events, deadline, top_logprobs, arrived, hints } = submission;
+        let prompt_tokens = request.prompt.len() as u64;
+        let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
+        let generation = match self.ngram_drafts {
+            true => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
+            false => generation,
+        };
+        match self.batch.add_to(sequence, generation, hints.session.as_deref(), self.grid) {
+            Ok((id, kept)) => {
+                self.batch.set_priority(id, hints.priority);
+                self.metrics.queued.observe(arrived.elapsed().as_secs_f64());
+                self.metrics.prompt_tokens.inc_by(prompt_tokens);
+                self.metrics.cached_tokens.inc_by(kept as u64);
+                let (last_token, park) = (None, hints.park);
+                self.running.insert(id, Running { events, deadline, top_logprobs, arrived, last_token, park });
+            }
+            Err(error) => {
+                self.metrics.ended("failed");
+                let _ = events.send(Event::Failed(error.into()));
             }
         }
     }
 
-    /// The kept sequence that has most in common with a prompt, if that is worth its place, else an empty one.
-    fn sequence_for(&mut self, prompt: &[u32]) -> TokenSequence<B> {
+    /// What a request starts from: the kept sequence or the stored pages that have most in common with its prompt, else an empty
+    /// sequence. `None` while pages are being read.
+    fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<TokenSequence<B>> {
+        if waiting.is_loading {
+            return None;
+        }
+        let (prompt, hints) = (&waiting.submission.request.prompt, &waiting.submission.hints);
         let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
-        let common = |sequence: &TokenSequence<B>| sequence.common_prefix(prompt);
-        let best = (0..self.kept.len()).max_by_key(|index| common(&self.kept[*index]));
-        if let Some(index) = best {
-            let (common, length) = (common(&self.kept[index]), self.kept[index].tokens().len());
+        let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
+        let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
+        let in_best = best.map_or(0, |best| shared(&self.kept[best]));
+        let mut pages = Vec::new();
+        let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
+        if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
+            // Of as many tokens, those of a kept sequence need no copy.
+            if found.len() * self.grid > in_best {
+                match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
+                    Found::Pages(loaded) => pages = loaded,
+                    Found::Loading(ticket) => {
+                        waiting.ticket = ticket.or(waiting.ticket.take());
+                        waiting.is_loading = true;
+                        return None;
+                    }
+                }
+            }
+            if in_best < self.grid || !pages.is_empty() {
+                cache.count_hits(found, pages.len(), waiting.in_ram);
+            }
+        }
+        if pages.is_empty()
+            && let Some(best) = best
+            && in_best >= self.grid
+        {
             // Going back to a short common start would lose the rest of another conversation.
-            if common >= self.grid && (is_full || 2 * common >= length) {
-                return self.kept.remove(index);
+            if is_full || 2 * in_best >= self.kept[best].tokens().len() {
+                return Some(self.kept.remove(best));
             }
         }
         if is_full && !self.kept.is_empty() {
             self.kept.remove(0);
         }
-        TokenSequence::default()
+        let restored = found.map(|found| self.batch.restore(prompt, &found, &pages)).transpose();
+        let restored = restored.inspect_err(|error| {
+            tracing::warn!(
+                error = hpp_schema::error_line(error),
+                "cannot restore KV pages; the prompt is computed again"
+            );
+        });
+        Some(restored.ok().flatten().unwrap_or_default())
     }
 
-    fn keep(&mut self, sequence: TokenSequence<B>) {
-        if sequence.tokens().len() >= self.grid {
+    /// Keeps the sequence of an answered request, unless nothing follows soon.
+    fn keep(&mut self, sequence: TokenSequence<B>, park: bool) {
+        if park && let Some(cache) = self.batch.cache() {
+            cache.park(&sequence);
+        } else if sequence.tokens().len() >= self.grid {
             self.kept.push(sequence);
         }
     }
@@ -335,13 +475,13 @@ impl<B: Backend> EngineThread<B> {
             }
         };
         let _ = running.events.send(event);
-        self.keep(sequence);
+        self.keep(sequence, running.park);
     }
 
     /// Ends every request with an error, and drops all states.
     fn end_all(&mut self, error: &ApiError) {
         self.queued.fetch_sub(self.waiting.len(), Ordering::SeqCst);
-        let waiting = self.waiting.drain(..).map(|submission| submission.events);
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.submission.events);
         let running = self.running.drain().map(|(_, running)| running.events);
         for events in waiting.chain(running) {
             self.metrics.ended("failed");
@@ -351,7 +491,7 @@ impl<B: Backend> EngineThread<B> {
         self.kept.clear();
     }
 
-    fn report(&self) {
+    fn report(&mut self) {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.running.set(number(self.batch.len()));
         self.metrics.waiting.set(number(self.queued.load(Ordering::SeqCst)));
@@ -359,6 +499,16 @@ impl<B: Backend> EngineThread<B> {
         let sequences = (self.batch.len() + self.kept.len()) as u64;
         let bytes = self.batch.engine().host_state_bytes().saturating_mul(sequences);
         self.metrics.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        if self.reported_cache.elapsed() >= CACHE_REPORT {
+            self.report_cache();
+        }
+    }
+
+    fn report_cache(&mut self) {
+        if let Some(cache) = self.batch.cache() {
+            self.metrics.cache.report(&cache.stats());
+            self.reported_cache = Instant::now();
+        }
     }
 }
 

@@ -43,7 +43,9 @@ pub enum ApiError {
         waiting: usize,
     },
     /// The request asks for more answers than may wait.
-    #[error("the request asks for {count} answers, and at most {limit} may wait here (--queue): ask for fewer at a time")]
+    #[error(
+        "the request asks for {count} answers, and at most {limit} may wait here (--queue): ask for fewer at a time"
+    )]
     TooMany {
         /// Prompts times answers to each.
         count: usize,

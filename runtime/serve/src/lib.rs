@@ -16,7 +16,7 @@ mod model;
 pub mod openai;
 mod server;
 
-pub use engine_thread::{EngineLimits, LoadedEngine};
+pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, Wake};
 pub use error::{ApiError, ServeError};
 pub use metrics::{Metrics, ModelMetrics};
 pub use model::{EngineHandle, Model, ModelSettings, RequestOptions};

@@ -1,11 +1,13 @@
 //! Counters, gauges and histograms for Prometheus, one of each for every model.
 
+use hpp_generate::kv::StoreStats;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+use std::sync::atomic::AtomicU64;
 
 /// Upper bounds of the histograms, seconds: from a token of a small model to a long prompt from disk.
 const SECONDS: [f64; 14] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
@@ -38,6 +40,38 @@ pub struct Metrics {
     weight_bytes: Family<Labels, Counter>,
     first_token: Family<Labels, Histogram, fn() -> Histogram>,
     between_tokens: Family<Labels, Histogram, fn() -> Histogram>,
+    queued: Family<Labels, Histogram, fn() -> Histogram>,
+    cache: CacheFamilies,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabels {
+    model: String,
+    /// `ram` or `disk`.
+    tier: String,
+}
+
+/// Counts of the stores of KV pages.
+#[derive(Clone, Debug, Default)]
+struct CacheFamilies {
+    pages: Family<TierLabels, Gauge>,
+    hits: Family<TierLabels, Counter>,
+    misses: Family<Labels, Counter>,
+    evictions: Family<TierLabels, Counter>,
+    refused: Family<Labels, Counter>,
+    written: Family<Labels, Counter>,
+    read: Family<Labels, Counter>,
+    read_seconds: Family<Labels, Counter<f64, AtomicU64>>,
+    errors: Family<Labels, Counter>,
+}
+
+/// The same of one model.
+#[derive(Clone, Debug)]
+pub struct CacheMetrics {
+    model: String,
+    families: CacheFamilies,
+    /// What was reported last.
+    last: StoreStats,
 }
 
 /// The metrics of one model.
@@ -67,6 +101,10 @@ pub struct ModelMetrics {
     pub first_token: Histogram,
     /// Seconds between two tokens of a request.
     pub between_tokens: Histogram,
+    /// Seconds from the arrival of a request to its first pass.
+    pub queued: Histogram,
+    /// The cache of KV pages.
+    pub cache: CacheMetrics,
 }
 
 impl Default for Metrics {
@@ -93,6 +131,8 @@ impl Metrics {
             weight_bytes: Family::default(),
             first_token: Family::new_with_constructor(histogram),
             between_tokens: Family::new_with_constructor(histogram),
+            queued: Family::new_with_constructor(histogram),
+            cache: CacheFamilies::default(),
         };
         let registry = &mut this.registry;
         registry.register("hpp_requests", "Requests by outcome", this.requests.clone());
@@ -124,6 +164,9 @@ impl Metrics {
         );
         let between = this.between_tokens.clone();
         registry.register_with_unit("hpp_time_between_tokens", "Between two tokens", Unit::Seconds, between);
+        let queued = this.queued.clone();
+        registry.register_with_unit("hpp_time_in_queue", "From arrival to the first pass", Unit::Seconds, queued);
+        this.cache.register(registry);
         this
     }
 
@@ -144,6 +187,8 @@ impl Metrics {
             weight_bytes: self.weight_bytes.get_or_create(&labels).clone(),
             first_token: self.first_token.get_or_create(&labels).clone(),
             between_tokens: self.between_tokens.get_or_create(&labels).clone(),
+            queued: self.queued.get_or_create(&labels).clone(),
+            cache: CacheMetrics { model: name.to_owned(), families: self.cache.clone(), last: StoreStats::default() },
         }
     }
 
@@ -161,5 +206,46 @@ impl ModelMetrics {
     pub fn ended(&self, outcome: &str) {
         let labels = FinishLabels { model: self.model.clone(), outcome: outcome.to_owned() };
         self.requests.get_or_create(&labels).inc();
+    }
+}
+
+impl CacheFamilies {
+    fn register(&self, registry: &mut Registry) {
+        registry.register("hpp_kv_pages", "KV pages in a tier; those in RAM may be on disk too", self.pages.clone());
+        registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
+        registry.register("hpp_kv_misses", "KV pages that prompts had to compute", self.misses.clone());
+        registry.register("hpp_kv_evictions", "KV pages that left a tier to make room", self.evictions.clone());
+        registry.register("hpp_kv_refused", "KV pages that found no room", self.refused.clone());
+        registry.register("hpp_kv_written_pages", "KV pages written to disk", self.written.clone());
+        registry.register("hpp_kv_read_pages", "KV pages read from disk", self.read.clone());
+        let read_seconds = self.read_seconds.clone();
+        registry.register_with_unit("hpp_kv_read_time", "Time of these reads, added up", Unit::Seconds, read_seconds);
+        registry.register("hpp_kv_errors", "Reads and writes of KV pages that failed", self.errors.clone());
+    }
+}
+
+impl CacheMetrics {
+    /// Adds what has happened since the last report.
+    pub fn report(&mut self, now: &StoreStats) {
+        let (families, last) = (&self.families, &self.last);
+        let model = Labels { model: self.model.clone() };
+        let tier = |tier: &str| TierLabels { model: self.model.clone(), tier: tier.to_owned() };
+        let (ram, disk) = (tier("ram"), tier("disk"));
+        let pages = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        families.pages.get_or_create(&ram).set(pages(now.ram_pages));
+        families.pages.get_or_create(&disk).set(pages(now.disk_pages));
+        families.hits.get_or_create(&ram).inc_by(now.ram_hits - last.ram_hits);
+        families.hits.get_or_create(&disk).inc_by(now.disk_hits - last.disk_hits);
+        families.misses.get_or_create(&model).inc_by(now.misses - last.misses);
+        families.evictions.get_or_create(&ram).inc_by(now.ram_evictions - last.ram_evictions);
+        families.evictions.get_or_create(&disk).inc_by(now.removed - last.removed);
+        families.refused.get_or_create(&model).inc_by(now.refused - last.refused);
+        families.written.get_or_create(&model).inc_by(now.writes - last.writes);
+        families.read.get_or_create(&model).inc_by(now.reads - last.reads);
+        let seconds = (now.read_micros - last.read_micros) as f64 / 1e6;
+        families.read_seconds.get_or_create(&model).inc_by(seconds);
+        let errors = |stats: &StoreStats| stats.read_errors + stats.write_errors;
+        families.errors.get_or_create(&model).inc_by(errors(now) - errors(last));
+        self.last = *now;
     }
 }

@@ -1,6 +1,6 @@
 //! A model that is served: turns requests into tokens and submits them to the thread of its engine.
 
-use crate::engine_thread::{EngineLimits, EngineQueue, Event, LoadedEngine, Submission, start};
+use crate::engine_thread::{CacheHints, EngineLimits, EngineQueue, Event, LoadedEngine, Submission, Wake, start};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
@@ -53,6 +53,8 @@ pub struct RequestOptions {
     pub top_logprobs: Option<usize>,
     /// Time limit.
     pub timeout: Option<Duration>,
+    /// What the client says about states.
+    pub hints: CacheHints,
 }
 
 /// The thread of an engine. It ends once its model is dropped.
@@ -65,7 +67,7 @@ impl Model {
     /// What `load` reports.
     pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
         settings: ModelSettings,
-        load: impl FnOnce() -> Result<LoadedEngine<B>, E> + Send + 'static,
+        load: impl FnOnce(Wake) -> Result<LoadedEngine<B>, E> + Send + 'static,
         metrics: ModelMetrics,
         stop: Arc<AtomicBool>,
     ) -> Result<(Model, EngineHandle), E> {
@@ -149,7 +151,8 @@ impl Model {
         let arrived = Instant::now();
         let deadline = options.timeout.and_then(|timeout| arrived.checked_add(timeout));
         let top_logprobs = options.top_logprobs;
-        Ok((Submission { request, events, deadline, top_logprobs, arrived }, receiver))
+        let hints = options.hints.clone();
+        Ok((Submission { request, events, deadline, top_logprobs, arrived, hints }, receiver))
     }
 
     /// Puts requests into the engine's queue, all of them or none.

@@ -17,7 +17,8 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
-    ("hpp-generate", &["hpp-engine", "hpp-schema", "hpp-io"]),
+    ("hpp-kv", &[]),
+    ("hpp-generate", &["hpp-engine", "hpp-kv", "hpp-schema", "hpp-io"]),
     ("hpp-serve", &["hpp-generate", "hpp-engine", "hpp-schema"]),
     ("hpp-exec", &["hpp-serve", "hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
     // Completions and man pages of any command, behind a feature: it knows clap and no room.

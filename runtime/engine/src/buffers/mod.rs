@@ -7,12 +7,14 @@ mod boundary;
 mod lane;
 mod model_input;
 mod state;
+mod state_page;
 mod state_staging;
 
 pub(crate) use boundary::{Boundaries, BoundaryLayout};
 pub(crate) use lane::Lane;
 pub(crate) use model_input::{InputBuffers, PassInput};
 pub(crate) use state::{StateBuffers, StateLayout, upload};
+pub(crate) use state_page::{PagePart, PageRange};
 pub(crate) use state_staging::{StateArrival, StateReturn, StateStaging};
 
 use crate::error::{BackendError, EngineError};

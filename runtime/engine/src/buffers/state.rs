@@ -70,7 +70,7 @@ impl StateLayout {
     }
 
     /// Tokens its buffer is laid out for when it holds `held`.
-    fn layout_tokens(&self, held: u64) -> u64 {
+    pub(super) fn layout_tokens(&self, held: u64) -> u64 {
         match self.update {
             StateUpdate::InPlace { capacity, .. } if self.partial => state_tokens(held, capacity),
             StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } => capacity,
@@ -101,7 +101,7 @@ impl StateLayout {
         }
     }
 
-    fn dims(&self, length: u64) -> Dims {
+    pub(super) fn dims(&self, length: u64) -> Dims {
         let mut dims = self.full.clone();
         if let Some(axis) = token_axis(self.update) {
             dims[axis] = length;

@@ -2,6 +2,7 @@
 
 mod bind;
 mod infer;
+mod pages;
 mod pass;
 mod sequence;
 mod step;
@@ -9,6 +10,7 @@ mod truncate;
 mod warm_up;
 
 pub use infer::NamedTensors;
+pub use pages::PageLayout;
 pub use sequence::Sequence;
 pub(crate) use step::Step;
 pub use step::{LogitRows, StepInput, WorkItem};

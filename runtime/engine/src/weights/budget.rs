@@ -20,6 +20,8 @@ pub(crate) struct HostMemoryBudget {
     gpu_fallback: WeightResidency,
     /// Sequences whose states have room.
     sequences: u64,
+    /// Bytes that the caller takes.
+    reserved: u64,
 }
 
 /// What else than weights is in host memory, bytes.
@@ -42,6 +44,7 @@ impl HostMemoryBudget {
     ) -> Result<Self, EngineError> {
         let reads = options.weights;
         let sequences = options.sequences.unwrap_or(plan.budgets.batch).max(1);
+        let reserved = options.reserved;
         let is_read = reads != WeightReads::Mapped;
         let process_limit = backend.memory_limit();
         let least = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
@@ -52,7 +55,7 @@ impl HostMemoryBudget {
         let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
         let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
             let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::Streamed));
-            return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences });
+            return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved });
         };
         let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
         let Some(left) = pinned.checked_sub(planned - limit) else {
@@ -66,7 +69,7 @@ impl HostMemoryBudget {
             ByteSize(left).human(),
             ByteSize(pinned).human()
         ));
-        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences })
+        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences, reserved })
     }
 
     /// Most host memory to use, bytes.
@@ -84,7 +87,8 @@ impl HostMemoryBudget {
         let limit = self.limit.or(plan.budgets.ram.map(|ram| ram.0));
         let Some((limit, rss)) = limit.zip(in_use.rss) else { return self };
         let fallen_back = fallen_back(plan, is_fallback);
-        let used = [rss, self.window_beside(plan, &fallen_back), activations(plan, &fallen_back), RESERVE];
+        let window = self.window_beside(plan, &fallen_back);
+        let used = [rss, window, activations(plan, &fallen_back), RESERVE, self.reserved];
         let free = used.into_iter().fold(limit, u64::saturating_sub);
         let fitting = free.checked_div(in_use.states).unwrap_or(self.sequences);
         HostMemoryBudget { sequences: fitting.clamp(1, self.sequences), ..self }
@@ -148,7 +152,8 @@ impl HostMemoryBudget {
             return wanted.saturating_sub(missing);
         };
         let states = in_use.states.saturating_mul(self.sequences);
-        let used = [rss, self.window_beside(plan, fallen_back), states, activations(plan, fallen_back), RESERVE];
+        let window = self.window_beside(plan, fallen_back);
+        let used = [rss, window, states, activations(plan, fallen_back), RESERVE, self.reserved];
         used.into_iter().fold(limit, u64::saturating_sub)
     }
 
@@ -157,7 +162,8 @@ impl HostMemoryBudget {
         let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
         let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
         let states = in_use.states.saturating_mul(self.sequences);
-        let used = [in_use.rss.unwrap_or(0), pinned, self.window_beside(plan, &[]), states, activations(plan, &[])];
+        let window = self.window_beside(plan, &[]);
+        let used = [in_use.rss.unwrap_or(0), pinned, window, states, activations(plan, &[]), self.reserved];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
     }
 }

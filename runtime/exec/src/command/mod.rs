@@ -7,6 +7,7 @@ mod drafts;
 mod generate;
 mod infer;
 mod jobs;
+mod kv_cache;
 mod probe;
 mod sequences;
 mod serve;

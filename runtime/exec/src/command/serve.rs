@@ -1,5 +1,6 @@
 //! `hpp-exec serve PLAN`: models over HTTP.
 
+use super::kv_cache::open_cache;
 use super::sequences::{fitting_sequences, planned_sequences};
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::{NamedPlan, ServeArgs};
@@ -10,7 +11,7 @@ use crate::runtime::OrtBackend;
 use hpp_engine::EngineOptions;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
 use hpp_serve::{
-    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, ServeSettings, Shutdown, serve,
+    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, ServeSettings, Shutdown, Wake, serve,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -97,28 +98,32 @@ fn start(
     };
     let tokenizer = settings.encoder.tokenizer.clone();
     let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
-    let (runtime, asked, ngram_drafts) = (args.runtime.clone(), args.max_sequences, args.ngram);
-    let load =
-        move || {
-            load_model(&plan, &runtime, asked, inputs, (&console, &interrupt))
-                .map(|(batch, max_sequences)| LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts })
-        };
+    let args = args.clone();
+    let load = move |wake| {
+        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, (&console, &interrupt))?;
+        Ok(LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts: args.ngram })
+    };
     let metrics = metrics.model(&name);
     Model::start(settings, load, metrics, shutdown.stop_flag())
 }
 
 fn load_model(
     plan: &PlanFile,
-    runtime: &crate::cli::RuntimeArgs,
-    asked: Option<u64>,
+    args: &ServeArgs,
     inputs: ModelInputs,
+    wake: Wake,
     (console, interrupt): (&Arc<Console>, &Interrupt),
 ) -> Result<(Batch<OrtBackend>, usize), ExecError> {
+    let (runtime, asked) = (&args.runtime, args.max_sequences);
     let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
-    let options = EngineOptions { sequences: Some(wanted), ..runtime.engine_options() };
+    let reserved = args.kv.ram(&plan.plan);
+    let options = EngineOptions { sequences: Some(wanted), reserved, ..runtime.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, (runtime, options), console, interrupt)?;
     let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
-    Ok((Batch::new(engine, inputs), sequences))
+    let cache = open_cache(&engine, &plan.plan, (runtime, &args.kv), wake, console)?;
+    let mut batch = Batch::new(engine, inputs);
+    cache.into_iter().for_each(|cache| batch.save_in(cache));
+    Ok((batch, sequences))
 }
 
 /// Requests a shutdown once Ctrl-C or SIGTERM has come. The thread ends with the process.

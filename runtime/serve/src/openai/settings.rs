@@ -1,5 +1,6 @@
 //! The fields that chat completions and completions share.
 
+use crate::engine_thread::CacheHints;
 use crate::error::ApiError;
 use crate::model::RequestOptions;
 use hpp_generate::sampling::SamplingOverrides;
@@ -11,6 +12,10 @@ use std::time::Duration;
 const MAX_ANSWERS: u64 = 128;
 /// Most texts that end an answer.
 const MAX_STOPS: usize = 64;
+/// Longest name of a conversation, bytes.
+const MAX_SESSION_ID: usize = 256;
+/// How important a request may be.
+const PRIORITIES: std::ops::RangeInclusive<i32> = -10..=10;
 
 /// How to answer.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -44,6 +49,12 @@ pub struct Settings {
     pub stream_options: Option<StreamOptions>,
     /// Whether to go on after the tokens that end a text.
     pub ignore_eos: Option<bool>,
+    /// The conversation: states of its answers are kept for its next request.
+    pub session_id: Option<String>,
+    /// More important requests start first, and their states are kept longer.
+    pub priority: Option<i32>,
+    /// Whether states leave memory after the answer, because nothing follows soon.
+    pub park: Option<bool>,
     /// Time limit of the request, seconds.
     pub timeout: Option<f64>,
     /// Not supported unless 0.
@@ -126,7 +137,21 @@ impl Settings {
             ignore_eos: self.ignore_eos == Some(true),
             top_logprobs,
             timeout,
+            hints: self.hints()?,
         })
+    }
+
+    fn hints(&self) -> Result<CacheHints, ApiError> {
+        let session = self.session_id.clone().filter(|session| !session.is_empty());
+        if session.as_ref().is_some_and(|session| session.len() > MAX_SESSION_ID) {
+            return Err(ApiError::field("session_id", format!("`session_id` has at most {MAX_SESSION_ID} bytes")));
+        }
+        let priority = self.priority.unwrap_or(0);
+        if !PRIORITIES.contains(&priority) {
+            let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
+            return Err(ApiError::field("priority", format!("`priority` is from {least} to {most}")));
+        }
+        Ok(CacheHints { session, priority, park: self.park == Some(true) })
     }
 
     /// Refuses fields that would change the answer.

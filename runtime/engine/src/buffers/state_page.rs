@@ -1,0 +1,172 @@
+//! Pages of states: what the states of a sequence hold for a range of its tokens, copied out in one piece and back in.
+//!
+//! A page of `n` tokens has, for each state in the program's order: of a state with an axis of tokens, the `n` tokens of each of its
+//! rows; of any other (convolution, recurrent, a sliding window), all of it as it was at the page's end.
+
+use super::{Buffer, BufferPool, StateBuffers, StateLayout, about, size_of};
+use crate::error::{BackendError, EngineError};
+use crate::port::{Backend, Dims, MemoryId};
+use crate::program::token_axis;
+use crate::tensor::byte_len;
+use hpp_schema::{DType, StateUpdate};
+use std::ops::Range;
+
+/// The part of a page that belongs to one state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PagePart {
+    /// So many rows with an axis of tokens.
+    Tokens { rows: u64, token_bytes: u64 },
+    /// The whole state at the page's end.
+    Snapshot { bytes: u64 },
+}
+
+impl PagePart {
+    /// How a page holds a state; `None` if it cannot: the caller gave the state, or a token's part is no whole number of bytes.
+    pub fn new(layout: &StateLayout, context: u64) -> Option<Self> {
+        let is_window = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity < context);
+        match layout.update {
+            StateUpdate::ReadOnly => None,
+            StateUpdate::InPlace { .. } | StateUpdate::Append { .. } if !is_window => {
+                let axis = token_axis(layout.update)?;
+                let one = byte_len(layout.dtype, &layout.full[axis + 1..])?;
+                let two: Dims = std::iter::once(2).chain(layout.full[axis + 1..].iter().copied()).collect();
+                let is_whole = byte_len(layout.dtype, &two)? == 2 * one;
+                let rows = layout.full[..axis].iter().product();
+                is_whole.then_some(PagePart::Tokens { rows, token_bytes: one })
+            }
+            _ => Some(PagePart::Snapshot { bytes: byte_len(layout.dtype, &layout.full)? }),
+        }
+    }
+
+    /// Bytes of this part in a page of `tokens` tokens.
+    pub fn bytes(self, tokens: u64) -> u64 {
+        match self {
+            PagePart::Tokens { rows, token_bytes } => rows * token_bytes * tokens,
+            PagePart::Snapshot { bytes } => bytes,
+        }
+    }
+}
+
+/// The parts of one state in consecutive pages.
+pub(crate) struct PageRange<'a, T> {
+    /// How each page holds it.
+    pub part: PagePart,
+    /// The first token of the first page.
+    pub first: u64,
+    /// Tokens of a page.
+    pub tokens: u64,
+    /// The state's part of each page.
+    pub pages: &'a mut [T],
+}
+
+impl<B: Backend> StateBuffers<B> {
+    /// Copies the parts of pages out of a state whose sequence has `length` tokens.
+    pub fn save_pages(
+        &self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        length: u64,
+        range: PageRange<'_, &mut [u8]>,
+    ) -> Result<(), EngineError> {
+        let (buffer, laid_out) = self.held(length);
+        let dims = layout.dims(laid_out);
+        let host = on_host(pool, layout, buffer, &dims)?;
+        let host = host.as_ref().unwrap_or(buffer);
+        let bytes = pool.view(host, DType::Uint8, &[host.bytes]).map_err(about(&layout.past))?;
+        let PageRange { part, first, tokens, pages } = range;
+        let mut at = first;
+        for page in pages {
+            for (offset, place) in pieces(part, laid_out, at, tokens) {
+                pool.backend.read(&bytes, offset, &mut page[place]).map_err(about(&layout.past))?;
+            }
+            at += tokens;
+        }
+        Ok(())
+    }
+
+    /// Copies the parts of all pages of a sequence of `length` tokens into a new state.
+    pub fn restore_pages(
+        &mut self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        length: u64,
+        range: PageRange<'_, &[u8]>,
+    ) -> Result<(), EngineError> {
+        if let StateBuffers::InPlace { tokens, .. } = self {
+            *tokens = layout.layout_tokens(length);
+        }
+        let (buffer, laid_out) = self.held(length);
+        let dims = layout.dims(laid_out);
+        let bytes = size_of(&layout.past, layout.dtype, &dims)?;
+        let staging = match buffer.memory {
+            MemoryId::HOST => None,
+            _ => Some(pool.reserve(MemoryId::HOST, bytes).map_err(about(&layout.past))?),
+        };
+        let host = staging.as_ref().unwrap_or(buffer);
+        let PageRange { part, first, tokens, pages } = range;
+        // Only the last page's snapshot counts.
+        let skipped = if matches!(part, PagePart::Snapshot { .. }) { pages.len().saturating_sub(1) } else { 0 };
+        for (index, page) in pages.iter().enumerate().skip(skipped) {
+            for (offset, place) in pieces(part, laid_out, first + index as u64 * tokens, tokens) {
+                pool.backend.write(&host.handle, offset, &page[place]).map_err(about(&layout.past))?;
+            }
+        }
+        match &staging {
+            Some(staging) => pool.copy(staging, buffer, layout.dtype, &dims).map_err(about(&layout.past)),
+            None => Ok(()),
+        }
+    }
+
+    /// The buffer that holds a sequence of `length` tokens, and the tokens it is laid out for.
+    fn held(&self, length: u64) -> (&Buffer<B>, u64) {
+        match self {
+            StateBuffers::InPlace { buffer, tokens, .. } => (buffer, *tokens),
+            StateBuffers::Double { buffers, past } => (&buffers[*past], length),
+            StateBuffers::Given(_) => unreachable!("states that the caller gives are in no page"),
+        }
+    }
+}
+
+/// A copy on the host of a buffer on a device; `None` if it is on the host.
+fn on_host<B: Backend>(
+    pool: &BufferPool<B>,
+    layout: &StateLayout,
+    buffer: &Buffer<B>,
+    dims: &Dims,
+) -> Result<Option<Buffer<B>>, EngineError> {
+    if buffer.memory == MemoryId::HOST {
+        return Ok(None);
+    }
+    let copy = || -> Result<Buffer<B>, BackendError> {
+        let host = pool.reserve(MemoryId::HOST, byte_len(layout.dtype, dims).unwrap_or(buffer.bytes))?;
+        pool.backend.synchronize(buffer.memory)?;
+        pool.copy(buffer, &host, layout.dtype, dims)?;
+        Ok(host)
+    };
+    copy().map(Some).map_err(about(&layout.past))
+}
+
+/// Where each piece of a page's part starts in the state's buffer, which is laid out for `laid_out` tokens, and its place in the part.
+fn pieces(part: PagePart, laid_out: u64, first: u64, tokens: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+    let (rows, stride, start, bytes) = match part {
+        PagePart::Tokens { rows, token_bytes } => {
+            (rows, laid_out * token_bytes, first * token_bytes, tokens * token_bytes)
+        }
+        PagePart::Snapshot { bytes } => (1, 0, 0, bytes),
+    };
+    (0..rows).map(move |row| (row * stride + start, (row * bytes) as usize..((row + 1) * bytes) as usize))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_are_rows_of_the_buffer() {
+        let part = PagePart::Tokens { rows: 2, token_bytes: 10 };
+        assert_eq!(part.bytes(3), 60);
+        let found: Vec<_> = pieces(part, 8, 3, 3).collect();
+        assert_eq!(found, [(30, 0..30), (110, 30..60)]);
+        assert_eq!(pieces(PagePart::Snapshot { bytes: 7 }, 8, 3, 3).collect::<Vec<_>>(), [(0, 0..7)]);
+    }
+}

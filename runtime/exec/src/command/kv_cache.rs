@@ -1,0 +1,97 @@
+//! The cache of KV pages of an engine: how much it takes, where it lies, and what decides its bits.
+
+use crate::cli::{KvArgs, RuntimeArgs};
+use crate::console::Console;
+use crate::error::ExecError;
+use crate::runtime::{OrtBackend, Runtime, available_memory};
+use hpp_engine::Engine;
+use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, StoreError};
+use hpp_generate::{KvCache, KvSettings};
+use hpp_schema::{ByteSize, Plan, Seal};
+use std::sync::Arc;
+
+/// Of a plan's limit of host memory, the part for pages.
+const SHARE_OF_LIMIT: u64 = 20;
+/// Of this machine's free memory, the part for pages where the plan has no limit.
+const SHARE_OF_FREE: u64 = 10;
+/// Most bytes of RAM for pages unless asked for more.
+const MOST_RAM: u64 = 4 << 30;
+
+impl KvArgs {
+    /// Bytes of RAM for pages.
+    pub fn ram(&self, plan: &Plan) -> u64 {
+        if let Some(asked) = self.kv_ram {
+            return asked.0;
+        }
+        let share = match plan.budgets.ram {
+            Some(limit) => limit.0 / SHARE_OF_LIMIT,
+            None => available_memory().unwrap_or(0) / SHARE_OF_FREE,
+        };
+        share.min(MOST_RAM)
+    }
+}
+
+/// Opens the cache, unless there is no RAM for it or the model's states cannot be saved.
+pub fn open_cache(
+    engine: &Engine<OrtBackend>,
+    plan: &Plan,
+    (runtime, args): (&RuntimeArgs, &KvArgs),
+    wake: impl Fn() + Send + Sync + 'static,
+    console: &Arc<Console>,
+) -> Result<Option<KvCache>, ExecError> {
+    // Chunks of a prompt may have one token more than a page, and the plan limits them.
+    let page_tokens = args.kv_page.min(engine.chunk().saturating_sub(1)).max(1);
+    let ram = args.ram(plan);
+    let Some(layout) = engine.page_layout(page_tokens) else {
+        if args.kv_dir.is_some() {
+            console.warn("this model's states cannot be saved: --kv-dir has no effect");
+        }
+        return Ok(None);
+    };
+    let page = PageBytes::memory_for(usize::try_from(layout.bytes()).unwrap_or(usize::MAX));
+    let is_asked = args.kv_dir.is_some() || args.kv_ram.is_some_and(|ram| ram.0 > 0);
+    if ram < page {
+        if is_asked {
+            return Err(StoreError::TooSmall { limit: ram, page }.into());
+        }
+        tracing::debug!(ram, page, "no RAM for KV pages");
+        return Ok(None);
+    }
+    let disk = args.kv_dir.clone().map(|directory| DiskSettings { directory, bytes: args.kv_disk.0 });
+    let settings = KvSettings {
+        page_tokens: usize::try_from(page_tokens).unwrap_or(usize::MAX),
+        ram,
+        disk,
+        policy: args.kv_policy,
+        fingerprint: fingerprint(engine, plan, runtime, page_tokens, console)?,
+    };
+    let cache = KvCache::open(engine, settings, wake)?;
+    if let Some(cache) = &cache {
+        let (stats, page) = (cache.stats(), ByteSize(page).human());
+        tracing::info!(ram, page, page_tokens, on_disk = stats.disk_pages, "cache of KV pages");
+    }
+    Ok(cache)
+}
+
+/// What decides the bits of states apart from tokens.
+fn fingerprint(
+    engine: &Engine<OrtBackend>,
+    plan: &Plan,
+    runtime: &RuntimeArgs,
+    page_tokens: u64,
+    console: &Arc<Console>,
+) -> Result<Fingerprint, ExecError> {
+    let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
+    let stages = engine.telemetry().stages;
+    let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
+    let library = Runtime::open_for(plan, runtime, console)?.backend().results_depend_on();
+    let (page, context) = (page_tokens.to_string(), engine.context().to_string());
+    Ok(Fingerprint::of([
+        ("hpp", env!("CARGO_PKG_VERSION")),
+        ("plan", &seal),
+        ("places", &places.join(", ")),
+        ("library", &library),
+        ("page", &page),
+        ("context", &context),
+    ]))
+}

@@ -1,0 +1,248 @@
+//! Saved states: which pages of a prompt a store has, sequences made of them, and pages that a sequence adds.
+//!
+//! A page that was fed in one chunk of a prompt has the bits that it would have for any prompt that begins with its tokens, so every
+//! prompt may use it. A page with generated tokens has other bits; it is saved only for a session and found only by it.
+
+use crate::error::GenerateError;
+use crate::sequence::TokenSequence;
+use hpp_engine::{Backend, Engine, EngineError, PageLayout};
+use hpp_kv::{
+    DiskSettings, Fingerprint, Found, LoadTicket, NewPage, PageBytes, PageKey, PageStore, Policy, StoreError,
+    StoreSettings, StoreStats,
+};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most pages copied out at once; they are not in the store's limit of RAM yet.
+const MOST_AT_ONCE: usize = 8;
+
+/// Where states are saved.
+#[derive(Clone, Debug)]
+pub struct KvSettings {
+    /// Tokens of a page: the chunk of prompts.
+    pub page_tokens: usize,
+    /// Bytes of RAM for pages.
+    pub ram: u64,
+    /// The disk below it.
+    pub disk: Option<DiskSettings>,
+    /// Which pages leave first.
+    pub policy: Policy,
+    /// What decides the bits of states apart from tokens: weights, plan, library, threads.
+    pub fingerprint: Fingerprint,
+}
+
+/// What keeping a page is worth.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct PageValue {
+    /// What computing it takes, milliseconds.
+    pub cost_ms: f64,
+    /// Of its request; more is more important.
+    pub priority: i32,
+}
+
+/// The pages that a prompt begins with and that are stored.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PromptPages {
+    keys: Vec<PageKey>,
+    /// How many of them any prompt may use.
+    shared: usize,
+    /// Pages that the prompt could use if they were stored.
+    wanted: usize,
+    session: Option<String>,
+}
+
+impl PromptPages {
+    /// Stored pages.
+    pub fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Whether none is stored.
+    pub fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+}
+
+/// Saves and restores the states of one model's sequences.
+pub struct KvCache {
+    store: PageStore,
+    layout: PageLayout,
+    root: PageKey,
+}
+
+impl KvCache {
+    /// Opens the cache of an engine. `None` if the model's states cannot be saved. `wake` is called, on another thread, whenever a page has
+    /// been read from disk or written.
+    ///
+    /// # Errors
+    /// See [`PageStore::open`].
+    pub fn open<B: Backend>(
+        engine: &Engine<B>,
+        settings: KvSettings,
+        wake: impl Fn() + Send + Sync + 'static,
+    ) -> Result<Option<Self>, StoreError> {
+        let KvSettings { page_tokens, ram, disk, policy, fingerprint } = settings;
+        let Some(layout) = engine.page_layout(page_tokens as u64) else { return Ok(None) };
+        let page_bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
+        let store = PageStore::open(StoreSettings { fingerprint, page_bytes, ram, disk, policy }, wake)?;
+        Ok(Some(KvCache { store, layout, root: PageKey::root(&fingerprint) }))
+    }
+
+    /// Tokens of a page.
+    pub fn page_tokens(&self) -> usize {
+        self.layout.tokens() as usize
+    }
+
+    /// The pages that a prompt begins with and that are stored, in RAM or on disk. At least two tokens of the prompt are left: a
+    /// single one would be computed differently from the end of a longer chunk.
+    pub fn look_up(&self, prompt: &[u32], session: Option<&str>) -> PromptPages {
+        let mut found = PromptPages { session: session.map(str::to_owned), ..PromptPages::default() };
+        let usable = &prompt[..prompt.len().saturating_sub(2)];
+        let pages = usable.chunks_exact(self.page_tokens());
+        found.wanted = pages.len();
+        let mut parent = self.root;
+        for tokens in pages {
+            let shared = Some(parent.child(tokens, None)).filter(|_| found.shared == found.keys.len());
+            let own = || session.map(|_| parent.child(tokens, session));
+            let stored = |key: &PageKey| self.store.contains(key);
+            let key = match shared.filter(stored) {
+                Some(key) => {
+                    found.shared += 1;
+                    key
+                }
+                None => match own().filter(stored) {
+                    Some(key) => key,
+                    None => break,
+                },
+            };
+            found.keys.push(key);
+            parent = key;
+        }
+        found.keys.truncate(self.store.stored(&found.keys));
+        found.shared = found.shared.min(found.keys.len());
+        found
+    }
+
+    /// Brings these pages into RAM. See [`PageStore::find`]: while pages are being read, ask again with the ticket.
+    pub fn load(&self, pages: &PromptPages, priority: i32, ticket: Option<&Arc<LoadTicket>>) -> Found {
+        self.store.find(&pages.keys, priority, ticket)
+    }
+
+    /// Starts to bring pages into RAM.
+    pub fn prefetch(&self, pages: &PromptPages) {
+        self.store.prefetch(&pages.keys);
+    }
+
+    /// How many of these pages are in RAM.
+    pub fn in_ram(&self, pages: &PromptPages) -> usize {
+        self.store.in_ram(&pages.keys)
+    }
+
+    /// Counts a prompt that used `used` of its pages, `in_ram` of which were in RAM when it came.
+    pub fn count_hits(&self, pages: &PromptPages, used: usize, in_ram: usize) {
+        let from_ram = used.min(in_ram);
+        self.store.count_hits(pages.wanted, from_ram, used - from_ram);
+    }
+
+    /// A sequence that holds the first pages of a prompt, and goes on with the same bits as the sequence that saved them.
+    ///
+    /// # Errors
+    /// Memory for the states is short.
+    pub fn restore<B: Backend>(
+        &self,
+        engine: &mut Engine<B>,
+        prompt: &[u32],
+        found: &PromptPages,
+        pages: &[Arc<PageBytes>],
+    ) -> Result<TokenSequence<B>, GenerateError> {
+        let payloads: Vec<&[u8]> = pages.iter().map(|page| page.payload()).collect();
+        let sequence = engine.restore_pages(&self.layout, &payloads)?;
+        let (count, page) = (pages.len().min(found.keys.len()), self.page_tokens());
+        let (keys, on_grid) = (found.keys[..count].to_vec(), found.shared.min(count) * page);
+        Ok(TokenSequence::restored(sequence, &prompt[..count * page], keys, on_grid, found.session.as_deref()))
+    }
+
+    /// Saves the pages that a sequence has completed and the store does not have. `is_last`: nothing more follows now, so that states on a
+    /// device, which are copied whole, are saved too. A page that cannot be saved costs its later users time and nothing else.
+    pub fn save<B: Backend>(
+        &self,
+        engine: &mut Engine<B>,
+        sequence: &mut TokenSequence<B>,
+        value: PageValue,
+        is_last: bool,
+    ) {
+        let page = self.page_tokens();
+        let is_prompt_end = sequence.tokens().len() % page != 0;
+        if !self.layout.is_on_host() && !self.layout.has_snapshots() && !is_last && !is_prompt_end {
+            return;
+        }
+        loop {
+            let batch = self.unsaved(sequence);
+            if batch.is_empty() {
+                return;
+            }
+            if let Err(error) = self.save_pages(engine, sequence, &batch, value) {
+                tracing::warn!(error = hpp_schema::error_line(&error), "cannot save KV pages");
+            }
+            sequence.add_saved(batch);
+        }
+    }
+
+    /// The keys of the next pages to look at.
+    fn unsaved<B: Backend>(&self, sequence: &TokenSequence<B>) -> Vec<PageKey> {
+        let (page, tokens) = (self.page_tokens(), sequence.tokens());
+        let first = sequence.saved().len();
+        let mut parent = sequence.saved().last().copied().unwrap_or(self.root);
+        let mut keys = Vec::new();
+        for (index, tokens) in tokens.chunks_exact(page).enumerate().skip(first).take(MOST_AT_ONCE) {
+            let is_shared = (index + 1) * page <= sequence.on_grid();
+            if !is_shared && sequence.session().is_none() {
+                break;
+            }
+            parent = parent.child(tokens, sequence.session().filter(|_| !is_shared));
+            keys.push(parent);
+        }
+        keys
+    }
+
+    fn save_pages<B: Backend>(
+        &self,
+        engine: &mut Engine<B>,
+        sequence: &TokenSequence<B>,
+        keys: &[PageKey],
+        PageValue { cost_ms, priority }: PageValue,
+    ) -> Result<(), EngineError> {
+        let (page, first) = (self.page_tokens(), sequence.saved().len());
+        let Some(states) = sequence.states() else { return Ok(()) };
+        let is_whole = |index: usize| !self.layout.has_snapshots() || (index + 1) * page == sequence.tokens().len();
+        let wanted = |offset: &usize| is_whole(first + offset) && !self.store.contains(&keys[*offset]);
+        let Some(start) = (0..keys.len()).find(wanted) else { return Ok(()) };
+        let mut pages: Vec<PageBytes> = (start..keys.len()).map(|_| self.store.new_page()).collect();
+        let mut payloads: Vec<&mut [u8]> = pages.iter_mut().map(PageBytes::payload_mut).collect();
+        engine.save_pages(&self.layout, states, ((first + start) * page) as u64, &mut payloads)?;
+        for (offset, page) in (start..).zip(pages) {
+            let parent = match offset {
+                0 => sequence.saved().last().copied().unwrap_or(self.root),
+                _ => keys[offset - 1],
+            };
+            let index = u32::try_from(first + offset).unwrap_or(u32::MAX);
+            self.store.insert(NewPage { key: keys[offset], parent, index, cost_ms, priority }, page);
+        }
+        Ok(())
+    }
+
+    /// Lets the pages of a sequence leave RAM before all others.
+    pub fn park<B: Backend>(&self, sequence: &TokenSequence<B>) {
+        self.store.park(sequence.saved());
+    }
+
+    /// Counts and sizes.
+    pub fn stats(&self) -> StoreStats {
+        self.store.stats()
+    }
+
+    /// Waits until everything is on disk, at most this long. Whether it is.
+    pub fn flush(&self, at_most: Duration) -> bool {
+        self.store.flush(at_most)
+    }
+}

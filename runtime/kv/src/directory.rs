@@ -1,0 +1,104 @@
+//! The directory of a store: one directory for each model, by its fingerprint, each with a lock and a file of records.
+
+use crate::error::StoreError;
+use crate::key::Fingerprint;
+use std::fs::{File, TryLockError, create_dir_all, read_dir, remove_dir_all};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+const LOCK: &str = "lock";
+const PAGES: &str = "pages.kv";
+
+/// A model's directory, locked for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct ModelDirectory {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl ModelDirectory {
+    /// Makes and locks the directory of a model.
+    pub fn open(store: &Path, fingerprint: &Fingerprint) -> Result<Self, StoreError> {
+        let path = store.join(fingerprint.short());
+        create_dir_all(&path).map_err(|source| StoreError::Io { path: path.clone(), source })?;
+        match lock(&path) {
+            Ok(Some(lock)) => Ok(ModelDirectory { path, _lock: lock }),
+            Ok(None) => Err(StoreError::InUse(path)),
+            Err(source) => Err(StoreError::Io { path, source }),
+        }
+    }
+
+    /// The file of records.
+    pub fn pages(&self) -> PathBuf {
+        self.path.join(PAGES)
+    }
+
+    /// Bytes that this model may take so that all models together take `limit`: directories of others that no process uses are removed,
+    /// the one written longest ago first, as far as `wanted` bytes need it.
+    pub fn make_room(&self, store: &Path, wanted: u64, limit: u64) -> u64 {
+        let mut others = self.others(store);
+        others.sort_by_key(|other| other.modified);
+        let mut taken: u64 = others.iter().map(|other| other.bytes).sum();
+        for other in others {
+            if taken.saturating_add(wanted) <= limit {
+                break;
+            }
+            if let Ok(Some(_lock)) = lock(&other.path)
+                && remove_dir_all(&other.path).is_ok()
+            {
+                tracing::info!(path = %other.path.display(), "removed the KV pages of another model to make room");
+                taken -= other.bytes;
+            }
+        }
+        limit.saturating_sub(taken)
+    }
+
+    fn others(&self, store: &Path) -> Vec<Other> {
+        let entries = read_dir(store).into_iter().flatten().flatten();
+        let other = |path: PathBuf| {
+            let pages = path.join(PAGES).metadata().ok()?;
+            let modified = pages.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            (path != self.path).then(|| Other { bytes: pages.len(), modified, path })
+        };
+        entries.filter_map(|entry| other(entry.path())).collect()
+    }
+}
+
+/// The directory of another model.
+struct Other {
+    path: PathBuf,
+    bytes: u64,
+    modified: SystemTime,
+}
+
+/// Locks a model's directory; `None` if another process has it.
+fn lock(directory: &Path) -> std::io::Result<Option<File>> {
+    let file = File::options().create(true).truncate(false).write(true).open(directory.join(LOCK))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(TryLockError::WouldBlock) => Ok(None),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_belongs_to_one_and_others_make_room() {
+        let store = tempfile::tempdir().unwrap();
+        let [a, b, c] = ["a", "b", "c"].map(|name| Fingerprint::of([("model", name)]));
+        let first = ModelDirectory::open(store.path(), &a).unwrap();
+        assert!(matches!(ModelDirectory::open(store.path(), &a), Err(StoreError::InUse(_))));
+        std::fs::write(first.pages(), [0; 100]).unwrap();
+        let second = ModelDirectory::open(store.path(), &b).unwrap();
+        std::fs::write(second.pages(), [0; 50]).unwrap();
+        let third = ModelDirectory::open(store.path(), &c).unwrap();
+        assert_eq!(third.make_room(store.path(), 60, 200), 50, "both are in use");
+        drop(first);
+        assert_eq!(third.make_room(store.path(), 40, 200), 50, "it is enough");
+        assert_eq!(third.make_room(store.path(), 60, 200), 150);
+        assert!(second.pages().exists() && !store.path().join(a.short()).exists());
+    }
+}

@@ -1,0 +1,31 @@
+//! Why a store cannot be opened.
+
+use std::io;
+use std::path::PathBuf;
+
+/// Why a store cannot be opened. Faults later (a full disk, a broken record) cost a page, never an answer: they are logged and counted.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// Its directory or file cannot be used.
+    #[error("cannot use the KV store {path}")]
+    Io {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the system reported.
+        source: io::Error,
+    },
+    /// Another process has it open.
+    #[error("another process uses the KV store {0}: give this one another directory")]
+    InUse(PathBuf),
+    /// The limit is smaller than a page.
+    #[error("the KV store may take {limit} bytes, and one page has {page}: allow more, or turn this tier off with 0")]
+    TooSmall {
+        /// Bytes that the tier may take.
+        limit: u64,
+        /// Bytes of a page with its header.
+        page: u64,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a thread of the KV store")]
+    Thread(#[source] io::Error),
+}

@@ -1,0 +1,25 @@
+//! KV pages outside of sequences: in RAM, and below it on disk.
+//!
+//! A page is what all states of a sequence hold for a fixed number of tokens, as one record. Its key is a hash of all tokens up to its
+//! end, so that equal beginnings of prompts share pages, and of everything that decides their bits. The store writes new pages to disk
+//! in the background, evicts from RAM what is on disk, and brings pages back when a prompt needs them. It knows no engine and no model:
+//! pages are bytes.
+//!
+//! From the bottom up: `page` and `key` are the bytes and their names, `policy` says what is worth least, `slots` is a file of records,
+//! `directory` the directory of a model, `table` says where each page is, `store` moves them.
+
+mod directory;
+mod error;
+mod key;
+mod page;
+mod policy;
+mod slots;
+mod store;
+mod table;
+
+pub use error::StoreError;
+pub use key::{Fingerprint, PageKey};
+pub use page::PageBytes;
+pub use policy::{PageFacts, Policy};
+pub use store::{DiskSettings, Found, NewPage, PageStore, StoreSettings};
+pub use table::{LoadTicket, StoreStats};

@@ -1,0 +1,160 @@
+//! The bytes of a page, in memory as they are on disk: a header, then what the states hold.
+
+use crate::key::{Fingerprint, PageKey};
+
+/// Sizes, offsets and addresses of direct I/O are multiples of this.
+pub(crate) const SECTOR: usize = 4096;
+const MAGIC: [u8; 8] = *b"HPP-KV01";
+
+/// A page: memory with room for a header, aligned for direct I/O.
+pub struct PageBytes {
+    memory: Vec<u8>,
+    /// Where the header starts.
+    start: usize,
+    payload: usize,
+}
+
+impl PageBytes {
+    /// Zeros for a payload of this many bytes.
+    pub fn new(payload: usize) -> Self {
+        let memory = vec![0; Self::memory_for(payload) as usize];
+        let start = memory.as_ptr().align_offset(SECTOR).min(SECTOR);
+        PageBytes { memory, start, payload }
+    }
+
+    /// Bytes of memory that a page with this payload takes.
+    pub fn memory_for(payload: usize) -> u64 {
+        (record_bytes(payload) + SECTOR) as u64
+    }
+
+    /// What the states hold.
+    pub fn payload(&self) -> &[u8] {
+        &self.memory[self.start + SECTOR..][..self.payload]
+    }
+
+    /// The same, to be written.
+    pub fn payload_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start + SECTOR..][..self.payload]
+    }
+
+    /// Header, payload and padding.
+    pub(crate) fn record(&self) -> &[u8] {
+        &self.memory[self.start..][..record_bytes(self.payload)]
+    }
+
+    pub(crate) fn record_mut(&mut self) -> &mut [u8] {
+        &mut self.memory[self.start..][..record_bytes(self.payload)]
+    }
+
+    /// The record after the header: payload and padding.
+    pub(crate) fn padded_payload(&self) -> &[u8] {
+        &self.record()[SECTOR..]
+    }
+
+    /// The header of a record with this page, as an aligned sector of its own.
+    pub(crate) fn header_sector(&self, header: &Header) -> PageBytes {
+        let checksum = *blake3::hash(self.payload()).as_bytes();
+        let bytes = header.to_bytes(self.payload as u64, &checksum);
+        let mut sector = PageBytes::new(0);
+        sector.record_mut()[..bytes.len()].copy_from_slice(&bytes);
+        sector
+    }
+
+    /// Whether the record is the page of this key, whole.
+    pub(crate) fn is_page(&self, fingerprint: &Fingerprint, key: &PageKey) -> bool {
+        let found = Header::read(self.record(), fingerprint, self.payload);
+        found.is_some_and(|found| found.key == *key)
+            && self.record()[CHECKSUM] == *blake3::hash(self.payload()).as_bytes()
+    }
+}
+
+/// Bytes of a record with a payload of this many.
+pub(crate) fn record_bytes(payload: usize) -> usize {
+    SECTOR + payload.next_multiple_of(SECTOR)
+}
+
+/// What a record says about its page.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Header {
+    pub fingerprint: Fingerprint,
+    pub key: PageKey,
+    pub parent: PageKey,
+    /// Its place in the sequence, counted in pages.
+    pub index: u32,
+    /// Larger for pages written later.
+    pub written: u64,
+    /// What computing it took, milliseconds.
+    pub cost_ms: f32,
+}
+
+/// Layout of a header: magic, fingerprint, key, parent, payload bytes, index, written, cost, the payload's checksum, then a checksum of all
+/// of that. Numbers are little-endian.
+const CHECKSUM: std::ops::Range<usize> = 128..160;
+const BYTES: usize = 192;
+
+impl Header {
+    fn to_bytes(self, payload: u64, checksum: &[u8; 32]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(BYTES);
+        bytes.extend_from_slice(&MAGIC);
+        bytes.extend_from_slice(&self.fingerprint.0);
+        bytes.extend_from_slice(&self.key.0);
+        bytes.extend_from_slice(&self.parent.0);
+        bytes.extend_from_slice(&payload.to_le_bytes());
+        bytes.extend_from_slice(&self.index.to_le_bytes());
+        bytes.extend_from_slice(&self.written.to_le_bytes());
+        bytes.extend_from_slice(&self.cost_ms.to_le_bytes());
+        bytes.extend_from_slice(checksum);
+        let own = *blake3::hash(&bytes).as_bytes();
+        bytes.extend_from_slice(&own);
+        bytes
+    }
+
+    /// Reads a header, whose record must be of this model and payload size. `None` if there is none or it is broken.
+    pub fn read(record: &[u8], fingerprint: &Fingerprint, payload: usize) -> Option<Self> {
+        let bytes = record.get(..BYTES)?;
+        let (fields, own) = bytes.split_at(BYTES - 32);
+        if fields[..8] != MAGIC || own != blake3::hash(fields).as_bytes() {
+            return None;
+        }
+        let hash = |at: usize| -> Option<[u8; 32]> { fields[at..at + 32].try_into().ok() };
+        let number = |at: usize| fields[at..at + 8].try_into().ok().map(u64::from_le_bytes);
+        let header = Header {
+            fingerprint: Fingerprint(hash(8)?),
+            key: PageKey(hash(40)?),
+            parent: PageKey(hash(72)?),
+            index: u32::from_le_bytes(fields[112..116].try_into().ok()?),
+            written: number(116)?,
+            cost_ms: f32::from_le_bytes(fields[124..128].try_into().ok()?),
+        };
+        (header.fingerprint == *fingerprint && number(104)? == payload as u64).then_some(header)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_bit_anywhere_is_noticed() {
+        let model = Fingerprint::of([("a", "b")]);
+        let key = PageKey::root(&model).child(&[1], None);
+        let header =
+            Header { fingerprint: model, key, parent: PageKey::root(&model), index: 3, written: 9, cost_ms: 2.5 };
+        let mut page = PageBytes::new(5000);
+        assert_eq!(page.record().as_ptr().align_offset(SECTOR), 0);
+        assert_eq!((page.record().len(), page.payload().len()), (4096 * 3, 5000));
+        page.payload_mut()[4999] = 7;
+        let sector = page.header_sector(&header);
+        page.record_mut()[..SECTOR].copy_from_slice(sector.record());
+        assert!(page.is_page(&model, &key));
+        assert_eq!(Header::read(page.record(), &model, 5000), Some(header));
+        assert_eq!(Header::read(page.record(), &model, 5001), None);
+        assert_eq!(Header::read(page.record(), &Fingerprint::of([]), 5000), None);
+        for at in (0..BYTES).chain([SECTOR, SECTOR + 4999]) {
+            page.record_mut()[at] ^= 1;
+            assert!(!page.is_page(&model, &key), "byte {at}");
+            page.record_mut()[at] ^= 1;
+        }
+        assert!(page.is_page(&model, &key) && !page.is_page(&model, &PageKey::root(&model)));
+    }
+}

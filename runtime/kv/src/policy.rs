@@ -1,0 +1,113 @@
+//! Policies: which page is worth least.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Seconds after which a use counts half.
+const HALF_LIFE: f64 = 1800.0;
+/// Added to the age of a page, so that the last seconds do not decide everything.
+const LEAST_AGE: f64 = 30.0;
+
+/// What a policy knows of a page.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PageFacts {
+    /// When it was used last, seconds since the store was opened; negative for pages of an earlier run.
+    pub last_used: f64,
+    /// How often it was used, where a use counts half after every half hour until `last_used`.
+    pub uses: f64,
+    /// What computing it again takes, milliseconds.
+    pub cost_ms: f64,
+    /// Of the most important request that used it.
+    pub priority: i32,
+}
+
+impl PageFacts {
+    /// Notes a use.
+    pub fn touch(&mut self, now: f64, priority: i32) {
+        self.uses = 1.0 + self.uses * decay(now - self.last_used);
+        self.last_used = now;
+        self.priority = self.priority.max(priority);
+    }
+}
+
+/// Which pages leave first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Policy {
+    /// Those used longest ago.
+    Lru,
+    /// Those of the least important requests, of these the ones used longest ago.
+    Priority,
+    /// Those whose expected cost of being missed is least: the time to compute them again, times how often they were used for their
+    /// age, times two for each step of priority.
+    #[default]
+    Hybrid,
+}
+
+impl Policy {
+    /// The names in flags.
+    pub const NAMES: [(&'static str, Policy); 3] =
+        [("lru", Policy::Lru), ("priority", Policy::Priority), ("hybrid", Policy::Hybrid)];
+
+    /// What a page is worth; the one worth least leaves first. Of pages worth the same, the later one of a sequence leaves first.
+    pub fn value(self, facts: &PageFacts, now: f64) -> f64 {
+        match self {
+            Policy::Lru => facts.last_used,
+            // Recency only orders within a priority: no store lives 10^10 seconds.
+            Policy::Priority => f64::from(facts.priority) * 1e10 + facts.last_used,
+            Policy::Hybrid => {
+                let age = (now - facts.last_used).max(0.0);
+                let importance = 2f64.powi(facts.priority.clamp(-30, 30));
+                importance * facts.cost_ms.max(0.001) * (facts.uses * decay(age) + 0.1) / (age + LEAST_AGE)
+            }
+        }
+    }
+}
+
+fn decay(seconds: f64) -> f64 {
+    (-seconds.max(0.0) / HALF_LIFE).exp2()
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let found = Policy::NAMES.iter().find(|(name, _)| *name == text);
+        found.map(|(_, policy)| *policy).ok_or_else(|| "expected lru, priority or hybrid".to_owned())
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Policy::NAMES.iter().find(|(_, policy)| policy == self).map_or("", |(name, _)| name);
+        f.write_str(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(last_used: f64, uses: f64, priority: i32) -> PageFacts {
+        PageFacts { last_used, uses, cost_ms: 100.0, priority }
+    }
+
+    #[test]
+    fn policies_differ_in_what_they_count() {
+        let (old_and_often, new_and_once, old_and_important) =
+            (facts(0.0, 20.0, 0), facts(90.0, 1.0, 0), facts(10.0, 1.0, 3));
+        let worth = |policy: Policy, facts| policy.value(&facts, 100.0);
+        assert!(worth(Policy::Lru, new_and_once) > worth(Policy::Lru, old_and_important));
+        assert!(worth(Policy::Priority, old_and_important) > worth(Policy::Priority, new_and_once));
+        assert!(worth(Policy::Hybrid, old_and_often) > worth(Policy::Hybrid, new_and_once));
+        assert!(worth(Policy::Hybrid, old_and_important) > worth(Policy::Hybrid, facts(10.0, 1.0, 0)));
+        let cheap = PageFacts { cost_ms: 1.0, ..new_and_once };
+        assert!(worth(Policy::Hybrid, new_and_once) > worth(Policy::Hybrid, cheap));
+        let mut used = facts(0.0, 4.0, 0);
+        used.touch(1800.0, 1);
+        assert_eq!(used, PageFacts { last_used: 1800.0, uses: 3.0, cost_ms: 100.0, priority: 1 });
+        for (name, policy) in Policy::NAMES {
+            assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
+        }
+        assert!("best".parse::<Policy>().is_err());
+    }
+}

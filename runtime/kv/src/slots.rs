@@ -1,0 +1,122 @@
+//! A file of records of one size. Each slot holds a page or nothing; a record that is broken counts as nothing.
+
+use crate::key::Fingerprint;
+use crate::page::{Header, PageBytes, SECTOR, record_bytes};
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::path::Path;
+
+/// Bytes of one call.
+const BLOCK: usize = 4 << 20;
+
+/// A slot's number.
+pub(crate) type Slot = u32;
+
+/// The file. Reads and writes of different slots may happen at once.
+pub(crate) struct SlotFile {
+    file: File,
+    payload: usize,
+    limit: Slot,
+}
+
+impl SlotFile {
+    /// Opens or makes a file of at most `limit` slots, and reads the headers that are there. Slots past the limit are cut off.
+    pub fn open(
+        path: &Path,
+        fingerprint: &Fingerprint,
+        payload: usize,
+        limit: Slot,
+    ) -> io::Result<(Self, Vec<(Slot, Header)>)> {
+        let record = record_bytes(payload) as u64;
+        let buffered = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+        if buffered.metadata()?.len() > record * u64::from(limit) {
+            buffered.set_len(record * u64::from(limit))?;
+        }
+        let slots = Slot::try_from(buffered.metadata()?.len().div_ceil(record)).unwrap_or(limit);
+        let mut found = Vec::new();
+        let mut header = vec![0; SECTOR];
+        for slot in 0..slots {
+            if read_at(&buffered, &mut header, u64::from(slot) * record).is_ok()
+                && let Some(header) = Header::read(&header, fingerprint, payload)
+            {
+                found.push((slot, header));
+            }
+        }
+        Ok((SlotFile { file: open_direct(path).unwrap_or(buffered), payload, limit }, found))
+    }
+
+    /// Most slots.
+    pub fn limit(&self) -> Slot {
+        self.limit
+    }
+
+    /// Writes a page, its header last: a record that was not written whole has a header that does not fit it, or none.
+    pub fn write(&self, slot: Slot, header: &Header, page: &PageBytes) -> io::Result<()> {
+        let start = self.offset(slot);
+        for (index, block) in page.padded_payload().chunks(BLOCK).enumerate() {
+            write_at(&self.file, block, start + (SECTOR + index * BLOCK) as u64)?;
+        }
+        write_at(&self.file, page.header_sector(header).record(), start)
+    }
+
+    /// Reads a record. Whether it is the page wanted, [`PageBytes::is_page`] tells.
+    pub fn read(&self, slot: Slot) -> io::Result<PageBytes> {
+        let (mut page, start) = (PageBytes::new(self.payload), self.offset(slot));
+        for (index, block) in page.record_mut().chunks_mut(BLOCK).enumerate() {
+            read_at(&self.file, block, start + (index * BLOCK) as u64)?;
+        }
+        Ok(page)
+    }
+
+    fn offset(&self, slot: Slot) -> u64 {
+        u64::from(slot) * record_bytes(self.payload) as u64
+    }
+}
+
+/// The file for direct I/O, if its file system can; then pages do not fill the page cache a second time.
+fn open_direct(path: &Path) -> Option<File> {
+    #[cfg(target_os = "linux")]
+    {
+        use std::os::unix::fs::OpenOptionsExt;
+        OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).ok()
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = path;
+        None
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(unix)]
+fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            count => {
+                bytes = &mut bytes[count..];
+                offset += count as u64;
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(windows)]
+fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let count = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
+        bytes = &bytes[count..];
+        offset += count as u64;
+    }
+    Ok(())
+}

@@ -1,0 +1,280 @@
+//! The store: a table behind a lock, and threads that do its transfers.
+
+use crate::directory::ModelDirectory;
+use crate::error::StoreError;
+use crate::key::{Fingerprint, PageKey};
+use crate::page::{PageBytes, record_bytes};
+use crate::policy::{PageFacts, Policy};
+use crate::slots::{Slot, SlotFile};
+use crate::table::{Chain, Job, Limits, LoadTicket, StoreStats, Table};
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Threads that read and write. Several reads at a time are what a fast disk needs.
+const THREADS: usize = 4;
+
+/// The disk tier.
+#[derive(Clone, Debug)]
+pub struct DiskSettings {
+    /// The directory of all models' pages.
+    pub directory: PathBuf,
+    /// Bytes that all models may take there together.
+    pub bytes: u64,
+}
+
+/// What a store may use.
+#[derive(Clone, Debug)]
+pub struct StoreSettings {
+    /// What decides the bits of pages apart from tokens.
+    pub fingerprint: Fingerprint,
+    /// Bytes of a page.
+    pub page_bytes: usize,
+    /// Bytes of RAM for pages.
+    pub ram: u64,
+    /// The disk below it.
+    pub disk: Option<DiskSettings>,
+    /// Which pages leave first.
+    pub policy: Policy,
+}
+
+/// A page to be stored.
+#[derive(Clone, Copy, Debug)]
+pub struct NewPage {
+    /// Its key.
+    pub key: PageKey,
+    /// The key of the page before it.
+    pub parent: PageKey,
+    /// Its place in the sequence, counted in pages.
+    pub index: u32,
+    /// What computing it took, milliseconds.
+    pub cost_ms: f64,
+    /// Of the request that computed it.
+    pub priority: i32,
+}
+
+/// What a store has of a chain of pages.
+pub enum Found {
+    /// The longest start of the chain that is stored. Its pages stay in RAM while the caller holds them.
+    Pages(Vec<Arc<PageBytes>>),
+    /// Some pages are being read. The store calls `wake` after each transfer; then ask again with this ticket, or drop it.
+    Loading(Option<Arc<LoadTicket>>),
+}
+
+/// Pages in RAM and on disk. Dropping it ends its threads after everything is written.
+pub struct PageStore {
+    shared: Arc<Shared>,
+    threads: Vec<JoinHandle<()>>,
+    page_bytes: usize,
+    /// Locked for as long as the store is open.
+    _directory: Option<ModelDirectory>,
+}
+
+struct Shared {
+    table: Mutex<Table>,
+    changed: Condvar,
+    file: Option<SlotFile>,
+    fingerprint: Fingerprint,
+    opened: Instant,
+    wake: Box<dyn Fn() + Send + Sync>,
+    stop: Mutex<bool>,
+}
+
+impl PageStore {
+    /// Opens a store with the pages that its directory has. `wake` is called, on a thread of the store, when a page has been read
+    /// or written.
+    ///
+    /// # Errors
+    /// A tier is too small for a page, or the directory cannot be used or is in use.
+    pub fn open(settings: StoreSettings, wake: impl Fn() + Send + Sync + 'static) -> Result<Self, StoreError> {
+        let StoreSettings { fingerprint, page_bytes, ram, disk, policy } = settings;
+        let page = PageBytes::memory_for(page_bytes);
+        if ram < page {
+            return Err(StoreError::TooSmall { limit: ram, page });
+        }
+        let (directory, file, records) = match disk {
+            None => (None, None, Vec::new()),
+            Some(disk) => {
+                let directory = ModelDirectory::open(&disk.directory, &fingerprint)?;
+                let record = record_bytes(page_bytes) as u64;
+                let bytes = directory.make_room(&disk.directory, disk.bytes, disk.bytes);
+                let slots = Slot::try_from(bytes / record).unwrap_or(Slot::MAX);
+                if slots == 0 {
+                    return Err(StoreError::TooSmall { limit: bytes, page: record });
+                }
+                let path = directory.pages();
+                let opened = SlotFile::open(&path, &fingerprint, page_bytes, slots);
+                let (file, records) = opened.map_err(|source| StoreError::Io { path, source })?;
+                (Some(directory), Some(file), records)
+            }
+        };
+        let slots = file.as_ref().map_or(0, SlotFile::limit);
+        let table = Table::new(fingerprint, Limits { ram, page, slots, policy }, records);
+        let shared = Arc::new(Shared {
+            table: Mutex::new(table),
+            changed: Condvar::new(),
+            file,
+            fingerprint,
+            opened: Instant::now(),
+            wake: Box::new(wake),
+            stop: Mutex::new(false),
+        });
+        let mut store = PageStore { shared, threads: Vec::new(), page_bytes, _directory: directory };
+        let count = if slots == 0 { 0 } else { THREADS };
+        for _ in 0..count {
+            let shared = Arc::clone(&store.shared);
+            let thread = std::thread::Builder::new().name("hpp-kv".to_owned()).spawn(move || shared.work());
+            store.threads.push(thread.map_err(StoreError::Thread)?);
+        }
+        Ok(store)
+    }
+
+    /// Memory for a page.
+    pub fn new_page(&self) -> PageBytes {
+        PageBytes::new(self.page_bytes)
+    }
+
+    /// Whether a page is stored in any tier.
+    pub fn contains(&self, key: &PageKey) -> bool {
+        self.shared.table().contains(key)
+    }
+
+    /// How many pages a chain begins with that are stored.
+    pub fn stored(&self, chain: &[PageKey]) -> usize {
+        self.shared.table().stored(chain)
+    }
+
+    /// Stores a page; it is written to disk later. If there is no room, it is not stored, and that is counted.
+    pub fn insert(&self, new: NewPage, page: PageBytes) {
+        let facts = PageFacts { last_used: self.shared.now(), uses: 1.0, cost_ms: new.cost_ms, priority: new.priority };
+        self.shared.table().insert(new.key, new.parent, new.index, facts, page);
+        self.shared.changed.notify_one();
+    }
+
+    /// The pages that a chain begins with, as many as are stored. Pages on disk are read first.
+    pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> Found {
+        let found = self.shared.table().find(chain, priority, self.shared.now(), ticket);
+        match found {
+            Chain::Ready(pages) => Found::Pages(pages),
+            Chain::Loading(ticket) => {
+                self.shared.changed.notify_all();
+                Found::Loading(ticket)
+            }
+        }
+    }
+
+    /// Starts to read what of a chain is only on disk.
+    pub fn prefetch(&self, chain: &[PageKey]) {
+        self.shared.table().prefetch(chain);
+        self.shared.changed.notify_all();
+    }
+
+    /// How many of these pages are in RAM.
+    pub fn in_ram(&self, chain: &[PageKey]) -> usize {
+        self.shared.table().in_ram(chain)
+    }
+
+    /// Counts a prompt of `wanted` whole pages, of which so many were found in RAM and on disk.
+    pub fn count_hits(&self, wanted: usize, from_ram: usize, from_disk: usize) {
+        self.shared.table().count_hits(wanted, from_ram, from_disk);
+    }
+
+    /// Lets pages leave RAM before all others, once they are on disk.
+    pub fn park(&self, chain: &[PageKey]) {
+        self.shared.table().park(chain);
+    }
+
+    /// Counts and sizes.
+    pub fn stats(&self) -> StoreStats {
+        self.shared.table().stats()
+    }
+
+    /// Waits until everything is written, at most this long. Whether it is.
+    pub fn flush(&self, at_most: Duration) -> bool {
+        let end = Instant::now() + at_most;
+        let mut table = self.shared.table();
+        while !table.is_written() {
+            let Some(left) = end.checked_duration_since(Instant::now()) else { return false };
+            let waited = self.shared.changed.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Drop for PageStore {
+    fn drop(&mut self) {
+        *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        // Under the lock, so that no thread misses it between looking and waiting.
+        drop(self.shared.table());
+        self.shared.changed.notify_all();
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Seconds since the store was opened.
+    fn now(&self) -> f64 {
+        self.opened.elapsed().as_secs_f64()
+    }
+
+    /// Does transfers until the store is dropped and everything is written.
+    fn work(&self) {
+        let Some(file) = &self.file else { return };
+        let mut table = self.table();
+        loop {
+            match table.next_job(self.now()) {
+                Some(job) => {
+                    drop(table);
+                    self.transfer(file, job);
+                    table = self.table();
+                }
+                None if *self.stop.lock().unwrap_or_else(PoisonError::into_inner) => return,
+                None => table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn transfer(&self, file: &SlotFile, job: Job) {
+        match job {
+            Job::Write { key, slot, header, page } => {
+                let written = file.write(slot, &header, &page);
+                // The table counts holders of a page to see whether it may leave.
+                drop(page);
+                let mut table = self.table();
+                table.finish_write(&key, slot, written.is_ok());
+                let errors = table.stats().write_errors;
+                drop(table);
+                // A full disk fails many times: one line for the first, the second, the fourth...
+                if let Err(error) = &written
+                    && errors.is_power_of_two()
+                {
+                    tracing::warn!(%error, errors, "cannot write a KV page; it stays in RAM only");
+                }
+            }
+            Job::Read { key, slot } => {
+                let started = Instant::now();
+                let page = match file.read(slot) {
+                    Ok(page) if page.is_page(&self.fingerprint, &key) => Some(page),
+                    Ok(_) => {
+                        tracing::warn!("a KV page on disk is broken; its tokens are computed again");
+                        None
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot read a KV page; its tokens are computed again");
+                        None
+                    }
+                };
+                let micros = u64::try_from(started.elapsed().as_micros()).unwrap_or(u64::MAX);
+                self.table().finish_read(&key, page, micros);
+            }
+        }
+        self.changed.notify_all();
+        (self.wake)();
+    }
+}

@@ -1,0 +1,638 @@
+//! Where each page is, what is worth least, and what to move next. Moves nothing itself.
+//!
+//! A page is in RAM, on disk, or in both. A new page is written to disk as soon as a thread is free, so that a page in RAM usually can be
+//! evicted at once; until it is written it stays in RAM. Reads go before writes, unless there is no room to read into: then writes go
+//! first, because only they make room.
+
+use crate::key::{Fingerprint, PageKey};
+use crate::page::{Header, PageBytes};
+use crate::policy::{PageFacts, Policy};
+use crate::slots::Slot;
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
+
+/// Most writes at a time, so that reads find a free thread.
+const MOST_WRITES: usize = 2;
+
+/// What a table may use.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Bytes of RAM.
+    pub ram: u64,
+    /// Bytes of RAM that a page takes.
+    pub page: u64,
+    /// Slots on disk; 0 if there is no disk.
+    pub slots: Slot,
+    /// Which pages leave first.
+    pub policy: Policy,
+}
+
+/// Counts since the store was opened, and sizes now. Bytes are those of memory or records, headers included.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StoreStats {
+    /// Pages in RAM.
+    pub ram_pages: u64,
+    /// Bytes in RAM.
+    pub ram_bytes: u64,
+    /// Pages on disk, those in RAM too included.
+    pub disk_pages: u64,
+    /// Pages that prompts found in RAM.
+    pub ram_hits: u64,
+    /// Pages that prompts found on disk.
+    pub disk_hits: u64,
+    /// Pages that prompts did not find.
+    pub misses: u64,
+    /// Pages evicted from RAM that are still on disk.
+    pub ram_evictions: u64,
+    /// Pages that left the store to make room.
+    pub removed: u64,
+    /// Pages that found no room and were not stored.
+    pub refused: u64,
+    /// Pages written to disk.
+    pub writes: u64,
+    /// Pages read from disk.
+    pub reads: u64,
+    /// Microseconds from the start to the end of these reads, added up.
+    pub read_micros: u64,
+    /// Writes that failed.
+    pub write_errors: u64,
+    /// Reads that failed or found a broken record.
+    pub read_errors: u64,
+}
+
+/// One page.
+struct Entry {
+    parent: PageKey,
+    index: u32,
+    facts: PageFacts,
+    ram: Option<Arc<PageBytes>>,
+    disk: Option<Slot>,
+    transfer: Transfer,
+    /// Whether it leaves RAM before all others.
+    parked: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    None,
+    WriteQueued,
+    Writing,
+    ReadQueued,
+    Reading,
+}
+
+/// A transfer for a thread to do, without holding the table.
+pub(crate) enum Job {
+    /// To be answered by [`Table::finish_write`].
+    Write { key: PageKey, slot: Slot, header: Header, page: Arc<PageBytes> },
+    /// To be answered by [`Table::finish_read`].
+    Read { key: PageKey, slot: Slot },
+}
+
+/// Pages that are being read for one prompt. They stay in RAM until its holder drops it.
+#[derive(Debug)]
+pub struct LoadTicket(());
+
+/// What a table has of a chain of pages.
+pub(crate) enum Chain {
+    /// The longest start of the chain that is stored, all of it in RAM.
+    Ready(Vec<Arc<PageBytes>>),
+    /// Some of it is on its way.
+    Loading(Option<Arc<LoadTicket>>),
+}
+
+/// Every page of one model that is stored, and what is to be moved.
+pub(crate) struct Table {
+    fingerprint: Fingerprint,
+    limits: Limits,
+    pages: HashMap<PageKey, Entry>,
+    /// How many stored pages follow a page, which need not be stored itself.
+    children: HashMap<PageKey, u32>,
+    reads: VecDeque<PageKey>,
+    writes: VecDeque<PageKey>,
+    writing: usize,
+    free_slots: Vec<Slot>,
+    /// RAM of pages that are stored or being read.
+    ram_bytes: u64,
+    /// Number of the next record.
+    next_record: u64,
+    /// The chain that is being read, and who waits for it. One at a time: two could each hold the room that the other needs.
+    loading: Option<(Vec<PageKey>, Weak<LoadTicket>)>,
+    counts: StoreStats,
+}
+
+impl Table {
+    /// A table of the records that a file has.
+    pub fn new(fingerprint: Fingerprint, limits: Limits, mut records: Vec<(Slot, Header)>) -> Self {
+        let mut table = Table {
+            fingerprint,
+            limits,
+            pages: HashMap::new(),
+            children: HashMap::new(),
+            reads: VecDeque::new(),
+            writes: VecDeque::new(),
+            writing: 0,
+            free_slots: Vec::new(),
+            ram_bytes: 0,
+            next_record: 1,
+            loading: None,
+            counts: StoreStats::default(),
+        };
+        records.sort_by_key(|(_, header)| Reverse(header.written));
+        let mut used = vec![false; limits.slots as usize];
+        for (age, (slot, header)) in records.into_iter().enumerate() {
+            if table.pages.contains_key(&header.key) || slot >= limits.slots {
+                continue;
+            }
+            used[slot as usize] = true;
+            table.next_record = table.next_record.max(header.written + 1);
+            // The order of records, not the clock, says which is older.
+            let facts = PageFacts {
+                last_used: -(age as f64) - 1.0,
+                uses: 1.0,
+                cost_ms: f64::from(header.cost_ms),
+                priority: 0,
+            };
+            let (parent, index) = (header.parent, header.index);
+            let entry =
+                Entry { parent, index, facts, ram: None, disk: Some(slot), transfer: Transfer::None, parked: false };
+            table.add(header.key, entry);
+        }
+        table.free_slots = (0..limits.slots).rev().filter(|slot| !used[*slot as usize]).collect();
+        table
+    }
+
+    /// Counts and sizes.
+    pub fn stats(&self) -> StoreStats {
+        let count = |is: &dyn Fn(&Entry) -> bool| self.pages.values().filter(|entry| is(entry)).count() as u64;
+        StoreStats {
+            ram_pages: count(&|entry| entry.ram.is_some()),
+            ram_bytes: self.ram_bytes,
+            disk_pages: count(&|entry| entry.disk.is_some()),
+            ..self.counts
+        }
+    }
+
+    /// Whether a page is stored.
+    pub fn contains(&self, key: &PageKey) -> bool {
+        self.pages.contains_key(key)
+    }
+
+    /// Whether nothing waits to be written.
+    pub fn is_written(&self) -> bool {
+        self.writes.is_empty() && self.writing == 0
+    }
+
+    /// How many pages a chain begins with that are stored and fit RAM together.
+    pub fn stored(&self, chain: &[PageKey]) -> usize {
+        let most = (self.limits.ram / self.limits.page) as usize;
+        chain.iter().take(most).take_while(|key| self.pages.contains_key(key)).count()
+    }
+
+    /// Stores a page that was computed, unless there is no room.
+    pub fn insert(&mut self, key: PageKey, parent: PageKey, index: u32, facts: PageFacts, page: PageBytes) {
+        if let Some(known) = self.pages.get_mut(&key) {
+            known.facts.touch(facts.last_used, facts.priority);
+            known.facts.cost_ms = facts.cost_ms;
+            return;
+        }
+        if !self.make_room(facts.last_used) {
+            self.counts.refused += 1;
+            return;
+        }
+        self.ram_bytes += self.limits.page;
+        let has_disk = self.limits.slots > 0;
+        let transfer = if has_disk { Transfer::WriteQueued } else { Transfer::None };
+        if has_disk {
+            self.writes.push_back(key);
+        }
+        let entry = Entry { parent, index, facts, ram: Some(Arc::new(page)), disk: None, transfer, parked: false };
+        self.add(key, entry);
+    }
+
+    /// Finds the start of a chain, and has what is only on disk read. `ticket`: that of an earlier call for the same chain.
+    pub fn find(&mut self, chain: &[PageKey], priority: i32, now: f64, ticket: Option<&Arc<LoadTicket>>) -> Chain {
+        let chain = &chain[..self.stored(chain)];
+        for key in chain {
+            if let Some(entry) = self.pages.get_mut(key) {
+                entry.facts.touch(now, priority);
+                entry.parked = false;
+            }
+        }
+        let in_ram: Option<Vec<_>> = chain.iter().map(|key| self.pages.get(key)?.ram.clone()).collect();
+        if let Some(pages) = in_ram {
+            if ticket.is_some() {
+                self.loading = None;
+            }
+            return Chain::Ready(pages);
+        }
+        let is_ours = match &self.loading {
+            Some((_, holder)) => match (holder.upgrade(), ticket) {
+                (Some(holder), Some(ticket)) => Arc::ptr_eq(&holder, ticket),
+                (Some(_), None) => false,
+                (None, _) => true,
+            },
+            None => true,
+        };
+        if !is_ours {
+            return Chain::Loading(None);
+        }
+        let ticket = ticket.cloned().unwrap_or_else(|| Arc::new(LoadTicket(())));
+        self.loading = Some((chain.to_vec(), Arc::downgrade(&ticket)));
+        self.queue_reads(chain);
+        Chain::Loading(Some(ticket))
+    }
+
+    /// Reads pages in advance.
+    pub fn prefetch(&mut self, chain: &[PageKey]) {
+        let stored = self.stored(chain);
+        self.queue_reads(&chain[..stored]);
+    }
+
+    /// Counts a prompt of `wanted` whole pages that found these.
+    pub fn count_hits(&mut self, wanted: usize, from_ram: usize, from_disk: usize) {
+        self.counts.ram_hits += from_ram as u64;
+        self.counts.disk_hits += from_disk as u64;
+        self.counts.misses += wanted.saturating_sub(from_ram + from_disk) as u64;
+    }
+
+    /// How many of these pages are in RAM now.
+    pub fn in_ram(&self, chain: &[PageKey]) -> usize {
+        chain.iter().filter(|key| self.pages.get(key).is_some_and(|entry| entry.ram.is_some())).count()
+    }
+
+    /// Lets pages leave RAM before all others, once they are on disk.
+    pub fn park(&mut self, chain: &[PageKey]) {
+        for key in chain {
+            if let Some(entry) = self.pages.get_mut(key) {
+                entry.parked = true;
+                if entry.transfer == Transfer::None && entry.disk.is_some() {
+                    self.evict_from_ram(*key);
+                }
+            }
+        }
+    }
+
+    /// The next transfer, if there is one that can be done now.
+    pub fn next_job(&mut self, now: f64) -> Option<Job> {
+        while let Some(key) = self.reads.front().copied() {
+            let slot = match self.pages.get(&key) {
+                Some(entry) if entry.transfer == Transfer::ReadQueued => entry.disk,
+                _ => None,
+            };
+            let Some(slot) = slot else {
+                self.reads.pop_front();
+                continue;
+            };
+            if !self.make_room(now) {
+                break;
+            }
+            self.reads.pop_front();
+            self.ram_bytes += self.limits.page;
+            self.set_transfer(&key, Transfer::Reading);
+            return Some(Job::Read { key, slot });
+        }
+        while self.writing < MOST_WRITES
+            && let Some(key) = self.writes.pop_front()
+        {
+            let Some(entry) = self.pages.get(&key) else { continue };
+            let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
+            let page = entry.ram.clone();
+            let (Some(page), Some(slot)) = (page, self.take_slot(now)) else {
+                self.set_transfer(&key, Transfer::None);
+                continue;
+            };
+            let written = self.next_record;
+            let header = Header { fingerprint: self.fingerprint, key, parent, index, written, cost_ms };
+            self.next_record += 1;
+            self.writing += 1;
+            self.set_transfer(&key, Transfer::Writing);
+            return Some(Job::Write { key, slot, header, page });
+        }
+        None
+    }
+
+    /// A write has ended.
+    pub fn finish_write(&mut self, key: &PageKey, slot: Slot, is_written: bool) {
+        self.writing -= 1;
+        match self.pages.get_mut(key) {
+            Some(entry) if is_written => {
+                entry.transfer = Transfer::None;
+                entry.disk = Some(slot);
+                self.counts.writes += 1;
+                if entry.parked {
+                    self.evict_from_ram(*key);
+                }
+            }
+            found => {
+                if let Some(entry) = found {
+                    entry.transfer = Transfer::None;
+                }
+                self.counts.write_errors += u64::from(!is_written);
+                self.free_slots.push(slot);
+            }
+        }
+    }
+
+    /// A read has ended; without a page if its record is broken, which then is as if it had never been.
+    pub fn finish_read(&mut self, key: &PageKey, page: Option<PageBytes>, micros: u64) {
+        let Some(entry) = self.pages.get_mut(key) else { return };
+        entry.transfer = Transfer::None;
+        match page {
+            Some(page) => {
+                entry.ram = Some(Arc::new(page));
+                self.counts.reads += 1;
+                self.counts.read_micros += micros;
+            }
+            None => {
+                self.counts.read_errors += 1;
+                self.ram_bytes -= self.limits.page;
+                self.remove(key);
+            }
+        }
+    }
+
+    fn queue_reads(&mut self, chain: &[PageKey]) {
+        for key in chain {
+            let Some(entry) = self.pages.get_mut(key) else { continue };
+            if entry.ram.is_none() && entry.transfer == Transfer::None {
+                entry.transfer = Transfer::ReadQueued;
+                self.reads.push_back(*key);
+            }
+        }
+    }
+
+    /// Evicts pages from RAM until one more fits.
+    fn make_room(&mut self, now: f64) -> bool {
+        while self.ram_bytes + self.limits.page > self.limits.ram {
+            let kept_whole = self.worth_least(now, |table, key, entry| {
+                table.is_idle(key, entry) && (entry.disk.is_some() || table.is_last(key))
+            });
+            // A page that could not be written, with pages after it on disk, which nobody finds without it.
+            let any = || self.worth_least(now, |table, key, entry| table.is_idle(key, entry));
+            match kept_whole.or_else(any) {
+                Some(victim) => self.evict_from_ram(victim),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// Whether a page is in RAM and nobody holds, moves or awaits it.
+    fn is_idle(&self, key: &PageKey, entry: &Entry) -> bool {
+        let is_free = entry.ram.as_ref().is_some_and(|page| Arc::strong_count(page) == 1);
+        is_free && entry.transfer == Transfer::None && !self.is_awaited(key)
+    }
+
+    fn is_awaited(&self, key: &PageKey) -> bool {
+        self.loading.as_ref().is_some_and(|(chain, holder)| holder.strong_count() > 0 && chain.contains(key))
+    }
+
+    fn is_last(&self, key: &PageKey) -> bool {
+        !self.children.contains_key(key)
+    }
+
+    fn evict_from_ram(&mut self, key: PageKey) {
+        let Some(entry) = self.pages.get_mut(&key) else { return };
+        if entry.ram.as_ref().is_none_or(|page| Arc::strong_count(page) > 1) {
+            return;
+        }
+        entry.ram = None;
+        self.ram_bytes -= self.limits.page;
+        match entry.disk {
+            Some(_) => self.counts.ram_evictions += 1,
+            None => {
+                self.remove(&key);
+                self.counts.removed += 1;
+            }
+        }
+    }
+
+    /// A free slot, if need be that of the page on disk that is worth least of those that nothing follows.
+    fn take_slot(&mut self, now: f64) -> Option<Slot> {
+        if let Some(slot) = self.free_slots.pop() {
+            return Some(slot);
+        }
+        let can_leave = |table: &Table, key: &PageKey, entry: &Entry| {
+            entry.disk.is_some() && entry.transfer == Transfer::None && table.is_last(key) && !table.is_awaited(key)
+        };
+        let victim = self.worth_least(now, can_leave)?;
+        let entry = self.pages.get_mut(&victim)?;
+        let slot = entry.disk.take();
+        if entry.ram.is_none() {
+            self.remove(&victim);
+            self.counts.removed += 1;
+        }
+        slot
+    }
+
+    /// The page worth least of those that may leave; parked ones first, later ones of a sequence before earlier ones.
+    fn worth_least(&self, now: f64, may: impl Fn(&Table, &PageKey, &Entry) -> bool) -> Option<PageKey> {
+        let worth = |entry: &Entry| (!entry.parked, self.limits.policy.value(&entry.facts, now), Reverse(entry.index));
+        let candidates = self.pages.iter().filter(|(key, entry)| may(self, key, entry));
+        let least = candidates.min_by(|(_, a), (_, b)| {
+            let (a, b) = (worth(a), worth(b));
+            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
+        });
+        least.map(|(key, _)| *key)
+    }
+
+    fn add(&mut self, key: PageKey, entry: Entry) {
+        *self.children.entry(entry.parent).or_default() += 1;
+        self.pages.insert(key, entry);
+    }
+
+    fn remove(&mut self, key: &PageKey) {
+        let Some(entry) = self.pages.remove(key) else { return };
+        self.free_slots.extend(entry.disk);
+        if let Some(count) = self.children.get_mut(&entry.parent) {
+            *count -= 1;
+            if *count == 0 {
+                self.children.remove(&entry.parent);
+            }
+        }
+    }
+
+    fn set_transfer(&mut self, key: &PageKey, transfer: Transfer) {
+        if let Some(entry) = self.pages.get_mut(key) {
+            entry.transfer = transfer;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const PAGE: u64 = 10_000;
+
+    fn table(ram_pages: u64, slots: Slot) -> Table {
+        let limits = Limits { ram: ram_pages * PAGE, page: PAGE, slots, policy: Policy::Lru };
+        Table::new(Fingerprint::of([]), limits, Vec::new())
+    }
+
+    fn chain(of: u32, pages: u32) -> Vec<PageKey> {
+        let mut key = PageKey::root(&Fingerprint::of([]));
+        (0..pages)
+            .map(|page| {
+                key = key.child(&[of, page], None);
+                key
+            })
+            .collect()
+    }
+
+    fn insert(table: &mut Table, chain: &[PageKey], now: f64) {
+        let mut parent = PageKey::root(&Fingerprint::of([]));
+        for (index, key) in chain.iter().enumerate() {
+            let facts = PageFacts { last_used: now, uses: 1.0, cost_ms: 1.0, priority: 0 };
+            table.insert(*key, parent, index as u32, facts, PageBytes::new(10));
+            parent = *key;
+        }
+    }
+
+    /// Does all transfers; writes succeed or fail.
+    fn transfer_all(table: &mut Table, now: f64, succeeds: bool) {
+        while let Some(job) = table.next_job(now) {
+            match job {
+                Job::Write { key, slot, page, .. } => {
+                    drop(page);
+                    table.finish_write(&key, slot, succeeds);
+                }
+                Job::Read { key, .. } => table.finish_read(&key, succeeds.then(|| PageBytes::new(10)), 1),
+            }
+        }
+    }
+
+    fn ready(found: &Chain) -> Option<usize> {
+        if let Chain::Ready(pages) = found { Some(pages.len()) } else { None }
+    }
+
+    #[test]
+    fn pages_go_to_disk_and_come_back() {
+        let mut table = table(4, 100);
+        let (a, b) = (chain(1, 3), chain(2, 3));
+        insert(&mut table, &a, 1.0);
+        transfer_all(&mut table, 1.0, true);
+        insert(&mut table, &b, 2.0);
+        assert_eq!((table.in_ram(&a), table.in_ram(&b)), (1, 3), "the last pages of the older chain left");
+        transfer_all(&mut table, 2.0, true);
+        let Chain::Loading(Some(ticket)) = table.find(&a, 0, 3.0, None) else { panic!("two pages are on disk") };
+        assert!(matches!(table.find(&b, 0, 3.0, None), Chain::Ready(_)), "whoever needs no read goes on");
+        transfer_all(&mut table, 3.0, true);
+        assert_eq!(ready(&table.find(&a, 0, 4.0, Some(&ticket))), Some(3));
+        assert_eq!(table.in_ram(&b), 1);
+        let stats = table.stats();
+        assert_eq!((stats.disk_pages, stats.reads, stats.writes, stats.ram_bytes), (6, 2, 6, 4 * PAGE));
+        assert_eq!(table.stored(&chain(1, 5)), 3, "what was never computed is not found");
+    }
+
+    #[test]
+    fn chains_are_read_one_after_the_other_and_a_lost_waiter_blocks_nobody() {
+        let mut table = table(3, 100);
+        let chains = [chain(1, 3), chain(2, 3), chain(3, 3)];
+        for (now, chain) in chains.iter().enumerate() {
+            insert(&mut table, chain, now as f64);
+            transfer_all(&mut table, now as f64, true);
+        }
+        let Chain::Loading(Some(first)) = table.find(&chains[0], 0, 5.0, None) else { panic!() };
+        assert!(matches!(table.find(&chains[1], 0, 5.0, None), Chain::Loading(None)));
+        transfer_all(&mut table, 5.0, true);
+        drop(first);
+        let Chain::Loading(Some(second)) = table.find(&chains[1], 0, 6.0, None) else { panic!() };
+        transfer_all(&mut table, 6.0, true);
+        assert_eq!(ready(&table.find(&chains[1], 0, 7.0, Some(&second))), Some(3));
+    }
+
+    #[test]
+    fn without_room_the_last_pages_leave_and_parked_ones_first() {
+        let mut ram_only = table(3, 0);
+        let (a, b) = (chain(1, 3), chain(2, 1));
+        insert(&mut ram_only, &a, 1.0);
+        insert(&mut ram_only, &b, 0.0);
+        assert_eq!((ram_only.stored(&a), ram_only.stored(&b)), (2, 1), "a chain loses its end");
+        let mut with_disk = table(4, 100);
+        insert(&mut with_disk, &a, 9.0);
+        with_disk.park(&a);
+        transfer_all(&mut with_disk, 9.0, true);
+        assert_eq!((with_disk.in_ram(&a), with_disk.stored(&a)), (0, 3));
+    }
+
+    #[test]
+    fn a_full_disk_keeps_what_is_worth_more() {
+        let mut table = table(2, 4);
+        let (a, b) = (chain(1, 3), chain(2, 3));
+        for (now, chain) in [(1.0, &a), (2.0, &b)] {
+            for length in 1..=3 {
+                insert(&mut table, &chain[..length], now);
+                transfer_all(&mut table, now, true);
+            }
+        }
+        let stats = table.stats();
+        assert!(stats.disk_pages <= 4 && stats.ram_bytes <= 2 * PAGE);
+        assert!(table.contains(&b[0]) && !table.contains(&a[2]), "{stats:?}");
+    }
+
+    #[test]
+    fn faults_cost_pages_and_nothing_else() {
+        let mut table = table(4, 100);
+        let a = chain(1, 3);
+        insert(&mut table, &a, 1.0);
+        transfer_all(&mut table, 1.0, false);
+        assert_eq!((table.stats().write_errors, table.stats().disk_pages, table.in_ram(&a)), (3, 0, 3));
+        insert(&mut table, &chain(2, 4), 2.0);
+        assert_eq!(table.in_ram(&chain(2, 4)), 4);
+        transfer_all(&mut table, 2.0, true);
+        insert(&mut table, &chain(3, 4), 3.0);
+        transfer_all(&mut table, 3.0, true);
+        let Chain::Loading(ticket) = table.find(&chain(2, 4), 0, 4.0, None) else { panic!() };
+        transfer_all(&mut table, 4.0, false);
+        assert_eq!(ready(&table.find(&chain(2, 4), 0, 5.0, ticket.as_ref())), Some(0));
+        assert_eq!(table.stats().read_errors, 4);
+        assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
+    }
+
+    proptest! {
+        #[test]
+        fn limits_hold_whatever_happens(
+            steps in proptest::collection::vec((0u8..6, 0u32..5, 1u32..6, proptest::bool::weighted(0.8)), 1..60),
+            ram in 1u64..6,
+            slots in 0u32..8,
+        ) {
+            let mut table = table(ram, slots);
+            let mut tickets = Vec::new();
+            for (now, (action, of, pages, succeeds)) in steps.into_iter().enumerate() {
+                let (now, chain) = (now as f64, chain(of, pages));
+                match action {
+                    0 | 1 => insert(&mut table, &chain, now),
+                    2 => transfer_all(&mut table, now, succeeds),
+                    3 => match table.find(&chain, 0, now, None) {
+                        Chain::Loading(ticket) => tickets.extend(ticket),
+                        Chain::Ready(pages) => prop_assert!(pages.len() <= chain.len()),
+                    },
+                    4 => tickets.clear(),
+                    _ => table.park(&chain),
+                }
+                let stats = table.stats();
+                prop_assert!(stats.ram_bytes <= ram * PAGE && stats.disk_pages <= u64::from(slots));
+            }
+            // Whoever waits gets an answer once the transfers are done.
+            tickets.clear();
+            let chain = chain(0, 5);
+            let mut ticket = None;
+            for now in 100..103 {
+                match table.find(&chain, 0, f64::from(now), ticket.as_ref()) {
+                    Chain::Ready(_) => break,
+                    Chain::Loading(given) => ticket = given,
+                }
+                prop_assert!(now < 102, "the chain is never ready");
+                transfer_all(&mut table, f64::from(now), true);
+            }
+            let mut used: Vec<Slot> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_slots.iter().copied()).collect();
+            used.sort_unstable();
+            prop_assert_eq!(used, (0..slots).collect::<Vec<_>>(), "each slot has one owner");
+            prop_assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
+        }
+    }
+}
