@@ -88,9 +88,25 @@ pub struct RunArgs {
     /// Write the model's outputs here: for models that generate no text.
     #[arg(long, value_name = "OUT.npz", requires = "inputs")]
     pub outputs: Option<PathBuf>,
+    /// Continue the conversation of this name and keep it: messages, and what the model computed of them. With a prompt it answers one
+    /// message.
+    #[arg(long, value_name = "NAME", value_parser = session_name)]
+    pub session: Option<String>,
+    /// Where a session's states are kept.
+    #[command(flatten)]
+    pub kv: KvArgs,
     /// How to load and run.
     #[command(flatten)]
     pub runtime: RuntimeArgs,
+}
+
+/// A name that can be one of a file.
+fn session_name(text: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    match text.len() {
+        1..=64 if text.chars().all(is_plain) && !text.starts_with('.') => Ok(text.to_owned()),
+        _ => Err("a name has 1 to 64 letters, digits, `-`, `_` and `.`, and does not begin with `.`".to_owned()),
+    }
 }
 
 /// How to answer a prompt.
@@ -372,10 +388,11 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
-    /// RAM for saved states; 0 saves none [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
+    /// RAM for saved states; 0 saves none; with --session for those that are read or written [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
     #[arg(long, value_name = "SIZE", env = "HPP_KV_RAM")]
     pub kv_ram: Option<ByteSize>,
-    /// Save states in this directory too, so that they survive a restart; it holds what conversations can be computed back from.
+    /// Save states in this directory too, so that they survive a restart; whoever can read it can tell what was said [default: none; with
+    /// --session `hpp` in the user's data directory].
     #[arg(long, value_name = "DIR", env = "HPP_KV_DIR")]
     pub kv_dir: Option<PathBuf>,
     /// Most bytes in --kv-dir, of all models together.

@@ -64,6 +64,8 @@ pub enum ExecError {
     Serve(#[from] hpp_serve::ServeError),
     #[error(transparent)]
     Store(#[from] StoreError),
+    #[error("cannot use the session {}", path.display())]
+    Session { path: PathBuf, source: io::Error },
     #[error("cannot identify the plan")]
     Fingerprint(#[source] serde_json::Error),
     #[error("cannot watch for Ctrl-C")]

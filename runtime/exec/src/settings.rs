@@ -153,9 +153,16 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     if run.answer.chat && matches!(prompt, PromptSource::Tokens(_)) {
         return Err(usage("--chat needs text, not tokens", "give --prompt TEXT, or leave --chat out"));
     }
+    if run.session.is_some() {
+        if !may_chat || matches!(prompt, PromptSource::Tokens(_)) {
+            return Err(usage("--session answers text with text", "leave --json, --logits, --inputs and --tokens out"));
+        }
+        run.answer.chat = true;
+    }
     let drafts = Drafts::resolve(run.speculate, run.draft.take())?;
     let settings = GenerateSettings { plan, prompt, drafts, run };
-    Ok(if settings.prompt == PromptSource::Terminal { Task::Chat(settings) } else { Task::Generate(settings) })
+    let is_chat = settings.prompt == PromptSource::Terminal || settings.run.session.is_some();
+    Ok(if is_chat { Task::Chat(settings) } else { Task::Generate(settings) })
 }
 
 impl PromptArgs {

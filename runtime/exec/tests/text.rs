@@ -254,3 +254,41 @@ fn chat_goes_through_the_template() {
     let plain = plan.run(&[&plain[..], &rest].concat()).ok().json();
     assert_eq!(chat["prompt_token_ids"], plain["prompt_token_ids"]);
 }
+
+#[test]
+fn a_session_goes_on_in_another_process() {
+    let mut plan = PlanDir::new("genai/learned-llama-fp32-cpu", 512);
+    plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
+    plan.save();
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path().to_str().unwrap();
+    let say = |name: &str, text: &str| {
+        plan.run(&["--session", name, "--kv-dir", dir, "--kv-page", "16", "-n", "60", "-p", text])
+    };
+    let reused = |ran: &Ran| -> u64 {
+        let words: Vec<&str> = ran.stderr.split_whitespace().collect();
+        let at = words.windows(4).position(|words| words[1..] == ["tokens", "of", "the"]).unwrap();
+        words[at].parse().unwrap()
+    };
+    let first = say("talk", "What does Vec::push do?").ok();
+    assert!(!first.stderr.contains("goes on") && reused(&first) == 0, "{}", first.stderr);
+    let second = say("talk", "And what does pop do?").ok();
+    assert!(second.stderr.contains("goes on after 2 messages"), "{}", second.stderr);
+    assert!(reused(&second) >= 32, "the states of its answer, too: {}", second.stderr);
+    assert_eq!(reused(&say("other", "Why?").ok()), 0);
+    // Without states the conversation is computed again.
+    let json = format!("{dir}/sessions/talk.json");
+    let said: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    assert_eq!(said["messages"].as_array().unwrap().len(), 4);
+    for entry in std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()) {
+        if entry.join("pages.kv").exists() {
+            std::fs::remove_dir_all(entry).unwrap();
+        }
+    }
+    let third = say("talk", "Thanks.").ok();
+    assert!(third.stderr.contains("goes on after 4 messages") && reused(&third) == 0, "{}", third.stderr);
+    std::fs::write(&json, "{").unwrap();
+    say("talk", "x").fails(1, &["cannot use the session"]);
+    say("../talk", "x").fails(2, &["a name has 1 to 64 letters"]);
+    plan.run(&["--session", "a", "--json", "-p", "x"]).fails(1, &["--session answers text with text", "hint:"]);
+}

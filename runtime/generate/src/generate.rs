@@ -36,7 +36,9 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
         if rejected > 0 {
             generation.set_fed(sequence.drop_last(rejected)?);
         }
+        sequence.save(false);
     }
+    sequence.save(true);
     if stop {
         let held_back = generation.cancel()?;
         if !held_back.is_empty() {

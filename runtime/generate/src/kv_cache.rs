@@ -128,6 +128,11 @@ impl KvCache {
         self.store.find(&pages.keys, priority, ticket)
     }
 
+    /// The same, waiting until they are there.
+    pub fn load_waiting(&self, pages: &PromptPages) -> Vec<Arc<PageBytes>> {
+        self.store.find_waiting(&pages.keys, 0)
+    }
+
     /// Starts to bring pages into RAM.
     pub fn prefetch(&self, pages: &PromptPages) {
         self.store.prefetch(&pages.keys);

@@ -5,6 +5,7 @@
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
+use crate::kv_cache::{KvCache, PageValue};
 use crate::speculate::MAX_DRAFT;
 use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput, WorkItem};
 use hpp_kv::PageKey;
@@ -287,12 +288,30 @@ pub struct SingleSequence<B: Backend> {
     engine: Engine<B>,
     sequence: TokenSequence<B>,
     inputs: ModelInputs,
+    session: Option<SavedSession>,
+}
+
+/// Where the states of the sequence are saved, and for which conversation.
+struct SavedSession {
+    cache: KvCache,
+    name: String,
 }
 
 impl<B: Backend> SingleSequence<B> {
     /// An empty sequence on this engine.
     pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
-        Self { engine, sequence: TokenSequence::default(), inputs }
+        Self { engine, sequence: TokenSequence::default(), inputs, session: None }
+    }
+
+    /// From now on saves all states for a conversation, and starts prompts from what is saved of them. Prompts must be fed in chunks
+    /// of a page ([`KvCache::page_tokens`]).
+    pub fn save_in(&mut self, cache: KvCache, session: &str) {
+        self.session = Some(SavedSession { cache, name: session.to_owned() });
+    }
+
+    /// Where states are saved.
+    pub fn cache(&self) -> Option<&KvCache> {
+        self.session.as_ref().map(|session| &session.cache)
     }
 
     /// The engine.
@@ -335,9 +354,18 @@ impl<B: Backend> SingleSequence<B> {
         self.sequence.clear();
     }
 
-    /// See [`TokenSequence::keep_prefix`].
+    /// Keeps what the sequence or the saved pages have in common with a prompt. See [`TokenSequence::keep_prefix`].
     pub fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize, GenerateError> {
-        self.sequence.keep_prefix(&mut self.engine, prompt)
+        let Some(SavedSession { cache, name }) = &self.session else {
+            return self.sequence.keep_prefix(&mut self.engine, prompt);
+        };
+        let (session, page) = (Some(name.as_str()), cache.page_tokens());
+        let found = cache.look_up(prompt, session);
+        if found.len() > self.sequence.shared_prefix(prompt, session) / page {
+            let pages = cache.load_waiting(&found);
+            self.sequence = cache.restore(&mut self.engine, prompt, &found, &pages)?;
+        }
+        self.sequence.keep_prefix_on_grid(&mut self.engine, prompt, session, page)
     }
 
     /// See [`TokenSequence::max_draft`].
@@ -358,6 +386,13 @@ impl<B: Backend> SingleSequence<B> {
     /// See [`TokenSequence::feed`].
     pub fn feed_input(&mut self, input: Input<'_>) -> Result<(), GenerateError> {
         self.sequence.feed(&mut self.engine, &self.inputs, input)
+    }
+
+    /// Saves the pages that are complete. `is_last`: see [`KvCache::save`]. Call it when no token will be dropped any more.
+    pub fn save(&mut self, is_last: bool) {
+        if let Some(SavedSession { cache, .. }) = &self.session {
+            cache.save(&mut self.engine, &mut self.sequence, PageValue::default(), is_last);
+        }
     }
 
     /// Makes the sequence equal to `prompt`, reusing their common prefix. Checks `cancelled` before each chunk.

@@ -164,6 +164,20 @@ impl PageStore {
         }
     }
 
+    /// The same, waiting until pages have been read.
+    pub fn find_waiting(&self, chain: &[PageKey], priority: i32) -> Vec<Arc<PageBytes>> {
+        let mut table = self.shared.table();
+        let mut own = None;
+        loop {
+            match table.find(chain, priority, self.shared.now(), own.as_ref()) {
+                Chain::Ready(pages) => return pages,
+                Chain::Loading(ticket) => own = ticket.or(own),
+            }
+            self.shared.changed.notify_all();
+            table = self.shared.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     /// Starts to read what of a chain is only on disk.
     pub fn prefetch(&self, chain: &[PageKey]) {
         self.shared.table().prefetch(chain);

@@ -2,12 +2,18 @@
 
 use super::drafts::DraftSource;
 use super::generate::{request, warn_of_unknown_tokens};
-use super::{CommandContext, context_length, load_sequence, open_embeddings};
+use super::kv_cache::open_cache;
+use super::session::{Conversation, SessionFile, directory};
+use super::{CommandContext, context_length, load_engine, open_embeddings};
+use crate::cli::KvArgs;
 use crate::error::ExecError;
 use crate::numbers::{counted, rate};
+use crate::prompt::PromptSource;
 use crate::report::Timings;
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
+use hpp_engine::EngineOptions;
+use hpp_generate::kv::StoreError;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
     Event, FinishReason, GenerateError, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request,
@@ -30,24 +36,92 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let embeddings = open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     ctx.interrupt.graceful();
-    let (dir, args) = (&plan.dir, &settings.run.runtime);
-    let sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
+    let session = settings.run.session.as_deref().map(|name| Session::open(name, &settings.run.kv)).transpose()?;
+    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), ctx)?;
     let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
     ctx.interrupt.immediate();
     let request = request(settings, &plan, &encoder, vec![])?;
     if encoder.template.is_none() {
         ctx.console.info("this model has no chat template: it continues what you type as plain text");
     }
-    ctx.console.info("/help shows the commands");
-    let transcript = Transcript::new(settings, &encoder);
-    Chat { drafter, sequence, transcript, encoder: &encoder, request, context: context_length(&plan, args) }.run(ctx)
+    let mut transcript = Transcript::new(settings, &encoder);
+    if let Some(said) = session.as_ref().and_then(|session| session.said.as_ref()) {
+        let messages = transcript.resume(said);
+        ctx.console.info(&format!("the conversation goes on after {}", counted(messages as u64, "message")));
+    }
+    let context = context_length(&plan, &settings.run.runtime);
+    let file = session.map(|session| session.file);
+    let mut chat = Chat { drafter, sequence, chunk, transcript, file, encoder: &encoder, request, context };
+    match &settings.prompt {
+        PromptSource::Text(source) => {
+            let line = source.read()?;
+            chat.answer(&line, ctx)?;
+            Ok(0)
+        }
+        _ => {
+            ctx.console.info("/help shows the commands");
+            chat.run(ctx)
+        }
+    }
+}
+
+/// A conversation that is kept.
+struct Session {
+    name: String,
+    file: SessionFile,
+    /// What was said before.
+    said: Option<Conversation>,
+    kv: KvArgs,
+}
+
+impl Session {
+    fn open(name: &str, args: &KvArgs) -> Result<Self, ExecError> {
+        let directory = directory(args)?;
+        let (file, said) = SessionFile::open(directory.clone(), name)?;
+        Ok(Session { name: name.to_owned(), file, said, kv: KvArgs { kv_dir: Some(directory), ..args.clone() } })
+    }
+}
+
+/// Loads the model, with the saved states of a session. Returns also the chunks that prompts are fed in.
+fn load(
+    settings: &GenerateSettings,
+    plan: &PlanFile,
+    inputs: ModelInputs,
+    session: Option<&Session>,
+    ctx: &CommandContext<'_>,
+) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
+    let args = &settings.run.runtime;
+    let reserved = session.map_or(0, |session| session.kv.ram(&plan.plan));
+    let options = EngineOptions { reserved, ..args.engine_options() };
+    let engine = load_engine(&plan.plan, &plan.dir, (args, options), ctx.console, ctx.interrupt)?;
+    let mut chunk = prompt_chunk(&engine);
+    let cache = match session {
+        None => None,
+        Some(session) => match open_cache(&engine, &plan.plan, (args, &session.kv), || {}, ctx.console) {
+            Err(ExecError::Store(error @ StoreError::InUse(_))) => {
+                ctx.console.warn(&format!("{error}; until then the conversation is computed anew at each start"));
+                None
+            }
+            cache => cache?,
+        },
+    };
+    let mut sequence = SingleSequence::new(engine, inputs);
+    if let Some((cache, session)) = cache.zip(session) {
+        chunk = cache.page_tokens();
+        sequence.save_in(cache, &session.name);
+    }
+    Ok((sequence, chunk))
 }
 
 /// A conversation in progress.
 struct Chat<'e> {
     drafter: DraftSource,
     sequence: SingleSequence<OrtBackend>,
+    /// Tokens of a prompt in one pass.
+    chunk: usize,
     transcript: Transcript,
+    /// Where the conversation is kept.
+    file: Option<SessionFile>,
     encoder: &'e PromptEncoder,
     /// The settings of every answer; the prompt changes.
     request: Request,
@@ -71,6 +145,33 @@ impl Transcript {
                 Transcript::Messages { system, messages: vec![] }
             }
             None => Transcript::Text(String::new()),
+        }
+    }
+
+    /// Goes on after what was said in a session. Returns the number of messages, without the system message.
+    fn resume(&mut self, said: &Conversation) -> usize {
+        match self {
+            Transcript::Messages { system, messages } => {
+                let is_system = |message: &&Message| message.role == Role::System;
+                // A system message of the command line replaces that of the session.
+                *system = system.take().or_else(|| said.messages.first().filter(is_system).cloned());
+                *messages = said.messages.iter().filter(|message| message.role != Role::System).cloned().collect();
+                messages.len()
+            }
+            Transcript::Text(text) => {
+                text.clone_from(&said.text);
+                usize::from(!text.is_empty())
+            }
+        }
+    }
+
+    /// What is kept of it.
+    fn conversation(&self) -> Conversation {
+        match self {
+            Transcript::Messages { system, messages } => {
+                Conversation { messages: system.iter().chain(messages).cloned().collect(), text: String::new() }
+            }
+            Transcript::Text(text) => Conversation { messages: vec![], text: text.clone() },
         }
     }
 
@@ -126,6 +227,7 @@ impl Chat<'_> {
                 "/reset" => {
                     self.transcript.clear();
                     self.sequence.clear();
+                    self.save()?;
                 }
                 command if command.starts_with('/') && !command.contains(' ') => {
                     ctx.console.info(&format!("there is no command {command}; /help shows the commands"));
@@ -158,8 +260,7 @@ impl Chat<'_> {
             Event::Text(text) => Ok(show(out, text)?),
             Event::Prompt { .. } | Event::Token { .. } => Ok::<_, ExecError>(()),
         };
-        let chunk = prompt_chunk(self.sequence.engine());
-        let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), chunk));
+        let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
         ctx.interrupt.graceful();
@@ -168,7 +269,12 @@ impl Chat<'_> {
         warn_of_unknown_tokens(tokenizer, &generated, ctx.console);
         ctx.console.info(&answer_summary(&generated, &mut self.sequence));
         self.transcript.push(Role::Assistant, generated.text.as_deref().unwrap_or_default());
-        Ok(())
+        self.save()
+    }
+
+    /// Keeps the conversation, if it has a session.
+    fn save(&self) -> Result<(), ExecError> {
+        self.file.as_ref().map_or(Ok(()), |file| file.save(&self.transcript.conversation()))
     }
 }
 

@@ -11,6 +11,7 @@ mod kv_cache;
 mod probe;
 mod sequences;
 mod serve;
+mod session;
 mod unsplit;
 mod verify;
 
