@@ -11,7 +11,7 @@ use crate::job_files::{Answer, Answers, BadLine, Job, JobId, Prompts};
 use crate::numbers::{counted, rate};
 use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
-use hpp_engine::EngineOptions;
+use hpp_engine::{EngineOptions, Telemetry};
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
@@ -236,16 +236,27 @@ impl Jobs {
         let telemetry = self.batch.engine().telemetry();
         let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
         format!(
-            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\nmemory: {}",
+            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{}memory: {}",
             counted(answers as u64, "answer"),
             duration(Duration::from_secs_f64(seconds)),
             counted(sequences as u64, "sequence"),
             counted(tokens as u64, "new token"),
             rate(Some(tokens as f64 / seconds.max(1e-9))),
             rate((passes > 0).then(|| tokens as f64 / passes as f64)),
+            time_line(&telemetry, seconds),
             memory(&Bytes::new(&telemetry, self.batch.engine().host_state_bytes() * sequences as u64))
         )
     }
+}
+
+/// What the time went to. Stages on different devices may compute at once, so that computing alone may take more than all of it.
+fn time_line(telemetry: &Telemetry, seconds: f64) -> String {
+    let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
+    let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
+    let (computing, waiting) = (computing.as_secs_f64(), waiting.as_secs_f64());
+    let share = |part: f64| format!("{:.0} %", 100.0 * part / seconds.max(1e-9));
+    let other = (seconds - computing - waiting).max(0.0);
+    format!("time: {} computing, {} waiting for weights, {} other\n", share(computing), share(waiting), share(other))
 }
 
 /// `42 s`, `3 min 20 s` or `2 h 5 min`.
