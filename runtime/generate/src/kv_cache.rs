@@ -222,7 +222,10 @@ impl KvCache {
         let is_whole = |index: usize| !self.layout.has_snapshots() || (index + 1) * page == sequence.tokens().len();
         let wanted = |offset: &usize| is_whole(first + offset) && !self.store.contains(&keys[*offset]);
         let Some(start) = (0..keys.len()).find(wanted) else { return Ok(()) };
-        let mut pages: Vec<PageBytes> = (start..keys.len()).map(|_| self.store.new_page()).collect();
+        let Ok(mut pages) = (start..keys.len()).map(|_| self.store.new_page()).collect::<Result<Vec<_>, _>>() else {
+            tracing::warn!("no memory for KV pages");
+            return Ok(());
+        };
         let mut payloads: Vec<&mut [u8]> = pages.iter_mut().map(PageBytes::payload_mut).collect();
         engine.save_pages(&self.layout, states, ((first + start) * page) as u64, &mut payloads)?;
         for (offset, page) in (start..).zip(pages) {

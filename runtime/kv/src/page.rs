@@ -1,49 +1,60 @@
 //! The bytes of a page, in memory as they are on disk: a header, then what the states hold.
 
 use crate::key::{Fingerprint, PageKey};
+use memmap2::MmapMut;
+use std::io;
 
 /// Sizes, offsets and addresses of direct I/O are multiples of this.
 pub(crate) const SECTOR: usize = 4096;
+/// Bytes of a huge page.
+#[cfg(target_os = "linux")]
+const HUGE_PAGE: usize = 2 << 20;
 const MAGIC: [u8; 8] = *b"HPP-KV01";
 
-/// A page: memory with room for a header, aligned for direct I/O.
+/// A page: memory with room for a header, aligned for direct I/O. It is mapped, not taken from the heap, so that it can ask for huge pages,
+/// which a disk fills at a higher rate, and so that it goes back to the system when it is dropped.
 pub struct PageBytes {
-    memory: Vec<u8>,
-    /// Where the header starts.
-    start: usize,
+    memory: MmapMut,
     payload: usize,
 }
 
 impl PageBytes {
     /// Zeros for a payload of this many bytes.
-    pub fn new(payload: usize) -> Self {
-        let memory = vec![0; Self::memory_for(payload) as usize];
-        let start = memory.as_ptr().align_offset(SECTOR).min(SECTOR);
-        PageBytes { memory, start, payload }
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub fn new(payload: usize) -> io::Result<Self> {
+        let memory = MmapMut::map_anon(record_bytes(payload))?;
+        #[cfg(target_os = "linux")]
+        if memory.len() >= HUGE_PAGE {
+            // Where the system has none, it goes without.
+            let _ = memory.advise(memmap2::Advice::HugePage);
+        }
+        Ok(PageBytes { memory, payload })
     }
 
     /// Bytes of memory that a page with this payload takes.
     pub fn memory_for(payload: usize) -> u64 {
-        (record_bytes(payload) + SECTOR) as u64
+        record_bytes(payload) as u64
     }
 
     /// What the states hold.
     pub fn payload(&self) -> &[u8] {
-        &self.memory[self.start + SECTOR..][..self.payload]
+        &self.memory[SECTOR..][..self.payload]
     }
 
     /// The same, to be written.
     pub fn payload_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start + SECTOR..][..self.payload]
+        &mut self.memory[SECTOR..][..self.payload]
     }
 
     /// Header, payload and padding.
     pub(crate) fn record(&self) -> &[u8] {
-        &self.memory[self.start..][..record_bytes(self.payload)]
+        &self.memory
     }
 
     pub(crate) fn record_mut(&mut self) -> &mut [u8] {
-        &mut self.memory[self.start..][..record_bytes(self.payload)]
+        &mut self.memory
     }
 
     /// The record after the header: payload and padding.
@@ -52,12 +63,12 @@ impl PageBytes {
     }
 
     /// The header of a record with this page, as an aligned sector of its own.
-    pub(crate) fn header_sector(&self, header: &Header) -> PageBytes {
+    pub(crate) fn header_sector(&self, header: &Header) -> io::Result<PageBytes> {
         let checksum = *blake3::hash(self.payload()).as_bytes();
         let bytes = header.to_bytes(self.payload as u64, &checksum);
-        let mut sector = PageBytes::new(0);
+        let mut sector = PageBytes::new(0)?;
         sector.record_mut()[..bytes.len()].copy_from_slice(&bytes);
-        sector
+        Ok(sector)
     }
 
     /// Whether the record is the page of this key, whole.
@@ -140,11 +151,11 @@ mod tests {
         let key = PageKey::root(&model).child(&[1], None);
         let header =
             Header { fingerprint: model, key, parent: PageKey::root(&model), index: 3, written: 9, cost_ms: 2.5 };
-        let mut page = PageBytes::new(5000);
+        let mut page = PageBytes::new(5000).unwrap();
         assert_eq!(page.record().as_ptr().align_offset(SECTOR), 0);
         assert_eq!((page.record().len(), page.payload().len()), (4096 * 3, 5000));
         page.payload_mut()[4999] = 7;
-        let sector = page.header_sector(&header);
+        let sector = page.header_sector(&header).unwrap();
         page.record_mut()[..SECTOR].copy_from_slice(sector.record());
         assert!(page.is_page(&model, &key));
         assert_eq!(Header::read(page.record(), &model, 5000), Some(header));

@@ -56,12 +56,12 @@ impl SlotFile {
         for (index, block) in page.padded_payload().chunks(BLOCK).enumerate() {
             write_at(&self.file, block, start + (SECTOR + index * BLOCK) as u64)?;
         }
-        write_at(&self.file, page.header_sector(header).record(), start)
+        write_at(&self.file, page.header_sector(header)?.record(), start)
     }
 
     /// Reads a record. Whether it is the page wanted, [`PageBytes::is_page`] tells.
     pub fn read(&self, slot: Slot) -> io::Result<PageBytes> {
-        let (mut page, start) = (PageBytes::new(self.payload), self.offset(slot));
+        let (mut page, start) = (PageBytes::new(self.payload)?, self.offset(slot));
         for (index, block) in page.record_mut().chunks_mut(BLOCK).enumerate() {
             read_at(&self.file, block, start + (index * BLOCK) as u64)?;
         }

@@ -7,6 +7,7 @@ use crate::page::{PageBytes, record_bytes};
 use crate::policy::{PageFacts, Policy};
 use crate::slots::{Slot, SlotFile};
 use crate::table::{Chain, Job, Limits, LoadTicket, StoreStats, Table};
+use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -131,7 +132,10 @@ impl PageStore {
     }
 
     /// Memory for a page.
-    pub fn new_page(&self) -> PageBytes {
+    ///
+    /// # Errors
+    /// The system has no memory left.
+    pub fn new_page(&self) -> io::Result<PageBytes> {
         PageBytes::new(self.page_bytes)
     }
 

@@ -487,7 +487,7 @@ mod tests {
         let mut parent = PageKey::root(&Fingerprint::of([]));
         for (index, key) in chain.iter().enumerate() {
             let facts = PageFacts { last_used: now, uses: 1.0, cost_ms: 1.0, priority: 0 };
-            table.insert(*key, parent, index as u32, facts, PageBytes::new(10));
+            table.insert(*key, parent, index as u32, facts, PageBytes::new(10).unwrap());
             parent = *key;
         }
     }
@@ -500,7 +500,7 @@ mod tests {
                     drop(page);
                     table.finish_write(&key, slot, succeeds);
                 }
-                Job::Read { key, .. } => table.finish_read(&key, succeeds.then(|| PageBytes::new(10)), 1),
+                Job::Read { key, .. } => table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1),
             }
         }
     }

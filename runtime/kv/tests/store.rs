@@ -27,7 +27,7 @@ fn open(directory: &Path, name: &str, ram_pages: u64, disk_pages: u64) -> Result
     let settings = StoreSettings {
         fingerprint: model(name),
         page_bytes: PAYLOAD,
-        ram: ram_pages * (RECORD + 4096),
+        ram: ram_pages * RECORD,
         disk: Some(DiskSettings { directory: directory.to_owned(), bytes: disk_pages * RECORD }),
         policy: Policy::Lru,
     };
@@ -57,7 +57,7 @@ impl Store {
     fn insert(&self, name: &str, of: u32, pages: u32) {
         let mut parent = PageKey::root(&model(name));
         for (index, key) in chain(name, of, pages).into_iter().enumerate() {
-            let mut page = self.store.new_page();
+            let mut page = self.store.new_page().unwrap();
             page.payload_mut().copy_from_slice(&content(of, index));
             self.store.insert(NewPage { key, parent, index: index as u32, cost_ms: 1.0, priority: 0 }, page);
             parent = key;
@@ -93,7 +93,7 @@ fn pages_survive_a_restart_and_are_bounded() {
         assert!(first.store.flush(WAIT));
     }
     assert_eq!(first.find("a", 0, 3), 3, "from disk");
-    assert!(first.store.stats().ram_bytes <= 4 * (RECORD + 4096));
+    assert!(first.store.stats().ram_bytes <= 4 * RECORD);
     assert!(matches!(open(dir.path(), "a", 4, 100), Err(StoreError::InUse(_))), "one process at a time");
     drop(first);
     let second = open(dir.path(), "a", 4, 100).unwrap();

@@ -1,0 +1,166 @@
+"""`hpp-exec serve`: the first token of a long prompt whose states are in RAM or on disk, the rate of restoring, and decoding beside the
+command line."""
+
+import contextlib
+import glob
+import http.client
+import json
+import os
+import random
+import shutil
+import subprocess
+import time
+
+import disk
+import measure
+from table import compared
+from workshop import OUT
+
+PAGE, NEW = 128, 32
+# A prompt near the model's context of 4,096 tokens.
+LONG, LONG_SMALL = 4032, 1024
+WAIT = 120
+
+
+class Server:
+    """A server over one plan. `kill` leaves it no time to tidy up."""
+
+    def __init__(self, shop, plan, *options):
+        command = [shop.binary("hpp-exec"), "serve", plan, "--port", "0", "--threads", str(shop.threads), *map(str, options)]
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        for line in self.process.stderr:
+            if "http://" in line:
+                self.host = line.split("http://")[1].split()[0]
+                return
+        raise measure.Failed(f"the server ended: {command}")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+        self.process.stderr.close()
+
+    def complete(self, prompt, new=1):
+        """Streams a completion; returns the seconds to the first token, tokens per second after it, the text and the usage."""
+        body = json.dumps({"prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True, "stream": True,
+                           "stream_options": {"include_usage": True}, "logprobs": 0})
+        connection = http.client.HTTPConnection(self.host, timeout=WAIT)
+        start, times, text, usage = time.monotonic(), [], "", None
+        connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            raise measure.Failed(response.read().decode())
+        for line in response:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                text += choice["text"]
+                if choice["logprobs"]:
+                    times.append(time.monotonic())
+        connection.close()
+        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
+        return times[0] - start, rate, text, usage
+
+    def metric(self, name, **labels):
+        connection = http.client.HTTPConnection(self.host, timeout=WAIT)
+        connection.request("GET", "/metrics")
+        lines = connection.getresponse().read().decode().splitlines()
+        found = [line for line in lines if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items())]
+        return float(found[0].split()[-1]) if found else 0.0
+
+    def wait_for_pages(self, count):
+        end = time.monotonic() + WAIT
+        while self.metric("hpp_kv_pages", tier="disk") < count:
+            if time.monotonic() > end:
+                raise measure.Failed("the pages are not written")
+            time.sleep(0.05)
+
+
+def prompt(seed, tokens):
+    chosen = random.Random(seed)
+    return [chosen.randrange(1, 30000) for _ in range(tokens)]
+
+
+@contextlib.contextmanager
+def directory(name):
+    """An empty directory on the disk of the models."""
+    path = os.path.join(OUT, name)
+    shutil.rmtree(path, ignore_errors=True)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def long_prompt(shop, plan, number):
+    """One round: the first token cold, from RAM and from disk after kill -9, and the rate of the pages that came from disk."""
+    tokens = LONG_SMALL if shop.small else LONG
+    pages = (tokens - 2) // PAGE
+    asked, other = prompt(number, tokens), prompt(-1 - number, 64)
+    with directory("kv") as kv:
+        options = ("--kv-dir", kv, "--kv-ram", "4G", "--kv-disk", "8G", "--max-sequences", 1)
+        server = Server(shop, plan, *options)
+        try:
+            server.complete(other)
+            cold, _, text, _ = server.complete(asked)
+            # Takes the place of the sequence, so that its states are in pages only.
+            server.complete(other)
+            ram, _, text_ram, usage = server.complete(asked)
+            server.wait_for_pages(pages)
+        finally:
+            server.kill()
+        file, = glob.glob(os.path.join(kv, "*", "pages.kv"))
+        server = Server(shop, plan, *options)
+        try:
+            server.complete(other)
+            before = disk.direct_rate(file)
+            from_disk, _, text_disk, usage_disk = server.complete(asked)
+            direct = (before + disk.direct_rate(file)) / 2
+        finally:
+            server.kill()
+        found = [answer["prompt_tokens_details"]["cached_tokens"] for answer in (usage, usage_disk)]
+        if found != [pages * PAGE] * 2 or not text == text_ram == text_disk:
+            raise measure.Failed(f"{found} tokens were found, and the texts are {text!r}, {text_ram!r}, {text_disk!r}")
+        restored = os.path.getsize(file) / (from_disk - ram)
+        return {"cold": cold, "ram": ram, "disk": from_disk, "restored": restored / 1e9, "direct": direct / 1e9}
+
+
+def first_tokens(shop, dtype):
+    model = shop.decoder(dtype)
+    plan, _ = shop.split(model, f"serving/{dtype}", "--context", 4096)
+    runs = [long_prompt(shop, plan, number) for number in range(shop.rounds)]
+    cold, ram, from_disk, restored, direct = ([run[key] for run in runs] for key in ("cold", "ram", "disk", "restored", "direct"))
+    what = f"first token of a prompt of {LONG_SMALL if shop.small else LONG} tokens, 350 M {dtype}"
+    return [
+        compared(f"{what}: states in RAM over none", ram, cold, 20, "s", smaller_is_better=True),
+        compared(f"{what}: on disk after kill -9 over none", from_disk, cold, 5, "s", smaller_is_better=True),
+        compared(f"states restored from disk over direct reads, {dtype}", restored, direct, 0.8, "GB/s"),
+    ]
+
+
+def decode(shop, dtype):
+    """One sequence through the server beside the command line."""
+    plan = os.path.join(OUT, "plans", f"serving/{dtype}")
+
+    def served():
+        server = Server(shop, plan)
+        try:
+            server.complete(prompt(0, 64), 4)
+            return server.complete(prompt(1, 64), NEW)[1]
+        finally:
+            server.kill()
+
+    def alone():
+        tokens = ",".join(map(str, prompt(1, 64)))
+        return shop.exec_json(plan, "--tokens", tokens, "-n", NEW, "--ignore-eos")["timings"]["decode_tokens_per_second"]
+
+    runs = measure.in_turns(shop.rounds, ours=served, theirs=alone)
+    return [compared(f"decode of one sequence, server over command line, {dtype}", runs["ours"], runs["theirs"], 0.98, "tok/s")]
+
+
+def serving(shop):
+    rows = []
+    for dtype in ("int4", "fp32"):
+        rows += first_tokens(shop, dtype) + decode(shop, dtype)
+    return rows
