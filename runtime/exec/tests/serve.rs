@@ -3,7 +3,8 @@
 mod support;
 
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
@@ -378,12 +379,65 @@ fn what_cannot_be_answered_is_refused_by_name() {
 }
 
 #[test]
+fn hostile_clients_get_errors_and_harm_nobody() {
+    let server = Server::new(&[]);
+    let address = server.url.strip_prefix("http://").unwrap();
+    let connect = || TcpStream::connect(address).unwrap();
+    let send = |body: &[u8]| -> u16 {
+        let mut stream = connect();
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n\
+             content-length: {}\r\n\r\n",
+            body.len()
+        );
+        // The server may refuse a body before it has read all of it.
+        let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        let answer = String::from_utf8_lossy(&answer);
+        answer.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0)
+    };
+    let deep = "[".repeat(200_000);
+    let stops: Vec<String> = (0..5000).map(|stop| format!("stop {stop}")).collect();
+    let bodies: [(&str, Vec<u8>); 9] = [
+        ("deep JSON", format!("{{\"prompt\": {deep}").into_bytes()),
+        ("deep field", format!("{{\"prompt\": \"x\", \"user\": {deep}}}").into_bytes()),
+        ("huge number", b"{\"prompt\": \"x\", \"max_tokens\": 1e999}".to_vec()),
+        ("negative number", b"{\"prompt\": \"x\", \"max_tokens\": -5}".to_vec()),
+        ("bad UTF-8", b"{\"prompt\": \"\xff\xfe\"}".to_vec()),
+        ("thousands of stops", json!({"prompt": "x", "stop": stops}).to_string().into_bytes()),
+        ("too many prompts", json!({"prompt": vec!["x"; 5000]}).to_string().into_bytes()),
+        ("unknown token", b"{\"prompt\": [4294967295]}".to_vec()),
+        ("empty", Vec::new()),
+    ];
+    for (what, body) in bodies {
+        assert_eq!(send(&body), 400, "{what}");
+    }
+    assert!([0, 413].contains(&send(&vec![b' '; 10 << 20])), "a body of 10 MB");
+    // Connections that say nothing, say half of something, or nonsense, while others are served.
+    let silent: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
+    let mut halves: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
+    for stream in &mut halves {
+        stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{\"pro").unwrap();
+    }
+    for stream in &halves[..25] {
+        stream.shutdown(Shutdown::Write).unwrap();
+    }
+    connect().write_all(&[0xff; 4096]).unwrap();
+    let answer = server.ok("/v1/completions", &json!({"prompt": "Once upon", "max_tokens": 3, "ignore_eos": true}));
+    assert_eq!(answer["usage"]["completion_tokens"], json!(3));
+    drop((silent, halves));
+    assert_eq!(server.get("/health").status(), 200);
+}
+
+#[test]
 fn keys_models_tokens_and_health() {
     let server = Server::new(&["--api-key", "secret"]);
     let without = |path: &str| server.agent.get(format!("{}{path}", server.url)).call().unwrap().status().as_u16();
     assert_eq!((without("/health"), without("/v1/models"), without("/metrics")), (200, 401, 401));
     let models: Value = server.get("/v1/models").body_mut().read_json().unwrap();
     assert_eq!(models["data"][0]["id"], json!(MODEL));
+    assert_eq!(models["data"][0]["placement"][0]["device"], json!("cpu"));
     assert_eq!(server.get("/v1/models/genai/learned-llama-fp32-cpu").status(), 200);
     let tokens = server.ok("/tokenize", &json!({"content": "Once upon a time"}));
     let text = server.ok("/detokenize", &tokens);

@@ -256,6 +256,19 @@ fn chat_goes_through_the_template() {
 }
 
 #[test]
+fn an_empty_answer_of_a_chat_model_comes_with_a_hint() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    let first = plan.model.tokens()[0];
+    let generation = plan.plan.generation.get_or_insert_default();
+    (generation.eos_token_ids, generation.chat_template) = (vec![first], Some("tokenizer_config.json".into()));
+    plan.save();
+    let ran = plan.run(&["--tokens", &plan.prompt(), "-n", "4"]).ok();
+    assert!(ran.stderr.contains("hint: the model ended the text at once; --chat"), "{}", ran.stderr);
+    let longer = plan.run(&["--tokens", &plan.prompt(), "-n", "4", "--ignore-eos"]).ok();
+    assert!(!longer.stderr.contains("--chat"), "{}", longer.stderr);
+}
+
+#[test]
 fn a_session_goes_on_in_another_process() {
     let mut plan = PlanDir::new("genai/learned-llama-fp32-cpu", 512);
     plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());

@@ -7,7 +7,7 @@ use std::io;
 use std::path::Path;
 
 /// Bytes of one call.
-const BLOCK: usize = 4 << 20;
+const BLOCK: usize = 2 << 20;
 
 /// A slot's number.
 pub(crate) type Slot = u32;

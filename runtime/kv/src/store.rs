@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Threads that read and write. Several reads at a time are what a fast disk needs.
-const THREADS: usize = 4;
+const THREADS: usize = 8;
 
 /// The disk tier.
 #[derive(Clone, Debug)]

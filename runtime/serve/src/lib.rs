@@ -19,5 +19,5 @@ mod server;
 pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, Wake};
 pub use error::{ApiError, ServeError};
 pub use metrics::{Metrics, ModelMetrics};
-pub use model::{EngineHandle, Model, ModelSettings, RequestOptions};
+pub use model::{EngineHandle, Model, ModelSettings, Placement, RequestOptions};
 pub use server::{ServeSettings, Shutdown, serve};

@@ -8,6 +8,7 @@ use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, TextTokenizer};
 use hpp_generate::{PromptEncoder, Request, check_prompt};
 use hpp_schema::SamplingDefaults;
+use serde::Serialize;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
@@ -28,6 +29,24 @@ pub struct ModelSettings {
     pub context: u64,
     /// Limits of its engine.
     pub limits: EngineLimits,
+    /// Where its weights lie.
+    pub placement: Vec<Placement>,
+}
+
+/// Weights that lie in one place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Placement {
+    /// The plan's device.
+    pub device: String,
+    /// Where its weights are between passes: `in its memory`, `streamed` or `mapped`.
+    pub weights: &'static str,
+    /// Partitions.
+    pub partitions: usize,
+    /// Bytes of their weights.
+    pub bytes: u64,
+    /// Of weights that are streamed from disk, the bytes that stay in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pinned_bytes: Option<u64>,
 }
 
 /// A model with its engine.
@@ -89,6 +108,11 @@ impl Model {
     /// Tokens of a sequence.
     pub fn context(&self) -> u64 {
         self.settings.context
+    }
+
+    /// Where its weights lie.
+    pub fn placement(&self) -> &[Placement] {
+        &self.settings.placement
     }
 
     /// Its tokenizer.

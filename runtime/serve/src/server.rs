@@ -286,6 +286,7 @@ fn description(model: &Model) -> Value {
         "created": model.created(),
         "owned_by": "hpp",
         "max_model_len": model.context(),
+        "placement": model.placement(),
     })
 }
 

@@ -67,6 +67,11 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     if let Some(note) = note {
         ctx.console.info(&format!("note: {note}"));
     }
+    let has_template = plan.plan.generation.as_ref().is_some_and(|generation| generation.chat_template.is_some());
+    let is_empty = generated.finish_reason == FinishReason::Eos && generated.text.as_deref().is_some_and(str::is_empty);
+    if is_empty && has_template && !settings.run.answer.chat {
+        ctx.console.info("hint: the model ended the text at once; --chat asks it as its chat template does");
+    }
     Ok(code)
 }
 

@@ -7,11 +7,14 @@ use crate::cli::{NamedPlan, ServeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
+use crate::numbers::counted;
 use crate::runtime::OrtBackend;
 use hpp_engine::EngineOptions;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
+use hpp_schema::{Plan, Residency};
 use hpp_serve::{
-    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, ServeSettings, Shutdown, Wake, serve,
+    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, Placement, ServeSettings, Shutdown, Wake,
+    serve,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,6 +36,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
     let mut models = Vec::new();
     for (name, plan) in plans {
+        ctx.console.info(&format!("loading {name}"));
         models.push(start(name, plan, args, ctx, (&metrics, &shutdown))?);
     }
     let names: Vec<String> = models.iter().map(|(model, _)| model.name().to_owned()).collect();
@@ -48,7 +52,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if !args.host.is_loopback() && settings.api_keys.is_empty() {
         ctx.console.warn("everyone who reaches this address may use the server: --api-key asks for a key");
     }
-    watch(ctx.interrupt, &shutdown);
+    watch(ctx, &shutdown, args.grace);
     let console = Arc::clone(ctx.console);
     let on_ready = |address: SocketAddr| {
         console.info(&format!("serving {} at http://{address} (Ctrl-C ends it)", names.join(", ")));
@@ -76,6 +80,35 @@ fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
     Ok(())
 }
 
+/// Where a plan's weights lie, one entry for each device and kind of residency.
+fn placement(plan: &Plan) -> Vec<Placement> {
+    let mut places: Vec<Placement> = Vec::new();
+    for partition in &plan.partitions {
+        let weights = match partition.residency {
+            Residency::Resident => "in its memory",
+            Residency::Streamed => "streamed",
+            Residency::Mapped => "mapped",
+        };
+        let same = |place: &&mut Placement| place.device == partition.device && place.weights == weights;
+        let (bytes, pinned) = (partition.bytes.weights.0, partition.bytes.locked.map(|locked| locked.0));
+        match places.iter_mut().find(same) {
+            Some(place) => {
+                place.partitions += 1;
+                place.bytes += bytes;
+                place.pinned_bytes = place.pinned_bytes.into_iter().chain(pinned).reduce(|a, b| a + b);
+            }
+            None => places.push(Placement {
+                device: partition.device.clone(),
+                weights,
+                partitions: 1,
+                bytes,
+                pinned_bytes: pinned,
+            }),
+        }
+    }
+    places
+}
+
 /// Loads a model on a thread of its own.
 fn start(
     name: String,
@@ -94,6 +127,7 @@ fn start(
         eos_token_ids: generation.eos_token_ids,
         context: context_length(&plan, &args.runtime),
         limits: EngineLimits { queue: args.queue },
+        placement: placement(&plan.plan),
         encoder,
     };
     let tokenizer = settings.encoder.tokenizer.clone();
@@ -127,12 +161,16 @@ fn load_model(
 }
 
 /// Requests a shutdown once Ctrl-C or SIGTERM has come. The thread ends with the process.
-fn watch(interrupt: &Interrupt, shutdown: &Shutdown) {
-    let (interrupt, shutdown) = (interrupt.clone(), shutdown.clone());
+fn watch(ctx: &CommandContext<'_>, shutdown: &Shutdown, grace: u64) {
+    let (interrupt, console, shutdown) = (ctx.interrupt.clone(), Arc::clone(ctx.console), shutdown.clone());
     std::thread::spawn(move || {
         while !interrupt.is_requested() {
             std::thread::sleep(POLL_INTERVAL);
         }
+        let seconds = counted(grace, "second");
+        console.info(&format!(
+            "taking no more requests; those in progress have {seconds}, Ctrl-C again ends them at once"
+        ));
         shutdown.request();
     });
 }

@@ -55,7 +55,7 @@ impl CachedPlan {
             planner.plan(path, &flags, dir, lock, console)
         };
         let plan = cache.acquire(&key, planning.replan, console, make_plan)?;
-        console.info(&format!("plan: {} (cached; --replan makes it again)", plan.dir().display()));
+        console.info(&format!("plan: {} (kept for the next time; --replan makes it again)", plan.dir().display()));
         Ok(Some(CachedPlan { cache, plan }))
     }
 
