@@ -177,7 +177,7 @@ impl KvCache {
         is_last: bool,
     ) {
         let page = self.page_tokens();
-        let is_prompt_end = sequence.tokens().len() % page != 0;
+        let is_prompt_end = !sequence.tokens().len().is_multiple_of(page);
         if !self.layout.is_on_host() && !self.layout.has_snapshots() && !is_last && !is_prompt_end {
             return;
         }

@@ -58,7 +58,8 @@ impl ModelDirectory {
         let other = |path: PathBuf| {
             let pages = path.join(PAGES).metadata().ok()?;
             let modified = pages.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            (path != self.path).then(|| Other { bytes: pages.len(), modified, path })
+            let is_other = path != self.path;
+            is_other.then_some(Other { bytes: pages.len(), modified, path })
         };
         entries.filter_map(|entry| other(entry.path())).collect()
     }
