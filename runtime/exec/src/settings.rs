@@ -154,8 +154,9 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
         return Err(usage("--chat needs text, not tokens", "give --prompt TEXT, or leave --chat out"));
     }
     if run.session.is_some() {
-        if !may_chat || matches!(prompt, PromptSource::Tokens(_)) {
-            return Err(usage("--session answers text with text", "leave --json, --logits, --inputs and --tokens out"));
+        if !may_chat || run.embeddings.is_some() || matches!(prompt, PromptSource::Tokens(_)) {
+            let hint = "leave --json, --logits, --inputs, --embeddings and --tokens out";
+            return Err(usage("--session answers text with text", hint));
         }
         run.answer.chat = true;
     }

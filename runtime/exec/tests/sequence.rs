@@ -183,7 +183,7 @@ fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend
     let settings = KvSettings {
         page_tokens: PAGE,
         ram: 4 << 20,
-        disk: Some(DiskSettings { directory: directory.to_owned(), bytes: 64 << 20 }),
+        disk: Some(DiskSettings { directory: directory.to_owned(), bytes: 64 << 20, share: 64 << 20 }),
         policy: Policy::Hybrid,
         fingerprint: Fingerprint::of([("model", "one")]),
     };

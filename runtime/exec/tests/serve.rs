@@ -305,6 +305,20 @@ fn a_session_goes_on_after_its_answer_and_survives_kill_9_and_parking() {
 }
 
 #[test]
+fn a_shared_start_is_found_beside_a_longer_conversation() {
+    let server = Server::new(&["--kv-page", "16", "--max-sequences", "4"]);
+    let start = long_text(8);
+    let ask = |text: &str| server.ok("/v1/completions", &json!({"prompt": text, "max_tokens": 2, "ignore_eos": true}));
+    let prompt_tokens = |answer: &Value| answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    let long = ask(&format!("{start}{}", "and so on ".repeat(60)));
+    let short = ask(&format!("{start}what is it?"));
+    assert!(prompt_tokens(&long) > 2 * prompt_tokens(&short), "{long} {short}");
+    assert!(cached_tokens(&short) >= 16, "{short}");
+    let again = ask(&format!("{start}{}", "and so on ".repeat(60)));
+    assert!(cached_tokens(&again) + 32 > prompt_tokens(&again), "the longer one is not lost: {again}");
+}
+
+#[test]
 fn drafts_do_not_change_answers() {
     let server = Server::new(&["--ngram"]);
     let question = "What does Vec::push do?";

@@ -93,6 +93,12 @@ impl KvCache {
         self.layout.tokens() as usize
     }
 
+    /// Whether a sequence that goes on cannot go back to an earlier page, because a state mixes or drops tokens: then pages are better
+    /// than a sequence that is kept.
+    pub fn has_snapshots(&self) -> bool {
+        self.layout.has_snapshots()
+    }
+
     /// The pages that a prompt begins with and that are stored, in RAM or on disk. At least two tokens of the prompt are left: a
     /// single one would be computed differently from the end of a longer chunk.
     pub fn look_up(&self, prompt: &[u32], session: Option<&str>) -> PromptPages {
@@ -102,16 +108,17 @@ impl KvCache {
         found.wanted = pages.len();
         let mut parent = self.root;
         for tokens in pages {
-            let shared = Some(parent.child(tokens, None)).filter(|_| found.shared == found.keys.len());
-            let own = || session.map(|_| parent.child(tokens, session));
+            // A session goes on after its own answer even where another prompt had the same tokens.
+            let own = session.map(|_| parent.child(tokens, session));
+            let shared = || Some(parent.child(tokens, None)).filter(|_| found.shared == found.keys.len());
             let stored = |key: &PageKey| self.store.contains(key);
-            let key = match shared.filter(stored) {
-                Some(key) => {
-                    found.shared += 1;
-                    key
-                }
-                None => match own().filter(stored) {
-                    Some(key) => key,
+            let key = match own.filter(stored) {
+                Some(key) => key,
+                None => match shared().filter(stored) {
+                    Some(key) => {
+                        found.shared += 1;
+                        key
+                    }
                     None => break,
                 },
             };

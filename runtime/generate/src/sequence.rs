@@ -361,7 +361,8 @@ impl<B: Backend> SingleSequence<B> {
         };
         let (session, page) = (Some(name.as_str()), cache.page_tokens());
         let found = cache.look_up(prompt, session);
-        if found.len() > self.sequence.shared_prefix(prompt, session) / page {
+        let kept = self.sequence.shared_prefix(prompt, session) / page;
+        if found.len() > kept || (cache.has_snapshots() && !found.is_empty()) {
             let pages = cache.load_waiting(&found);
             self.sequence = cache.restore(&mut self.engine, prompt, &found, &pages)?;
         }

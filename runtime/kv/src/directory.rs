@@ -33,6 +33,11 @@ impl ModelDirectory {
         self.path.join(PAGES)
     }
 
+    /// Bytes of its file.
+    pub fn bytes(&self) -> u64 {
+        self.pages().metadata().map_or(0, |pages| pages.len())
+    }
+
     /// Bytes that this model may take so that all models together take `limit`: directories of others that no process uses are removed,
     /// the one written longest ago first, as far as `wanted` bytes need it.
     pub fn make_room(&self, store: &Path, wanted: u64, limit: u64) -> u64 {
@@ -58,7 +63,9 @@ impl ModelDirectory {
         let other = |path: PathBuf| {
             let pages = path.join(PAGES).metadata().ok()?;
             let modified = pages.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-            let is_other = path != self.path;
+            let name = path.file_name()?.to_str()?;
+            let is_model = name.len() == 16 && name.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let is_other = is_model && path != self.path;
             is_other.then_some(Other { bytes: pages.len(), modified, path })
         };
         entries.filter_map(|entry| other(entry.path())).collect()

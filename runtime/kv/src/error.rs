@@ -25,6 +25,14 @@ pub enum StoreError {
         /// Bytes of a page with its header.
         page: u64,
     },
+    /// Models in use take all that the directory may hold.
+    #[error("models in use take all of the {limit} bytes that the KV store {path} may hold: allow more")]
+    Full {
+        /// The directory.
+        path: PathBuf,
+        /// Bytes of all models together.
+        limit: u64,
+    },
     /// A thread could not be started.
     #[error("cannot start a thread of the KV store")]
     Thread(#[source] io::Error),

@@ -16,6 +16,12 @@ use std::time::{Duration, Instant};
 /// Threads that read and write. Several reads at a time are what a fast disk needs.
 const THREADS: usize = 8;
 
+/// Room that a model gets beside its pages where other models fill the directory: at most so many pages, and this part of its share.
+const FIRST_PAGES: u64 = 256;
+const FIRST_SHARE: u64 = 4;
+/// How long a thread with reads to do waits for room before it looks again: requests that let go of pages do not wake it.
+const ROOM_CHECK: Duration = Duration::from_millis(50);
+
 /// The disk tier.
 #[derive(Clone, Debug)]
 pub struct DiskSettings {
@@ -23,6 +29,8 @@ pub struct DiskSettings {
     pub directory: PathBuf,
     /// Bytes that all models may take there together.
     pub bytes: u64,
+    /// Of these, the most that this model may take.
+    pub share: u64,
 }
 
 /// What a store may use.
@@ -99,10 +107,17 @@ impl PageStore {
             Some(disk) => {
                 let directory = ModelDirectory::open(&disk.directory, &fingerprint)?;
                 let record = record_bytes(page_bytes) as u64;
-                let bytes = directory.make_room(&disk.directory, disk.bytes, disk.bytes);
+                let share = disk.share.min(disk.bytes);
+                if share < record {
+                    return Err(StoreError::TooSmall { limit: share, page: record });
+                }
+                // What it has already, and room to begin with: others leave only as far as that needs it.
+                let first = (share / FIRST_SHARE).clamp(record, FIRST_PAGES * record);
+                let wanted = share.min(directory.bytes() + first);
+                let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
                 let slots = Slot::try_from(bytes / record).unwrap_or(Slot::MAX);
                 if slots == 0 {
-                    return Err(StoreError::TooSmall { limit: bytes, page: record });
+                    return Err(StoreError::Full { path: disk.directory, limit: disk.bytes });
                 }
                 let path = directory.pages();
                 let opened = SlotFile::open(&path, &fingerprint, page_bytes, slots);
@@ -184,7 +199,7 @@ impl PageStore {
 
     /// Starts to read what of a chain is only on disk.
     pub fn prefetch(&self, chain: &[PageKey]) {
-        self.shared.table().prefetch(chain);
+        self.shared.table().prefetch(chain, self.shared.now());
         self.shared.changed.notify_all();
     }
 
@@ -224,8 +239,8 @@ impl PageStore {
 impl Drop for PageStore {
     fn drop(&mut self) {
         *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        // Under the lock, so that no thread misses it between looking and waiting.
-        drop(self.shared.table());
+        // Under the lock, so that no thread misses it between looking and waiting. Nobody needs what is still to be read.
+        self.shared.table().drop_reads();
         self.shared.changed.notify_all();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
     }
@@ -253,6 +268,10 @@ impl Shared {
                     table = self.table();
                 }
                 None if *self.stop.lock().unwrap_or_else(PoisonError::into_inner) => return,
+                None if table.wants_room() => {
+                    let waited = self.changed.wait_timeout(table, ROOM_CHECK);
+                    table = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
                 None => table = self.changed.wait(table).unwrap_or_else(PoisonError::into_inner),
             }
         }

@@ -214,14 +214,14 @@ impl Table {
     /// Finds the start of a chain, and has what is only on disk read. `ticket`: that of an earlier call for the same chain.
     pub fn find(&mut self, chain: &[PageKey], priority: i32, now: f64, ticket: Option<&Arc<LoadTicket>>) -> Chain {
         let chain = &chain[..self.stored(chain)];
-        for key in chain {
-            if let Some(entry) = self.pages.get_mut(key) {
-                entry.facts.touch(now, priority);
-                entry.parked = false;
-            }
-        }
         let in_ram: Option<Vec<_>> = chain.iter().map(|key| self.pages.get(key)?.ram.clone()).collect();
         if let Some(pages) = in_ram {
+            for key in chain {
+                if let Some(entry) = self.pages.get_mut(key) {
+                    entry.facts.touch(now, priority);
+                    entry.parked = false;
+                }
+            }
             if ticket.is_some() {
                 self.loading = None;
             }
@@ -244,9 +244,26 @@ impl Table {
         Chain::Loading(Some(ticket))
     }
 
-    /// Reads pages in advance.
-    pub fn prefetch(&mut self, chain: &[PageKey]) {
+    /// Whether pages are to be read as soon as there is room.
+    pub fn wants_room(&self) -> bool {
+        !self.reads.is_empty()
+    }
+
+    /// Forgets reads that have not begun.
+    pub fn drop_reads(&mut self) {
+        for key in std::mem::take(&mut self.reads) {
+            self.set_transfer(&key, Transfer::None);
+        }
+    }
+
+    /// Reads pages in advance. They count as new, so that what is read last does not evict what was read first.
+    pub fn prefetch(&mut self, chain: &[PageKey], now: f64) {
         let stored = self.stored(chain);
+        for key in &chain[..stored] {
+            if let Some(entry) = self.pages.get_mut(key) {
+                entry.facts.last_used = entry.facts.last_used.max(now);
+            }
+        }
         self.queue_reads(&chain[..stored]);
     }
 
@@ -264,11 +281,11 @@ impl Table {
 
     /// Lets pages leave RAM before all others, once they are on disk.
     pub fn park(&mut self, chain: &[PageKey]) {
-        for key in chain {
-            if let Some(entry) = self.pages.get_mut(key) {
+        for key in chain.iter().filter(|key| !self.is_awaited(key)).copied().collect::<Vec<_>>() {
+            if let Some(entry) = self.pages.get_mut(&key) {
                 entry.parked = true;
                 if entry.transfer == Transfer::None && entry.disk.is_some() {
-                    self.evict_from_ram(*key);
+                    self.evict_from_ram(key);
                 }
             }
         }

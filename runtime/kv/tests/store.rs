@@ -28,7 +28,11 @@ fn open(directory: &Path, name: &str, ram_pages: u64, disk_pages: u64) -> Result
         fingerprint: model(name),
         page_bytes: PAYLOAD,
         ram: ram_pages * RECORD,
-        disk: Some(DiskSettings { directory: directory.to_owned(), bytes: disk_pages * RECORD }),
+        disk: Some(DiskSettings {
+            directory: directory.to_owned(),
+            bytes: disk_pages * RECORD,
+            share: disk_pages * RECORD,
+        }),
         policy: Policy::Lru,
     };
     Ok(Store {
@@ -140,6 +144,24 @@ fn broken_and_foreign_records_are_no_pages() {
     std::fs::create_dir_all(&other).unwrap();
     std::fs::write(other.join("pages.kv"), &whole).unwrap();
     assert_eq!(open(dir.path(), "b", 8, 100).unwrap().store.stats().disk_pages, 0, "another model's pages");
+}
+
+#[test]
+fn models_leave_each_other_alone_while_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["a", "b"] {
+        let store = open(dir.path(), name, 4, 100).unwrap();
+        store.insert(name, 1, 4);
+        assert!(store.store.flush(WAIT));
+    }
+    for name in ["a", "b"] {
+        assert_eq!(open(dir.path(), name, 4, 100).unwrap().find(name, 1, 4), 4, "{name}");
+    }
+    // In a smaller directory the one written longest ago leaves, and what is in use stays.
+    let second = open(dir.path(), "b", 4, 5).unwrap();
+    assert_eq!(second.find("b", 1, 4), 4);
+    assert!(!dir.path().join(model("a").short()).exists());
+    assert!(matches!(open(dir.path(), "a", 4, 4), Err(StoreError::Full { .. })));
 }
 
 #[test]

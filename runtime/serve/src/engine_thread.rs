@@ -337,9 +337,11 @@ impl<B: Backend> EngineThread<B> {
             let sequence = if self.batch.len() < self.max_sequences { self.sequence_for(&mut next) } else { None };
             match sequence {
                 Some(sequence) => {
-                    // Pages are read for one request at a time: now for another.
+                    // Pages are read for one request at a time: now for the first of those that wait.
                     if next.ticket.take().is_some() {
-                        waiting.iter_mut().chain(&mut still_waiting).for_each(|waiting| waiting.is_loading = false);
+                        still_waiting.append(&mut waiting);
+                        waiting = std::mem::take(&mut still_waiting);
+                        waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
                     }
                     self.start(next.submission, sequence);
                 }
@@ -385,11 +387,14 @@ impl<B: Backend> EngineThread<B> {
         let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
         let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
         let in_best = best.map_or(0, |best| shared(&self.kept[best]));
+        let length = best.map_or(0, |best| self.kept[best].tokens().len());
         let mut pages = Vec::new();
         let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
         if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
-            // Of as many tokens, those of a kept sequence need no copy.
-            if found.len() * self.grid > in_best {
+            // Of as many tokens, those of a kept sequence need no copy. But going back to a short common start would lose the rest of
+            // another conversation, and some states cannot go back.
+            let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
+            if !found.is_empty() && (!is_best || found.len() * self.grid > in_best) {
                 match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
                     Found::Pages(loaded) => pages = loaded,
                     Found::Loading(ticket) => {
@@ -406,11 +411,9 @@ impl<B: Backend> EngineThread<B> {
         if pages.is_empty()
             && let Some(best) = best
             && in_best >= self.grid
+            && (is_full || 2 * in_best >= length)
         {
-            // Going back to a short common start would lose the rest of another conversation.
-            if is_full || 2 * in_best >= self.kept[best].tokens().len() {
-                return Some(self.kept.remove(best));
-            }
+            return Some(self.kept.remove(best));
         }
         if is_full && !self.kept.is_empty() {
             self.kept.remove(0);

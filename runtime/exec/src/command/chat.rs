@@ -46,6 +46,17 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     }
     let mut transcript = Transcript::new(settings, &encoder);
     if let Some(said) = session.as_ref().and_then(|session| session.said.as_ref()) {
+        let is_other_kind = match &transcript {
+            Transcript::Messages { .. } => !said.text.is_empty(),
+            Transcript::Text(_) => !said.messages.is_empty(),
+        };
+        if is_other_kind {
+            return Err(ExecError::Usage {
+                message: "this session is of a model of another kind: with messages instead of plain text, or without"
+                    .to_owned(),
+                hint: "give the session of this model another name".to_owned(),
+            });
+        }
         let messages = transcript.resume(said);
         ctx.console.info(&format!("the conversation goes on after {}", counted(messages as u64, "message")));
     }
@@ -97,8 +108,10 @@ fn load(
     let mut chunk = prompt_chunk(&engine);
     let cache = match session {
         None => None,
-        Some(session) => match open_cache(&engine, &plan.plan, (args, &session.kv), || {}, ctx.console) {
-            Err(ExecError::Store(error @ StoreError::InUse(_))) => {
+        Some(session) => match open_cache(&engine, &plan.plan, (args, &session.kv), 1, || {}, ctx.console) {
+            Err(ExecError::Store(
+                error @ (StoreError::InUse(_) | StoreError::TooSmall { .. } | StoreError::Full { .. }),
+            )) => {
                 ctx.console.warn(&format!("{error}; until then the conversation is computed anew at each start"));
                 None
             }

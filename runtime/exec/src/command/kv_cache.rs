@@ -3,7 +3,7 @@
 use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::runtime::{OrtBackend, Runtime, available_memory};
+use crate::runtime::{OrtBackend, Runtime, available_memory, memory_limit};
 use hpp_engine::Engine;
 use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, StoreError};
 use hpp_generate::{KvCache, KvSettings};
@@ -31,11 +31,12 @@ impl KvArgs {
     }
 }
 
-/// Opens the cache, unless there is no RAM for it or the model's states cannot be saved.
+/// Opens the cache of one of `models` models of this process, unless there is no RAM for it or the model's states cannot be saved.
 pub fn open_cache(
     engine: &Engine<OrtBackend>,
     plan: &Plan,
     (runtime, args): (&RuntimeArgs, &KvArgs),
+    models: u64,
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,
 ) -> Result<Option<KvCache>, ExecError> {
@@ -49,7 +50,10 @@ pub fn open_cache(
         return Ok(None);
     };
     let page = PageBytes::memory_for(usize::try_from(layout.bytes()).unwrap_or(usize::MAX));
-    let is_asked = args.kv_dir.is_some() || args.kv_ram.is_some_and(|ram| ram.0 > 0);
+    let is_asked = args.kv_dir.is_some() || args.kv_ram.is_some();
+    if args.kv_ram.is_some_and(|ram| ram.0 == 0) {
+        return Ok(None);
+    }
     if ram < page {
         if is_asked {
             return Err(StoreError::TooSmall { limit: ram, page }.into());
@@ -57,7 +61,11 @@ pub fn open_cache(
         tracing::debug!(ram, page, "no RAM for KV pages");
         return Ok(None);
     }
-    let disk = args.kv_dir.clone().map(|directory| DiskSettings { directory, bytes: args.kv_disk.0 });
+    let disk = args.kv_dir.clone().map(|directory| DiskSettings {
+        directory,
+        bytes: args.kv_disk.0,
+        share: args.kv_disk.0 / models.max(1),
+    });
     let settings = KvSettings {
         page_tokens: usize::try_from(page_tokens).unwrap_or(usize::MAX),
         ram,
@@ -85,12 +93,15 @@ fn fingerprint(
     let stages = engine.telemetry().stages;
     let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
     let library = Runtime::open_for(plan, runtime, console)?.backend().results_depend_on();
+    // How weights are packed depends on it.
+    let memory = format!("{:?}", memory_limit());
     let (page, context) = (page_tokens.to_string(), engine.context().to_string());
     Ok(Fingerprint::of([
         ("hpp", env!("CARGO_PKG_VERSION")),
         ("plan", &seal),
         ("places", &places.join(", ")),
         ("library", &library),
+        ("memory", &memory),
         ("page", &page),
         ("context", &context),
     ]))

@@ -154,7 +154,7 @@ fn load_model(
     let options = EngineOptions { sequences: Some(wanted), reserved, ..runtime.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, (runtime, options), console, interrupt)?;
     let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
-    let cache = open_cache(&engine, &plan.plan, (runtime, &args.kv), wake, console)?;
+    let cache = open_cache(&engine, &plan.plan, (runtime, &args.kv), args.plans.len() as u64, wake, console)?;
     let mut batch = Batch::new(engine, inputs);
     cache.into_iter().for_each(|cache| batch.save_in(cache));
     Ok((batch, sequences))
