@@ -7,7 +7,7 @@ scripts=tools/scripts
 
 runner=(cargo test --workspace --locked --no-fail-fast)
 if cargo nextest --version >/dev/null 2>&1; then
-    runner=(cargo nextest run --workspace --locked --no-fail-fast)
+    runner=(cargo nextest run --config-file tools/nextest.toml --workspace --locked --no-fail-fast)
 else
     echo "test: cargo-nextest is not installed; using cargo test" >&2
 fi

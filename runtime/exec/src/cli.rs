@@ -388,14 +388,14 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
-    /// RAM for saved states; 0 saves none; with --session for those that are read or written [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
+    /// RAM for saved states; 0 saves none, on disk neither [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
     #[arg(long, value_name = "SIZE", env = "HPP_KV_RAM")]
     pub kv_ram: Option<ByteSize>,
     /// Save states in this directory too, so that they survive a restart; whoever can read it can tell what was said [default: none; with
     /// --session `hpp` in the user's data directory].
     #[arg(long, value_name = "DIR", env = "HPP_KV_DIR")]
     pub kv_dir: Option<PathBuf>,
-    /// Most bytes in --kv-dir, of all models together.
+    /// Most bytes in --kv-dir, of all models together; 0 saves nothing there.
     #[arg(long, value_name = "SIZE", default_value = "16G", env = "HPP_KV_DISK")]
     pub kv_disk: ByteSize,
     /// Which saved states leave first: `lru` those used longest ago, `priority` those of the least important requests, `hybrid` those that

@@ -283,10 +283,7 @@ impl Shared {
                 let written = file.write(slot, &header, &page);
                 // The table counts holders of a page to see whether it may leave.
                 drop(page);
-                let mut table = self.table();
-                table.finish_write(&key, slot, written.is_ok());
-                let errors = table.stats().write_errors;
-                drop(table);
+                let errors = self.table().finish_write(&key, slot, written.is_ok());
                 // A full disk fails many times: one line for the first, the second, the fourth...
                 if let Err(error) = &written
                     && errors.is_power_of_two()

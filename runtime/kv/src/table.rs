@@ -43,10 +43,10 @@ pub struct StoreStats {
     pub disk_hits: u64,
     /// Pages that prompts did not find.
     pub misses: u64,
-    /// Pages evicted from RAM that are still on disk.
+    /// Pages that left RAM to make room, whether or not they are on disk.
     pub ram_evictions: u64,
-    /// Pages that left the store to make room.
-    pub removed: u64,
+    /// Pages whose record was given to another page.
+    pub disk_evictions: u64,
     /// Pages that found no room and were not stored.
     pub refused: u64,
     /// Pages written to disk.
@@ -330,8 +330,8 @@ impl Table {
         None
     }
 
-    /// A write has ended.
-    pub fn finish_write(&mut self, key: &PageKey, slot: Slot, is_written: bool) {
+    /// A write has ended. Returns how many have failed so far.
+    pub fn finish_write(&mut self, key: &PageKey, slot: Slot, is_written: bool) -> u64 {
         self.writing -= 1;
         match self.pages.get_mut(key) {
             Some(entry) if is_written => {
@@ -350,6 +350,7 @@ impl Table {
                 self.free_slots.push(slot);
             }
         }
+        self.counts.write_errors
     }
 
     /// A read has ended; without a page if its record is broken, which then is as if it had never been.
@@ -417,12 +418,9 @@ impl Table {
         }
         entry.ram = None;
         self.ram_bytes -= self.limits.page;
-        match entry.disk {
-            Some(_) => self.counts.ram_evictions += 1,
-            None => {
-                self.remove(&key);
-                self.counts.removed += 1;
-            }
+        self.counts.ram_evictions += 1;
+        if entry.disk.is_none() {
+            self.remove(&key);
         }
     }
 
@@ -437,9 +435,9 @@ impl Table {
         let victim = self.worth_least(now, can_leave)?;
         let entry = self.pages.get_mut(&victim)?;
         let slot = entry.disk.take();
+        self.counts.disk_evictions += 1;
         if entry.ram.is_none() {
             self.remove(&victim);
-            self.counts.removed += 1;
         }
         slot
     }
@@ -569,6 +567,7 @@ mod tests {
         insert(&mut ram_only, &a, 1.0);
         insert(&mut ram_only, &b, 0.0);
         assert_eq!((ram_only.stored(&a), ram_only.stored(&b)), (2, 1), "a chain loses its end");
+        assert_eq!((ram_only.stats().ram_evictions, ram_only.stats().disk_evictions), (1, 0));
         let mut with_disk = table(4, 100);
         insert(&mut with_disk, &a, 9.0);
         with_disk.park(&a);
@@ -587,7 +586,7 @@ mod tests {
             }
         }
         let stats = table.stats();
-        assert!(stats.disk_pages <= 4 && stats.ram_bytes <= 2 * PAGE);
+        assert!(stats.disk_pages <= 4 && stats.ram_bytes <= 2 * PAGE && stats.disk_evictions >= 2);
         assert!(table.contains(&b[0]) && !table.contains(&a[2]), "{stats:?}");
     }
 

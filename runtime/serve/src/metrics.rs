@@ -238,7 +238,7 @@ impl CacheMetrics {
         families.hits.get_or_create(&disk).inc_by(now.disk_hits - last.disk_hits);
         families.misses.get_or_create(&model).inc_by(now.misses - last.misses);
         families.evictions.get_or_create(&ram).inc_by(now.ram_evictions - last.ram_evictions);
-        families.evictions.get_or_create(&disk).inc_by(now.removed - last.removed);
+        families.evictions.get_or_create(&disk).inc_by(now.disk_evictions - last.disk_evictions);
         families.refused.get_or_create(&model).inc_by(now.refused - last.refused);
         families.written.get_or_create(&model).inc_by(now.writes - last.writes);
         families.read.get_or_create(&model).inc_by(now.reads - last.reads);

@@ -52,9 +52,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         };
         if is_other_kind {
             return Err(ExecError::Usage {
-                message: "this session is of a model of another kind: with messages instead of plain text, or without"
-                    .to_owned(),
-                hint: "give the session of this model another name".to_owned(),
+                message: "this session was made with a model with a chat template, and this one has none, or the other way round".to_owned(),
+                hint: "use another --session name with this model".to_owned(),
             });
         }
         let messages = transcript.resume(said);

@@ -61,7 +61,7 @@ pub fn open_cache(
         tracing::debug!(ram, page, "no RAM for KV pages");
         return Ok(None);
     }
-    let disk = args.kv_dir.clone().map(|directory| DiskSettings {
+    let disk = args.kv_dir.clone().filter(|_| args.kv_disk.0 > 0).map(|directory| DiskSettings {
         directory,
         bytes: args.kv_disk.0,
         share: args.kv_disk.0 / models.max(1),

@@ -12,9 +12,8 @@ pub(super) use staging::BUFFER;
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
-use io_uring::IoUring;
 use request::Request;
-use ring::through_ring;
+use ring::{Wake, new_ring, through_ring};
 use shared::{Shared, ToDecompress};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -30,6 +29,8 @@ const THREADS: usize = 4;
 /// Reads files in the background, in the order of requests.
 pub(crate) struct Reader {
     requests: Option<Sender<Request>>,
+    /// Of a reader with io_uring.
+    wake: Option<Arc<Wake>>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
     next: std::cell::Cell<u64>,
@@ -40,10 +41,10 @@ pub(crate) struct Reader {
 impl Reader {
     /// Starts its threads. Without io_uring (an old kernel, a container that forbids it) several threads read.
     pub fn start() -> io::Result<Self> {
-        match IoUring::new(DEPTH as u32) {
-            Ok(ring) => Self::with("io_uring", vec![ring], through_ring),
-            Err(_) => Self::with_threads(),
-        }
+        let Ok((ring, wake)) = new_ring() else { return Self::with_threads() };
+        let mut reader = Self::with("io_uring", vec![(ring, Arc::clone(&wake))], through_ring)?;
+        reader.wake = Some(wake);
+        Ok(reader)
     }
 
     fn with_threads() -> io::Result<Self> {
@@ -68,7 +69,7 @@ impl Reader {
             let works = move || work(worker, &receiver, &shared, &decompressor);
             threads.push(Builder::new().name("hpp-reader".into()).spawn(works)?);
         }
-        Ok(Reader { requests: Some(sender), shared, threads, next: Default::default(), kind })
+        Ok(Reader { requests: Some(sender), wake: None, shared, threads, next: Default::default(), kind })
     }
 
     /// Allocates the staging buffers now, so that they are part of the resident set that the memory budget starts from.
@@ -92,6 +93,9 @@ impl Reader {
         let sent = self.requests.as_ref().map(|requests| requests.send(request));
         if !matches!(sent, Some(Ok(()))) {
             self.shared.refuse((ticket, io::Error::other("the thread that reads weights has ended")));
+        }
+        if let Some(wake) = &self.wake {
+            wake.notify();
         }
         ticket
     }
@@ -244,6 +248,8 @@ mod tests {
         let pages = Pages::reserve(SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
         let ticket = unsafe { reader.read(&slow, 0, pages.len(), Destination::Memory(pages.address() as usize)) };
+        // Let the reader wait for the slow read before it gets the next request.
+        std::thread::sleep(Duration::from_millis(50));
         read(&reader, WeightFile::open(&path).unwrap(), 0, 1).unwrap();
         std::thread::sleep(Duration::from_millis(50));
         io::Write::write_all(&mut to, &[7; SECTOR as usize]).unwrap();

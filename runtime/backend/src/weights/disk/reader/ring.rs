@@ -6,9 +6,11 @@ use super::shared::{Shared, Times, ToDecompress, ends_early};
 use crate::weights::file::SECTOR;
 use io_uring::{IoUring, opcode, types};
 use std::collections::{HashMap, VecDeque};
-use std::io;
+use std::fs::File;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 /// A read that was given to the ring.
@@ -19,9 +21,42 @@ struct InFlight {
     started: Instant,
 }
 
+/// Names the poll of [`Wake`] among the ring's completions; tickets count from zero.
+const WAKE: u64 = u64::MAX;
+
+/// Wakes the thread of a ring while it waits for reads, so that a new request starts beside them instead of after one of them.
+pub(super) struct Wake(File);
+
+impl Wake {
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: the call takes no pointer.
+        let descriptor = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+        if descriptor < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor was made above and nothing else owns it.
+        Ok(Wake(unsafe { File::from_raw_fd(descriptor) }))
+    }
+
+    pub fn notify(&self) {
+        // Fails only if the counter is full, and then the thread wakes anyway.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        // Fails only if the counter is zero already.
+        let _ = (&self.0).read(&mut [0; 8]);
+    }
+}
+
+/// A ring with room for [`DEPTH`] reads and one poll, and what wakes its thread.
+pub(super) fn new_ring() -> io::Result<(IoUring, Arc<Wake>)> {
+    Ok((IoUring::new(DEPTH as u32 + 1)?, Arc::new(Wake::new()?)))
+}
+
 /// Reads requests until no more can come.
 pub(super) fn through_ring(
-    ring: IoUring,
+    (ring, wake): (IoUring, Arc<Wake>),
     requests: &Mutex<Receiver<Request>>,
     shared: &Shared,
     decompressor: &Sender<ToDecompress>,
@@ -29,6 +64,8 @@ pub(super) fn through_ring(
     let requests = &*requests.lock().unwrap_or_else(PoisonError::into_inner);
     let mut worker = RingWorker {
         ring,
+        wake,
+        is_polled: false,
         requests,
         shared,
         decompressor,
@@ -46,6 +83,9 @@ pub(super) fn through_ring(
 
 struct RingWorker<'a> {
     ring: IoUring,
+    wake: Arc<Wake>,
+    /// Whether the ring polls `wake`.
+    is_polled: bool,
     requests: &'a Receiver<Request>,
     shared: &'a Shared,
     decompressor: &'a Sender<ToDecompress>,
@@ -91,8 +131,13 @@ impl RingWorker<'_> {
             if self.in_flight.is_empty() {
                 flight.started = Instant::now();
             }
-            push(&mut self.ring, &flight);
+            push_read(&mut self.ring, &flight);
             self.in_flight.insert(flight.read.request.ticket.0, flight);
+        }
+        // A request could start now only if a read can be added.
+        if self.in_flight.len() < DEPTH && self.deferred.is_none() && !self.is_polled {
+            push_poll(&mut self.ring, &self.wake);
+            self.is_polled = true;
         }
         // Submit before publishing completions: waking a waiter may preempt this thread and leave the disk idle. An error of `submit`
         // shows again in `wait`.
@@ -104,7 +149,7 @@ impl RingWorker<'_> {
         }
     }
 
-    /// Waits for at least one read in flight, if there are any, and collects those that have finished.
+    /// Waits for one of the reads in flight, if there are any, or for a new request, and collects the reads that have finished.
     fn wait(&mut self) {
         if self.in_flight.is_empty() {
             return;
@@ -116,7 +161,10 @@ impl RingWorker<'_> {
         }
         loop {
             let Some(entry) = self.ring.completion().next() else { break };
-            if let Some(flight) = self.in_flight.remove(&entry.user_data()) {
+            if entry.user_data() == WAKE {
+                self.wake.clear();
+                self.is_polled = false;
+            } else if let Some(flight) = self.in_flight.remove(&entry.user_data()) {
                 self.complete(flight, entry.result());
             }
         }
@@ -161,7 +209,7 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN | libc::EBUSY))
 }
 
-fn push(ring: &mut IoUring, InFlight { read, done, .. }: &InFlight) {
+fn push_read(ring: &mut IoUring, InFlight { read, done, .. }: &InFlight) {
     let request = &read.request;
     let length = (request.length - done) as u32;
     let entry = opcode::Read::new(types::Fd(read.file.descriptor()), read.at().wrapping_add(*done), length)
@@ -169,7 +217,20 @@ fn push(ring: &mut IoUring, InFlight { read, done, .. }: &InFlight) {
         .build()
         .user_data(request.ticket.0);
     // SAFETY: `InFlight` keeps the descriptor open and the staging buffer alive until the read has finished; any other destination
-    // stays valid by the contract of `Reader::read`. The queue has an entry for each read, of which at most `DEPTH` are in flight.
-    let pushed = unsafe { ring.submission().push(&entry) };
-    pushed.expect("the ring has an entry for each read in flight");
+    // stays valid by the contract of `Reader::read`.
+    unsafe { push(ring, &entry) }
+}
+
+fn push_poll(ring: &mut IoUring, wake: &Wake) {
+    let entry = opcode::PollAdd::new(types::Fd(wake.0.as_raw_fd()), libc::POLLIN as u32).build().user_data(WAKE);
+    // SAFETY: a poll has no memory, and the ring's worker keeps the descriptor open for as long as the ring lives.
+    unsafe { push(ring, &entry) }
+}
+
+/// # Safety
+/// The descriptor and the memory of the entry stay valid until it has completed.
+unsafe fn push(ring: &mut IoUring, entry: &io_uring::squeue::Entry) {
+    // SAFETY: the contract of this function. The queue has an entry for each of `DEPTH` reads and one poll.
+    let pushed = unsafe { ring.submission().push(entry) };
+    pushed.expect("the ring has an entry for each read in flight and one for the poll");
 }
