@@ -168,7 +168,8 @@ impl PageStore {
     pub fn insert(&self, new: NewPage, page: PageBytes) {
         let facts = PageFacts { last_used: self.shared.now(), uses: 1.0, cost_ms: new.cost_ms, priority: new.priority };
         self.shared.table().insert(new.key, new.parent, new.index, facts, page);
-        self.shared.changed.notify_one();
+        // Not one of them: callers wait for the same condition as the threads.
+        self.shared.changed.notify_all();
     }
 
     /// The pages that a chain begins with, as many as are stored. Pages on disk are read first.

@@ -190,11 +190,16 @@ impl Table {
         chain.iter().take(most).take_while(|key| self.pages.contains_key(key)).count()
     }
 
-    /// Stores a page that was computed, unless there is no room.
+    /// Stores a page that was computed, unless there is no room. Replaces a read that has not ended, as its record may be broken.
     pub fn insert(&mut self, key: PageKey, parent: PageKey, index: u32, facts: PageFacts, page: PageBytes) {
         if let Some(known) = self.pages.get_mut(&key) {
             known.facts.touch(facts.last_used, facts.priority);
             known.facts.cost_ms = facts.cost_ms;
+            known.parked = false;
+            let transfer = known.transfer;
+            if transfer == Transfer::Reading || transfer == Transfer::ReadQueued && self.make_room(facts.last_used) {
+                self.replace_read(&key, page);
+            }
             return;
         }
         if !self.make_room(facts.last_used) {
@@ -359,9 +364,15 @@ impl Table {
         entry.transfer = Transfer::None;
         match page {
             Some(page) => {
-                entry.ram = Some(Arc::new(page));
+                entry.ram.get_or_insert_with(|| Arc::new(page));
                 self.counts.reads += 1;
                 self.counts.read_micros += micros;
+            }
+            None if entry.ram.is_some() => {
+                self.counts.read_errors += 1;
+                self.free_slots.extend(entry.disk.take());
+                entry.transfer = Transfer::WriteQueued;
+                self.writes.push_back(*key);
             }
             None => {
                 self.counts.read_errors += 1;
@@ -469,6 +480,17 @@ impl Table {
         }
     }
 
+    /// Puts a computed page in the place of one that is being read, or is to be.
+    fn replace_read(&mut self, key: &PageKey, page: PageBytes) {
+        let Some(entry) = self.pages.get_mut(key) else { return };
+        entry.ram = Some(Arc::new(page));
+        // A read that has begun has its room in RAM already, and ends later.
+        if entry.transfer == Transfer::ReadQueued {
+            entry.transfer = Transfer::None;
+            self.ram_bytes += self.limits.page;
+        }
+    }
+
     fn set_transfer(&mut self, key: &PageKey, transfer: Transfer) {
         if let Some(entry) = self.pages.get_mut(key) {
             entry.transfer = transfer;
@@ -522,6 +544,32 @@ mod tests {
 
     fn ready(found: &Chain) -> Option<usize> {
         if let Chain::Ready(pages) = found { Some(pages.len()) } else { None }
+    }
+
+    #[test]
+    fn a_computed_page_replaces_a_read_that_fails() {
+        let a = chain(1, 2);
+        for begun in [0, 1, 2] {
+            let mut table = table(2, 100);
+            insert(&mut table, &a, 1.0);
+            table.park(&a);
+            transfer_all(&mut table, 1.0, true);
+            assert_eq!(table.in_ram(&a), 0);
+            table.prefetch(&a, 2.0);
+            let reads: Vec<PageKey> = (0..begun)
+                .map(|_| match table.next_job(2.0) {
+                    Some(Job::Read { key, .. }) => key,
+                    _ => panic!("two pages are to be read"),
+                })
+                .collect();
+            insert(&mut table, &a, 2.0);
+            assert_eq!((table.in_ram(&a), table.stats().ram_bytes), (2, 2 * PAGE), "{begun} begun");
+            reads.iter().for_each(|key| table.finish_read(key, None, 1));
+            transfer_all(&mut table, 3.0, true);
+            let stats = table.stats();
+            assert_eq!((stats.ram_pages, stats.disk_pages, stats.read_errors), (2, 2, begun), "{begun} begun");
+            assert_eq!(table.free_slots.len(), 98);
+        }
     }
 
     #[test]
