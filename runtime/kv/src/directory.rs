@@ -109,4 +109,27 @@ mod tests {
         assert_eq!(third.make_room(store.path(), 60, 200), 150);
         assert!(second.pages().exists() && !store.path().join(a.short()).exists());
     }
+
+    #[test]
+    fn the_model_written_longest_ago_leaves_first_and_foreign_directories_stay() {
+        let store = tempfile::tempdir().unwrap();
+        let own = ModelDirectory::open(store.path(), &Fingerprint::of([("model", "own")])).unwrap();
+        let foreign = store.path().join("photographs");
+        create_dir_all(&foreign).unwrap();
+        std::fs::write(foreign.join(PAGES), [0; 100]).unwrap();
+        let names: Vec<String> =
+            (0..8).map(|model| Fingerprint::of([("model", &*model.to_string())]).short()).collect();
+        for (days, name) in names.iter().enumerate() {
+            create_dir_all(store.path().join(name)).unwrap();
+            let pages = File::create(store.path().join(name).join(PAGES)).unwrap();
+            pages.set_len(10).unwrap();
+            pages
+                .set_modified(SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(86_400 * (days as u64 + 1)))
+                .unwrap();
+        }
+        assert_eq!(own.make_room(store.path(), 50, 80), 50);
+        let left: Vec<bool> = names.iter().map(|name| store.path().join(name).exists()).collect();
+        assert_eq!(left, [false, false, false, false, false, true, true, true]);
+        assert!(foreign.join(PAGES).exists());
+    }
 }

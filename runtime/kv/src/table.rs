@@ -547,6 +547,46 @@ mod tests {
     }
 
     #[test]
+    fn parked_pages_leave_first_and_a_chain_loses_its_end_even_if_that_is_newer() {
+        let (a, b, c) = (chain(1, 2), chain(2, 2), chain(3, 2));
+        let mut ram_only = table(4, 0);
+        insert(&mut ram_only, &b, 1.0);
+        insert(&mut ram_only, &a, 2.0);
+        ram_only.park(&a);
+        insert(&mut ram_only, &c, 3.0);
+        assert_eq!((ram_only.stored(&a), ram_only.stored(&b), ram_only.stored(&c)), (0, 2, 2));
+
+        // Pages of one chain that were computed at different times, in RAM and on disk.
+        for slots in [0, 2] {
+            let mut table = table(2, slots);
+            insert(&mut table, &a[..1], 1.0);
+            insert(&mut table, &a, 2.0);
+            if let Some(first) = table.pages.get_mut(&a[0]) {
+                first.facts.last_used = 1.0;
+            }
+            transfer_all(&mut table, 2.0, true);
+            table.park(&a);
+            insert(&mut table, &b[..1], 3.0);
+            transfer_all(&mut table, 3.0, true);
+            assert_eq!(table.stored(&a), 1, "{slots} slots");
+            assert!(table.contains(&b[0]) && !table.contains(&a[1]), "{slots} slots");
+        }
+    }
+
+    #[test]
+    fn the_newest_of_two_records_of_a_page_counts() {
+        let model = Fingerprint::of([]);
+        let parent = PageKey::root(&model);
+        let key = chain(1, 1)[0];
+        let record = |written| Header { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
+        let limits = Limits { ram: 4 * PAGE, page: PAGE, slots: 3, policy: Policy::Lru };
+        let mut table = Table::new(model, limits, vec![(0, record(5)), (2, record(7)), (1, record(6))]);
+        assert_eq!((table.stats().disk_pages, table.free_slots.as_slice()), (1, &[1, 0][..]));
+        table.prefetch(&[key], 1.0);
+        assert!(matches!(table.next_job(1.0), Some(Job::Read { slot: 2, .. })));
+    }
+
+    #[test]
     fn a_computed_page_replaces_a_read_that_fails() {
         let a = chain(1, 2);
         for begun in [0, 1, 2] {
