@@ -224,10 +224,10 @@ pub struct RuntimeArgs {
 #[command(next_help_heading = "Planning of a MODEL")]
 pub struct PlanningArgs {
     /// Host memory the plan may use, such as 24G [default: what is free here].
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub ram: Option<String>,
     /// Memory of each GPU that the plan may use, such as 24G or 24G,12G [default: what is free here].
-    #[arg(long, value_name = "SIZE[,SIZE]")]
+    #[arg(long, value_name = "SIZE[,SIZE]", allow_negative_numbers = true)]
     pub vram: Option<String>,
     /// Put the last N layers on the GPU: a number, `all`, or `auto`. Also: -ngl N [default: auto].
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto")]

@@ -30,6 +30,12 @@ pub enum PlanFileError {
         /// The directory.
         dir: PathBuf,
     },
+    /// There is nothing at the path.
+    #[error("there is no plan or model at {}", path.display())]
+    Missing {
+        /// The path.
+        path: PathBuf,
+    },
     /// The file is a model, which must be split first.
     #[error("{} is a model, not a plan", path.display())]
     IsModel {
@@ -62,9 +68,10 @@ impl PlanFileError {
                 Some("give a directory that hpp-split wrote, or a model: a directory with an .onnx file".to_owned())
             }
             PlanFileError::IsModel { .. } => Some("make a plan first: hpp-split MODEL --vram 24G --out DIR".to_owned()),
-            PlanFileError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                Some("give the plan.yaml that hpp-split wrote, its directory, or a model".to_owned())
-            }
+            PlanFileError::Missing { path } => Some(
+                hpp_io::hub_hint(path)
+                    .unwrap_or_else(|| "give the plan.yaml that hpp-split wrote, its directory, or a model".to_owned()),
+            ),
             PlanFileError::Read { .. } => None,
             PlanFileError::Parse { source, .. } => source.hint().map(str::to_owned),
         }
@@ -93,6 +100,9 @@ impl PlanFile {
 }
 
 fn find(path: &Path) -> Result<PathBuf, PlanFileError> {
+    if matches!(path.try_exists(), Ok(false)) {
+        return Err(PlanFileError::Missing { path: path.to_owned() });
+    }
     if path.is_dir() {
         let plan = path.join(PLAN_NAME);
         return if plan.is_file() { Ok(plan) } else { Err(PlanFileError::NoPlan { dir: path.to_owned() }) };
@@ -116,6 +126,9 @@ mod tests {
             let error = PlanFile::open(path).unwrap_err();
             assert!(error.hint().is_some_and(|h| h.contains("hpp-split")), "{error}");
         }
+        let error = PlanFile::open(Path::new("owner-of/some-model")).unwrap_err();
+        assert_eq!(error.to_string(), "there is no plan or model at owner-of/some-model");
+        assert!(error.hint().is_some_and(|h| h.contains("hf download owner-of/some-model")));
     }
 
     #[cfg(unix)]

@@ -1,15 +1,17 @@
-//! What the three commands share: reads with a size limit, result files, stdout, logs, CPU time of other processes.
+//! What the three commands share: reads with a size limit, result files, stdout, logs, CPU time of other processes, hints.
 //!
 //! One implementation, so that all output options handle devices, pipes and symbolic links in the same way. Does not
 //! know file formats or other crates of this workspace.
 
 mod cpu_monitor;
+mod hub;
 mod log;
 mod output_file;
 mod read;
 mod stdout;
 
 pub use cpu_monitor::{CpuMonitor, CpuTime};
+pub use hub::hub_hint;
 pub use log::{LogFilterError, line_to_stderr, log_to};
 pub use output_file::{OutputFile, WriteError, is_stream, resolve_link, write_file};
 pub use read::{read, read_text, read_text_from};

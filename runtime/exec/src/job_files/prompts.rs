@@ -211,7 +211,7 @@ impl Prompts {
             Ok(job) => job,
             Err(error) => {
                 let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
-                return Err(self.bad(id, format!("not a prompt: {error}")));
+                return Err(self.bad(id, unreadable(&error)));
             }
         };
         if !self.ids.insert(job.id.clone()) {
@@ -226,6 +226,36 @@ impl Prompts {
     fn bad(&self, id: Option<JobId>, error: String) -> BadLine {
         BadLine { id, line: self.line, error }
     }
+}
+
+/// Why a line is no job, in words of the file's format.
+fn unreadable(error: &serde_json::Error) -> String {
+    // A line of a file of lines has no line numbers of its own.
+    let text = error.to_string();
+    let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
+    if error.is_eof() {
+        return "not JSON: it ends too early".to_owned();
+    }
+    if !error.is_data() {
+        return format!("not JSON: a mistake at character {}", error.column());
+    }
+    let types = [("expected u32", "expected a whole number"), ("expected u64", "expected a whole number")];
+    let types = types.into_iter().chain([
+        ("expected i64", "expected a whole number"),
+        ("expected f32", "expected a number"),
+        ("expected f64", "expected a number"),
+        ("expected a string", "expected a text"),
+        ("expected a sequence", "expected a list"),
+        ("expected a boolean", "expected true or false"),
+        ("missing field ", "there is no "),
+        ("unknown field ", "no such field: "),
+        ("invalid type: string ", "wrong kind of value: the text "),
+        ("invalid type: map", "wrong kind of value: an object"),
+        ("invalid type: sequence", "wrong kind of value: a list"),
+        ("invalid type: ", "wrong kind of value: "),
+        ("invalid value: ", "wrong value: "),
+    ]);
+    format!("not a job: {}", types.fold(what.to_owned(), |text, (rust, plain)| text.replace(rust, plain)))
 }
 
 /// The part of a line that names it.
@@ -287,11 +317,11 @@ mod tests {
         let says = [
             "another line",
             "no prompt",
-            "missing field `id`",
+            "not a job: there is no `id`",
             "only one",
             "`top_p` must be",
-            "colour",
-            "not a prompt",
+            "no such field: `colour`, expected one of",
+            "not JSON: a mistake at character 14",
         ];
         assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10]);
         for (bad, says) in bad.iter().zip(says) {

@@ -46,7 +46,7 @@ pub struct Timings {
     pub time_to_first_token_ms: Option<f64>,
     /// Prefill: computing the prompt.
     pub prefill_ms: f64,
-    /// Prompt tokens per second of prefill.
+    /// Prompt tokens that were computed, per second of prefill.
     pub prefill_tokens_per_second: Option<f64>,
     /// From the first token to the end.
     pub decode_ms: f64,
@@ -105,7 +105,7 @@ pub struct StageTimes {
     pub processor: String,
     /// Loading it.
     pub load_ms: f64,
-    /// Its time in prefill, in all.
+    /// Its time in prefill, in all; passes that verify drafts count as prefill.
     pub prefill_ms: f64,
     /// Its time per decoded token.
     pub decode_ms_per_token: f64,
@@ -140,11 +140,13 @@ impl Timings {
     pub fn new(generated: &Generated, telemetry: &Telemetry) -> Self {
         let decoded = generated.tokens.len().saturating_sub(1) as f64;
         let decode = generated.timings.decode.as_secs_f64();
+        let prefill = generated.timings.prefill.as_secs_f64();
+        let computed = generated.usage.prompt_tokens.saturating_sub(generated.usage.reused_tokens);
         Self {
             load_ms: millis(telemetry.load),
             time_to_first_token_ms: generated.timings.first_token.map(millis),
             prefill_ms: millis(generated.timings.prefill),
-            prefill_tokens_per_second: telemetry.prefill_tokens_per_second(),
+            prefill_tokens_per_second: (computed > 0 && prefill > 0.0).then(|| computed as f64 / prefill),
             decode_ms: millis(generated.timings.decode),
             decode_tokens_per_second: (decoded > 0.0 && decode > 0.0).then(|| decoded / decode),
             transfer_ms: telemetry.copies.millis(),
@@ -203,7 +205,7 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
         let tokens = rate(Some(tokens_per_pass));
         let _ = writeln!(out, "speculation: {accepted} of {drafted} drafted tokens accepted, {tokens} tokens a pass");
     }
-    out.push_str(&stage_table(&timings.stages));
+    out.push_str(&stage_table(&timings.stages, timings.speculation.is_some()));
     if timings.transfers > 0 {
         let copied = ByteSize(telemetry.copied_bytes).human();
         // WebGPU runs return before the device has finished, so the first copy waits for it.
@@ -218,10 +220,11 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
 }
 
 /// A row for each stage. If there are many, consecutive stages on one processor share a row with the sum of their times; `--json`
-/// lists each.
-pub fn stage_table(stages: &[StageTimes]) -> String {
+/// lists each. `is_speculative`: passes that verify drafts were computed as prefill is.
+pub fn stage_table(stages: &[StageTimes], is_speculative: bool) -> String {
     let sum = |run: &[StageTimes], of: fn(&StageTimes) -> f64| run.iter().map(of).sum::<f64>();
-    stage_rows(stages, &["prefill ms", "decode ms/token"], |run| {
+    let prefill = if is_speculative { "prefill, verify ms" } else { "prefill ms" };
+    stage_rows(stages, &[prefill, "decode ms/token"], |run| {
         let decode = sum(run, |stage| stage.decode_ms_per_token);
         // Without a decoded token there is no time.
         let decode = if decode > 0.0 { format!("{decode:.2}") } else { "-".to_owned() };
@@ -289,15 +292,17 @@ mod tests {
             decode_ms_per_token: 0.25,
         };
         let few: Vec<StageTimes> = (0..MAX_STAGE_ROWS).map(stage).collect();
-        assert_eq!(stage_table(&few).lines().count(), 1 + MAX_STAGE_ROWS);
+        assert_eq!(stage_table(&few, false).lines().count(), 1 + MAX_STAGE_ROWS);
         let many: Vec<StageTimes> = (0..MAX_STAGE_ROWS + 1).map(stage).collect();
-        let text = stage_table(&many);
+        let text = stage_table(&many, false);
         let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0], ["cpu_0", "to", "cpu_3", "CPU", "(2", "threads)", "8.0", "1.00"]);
         assert_eq!(rows[1], ["cpu_4", "WebGPU", "(2", "threads)", "2.0", "0.25"]);
         assert_eq!(rows[2][..3], ["cpu_5", "to", "cpu_8"]);
+        let speculative = stage_table(&few, true);
+        assert!(speculative.lines().next().is_some_and(|heads| heads.contains("prefill, verify ms")), "{speculative}");
         let once = StageTimes { decode_ms_per_token: 0.0, ..stage(0) };
-        assert!(stage_table(std::slice::from_ref(&once)).ends_with("2.0                -\n"));
+        assert!(stage_table(std::slice::from_ref(&once), false).ends_with("2.0                -\n"));
         let text = run_table(&[once]);
         assert!(text.contains(" ms\n") && text.ends_with("2.0\n") && !text.contains("token"), "{text}");
     }

@@ -34,6 +34,7 @@ impl LocateError {
     pub fn hint(&self) -> Option<String> {
         match self {
             LocateError::OtherFormat { path, format } => Some(format.export(path)),
+            LocateError::Missing { path } => hpp_io::hub_hint(path),
             _ => None,
         }
     }
