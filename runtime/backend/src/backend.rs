@@ -225,6 +225,12 @@ impl Backend for OrtBackend {
         Ok(buffer)
     }
 
+    fn slice(&self, buffer: &OrtBuffer, offset: u64, bytes: u64) -> Option<OrtBuffer> {
+        let Memory::Host(host) = &buffer.memory else { return None };
+        let memory = Memory::Host(Rc::new(host.slice(offset, bytes)?));
+        Some(OrtBuffer { memory, space: Rc::clone(&buffer.space) })
+    }
+
     fn view(&self, buffer: &OrtBuffer, dtype: DType, shape: &[u64]) -> Result<OrtTensor, BackendError> {
         Value::view(&buffer.memory, &buffer.space, dtype, shape).map(OrtTensor)
     }

@@ -8,7 +8,7 @@ use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::runtime::{LogitRows, NamedTensors, PageLayout, Runtime, Sequence, Step, StepInput, WorkItem};
+use crate::runtime::{LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, Step, StepInput, WorkItem};
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{Plan, Residency, Timeline};
@@ -21,6 +21,7 @@ static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
 pub struct Engine<B: Backend> {
     pub(crate) program: Program,
     pub(crate) runtime: Runtime<B>,
+    batcher: RowBatcher<B>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -34,8 +35,9 @@ impl<B: Backend> Engine<B> {
         options: EngineOptions,
         reporter: &dyn Reporter,
     ) -> Result<Self, EngineError> {
+        let batcher = RowBatcher::new(options.row_batching);
         let (program, runtime) = crate::load::load(plan, dir, backend, options, reporter)?;
-        Ok(Engine { program, runtime })
+        Ok(Engine { program, runtime, batcher })
     }
 
     /// Starts a new text.
@@ -78,10 +80,15 @@ impl<B: Backend> Engine<B> {
         self.runtime.step_with(&self.program, sequence, Step { input, rows, extra, logits })
     }
 
-    /// One pass for several sequences: each stage's weights are fetched once, then every item runs. An item computes the same bits as
+    /// One pass for several sequences: each stage's weights are fetched once, then every item runs, those of one token together where
+    /// [`EngineOptions::row_batching`] allows it. Without [`RowBatching::On`](crate::RowBatching::On) an item computes the same bits as
     /// alone. Returns the outcome of each item; an error of the whole pass concerns all of them.
     pub fn pass(&mut self, items: &mut [WorkItem<'_, B>]) -> Result<Vec<Result<(), EngineError>>, EngineError> {
-        self.runtime.pass_of_items(&self.program, items)
+        let Engine { program, runtime, batcher } = self;
+        match program.recomputes() {
+            true => runtime.recompute_items(program, items),
+            false => batcher.pass(program, runtime, items),
+        }
     }
 
     /// Most tokens of one item of a [`pass`](Self::pass): the plan's chunk size.

@@ -30,7 +30,7 @@ pub use cancel::CancelHandle;
 pub use clock::since_start;
 pub use engine::Engine;
 pub use error::{BackendError, EngineError};
-pub use options::{EngineOptions, Verify, WeightReads};
+pub use options::{EngineOptions, RowBatching, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use port::{Backend, Fallback};
 pub use reporter::{Reporter, Silent, listed};

@@ -16,6 +16,8 @@ pub struct EngineOptions {
     pub sequences: Option<u64>,
     /// Bytes of a host memory limit to leave for the caller: what a cache of KV pages takes is not there for weights and states.
     pub reserved: u64,
+    /// Whether the next tokens of several sequences are computed as rows of one run.
+    pub row_batching: RowBatching,
     /// When weights that do not stay in memory are read.
     pub weights: WeightReads,
     /// Most host memory to pin for copies to devices, bytes; as much as they can use if `None`.
@@ -26,6 +28,18 @@ pub struct EngineOptions {
     pub poison_slots: bool,
     /// A handle made before loading, so that loading can be cancelled too. Without one the engine makes its own.
     pub cancel: Option<CancelHandle>,
+}
+
+/// Whether the next tokens of several sequences are computed as rows of one run, which multiplies each matrix once for all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RowBatching {
+    /// Never.
+    Off,
+    /// Where that does not change a bit of the logits. Checked the first time with so many rows, for each doubling of the tokens.
+    #[default]
+    Exact,
+    /// Also where sums round differently. Then what a sequence's tokens are may depend on how many others run.
+    On,
 }
 
 /// When weights that do not stay in memory are read. All but the first exist for comparison.

@@ -299,6 +299,25 @@ pub enum ProviderArg {
     Cpu,
 }
 
+/// How several sequences share a pass.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct BatchArgs {
+    /// Compute the next tokens of several sequences as rows of one matrix product, which is several times as fast.
+    #[arg(long, value_name = "HOW", value_enum, default_value_t = RowBatchingArg::Exact)]
+    pub row_batching: RowBatchingArg,
+}
+
+/// Values of `--row-batching`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RowBatchingArg {
+    /// Where it changes no bit: compared the first time with so many sequences.
+    Exact,
+    /// Also where sums round differently, so that a text may depend on how many others run.
+    On,
+    /// One sequence after the other.
+    Off,
+}
+
 /// Arguments of `jobs`.
 #[derive(Debug, Args)]
 #[command(after_help = "A line of PROMPTS.jsonl: {\"id\": \"a\", \"prompt\": \"Once upon a time\", \"max_new\": 64}\n\
@@ -320,6 +339,9 @@ pub struct JobsArgs {
     /// Most sequences at once; fewer if memory is short [default: what the plan says, at least 16 if it is not of a profile].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub max_sequences: Option<u64>,
+    /// How sequences share a pass.
+    #[command(flatten)]
+    pub batch: BatchArgs,
     /// Settings of prompts that give none of their own.
     #[command(flatten)]
     pub defaults: AnswerArgs,
@@ -357,6 +379,9 @@ pub struct ServeArgs {
     /// Most sequences of a model, running and kept; fewer if memory is short [default: what the plan says, at least 8].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub max_sequences: Option<u64>,
+    /// How sequences share a pass.
+    #[command(flatten)]
+    pub batch: BatchArgs,
     /// Most requests of a model that wait; more get the status 429.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub queue: usize,

@@ -1,14 +1,14 @@
 //! Resolves the command line into a task. Decides everything that can be decided without reading a file.
 
+use crate::cli::{BatchArgs, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
     ServeArgs,
 };
-use crate::cli::{SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
 use crate::console::Level;
 use crate::error::ExecError;
 use crate::prompt::{PromptSource, TextSource, stdin_is_piped};
-use hpp_engine::{EngineOptions, Fallback, Verify, WeightReads};
+use hpp_engine::{EngineOptions, Fallback, RowBatching, Verify, WeightReads};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_schema::Provider;
 use std::io::IsTerminal;
@@ -221,6 +221,7 @@ impl RuntimeArgs {
             slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
             sequences: None,
+            row_batching: RowBatching::default(),
             reserved: 0,
             cancel: None,
         }
@@ -229,6 +230,17 @@ impl RuntimeArgs {
     /// Providers that replace the plan's; empty to keep them.
     pub fn providers(&self) -> Vec<Provider> {
         self.providers.iter().map(|p| (*p).into()).collect()
+    }
+}
+
+impl BatchArgs {
+    /// The engine's option.
+    pub fn engine_option(&self) -> RowBatching {
+        match self.row_batching {
+            RowBatchingArg::Exact => RowBatching::Exact,
+            RowBatchingArg::On => RowBatching::On,
+            RowBatchingArg::Off => RowBatching::Off,
+        }
     }
 }
 

@@ -39,23 +39,37 @@ impl Memory {
     }
 }
 
-/// Host pages, zero until written.
-pub(crate) struct HostMemory(Pages);
+/// Host pages, zero until written, or part of them.
+pub(crate) struct HostMemory {
+    pages: Rc<Pages>,
+    /// Where it starts in the pages. Invariant: `start + length` is at most their length.
+    start: usize,
+    length: usize,
+}
 
 impl HostMemory {
     pub fn reserve(bytes: u64) -> Result<Self, BackendError> {
         let out = |cause: String| BackendError::OutOfMemory { bytes, place: "host memory".into(), cause };
         let bytes = usize::try_from(bytes).map_err(|_| out("it does not fit the address space".into()))?;
-        Ok(HostMemory(Pages::reserve(bytes).map_err(|error| out(error.to_string()))?))
+        let pages = Pages::reserve(bytes).map_err(|error| out(error.to_string()))?;
+        Ok(HostMemory { start: 0, length: pages.len(), pages: Rc::new(pages) })
+    }
+
+    /// Part of it, which keeps the pages alive. `None` if it does not lie in it.
+    pub fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
+        let length = usize::try_from(bytes).ok()?;
+        let offset = self.within(offset, length, "shared").ok()?;
+        Some(HostMemory { pages: Rc::clone(&self.pages), start: self.start + offset, length })
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.length
     }
 
     /// The address, which ONNX Runtime reads and writes during runs.
     pub fn address(&self) -> *mut u8 {
-        self.0.address()
+        // SAFETY: the start lies in the pages, or at their end, by the invariant of `start`.
+        unsafe { self.pages.address().add(self.start) }
     }
 
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), BackendError> {

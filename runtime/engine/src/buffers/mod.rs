@@ -7,13 +7,15 @@ mod boundary;
 mod lane;
 mod model_input;
 mod state;
+mod state_arena;
 mod state_page;
 mod state_staging;
 
 pub(crate) use boundary::{Boundaries, BoundaryLayout};
 pub(crate) use lane::Lane;
-pub(crate) use model_input::{InputBuffers, PassInput};
+pub(crate) use model_input::{InputBuffers, PassInput, RowInput};
 pub(crate) use state::{StateBuffers, StateLayout, upload};
+pub(crate) use state_arena::{ArenaRow, StateArena};
 pub(crate) use state_page::{PagePart, PageRange};
 pub(crate) use state_staging::{StateArrival, StateReturn, StateStaging};
 
@@ -72,6 +74,12 @@ impl<B: Backend> BufferPool<B> {
             *buffer = self.reserve(buffer.memory, bytes.max(buffer.bytes.saturating_mul(2)))?;
         }
         Ok(())
+    }
+
+    /// Part of a buffer on the host, with an id of its own. `None` if the backend cannot make one.
+    pub fn slice(&self, buffer: &Buffer<B>, offset: u64, bytes: u64) -> Option<Buffer<B>> {
+        let handle = self.backend.slice(&buffer.handle, offset, bytes)?;
+        Some(Buffer { handle, id: self.new_id(), bytes, memory: buffer.memory })
     }
 
     /// A view of a buffer's first bytes.

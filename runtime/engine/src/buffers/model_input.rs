@@ -14,6 +14,16 @@ use std::collections::BTreeMap;
 pub(crate) enum PassInput<'a> {
     Tokens(&'a [u32]),
     Embeddings(&'a [f32]),
+    /// A token for each of several sequences.
+    Rows(RowInput<'a>),
+}
+
+/// The next token of each of several sequences.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowInput<'a> {
+    pub ids: &'a [u32],
+    /// Tokens that each sequence has before.
+    pub lengths: &'a [u64],
 }
 
 /// One model input.
@@ -106,16 +116,26 @@ impl<B: Backend> InputBuffers<B> {
         let elements: u64 = self.dims.iter().product();
         self.scratch.clear();
         let (offset, fits) = match (self.role, input) {
-            (InputRole::TokenIds, PassInput::Tokens(ids)) => {
+            (InputRole::TokenIds, PassInput::Rows(RowInput { ids, .. }) | PassInput::Tokens(ids)) => {
                 (0, integers(self.dtype, ids.iter().map(|id| u64::from(*id)), &mut self.scratch))
             }
             (InputRole::Embeddings, PassInput::Embeddings(values)) => {
                 (0, f32_to_floats(self.dtype, values, &mut self.scratch))
             }
             (InputRole::TokenIds | InputRole::Embeddings, _) => return Err(self.missing()),
+            (InputRole::AttentionMask, PassInput::Rows(rows)) => {
+                // A row's own tokens, the new one included. The next pass of one sequence fills it again.
+                self.filled = 0;
+                let mask = |length: u64| (0..sizes.total()).map(move |at| u64::from(at <= length));
+                (0, integers(self.dtype, rows.lengths.iter().copied().flat_map(mask), &mut self.scratch))
+            }
             (InputRole::AttentionMask, _) => self.fill(1, elements),
             (InputRole::UseCacheBranch, _) => self.fill(1, elements),
             (InputRole::TokenTypeIds, _) => self.fill(0, elements),
+            (InputRole::PositionIds, PassInput::Rows(rows)) => {
+                let positions = (0..self.width.unwrap_or(1)).flat_map(|_| rows.lengths.iter().copied());
+                (0, integers(self.dtype, positions, &mut self.scratch))
+            }
             (InputRole::PositionIds, _) => {
                 let axes = self.width.unwrap_or(1) * sizes.batch;
                 let positions = (0..axes).flat_map(|_| sizes.past..sizes.total());

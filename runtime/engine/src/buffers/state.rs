@@ -116,6 +116,8 @@ pub(crate) enum StateBuffers<B: Backend> {
     InPlace { buffer: Buffer<B>, tokens: u64, snapshot: Option<Buffer<B>> },
     /// Double-buffered: the buffer at `past` is read, the other one written.
     Double { buffers: [Buffer<B>; 2], past: usize },
+    /// Updated in place, those of several sequences together: `dims` begins with their number.
+    Rows { buffer: Buffer<B>, dims: Dims },
     /// Given by the caller, once it is.
     Given(Option<(Buffer<B>, Dims)>),
 }
@@ -125,9 +127,7 @@ impl<B: Backend> StateBuffers<B> {
         let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
         let reserve = || pool.reserve(layout.memory, bytes).map_err(about(&layout.past));
         Ok(match layout.update {
-            StateUpdate::InPlace { capacity, .. } => {
-                StateBuffers::InPlace { buffer: reserve()?, tokens: capacity, snapshot: None }
-            }
+            StateUpdate::InPlace { .. } => StateBuffers::in_place(layout, reserve()?),
             StateUpdate::Append { .. } | StateUpdate::Replace => {
                 StateBuffers::Double { buffers: [reserve()?, reserve()?], past: 0 }
             }
@@ -135,9 +135,16 @@ impl<B: Backend> StateBuffers<B> {
         })
     }
 
-    /// Bytes reserved.
+    /// Those of a state that is updated in place, in this buffer.
+    pub fn in_place(layout: &StateLayout, buffer: Buffer<B>) -> Self {
+        let tokens = token_axis(layout.update).map_or(0, |axis| layout.full[axis]);
+        StateBuffers::InPlace { buffer, tokens, snapshot: None }
+    }
+
+    /// Bytes reserved. Rows belong to their sequences.
     pub fn bytes(&self) -> u64 {
         match self {
+            StateBuffers::Rows { .. } => 0,
             StateBuffers::InPlace { buffer, snapshot, .. } => {
                 buffer.bytes + snapshot.as_ref().map_or(0, |snapshot| snapshot.bytes)
             }
@@ -150,6 +157,7 @@ impl<B: Backend> StateBuffers<B> {
     pub fn past(&self, layout: &StateLayout, length: u64) -> Result<(&Buffer<B>, BindingKey), EngineError> {
         let (buffer, dims) = match (self, layout.update) {
             (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
+            (StateBuffers::Rows { buffer, dims }, _) => (buffer, dims.clone()),
             (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
                 (&buffers[*past], layout.dims(length))
             }
@@ -166,6 +174,7 @@ impl<B: Backend> StateBuffers<B> {
     pub fn present(&self, layout: &StateLayout, total: u64) -> Option<(&Buffer<B>, BindingKey)> {
         let (buffer, dims) = match (self, layout.update) {
             (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
+            (StateBuffers::Rows { buffer, dims }, _) => (buffer, dims.clone()),
             (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
                 (&buffers[1 - *past], layout.dims(total))
             }

@@ -122,7 +122,9 @@ impl<B: Backend> StateBuffers<B> {
         match self {
             StateBuffers::InPlace { buffer, tokens, .. } => (buffer, *tokens),
             StateBuffers::Double { buffers, past } => (&buffers[*past], length),
-            StateBuffers::Given(_) => unreachable!("states that the caller gives are in no page"),
+            StateBuffers::Rows { .. } | StateBuffers::Given(_) => {
+                unreachable!("pages hold neither states of several sequences nor those that the caller gives")
+            }
         }
     }
 }

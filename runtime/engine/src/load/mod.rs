@@ -4,10 +4,12 @@ mod files;
 mod pin;
 mod sessions;
 
-use crate::buffers::{Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateLayout, StateStaging};
+use crate::buffers::{
+    Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateArena, StateLayout, StateStaging,
+};
 use crate::error::{BackendError, EngineError};
 use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, Table};
-use crate::options::EngineOptions;
+use crate::options::{EngineOptions, RowBatching};
 use crate::port::{Backend, MemoryId, Session};
 use crate::program::{
     InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule, share_buffers,
@@ -17,7 +19,7 @@ use crate::runtime::{Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
-use hpp_schema::{DType, Plan, Severity};
+use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate};
 use pin::pin_weights;
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
@@ -84,6 +86,7 @@ pub(crate) fn load<B: Backend>(
         sessions,
         lanes: vec![Lane { inputs, boundaries }],
         staging,
+        arena: None,
         weights,
         route,
         recorder,
@@ -97,6 +100,9 @@ pub(crate) fn load<B: Backend>(
     };
     runtime.weights.set_order(&program.run_order(&runtime.route));
     pin_weights(&program, &mut runtime, budget, reporter)?;
+    if options.row_batching != RowBatching::Off && runtime.max_sequences > 1 && can_batch_rows(&program, &symbols) {
+        runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
+    }
     runtime.synchronize()?;
     runtime.watch.loaded()?;
     runtime.weights.prefetch(&runtime.pool)?;
@@ -177,6 +183,29 @@ fn state_layouts(
         Ok(layout.staged(state, is_staged))
     };
     plan.states.iter().enumerate().map(layout).collect()
+}
+
+/// Whether the tokens of several sequences can be rows of one run: each sequence's part of a state is a row of one buffer in host
+/// memory, and every model input can be filled for rows of different lengths.
+fn can_batch_rows(program: &Program, symbols: &SymbolTable) -> bool {
+    let Program { plan, layouts, context, .. } = program;
+    let is_row = |(layout, state): (&StateLayout, &hpp_schema::State)| {
+        let whole = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity == *context);
+        let is_batch = state.shape.first().is_some_and(|dim| symbols.is_batch(dim));
+        whole && is_batch && !layout.partial && layout.memory == MemoryId::HOST
+    };
+    let has_rows = |input: &hpp_schema::ModelInput| match input.role {
+        InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,
+        InputRole::PositionIds => input.shape.len() > 1,
+        InputRole::LogitPositions | InputRole::TokenTypeIds => true,
+        InputRole::Embeddings | InputRole::UseCacheBranch | InputRole::Free => false,
+    };
+    let has_mask = plan.model.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
+    plan.model.kind == ModelKind::Decoder
+        && has_mask
+        && !plan.states.is_empty()
+        && layouts.iter().zip(&plan.states).all(is_row)
+        && plan.model.inputs.iter().all(has_rows)
 }
 
 /// The plan's devices by the memory that their stages use.

@@ -264,6 +264,10 @@ impl Backend for MockBackend {
         MockBuffer::of(memory, bytes, account)
     }
 
+    fn slice(&self, buffer: &MockBuffer, offset: u64, bytes: u64) -> Option<MockBuffer> {
+        buffer.slice(offset, bytes)
+    }
+
     fn view(&self, buffer: &MockBuffer, dtype: DType, shape: &[u64]) -> Result<MockTensor, BackendError> {
         MockTensor::view(buffer, dtype, shape)
     }

@@ -7,9 +7,13 @@ use hpp_schema::DType;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
-/// Bytes in one memory.
+/// Bytes in one memory: a whole block, or part of one.
 #[derive(Clone)]
-pub struct MockBuffer(Rc<Bytes>);
+pub struct MockBuffer {
+    block: Rc<Bytes>,
+    start: usize,
+    length: usize,
+}
 
 struct Bytes {
     memory: MemoryId,
@@ -37,40 +41,47 @@ impl MockBuffer {
     pub(super) fn of(memory: MemoryId, bytes: u64, account: Option<Rc<Cell<u64>>>) -> Result<Self, BackendError> {
         let out = || BackendError::OutOfMemory { bytes, place: "mock memory".into(), cause: "too much".into() };
         let size = usize::try_from(bytes).ok().filter(|size| *size < 1 << 32).ok_or_else(out)?;
-        Ok(MockBuffer(Rc::new(Bytes { memory, bytes: RefCell::new(vec![0; size]), coming: Cell::new(0), account })))
+        let block = Bytes { memory, bytes: RefCell::new(vec![0; size]), coming: Cell::new(0), account };
+        Ok(MockBuffer { block: Rc::new(block), start: 0, length: size })
+    }
+
+    /// Part of a buffer on the host.
+    pub(super) fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
+        let (offset, length) = (offset as usize, bytes as usize);
+        let fits = self.block.memory == MemoryId::HOST && offset + length <= self.length;
+        fits.then(|| MockBuffer { block: Rc::clone(&self.block), start: self.start + offset, length })
     }
 
     pub(super) fn memory(&self) -> MemoryId {
-        self.0.memory
+        self.block.memory
     }
 
     /// A copy of so many bytes begins: what was here is no number any more.
     pub(super) fn overwrite(&self, length: usize) -> Result<(), BackendError> {
-        let mut all = self.0.bytes.borrow_mut();
+        let mut all = self.block.bytes.borrow_mut();
         if length > all.len() {
             return Err(misfit("a weight", format!("{length} bytes go to a buffer of {}", all.len())));
         }
         all.fill(0xff);
-        self.0.coming.set(self.0.coming.get() + 1);
+        self.block.coming.set(self.block.coming.get() + 1);
         Ok(())
     }
 
     /// It has arrived.
     pub(super) fn deliver(&self, bytes: &[u8]) -> Result<(), BackendError> {
-        self.0.coming.set(self.0.coming.get().saturating_sub(1));
-        self.0.bytes.borrow_mut()[..bytes.len()].copy_from_slice(bytes);
+        self.block.coming.set(self.block.coming.get().saturating_sub(1));
+        self.block.bytes.borrow_mut()[..bytes.len()].copy_from_slice(bytes);
         Ok(())
     }
 
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), BackendError> {
-        if self.0.memory != MemoryId::HOST {
+        if self.block.memory != MemoryId::HOST {
             return Err(misfit("a write", "only host memory is written; others are copied to".into()));
         }
-        let mut all = self.0.bytes.borrow_mut();
-        let (start, length) = (offset as usize, all.len());
-        let end = start.checked_add(bytes.len()).filter(|end| *end <= length);
-        let end = end.ok_or_else(|| misfit("a write", format!("{} bytes at {offset} of {length}", bytes.len())))?;
-        all[start..end].copy_from_slice(bytes);
+        let end = (offset as usize).checked_add(bytes.len()).filter(|end| *end <= self.length);
+        let out = || misfit("a write", format!("{} bytes at {offset} of {}", bytes.len(), self.length));
+        let end = self.start + end.ok_or_else(out)?;
+        self.block.bytes.borrow_mut()[end - bytes.len()..end].copy_from_slice(bytes);
         Ok(())
     }
 }
@@ -79,17 +90,22 @@ impl MockBuffer {
 #[derive(Clone)]
 pub struct MockTensor {
     bytes: Rc<Bytes>,
+    /// Where it starts in them.
+    start: usize,
     dtype: DType,
     dims: Dims,
 }
 
 impl MockTensor {
     pub(super) fn view(buffer: &MockBuffer, dtype: DType, shape: &[u64]) -> Result<Self, BackendError> {
-        let have = buffer.0.bytes.borrow().len() as u64;
+        let have = buffer.length as u64;
         match byte_len(dtype, shape) {
-            Some(need) if need <= have => {
-                Ok(MockTensor { bytes: buffer.0.clone(), dtype, dims: Dims::from_slice(shape) })
-            }
+            Some(need) if need <= have => Ok(MockTensor {
+                bytes: Rc::clone(&buffer.block),
+                start: buffer.start,
+                dtype,
+                dims: Dims::from_slice(shape),
+            }),
             _ => Err(misfit("a view", format!("{dtype} {shape:?} of {have} bytes"))),
         }
     }
@@ -99,7 +115,7 @@ impl MockTensor {
         let length = byte_len(self.dtype, &self.dims).unwrap_or(0);
         let end = offset.checked_add(bytes.len() as u64).filter(|end| *end <= length);
         let end = end.ok_or_else(|| misfit("a read", format!("{} bytes at {offset} of {length}", bytes.len())))?;
-        bytes.copy_from_slice(&all[offset as usize..end as usize]);
+        bytes.copy_from_slice(&all[self.start + offset as usize..self.start + end as usize]);
         Ok(())
     }
 
@@ -108,7 +124,8 @@ impl MockTensor {
             return Err(misfit("a copy", format!("{:?} to {:?}", self.dims.as_slice(), to.dims.as_slice())));
         }
         let length = byte_len(self.dtype, &self.dims).unwrap_or(0) as usize;
-        to.bytes.bytes.borrow_mut()[..length].copy_from_slice(&self.bytes.bytes.borrow()[..length]);
+        let copied = self.bytes.bytes.borrow()[self.start..self.start + length].to_vec();
+        to.bytes.bytes.borrow_mut()[to.start..to.start + length].copy_from_slice(&copied);
         Ok(())
     }
 
@@ -119,7 +136,7 @@ impl MockTensor {
 
     /// Whether both views are of one buffer.
     pub fn shares_memory_with(&self, other: &MockTensor) -> bool {
-        Rc::ptr_eq(&self.bytes, &other.bytes)
+        Rc::ptr_eq(&self.bytes, &other.bytes) && self.start == other.start
     }
 
     /// Element `index` of a float32 tensor.
@@ -130,7 +147,7 @@ impl MockTensor {
     /// Sets element `index` of a float32 tensor.
     pub fn set_f32(&self, index: u64, value: f32) {
         assert_eq!(self.dtype, DType::Float32);
-        let at = index as usize * 4;
+        let at = self.start + index as usize * 4;
         self.bytes.bytes.borrow_mut()[at..at + 4].copy_from_slice(&value.to_le_bytes());
     }
 
@@ -142,7 +159,7 @@ impl MockTensor {
     fn element<const N: usize>(&self, index: u64, dtype: DType) -> [u8; N] {
         assert_eq!(self.dtype, dtype);
         assert!(index < self.dims.iter().product(), "element {index} of {:?}", self.dims.as_slice());
-        let at = index as usize * N;
+        let at = self.start + index as usize * N;
         self.bytes.bytes.borrow()[at..at + N].try_into().unwrap_or([0; N])
     }
 }

@@ -136,6 +136,8 @@ pub trait Backend: Clone {
     fn finish_loading(&self) {}
     /// Reserves zeroed bytes. On the host, pages are allocated when they are first touched.
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
+    /// Part of a buffer on the host, as a buffer that keeps the whole alive. `None` if the backend cannot make one.
+    fn slice(&self, buffer: &Self::Buffer, offset: u64, bytes: u64) -> Option<Self::Buffer>;
     /// A view of the buffer's first bytes. An error if the shape needs more than the buffer holds. Allocates nothing on the heap.
     fn view(&self, buffer: &Self::Buffer, dtype: DType, shape: &[u64]) -> Result<Self::Tensor, BackendError>;
     /// Writes into a buffer on the host.

@@ -114,6 +114,11 @@ impl SymbolTable {
         shape.iter().map(|dim| self.resolve_dim(dim)).collect::<Option<_>>().map(PassShape)
     }
 
+    /// Whether a dimension is the number of sequences.
+    pub fn is_batch(&self, dim: &Dim) -> bool {
+        dim.as_symbol().is_some_and(|name| self.sizes.get(name) == Some(&PassSize::Batch))
+    }
+
     fn resolve_dim(&self, dim: &Dim) -> Option<PassDim> {
         let Dim::Known(terms) = dim.substitute(&self.fixed) else { return None };
         let term = |(product, coefficient): (&Vec<String>, &i64)| {

@@ -4,6 +4,7 @@ mod bind;
 mod infer;
 mod pages;
 mod pass;
+mod row_batch;
 mod sequence;
 mod step;
 mod truncate;
@@ -11,11 +12,12 @@ mod warm_up;
 
 pub use infer::NamedTensors;
 pub use pages::PageLayout;
+pub(crate) use row_batch::RowBatcher;
 pub use sequence::Sequence;
 pub(crate) use step::Step;
 pub use step::{LogitRows, StepInput, WorkItem};
 
-use crate::buffers::{BufferPool, Lane, StateBuffers, StateStaging};
+use crate::buffers::{BufferPool, Lane, StateArena, StateBuffers, StateStaging};
 use crate::cancel::{Attached, CancelHandle};
 use crate::error::EngineError;
 use crate::file_watch::FileWatch;
@@ -35,6 +37,8 @@ pub(crate) struct Runtime<B: Backend> {
     /// At least one; item n of a pass need not use lane n.
     pub lanes: Vec<Lane<B>>,
     pub staging: StateStaging<B>,
+    /// Where sequences have their states if the tokens of several can be rows of one run.
+    pub arena: Option<StateArena<B>>,
     pub weights: WeightStore<B>,
     pub route: Route,
     pub recorder: Recorder,
@@ -61,18 +65,35 @@ pub(crate) struct Taps {
 }
 
 impl<B: Backend> Runtime<B> {
+    /// A sequence without tokens. Its states are in the arena while that has a free row.
     pub fn new_sequence(&mut self, program: &Program) -> Result<Sequence<B>, EngineError> {
-        let states = program.layouts.iter().map(|layout| StateBuffers::new(layout, &self.pool));
-        let states = states.collect::<Result<Table<_, _>, _>>()?;
+        let mut sequence = self.stand_in(program)?;
+        let in_arena = self.arena.as_ref().and_then(|arena| {
+            let row = arena.take()?;
+            Some((arena.states_of(&program.layouts, &self.pool, row.index)?, row))
+        });
+        match in_arena {
+            Some((states, row)) => (sequence.states, sequence.row) = (states, Some(row)),
+            None => {
+                let states = program.layouts.iter().map(|layout| StateBuffers::new(layout, &self.pool));
+                sequence.states = states.collect::<Result<_, _>>()?;
+            }
+        }
+        self.recorder.telemetry.state_bytes += sequence.state_bytes();
+        Ok(sequence)
+    }
+
+    /// A sequence without states of its own, for bindings.
+    fn stand_in(&self, program: &Program) -> Result<Sequence<B>, EngineError> {
         let limits = program.layouts.iter().map(|layout| layout.limit(program.context));
         let limit = limits.min().unwrap_or(program.context);
         let bindings = self.new_bindings(program)?;
-        self.recorder.telemetry.state_bytes += states.iter().map(StateBuffers::bytes).sum::<u64>();
         let (taps_version, history) = (self.taps.version, History::default());
         Ok(Sequence {
             length: 0,
             limit,
-            states,
+            row: None,
+            states: Table::default(),
             bindings,
             taps_version,
             history,

@@ -2,7 +2,7 @@
 //! every item runs before the next stage.
 
 use super::{Runtime, Sequence};
-use crate::buffers::{PassInput, StateBuffers};
+use crate::buffers::PassInput;
 use crate::error::EngineError;
 use crate::ids::StageId;
 use crate::port::{Backend, Session, Timing};
@@ -59,11 +59,9 @@ impl<B: Backend> Runtime<B> {
         self.watch.check()?;
         let done = || items.iter().filter(|item| item.error.is_none());
         let phase = if done().all(|item| item.phase == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
-        let tokens = done().map(|item| item.sizes.sequence).sum();
+        let tokens = done().map(|item| item.sizes.batch * item.sizes.sequence).sum();
         for item in items.iter_mut().filter(|item| item.error.is_none()) {
-            item.sequence.interrupted = false;
-            item.sequence.pass_start = Some(item.sizes.past);
-            item.sequence.states.iter_mut().for_each(StateBuffers::commit);
+            item.sequence.end_pass(item.sizes.past);
         }
         self.recorder.passed(phase, tokens, self.pool.since(start));
         Ok(())
@@ -97,12 +95,10 @@ impl<B: Backend> Runtime<B> {
             item.sequence.bindings = self.new_bindings(program)?;
             item.sequence.taps_version = self.taps.version;
         }
-        item.sequence.pass_start = None;
-        item.sequence.has_snapshots = item.sequence.snapshots;
         if item.sequence.snapshots {
             item.sequence.take_snapshots(program, &self.pool, item.sizes.sequence)?;
         }
-        item.sequence.interrupted = true;
+        item.sequence.begin_pass();
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Sequences: a text in progress with its states and bindings.
 
-use crate::buffers::{BindingKey, BufferPool, StateBuffers};
+use crate::buffers::{ArenaRow, BindingKey, BufferPool, StateBuffers};
 use crate::error::{BackendError, EngineError};
 use crate::ids::{StageId, StateId, Table};
 use crate::port::{Backend, Session};
@@ -11,6 +11,8 @@ use crate::tensor::HostTensor;
 pub struct Sequence<B: Backend> {
     pub(super) length: u64,
     pub(super) limit: u64,
+    /// Its row in the state arena, if its states are there.
+    pub(super) row: Option<ArenaRow>,
     pub(super) states: Table<StateId, StateBuffers<B>>,
     pub(super) bindings: Table<StageId, StageBinding<B>>,
     /// The version of the taps that the bindings were made for.
@@ -73,6 +75,20 @@ impl<B: Backend> Sequence<B> {
     /// them: then the window is copied before.
     pub fn keep_snapshots(&mut self, on: bool) {
         self.snapshots = on;
+    }
+
+    /// A pass starts that changes its states.
+    pub(super) fn begin_pass(&mut self) {
+        self.pass_start = None;
+        self.has_snapshots = self.snapshots;
+        self.interrupted = true;
+    }
+
+    /// The pass has succeeded; before it, the sequence had `past` tokens.
+    pub(super) fn end_pass(&mut self, past: u64) {
+        self.interrupted = false;
+        self.pass_start = Some(past);
+        self.states.iter_mut().for_each(StateBuffers::commit);
     }
 
     /// Gives it a state that the model only reads.

@@ -28,7 +28,15 @@ pub enum StepInput<'a> {
 }
 
 impl<B: Backend> WorkItem<'_, B> {
-    fn in_pass(&mut self, program: &Program) -> PassItem<'_, B> {
+    /// Its token, if it has exactly one.
+    pub(super) fn only_token(&self) -> Option<u32> {
+        match self.input {
+            StepInput::Tokens([token]) => Some(*token),
+            _ => None,
+        }
+    }
+
+    pub(super) fn in_pass(&mut self, program: &Program) -> PassItem<'_, B> {
         let (tokens, past) = (self.input.len(), self.sequence.length);
         let sizes = PassSizes { batch: 1, sequence: tokens, past, rows: self.rows.of(tokens) };
         PassItem {
@@ -46,12 +54,14 @@ impl<B: Backend> WorkItem<'_, B> {
 
 /// Where a pass left the logits of an item.
 #[derive(Clone, Copy)]
-struct PassLogits {
-    lane: usize,
-    /// Rows to read: the last of the pass.
-    wanted: u64,
+pub(super) struct PassLogits {
+    pub lane: usize,
+    /// Rows to read.
+    pub wanted: u64,
     /// Tokens in the pass.
-    tokens: u64,
+    pub tokens: u64,
+    /// The first row to read, for an item that is part of a batch; else the last rows are read.
+    pub row: Option<u64>,
 }
 
 impl<'a> StepInput<'a> {
@@ -126,39 +136,25 @@ pub struct WorkItem<'a, B: Backend> {
 }
 
 impl<B: Backend> Runtime<B> {
-    /// One pass for all items: each stage's weights are fetched once. An item computes what it would compute alone, bit for bit: a run
-    /// has tokens of one sequence. Returns the outcome of each item; an error of the pass concerns all.
-    pub fn pass_of_items(
+    /// A pass for each item of a model without states, which computes its sequence again.
+    pub fn recompute_items(
         &mut self,
         program: &Program,
         items: &mut [WorkItem<'_, B>],
     ) -> Result<Vec<Result<(), EngineError>>, EngineError> {
-        if program.recomputes() {
-            let mut outcomes = Vec::with_capacity(items.len());
-            for WorkItem { sequence, input, rows, extra, logits } in items.iter_mut() {
-                match self.step_with(program, sequence, Step { input: *input, rows: *rows, extra, logits }) {
-                    Err(error) if error.concerns_all() => return Err(error),
-                    outcome => outcomes.push(outcome),
-                }
+        let mut outcomes = Vec::with_capacity(items.len());
+        for WorkItem { sequence, input, rows, extra, logits } in items.iter_mut() {
+            match self.step_with(program, sequence, Step { input: *input, rows: *rows, extra, logits }) {
+                Err(error) if error.concerns_all() => return Err(error),
+                outcome => outcomes.push(outcome),
             }
-            return Ok(outcomes);
         }
-        let mut errors: Vec<Option<EngineError>> = Vec::with_capacity(items.len());
-        for item in items.iter_mut() {
-            errors.push(self.prepare(program, item).err());
-        }
-        let prepared = items.iter_mut().zip(&errors).filter(|(_, error)| error.is_none());
-        let mut pass: Vec<PassItem<'_, B>> = prepared.map(|(item, _)| item.in_pass(program)).collect();
-        self.pass(program, &mut pass)?;
-        let mut outcomes: Vec<Option<EngineError>> = pass.into_iter().map(|item| item.error).rev().collect();
-        for error in errors.iter_mut().filter(|error| error.is_none()) {
-            *error = outcomes.pop().flatten();
-        }
-        let finish = |(item, error): (&mut WorkItem<'_, B>, Option<EngineError>)| match error {
-            Some(error) => Err(error),
-            None => self.finish(program, item),
-        };
-        Ok(items.iter_mut().zip(errors).map(finish).collect())
+        Ok(outcomes)
+    }
+
+    /// Checks items and makes room for their tokens. Why each cannot take part in the pass, if it cannot.
+    pub(super) fn prepare_all(&mut self, program: &Program, items: &mut [WorkItem<'_, B>]) -> Vec<Option<EngineError>> {
+        items.iter_mut().map(|item| self.prepare(program, item).err()).collect()
     }
 
     /// Checks an item and makes room for its tokens.
@@ -174,10 +170,11 @@ impl<B: Backend> Runtime<B> {
         self.make_room_in_states(program, item.sequence, item.sequence.length + tokens)
     }
 
-    fn finish(&mut self, program: &Program, item: &mut WorkItem<'_, B>) -> Result<(), EngineError> {
+    /// After a pass of an item: counts its tokens and reads its logits.
+    pub(super) fn finish(&mut self, program: &Program, item: &mut WorkItem<'_, B>) -> Result<(), EngineError> {
         let tokens = item.input.len();
         item.sequence.length += tokens;
-        let pass = PassLogits { lane: item.sequence.lane, wanted: item.rows.of(tokens), tokens };
+        let pass = PassLogits { lane: item.sequence.lane, wanted: item.rows.of(tokens), tokens, row: None };
         self.read_logits(program, pass, item.logits)
     }
 
@@ -229,7 +226,11 @@ impl<B: Backend> Runtime<B> {
             sequence.length += count;
             done += count;
             if wanted > 0 {
-                self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: count }, logits)?;
+                self.read_logits(
+                    program,
+                    PassLogits { lane: sequence.lane, wanted, tokens: count, row: None },
+                    logits,
+                )?;
             }
         }
         Ok(())
@@ -287,14 +288,14 @@ impl<B: Backend> Runtime<B> {
         sequence.history = history;
         outcome?;
         sequence.length = total;
-        self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: total }, logits)
+        self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: total, row: None }, logits)
     }
 
-    /// Appends the last `wanted` rows of a pass's logits. The model may have computed only those, those of all `tokens`, or one row.
-    fn read_logits(
+    /// Appends `wanted` rows of a pass's logits. The model may have computed only those, those of all `tokens`, or one row.
+    pub(super) fn read_logits(
         &mut self,
         program: &Program,
-        PassLogits { lane, wanted, tokens }: PassLogits,
+        PassLogits { lane, wanted, tokens, row }: PassLogits,
         logits: &mut Logits,
     ) -> Result<(), EngineError> {
         let Some(id) = program.logits else {
@@ -306,7 +307,8 @@ impl<B: Backend> Runtime<B> {
         let dims = boundaries.dims(id).unwrap_or_default();
         let vocab = dims.last().copied().unwrap_or(0);
         let computed: u64 = dims.iter().rev().skip(1).product();
-        if vocab == 0 || computed < wanted || (computed != wanted && computed != tokens && computed != 1) {
+        let first = row.unwrap_or(computed.saturating_sub(wanted));
+        if vocab == 0 || computed < first + wanted || (computed != wanted && computed != tokens && computed != 1) {
             return Err(wrong(format!("its shape is {dims:?}, where scores for {wanted} positions are wanted")));
         }
         if logits.rows > 0 && logits.vocab as u64 != vocab {
@@ -316,7 +318,7 @@ impl<B: Backend> Runtime<B> {
         self.scratch.resize((row_bytes * wanted) as usize, 0);
         let home = boundaries.home(id);
         let start = self.pool.synchronize(home, MemoryId::HOST, &mut self.recorder).map_err(about(name))?;
-        boundaries.read_into(id, &self.pool, row_bytes * (computed - wanted), &mut self.scratch)?;
+        boundaries.read_into(id, &self.pool, row_bytes * first, &mut self.scratch)?;
         if home != MemoryId::HOST {
             let bytes = self.scratch.len() as u64;
             let transfer = Transfer { name, from: home, to: MemoryId::HOST, bytes };

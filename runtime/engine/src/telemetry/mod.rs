@@ -198,6 +198,10 @@ pub struct Telemetry {
     pub load: Duration,
     /// One entry for each partition, in the plan's order.
     pub stages: Vec<StageTelemetry>,
+    /// Runs of a whole pass that had rows of several sequences.
+    pub row_batches: u64,
+    /// The tokens computed in them.
+    pub batched_rows: u64,
     /// Copies of tensors between memories.
     pub copies: Counter,
     /// Bytes in those copies.
@@ -248,6 +252,7 @@ impl Telemetry {
         for stage in &mut self.stages {
             (stage.prefill, stage.decode) = Default::default();
         }
+        (self.row_batches, self.batched_rows) = Default::default();
         (self.copies, self.copied_bytes) = Default::default();
         (self.reads, self.read_bytes, self.disk_stalls) = Default::default();
         (self.uploads, self.uploaded_bytes, self.slot_stalls) = Default::default();

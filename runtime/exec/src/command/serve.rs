@@ -151,7 +151,8 @@ fn load_model(
     let (runtime, asked) = (&args.runtime, args.max_sequences);
     let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
     let reserved = args.kv.ram(&plan.plan);
-    let options = EngineOptions { sequences: Some(wanted), reserved, ..runtime.engine_options() };
+    let row_batching = args.batch.engine_option();
+    let options = EngineOptions { sequences: Some(wanted), row_batching, reserved, ..runtime.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, (runtime, options), console, interrupt)?;
     let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
     let cache = open_cache(&engine, &plan.plan, (runtime, &args.kv), args.plans.len() as u64, wake, console)?;

@@ -51,7 +51,8 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
     }
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
-    let options = EngineOptions { sequences: Some(wanted.min(total as u64)), ..args.runtime.engine_options() };
+    let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
+    let options = EngineOptions { sequences, row_batching, ..args.runtime.engine_options() };
     ctx.interrupt.graceful();
     let engine = load_engine(&plan.plan, &plan.dir, (&args.runtime, options), ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
@@ -249,14 +250,24 @@ impl Jobs {
     }
 }
 
-/// What the time went to. Stages on different devices may compute at once, so that computing alone may take more than all of it.
+/// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take more than all of it.
 fn time_line(telemetry: &Telemetry, seconds: f64) -> String {
     let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
     let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
     let (computing, waiting) = (computing.as_secs_f64(), waiting.as_secs_f64());
     let share = |part: f64| format!("{:.0} %", 100.0 * part / seconds.max(1e-9));
     let other = (seconds - computing - waiting).max(0.0);
-    format!("time: {} computing, {} waiting for weights, {} other\n", share(computing), share(waiting), share(other))
+    let (batches, rows) = (telemetry.row_batches, telemetry.batched_rows);
+    let rows = match batches {
+        0 => String::new(),
+        _ => format!("rows: {rows} tokens computed in batches of {:.1}\n", rows as f64 / batches as f64),
+    };
+    format!(
+        "{rows}time: {} computing, {} waiting for weights, {} other\n",
+        share(computing),
+        share(waiting),
+        share(other)
+    )
 }
 
 /// `42 s`, `3 min 20 s` or `2 h 5 min`.

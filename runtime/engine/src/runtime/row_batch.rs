@@ -1,0 +1,317 @@
+//! Row batching: the next tokens of several sequences as rows of one run, so that a matrix is multiplied once for all of them.
+//!
+//! A run of several rows may use other kernels than a run of one, whose sums round differently. So the first pass with so many rows
+//! computes its items both ways, and rows are batched from then on only if every bit was the same.
+
+use super::pass::PassItem;
+use super::step::{PassLogits, WorkItem};
+use super::{Runtime, Sequence};
+use crate::buffers::{PassInput, RowInput};
+use crate::error::EngineError;
+use crate::options::RowBatching;
+use crate::port::Backend;
+use crate::program::{PassSizes, Program};
+use crate::tensor::{HostTensor, Logits};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use tracing::info;
+
+/// Most consecutive rows without a sequence that a batch computes for nothing, rather than being two batches.
+const MOST_FREE: u64 = 2;
+/// Checks cover sequences of up to this many tokens, and then of twice as many each time: attention may use other kernels for more.
+const FIRST_CLASS: u64 = 256;
+/// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
+const ROUNDING: f32 = 0.05;
+
+static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
+
+/// Batches the rows of passes, and knows which batches have the same bits as single runs.
+pub(crate) struct RowBatcher<B: Backend> {
+    mode: RowBatching,
+    /// Whether batches of a class may be used.
+    checked: BTreeMap<BatchClass, bool>,
+    /// Those of the current pass come first; the others are kept for their bindings.
+    batches: Vec<RowBatch<B>>,
+    logits: Logits,
+}
+
+/// Batches that use the same kernels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct BatchClass {
+    rows: u64,
+    /// Most tokens of a sequence.
+    tokens: u64,
+}
+
+/// Consecutive rows of the state arena in one run.
+struct RowBatch<B: Backend> {
+    /// Has the states of all rows, and the bindings of such runs.
+    sequence: Sequence<B>,
+    rows: Range<u64>,
+    /// The next token of each row; 0 where no sequence has the row.
+    ids: Vec<u32>,
+    /// Tokens that each row has before.
+    lengths: Vec<u64>,
+    members: Vec<Member>,
+    /// Whether its members are not computed one by one as well.
+    is_checked: bool,
+}
+
+/// A work item in a batch.
+#[derive(Clone, Copy, Debug)]
+struct Member {
+    /// Its index among the items of the pass.
+    item: usize,
+    /// Its row in the state arena.
+    row: u64,
+}
+
+impl<B: Backend> RowBatch<B> {
+    /// Takes the tokens and lengths of a group of items that have some of these rows.
+    fn fill(&mut self, items: &[WorkItem<'_, B>], group: &[Member], rows: &Range<u64>) {
+        let count = (rows.end - rows.start) as usize;
+        self.lengths.clear();
+        self.lengths.resize(count, 0);
+        self.ids.clear();
+        self.ids.resize(count, 0);
+        self.members.clear();
+        self.members.extend_from_slice(group);
+        for member in group {
+            let (item, row) = (&items[member.item], (member.row - rows.start) as usize);
+            self.lengths[row] = item.sequence.length;
+            self.ids[row] = item.only_token().unwrap_or(0);
+        }
+    }
+
+    fn row_count(&self) -> u64 {
+        self.ids.len() as u64
+    }
+
+    /// Most tokens that a row has before.
+    fn past(&self) -> u64 {
+        self.lengths.iter().max().copied().unwrap_or(0)
+    }
+
+    fn class(&self) -> BatchClass {
+        let tokens = (self.past() + 1).next_power_of_two().max(FIRST_CLASS);
+        BatchClass { rows: self.row_count(), tokens }
+    }
+
+    fn in_pass(&mut self, program: &Program) -> PassItem<'_, B> {
+        let sizes = PassSizes { batch: self.row_count(), sequence: 1, past: self.past(), rows: 1 };
+        PassItem {
+            sequence: &mut self.sequence,
+            input: PassInput::Rows(RowInput { ids: &self.ids, lengths: &self.lengths }),
+            sizes,
+            phase: program.phase(&sizes, true),
+            is_first: true,
+            is_last: true,
+            extra: &NO_EXTRA_INPUTS,
+            error: None,
+        }
+    }
+}
+
+impl<B: Backend> RowBatcher<B> {
+    pub fn new(mode: RowBatching) -> Self {
+        Self { mode, checked: BTreeMap::new(), batches: Vec::new(), logits: Logits::default() }
+    }
+
+    /// One pass for all items: each stage's weights are fetched once. Returns the outcome of each item; an error of the pass concerns all.
+    pub fn pass(
+        &mut self,
+        program: &Program,
+        runtime: &mut Runtime<B>,
+        items: &mut [WorkItem<'_, B>],
+    ) -> Result<Vec<Result<(), EngineError>>, EngineError> {
+        let mut errors = runtime.prepare_all(program, items);
+        let count = self.form_batches(program, runtime, items, &errors)?;
+        let batches = &mut self.batches[..count];
+        let mut is_batched = vec![false; items.len()];
+        for batch in batches.iter().filter(|batch| batch.is_checked) {
+            for member in &batch.members {
+                items[member.item].sequence.begin_pass();
+                is_batched[member.item] = true;
+            }
+        }
+        let alone = items.iter_mut().zip(&errors).zip(&is_batched);
+        let alone = alone.filter(|((_, error), is_batched)| error.is_none() && !**is_batched);
+        // Batches first: in a free row between two sequences, and in those that are also computed one by one, what a batch writes is
+        // overwritten before it is read.
+        let mut pass: Vec<PassItem<'_, B>> = batches.iter_mut().map(|batch| batch.in_pass(program)).collect();
+        pass.extend(alone.map(|((item, _), _)| item.in_pass(program)));
+        runtime.pass(program, &mut pass)?;
+        let mut outcomes = pass.into_iter().map(|item| item.error);
+        let of_batches: Vec<Option<EngineError>> = outcomes.by_ref().take(count).collect();
+        let rest: Vec<Option<EngineError>> = outcomes.collect();
+        let mut rest = rest.into_iter();
+        let mut results = Vec::with_capacity(items.len());
+        for ((item, error), is_batched) in items.iter_mut().zip(errors.drain(..)).zip(&is_batched) {
+            let error = if error.is_some() || *is_batched { error } else { rest.next().flatten() };
+            results.push(match error {
+                Some(error) => Err(error),
+                None if *is_batched => Ok(()),
+                None => runtime.finish(program, item),
+            });
+        }
+        for (index, error) in of_batches.into_iter().enumerate() {
+            match self.batches[index].is_checked {
+                true => self.finish_batch(program, runtime, items, (index, error))?,
+                false => self.check(program, runtime, items, (index, error)),
+            }
+        }
+        Ok(results)
+    }
+
+    /// Forms the batches of a pass; their number.
+    fn form_batches(
+        &mut self,
+        program: &Program,
+        runtime: &Runtime<B>,
+        items: &[WorkItem<'_, B>],
+        errors: &[Option<EngineError>],
+    ) -> Result<usize, EngineError> {
+        let Some(arena) = runtime.arena.as_ref().filter(|_| self.mode != RowBatching::Off && items.len() > 1) else {
+            return Ok(0);
+        };
+        if !runtime.taps.wanted.is_empty() {
+            return Ok(0);
+        }
+        let mut members: Vec<Member> = Vec::with_capacity(items.len());
+        for (index, (item, error)) in items.iter().zip(errors).enumerate() {
+            let can_batch =
+                error.is_none() && item.only_token().is_some() && item.sequence.length > 0 && item.extra.is_empty();
+            if let Some(row) = item.sequence.row.as_ref().filter(|_| can_batch) {
+                members.push(Member { item: index, row: row.index });
+            }
+        }
+        members.sort_by_key(|member| member.row);
+        let is_near = |a: &Member, b: &Member| {
+            let between = a.row + 1..b.row;
+            between.end - between.start <= MOST_FREE && between.clone().all(|row| arena.is_free(row))
+        };
+        let mut count = 0;
+        for group in members.chunk_by(is_near).filter(|group| group.len() > 1) {
+            let rows = group[0].row..group[group.len() - 1].row + 1;
+            if count == self.batches.len() {
+                let sequence = runtime.stand_in(program)?;
+                let (ids, lengths, members) = (Vec::new(), Vec::new(), Vec::new());
+                self.batches.push(RowBatch { sequence, rows: 0..0, ids, lengths, members, is_checked: false });
+            }
+            let batch = &mut self.batches[count];
+            batch.fill(items, group, &rows);
+            match self.checked.get(&batch.class()) {
+                Some(false) => continue,
+                checked => batch.is_checked = checked.is_some(),
+            }
+            if batch.rows != rows {
+                let states = arena.states_of_rows(&program.layouts, &runtime.pool, rows.clone());
+                let Some(states) = states else { continue };
+                (batch.sequence.states, batch.rows) = (states, rows);
+            }
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Takes the logits of a batch to its items.
+    fn finish_batch(
+        &mut self,
+        program: &Program,
+        runtime: &mut Runtime<B>,
+        items: &mut [WorkItem<'_, B>],
+        (index, error): (usize, Option<EngineError>),
+    ) -> Result<(), EngineError> {
+        if let Some(error) = error {
+            return Err(error);
+        }
+        let batch = &self.batches[index];
+        let (lane, rows) = (batch.sequence.lane, batch.row_count());
+        for member in &batch.members {
+            let item = &mut items[member.item];
+            item.sequence.end_pass(item.sequence.length);
+            item.sequence.length += 1;
+            let row = Some(member.row - batch.rows.start);
+            runtime.read_logits(program, PassLogits { lane, wanted: 1, tokens: rows, row }, item.logits)?;
+        }
+        let telemetry = &mut runtime.recorder.telemetry;
+        telemetry.row_batches += 1;
+        telemetry.batched_rows += batch.members.len() as u64;
+        Ok(())
+    }
+
+    /// Compares a batch with its items, which were computed one by one as well, and decides on batches of its class.
+    fn check(
+        &mut self,
+        program: &Program,
+        runtime: &mut Runtime<B>,
+        items: &[WorkItem<'_, B>],
+        (index, error): (usize, Option<EngineError>),
+    ) {
+        let batch = &self.batches[index];
+        let (lane, rows, class) = (batch.sequence.lane, batch.row_count(), batch.class());
+        let mut found = if error.is_some() { Agreement::None } else { Agreement::Bits };
+        for member in batch.members.iter().filter(|_| error.is_none()) {
+            let alone = &items[member.item].logits;
+            if alone.rows != 1 {
+                return;
+            }
+            (self.logits.rows, self.logits.vocab) = (0, 0);
+            self.logits.data.clear();
+            let row = Some(member.row - batch.rows.start);
+            let read =
+                runtime.read_logits(program, PassLogits { lane, wanted: 1, tokens: rows, row }, &mut self.logits);
+            let one = if read.is_ok() { Agreement::of(&self.logits.data, &alone.data) } else { Agreement::None };
+            found = found.min(one);
+        }
+        let is_used = match self.mode {
+            RowBatching::Off => false,
+            RowBatching::Exact => found == Agreement::Bits,
+            RowBatching::On => found >= Agreement::Rounding,
+        };
+        info!(rows, tokens = class.tokens, agreement = ?found, is_used, error = ?error, "rows of a batch checked");
+        self.checked.insert(class, is_used);
+    }
+}
+
+/// How far the logits of a batched row agree with those of the same row alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Agreement {
+    /// They are other numbers: the model does not treat rows apart.
+    None,
+    /// Up to rounding.
+    Rounding,
+    /// In every bit.
+    Bits,
+}
+
+impl Agreement {
+    fn of(batched: &[f32], alone: &[f32]) -> Self {
+        let mut pairs = batched.iter().zip(alone);
+        if batched.len() == alone.len() && pairs.all(|(a, b)| a.to_bits() == b.to_bits()) {
+            return Agreement::Bits;
+        }
+        let largest = alone.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+        let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= ROUNDING * largest;
+        match batched.len() == alone.len() && batched.iter().zip(alone).all(is_near) {
+            true => Agreement::Rounding,
+            false => Agreement::None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agreement_tells_bits_from_rounding_from_other_numbers() {
+        let alone = [1.0, -4.0, 0.0];
+        assert_eq!(Agreement::of(&alone, &alone), Agreement::Bits);
+        assert_eq!(Agreement::of(&[1.1, -4.0, -0.0], &alone), Agreement::Rounding);
+        for other in [&[1.0, -4.0, 0.3][..], &[1.0, f32::NAN, 0.0], &[1.0, -4.0]] {
+            assert_eq!(Agreement::of(other, &alone), Agreement::None, "{other:?}");
+        }
+        assert!(Agreement::None < Agreement::Rounding && Agreement::Rounding < Agreement::Bits);
+    }
+}
