@@ -3,7 +3,7 @@
 mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
-use hpp_engine::{Engine, EngineOptions, Silent};
+use hpp_engine::{Engine, EngineOptions, RowBatching, Silent};
 use hpp_generate::kv::{DiskSettings, Fingerprint, Found, Policy};
 use hpp_generate::sampling::{Choice, SamplingParams};
 use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
@@ -17,9 +17,13 @@ use std::sync::Arc;
 use support::PlanDir;
 
 fn engine(plan: &PlanDir) -> Engine<OrtBackend> {
+    engine_with(plan, EngineOptions::default())
+}
+
+fn engine_with(plan: &PlanDir, options: EngineOptions) -> Engine<OrtBackend> {
     let backend = OrtBackend::open(&OrtOptions::default(), Arc::new(Silent)).unwrap();
     let dir = plan.path();
-    Engine::load(&plan.plan, dir.parent().unwrap(), &backend, EngineOptions::default(), &Silent).unwrap()
+    Engine::load(&plan.plan, dir.parent().unwrap(), &backend, options, &Silent).unwrap()
 }
 
 fn sequence(plan: &PlanDir) -> SingleSequence<OrtBackend> {
@@ -127,16 +131,29 @@ fn answer_alone(sequence: &mut SingleSequence<OrtBackend>, generation: Generatio
     (generated.unwrap(), answer)
 }
 
+/// Models whose states lie in one buffer for several sequences: float and 4-bit weights, position ids, tied weights, experts.
+const ROWS: [&str; 6] = [
+    "genai/llama3-fp32-cpu",
+    "genai/llama3-int4-cpu",
+    "genai/qwen3-int4-cpu",
+    "genai/phi2-fp32-cpu",
+    "genai/llama3-tied-int4-cpu-shared",
+    "genai/gpt-oss-int4-cpu",
+];
+
 #[test]
 fn requests_of_a_batch_give_the_logits_they_give_alone() {
-    for name in STATES {
+    let row_wise = ROWS.map(|name| (name, RowBatching::Exact));
+    let mut batched = 0;
+    for (name, row_batching) in STATES.map(|name| (name, RowBatching::Off)).into_iter().chain(row_wise) {
         let mut plan = PlanDir::new(name, 128);
         plan.plan.schedule.prefill_chunk = Some(8);
         let tokens = |count: u32| (0..count).collect::<Vec<u32>>();
         let mut requests = vec![(plan.model.prompt(), 8), (tokens(50), 5), (vec![40, 41], 12), (vec![7], 3)];
         // Prompts of a chunk and a token more, and of a token less.
         requests.extend([(tokens(8), 4), (tokens(9), 4), (tokens(16), 4), (tokens(17), 4)]);
-        let mut batch = Batch::new(engine(&plan), ModelInputs::default());
+        let options = EngineOptions { sequences: Some(9), row_batching, ..EngineOptions::default() };
+        let mut batch = Batch::new(engine_with(&plan, options), ModelInputs::default());
         let chunk = batch.prompt_chunk();
         let mut alone = sequence(&plan);
         let mut want = vec![];
@@ -172,14 +189,20 @@ fn requests_of_a_batch_give_the_logits_they_give_alone() {
             assert_eq!(got.0, want.0, "{name}: request {index}");
             assert!(got.1 == want.1, "{name}: the logits of request {index} differ");
         }
+        let rows = batch.engine().telemetry().batched_rows;
+        assert!(row_batching == RowBatching::Exact || rows == 0, "{name}");
+        eprintln!("{name}: {rows} tokens in batches");
+        batched += u64::from(rows > 0);
     }
+    assert!(batched >= 3, "rows of {batched} models had the bits of single runs");
 }
 
 /// Tokens of a page.
 const PAGE: usize = 8;
 
 fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend>> {
-    let engine = engine(plan);
+    // Room for two sequences, so that states are rows of common buffers.
+    let engine = engine_with(plan, EngineOptions { sequences: Some(2), ..EngineOptions::default() });
     let settings = KvSettings {
         page_tokens: PAGE,
         ram: 4 << 20,

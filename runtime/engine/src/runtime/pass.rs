@@ -16,6 +16,8 @@ pub(super) struct PassItem<'a, B: Backend> {
     pub sequence: &'a mut Sequence<B>,
     pub input: PassInput<'a>,
     pub sizes: PassSizes,
+    /// Tokens that sequences gain, for telemetry.
+    pub new_tokens: u64,
     /// Whose schedule it follows.
     pub phase: Phase,
     /// Whether it is the first pass of its step.
@@ -59,7 +61,7 @@ impl<B: Backend> Runtime<B> {
         self.watch.check()?;
         let done = || items.iter().filter(|item| item.error.is_none());
         let phase = if done().all(|item| item.phase == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
-        let tokens = done().map(|item| item.sizes.batch * item.sizes.sequence).sum();
+        let tokens = done().map(|item| item.new_tokens).sum();
         for item in items.iter_mut().filter(|item| item.error.is_none()) {
             item.sequence.end_pass(item.sizes.past);
         }

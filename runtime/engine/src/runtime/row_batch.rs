@@ -99,10 +99,12 @@ impl<B: Backend> RowBatch<B> {
 
     fn in_pass(&mut self, program: &Program) -> PassItem<'_, B> {
         let sizes = PassSizes { batch: self.row_count(), sequence: 1, past: self.past(), rows: 1 };
+        let new_tokens = if self.is_checked { self.members.len() as u64 } else { 0 };
         PassItem {
             sequence: &mut self.sequence,
             input: PassInput::Rows(RowInput { ids: &self.ids, lengths: &self.lengths }),
             sizes,
+            new_tokens,
             phase: program.phase(&sizes, true),
             is_first: true,
             is_last: true,

@@ -42,6 +42,7 @@ impl<B: Backend> WorkItem<'_, B> {
         PassItem {
             input: self.input.part(0, tokens, tokens),
             sizes,
+            new_tokens: tokens,
             phase: program.phase(&sizes, true),
             sequence: self.sequence,
             is_first: true,
@@ -215,6 +216,7 @@ impl<B: Backend> Runtime<B> {
             let item = PassItem {
                 input: input.part(done, count, tokens),
                 sizes,
+                new_tokens: count,
                 phase: program.phase(&sizes, is_first && is_last),
                 sequence: &mut *sequence,
                 is_first,
@@ -278,8 +280,17 @@ impl<B: Backend> Runtime<B> {
         };
         let sizes = PassSizes { batch: 1, sequence: total, past: 0, rows: wanted };
         let (phase, error) = (Phase::Prefill, None);
-        let item =
-            PassItem { sequence: &mut *sequence, input, sizes, phase, is_first: true, is_last: true, extra, error };
+        let item = PassItem {
+            sequence: &mut *sequence,
+            input,
+            sizes,
+            new_tokens: total,
+            phase,
+            is_first: true,
+            is_last: true,
+            extra,
+            error,
+        };
         let outcome = self.pass_alone(program, item);
         if outcome.is_err() {
             history.tokens.truncate(before.0);

@@ -48,7 +48,8 @@ impl Toy {
     }
 }
 
-fn record(dir: &Path, file: &str, role: FileRole) -> FileRecord {
+/// A plan's record of a file.
+pub fn record(dir: &Path, file: &str, role: FileRole) -> FileRecord {
     let bytes = std::fs::read(dir.join(file)).unwrap();
     let mut hasher = blake3::Hasher::new();
     hasher.update(&(bytes.len() as u64).to_le_bytes());
