@@ -2,7 +2,7 @@
 
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
-NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, fits, jobs, speculation, serving, streaming, before,
+NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, fits, jobs, rows, speculation, serving, streaming, before,
 llama-cpp or disk-llama-cpp.
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
@@ -41,6 +41,7 @@ MEASUREMENTS = {
     "disk": disk.larger_than_memory,
     "fits": disk.model_that_fits,
     "jobs": jobs.many_sequences,
+    "rows": jobs.batched_rows,
     "speculation": speculation.speculation,
     "serving": serving.serving,
     "streaming": streaming.on_webgpu,

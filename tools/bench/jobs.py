@@ -19,6 +19,8 @@ CONTEXT = 64
 SEQUENCES = (1, 2, 4, 8, 16)
 # At 8 sequences over one, by element type and share of the model's size as memory.
 WANTED = {("int4", 0.5): 4, ("int4", 0.25): 6, ("fp32", 0.5): 6, ("fp32", 0.25): 7}
+# Batched rows with all weights in memory: tokens of each answer, and 8 sequences over the same without batching.
+ROWS_NEW, WANTED_ROWS = 48, {"int4": 2, "fp32": 4}
 # Prompts of a whole job, and what it must gain over one prompt after the other.
 JOB, WANTED_JOB = 64, {"int4": 6, "fp32": 10}
 
@@ -34,14 +36,14 @@ def prompts(count, new):
     return path
 
 
-def run(shop, model, plan, limit, sequences, count=None, new=NEW):
+def run(shop, model, plan, limit, sequences, count=None, new=NEW, rows="exact"):
     """Answers `count` prompts, `sequences` at once, under a memory limit, with a cold page cache; tokens per second without loading."""
     answers = os.path.join(OUT, "answers.jsonl")
     if os.path.exists(answers):
         os.remove(answers)
     disk.forget(model, plan)
     command = [shop.binary("hpp-exec"), "jobs", plan, "--in", prompts(count or sequences, new), "--out", answers, "--json",
-               "--max-sequences", sequences, "--threads", shop.threads, "--quiet"]
+               "--max-sequences", sequences, "--row-batching", rows, "--threads", shop.threads, "--quiet"]
     with Limit(limit) if limit else contextlib.nullcontext() as group:
         summary = json.loads(measure.run(group.command(command) if group else command)["stdout"])
     if summary["sequences"] != sequences or summary["errors"]:
@@ -78,6 +80,20 @@ def many_sequences(shop):
             rows += more
         rows.append(whole_job(shop, dtype, model, plan, limit))
     return rows
+
+
+def batched_rows(shop):
+    """All weights in memory: the tokens of 8 and of 16 sequences as rows of one run, over one sequence after the other."""
+    results = []
+    for dtype in ("int4", "fp32"):
+        model = shop.decoder(dtype)
+        plan, _ = shop.split(model, f"rows/{dtype}", "--context", 256)
+        for count in (8, 16):
+            job = lambda how, count=count, plan=plan, model=model: run(shop, model, plan, None, count, new=ROWS_NEW, rows=how)
+            runs = measure.in_turns(shop.rounds, exact=lambda: job("exact"), off=lambda: job("off"))
+            results.append(compared(f"{count} sequences in memory, rows of one run over one after the other, {dtype}", runs["exact"],
+                                    runs["off"], WANTED_ROWS[dtype] if count == 8 else None, "tok/s"))
+    return results
 
 
 def whole_job(shop, dtype, model, plan, limit):

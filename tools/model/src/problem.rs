@@ -9,9 +9,9 @@ mod packing;
 mod passes;
 mod roofline;
 
-use crate::{Analysis, Scenario, streams};
+use crate::{Analysis, PlannedState, Scenario, streams};
 use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
-use hpp_schema::{ByteSize, Finding, GpuRates, Machine, Profile};
+use hpp_schema::{ByteSize, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate};
 use passes::passes;
 
 /// The source of costs.
@@ -98,6 +98,7 @@ pub fn problem(
             disk_bytes_per_ms: source.disk().map(per_ms),
             budget: Budget { packing: packing::packing(&analysis.model, &analysis.graph), ..budget },
             load: workload,
+            batches_rows: batches_rows(analysis),
             cuts: Vec::new(),
         }),
         Ok(_) => Err(findings),
@@ -106,6 +107,25 @@ pub fn problem(
             Err(findings)
         }
     }
+}
+
+/// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a
+/// row for each sequence, and the mask says how long each row is.
+fn batches_rows(analysis: &Analysis) -> bool {
+    let is_row = |planned: &PlannedState| {
+        let State { update, shape, .. } = &planned.state;
+        let is_whole = matches!(update, StateUpdate::InPlace { capacity, .. } if *capacity == analysis.context);
+        is_whole && shape.first().is_some_and(|dim| dim.as_symbol().is_some())
+    };
+    let has_rows = |input: &ModelInput| match input.role {
+        InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,
+        InputRole::PositionIds => input.shape.len() > 1,
+        InputRole::LogitPositions | InputRole::TokenTypeIds => true,
+        InputRole::Embeddings | InputRole::UseCacheBranch | InputRole::Free => false,
+    };
+    let has_mask = analysis.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
+    let has_states = !analysis.states.is_empty();
+    has_mask && has_states && analysis.states.iter().all(is_row) && analysis.inputs.iter().all(has_rows)
 }
 
 /// The part of a [`Problem`] that depends on the source.

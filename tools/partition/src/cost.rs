@@ -188,6 +188,7 @@ pub(crate) mod tests {
             pass_overhead_ms: 0.0,
             disk_bytes_per_ms: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
+            batches_rows: false,
             cuts: vec![],
             blocks,
             budget,

@@ -23,6 +23,8 @@ pub struct Problem {
     pub budget: Budget,
     /// The workload that the times are for.
     pub load: Workload,
+    /// Whether the tokens of several sequences can be rows of one run, where everything is computed on the host.
+    pub batches_rows: bool,
     /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
 }

@@ -2,12 +2,14 @@
 //!
 //! The runtime brings the weights of a partition once and then runs it for each sequence of the pass. So with `n` sequences everything
 //! that belongs to a sequence counts `n` times (computing, launches, boundaries, states, the overhead of a pass), and the weights that
-//! are read from disk or copied to a GPU count once. [`Problem::with_sequences`] makes that problem of the one for a single sequence;
+//! are read from disk or copied to a GPU count once. Where the runtime computes the tokens of all sequences as rows of one run, a run counts
+//! once, with the time of as many tokens of one sequence. [`Problem::with_sequences`] makes that problem of the one for a single sequence;
 //! simulator, memory limits and planner apply to it as they are. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
 //! schedule.
 
 use crate::{
-    Block, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Problem, Solution, Workload,
+    Block, Choice, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Problem, Solution, Where,
+    Workload,
 };
 use crate::{fits, plan, simulate};
 
@@ -47,11 +49,13 @@ pub struct Throughput {
 }
 
 impl Problem {
-    /// The problem for passes of `sequences` sequences, from the problem for one.
-    pub fn with_sequences(&self, sequences: u64) -> Problem {
+    /// The problem for passes of `sequences` sequences, from the problem for one; `as_rows`: their tokens are rows of one run on the
+    /// host.
+    pub fn with_sequences(&self, sequences: u64, as_rows: bool) -> Problem {
         let times = sequences as f64;
+        let runs = if as_rows { 1.0 } else { times };
         let cost = |cost: &Cost| Cost {
-            decode_ms: cost.decode_ms * times,
+            decode_ms: if as_rows { cost.rows_ms(sequences) } else { cost.decode_ms * times },
             chunk_ms: cost.chunk_ms.iter().map(|ms| ms * times).collect(),
             prefill_ms: cost.prefill_ms.iter().map(|ms| ms * times).collect(),
         };
@@ -76,11 +80,16 @@ impl Problem {
             blocks: self.blocks.iter().map(block).collect(),
             cpu: costs(&self.cpu),
             gpus: self.gpus.iter().map(gpu).collect(),
-            cpu_launch_ms: self.cpu_launch_ms * times,
+            cpu_launch_ms: self.cpu_launch_ms * runs,
             pass_overhead_ms: self.pass_overhead_ms * times,
             load: Workload { sequences: self.load.sequences.saturating_mul(sequences), ..self.load.clone() },
             ..self.clone()
         }
+    }
+
+    /// Whether a placement computes the tokens of several sequences as rows of one run.
+    fn computes_rows(&self, choices: &[Choice]) -> bool {
+        self.batches_rows && choices.iter().all(|choice| choice.decode == Where::Cpu)
     }
 
     /// The problem in which a token is `CHUNK_TOKENS[chunk]` tokens at once, and the prompt one such pass.
@@ -104,6 +113,24 @@ impl Problem {
 }
 
 impl Cost {
+    /// Milliseconds of a pass of this many rows: interpolated between passes of 1 and of [`CHUNK_TOKENS`] tokens, and in proportion
+    /// beyond the most of them.
+    fn rows_ms(&self, rows: u64) -> f64 {
+        let last = CHUNK_TOKENS.len() - 1;
+        if rows >= CHUNK_TOKENS[last] {
+            return self.chunk_ms(last) * rows as f64 / CHUNK_TOKENS[last] as f64;
+        }
+        let (mut below, mut above) = ((1, self.decode_ms), (1, self.decode_ms));
+        for (chunk, tokens) in CHUNK_TOKENS.iter().enumerate().rev().filter(|(_, tokens)| **tokens >= rows) {
+            above = (*tokens, self.chunk_ms(chunk));
+        }
+        for (chunk, tokens) in CHUNK_TOKENS.iter().enumerate().filter(|(_, tokens)| **tokens <= rows) {
+            below = (*tokens, self.chunk_ms(chunk));
+        }
+        let way = if above.0 == below.0 { 0.0 } else { (rows - below.0) as f64 / (above.0 - below.0) as f64 };
+        below.1 + way * (above.1 - below.1)
+    }
+
     /// Milliseconds of a pass of `CHUNK_TOKENS[chunk]` tokens; as many single tokens if that is not known.
     fn chunk_ms(&self, chunk: usize) -> f64 {
         self.chunk_ms.get(chunk).copied().unwrap_or(self.decode_ms * CHUNK_TOKENS[chunk] as f64)
@@ -113,10 +140,11 @@ impl Cost {
 /// What a placement gives with several sequences. `problem` is for one sequence.
 pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> Throughput {
     let decode_ms = |problem: &Problem| simulate(problem, &solution.choices, &solution.slots, Phase::Decode).ms;
+    let as_rows = problem.computes_rows(&solution.choices);
     let mut passes = Vec::new();
     let mut best = (1, 0.0);
     for sequences in SEQUENCES {
-        let many = problem.with_sequences(sequences);
+        let many = problem.with_sequences(sequences, as_rows);
         if fits(&many, &solution.choices, &solution.slots, options.mechanisms).is_err() {
             break;
         }
@@ -130,7 +158,7 @@ pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> 
     }
     let most = passes.last().map_or(1, |pass| pass.sequences);
     let single_ms = passes.first().map_or(f64::INFINITY, |pass| pass.ms);
-    let is_free = |sequences: u64| decode_ms(&problem.with_sequences(sequences)) <= FREE * single_ms;
+    let is_free = |sequences: u64| decode_ms(&problem.with_sequences(sequences, as_rows)) <= FREE * single_ms;
     let chunks = CHUNK_TOKENS.iter().enumerate();
     let chunks: Vec<PassTime> = chunks
         .map(|(chunk, tokens)| PassTime { sequences: 1, tokens: *tokens, ms: decode_ms(&problem.with_chunk(chunk)) })
@@ -151,7 +179,8 @@ pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> 
 pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem, Solution), OverBudget> {
     let mut best: Option<(Problem, Solution, f64)> = None;
     for sequences in SEQUENCES {
-        let many = problem.with_sequences(sequences);
+        // With a GPU some blocks may be computed there, and then there are no rows.
+        let many = problem.with_sequences(sequences, problem.batches_rows && problem.gpus.is_empty());
         let solution = match (plan(&many, options), &best) {
             (Ok(solution), _) => solution,
             (Err(error), None) => return Err(error),
@@ -201,7 +230,7 @@ fn largest(most: u64, condition: impl Fn(u64) -> bool) -> u64 {
 mod tests {
     use super::*;
     use crate::cost::tests::{dense, problem};
-    use crate::{Budget, Choice, Mechanisms, Objective, Planner, Where, evaluate};
+    use crate::{Budget, Mechanisms, Objective, Planner, evaluate};
 
     const OPTIONS: Options =
         Options { planner: Planner::Exact, objective: Objective::Throughput, mechanisms: Mechanisms::All, slots: None };
@@ -282,6 +311,27 @@ mod tests {
         let (many, together) = plan_throughput(&problem, &OPTIONS).unwrap();
         assert!(many.load.sequences >= 16, "{}", many.load.sequences);
         assert!(together.decode_ms > 0.0 && together.choices.iter().all(|choice| choice.decode == Where::Cpu));
+    }
+
+    #[test]
+    fn rows_take_the_time_of_as_many_tokens() {
+        let cost = Cost { decode_ms: 10.0, chunk_ms: vec![12.0, 16.0, 24.0, 40.0, 70.0], prefill_ms: vec![] };
+        let rows = [1, 2, 3, 4, 8, 12, 32, 64].map(|rows| cost.rows_ms(rows));
+        assert_eq!(rows, [10.0, 12.0, 14.0, 16.0, 24.0, 32.0, 70.0, 140.0]);
+
+        let mut problem = from_disk(None, 1e6);
+        problem.batches_rows = true;
+        problem.cpu.iter_mut().for_each(|cost| {
+            cost.chunk_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
+        });
+        let solution = on_host(&problem);
+        let found = throughput(&problem, &OPTIONS, &solution);
+        let eight = found.passes.iter().find(|pass| (pass.sequences, pass.tokens) == (8, 1)).unwrap().ms;
+        assert!((eight / solution.decode_ms - 2.0).abs() < 0.01, "{eight}");
+        assert!(found.sequences >= 8, "{found:?}");
+        // Some of it on a GPU: no rows.
+        assert!(!problem.computes_rows(&[Choice::both(Where::Cpu), Choice::both(Where::Resident(0))]));
+        assert!(problem.computes_rows(&[Choice { prefill: Where::Streamed(0), decode: Where::Cpu }]));
     }
 
     #[test]

@@ -211,6 +211,7 @@ mod tests {
             disk_bytes_per_ms: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
+            batches_rows: false,
             cuts: vec![],
         }
     }
