@@ -452,6 +452,7 @@ impl<B: Backend> EngineThread<B> {
         self.metrics.passes.inc();
         let last = self.batch.engine().last_pass();
         self.metrics.weight_bytes.inc_by(last.read_bytes + last.uploaded_bytes);
+        self.metrics.batched_rows.inc_by(last.batched_rows);
         match finished {
             Ok(finished) => finished.into_iter().for_each(|finished| self.finish(finished)),
             Err(error) => {

@@ -33,6 +33,7 @@ pub struct Metrics {
     cached_tokens: Family<Labels, Counter>,
     generated_tokens: Family<Labels, Counter>,
     passes: Family<Labels, Counter>,
+    batched_rows: Family<Labels, Counter>,
     running: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
     idle_sequences: Family<Labels, Gauge>,
@@ -87,6 +88,8 @@ pub struct ModelMetrics {
     pub generated_tokens: Counter,
     /// Passes over the weights.
     pub passes: Counter,
+    /// Tokens computed as rows of a batch of several requests.
+    pub batched_rows: Counter,
     /// Requests in the batch.
     pub running: Gauge,
     /// Requests in the queue.
@@ -124,6 +127,7 @@ impl Metrics {
             cached_tokens: Family::default(),
             generated_tokens: Family::default(),
             passes: Family::default(),
+            batched_rows: Family::default(),
             running: Family::default(),
             waiting: Family::default(),
             idle_sequences: Family::default(),
@@ -144,6 +148,8 @@ impl Metrics {
         registry.register("hpp_cached_tokens", "Prompt tokens whose states were kept", this.cached_tokens.clone());
         registry.register("hpp_generated_tokens", "Generated tokens", this.generated_tokens.clone());
         registry.register("hpp_passes", "Passes over the weights", this.passes.clone());
+        let help = "Tokens computed as rows of a batch of several requests";
+        registry.register("hpp_batched_rows", help, this.batched_rows.clone());
         registry.register("hpp_requests_running", "Requests in the batch", this.running.clone());
         registry.register("hpp_requests_waiting", "Requests in the queue", this.waiting.clone());
         registry.register(
@@ -180,6 +186,7 @@ impl Metrics {
             cached_tokens: self.cached_tokens.get_or_create(&labels).clone(),
             generated_tokens: self.generated_tokens.get_or_create(&labels).clone(),
             passes: self.passes.get_or_create(&labels).clone(),
+            batched_rows: self.batched_rows.get_or_create(&labels).clone(),
             running: self.running.get_or_create(&labels).clone(),
             waiting: self.waiting.get_or_create(&labels).clone(),
             idle_sequences: self.idle_sequences.get_or_create(&labels).clone(),

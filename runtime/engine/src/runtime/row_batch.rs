@@ -236,9 +236,11 @@ impl<B: Backend> RowBatcher<B> {
             let row = Some(member.row - batch.rows.start);
             runtime.read_logits(program, PassLogits { lane, wanted: 1, tokens: rows, row }, item.logits)?;
         }
+        let rows = batch.members.len() as u64;
+        runtime.recorder.pass.batched_rows += rows;
         let telemetry = &mut runtime.recorder.telemetry;
         telemetry.row_batches += 1;
-        telemetry.batched_rows += batch.members.len() as u64;
+        telemetry.batched_rows += rows;
         Ok(())
     }
 

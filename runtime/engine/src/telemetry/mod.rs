@@ -136,6 +136,8 @@ impl StageTelemetry {
 pub struct PassTelemetry {
     /// Time of stage runs by their [lanes](StageTelemetry::lane).
     pub compute: Vec<(String, Duration)>,
+    /// Tokens that were rows of a batch of several sequences.
+    pub batched_rows: u64,
     /// Copies of tensors between memories, including that of the logits to the host.
     pub copies: Counter,
     /// Bytes in those copies.

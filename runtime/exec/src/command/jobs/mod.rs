@@ -101,6 +101,8 @@ struct Counts {
     tokens: usize,
     /// Passes over the weights.
     passes: u64,
+    /// Tokens computed as rows of a batch of several sequences.
+    batched_rows: u64,
     /// Most sequences at once.
     sequences: usize,
     /// Without loading.
@@ -119,6 +121,7 @@ impl Jobs {
         drop(watch);
         ctx.console.idle();
         self.counts.seconds = self.started.elapsed().as_secs_f64();
+        self.counts.batched_rows = self.batch.engine().telemetry().batched_rows;
         self.answers.sync()?;
         let is_interrupted = match outcome {
             Ok(()) => ctx.interrupt.is_requested(),
@@ -250,7 +253,8 @@ impl Jobs {
     }
 }
 
-/// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take more than all of it.
+/// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take
+/// more than all of it.
 fn time_line(telemetry: &Telemetry, seconds: f64) -> String {
     let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
     let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
