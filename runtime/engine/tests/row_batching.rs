@@ -247,6 +247,22 @@ fn batches_that_compute_something_else_are_not_used() {
 }
 
 #[test]
+fn no_more_batches_are_checked_after_three_that_failed() {
+    let runs = |mode: RowBatching| {
+        let mut toy = load(Rows::Rounded, mode, 8);
+        let mut texts: Vec<Text> = (1..9).map(|id| toy.start(&[id])).collect();
+        assert!(toy.pass(&mut texts, 0.0));
+        while texts.len() > 1 {
+            assert!(toy.pass(&mut texts, 0.0));
+            texts.pop();
+        }
+        toy.engine.telemetry().stages[0].decode.count
+    };
+    let alone: u64 = (2..9).sum();
+    assert_eq!((runs(RowBatching::Off), runs(RowBatching::Exact)), (alone, alone + 3));
+}
+
+#[test]
 fn sequences_beyond_the_arena_run_beside_the_batches() {
     let mut toy = load(Rows::Apart, RowBatching::Exact, 2);
     let mut texts: Vec<Text> = (1..5).map(|id| toy.start(&[id, id + 1])).collect();

@@ -23,6 +23,9 @@ const FIRST_CLASS: u64 = 256;
 /// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
 const ROUNDING: f32 = 0.05;
 
+/// After so many classes of batches that may not be used, and none that may, no more are checked.
+const MOST_FAILURES: usize = 3;
+
 static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
 
 /// Batches the rows of passes, and knows which batches have the same bits as single runs.
@@ -173,12 +176,8 @@ impl<B: Backend> RowBatcher<B> {
         items: &[WorkItem<'_, B>],
         errors: &[Option<EngineError>],
     ) -> Result<usize, EngineError> {
-        let Some(arena) = runtime.arena.as_ref().filter(|_| self.mode != RowBatching::Off && items.len() > 1) else {
-            return Ok(0);
-        };
-        if !runtime.taps.wanted.is_empty() {
-            return Ok(0);
-        }
+        let may_batch = self.mode != RowBatching::Off && !self.has_given_up() && runtime.taps.wanted.is_empty();
+        let Some(arena) = runtime.arena.as_ref().filter(|_| may_batch && items.len() > 1) else { return Ok(0) };
         let mut members: Vec<Member> = Vec::with_capacity(items.len());
         for (index, (item, error)) in items.iter().zip(errors).enumerate() {
             let can_batch =
@@ -214,6 +213,10 @@ impl<B: Backend> RowBatcher<B> {
             count += 1;
         }
         Ok(count)
+    }
+
+    fn has_given_up(&self) -> bool {
+        self.checked.len() >= MOST_FAILURES && self.checked.values().all(|is_used| !is_used)
     }
 
     /// Takes the logits of a batch to its items.
