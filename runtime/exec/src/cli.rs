@@ -19,7 +19,7 @@ use std::path::PathBuf;
     after_help = "Examples:\n  hpp-exec model/ -p \"Once upon a time\" -n 64\n  hpp-exec plan/ --chat -p \"Hello\"\n  \
                         hpp-exec bench model/ --ram 8G -ngl 20\n\n\
                         Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
-                        understood, 130 interrupted."
+                        understood, 74 a weight file was truncated during the run, 130 interrupted."
 )]
 pub struct Cli {
     /// What to do instead of generating text.
@@ -28,6 +28,20 @@ pub struct Cli {
     /// Generating text.
     #[command(flatten)]
     pub run: RunArgs,
+}
+
+/// The error for a word behind the plan, which clap takes for a subcommand: it says how a prompt is given.
+pub fn explained(error: clap::Error) -> clap::Error {
+    let text = error.to_string();
+    let word = text.split_once("the subcommand '").and_then(|(_, rest)| rest.split('\'').next());
+    let command = <Cli as clap::CommandFactory>::command();
+    match word.filter(|word| command.find_subcommand(word).is_none()) {
+        Some(word) => {
+            let why = format!("unexpected argument '{word}': give a prompt with -p, as in hpp-exec PLAN -p \"...\"");
+            command.clone().error(clap::error::ErrorKind::UnknownArgument, why)
+        }
+        None => error,
+    }
 }
 
 /// What to do instead of generating text.
@@ -505,9 +519,9 @@ pub struct BenchArgs {
     /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
-    /// Tokens in the prompt.
-    #[arg(long, short = 'p', value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u64).range(1..))]
-    pub prompt_tokens: u64,
+    /// Tokens in the prompt [default: 512, or what the context has room for].
+    #[arg(long, short = 'p', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub prompt_tokens: Option<u64>,
     /// Tokens to generate.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
     pub new_tokens: u64,
@@ -665,7 +679,7 @@ mod tests {
         let Some(Command::Bench(bench)) = parse("bench p -p 16 -n 8 -r 2 --no-warmup").unwrap().command else {
             panic!()
         };
-        assert_eq!((bench.prompt_tokens, bench.new_tokens, bench.runs, bench.no_warmup), (16, 8, 2, true));
+        assert_eq!((bench.prompt_tokens, bench.new_tokens, bench.runs, bench.no_warmup), (Some(16), 8, 2, true));
         let ours = normalize_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
         assert_eq!(ours, ["p", "--gpu-layers", "20", "--", "-ngl"]);
     }
@@ -676,5 +690,16 @@ mod tests {
         let s = s.run.answer.sampling;
         assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (Some(0.0), Some(5), Some(0.9), Some(0.1)));
         assert_eq!((s.repetition_penalty, s.seed), (Some(1.1), Some(7)));
+    }
+
+    #[test]
+    fn a_word_behind_the_plan_is_not_called_a_subcommand() {
+        for line in ["plan hello", "run plan"] {
+            let error = Cli::try_parse_from(["hpp-exec"].into_iter().chain(line.split(' '))).unwrap_err();
+            let text = explained(error).to_string();
+            assert!(text.contains("give a prompt with -p") && !text.contains("subcommand"), "{text}");
+        }
+        let error = Cli::try_parse_from(["hpp-exec", "plan", "--nonsense"]).unwrap_err();
+        assert!(explained(error).to_string().contains("--nonsense"));
     }
 }

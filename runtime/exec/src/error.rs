@@ -138,6 +138,7 @@ impl ExecError {
             ExecError::Prompt(e) => e.hint()?,
             ExecError::Inputs(e) => e.hint(),
             ExecError::Answers(e) => e.hint(),
+            ExecError::Serve(e) => e.hint()?,
             ExecError::Prompts { .. } => {
                 "--in must be a file with one JSON object a line; hpp-exec jobs --help shows one"
             }

@@ -1,7 +1,7 @@
 //! The `hpp-exec` command.
 
 use clap::Parser;
-use hpp_exec::cli::{Cli, normalize_spellings};
+use hpp_exec::cli::{Cli, explained, normalize_spellings};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -9,5 +9,6 @@ fn main() -> ExitCode {
     if let Some(done) = hpp_packaging::written(<Cli as clap::CommandFactory>::command()) {
         return done;
     }
-    ExitCode::from(hpp_exec::run(Cli::parse_from(normalize_spellings(std::env::args_os()))))
+    let cli = Cli::try_parse_from(normalize_spellings(std::env::args_os()));
+    ExitCode::from(hpp_exec::run(cli.unwrap_or_else(|error| explained(error).exit())))
 }

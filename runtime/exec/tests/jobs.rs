@@ -196,14 +196,14 @@ fn two_jobs_cannot_write_the_same_answers() {
 fn files_that_hold_something_else_are_refused_and_kept() {
     let files = JobFiles::new("genai/llama3-fp32-cpu", &many(2));
     std::fs::write(&files.answers, "notes of mine\n").unwrap();
-    files.run(&[]).fails(1, &["line 1 of", "is no answer", "give another --out"]);
+    files.run(&[]).fails(1, &["line 1 of", "is not an answer", "give another --out"]);
     assert_eq!(std::fs::read_to_string(&files.answers).unwrap(), "notes of mine\n");
     let same = JobFiles { answers: files.prompts.clone(), prompts: files.prompts.clone(), plan: files.plan };
     same.run(&[]).fails(1, &["the same file"]);
     let missing = JobFiles { prompts: "/no/prompts.jsonl".into(), answers: same.plan.file("other"), plan: same.plan };
     missing.run(&[]).fails(1, &["cannot read prompts from /no/prompts.jsonl", "one JSON object a line"]);
     let pipe = JobFiles { prompts: "/dev/null".into(), ..missing };
-    pipe.run(&[]).fails(1, &["cannot read prompts from /dev/null", "no regular file"]);
+    pipe.run(&[]).fails(1, &["cannot read prompts from /dev/null", "not a regular file"]);
 }
 
 #[cfg(unix)]

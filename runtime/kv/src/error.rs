@@ -15,7 +15,7 @@ pub enum StoreError {
         source: io::Error,
     },
     /// Another process has it open.
-    #[error("another process uses the KV store {0}: give this one another directory")]
+    #[error("another process uses the KV store {0}: give this one another --kv-dir")]
     InUse(PathBuf),
     /// The limit is smaller than a page.
     #[error("the KV store may take {limit} bytes, and one page has {page}: allow more, or turn this tier off with 0")]

@@ -28,8 +28,16 @@ pub enum ApiError {
     #[error("give an API key of this server: `Authorization: Bearer KEY`")]
     Unauthorized,
     /// There is no model of this name.
-    #[error("there is no model {0:?}; GET /v1/models lists them")]
-    NoModel(String),
+    #[error("there is no model {asked:?}; this server has {}", known.join(", "))]
+    NoModel {
+        /// The name in the request.
+        asked: String,
+        /// The server's models.
+        known: Vec<String>,
+    },
+    /// The path takes another method.
+    #[error("this path takes another method; docs/SERVING.md lists the paths with their methods")]
+    WrongMethod,
     /// There is no such path.
     #[error("there is nothing at this path; docs/SERVING.md lists the paths")]
     NotFound,
@@ -79,7 +87,8 @@ impl ApiError {
         match self {
             ApiError::Invalid { .. } | ApiError::TooMany { .. } => StatusCode::BAD_REQUEST,
             ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
-            ApiError::NoModel(_) | ApiError::NotFound => StatusCode::NOT_FOUND,
+            ApiError::NoModel { .. } | ApiError::NotFound => StatusCode::NOT_FOUND,
+            ApiError::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             ApiError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
             ApiError::Timeout => StatusCode::GATEWAY_TIMEOUT,
@@ -93,8 +102,9 @@ impl ApiError {
         let kind = match self {
             ApiError::Invalid { .. }
             | ApiError::TooMany { .. }
-            | ApiError::NoModel(_)
+            | ApiError::NoModel { .. }
             | ApiError::NotFound
+            | ApiError::WrongMethod
             | ApiError::TooLarge => "invalid_request_error",
             ApiError::Unauthorized => "authentication_error",
             ApiError::Busy { .. } => "rate_limit_error",
@@ -104,7 +114,7 @@ impl ApiError {
         let param = if let ApiError::Invalid { param, .. } = self { *param } else { None };
         let code = match self {
             ApiError::Unauthorized => Some("invalid_api_key"),
-            ApiError::NoModel(_) => Some("model_not_found"),
+            ApiError::NoModel { .. } => Some("model_not_found"),
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
@@ -157,4 +167,30 @@ pub enum ServeError {
     /// The system refused something else.
     #[error("cannot serve")]
     Io(#[from] io::Error),
+}
+
+impl ServeError {
+    /// What the user can do next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ServeError::Listen { source, .. } if source.kind() == io::ErrorKind::AddrInUse => {
+                Some("another program listens there: give another --port; --port 0 takes a free one")
+            }
+            ServeError::Listen { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                Some("ports below 1024 need privileges: give another --port")
+            }
+            _ => None,
+        }
+    }
+}
+
+/// Checks that an address can be listened on, before models are loaded.
+///
+/// # Errors
+/// It is in use, not allowed, or not of this machine.
+pub fn check_address(address: SocketAddr) -> Result<(), ServeError> {
+    match std::net::TcpListener::bind(address) {
+        Ok(_) => Ok(()),
+        Err(source) => Err(ServeError::Listen { address, source }),
+    }
 }

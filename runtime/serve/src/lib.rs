@@ -17,7 +17,7 @@ pub mod openai;
 mod server;
 
 pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, Wake};
-pub use error::{ApiError, ServeError};
+pub use error::{ApiError, ServeError, check_address};
 pub use metrics::{Metrics, ModelMetrics};
 pub use model::{EngineHandle, Model, ModelSettings, Placement, RequestOptions};
 pub use server::{ServeSettings, Shutdown, serve};

@@ -38,7 +38,7 @@ pub struct ModelSettings {
 pub struct Placement {
     /// The plan's device.
     pub device: String,
-    /// Where its weights are between passes: `in its memory`, `streamed` or `mapped`.
+    /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
     pub weights: &'static str,
     /// Partitions.
     pub partitions: usize,

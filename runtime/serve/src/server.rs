@@ -114,6 +114,7 @@ fn router(app: &SharedApp) -> Router {
         .route("/detokenize", post(detokenize))
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::NotFound })
+        .method_not_allowed_fallback(|| async { ApiError::WrongMethod })
         .layer(from_fn_with_state(Arc::clone(app), check_key));
     Router::new()
         .route("/", get(page))
@@ -163,7 +164,10 @@ impl App {
             (None, _) => return Err(ApiError::field("model", "`model` is missing; GET /v1/models lists them")),
             (Some(name), models) => models.iter().find(|model| model.name() == name),
         };
-        found.cloned().ok_or_else(|| ApiError::NoModel(name.unwrap_or_default().to_owned()))
+        found.cloned().ok_or_else(|| ApiError::NoModel {
+            asked: name.unwrap_or_default().to_owned(),
+            known: self.models.iter().map(|model| model.name().to_owned()).collect(),
+        })
     }
 
     fn question(&self, settings: &Settings, top_logprobs: Option<usize>) -> Result<Question, ApiError> {
@@ -191,7 +195,16 @@ fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, ApiError> {
     match body {
         Ok(Json(body)) => Ok(body),
         Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(ApiError::TooLarge),
-        Err(rejection) => Err(ApiError::Invalid { message: rejection.body_text(), param: None }),
+        Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+            let message = "the body must be JSON and say so: -H 'content-type: application/json'".to_owned();
+            Err(ApiError::Invalid { message, param: None })
+        }
+        Err(rejection) => {
+            let text = rejection.body_text();
+            let what = text.trim_start_matches("Failed to deserialize the JSON body into the target type: ");
+            let what = what.trim_start_matches("Failed to parse the request body as JSON: ");
+            Err(ApiError::Invalid { message: format!("the request: {what}"), param: None })
+        }
     }
 }
 

@@ -5,6 +5,13 @@ use std::path::Path;
 /// What to do with a path to which there is no file, if it looks like OWNER/NAME on the Hugging Face Hub.
 pub fn hub_hint(missing: &Path) -> Option<String> {
     let text = missing.to_str()?;
+    if text.to_lowercase().contains("gguf") {
+        return Some(format!(
+            "HPP runs ONNX models and no GGUF files: export the Hugging Face checkpoint that {text} was made from: python -m \
+             onnxruntime_genai.models.builder -m OWNER/NAME -o model-onnx -p int4 -e cpu (first: pip install onnxruntime-genai \
+             onnxruntime onnx-ir torch transformers)"
+        ));
+    }
     let (owner, name) = text.split_once('/')?;
     let is_name = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphanumeric())
@@ -31,8 +38,11 @@ mod tests {
             assert!(hub_hint(Path::new(name)).is_some_and(|hint| hint.contains(&format!("-m {name} -o"))));
         }
         let here = env!("CARGO_MANIFEST_DIR");
-        for path in ["model", "./a/b", "/a/b", "a/b/c", "../a", "a/b.gguf", "a/b.onnx", "a b/c", here, ""] {
+        for path in ["model", "./a/b", "/a/b", "a/b/c", "../a", "a/b.onnx", "a b/c", here, ""] {
             assert_eq!(hub_hint(Path::new(path)), None, "{path}");
+        }
+        for name in ["a/b.gguf", "TheBloke/Llama-2-7B-GGUF", "llama.Q4_K_M.gguf"] {
+            assert!(hub_hint(Path::new(name)).is_some_and(|hint| hint.contains("no GGUF")), "{name}");
         }
         // The tests of a crate run in its directory, which has `src`.
         assert_eq!(hub_hint(Path::new("src/nothing")), None);

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
 pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
-    if args.model.is_none() && args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
+    if args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
         return Ok(hpp_io::print_line(&presets::list())?);
     }
     let (analysis, costs) = read_inputs(args)?;

@@ -107,8 +107,8 @@ fn expectation(plan: &Plan) -> String {
 fn throughput_line(throughput: &PredictedThroughput, significant: i32) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
     let free = match throughput.free_sequences {
-        1 => "each sequence takes time of its own".to_owned(),
-        free => format!("a pass of {free} sequences takes little longer than a pass of one"),
+        1 => "more at once are not faster".to_owned(),
+        free => format!("up to {free} at once take hardly longer than one"),
     };
     let together = match throughput.sequences {
         1 => "one sequence at a time".to_owned(),
@@ -127,7 +127,7 @@ fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> St
     };
     let time = |ms| amount::time(ms, significant);
     let bound = match (objective.proven, objective.bound_ms) {
-        (true, _) => "proven optimal by these estimates".to_owned(),
+        (true, _) => "proven to be the best plan by these estimates".to_owned(),
         (false, bound_ms) if bound_ms > 0.0 => format!("by these estimates no plan takes less than {}", time(bound_ms)),
         (false, _) => "no lower bound was computed".to_owned(),
     };

@@ -300,8 +300,10 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
         FinishReason::Length => ", stopped by -n/--max-new",
         FinishReason::Stop | FinishReason::Eos => "",
     };
+    let page = sequence.cache().map(|cache| cache.page_tokens());
+    let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));
     format!(
-        "[{}, {speed} tok/s, {} of the conversation reused, {} left in the context{end}]",
+        "[{}, {speed} tok/s, {} of the conversation reused{pages}, {} left in the context{end}]",
         counted(generated.usage.completion_tokens as u64, "token"),
         counted(generated.usage.reused_tokens as u64, "token"),
         counted(sequence.room(), "token")

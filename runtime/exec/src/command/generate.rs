@@ -33,7 +33,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         true => PromptFormat::Chat { system: settings.run.answer.system.as_deref() },
         false => PromptFormat::Plain,
     };
-    let prompt = prompt_tokens(&settings.prompt, &encoder, &format)?;
+    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, &|| {
+        ctx.console.warn("the prompt is empty: what follows is not an answer to anything");
+    })?;
     check_prompt(&prompt, context_length(&plan, &settings.run.runtime))?;
     let request = request(settings, &plan, &encoder, prompt)?;
     let inputs = ModelInputs {
@@ -203,13 +205,17 @@ fn report(
     if let Some(seed) = seed {
         tracing::info!(seed, "tokens sampled");
     }
+    // Begins with a line break, which ends the text in a terminal.
+    ctx.console.info(&summary(generated, &telemetry, sequence.state_bytes()));
     if generated.finish_reason == FinishReason::Length && sequence.room() == 0 {
-        ctx.console.warn("the context is full; give a larger --context");
+        let most = sequence.engine().plan().model.context_length;
+        let is_most = most.is_some_and(|most| sequence.context() >= most);
+        let hint = if is_most { "the model has no more" } else { "give a larger --context" };
+        ctx.console.warn(&format!("the context is full; {hint}"));
     }
     if let Some(warning) = slow_disk_warning(&sequence.engine().plan().predictions, generated, &telemetry) {
         ctx.console.warn(&warning);
     }
-    ctx.console.info(&summary(generated, &telemetry, sequence.state_bytes()));
     Ok(if generated.finish_reason == FinishReason::Cancelled { INTERRUPTED } else { 0 })
 }
 

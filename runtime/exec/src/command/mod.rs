@@ -135,11 +135,12 @@ enum PromptFormat<'a> {
     Chat { system: Option<&'a str> },
 }
 
-/// Reads the prompt and turns it into tokens.
+/// Reads the prompt and turns it into tokens. Calls `on_empty` if its text is empty.
 fn prompt_tokens(
     source: &PromptSource,
     encoder: &PromptEncoder,
     format: &PromptFormat<'_>,
+    on_empty: &dyn Fn(),
 ) -> Result<Vec<u32>, ExecError> {
     let source = match source {
         PromptSource::Text(source) => source,
@@ -149,6 +150,9 @@ fn prompt_tokens(
     // Fails before it waits for stdin.
     encoder.tokenizer()?;
     let text = source.read()?;
+    if text.trim().is_empty() {
+        on_empty();
+    }
     Ok(match format {
         PromptFormat::Plain => encoder.encode_text(&text)?,
         PromptFormat::Chat { system } => {
@@ -173,9 +177,9 @@ mod tests {
     fn text_without_a_tokenizer_points_to_tokens() {
         let encoder = PromptEncoder::default();
         let text = PromptSource::Text(TextSource::Argument("x".into()));
-        let error = prompt_tokens(&text, &encoder, &PromptFormat::Plain).unwrap_err();
+        let error = prompt_tokens(&text, &encoder, &PromptFormat::Plain, &|| {}).unwrap_err();
         assert!(error.hint().unwrap().contains("--tokens"));
         let tokens = PromptSource::Tokens(vec![3]);
-        assert_eq!(prompt_tokens(&tokens, &encoder, &PromptFormat::Plain).unwrap(), [3]);
+        assert_eq!(prompt_tokens(&tokens, &encoder, &PromptFormat::Plain, &|| {}).unwrap(), [3]);
     }
 }

@@ -14,7 +14,7 @@ use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_m
 use hpp_schema::{Plan, Residency};
 use hpp_serve::{
     EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, Placement, ServeSettings, Shutdown, Wake,
-    serve,
+    check_address, serve,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -31,6 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plans: Vec<(String, PlanFile)> = args.plans.iter().map(open).collect::<Result<_, _>>()?;
     check_names(&plans)?;
+    check_address(SocketAddr::new(args.host, args.port))?;
     ctx.interrupt.graceful();
     ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
@@ -85,7 +86,7 @@ fn placement(plan: &Plan) -> Vec<Placement> {
     let mut places: Vec<Placement> = Vec::new();
     for partition in &plan.partitions {
         let weights = match partition.residency {
-            Residency::Resident => "in its memory",
+            Residency::Resident => "resident",
             Residency::Streamed => "streamed",
             Residency::Mapped => "mapped",
         };

@@ -63,7 +63,7 @@ pub enum AnswersError {
     Write { path: PathBuf, source: io::Error },
     #[error("another process writes answers to {}", path.display())]
     Locked { path: PathBuf },
-    #[error("line {line} of {} is no answer", path.display())]
+    #[error("line {line} of {} is not an answer", path.display())]
     Foreign { path: PathBuf, line: u64 },
     #[error("the prompts and the answers are the same file, {}", path.display())]
     SameFile { path: PathBuf },
@@ -76,7 +76,7 @@ impl AnswersError {
     pub fn hint(&self) -> &'static str {
         match self {
             AnswersError::Write { .. } => {
-                "the answers before are complete: make room or fix the path, and run the same command again to continue"
+                "make room or fix the path, and run the same command again: it continues after the answers that are there"
             }
             AnswersError::Locked { .. } => "wait until it ends, or give another --out",
             AnswersError::Foreign { .. } => {
@@ -162,7 +162,9 @@ impl Answers {
             }
             let written: Option<Written> = serde_json::from_slice(&text).ok();
             let written = written.filter(|written| written.finish.is_some() || written.error.is_some());
-            match written.ok_or_else(|| foreign(number))? {
+            let written = written.ok_or_else(|| foreign(number))?;
+            answered.errors += usize::from(written.error.is_some());
+            match written {
                 Written { line: Some(line), .. } => _ = answered.lines.insert(line),
                 Written { id: Some(id), .. } => _ = answered.ids.insert(id),
                 Written { .. } => return Err(foreign(number)),

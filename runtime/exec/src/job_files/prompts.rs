@@ -38,6 +38,7 @@ pub struct Job {
     /// See `AnswerArgs::system`.
     pub system: Option<String>,
     /// See `AnswerArgs::max_new`.
+    #[serde(alias = "max_tokens", alias = "max_completion_tokens")]
     pub max_new: Option<i64>,
     /// See [`SamplingOverrides`]; so are the next five.
     pub temperature: Option<f64>,
@@ -98,6 +99,12 @@ impl Job {
             0 => return Err("no prompt: give one of `prompt`, `tokens` and `messages`".into()),
             _ => return Err("give only one of `prompt`, `tokens` and `messages`".into()),
         }
+        if self.prompt.as_deref() == Some("") {
+            return Err("`prompt` is empty".into());
+        }
+        if self.messages.as_ref().is_some_and(Vec::is_empty) {
+            return Err("`messages` is empty: give at least one".into());
+        }
         if self.prompt.is_none() && (self.chat == Some(true) || self.system.is_some()) {
             return Err("`chat` and `system` need `prompt`".into());
         }
@@ -141,6 +148,8 @@ pub struct Answered {
     pub ids: HashSet<JobId>,
     /// Lines that are no prompts.
     pub lines: HashSet<u64>,
+    /// How many of the answers are errors.
+    pub errors: usize,
 }
 
 impl Answered {
@@ -156,7 +165,7 @@ impl Prompts {
         let file = File::open(path)?;
         if !file.metadata()?.is_file() {
             // It is read twice, and an interrupted run reads it again.
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no regular file"));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
         }
         let mut lines = BufReader::new(file);
         let (mut total, mut line) = (0, Vec::new());
@@ -244,12 +253,12 @@ fn unreadable(error: &serde_json::Error) -> String {
         ("expected i64", "expected a whole number"),
         ("expected f32", "expected a number"),
         ("expected f64", "expected a number"),
-        ("expected a string", "expected a text"),
+        ("expected a string", "expected a string"),
         ("expected a sequence", "expected a list"),
         ("expected a boolean", "expected true or false"),
         ("missing field ", "there is no "),
         ("unknown field ", "no such field: "),
-        ("invalid type: string ", "wrong kind of value: the text "),
+        ("invalid type: string ", "wrong kind of value: the string "),
         ("invalid type: map", "wrong kind of value: an object"),
         ("invalid type: sequence", "wrong kind of value: a list"),
         ("invalid type: ", "wrong kind of value: "),
@@ -308,9 +317,11 @@ mod tests {
             {"id": 4, "prompt": "x", "top_p": 2}
             {"id": 5, "prompt": "x", "colour": "red"}
             not json
-            {"id": 6, "messages": [{"role": "user", "content": "hi"}]}"#;
+            {"id": 6, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+            {"id": 7, "messages": []}
+            {"id": 8, "prompt": ""}"#;
         let (total, jobs) = read(text, Answered::default());
-        assert_eq!((total, jobs.len()), (10, 10));
+        assert_eq!((total, jobs.len()), (12, 12));
         let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
         assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
         let bad: Vec<&BadLine> = jobs.iter().filter_map(|job| job.as_ref().err()).collect();
@@ -322,8 +333,10 @@ mod tests {
             "`top_p` must be",
             "no such field: `colour`, expected one of",
             "not JSON: a mistake at character 14",
+            "`messages` is empty",
+            "`prompt` is empty",
         ];
-        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10]);
+        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10, 12, 13]);
         for (bad, says) in bad.iter().zip(says) {
             assert!(bad.error.contains(says), "{bad:?}");
         }
@@ -334,7 +347,7 @@ mod tests {
     fn answered_prompts_and_lines_are_left_out() {
         let text =
             "{\"id\": 1, \"prompt\": \"a\"}\nbroken\n{\"id\": 2, \"prompt\": \"a\"}\n{\"id\": 1, \"prompt\": \"b\"}\n";
-        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([2]) };
+        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([2]), errors: 1 };
         let (total, jobs) = read(text, answered);
         assert_eq!(total, 4);
         assert_eq!(jobs.len(), 2);
@@ -346,7 +359,7 @@ mod tests {
     fn reading_ahead_loses_no_line() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 2, \"prompt\": \"a\"}\n").unwrap();
-        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([7, 8]) };
+        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([7, 8]), errors: 2 };
         let (mut prompts, _) = Prompts::open(file.path(), answered).unwrap();
         assert!(!prompts.is_done().unwrap() && !prompts.is_done().unwrap());
         assert_eq!(prompts.next_job().unwrap().unwrap().unwrap().id, JobId::Number(2));

@@ -16,6 +16,10 @@ pub enum Format {
     Torch,
     /// A directory with a Hugging Face checkpoint.
     HuggingFace,
+    /// What git leaves in the place of a large file without Git LFS.
+    LfsPointer,
+    /// A text, such as a page saved in the place of a download.
+    Text,
 }
 
 impl fmt::Display for Format {
@@ -25,6 +29,8 @@ impl fmt::Display for Format {
             Format::Safetensors => "a safetensors file (weights without a graph)",
             Format::Torch => "a PyTorch file (weights without a graph)",
             Format::HuggingFace => "a Hugging Face checkpoint",
+            Format::LfsPointer => "a Git LFS pointer (the file itself was not downloaded)",
+            Format::Text => "a text file",
         })
     }
 }
@@ -33,7 +39,16 @@ impl Format {
     /// The format of a file, from its first bytes; `None` if it may be ONNX.
     pub fn of_file(path: &Path) -> Option<Format> {
         let mut begin = Vec::new();
-        File::open(path).ok()?.take(9).read_to_end(&mut begin).ok()?;
+        File::open(path).ok()?.take(256).read_to_end(&mut begin).ok()?;
+        if begin.starts_with(b"version https://git-lfs") {
+            return Some(Format::LfsPointer);
+        }
+        // A model begins with a tag that is a control character.
+        let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace() || !byte.is_ascii();
+        if path.extension().is_some_and(|e| e == "onnx") && !begin.is_empty() && begin.iter().all(is_text) {
+            return Some(Format::Text);
+        }
+        begin.truncate(9);
         match begin.as_slice() {
             [b'G', b'G', b'U', b'F', ..] => Some(Format::Gguf),
             // The length of a JSON header, then the header.
@@ -58,8 +73,8 @@ impl Format {
         let mut found = files.iter().filter_map(|path| Some((path, Format::of_file(path)?)));
         let (path, format) = found.next()?;
         match format {
-            Format::Safetensors | Format::Torch if dir.join("config.json").is_file() => {
-                Some((dir.to_owned(), Format::HuggingFace))
+            Format::Safetensors | Format::Torch | Format::LfsPointer if dir.join("config.json").is_file() => {
+                Some((dir.to_owned(), if format == Format::LfsPointer { format } else { Format::HuggingFace }))
             }
             _ => Some((path.clone(), format)),
         }
@@ -80,6 +95,8 @@ impl Format {
                  {packages} gguf); a quantised GGUF cannot be exported: give the builder the Hugging Face checkpoint it was \
                  made from, -i CHECKPOINT instead of -m NAME -i FILE"
             ),
+            Format::LfsPointer => "download the file: git lfs install, then git lfs pull".to_owned(),
+            Format::Text => "download the model again, and look at what this file says".to_owned(),
             Format::Safetensors | Format::Torch => format!(
                 "export the whole checkpoint, config.json and tokenizer included: {BUILDER} -i DIRECTORY -o model-onnx -p int4 -e \
                  cpu (first: {packages})"

@@ -8,6 +8,9 @@ use std::{fs, io};
 const KNOWN: [&str; 4] =
     ["model.onnx", "decoder_model_merged.onnx", "decoder_with_past_model.onnx", "decoder_model.onnx"];
 
+/// The file in a directory that hpp-split wrote.
+const PLAN: &str = "plan.yaml";
+
 /// Maximum size of a configuration; real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
 
@@ -25,6 +28,8 @@ pub enum LocateError {
     Several { dir: PathBuf, names: Vec<String> },
     #[error("{config} names the model file {filename:?}, which is not a file inside that directory")]
     ConfigNames { config: PathBuf, filename: String },
+    #[error("{path} is a plan, not a model")]
+    IsPlan { path: PathBuf },
     #[error("{path} is {format}, not an ONNX model")]
     OtherFormat { path: PathBuf, format: Format },
 }
@@ -35,6 +40,9 @@ impl LocateError {
         match self {
             LocateError::OtherFormat { path, format } => Some(format.export(path)),
             LocateError::Missing { path } => hpp_io::hub_hint(path),
+            LocateError::IsPlan { .. } => {
+                Some("run it with hpp-exec, or give hpp-split the model that it was made from".to_owned())
+            }
             _ => None,
         }
     }
@@ -44,6 +52,9 @@ impl LocateError {
 pub fn locate(path: &Path) -> Result<PathBuf, LocateError> {
     match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_directory(path),
+        Ok(_) if path.file_name().is_some_and(|name| name == PLAN) => {
+            Err(LocateError::IsPlan { path: path.to_owned() })
+        }
         Ok(_) => match Format::of_file(path) {
             Some(format) => Err(LocateError::OtherFormat { path: path.to_owned(), format }),
             None => Ok(path.to_owned()),
@@ -68,6 +79,7 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
             Some((path, format)) => LocateError::OtherFormat { path, format },
             None => LocateError::NoneIn { dir: dir.to_owned() },
         }),
+        _ if dir.join(PLAN).is_file() => Err(LocateError::IsPlan { path: dir.to_owned() }),
         _ => Err(LocateError::Several { dir: dir.to_owned(), names }),
     }
 }
@@ -154,5 +166,22 @@ mod tests {
             fs::write(dir.path().join("genai_config.json"), config(hostile)).unwrap();
             assert!(matches!(locate(dir.path()), Err(LocateError::ConfigNames { .. })), "{hostile}");
         }
+    }
+
+    #[test]
+    fn plans_texts_and_lfs_pointers_are_recognised() {
+        let dir = dir_with(&["cpu_0.onnx", "tapped.onnx", "plan.yaml"]);
+        for path in [dir.path().to_owned(), dir.path().join("plan.yaml")] {
+            let error = locate(&path).unwrap_err();
+            assert!(matches!(error, LocateError::IsPlan { .. }) && error.hint().is_some(), "{error}");
+        }
+        let of = |contents: &str| {
+            let file = dir.path().join("model.onnx");
+            fs::write(&file, contents).unwrap();
+            locate(&file).unwrap_err()
+        };
+        let pointer = of("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+        assert!(pointer.hint().is_some_and(|hint| hint.contains("git lfs pull")), "{pointer}");
+        assert!(of("<!DOCTYPE html>").to_string().contains("a text file"));
     }
 }

@@ -34,18 +34,21 @@ struct BenchRun {
     timeline: Timeline,
 }
 
+/// Tokens of the prompt, unless other numbers are asked for.
+const DEFAULT_PROMPT: u64 = 512;
+
 /// Loads the plan, warms up, measures and prints.
 pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
-    check_room(args, context_length(&plan, &args.runtime))?;
+    let prompt_tokens = prompt_tokens(args, context_length(&plan, &args.runtime), plan.plan.model.context_length)?;
     // Created before measuring, so that a path that cannot be written fails early.
     let trace = args.trace.as_deref().map(OutputFile::create).transpose()?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
     let embeddings = open_embeddings(&plan.plan, args.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     let mut sequence = load_sequence(&which, &plan.dir, &args.runtime, inputs, ctx.console, ctx.interrupt)?;
-    let prompt = random_tokens(args.prompt_tokens, plan.plan.model.vocab_size, 0);
+    let prompt = random_tokens(prompt_tokens, plan.plan.model.vocab_size, 0);
 
     if !args.no_warmup {
         ctx.console.working("warm-up run");
@@ -66,7 +69,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
     }
-    let mut report: BenchReport = report(args, &plan, which.partitions.len(), &runs, &mut sequence);
+    let mut report: BenchReport = report((args, prompt_tokens), &plan, which.partitions.len(), &runs, &mut sequence);
     // Unloads the plan, so that the paths of weights are measured alone.
     drop(sequence);
     if let Some(last) = runs.last() {
@@ -87,18 +90,21 @@ fn write(mut file: OutputFile, path: &Path, timeline: &Timeline) -> Result<(), W
     file.finish()
 }
 
-fn check_room(args: &BenchArgs, context: u64) -> Result<(), ExecError> {
-    let tokens = args.prompt_tokens.saturating_add(args.new_tokens - 1);
-    if tokens <= context {
-        return Ok(());
+/// Tokens of the prompt, so that the new ones fit the context behind them. `most`: the longest context of the model.
+fn prompt_tokens(args: &BenchArgs, context: u64, most: Option<u64>) -> Result<u64, ExecError> {
+    let room = (context + 1).saturating_sub(args.new_tokens);
+    let wanted = args.prompt_tokens.unwrap_or(DEFAULT_PROMPT.min(room).max(1));
+    if wanted <= room {
+        return Ok(wanted);
     }
+    let more = if most.is_some_and(|most| most <= context) { "" } else { ", or for more with --context" };
     Err(ExecError::Usage {
         message: format!(
             "{} and {} do not fit a context of {context}",
-            counted(args.prompt_tokens, "prompt token"),
+            counted(wanted, "prompt token"),
             counted(args.new_tokens, "new token")
         ),
-        hint: "ask for fewer with --prompt-tokens and --new-tokens, or for more with --context".to_owned(),
+        hint: format!("ask for fewer with --prompt-tokens and --new-tokens{more}"),
     })
 }
 
@@ -119,4 +125,27 @@ fn measure(sequence: &mut SingleSequence<OrtBackend>, prompt: &[u32], new_tokens
     }
     let engine = sequence.engine();
     Ok(BenchRun { first_token_ms, tokens, telemetry: engine.telemetry(), timeline: engine.timeline() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    #[test]
+    fn the_prompt_fits_the_context_unless_its_length_is_given() {
+        let tokens = |line: &str, context: u64, most: Option<u64>| {
+            let cli = Cli::parse_from(["hpp-exec", "bench", "plan"].into_iter().chain(line.split_whitespace()));
+            let Some(Command::Bench(args)) = cli.command else { panic!("{line}") };
+            prompt_tokens(&args, context, most)
+        };
+        assert_eq!(tokens("", 4096, None).unwrap(), 512);
+        assert_eq!(tokens("", 512, Some(512)).unwrap(), 449);
+        assert_eq!(tokens("-p 449", 512, None).unwrap(), 449);
+        for (line, most, says) in [("-p 450", Some(512), false), ("-p 450", Some(600), true), ("-n 600", None, true)] {
+            let hint = tokens(line, 512, most).unwrap_err().hint().unwrap();
+            assert_eq!(hint.contains("--context"), says, "{line} {most:?}: {hint}");
+        }
+    }
 }

@@ -68,7 +68,7 @@ struct BenchStage {
 
 /// Summarises the runs.
 pub(super) fn report(
-    args: &BenchArgs,
+    (args, prompt_tokens): (&BenchArgs, u64),
     plan: &PlanFile,
     partitions: usize,
     runs: &[BenchRun],
@@ -83,15 +83,15 @@ pub(super) fn report(
         model: plan.plan.model.name.clone(),
         unsplit: args.unsplit,
         partitions,
-        prompt_tokens: args.prompt_tokens,
+        prompt_tokens,
         new_tokens: args.new_tokens,
-        decode_context: (decoded > 0).then(|| args.prompt_tokens as f64 + (decoded - 1) as f64 / 2.0),
+        decode_context: (decoded > 0).then(|| prompt_tokens as f64 + (decoded - 1) as f64 / 2.0),
         context: sequence.engine().context(),
         runs: args.runs,
         load_ms: millis(telemetry.load),
         time_to_first_token_ms: over_runs(&|run| run.first_token_ms),
         prefill_ms: over_runs(&|run| run.telemetry.prefill.millis()),
-        prefill_tokens_per_second: over_runs(&|run| args.prompt_tokens as f64 / run.first_token_ms * 1e3),
+        prefill_tokens_per_second: over_runs(&|run| prompt_tokens as f64 / run.first_token_ms * 1e3),
         decode_ms_per_token: when_decoding(&|| {
             over_runs(&|run| Spread::of(run.tokens.iter().map(|token| token.ms)).median)
         }),

@@ -31,7 +31,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
-    let done = answered.count();
+    let (done, errors) = (answered.count(), answered.errors);
     let opened = Prompts::open(&args.input, answered);
     let (mut prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let requests = RequestMaker::open(&plan, &args.defaults, context_length(&plan, &args.runtime))?;
@@ -41,9 +41,13 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     };
     let failed = |source| ExecError::Prompts { path: args.input.clone(), source };
     if prompts.is_done().map_err(failed)? {
-        ctx.console.info(&format!("all {} have an answer already", counted(total as u64, "line")));
+        let of_errors = match errors {
+            0 => String::new(),
+            _ => format!(", {errors} of them with an error"),
+        };
+        ctx.console.info(&format!("all {} have an answer already{of_errors}", counted(total as u64, "line")));
         if args.json {
-            show_json(ctx.out, &Counts::default())?;
+            show_json(ctx.out, &Counts { errors, ..Counts::default() })?;
         }
         return Ok(0);
     }
