@@ -91,16 +91,12 @@ impl fmt::Display for Bottleneck {
     }
 }
 
-/// Explains a solution of this problem. If it is a manual placement, the gain from more memory is relative to the planner's
-/// own solution. Both are evaluated without cuts, because another placement has other cuts.
+/// Explains a solution of this problem. The gain from more memory is relative to what the planner finds from the solution with the same
+/// memory, so that it is the gain of memory alone. Both are planned without cuts, because another placement has other cuts.
 pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Explanation {
     let cut = problem;
     let problem = &Problem { cuts: Vec::new(), ..problem.clone() };
-    let planned = match solution.bound_ms > 0.0 {
-        true => Ok(evaluate(problem, options, solution.choices.clone(), solution.slots.clone())),
-        false => plan_from(problem, options, &[solution]),
-    };
-    let planned = planned.unwrap_or_else(|_| solution.clone());
+    let planned = plan_from(problem, options, &[solution]).unwrap_or_else(|_| solution.clone());
     let more_vram: Vec<Option<Change>> = (0..problem.budget.vram.len())
         .map(|gpu| {
             let mut more = problem.clone();

@@ -38,7 +38,7 @@ pub struct Cli {
     /// Prompt lengths at which prefill is measured [default: 16 to 2048 tokens, up to the model's context].
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',')]
     pub prefill_tokens: Vec<u64>,
-    /// Fewer runs of fewer cases: takes minutes for a small model.
+    /// Fewer runs of fewer cases: half a minute to minutes instead of many.
     #[arg(long)]
     pub quick: bool,
     /// Measure every block instead of one block of each class of equal blocks.

@@ -140,13 +140,16 @@ impl Timings {
     pub fn new(generated: &Generated, telemetry: &Telemetry) -> Self {
         let decoded = generated.tokens.len().saturating_sub(1) as f64;
         let decode = generated.timings.decode.as_secs_f64();
+        // Of a prompt that was cancelled, it is not known how many tokens were computed.
+        let is_complete = generated.timings.first_token.is_some();
         let prefill = generated.timings.prefill.as_secs_f64();
         let computed = generated.usage.prompt_tokens.saturating_sub(generated.usage.reused_tokens);
         Self {
             load_ms: millis(telemetry.load),
             time_to_first_token_ms: generated.timings.first_token.map(millis),
             prefill_ms: millis(generated.timings.prefill),
-            prefill_tokens_per_second: (computed > 0 && prefill > 0.0).then(|| computed as f64 / prefill),
+            prefill_tokens_per_second: (is_complete && computed > 0 && prefill > 0.0)
+                .then(|| computed as f64 / prefill),
             decode_ms: millis(generated.timings.decode),
             decode_tokens_per_second: (decoded > 0.0 && decode > 0.0).then(|| decoded / decode),
             transfer_ms: telemetry.copies.millis(),
