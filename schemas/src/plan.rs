@@ -202,6 +202,9 @@ pub struct Device {
     /// Memory for weights while they are read from disk, bytes; absent if none are read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<ByteSize>,
+    /// Memory for experts that were read by demand and stay until others need it, bytes; absent if none are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expert_cache: Option<ByteSize>,
 }
 
 impl Plan {
@@ -250,9 +253,9 @@ pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
 }
 
 impl Device {
-    /// A device without ring and window.
+    /// A device without ring, window and cache of experts.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
-        Device { name: name.into(), kind, ring: None, window: None }
+        Device { name: name.into(), kind, ring: None, window: None, expert_cache: None }
     }
 }
 

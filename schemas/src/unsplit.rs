@@ -60,6 +60,7 @@ impl Plan {
             weights: vec![],
             host_file: None,
             prefill: None,
+            experts: None,
             providers: vec![Provider::Cpu],
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),
             inputs,

@@ -11,7 +11,7 @@ use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
-use crate::weights::disk::{self, SessionMappings};
+use crate::weights::disk::{self, ExpertTensors, SessionMappings};
 use hpp_engine::port::{Fallback, SessionSpec, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
@@ -192,8 +192,20 @@ fn from_disk(
             }
             (_, error) => error,
         })?;
-    let weights = SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some() };
+    let experts = experts_in(spec, &file, &dir)?;
+    let weights = SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), experts };
     Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
+}
+
+/// Where the weights of experts are that runs read by demand.
+fn experts_in(spec: &SessionSpec<'_>, file: &Path, dir: &Path) -> Result<ExpertTensors, BackendError> {
+    let Some(weights) = spec.experts.filter(|_| spec.residency == WeightResidency::Streamed) else {
+        return Ok(ExpertTensors::default());
+    };
+    ExpertTensors::find(file, dir, weights).map_err(|error| BackendError::Runtime {
+        doing: format!("find the experts of {}", spec.partition),
+        cause: error.to_string(),
+    })
 }
 
 /// Why prepared weights cannot be used, and what to do.

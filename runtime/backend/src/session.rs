@@ -15,6 +15,7 @@ use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::cell::RefCell;
 use std::ffi::CString;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -61,10 +62,10 @@ impl OrtSession {
         let inputs = ports(session.inputs(), &input_memories)?;
         let outputs = ports(session.outputs(), &output_memories)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
-        let (chunks, is_resident) = (weights.chunks(), weights.is_resident());
+        let (chunks, experts, is_resident) = (weights.chunks(), weights.experts(), weights.is_resident());
         let session = RefCell::new(SessionHandle::new(session));
         let core = Rc::new(SessionCore { weights: RefCell::new(weights), session });
-        let stream = OrtWeightStream { core: Rc::clone(&core), chunks, is_resident };
+        let stream = OrtWeightStream { core: Rc::clone(&core), chunks, experts, is_resident };
         let session = OrtSession { core, inputs, outputs, input_names, output_names, spaces, lock, streams, mapped };
         Ok((session, stream))
     }
@@ -74,6 +75,7 @@ impl OrtSession {
 pub struct OrtWeightStream {
     core: Rc<SessionCore>,
     chunks: Vec<ChunkSize>,
+    experts: Vec<Range<usize>>,
     is_resident: bool,
 }
 
@@ -93,12 +95,25 @@ impl WeightStream for OrtWeightStream {
     fn pin_and_stream(&mut self, pinned: u64) -> Result<Option<String>, BackendError> {
         let weights = &mut *self.core.weights.borrow_mut();
         let warning = weights.pin_and_stream(pinned)?;
-        (self.chunks, self.is_resident) = (weights.chunks(), weights.is_resident());
+        (self.chunks, self.experts) = (weights.chunks(), weights.experts());
+        self.is_resident = weights.is_resident();
         Ok(warning)
     }
 
     fn chunks(&self) -> &[ChunkSize] {
         &self.chunks
+    }
+
+    fn experts(&self) -> &[Range<usize>] {
+        &self.experts
+    }
+
+    fn select_experts(&mut self, experts: &[u32]) {
+        self.core.weights.borrow_mut().select_experts(experts);
+    }
+
+    fn evict(&mut self, chunk: usize) {
+        self.core.weights.borrow_mut().evict(chunk);
     }
 
     fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {

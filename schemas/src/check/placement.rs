@@ -1,7 +1,7 @@
 //! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
-use crate::{DeviceKind, Form, Partition, Plan, Residency, WeightInput};
+use crate::{DeviceKind, Experts, Form, Partition, Plan, Residency, WeightInput};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
@@ -10,6 +10,9 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
             let place = format!("partitions[{at}]{field}");
             streamed(plan, found, &place, &form);
             weights(plan, found, &place, partition, &form);
+        }
+        if let Some(wanted) = &partition.experts {
+            experts(plan, found, &format!("partitions[{at}].experts"), partition, wanted);
         }
         let locked = partition.bytes.locked.map_or(0, |locked| locked.0);
         found.require(
@@ -33,6 +36,9 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         if let Some(window) = device.window {
             found.require(on_host, format!("{place}.window"), "only the host reads weights from disk");
             found.require(window.0 > 0, format!("{place}.window"), "a window needs bytes");
+        }
+        if device.expert_cache.is_some() {
+            found.require(on_host, format!("{place}.expert_cache"), "only the host reads experts from disk");
         }
     }
 }
@@ -59,6 +65,34 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
         (Residency::Mapped, kind) => (kind == DeviceKind::Cpu, format!("{name} cannot map files")),
     };
     found.require(is_possible, place, why);
+}
+
+/// The router is an input with one row of logits for each token, and the device has a cache for experts.
+fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, experts: &Experts) {
+    let Experts { router, count, active, weights, bytes } = experts;
+    let router = partition.inputs.iter().find(|input| input.name == *router);
+    match router {
+        None => found.error(place, format!("{:?} is not an input of the partition", experts.router)),
+        Some(input) => {
+            let is_boundary = plan.partitions.iter().any(|other| other.name == input.from);
+            found.require(is_boundary, place, format!("{:?} does not come from another partition", input.name));
+            found.require(input.dtype.is_float(), place, format!("{:?} is not floating-point", input.name));
+            let width = input.shape.last().and_then(|dim| dim.as_fixed());
+            let why = format!("{:?} does not have {count} logits for each token", input.name);
+            found.require(width.is_none_or(|width| width == *count), place, why);
+        }
+    }
+    found.require((1..=*count).contains(active), place, format!("{active} of {count} experts cannot be selected"));
+    found.require(!weights.is_empty(), place, "no weight holds the experts");
+    found.require(bytes.0 <= partition.bytes.weights.0, place, "the experts are larger than the weights");
+    let is_streamed = partition.forms().all(|form| {
+        let device = names::device(plan, form.device);
+        form.residency == Residency::Streamed && device.is_some_and(|device| device.kind == DeviceKind::Cpu)
+    });
+    found.require(is_streamed, place, "experts are read by demand only where the host computes and streams");
+    let cache = names::device(plan, &partition.device).and_then(|device| device.expert_cache);
+    let why = format!("{} has no cache that holds the experts of the partition", partition.device);
+    found.require(cache.is_some_and(|cache| cache.0 >= bytes.0), place, why);
 }
 
 /// Weight inputs are on a GPU, have unique names, and are within files that the plan records.

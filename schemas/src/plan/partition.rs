@@ -30,6 +30,9 @@ pub struct Partition {
     /// How it computes in prefill, if that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill: Option<Placement>,
+    /// If it begins with a mixture of experts: the experts, which the runtime reads from disk by demand.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
     /// Execution providers in order of preference.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
@@ -51,6 +54,24 @@ pub struct Partition {
     pub bytes: PartitionBytes,
     /// Why it is on this device, in one line.
     pub reason: String,
+}
+
+/// The experts of a mixture whose router computes in an earlier partition. Before a run the runtime reads the router's
+/// logits and brings the experts that they select into memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Experts {
+    /// The input with the router's logits: one row of `count` logits for each token.
+    pub router: String,
+    /// How many experts there are.
+    pub count: u64,
+    /// How many of them each token selects: those with the largest logits, of equal ones those with the larger index.
+    pub active: u64,
+    /// The weights that hold one slice for each expert, by their names in the partition's file.
+    #[serde(serialize_with = "crate::dim::on_one_line")]
+    pub weights: Vec<String>,
+    /// Their bytes.
+    pub bytes: ByteSize,
 }
 
 /// A graph input of a partition and its source.

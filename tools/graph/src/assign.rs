@@ -120,7 +120,12 @@ fn empty_block(kind: BlockKind) -> Block {
 }
 
 /// Values that one block produces and a later block reads for their contents.
-fn boundaries(graph: &Graph, weights: &WeightUse, block_of: &[Option<usize>], blocks: usize) -> Vec<Boundary> {
+pub(crate) fn boundaries(
+    graph: &Graph,
+    weights: &WeightUse,
+    block_of: &[Option<usize>],
+    blocks: usize,
+) -> Vec<Boundary> {
     let mut boundaries = vec![Boundary::default(); blocks.saturating_sub(1)];
     for value in graph.value_ids() {
         let Some(producer) = graph.producer(value).filter(|p| !weights.is_weight_only(*p)) else { continue };

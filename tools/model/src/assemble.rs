@@ -5,7 +5,7 @@ use crate::costs::Scenario;
 use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{Part, ValueId};
+use hpp_graph::{Mixture, Part, Segmentation, ValueId};
 use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,6 +27,8 @@ pub struct DiskStreaming {
     pub pinned_share: f64,
     /// Memory for the rest while it is read, bytes; `None` if only tables stay on disk.
     pub window: Option<u64>,
+    /// Memory for experts that were read by demand, bytes; `None` if the runtime reads whole mixtures.
+    pub expert_cache: Option<u64>,
     /// For each block, whether it is a table of which a pass reads a few rows.
     pub is_table: Vec<bool>,
 }
@@ -46,6 +48,10 @@ pub struct Decision<'a> {
     pub blocks: &'a [hpp_partition::Block],
     /// Runs of blocks that become partitions, in order.
     pub partitions: &'a [PartitionSpec],
+    /// The mixture that each partition begins with, where its experts are read by demand.
+    pub mixtures: &'a [Option<Mixture>],
+    /// The blocks that the parts consist of: those of the analysis, some divided before their experts.
+    pub segmentation: &'a Segmentation,
     /// Slots in the ring of each GPU; 0 if nothing is streamed to it.
     pub slots: &'a [u32],
     /// The limits that the plan records.
@@ -155,7 +161,8 @@ fn devices(decision: &Decision) -> Vec<Device> {
     let gpu =
         |gpu| Device { ring: ring(decision, gpu), ..Device::new(device_name(Where::Resident(gpu)), DeviceKind::Gpu) };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
-    let host = Device { window, ..Device::new(device_name(Where::Cpu), DeviceKind::Cpu) };
+    let expert_cache = decision.disk.as_ref().and_then(|disk| disk.expert_cache).map(ByteSize);
+    let host = Device { window, expert_cache, ..Device::new(device_name(Where::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
@@ -173,8 +180,9 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
     let build = |index: usize| {
         let (spec, part) = (&decision.partitions[index], &decision.parts[index]);
         let Choice { prefill, decode } = spec.choice;
-        let blocks = &decision.blocks[spec.blocks.clone()];
+        let blocks = &decision.segmentation.blocks[part.blocks.clone()];
         let demand = demand(decision, index);
+        let experts = experts(decision, index);
         Partition {
             name: names[index].clone(),
             file: format!("{}.onnx", names[index]),
@@ -198,14 +206,29 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             host_kernels: HostKernels::default(),
             bytes: PartitionBytes {
                 weights: ByteSize(demand.weights),
-                locked: locked(decision, spec, demand.weights),
+                locked: locked(decision, spec, demand.weights - experts.as_ref().map_or(0, |experts| experts.bytes.0)),
                 kv: ByteSize(demand.kv),
                 workspace: ByteSize(demand.workspace),
             },
+            experts,
             reason: decision.reasons[index].clone(),
         }
     };
     (0..decision.partitions.len()).map(build).collect()
+}
+
+/// The experts of a partition that are read by demand.
+fn experts(decision: &Decision, index: usize) -> Option<Experts> {
+    let mixture = decision.mixtures[index].as_ref()?;
+    let graph = &decision.analysis.graph;
+    let name = |id: &ValueId| graph.value(*id).name.clone();
+    Some(Experts {
+        router: name(&mixture.router),
+        count: mixture.count,
+        active: mixture.active,
+        weights: mixture.weights.iter().map(name).collect(),
+        bytes: ByteSize(mixture.bytes(graph)),
+    })
 }
 
 /// Bytes of a partition's weights that are pinned in host memory while the rest is read from disk.
@@ -221,6 +244,10 @@ fn demand(decision: &Decision, index: usize) -> Demand {
     let graph = &decision.analysis.graph;
     let mut demand = Demand::of(&decision.blocks[decision.partitions[index].blocks.clone()]);
     let read = decision.parts[index].nodes.iter().flat_map(|node| graph.node(*node).reads()).collect::<BTreeSet<_>>();
+    // One block in two partitions has its states in the one that reads them.
+    if decision.parts[index].states().is_empty() {
+        demand.kv = 0;
+    }
     demand.weights = read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum();
     demand
 }
@@ -353,7 +380,7 @@ mod tests {
 
     #[test]
     fn residency_follows_place_and_disk_streaming() {
-        let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), is_table: vec![true, false] };
+        let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), expert_cache: None, is_table: vec![true, false] };
         let spec =
             |blocks| PartitionSpec { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
         let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {

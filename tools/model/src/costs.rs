@@ -2,7 +2,7 @@
 
 use crate::states::PlannedState;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{BlockKind, Graph, NodeId, Segmentation, ValueId, infer};
+use hpp_graph::{BlockKind, Graph, Mixture, NodeId, Segmentation, ValueId, infer};
 use hpp_partition as plan;
 use hpp_schema::{ModelInput, State, StateUpdate, Symbols};
 use std::collections::BTreeSet;
@@ -57,6 +57,11 @@ pub fn blocks(
             label: block.label.clone(),
             kind: kind(block.kind),
             streamed: plan::Streamed::whole(weights.iter().map(|(_, bytes)| bytes).sum()),
+            experts: Mixture::of(graph, block).map(|mixture| plan::Experts {
+                bytes: mixture.bytes(graph),
+                count: mixture.count,
+                active: mixture.active,
+            }),
             weights,
             kv_bytes: counter.state_bytes(index, u64::MAX),
             kv_tensors: counter.states_of(index).count() as u64,

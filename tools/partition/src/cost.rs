@@ -1,5 +1,6 @@
 //! A block as the planner sees it: the bytes it occupies and its work in each phase.
 
+use crate::experts::Experts;
 use hpp_schema::memory::state_tokens;
 
 /// A planning unit: an embedding, a layer, a head, or a piece of a model without layers.
@@ -13,6 +14,8 @@ pub struct Block {
     pub weights: Vec<(u32, u64)>,
     /// Its weights if they are streamed to a GPU.
     pub streamed: Streamed,
+    /// Its experts, which are among its weights, if the host reads them from disk by demand.
+    pub experts: Option<Experts>,
     /// State at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Number of state tensors. Each is copied separately.
@@ -143,6 +146,7 @@ pub(crate) mod tests {
             kind,
             weights: vec![(key, weights)],
             streamed: Streamed::whole(weights),
+            experts: None,
             kv_bytes: kv,
             kv_tensors: 2,
             kv_grows: None,

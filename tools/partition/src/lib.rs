@@ -9,6 +9,7 @@ mod condense;
 mod cost;
 mod evaluate;
 mod exhaust;
+mod experts;
 mod explain;
 mod greedy;
 mod improve;
@@ -33,6 +34,7 @@ mod trials;
 pub use budget::{Budget, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
 pub use cost::{Block, BlockKind, FilledState, GrowingState, Streamed, Work, slot};
+pub use experts::{ExpertMemory, ExpertReads, Experts};
 pub use explain::{
     Alternative, Bottleneck, Change, Cuts, Explanation, RunExplanation, bottleneck, change, explain, explain_runs,
 };

@@ -9,9 +9,11 @@
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
 //! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays pinned and the rest is read in every
 //! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]): then fewer bytes are read than are
-//! written to memory.
+//! written to memory. Of experts that are read by demand ([`crate::Experts`]) a pass reads only those that its tokens select and that the
+//! cache does not have.
 
 use crate::cost::slot;
+use crate::experts::{ExpertMemory, ExpertReads};
 use crate::schedule::merges;
 use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, OverBudget, Phase, Place, Problem, Where};
 
@@ -28,6 +30,8 @@ pub struct Usage {
     pub largest_on_host: u64,
     /// The largest block that the host reads in each phase, packed bytes.
     pub largest_read: [u64; 2],
+    /// The experts that the host reads by demand in a pass of each phase.
+    pub expert_reads: [ExpertReads; 2],
 }
 
 /// Weights that the host reads in a pass of a phase, packed bytes.
@@ -70,8 +74,34 @@ pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
         },
         host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
+        expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, choices, phase)),
         largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
+}
+
+/// The experts that the host reads by demand in a pass of a phase.
+fn expert_reads(problem: &Problem, choices: &[Choice], phase: Phase) -> ExpertReads {
+    let packed = |bytes: u64| problem.budget.packing.packed(bytes);
+    let sequences = problem.load.sequences.saturating_mul(problem.load.batch);
+    let tokens = match phase {
+        Phase::Decode => sequences,
+        Phase::Prefill => problem.load.passes.iter().copied().max().unwrap_or(1).saturating_mul(sequences),
+    };
+    let mut reads = ExpertReads::default();
+    for (index, block) in problem.blocks.iter().enumerate() {
+        let Some(experts) = block.experts.filter(|_| choices[index].of(phase) == Where::Cpu) else { continue };
+        reads.all += packed(experts.bytes);
+        reads.visited += packed(experts.visited_bytes(tokens));
+        reads.largest = reads.largest.max(packed(experts.bytes));
+    }
+    if reads.all > 0 {
+        let is_read = |i: &usize| !matches!(choices[*i].of(phase), Where::Resident(_)) && !problem.reads_rows(*i);
+        let rest = |i: usize| {
+            problem.weight_bytes(i).saturating_sub(problem.blocks[i].experts.map_or(0, |experts| experts.bytes))
+        };
+        reads.largest_rest = (0..choices.len()).filter(is_read).map(rest).max().map_or(0, packed);
+    }
+    reads
 }
 
 /// The memory use of the partitions of a placement: every partition has its own copy of shared weights, and blocks that are read
@@ -137,24 +167,46 @@ impl Usage {
     ///
     /// `(1 - f) (C + G) - (1 - d) min(c C, (1 - f) C) = (1 - f) G + max((1 - f) C - c C (1 - d), d (1 - f) C)`,
     ///
-    /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read.
+    /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read. Experts that are read by
+    /// demand do not belong to C; what a pass reads of them is [`ExpertMemory::read_bytes`].
     pub fn disk_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
-        let (reads, share) = (self.host_reads[phase as usize], self.pinned_share(problem, phase));
+        let mut reads = self.host_reads[phase as usize];
+        let (share, experts) = match self.expert_memory(problem, phase) {
+            None => (self.pinned_share(problem, phase), 0),
+            Some(memory) => {
+                let experts = self.expert_reads[phase as usize];
+                reads.computed = reads.computed.saturating_sub(experts.all);
+                (memory.rest_pinned, memory.read_bytes(experts))
+            }
+        };
         if share >= 1.0 {
-            return 0;
+            return experts;
         }
         let (packing, computed) = (problem.budget.packing, reads.computed as f64);
         let decompressed = (packing.decompressed_share() * computed).min((1.0 - share) * computed);
         // Rounds only once, so that more memory never means more reading.
         let not_read = share * reads.all() as f64 + packing.unread_share() * decompressed;
-        reads.all().saturating_sub(not_read as u64).max(1)
+        reads.all().saturating_sub(not_read as u64).max(1) + experts
+    }
+
+    /// How host memory is divided if experts are read by demand; `None` if all weights fit or there are no such experts.
+    pub fn expert_memory(&self, problem: &Problem, phase: Phase) -> Option<ExpertMemory> {
+        let experts = self.expert_reads[phase as usize];
+        let available = self.room_for_weights(problem).filter(|_| experts.all > 0)?;
+        let rest = self.host_reads[phase as usize].all().saturating_sub(experts.all);
+        Some(ExpertMemory::divide(available, rest, experts))
+    }
+
+    /// Host memory for weights where they do not all fit, bytes.
+    fn room_for_weights(&self, problem: &Problem) -> Option<u64> {
+        let other_demand = self.host.kv.saturating_add(self.host.workspace);
+        let ram = problem.budget.host().filter(|ram| self.host.total() > *ram)?;
+        Some(ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead))
     }
 
     /// The share of each block's weights that stays pinned in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
     pub fn pinned_share(&self, problem: &Problem, phase: Phase) -> f64 {
-        let other_demand = self.host.kv.saturating_add(self.host.workspace);
-        let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
-        let available = ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead) as f64;
+        let Some(available) = self.room_for_weights(problem).map(|room| room as f64) else { return 1.0 };
         let (reads, largest) = (self.host_reads[phase as usize].all() as f64, self.largest_read[phase as usize] as f64);
         if reads <= available { 1.0 } else { ((available - largest) / (reads - largest)).clamp(0.0, 1.0) }
     }

@@ -1,6 +1,7 @@
 //! From a placement to a complete plan that is not written yet.
 
 use crate::error::SplitError;
+use crate::experts::divide;
 use crate::operators;
 use crate::partitioning::Partitioning;
 use crate::predicted::{PredictedTimes, round};
@@ -31,23 +32,27 @@ pub fn draft(
     let (partitioning, parts) = cut_around_states(request, analysis, partitioning)?;
     partitioning.check(request)?;
     operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
+    let divided = divide(request, analysis, &partitioning, parts)?;
+    let reasons = reasons(request, &partitioning);
     let throughput = (analysis.kind == ModelKind::Decoder)
         .then(|| throughput(&partitioning.single_problem(request), &request.options, &partitioning.solution));
     let plan = assemble(&Decision {
         analysis,
         blocks: &request.single().blocks,
-        partitions: &partitioning.partitions,
+        partitions: &divided.specs,
+        mixtures: &divided.mixtures,
+        segmentation: &divided.segmentation,
         slots: &partitioning.solution.slots,
         disk: partitioning.disk_streaming(request),
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,
-        parts: &parts,
+        parts: &divided.parts,
         scenario: request.scenario,
-        reasons: reasons(request, &partitioning),
+        reasons: divided.origins.iter().map(|origin| reasons[*origin].clone()).collect(),
         decode_tokens: throughput.as_ref().map_or(1, |throughput| throughput.decode_tokens),
         predictions: predictions(request, &partitioning, throughput, source),
     });
-    Ok(PlanDraft { partitioning, parts, plan })
+    Ok(PlanDraft { partitioning, parts: divided.parts, plan })
 }
 
 /// Cuts, and joins partitions as long as one of them reads a state of another.

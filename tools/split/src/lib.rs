@@ -11,6 +11,7 @@ mod destination;
 mod draft;
 mod error;
 mod exec;
+mod experts;
 mod explain;
 mod files;
 mod group;

@@ -8,7 +8,7 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    Block, Choice, Mechanisms, Options, OverBudget, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits,
+    Block, Choice, ExpertMemory, Mechanisms, Options, OverBudget, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits,
     gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
@@ -258,11 +258,21 @@ fn disk_streaming(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Optio
     if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
         return None;
     }
-    let pinned_share = Phase::BOTH.map(|phase| usage.pinned_share(problem, phase)).into_iter().fold(1.0, f64::min);
-    let largest = usage.largest_read.into_iter().max().unwrap_or(0) as f64;
-    let window = (pinned_share < 1.0).then(|| ((1.0 - pinned_share) * largest) as u64 + READ_AHEAD);
     let is_table = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
-    Some(DiskStreaming { pinned_share, window, is_table })
+    let window = |pinned_share: f64, largest: u64| ((1.0 - pinned_share) * largest as f64) as u64 + READ_AHEAD;
+    let memories: Vec<ExpertMemory> =
+        Phase::BOTH.into_iter().filter_map(|phase| usage.expert_memory(problem, phase)).collect();
+    // A phase without experts on the host reads its weights as if there were none.
+    if let [prefill, decode] = memories[..] {
+        let pinned_share = prefill.rest_pinned.min(decode.rest_pinned);
+        let largest = usage.expert_reads.into_iter().map(|reads| reads.largest_rest).max().unwrap_or(0);
+        let expert_cache = Some(prefill.cache.min(decode.cache));
+        return Some(DiskStreaming { pinned_share, window: Some(window(pinned_share, largest)), expert_cache, is_table });
+    }
+    let pinned_share = Phase::BOTH.map(|phase| usage.pinned_share(problem, phase)).into_iter().fold(1.0, f64::min);
+    let largest = usage.largest_read.into_iter().max().unwrap_or(0);
+    let window = (pinned_share < 1.0).then(|| window(pinned_share, largest));
+    Some(DiskStreaming { pinned_share, window, expert_cache: None, is_table })
 }
 
 /// Converts the planner's error into this command's, with the smallest budget that would suffice.

@@ -33,6 +33,10 @@ fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> Stri
         None => "no GPU in this plan".to_owned(),
         Some(disk) if partition.blocks.clone().all(|block| disk.is_table[block]) => TABLE.to_owned(),
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
+        Some(disk) if disk.expert_cache.is_some() => {
+            let pinned = 100.0 * disk.pinned_share;
+            format!("experts are read from disk as tokens select them; {pinned:.0} % of other weights fit in host memory")
+        }
         Some(disk) => format!(
             "{:.0} % of its weights fit in host memory, the rest is read from disk in each pass",
             100.0 * disk.pinned_share

@@ -1,6 +1,6 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
-use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
+use crate::cli::{ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
@@ -57,6 +57,9 @@ impl PlanningRequest {
         let error = |finding: &hpp_schema::Finding| InputError::in_file(&costs.label(), finding);
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
+        if args.planning.experts == ExpertReads::All {
+            problem.blocks.iter_mut().for_each(|block| block.experts = None);
+        }
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());

@@ -165,6 +165,7 @@ impl Recorded {
                 host_file: None,
                 residency: Residency::Resident,
                 prefill: None,
+                experts: None,
                 providers: vec![Provider::Cpu],
                 blocks: vec![],
                 inputs: partition_inputs,

@@ -38,7 +38,7 @@ pub(super) fn pin_weights<B: Backend>(
     runtime.max_sequences = budget.sequences();
     let (pinned, window) = (budget.pinned(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
-    let pinned_bytes: u64 = pinned.iter().sum();
+    let pinned_bytes = pinned.iter().copied().fold(0, u64::saturating_add);
     info!(limit = budget.limit(), rss, window, states, sequences, pinned = pinned_bytes, "host memory budget");
     for (id, stage) in program.stages.entries() {
         let pinned = pinned[stage.partition.index()];
@@ -47,6 +47,10 @@ pub(super) fn pin_weights<B: Backend>(
         let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
         warning.iter().for_each(|warning| reporter.warning(warning));
     }
+    let rss = runtime.pool.backend.memory_use().resident;
+    let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
+    info!(rss, expert_cache, "weights pinned");
+    runtime.weights.disk.set_expert_cache(expert_cache);
     runtime.weights.disk.set_window(window);
     runtime.weights.disk.set_order(&program.run_order(&runtime.route));
     runtime.weights.prefetch(&runtime.pool)?;

@@ -5,8 +5,8 @@ use crate::cancel::CancelHandle;
 use crate::error::{BackendError, EngineError};
 use crate::ids::{Id, PartitionId, SessionId, StageId, Table};
 use crate::options::{EngineOptions, Verify};
-use crate::port::{Backend, Fallback, Loaded, Prepared, Session, SessionSpec};
-use crate::program::{InputSource, NameResolver, OutputSink, Route, Stage, StageInput, StageOutput, match_ports};
+use crate::port::{Backend, ExpertWeights, Fallback, Loaded, Prepared, Session, SessionSpec};
+use crate::program::{InputSource, NameResolver, OutputSink, Route, Routing, Stage, StageInput, StageOutput, match_ports};
 use crate::reporter::Reporter;
 use crate::telemetry::StageTelemetry;
 use crate::weights::budget::HostMemoryBudget;
@@ -185,6 +185,10 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             providers: form.providers,
             fallback: self.options.fallback,
             residency: self.budget.residency(self.plan, form),
+            experts: partition.experts.as_ref().map(|experts| ExpertWeights {
+                names: &experts.weights,
+                count: usize::try_from(experts.count).unwrap_or(usize::MAX),
+            }),
             weights_are_inputs: !form.weights.is_empty(),
             has_host_file: form.host_file.is_some() && !self.options.slots_on_host,
             prepared: Some(Prepared {
@@ -241,6 +245,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             let source = source.ok_or_else(|| mismatch(vec![format!("nothing provides input {:?}", port.name)]))?;
             inputs.push(StageInput { port, source });
         }
+        let routing = self.routing(partition, &inputs).map_err(mismatch)?;
         let outputs = ports
             .outputs
             .into_iter()
@@ -252,6 +257,18 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             session,
             inputs,
             outputs: outputs.collect(),
+            routing,
         })
+    }
+
+    /// How tokens select experts of a partition that fetches them by demand; an error if the router is not among its inputs.
+    fn routing(&self, partition: &Partition, inputs: &[StageInput]) -> Result<Option<Routing>, Vec<String>> {
+        let Some(experts) = &partition.experts else { return Ok(None) };
+        let input = inputs.iter().find(|input| input.port.name == experts.router);
+        let Some(InputSource::Boundary(router)) = input.map(|input| input.source) else {
+            return Err(vec![format!("no partition before it produces the router's logits {:?}", experts.router)]);
+        };
+        let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
+        Ok(Some(Routing { router, count: size(experts.count), active: size(experts.active) }))
     }
 }

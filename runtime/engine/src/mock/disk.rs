@@ -5,6 +5,7 @@ use super::tensor::misfit;
 use crate::error::BackendError;
 use crate::port::{ChunkSize, Interval, WeightResidency, WeightStream};
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -70,7 +71,12 @@ pub struct MockWeights(Rc<RefCell<Weights>>);
 #[derive(Debug)]
 struct Weights {
     is_resident: bool,
+    /// The chunks that every run needs, then one for each expert.
     chunks: Vec<Chunk>,
+    /// How many experts there are.
+    experts: usize,
+    /// The experts that the next run uses.
+    selected: Vec<u32>,
     disk: MockDisk,
     clock: VirtualClock,
 }
@@ -89,18 +95,44 @@ enum ChunkState {
 }
 
 impl MockWeights {
-    pub(super) fn new(bytes: Vec<u64>, residency: WeightResidency, disk: MockDisk, clock: VirtualClock) -> Self {
+    /// Weights in chunks of these bytes, the last of which hold one of `experts` each.
+    pub(super) fn new(
+        bytes: Vec<u64>,
+        experts: usize,
+        residency: WeightResidency,
+        disk: MockDisk,
+        clock: VirtualClock,
+    ) -> Self {
         let chunk = |resident| Chunk { size: disk.chunk(resident), state: ChunkState::Absent };
         let chunks = bytes.into_iter().map(chunk).collect();
         let is_resident = residency == WeightResidency::InMemory;
-        MockWeights(Rc::new(RefCell::new(Weights { is_resident, chunks, disk, clock })))
+        let selected = Vec::new();
+        MockWeights(Rc::new(RefCell::new(Weights { is_resident, chunks, experts, selected, disk, clock })))
     }
 
     /// An error if a run would compute with weights that are not in memory.
     pub(super) fn check(&self) -> Result<(), BackendError> {
-        match self.0.borrow().chunks.iter().position(|chunk| chunk.state != ChunkState::Present) {
+        let weights = self.0.borrow();
+        let first = weights.first_expert();
+        let selected = weights.selected.iter().map(|expert| first + *expert as usize);
+        match (0..first).chain(selected).find(|chunk| weights.chunks[*chunk].state != ChunkState::Present) {
             Some(index) => Err(misfit("a run", format!("chunk {index} of its weights is not in memory"))),
             None => Ok(()),
+        }
+    }
+}
+
+impl Weights {
+    fn first_expert(&self) -> usize {
+        self.chunks.len() - self.experts
+    }
+
+    fn evict(&mut self, chunk: usize) {
+        let chunk = &mut self.chunks[chunk];
+        if chunk.state != ChunkState::Absent {
+            let held = &self.disk.0.held;
+            held.set(held.get() - chunk.size.resident);
+            chunk.state = ChunkState::Absent;
         }
     }
 }
@@ -110,12 +142,21 @@ pub struct MockWeightStream {
     weights: MockWeights,
     /// The sizes of the chunks, as of the last [`pin_and_stream`](WeightStream::pin_and_stream).
     sizes: Vec<ChunkSize>,
+    /// The chunk of each expert, likewise.
+    experts: Vec<Range<usize>>,
 }
 
 impl MockWeightStream {
     pub(super) fn new(weights: MockWeights) -> Self {
-        let sizes = weights.0.borrow().chunks.iter().map(|chunk| chunk.size).collect();
-        MockWeightStream { weights, sizes }
+        let mut stream = MockWeightStream { weights, sizes: Vec::new(), experts: Vec::new() };
+        stream.describe();
+        stream
+    }
+
+    fn describe(&mut self) {
+        let weights = self.weights.0.borrow();
+        self.sizes = weights.chunks.iter().map(|chunk| chunk.size).collect();
+        self.experts = (weights.first_expert()..weights.chunks.len()).map(|chunk| chunk..chunk + 1).collect();
     }
 }
 
@@ -125,16 +166,30 @@ impl WeightStream for MockWeightStream {
     }
 
     fn pin_and_stream(&mut self, mut pinned: u64) -> Result<Option<String>, BackendError> {
-        let mut weights = self.weights.0.borrow_mut();
-        let disk = weights.disk.clone();
-        for chunk in &mut weights.chunks {
-            let stays = pinned.min(chunk.size.resident);
-            pinned -= stays;
-            *chunk = Chunk { size: disk.chunk(chunk.size.resident - stays), state: ChunkState::Absent };
+        {
+            let weights = &mut *self.weights.0.borrow_mut();
+            let (disk, first_expert) = (weights.disk.clone(), weights.first_expert());
+            for chunk in &mut weights.chunks[..first_expert] {
+                let stays = pinned.min(chunk.size.resident);
+                pinned -= stays;
+                *chunk = Chunk { size: disk.chunk(chunk.size.resident - stays), state: ChunkState::Absent };
+            }
+            weights.chunks.retain(|chunk| chunk.size.resident > 0);
         }
-        weights.chunks.retain(|chunk| chunk.size.resident > 0);
-        self.sizes = weights.chunks.iter().map(|chunk| chunk.size).collect();
+        self.describe();
         Ok(None)
+    }
+
+    fn experts(&self) -> &[Range<usize>] {
+        &self.experts
+    }
+
+    fn select_experts(&mut self, experts: &[u32]) {
+        self.weights.0.borrow_mut().selected = experts.to_vec();
+    }
+
+    fn evict(&mut self, chunk: usize) {
+        self.weights.0.borrow_mut().evict(chunk);
     }
 
     fn chunks(&self) -> &[ChunkSize] {
@@ -166,10 +221,6 @@ impl WeightStream for MockWeightStream {
 
     fn release(&mut self) {
         let weights = &mut *self.weights.0.borrow_mut();
-        for chunk in weights.chunks.iter_mut().filter(|chunk| chunk.state != ChunkState::Absent) {
-            let held = &weights.disk.0.held;
-            held.set(held.get() - chunk.size.resident);
-            chunk.state = ChunkState::Absent;
-        }
+        (0..weights.first_expert()).for_each(|chunk| weights.evict(chunk));
     }
 }

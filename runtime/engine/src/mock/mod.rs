@@ -67,7 +67,8 @@ impl MockBackend {
         self.0.models.borrow_mut().insert(file.to_owned(), model);
     }
 
-    /// The weights of a file of this name are read from the disk before each run, in chunks of so many bytes.
+    /// The weights of a file of this name are read from the disk before each run, in chunks of so many bytes; if its experts are
+    /// fetched by demand, the last chunks hold one each.
     pub fn streams(&self, file: &str, chunks: Vec<u64>) {
         self.0.streamed.borrow_mut().insert(file.to_owned(), chunks);
     }
@@ -152,7 +153,8 @@ impl MockBackend {
         let is_streamed = spec.residency == crate::port::WeightResidency::Streamed;
         let chunks = self.0.streamed.borrow().get(file).cloned().filter(|_| is_streamed);
         let (disk, clock) = (self.0.disk.clone(), self.0.clock.clone());
-        disk::MockWeights::new(chunks.unwrap_or_default(), spec.residency, disk, clock)
+        let experts = chunks.as_ref().and(spec.experts).map_or(0, |experts| experts.count);
+        disk::MockWeights::new(chunks.unwrap_or_default(), experts, spec.residency, disk, clock)
     }
 
     fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {

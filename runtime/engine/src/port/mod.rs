@@ -7,7 +7,7 @@ mod time;
 mod weights;
 
 pub use time::{Interval, Timing, TimingToken};
-pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightStream};
+pub use weights::{ChunkSize, ExpertWeights, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightStream};
 
 use crate::error::BackendError;
 use crate::reporter::Reporter;
@@ -59,6 +59,8 @@ pub struct SessionSpec<'a> {
     pub fallback: Fallback,
     /// Where its weights are while it does not run.
     pub residency: WeightResidency,
+    /// Its experts, if they are read by demand.
+    pub experts: Option<ExpertWeights<'a>>,
     /// Whether weights are among its inputs.
     pub weights_are_inputs: bool,
     /// Whether there is another file for the host, so that this one is not tried there.

@@ -2,6 +2,7 @@
 
 use super::{Interval, Timing, TimingToken};
 use crate::error::BackendError;
+use std::ops::Range;
 use std::path::PathBuf;
 
 /// Where a session's weights are while it does not run.
@@ -28,6 +29,15 @@ pub struct ChunkSize {
     pub stored: u64,
 }
 
+/// Weights of a session that hold one slice for each expert of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertWeights<'a> {
+    /// Their names in the session's file.
+    pub names: &'a [String],
+    /// How many experts there are; the slices of a weight follow each other and have the same size.
+    pub count: usize,
+}
+
 /// The weights of one session that lie on disk between its runs.
 ///
 /// Every session has one; for weights that stay in memory all methods do nothing. It may outlive the session's other handles.
@@ -45,10 +55,20 @@ pub trait WeightStream {
     fn pin_and_stream(&mut self, _pinned: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
-    /// The chunks that must be fetched before each run; none where all weights stay in memory.
+    /// The chunks that must be fetched before each run, followed by those of [`experts`](Self::experts); none where all weights stay in
+    /// memory.
     fn chunks(&self) -> &[ChunkSize] {
         &[]
     }
+    /// For each expert the chunks that hold it, and no other expert; empty if runs need all chunks. A run needs the chunks of
+    /// selected experts only.
+    fn experts(&self) -> &[Range<usize>] {
+        &[]
+    }
+    /// Which experts the next run uses. It is refused unless they are in memory.
+    fn select_experts(&mut self, _experts: &[u32]) {}
+    /// Evicts a chunk of an expert, which may still be being read.
+    fn evict(&mut self, _chunk: usize) {}
     /// Starts to read a chunk into memory, which it takes from now on. Returns at once.
     fn prefetch(&mut self, _chunk: usize) -> Result<(), BackendError> {
         Ok(())
@@ -57,7 +77,8 @@ pub trait WeightStream {
     fn wait(&mut self, _chunk: usize) -> Result<Interval, BackendError> {
         Ok(Interval::default())
     }
-    /// Evicts all chunks, those included that are still being read, and the pages of mapped weights that a run touched.
+    /// Evicts all chunks but those of experts, those included that are still being read, and the pages of mapped weights that a run
+    /// touched.
     fn release(&mut self) {}
 }
 

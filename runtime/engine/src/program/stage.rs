@@ -53,6 +53,19 @@ pub(crate) struct Stage {
     pub inputs: Vec<StageInput>,
     /// In the session's order.
     pub outputs: Vec<StageOutput>,
+    /// How its tokens select experts, if it begins with a mixture whose experts are fetched by demand.
+    pub routing: Option<Routing>,
+}
+
+/// How tokens select experts of a mixture.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Routing {
+    /// The router's logits: a row of `count` for each token.
+    pub router: BoundaryId,
+    /// How many experts there are.
+    pub count: usize,
+    /// How many of them each token selects.
+    pub active: usize,
 }
 
 /// An input of a stage.

@@ -213,6 +213,10 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         if !self.items.iter().any(runs) {
             return Ok(());
         }
+        if self.runtime.weights.has_experts(id) {
+            let selected = self.runtime.routed_experts(self.program, self.items, id, phases)?;
+            self.runtime.weights.disk.select_experts(selected);
+        }
         let (weights, context) = self.runtime.weights();
         weights.fetch(context, &self.program.stages, id, phase)?;
         let (first, last) = (self.items.iter().position(runs), self.items.iter().rposition(runs));

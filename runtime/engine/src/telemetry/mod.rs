@@ -212,6 +212,10 @@ pub struct Telemetry {
     pub reads: Counter,
     /// Bytes in those reads.
     pub read_bytes: u64,
+    /// Experts that runs used and that were in memory.
+    pub expert_hits: u64,
+    /// Experts that runs used and that were read from disk for them.
+    pub expert_misses: u64,
     /// Uploads of streamed weights to devices, without those of loading.
     pub uploads: Counter,
     /// Bytes in those copies.
@@ -259,6 +263,7 @@ impl Telemetry {
         (self.reads, self.read_bytes, self.disk_stalls) = Default::default();
         (self.uploads, self.uploaded_bytes, self.slot_stalls) = Default::default();
         (self.slot_hits, self.slot_misses) = Default::default();
+        (self.expert_hits, self.expert_misses) = Default::default();
         (self.prefill, self.prefill_tokens, self.decode, self.decode_tokens) = Default::default();
     }
 }

@@ -114,6 +114,13 @@ impl Recorder {
         }
     }
 
+    /// A run uses an expert that was in memory, or was not.
+    pub fn expert_used(&mut self, was_cached: bool) {
+        let count =
+            if was_cached { &mut self.telemetry.expert_hits } else { &mut self.telemetry.expert_misses };
+        *count += 1;
+    }
+
     /// An operation has finished, or its interval is reported later.
     pub fn record(&mut self, event: Event, timing: Timing) {
         match (timing, event) {

@@ -129,7 +129,8 @@ impl HostMemoryBudget {
     }
 
     /// Bytes of weights to pin for each partition: the planned ones, or all of a partition that fell back to the host
-    /// (`is_fallback`), scaled by one factor so that their sum fits.
+    /// (`is_fallback`), scaled by one factor so that their sum fits. Where experts are cached, weights that are all planned to be pinned
+    /// are pinned whatever they take in the layout of the kernels, and others leave room for the experts of one partition.
     pub fn pinned(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Vec<u64> {
         let partitions = plan.partitions.iter().zip(is_fallback);
         let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {
@@ -138,9 +139,23 @@ impl HostMemoryBudget {
         };
         let wanted: Vec<u64> = partitions.map(wanted).collect();
         let total = wanted.iter().copied().fold(0, u64::saturating_add);
-        let pinned = self.pinned_in_all(plan, total, &fallen_back(plan, is_fallback), in_use);
+        let cache = planned_expert_cache(plan);
+        let room = self.pinned_in_all(plan, total + cache, &fallen_back(plan, is_fallback), in_use);
+        if cache > 0 && room >= total.saturating_add(largest_experts(plan)) {
+            return plan.partitions.iter().zip(wanted).map(|(partition, wanted)| all_or(partition, wanted)).collect();
+        }
+        let pinned = if cache > 0 { room.saturating_sub(largest_experts(plan)) } else { room };
         let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
         wanted.iter().map(|bytes| (share * *bytes as f64) as u64).collect()
+    }
+
+    /// Bytes for experts that were read by demand: what the limit leaves once other weights are pinned; the planned bytes if the system
+    /// does not report the resident set.
+    pub fn expert_cache(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> u64 {
+        match planned_expert_cache(plan) {
+            0 => 0,
+            planned => self.pinned_in_all(plan, planned, &fallen_back(plan, is_fallback), in_use),
+        }
     }
 
     /// Bytes of weights to pin in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
@@ -196,6 +211,24 @@ fn all_on_host(plan: &Plan) -> u64 {
 /// Bytes of a streamed partition's weights that the plan keeps in memory.
 fn planned_pinned(partition: &Partition) -> u64 {
     partition.bytes.locked.filter(|_| is_streamed(partition)).map_or(0, |locked| locked.0)
+}
+
+/// The memory for experts that the plan has; 0 if none are read by demand.
+fn planned_expert_cache(plan: &Plan) -> u64 {
+    plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0).sum()
+}
+
+/// Bytes of the experts of the partition that has most.
+fn largest_experts(plan: &Plan) -> u64 {
+    let experts = plan.partitions.iter().filter_map(|partition| partition.experts.as_ref());
+    experts.map(|experts| experts.bytes.0).max().unwrap_or(0)
+}
+
+/// All bytes if the plan pins all weights of the partition but its experts, else `wanted`.
+fn all_or(partition: &Partition, wanted: u64) -> u64 {
+    let experts = partition.experts.as_ref().map_or(0, |experts| experts.bytes.0);
+    let is_all = is_streamed(partition) && wanted >= partition.bytes.weights.0 - experts;
+    if is_all { u64::MAX } else { wanted }
 }
 
 fn is_streamed(partition: &Partition) -> bool {

@@ -1,5 +1,7 @@
-//! The disk tier: weights that are read from disk before each run, ahead of need, within the plan's window of host memory.
+//! The disk tier: weights that are read from disk before each run, ahead of need, within the plan's window of host memory. Experts of a
+//! mixture are read once a pass has selected them, and stay in a cache of their own.
 
+use super::experts::{ExpertCache, ExpertId};
 use super::prefetch::{Chunk, Prefetcher};
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::BufferPool;
@@ -8,6 +10,7 @@ use crate::ids::{SessionId, StageId, Table};
 use crate::port::{Backend, ChunkSize, WeightStream};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, PerPhase, Phase};
+use std::ops::Range;
 
 /// The weight streams of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
 /// ones only by evicting their pages after a run.
@@ -16,15 +19,28 @@ pub(crate) struct DiskTier<B: Backend> {
     /// The session of each stage.
     sessions: Table<StageId, SessionId>,
     prefetcher: Prefetcher,
-    /// Most bytes of chunks that are in memory or being read; 0 disables prefetching.
+    /// Most bytes of chunks that are in memory or being read, without experts; 0 disables prefetching.
     window: u64,
+    experts: ExpertCache,
+    /// The experts that the next run uses.
+    selected: Vec<u32>,
+    /// Experts that are being read and were not waited for.
+    reading: Vec<ExpertId>,
 }
 
 impl<B: Backend> DiskTier<B> {
     /// A tier that prefetches nothing until [`pin_and_stream`](Self::pin_and_stream).
     pub fn new(streams: Table<SessionId, B::WeightStream>, stages: &Table<StageId, Stage>) -> Self {
         let sessions = stages.iter().map(|stage| stage.session).collect();
-        DiskTier { streams, sessions, prefetcher: Prefetcher::default(), window: 0 }
+        DiskTier {
+            streams,
+            sessions,
+            prefetcher: Prefetcher::default(),
+            window: 0,
+            experts: ExpertCache::default(),
+            selected: Vec::new(),
+            reading: Vec::new(),
+        }
     }
 
     /// Whether warm-up runs would show weights that no run reads.
@@ -40,6 +56,93 @@ impl<B: Backend> DiskTier<B> {
     /// Sets the window; [`set_order`](WeightTier::set_order) then plans the reads.
     pub fn set_window(&mut self, bytes: u64) {
         self.window = bytes;
+    }
+
+    /// Sets the room for experts, bytes; forgets which are cached.
+    pub fn set_expert_cache(&mut self, bytes: u64) {
+        let experts_of = |stage: StageId| {
+            let stream = &self.streams[self.sessions[stage]];
+            let bytes = |chunks: &Range<usize>| stream.chunks()[chunks.clone()].iter().map(|chunk| chunk.resident).sum();
+            (stage, stream.experts().iter().map(bytes).collect::<Vec<u64>>())
+        };
+        let stages = self.sessions.ids().map(experts_of).filter(|(_, experts)| !experts.is_empty());
+        self.experts = ExpertCache::new(bytes, stages.collect::<Vec<_>>());
+    }
+
+    /// Whether a pass must say which experts of a stage it selects.
+    pub fn has_experts(&self, stage: StageId) -> bool {
+        self.experts.has_experts(stage)
+    }
+
+    /// The experts that the next run of a stage uses.
+    pub fn select_experts(&mut self, experts: Vec<u32>) {
+        self.selected = experts;
+    }
+
+    /// Issues the reads of the selected experts that are not cached, and evicts others for them.
+    fn fetch_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
+        // Of a pass that failed.
+        self.evict_unread();
+        let selected = std::mem::take(&mut self.selected);
+        for &expert in &selected {
+            let id = ExpertId { stage, expert };
+            let is_cached = self.experts.touch(id);
+            context.recorder.expert_used(is_cached);
+            if is_cached {
+                continue;
+            }
+            while let Some(victim) = self.experts.victim(self.experts.bytes(id), stage, &selected) {
+                self.evict(victim);
+            }
+            self.experts.insert(id);
+            self.reading.push(id);
+            for chunk in self.chunks_of(id) {
+                self.stream(stage).prefetch(chunk)?;
+            }
+        }
+        self.stream(stage).select_experts(&selected);
+        self.selected = selected;
+        Ok(())
+    }
+
+    /// Waits for the experts that are being read.
+    fn wait_for_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
+        let mut waited = Waited::Nobody;
+        for index in 0..self.reading.len() {
+            for chunk in self.chunks_of(self.reading[index]) {
+                let bytes = self.chunks(stage)[chunk].stored;
+                let interval = self.stream(stage).wait(chunk)?;
+                context.recorder.read_from_disk(stage, bytes, interval);
+            }
+            waited = Waited::Caller;
+        }
+        self.reading.clear();
+        Ok(waited)
+    }
+
+    /// Evicts the experts that were never waited for, or whose reads failed.
+    fn evict_unread(&mut self) {
+        while let Some(id) = self.reading.pop() {
+            self.evict(id);
+        }
+    }
+
+    fn evict(&mut self, id: ExpertId) {
+        self.experts.remove(id);
+        for chunk in self.chunks_of(id) {
+            self.stream(id.stage).evict(chunk);
+        }
+    }
+
+    fn chunks_of(&self, ExpertId { stage, expert }: ExpertId) -> Range<usize> {
+        self.streams[self.sessions[stage]].experts()[expert as usize].clone()
+    }
+
+    /// The chunks that every run of a stage needs.
+    fn always_needed(&self, stage: StageId) -> &[ChunkSize] {
+        let first_of_experts = self.streams[self.sessions[stage]].experts().first().map(|chunks| chunks.start);
+        let chunks = self.chunks(stage);
+        &chunks[..first_of_experts.unwrap_or(chunks.len())]
     }
 
     fn stream(&mut self, stage: StageId) -> &mut B::WeightStream {
@@ -70,7 +173,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
     fn set_order(&mut self, order: &PerPhase<Vec<StageId>>) {
         let chunks_of = |stage: &StageId| {
             let stage = *stage;
-            let sizes = self.chunks(stage).iter().enumerate();
+            let sizes = self.always_needed(stage).iter().enumerate();
             sizes.map(move |(index, size)| Chunk { stage, index, room: size.resident }).collect::<Vec<_>>()
         };
         let chunks = order.map(|stages| stages.iter().flat_map(chunks_of).collect());
@@ -79,13 +182,17 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
 
     fn start_pass(&mut self, next: Phase) {
         self.prefetcher.start_pass(next);
+        self.experts.start_pass();
     }
 
     fn prefetch(&mut self, _: &BufferPool<B>) -> Result<(), BackendError> {
         self.issue_ahead()
     }
 
-    fn fetch(&mut self, _: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
+    fn fetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
+        if self.experts.has_experts(stage) {
+            self.fetch_experts(context, stage)?;
+        }
         if !self.prefetcher.has_chunks(stage) {
             return Ok(());
         }
@@ -103,10 +210,14 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
     }
 
     fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
+        let waited = match self.experts.has_experts(stage) {
+            true => self.wait_for_experts(context, stage)?,
+            false => Waited::Nobody,
+        };
         if !self.prefetcher.has_chunks(stage) {
-            return Ok(Waited::Nobody);
+            return Ok(waited);
         }
-        for chunk in 0..self.chunks(stage).len() {
+        for chunk in 0..self.always_needed(stage).len() {
             let bytes = self.chunks(stage)[chunk].stored;
             let interval = self.stream(stage).wait(chunk)?;
             context.recorder.read_from_disk(stage, bytes, interval);

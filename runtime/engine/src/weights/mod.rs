@@ -2,13 +2,15 @@
 //!
 //! A **tier** fetches the weights of whole stages before each run into a bounded amount of memory, ahead of need, and reuses the
 //! memory after the run. Invariant: at most one tier serves a stage; none serves a stage whose weights stay in memory. The order in
-//! which passes run stages must be known before a pass: all tiers share the prefetcher that follows it ([`prefetch`]).
+//! which passes run stages must be known before a pass: all tiers share the prefetcher that follows it ([`prefetch`]). Which experts of a
+//! mixture a pass uses is known only when its router has run: they have a cache ([`experts`]) instead of a place in that order.
 //!
 //! [`budget`] decides how many bytes of each partition stay in host memory.
 
 pub(crate) mod budget;
 mod device;
 mod disk;
+mod experts;
 mod prefetch;
 
 pub(crate) use device::{DeviceTier, DeviceTierConfig};
@@ -95,6 +97,11 @@ impl<B: Backend> WeightStore<B> {
             tier.prefetch(pool).map_err(|source| EngineError::Memory { what: what.to_owned(), source })?;
         }
         Ok(())
+    }
+
+    /// Whether a pass must say which experts of a stage it selects, before [`fetch`](Self::fetch).
+    pub fn has_experts(&self, stage: StageId) -> bool {
+        self.disk.has_experts(stage)
     }
 
     /// The stage runs next: issues those of its fetches that were not prefetched.

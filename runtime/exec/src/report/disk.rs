@@ -21,6 +21,18 @@ pub struct DiskReads {
     /// Time in which partitions waited for their weights, in milliseconds. It includes starting reads and evicting pages for them,
     /// which `busy_ms` does not.
     pub stall_ms: f64,
+    /// Experts that runs used, where they are read by demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertUse>,
+}
+
+/// Experts of mixtures that runs used, each counted once for each pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct ExpertUse {
+    /// In memory when the router had selected them.
+    pub hits: u64,
+    /// Read from disk then.
+    pub misses: u64,
 }
 
 impl DiskReads {
@@ -28,7 +40,15 @@ impl DiskReads {
     pub fn new(telemetry: &Telemetry) -> Option<Self> {
         let (bytes, busy_ms) = (telemetry.read_bytes, telemetry.reads.millis());
         let stall_ms = millis(telemetry.disk_stalls.time);
-        (bytes > 0).then(|| DiskReads { bytes, busy_ms, gb_per_second: gb_per_second(bytes as f64, busy_ms), stall_ms })
+        let uses = ExpertUse { hits: telemetry.expert_hits, misses: telemetry.expert_misses };
+        let experts = Some(uses).filter(|uses| uses.hits + uses.misses > 0);
+        (bytes > 0).then(|| DiskReads {
+            bytes,
+            busy_ms,
+            gb_per_second: gb_per_second(bytes as f64, busy_ms),
+            stall_ms,
+            experts,
+        })
     }
 }
 
@@ -36,10 +56,15 @@ impl DiskReads {
 pub fn line(reads: Option<&DiskReads>) -> String {
     let Some(reads) = reads else { return String::new() };
     let bytes = ByteSize(reads.bytes).human();
-    format!(
+    let mut text = format!(
         "disk: {bytes} of weights at {:.2} GB/s in {:.0} ms; partitions waited {:.0} ms for them\n",
         reads.gb_per_second, reads.busy_ms, reads.stall_ms
-    )
+    );
+    if let Some(ExpertUse { hits, misses }) = reads.experts {
+        let (all, share) = (hits + misses, 100.0 * hits as f64 / (hits + misses) as f64);
+        text += &format!("experts: {all} used, {share:.0} % of them in memory\n");
+    }
+    text
 }
 
 /// A warning for a plan that runs slower than predicted because of the disk. `None` if it is not slower, or for another reason.
@@ -86,6 +111,9 @@ mod tests {
             line(Some(&reads)),
             "disk: 2.79 GiB of weights at 1.50 GB/s in 2000 ms; partitions waited 500 ms for them\n"
         );
+        (telemetry.expert_hits, telemetry.expert_misses) = (30, 10);
+        let reads = line(DiskReads::new(&telemetry).as_ref());
+        assert!(reads.ends_with("\nexperts: 40 used, 75 % of them in memory\n"), "{reads}");
     }
 
     /// The warning for ten tokens in `decode` milliseconds, `stalls` of them waiting, where `source` predicted 100 ms per token.

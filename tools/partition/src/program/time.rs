@@ -306,9 +306,13 @@ impl Program<'_> {
 ///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
-/// The evaluator also rounds up the bytes that are read.
+/// The evaluator also rounds up the bytes that are read. Where experts are read by demand, the evaluator reads less than that, and the
+/// program counts no reads.
 fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
     let problem = program.problem;
+    if problem.blocks.iter().any(|block| block.experts.is_some()) {
+        return;
+    }
     let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return };
     if !may_read_disk(problem, program.goal.mechanisms) {
         return;

@@ -120,6 +120,7 @@ fn block(d: &mut Random, i: usize) -> Block {
         kind: if table { BlockKind::Embedding } else { BlockKind::Layer(i as u32) },
         weights: vec![(0, weights)],
         streamed: Streamed::whole(weights),
+        experts: None,
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
         kv_tensors: 1 + d.below(3),
         kv_grows: d.one_in(4).then(|| GrowingState { fixed: d.below(100), token: d.below(3) }),

@@ -48,6 +48,7 @@ fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u
         kind,
         weights: vec![(number, bytes(parameters))],
         streamed: Streamed::whole(bytes(parameters)),
+        experts: None,
         kv_bytes,
         kv_tensors: 2,
         kv_grows: None,

@@ -12,6 +12,7 @@ pub fn four_layers() -> Problem {
         kind: BlockKind::Layer(i),
         weights: vec![(i, 100)],
         streamed: Streamed::whole(100),
+        experts: None,
         kv_bytes: 0,
         kv_tensors: 2,
         kv_grows: None,

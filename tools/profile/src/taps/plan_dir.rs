@@ -109,10 +109,13 @@ impl Draft {
         let pieces: Vec<PartitionSpec> =
             groups.iter().map(|blocks| PartitionSpec { blocks: blocks.clone(), choice }).collect();
         let margin = ByteSize(0);
+        let mixtures = vec![None; pieces.len()];
         let plan = assemble(&Decision {
             analysis,
             blocks: &blocks,
             partitions: &pieces,
+            mixtures: &mixtures,
+            segmentation: &analysis.segmentation,
             slots: &[],
             budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
             disk: None,

@@ -38,6 +38,9 @@ pub struct PlanningArgs {
     /// many of the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
     #[arg(long, value_name = "auto|N|all")]
     pub stream: Option<LayerCount>,
+    /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, or all.
+    #[arg(long, value_enum, default_value_t = ExpertReads::Auto)]
+    pub experts: ExpertReads,
     /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster; 3 by hand].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
@@ -80,6 +83,15 @@ pub enum Objective {
     /// Tokens per second of many sequences that share each pass over the weights, as `hpp-exec jobs` runs them; chooses
     /// their number.
     Throughput,
+}
+
+/// `--experts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ExpertReads {
+    /// Those that the tokens of a pass select; the ones used last stay in memory as far as there is room.
+    Auto,
+    /// All of them in every pass, in order.
+    All,
 }
 
 /// `--mechanisms`.

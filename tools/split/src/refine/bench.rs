@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 pub struct BenchResult {
     /// Of the whole plan.
     pub times: PredictedTimes,
-    /// Each partition's part of them, in the order of the plan.
+    /// Each partition's part of them, in the order of the placement.
     pub stages: Vec<StageTimes>,
     /// All copies of a run, milliseconds.
     pub transfer_ms: f64,
@@ -100,11 +100,13 @@ impl BenchRunner {
     ) -> Result<BenchResult, SplitError> {
         let target = self.dir.path().join("plan");
         let options = WriteOptions { movable: args.movable, ..WriteOptions::default() };
+        let has_experts: Vec<bool> = plan.partitions.iter().map(|partition| partition.experts.is_some()).collect();
         PlanWriter::begin(options, analysis, &target)?.finish(parts, plan)?;
         let result = self.interrupt.check().and_then(|()| self.bench(args, &target));
         let remove_failed = |source| SplitError::Io { action: "remove", path: target.clone(), source };
         fs::remove_dir_all(&target).map_err(remove_failed)?;
-        Ok(result?)
+        let result = result?;
+        Ok(BenchResult { stages: joined(&result.stages, &has_experts), ..result })
     }
 
     fn bench(&self, args: &SplitArgs, plan: &Path) -> Result<BenchResult, RefineError> {
@@ -143,6 +145,21 @@ impl BenchRunner {
             decoded: self.tokens.saturating_sub(1) as f64,
         })
     }
+}
+
+/// Adds the times of a partition that begins with experts to those of the partition before, which is the other half of its block.
+fn joined(stages: &[StageTimes], has_experts: &[bool]) -> Vec<StageTimes> {
+    let mut joined: Vec<StageTimes> = Vec::with_capacity(stages.len());
+    for (times, has_experts) in stages.iter().zip(has_experts) {
+        match joined.last_mut().filter(|_| *has_experts) {
+            Some(before) => {
+                before.prefill_ms += times.prefill_ms;
+                before.decode_ms += times.decode_ms;
+            }
+            None => joined.push(*times),
+        }
+    }
+    joined
 }
 
 /// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the

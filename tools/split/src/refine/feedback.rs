@@ -182,6 +182,7 @@ mod tests {
             kind: BlockKind::Layer(at),
             weights: vec![(at, 1000)],
             streamed: Streamed::whole(1000),
+            experts: None,
             kv_bytes: 10,
             kv_tensors: 2,
             kv_grows: None,

@@ -45,6 +45,84 @@ pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<
     Ok(pieces.into_iter().map(|((_, length), to)| (to, length)).collect())
 }
 
+/// A weight of a model file whose bytes are in another file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Tensor {
+    /// Its name.
+    pub name: String,
+    /// The other file, relative to the directory of weights.
+    pub location: String,
+    /// Offset and length of its bytes.
+    pub stored: Option<(u64, u64)>,
+    /// Offset and length of the copy in the layout that a kernel wants; of several buffers the first.
+    pub packed: Option<(u64, u64)>,
+}
+
+/// The weights of a model's main graph whose bytes are in other files.
+pub(super) fn tensors(model: &[u8]) -> io::Result<Vec<Tensor>> {
+    let mut found = Vec::new();
+    for graph in fields(model)?.into_iter().filter(|(number, _)| *number == GRAPH) {
+        for tensor in fields(graph.1)?.into_iter().filter(|(number, _)| *number == INITIALIZER) {
+            found.extend(external_tensor(tensor.1)?);
+        }
+    }
+    Ok(found)
+}
+
+/// Field numbers: the graph of a model, an initializer of a graph, the name of a tensor.
+const GRAPH: u64 = 7;
+const INITIALIZER: u64 = 5;
+const NAME: u64 = 8;
+
+fn external_tensor(bytes: &[u8]) -> io::Result<Option<Tensor>> {
+    let (mut tensor, mut offset, mut length) = (Tensor::default(), 0, None);
+    for (number, value) in fields(bytes)? {
+        match number {
+            NAME => tensor.name = String::from_utf8(value.to_vec()).map_err(|_| broken())?,
+            EXTERNAL_DATA => {
+                let (key, value) = pair(value)?;
+                match key.as_str() {
+                    "location" => tensor.location = value,
+                    "offset" => offset = number_of(&value)?,
+                    "length" => length = Some(number_of(&value)?),
+                    "prepacked_0" => tensor.packed = first_buffer(&value)?,
+                    _ => {}
+                }
+            }
+            _ => {}
+        }
+    }
+    tensor.stored = length.map(|length| (offset, length));
+    Ok(Some(tensor).filter(|tensor| !tensor.location.is_empty()))
+}
+
+/// Offset and length of the first buffer of `key|offset;length;checksum|...`.
+fn first_buffer(value: &str) -> io::Result<Option<(u64, u64)>> {
+    let Some(buffer) = value.split('|').nth(1) else { return Ok(None) };
+    let mut fields = buffer.split(';');
+    let mut next = || fields.next().ok_or_else(broken).and_then(number_of);
+    Ok(Some((next()?, next()?)))
+}
+
+/// The length-delimited fields of a message.
+fn fields(mut rest: &[u8]) -> io::Result<Vec<(u64, &[u8])>> {
+    let mut fields = Vec::new();
+    while !rest.is_empty() {
+        let tag = varint(&mut rest)?;
+        match tag & 7 {
+            0 => drop(varint(&mut rest)?),
+            1 => drop(take(&mut rest, 8)?),
+            2 => {
+                let length = varint(&mut rest)?;
+                fields.push((tag >> 3, take(&mut rest, length)?));
+            }
+            5 => drop(take(&mut rest, 4)?),
+            _ => return Err(broken()),
+        }
+    }
+    Ok(fields)
+}
+
 /// The protobuf messages of the ONNX IR that contain weights.
 #[derive(Clone, Copy)]
 enum Kind {
@@ -135,11 +213,11 @@ impl Relocation {
         if value("location") != Some(self.old.as_str()) {
             return Ok(pairs);
         }
-        let length = number(value("length").ok_or_else(broken)?)?;
+        let length = number_of(value("length").ok_or_else(broken)?)?;
         let changed = |(key, value): &(String, String)| {
             let value = match key.as_str() {
                 "location" => self.new.clone(),
-                "offset" => self.new_offset(number(value)?, length).to_string(),
+                "offset" => self.new_offset(number_of(value)?, length).to_string(),
                 _ if key.starts_with("prepacked_") => self.packed(value)?,
                 _ => value.clone(),
             };
@@ -157,11 +235,11 @@ impl Relocation {
 
     fn buffer(&mut self, text: &str) -> io::Result<String> {
         let [offset, length, checksum] = text.split(';').collect::<Vec<_>>().try_into().map_err(|_| broken())?;
-        Ok(format!("{};{length};{checksum}", self.new_offset(number(offset)?, number(length)?)))
+        Ok(format!("{};{length};{checksum}", self.new_offset(number_of(offset)?, number_of(length)?)))
     }
 }
 
-fn number(text: &str) -> io::Result<u64> {
+fn number_of(text: &str) -> io::Result<u64> {
     text.parse().map_err(|_| broken())
 }
 

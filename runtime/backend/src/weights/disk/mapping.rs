@@ -25,6 +25,13 @@ pub(crate) struct Mapping {
     pub path: PathBuf,
 }
 
+/// Whether memory may be read and written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Allowed,
+    Forbidden,
+}
+
 /// Private writable mappings of files under a directory: how ONNX Runtime maps external weights.
 pub(crate) fn mapped_under(dir: &Path) -> io::Result<Vec<Mapping>> {
     let dir = dir.canonicalize()?;
@@ -151,6 +158,33 @@ impl Mapping {
     pub(super) unsafe fn free_pages(&self) {
         // SAFETY: this function's contract.
         unsafe { free_pages(self.start..self.start + self.length) };
+    }
+
+    /// Makes the system back it with small pages only, so that filling a part of it takes no memory for its neighbours.
+    pub(super) fn avoid_huge_pages(&self) {
+        // SAFETY: advice changes no contents; if the range is not mapped, the call fails.
+        unsafe { libc::madvise(self.address(), self.length, libc::MADV_NOHUGEPAGE) };
+    }
+
+    /// Allows or forbids any access; forbidding frees its pages, and an access from then on is a segmentation fault.
+    ///
+    /// # Safety
+    /// It must be memory that [`replace`](Self::replace) made and that is still mapped, and nothing may need its contents where access is
+    /// forbidden.
+    pub(super) unsafe fn protect(&self, access: Access) -> io::Result<()> {
+        let rights = match access {
+            Access::Allowed => libc::PROT_READ | libc::PROT_WRITE,
+            Access::Forbidden => libc::PROT_NONE,
+        };
+        // SAFETY: this function's contract.
+        if unsafe { libc::mprotect(self.address(), self.length, rights) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if access == Access::Forbidden {
+            // SAFETY: this function's contract.
+            unsafe { self.free_pages() };
+        }
+        Ok(())
     }
 
     /// Disables readahead: pages are read in random order.

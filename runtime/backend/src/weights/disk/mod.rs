@@ -11,6 +11,7 @@ mod chunks;
 mod compressed;
 mod direct;
 mod disk_rate;
+mod experts;
 mod huge_pages;
 mod mapping;
 mod open_files;
@@ -23,6 +24,7 @@ mod usage_probe;
 
 pub(super) use direct::{DirectFile, DirectReads};
 pub use disk_rate::read_rate;
+pub(crate) use experts::ExpertTensors;
 pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 
@@ -35,6 +37,7 @@ use page_pool::PagePool;
 use reader::Reader;
 use std::cell::OnceCell;
 use std::io;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -73,6 +76,7 @@ pub(crate) struct PendingWeights {
     probe: UsageProbe,
     /// Regions that are stored compressed.
     regions: Vec<CompressedRegion>,
+    experts: ExpertTensors,
     readers: DiskReaders,
     partition: String,
 }
@@ -87,6 +91,8 @@ pub(crate) struct SessionMappings {
     pub dir: PathBuf,
     /// Whether the files have the layout that kernels want.
     pub prepared: bool,
+    /// Weights of which a run reads the slices of some experts.
+    pub experts: ExpertTensors,
 }
 
 impl DiskReaders {
@@ -101,7 +107,7 @@ impl DiskReaders {
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        let SessionMappings { residency, mappings, dir, prepared } = placed;
+        let SessionMappings { residency, mappings, dir, prepared, experts } = placed;
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
@@ -123,6 +129,7 @@ impl DiskReaders {
         Ok(SessionWeights::Pending(PendingWeights {
             probe,
             regions,
+            experts,
             readers: self.clone(),
             partition: partition.to_owned(),
         }))
@@ -139,7 +146,7 @@ impl DiskReaders {
 
 impl PendingWeights {
     fn pin_and_stream(self, pinned: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
-        let PendingWeights { probe, regions, readers, partition } = self;
+        let PendingWeights { probe, regions, experts, readers, partition } = self;
         let failed = reading(&partition);
         let io = StreamingIo {
             reader: readers.reader().map_err(&failed)?,
@@ -149,7 +156,9 @@ impl PendingWeights {
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let mut weights = unsafe { StreamedWeights::take_over(io, probe.used(), &regions, pinned) }.map_err(&failed)?;
+        let (mappings, experts) = experts.divide(probe.used());
+        let mut weights =
+            unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, pinned) }.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
         info!(partition, pinned, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
@@ -213,6 +222,25 @@ impl SessionWeights {
         self.streamed().map_or(Vec::new(), |weights| weights.bytes().to_vec())
     }
 
+    /// The chunks of each expert, if runs select some.
+    pub fn experts(&mut self) -> Vec<Range<usize>> {
+        self.streamed().map_or(Vec::new(), |weights| weights.experts().to_vec())
+    }
+
+    /// Which experts the next run uses.
+    pub fn select_experts(&mut self, experts: &[u32]) {
+        if let Some(weights) = self.streamed() {
+            weights.select_experts(experts);
+        }
+    }
+
+    /// Evicts a chunk of an expert.
+    pub fn evict(&mut self, chunk: usize) {
+        if let Some(weights) = self.streamed() {
+            weights.evict(chunk);
+        }
+    }
+
     /// Starts to read a chunk.
     pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
         self.streamed().map_or(Ok(()), |weights| weights.prefetch(chunk))
@@ -223,7 +251,7 @@ impl SessionWeights {
         self.streamed().map_or(Ok(Interval::default()), |weights| weights.wait(chunk, now))
     }
 
-    /// Evicts what the last run used.
+    /// Evicts what the last run used, without experts.
     pub fn release(&mut self) {
         match self {
             SessionWeights::Streamed(weights) => weights.release(),

@@ -2,7 +2,7 @@
 
 use super::chunks::{ChunkRead, Files, in_huge_pages, joined, pin_order, reads};
 use super::compressed::CompressedRegion;
-use super::mapping::Mapping;
+use super::mapping::{Access, Mapping};
 use super::open_files::OpenFiles;
 use super::page_pool::PagePool;
 use super::page_region::PageRegions;
@@ -10,6 +10,7 @@ use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkSize, Interval};
 use std::io;
+use std::ops::Range;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +20,13 @@ pub(crate) struct StreamedWeights {
     reader: Rc<Reader>,
     /// Bytes of each chunk.
     bytes: Vec<ChunkSize>,
+    /// The chunks that every run needs, then those of experts.
     chunks: Vec<Chunk>,
-    /// The address ranges that chunks fill.
+    /// The chunks of each expert.
+    experts: Vec<Range<usize>>,
+    /// The experts that the next run uses.
+    selected: Vec<u32>,
+    /// The address ranges that the chunks fill that every run needs.
     memory: PageRegions,
     /// Why the system did not lock the pinned weights, if it did not.
     unlocked: Option<io::Error>,
@@ -36,6 +42,9 @@ pub(super) struct StreamingIo {
 struct Chunk {
     read: ChunkRead,
     state: ChunkState,
+    /// The memory of a chunk of an expert. Access is forbidden while it is absent: a kernel that reads an expert that was not selected
+    /// must not compute with zeros.
+    expert: Option<Mapping>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -49,7 +58,7 @@ enum ChunkState {
 
 impl StreamedWeights {
     /// Takes over the mappings that ONNX Runtime made for a session. Reads and pins up to `pinned` bytes, in [`pin_order`]; the rest is
-    /// absent. `regions` are stored compressed in the weights' directory.
+    /// absent, and so are `experts`, which are not among `mappings`. `regions` are stored compressed in the weights' directory.
     ///
     /// # Safety
     /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
@@ -57,18 +66,20 @@ impl StreamedWeights {
     pub(super) unsafe fn take_over(
         io: StreamingIo,
         mappings: Vec<Mapping>,
+        experts: Vec<Vec<Mapping>>,
         regions: &[CompressedRegion],
         pinned: u64,
     ) -> io::Result<Self> {
         let StreamingIo { reader, pool, files } = io;
         let mut files = Files::new(files);
         let mut unlocked = None;
-        for mapping in &mappings {
+        for mapping in mappings.iter().chain(experts.iter().flatten()) {
             // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
             // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let (mut room, mut streamed) = (pinned, Vec::new());
+        let all: u64 = mappings.iter().map(|mapping| mapping.length as u64).sum();
+        let (mut room, mut streamed) = (pinned.min(all), Vec::new());
         for (mapping, region) in pin_order(mappings, regions) {
             let held = mapping.length as u64;
             let (pinned, rest) = match region {
@@ -94,15 +105,29 @@ impl StreamedWeights {
         let mut chunks = Vec::new();
         for (mapping, region) in &streamed {
             let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
-            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: ChunkState::Absent }));
+            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: ChunkState::Absent, expert: None }));
         }
         // If the system does not lock memory, huge pages of pinned weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { PageRegions::new(pool, &runs) };
         let needed = memory.bytes_needed(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
         let size_of = |(chunk, resident): (&Chunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
-        let bytes = chunks.iter().zip(needed).map(size_of).collect();
-        Ok(StreamedWeights { reader, bytes, chunks, memory, unlocked })
+        let mut bytes: Vec<ChunkSize> = chunks.iter().zip(needed).map(size_of).collect();
+        let mut of_experts = Vec::with_capacity(experts.len());
+        for parts in &experts {
+            let first = chunks.len();
+            for part in parts {
+                part.avoid_huge_pages();
+                // SAFETY: replaced above; the session does not run before the chunks of the experts that it uses are present.
+                unsafe { part.protect(Access::Forbidden) }?;
+                chunks.extend(expert_chunks(part, &mut files)?);
+            }
+            of_experts.push(first..chunks.len());
+        }
+        let new = chunks[bytes.len()..].iter().map(|chunk| chunk.read.length as u64);
+        let new: Vec<ChunkSize> = new.map(|length| ChunkSize { resident: length, stored: length }).collect();
+        bytes.extend(new);
+        Ok(StreamedWeights { reader, bytes, chunks, experts: of_experts, selected: Vec::new(), memory, unlocked })
     }
 
     /// The size of each chunk.
@@ -115,13 +140,28 @@ impl StreamedWeights {
         self.unlocked.take()
     }
 
+    /// The chunks of each expert; empty if every run needs all chunks.
+    pub fn experts(&self) -> &[Range<usize>] {
+        &self.experts
+    }
+
+    /// Which experts the next run uses.
+    pub fn select_experts(&mut self, experts: &[u32]) {
+        self.selected.clear();
+        self.selected.extend_from_slice(experts);
+    }
+
     /// Starts to read a chunk.
     pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
         match self.chunks[chunk].state {
             ChunkState::Absent => {
                 let chunk = &mut self.chunks[chunk];
-                // SAFETY: the session does not run before the chunk is present, so nothing needs the contents of its regions.
-                unsafe { self.memory.acquire(&chunk.read.fills) };
+                match &chunk.expert {
+                    // SAFETY: `take_over` replaced it and the session keeps it mapped.
+                    Some(memory) => unsafe { memory.protect(Access::Allowed) }.map_err(cannot_protect)?,
+                    // SAFETY: the session does not run before the chunk is present, so nothing needs the contents of its regions.
+                    None => unsafe { self.memory.acquire(&chunk.read.fills) },
+                }
                 chunk.state = ChunkState::Reading(begin(&self.reader, &chunk.read));
                 Ok(())
             }
@@ -143,26 +183,48 @@ impl StreamedWeights {
         Ok(Interval { start: now.saturating_sub(began), end: now.saturating_sub(ended) })
     }
 
-    /// Evicts all chunks.
+    /// Evicts all chunks but those of experts.
     pub fn release(&mut self) {
-        self.wait_for_all();
-        if self.chunks.iter().any(|chunk| chunk.state != ChunkState::Absent) {
-            // SAFETY: all reads have finished, and the session does not run while a chunk is absent, which all are now.
+        let needed = 0..self.always_needed();
+        self.wait_for_reads(needed.clone());
+        let chunks = &mut self.chunks[needed];
+        if chunks.iter().any(|chunk| chunk.state != ChunkState::Absent) {
+            // SAFETY: all reads into this memory have finished, and the session does not run while a chunk of it is absent, which all
+            // are now.
             unsafe { self.memory.release() };
         }
-        self.chunks.iter_mut().for_each(|chunk| chunk.state = ChunkState::Absent);
+        chunks.iter_mut().for_each(|chunk| chunk.state = ChunkState::Absent);
     }
 
-    /// Refuses a run while a chunk is absent.
+    /// Evicts a chunk of an expert.
+    pub fn evict(&mut self, chunk: usize) {
+        self.wait_for_reads(chunk..chunk + 1);
+        let chunk = &mut self.chunks[chunk];
+        if let Some(memory) = &chunk.expert {
+            // SAFETY: `take_over` replaced it and the session keeps it mapped; its read has finished, and the session does not run with
+            // this expert before it is present again. If the system refuses, the pages stay as they are.
+            drop(unsafe { memory.protect(Access::Forbidden) });
+            chunk.state = ChunkState::Absent;
+        }
+    }
+
+    /// Refuses a run while a chunk that it needs is absent.
     pub fn check(&self) -> Result<(), BackendError> {
-        match self.chunks.iter().all(|chunk| chunk.state == ChunkState::Present) {
+        let experts = self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
+        let mut needed = (0..self.always_needed()).chain(experts);
+        match needed.all(|chunk| self.chunks[chunk].state == ChunkState::Present) {
             true => Ok(()),
             false => Err(misfit("a run needs it and it is not in memory")),
         }
     }
 
-    fn wait_for_all(&mut self) {
-        for chunk in &mut self.chunks {
+    /// The number of chunks that every run needs.
+    fn always_needed(&self) -> usize {
+        self.experts.first().map_or(self.chunks.len(), |chunks| chunks.start)
+    }
+
+    fn wait_for_reads(&mut self, chunks: Range<usize>) {
+        for chunk in &mut self.chunks[chunks] {
             if let ChunkState::Reading(ticket) = chunk.state {
                 // Whether the read failed does not matter: the chunk is evicted.
                 drop(self.reader.wait(ticket));
@@ -174,8 +236,19 @@ impl StreamedWeights {
 
 impl Drop for StreamedWeights {
     fn drop(&mut self) {
-        self.wait_for_all();
+        self.wait_for_reads(0..self.chunks.len());
     }
+}
+
+/// The chunks of an expert's part of a mapping, each with the memory that it fills.
+fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<Chunk>> {
+    let (mut rest, mut chunks) = (Some(part.clone()), Vec::new());
+    for read in reads(part, None, 0..0, files)? {
+        let (memory, more) = rest.take().map_or((None, None), |rest| rest.split(read.length as u64));
+        chunks.push(Chunk { read, state: ChunkState::Absent, expert: memory });
+        rest = more;
+    }
+    Ok(chunks)
 }
 
 /// Reads pinned weights.
@@ -209,6 +282,13 @@ impl MappedWeights {
     }
 }
 
+fn cannot_protect(error: io::Error) -> BackendError {
+    BackendError::Runtime {
+        doing: "make room for an expert (hpp-split --experts all needs fewer mappings)".into(),
+        cause: error.to_string(),
+    }
+}
+
 fn misfit(why: &str) -> BackendError {
     BackendError::Misfit { what: "a chunk of weights".into(), why: why.into() }
 }
@@ -233,7 +313,7 @@ mod tests {
             let at = pages.address() as usize + number * BYTES;
             let (to, fills) = (Destination::Memory(at), std::iter::once(at..at + BYTES).collect());
             let read = ChunkRead { file: ReadFrom::Open(Arc::new(file)), offset: 0, length: BYTES, to, fills };
-            Chunk { read, state: ChunkState::Absent }
+            Chunk { read, state: ChunkState::Absent, expert: None }
         };
         let broken = WeightFile::with_length(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
@@ -241,7 +321,9 @@ mod tests {
         let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
         // SAFETY: pages of this test, which outlive the weights.
         let memory = unsafe { PageRegions::new(Rc::default(), &filled) };
-        (StreamedWeights { reader: Rc::new(reader), bytes, chunks, memory, unlocked: None }, pages)
+        let (experts, selected) = (Vec::new(), Vec::new());
+        let reader = Rc::new(reader);
+        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, unlocked: None }, pages)
     }
 
     #[test]
@@ -295,7 +377,7 @@ mod tests {
                 let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(io, mappings, &regions(dir.path()), pinned) }.unwrap();
+                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &regions(dir.path()), pinned) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())

@@ -1,0 +1,128 @@
+//! The slices of a session's weights that hold single experts: where they are in files, and the parts of mappings that hold them.
+
+use super::align::{Tensor, tensors};
+use super::mapping::Mapping;
+use crate::weights::file::SECTOR;
+use hpp_engine::port::ExpertWeights;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Slices with fewer bytes are not worth mappings of their own and are treated like other weights.
+const MIN_SLICE: u64 = 16 << 10;
+
+/// Weights that hold one slice for each expert.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ExpertTensors {
+    /// How many slices each has.
+    count: usize,
+    tensors: Vec<FileRange>,
+}
+
+/// A range of bytes in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FileRange {
+    path: PathBuf,
+    offset: u64,
+    length: u64,
+}
+
+impl ExpertTensors {
+    /// Finds the weights of these names that a model file stores in other files under `dir`. Of a weight that a kernel has packed the
+    /// packed copy counts, which has the slices in the same order and of the same size.
+    pub fn find(model: &Path, dir: &Path, weights: ExpertWeights<'_>) -> io::Result<Self> {
+        let all = tensors(&std::fs::read(model)?)?;
+        let wanted = all.into_iter().filter(|tensor| weights.names.contains(&tensor.name));
+        let range = |tensor: Tensor| {
+            let (offset, length) = tensor.packed.or(tensor.stored)?;
+            let path = dir.join(tensor.location).canonicalize().ok()?;
+            let is_sliced = weights.count > 0 && length.is_multiple_of(weights.count as u64);
+            (is_sliced && length / weights.count as u64 >= MIN_SLICE).then_some(FileRange { path, offset, length })
+        };
+        Ok(ExpertTensors { count: weights.count, tensors: wanted.filter_map(range).collect() })
+    }
+
+    /// Divides mappings into the whole pages of each expert and all the rest. A page with bytes of two experts belongs to the rest.
+    pub fn divide(&self, mappings: Vec<Mapping>) -> (Vec<Mapping>, Vec<Vec<Mapping>>) {
+        let (mut rest, mut experts) = (Vec::new(), vec![Vec::new(); self.count]);
+        for mapping in mappings {
+            let mut left = Some(mapping);
+            for (expert, pages) in self.slices(left.as_ref()) {
+                let Some(whole) = left.take() else { break };
+                let (before, from_slice) = whole.split(pages.start - whole.offset);
+                let (slice, after) = from_slice.map_or((None, None), |part| part.split(pages.end - pages.start));
+                rest.extend(before);
+                experts[expert].extend(slice);
+                left = after;
+            }
+            rest.extend(left);
+        }
+        experts.retain(|parts| !parts.is_empty());
+        match experts.len() == self.count {
+            true => (rest, experts),
+            // Not every expert has pages of its own.
+            false => {
+                rest.extend(experts.into_iter().flatten());
+                rest.sort_by_key(|part| part.start);
+                (rest, Vec::new())
+            }
+        }
+    }
+
+    /// The whole pages of experts within a mapping, by their offsets in its file, in order.
+    fn slices(&self, mapping: Option<&Mapping>) -> Vec<(usize, std::ops::Range<u64>)> {
+        let Some(mapping) = mapping else { return Vec::new() };
+        let mapped = mapping.offset..mapping.offset + mapping.length as u64;
+        let within = |range: &&FileRange| {
+            range.path == mapping.path && mapped.start <= range.offset && range.offset + range.length <= mapped.end
+        };
+        let slices = self.tensors.iter().filter(within).flat_map(|range| {
+            let bytes = range.length / self.count as u64;
+            (0..self.count).map(move |expert| {
+                let start = range.offset + expert as u64 * bytes;
+                (expert, start.next_multiple_of(SECTOR)..(start + bytes) / SECTOR * SECTOR)
+            })
+        });
+        let mut slices: Vec<_> = slices.filter(|(_, pages)| pages.start < pages.end).collect();
+        slices.sort_by_key(|(_, pages)| pages.start);
+        slices
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn tensor(offset: u64, length: u64) -> FileRange {
+        FileRange { path: "/w".into(), offset, length }
+    }
+
+    fn mapping(offset: u64, length: usize) -> Mapping {
+        Mapping { start: 0x1000_0000 + offset as usize, length, offset, path: "/w".into() }
+    }
+
+    #[test]
+    fn experts_have_the_pages_that_only_they_fill() {
+        // Two tensors of two experts: one aligned, of 5 pages each; one of 4.5 pages each.
+        let tensors = ExpertTensors { count: 2, tensors: vec![tensor(4096, 40_960), tensor(45_056, 36_864)] };
+        let (rest, experts) = tensors.divide(vec![mapping(0, 90_112)]);
+        let parts = |mappings: &[Mapping]| -> Vec<_> {
+            mappings.iter().map(|part| (part.offset, part.length)).collect()
+        };
+        assert_eq!(parts(&experts[0]), [(4096, 20_480), (45_056, 16_384)]);
+        assert_eq!(parts(&experts[1]), [(24_576, 20_480), (65_536, 16_384)]);
+        assert_eq!(parts(&rest), [(0, 4096), (61_440, 4096), (81_920, 8192)]);
+        let all: usize = rest.iter().chain(experts.iter().flatten()).map(|part| part.length).sum();
+        assert_eq!(all, 90_112);
+    }
+
+    #[test]
+    fn tensors_that_are_not_mapped_as_a_whole_are_not_divided() {
+        let tensors = ExpertTensors { count: 2, tensors: vec![tensor(4096, 40_960)] };
+        let whole = vec![mapping(0, 8192)];
+        assert_eq!(tensors.divide(whole.clone()), (whole, vec![]));
+        let elsewhere = vec![Mapping { path: "/other".into(), ..mapping(0, 90_112) }];
+        assert_eq!(tensors.divide(elsewhere.clone()), (elsewhere, vec![]));
+        let none = vec![mapping(0, 8192)];
+        assert_eq!(ExpertTensors::default().divide(none.clone()), (none, vec![]));
+    }
+}

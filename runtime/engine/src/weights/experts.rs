@@ -1,0 +1,173 @@
+//! The cache of experts: those that were read by demand stay in host memory until others need the room.
+//!
+//! Which expert to evict follows LRFU (Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
+//! frequently used policies", IEEE Trans. Computers 50, 2001): a use counts 1 and loses half of its weight every [`HALF_LIFE`] passes,
+//! and the expert with the smallest sum goes first.
+
+use crate::ids::{Id, StageId};
+
+/// Passes after which a use counts half.
+const HALF_LIFE: f64 = 64.0;
+
+/// An expert of a stage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ExpertId {
+    pub stage: StageId,
+    pub expert: u32,
+}
+
+/// Which experts are in memory, and how often each was used.
+#[derive(Debug, Default)]
+pub(crate) struct ExpertCache {
+    /// Bytes for experts.
+    room: u64,
+    used: u64,
+    /// Passes so far.
+    passes: u64,
+    /// By stage index and expert; empty for stages without experts.
+    stages: Vec<Vec<Entry>>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Entry {
+    bytes: u64,
+    is_cached: bool,
+    /// The base-2 logarithm of the sum of uses, each worth `2^(pass / HALF_LIFE)`: the order of these logarithms is the order of the
+    /// decayed sums in every later pass.
+    score: Option<f64>,
+}
+
+impl ExpertCache {
+    /// A cache of `room` bytes, raised to the experts of the largest stage, for experts of these bytes by stage.
+    pub fn new(room: u64, stages: impl IntoIterator<Item = (StageId, Vec<u64>)>) -> Self {
+        let mut cache = ExpertCache { room, ..ExpertCache::default() };
+        for (stage, bytes) in stages {
+            cache.room = cache.room.max(bytes.iter().sum());
+            let length = cache.stages.len().max(stage.index() + 1);
+            cache.stages.resize_with(length, Vec::new);
+            cache.stages[stage.index()] =
+                bytes.into_iter().map(|bytes| Entry { bytes, ..Entry::default() }).collect();
+        }
+        cache
+    }
+
+    /// A pass starts.
+    pub fn start_pass(&mut self) {
+        self.passes += 1;
+    }
+
+    /// Whether a stage has experts.
+    pub fn has_experts(&self, stage: StageId) -> bool {
+        self.stages.get(stage.index()).is_some_and(|experts| !experts.is_empty())
+    }
+
+    /// Counts a use of an expert; whether it is in memory.
+    pub fn touch(&mut self, ExpertId { stage, expert }: ExpertId) -> bool {
+        let entry = &mut self.stages[stage.index()][expert as usize];
+        let now = self.passes as f64 / HALF_LIFE;
+        entry.score = Some(entry.score.map_or(now, |score| log2_of_sum(score, now)));
+        entry.is_cached
+    }
+
+    /// The expert to evict so that another of this many bytes fits; `None` if it fits. `kept` of the stage stay.
+    pub fn victim(&self, bytes: u64, stage: StageId, kept: &[u32]) -> Option<ExpertId> {
+        if self.used + bytes <= self.room {
+            return None;
+        }
+        let cached = self.stages.iter().enumerate().flat_map(|(index, experts)| {
+            let cached = experts.iter().enumerate().filter(|(_, entry)| entry.is_cached);
+            cached.map(move |(expert, entry)| (StageId::new(index), expert as u32, entry.score))
+        });
+        let evictable = cached.filter(|(other, expert, _)| *other != stage || !kept.contains(expert));
+        let least = evictable.min_by(|(.., a), (.., b)| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        least.map(|(stage, expert, _)| ExpertId { stage, expert })
+    }
+
+    /// Bytes of an expert.
+    pub fn bytes(&self, ExpertId { stage, expert }: ExpertId) -> u64 {
+        self.stages[stage.index()][expert as usize].bytes
+    }
+
+    /// An expert is in memory, or being read, from now on.
+    pub fn insert(&mut self, id: ExpertId) {
+        self.set(id, true);
+    }
+
+    /// An expert is no longer in memory.
+    pub fn remove(&mut self, id: ExpertId) {
+        self.set(id, false);
+    }
+
+    fn set(&mut self, ExpertId { stage, expert }: ExpertId, is_cached: bool) {
+        let entry = &mut self.stages[stage.index()][expert as usize];
+        if entry.is_cached != is_cached {
+            self.used = if is_cached { self.used + entry.bytes } else { self.used - entry.bytes };
+            entry.is_cached = is_cached;
+        }
+    }
+}
+
+/// `log2(2^a + 2^b)`.
+fn log2_of_sum(a: f64, b: f64) -> f64 {
+    a.max(b) + (-(a - b).abs()).exp2().ln_1p() / std::f64::consts::LN_2
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expert(stage: usize, expert: u32) -> ExpertId {
+        ExpertId { stage: StageId::new(stage), expert }
+    }
+
+    fn cache(room: u64) -> ExpertCache {
+        ExpertCache::new(room, [(StageId::new(1), vec![10; 4]), (StageId::new(3), vec![10; 4])])
+    }
+
+    fn use_in_pass(cache: &mut ExpertCache, ids: &[ExpertId]) {
+        cache.start_pass();
+        for id in ids {
+            cache.touch(*id);
+            cache.insert(*id);
+        }
+    }
+
+    #[test]
+    fn all_experts_of_one_stage_always_fit() {
+        let cache = cache(5);
+        assert!(cache.has_experts(StageId::new(1)) && !cache.has_experts(StageId::new(0)));
+        assert!(!cache.has_experts(StageId::new(9)));
+        assert_eq!(cache.room, 40);
+    }
+
+    #[test]
+    fn what_was_used_least_and_longest_ago_is_evicted_first() {
+        let mut cache = cache(40);
+        for _ in 0..3 {
+            use_in_pass(&mut cache, &[expert(1, 0)]);
+        }
+        use_in_pass(&mut cache, &[expert(1, 1), expert(3, 2)]);
+        use_in_pass(&mut cache, &[expert(3, 3)]);
+        // Full: experts 1 of stage 1 and 2 of stage 3 were used once and longest ago; the stage that runs keeps what it needs.
+        assert_eq!(cache.victim(10, StageId::new(1), &[1]), Some(expert(3, 2)));
+        assert_eq!(cache.victim(10, StageId::new(3), &[2]), Some(expert(1, 1)));
+        cache.remove(expert(3, 2));
+        assert_eq!(cache.victim(10, StageId::new(3), &[]), None);
+        // Frequent uses count for less the longer ago they are.
+        for _ in 0..20 * HALF_LIFE as usize {
+            cache.start_pass();
+        }
+        use_in_pass(&mut cache, &[expert(1, 1), expert(3, 3), expert(3, 0)]);
+        assert_eq!(cache.victim(10, StageId::new(3), &[]), Some(expert(1, 0)));
+    }
+
+    #[test]
+    fn counts_of_many_passes_stay_finite() {
+        let mut cache = cache(40);
+        cache.passes = 1 << 40;
+        use_in_pass(&mut cache, &[expert(1, 0)]);
+        use_in_pass(&mut cache, &[expert(1, 1), expert(1, 0)]);
+        let scores: Vec<f64> = cache.stages[1].iter().filter_map(|entry| entry.score).collect();
+        assert!(scores.iter().all(|score| score.is_finite()) && scores[0] > scores[1], "{scores:?}");
+    }
+}

@@ -1,0 +1,130 @@
+//! Mixtures of experts: the operators `QMoE` and `MoE`, whose weights hold one slice for each expert, and the division of a block
+//! before such an operator.
+
+use crate::segmentation::{Block, Segmentation};
+use crate::{ClassId, Graph, Node, NodeId, ValueId};
+use std::collections::BTreeSet;
+
+/// Inputs of `MoE` and `QMoE` that are no weights: the hidden states and the router's logits. Input [`AGGREGATION`] may have another
+/// tensor of the second kind.
+const ROUTER: usize = 1;
+/// The optional input of `QMoE` with weights of the selected experts.
+const AGGREGATION: usize = 14;
+
+/// A mixture of experts in one operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// The operator.
+    pub node: NodeId,
+    /// The router's logits, one for each token and expert. Each token selects the experts with the largest ones.
+    pub router: ValueId,
+    /// How many experts there are.
+    pub count: u64,
+    /// How many of them each token selects.
+    pub active: u64,
+    /// Weights whose first dimension counts experts.
+    pub weights: Vec<ValueId>,
+}
+
+impl Mixture {
+    /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before the operator, and
+    /// the weights are constants. `None` if the block has none.
+    pub fn of(graph: &Graph, block: &Block) -> Option<Mixture> {
+        block.nodes.iter().find_map(|id| mixture(graph, *id))
+    }
+
+    /// Bytes of the weights of all experts.
+    pub fn bytes(&self, graph: &Graph) -> u64 {
+        self.weights.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum()
+    }
+
+    /// Expected share of the experts that `tokens` tokens select, if every expert is as likely as any other:
+    /// `1 - (1 - active / count)^tokens`.
+    pub fn visited_share(&self, tokens: u64) -> f64 {
+        let unvisited = 1.0 - self.active as f64 / self.count as f64;
+        1.0 - unvisited.powf(tokens as f64)
+    }
+}
+
+fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
+    let node = graph.node(id);
+    let is_mixture = node.domain == "com.microsoft" && matches!(node.op_type.as_str(), "QMoE" | "MoE");
+    // The sparse mixer selects experts by another rule.
+    if !is_mixture || node.int("use_sparse_mixer").unwrap_or(0) != 0 {
+        return None;
+    }
+    let router = node.inputs.get(ROUTER).copied().flatten().filter(|id| graph.producer(*id).is_some())?;
+    let active = u64::try_from(node.int("k").unwrap_or(1)).ok()?;
+    let count = count(graph, node)?;
+    let is_sliced = |id: &ValueId| graph.weight(*id).is_some() && first_size(graph, *id) == Some(count);
+    let weights = node.inputs.iter().enumerate().filter(|(at, _)| *at > ROUTER && *at != AGGREGATION);
+    let weights: Vec<ValueId> = weights.filter_map(|(_, id)| *id).filter(is_sliced).collect();
+    let is_possible = (1..count).contains(&active) && !weights.is_empty();
+    is_possible.then_some(Mixture { node: id, router, count, active, weights })
+}
+
+/// The first size of the first weight.
+fn count(graph: &Graph, node: &Node) -> Option<u64> {
+    let first = node.inputs.get(ROUTER + 1).copied().flatten()?;
+    graph.weight(first).and_then(|_| first_size(graph, first))
+}
+
+fn first_size(graph: &Graph, id: ValueId) -> Option<u64> {
+    graph.value(id).shape.as_ref()?.first()?.as_fixed()
+}
+
+impl Segmentation {
+    /// The same model with each of these blocks divided in two: before its mixture, and the mixture with all that depends on it.
+    /// The second half has no states of its own unless a node behind the mixture reads one. Classes are not computed again.
+    pub fn divided_at_experts(&self, graph: &Graph, mixtures: &[(usize, NodeId)]) -> Segmentation {
+        let mut divided = self.clone();
+        let mut block_of = self.block_of.clone();
+        // From the last to the first, so that the numbers of the blocks before stay.
+        let mut sorted: Vec<_> = mixtures.to_vec();
+        sorted.sort_unstable_by(|a, b| b.cmp(a));
+        for (block, node) in sorted {
+            let behind = self.behind(graph, block, node);
+            let first = &mut divided.blocks[block];
+            let (second_nodes, first_nodes) = first.nodes.iter().partition(|id| behind.contains(id));
+            first.nodes = first_nodes;
+            first.weights = self.weights.used_by_all(first.nodes.iter().copied());
+            let second = Block {
+                label: format!("{}.experts", first.label),
+                kind: first.kind,
+                nodes: second_nodes,
+                states: vec![],
+                weights: vec![],
+                class: ClassId(first.class.0),
+            };
+            let second = Block { weights: self.weights.used_by_all(second.nodes.iter().copied()), ..second };
+            for owner in block_of.iter_mut().flatten().filter(|owner| **owner > block) {
+                *owner += 1;
+            }
+            for id in &second.nodes {
+                block_of[id.0 as usize] = Some(block + 1);
+            }
+            divided.blocks.insert(block + 1, second);
+        }
+        for state in &mut divided.states {
+            state.block = block_of[state.pair.reader.0 as usize].unwrap_or(0);
+        }
+        for (index, block) in divided.blocks.iter_mut().enumerate() {
+            let owned = divided.states.iter().enumerate().filter(|(_, state)| state.block == index);
+            block.states = owned.map(|(number, _)| number).collect();
+        }
+        divided.boundaries = crate::assign::boundaries(graph, &divided.weights, &block_of, divided.blocks.len());
+        divided.block_of = block_of;
+        divided
+    }
+
+    /// The node and all nodes of its block that depend on it.
+    fn behind(&self, graph: &Graph, block: usize, node: NodeId) -> BTreeSet<NodeId> {
+        let mut behind = BTreeSet::from([node]);
+        for id in self.blocks[block].nodes.iter().filter(|id| **id > node) {
+            if graph.producers_of(*id).iter().any(|producer| behind.contains(producer)) {
+                behind.insert(*id);
+            }
+        }
+        behind
+    }
+}

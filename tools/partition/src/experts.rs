@@ -1,0 +1,99 @@
+//! Mixtures of experts whose experts are read from disk by demand: the bytes that a pass reads, and the memory that caches them.
+
+/// The experts of a block. Each token selects some of them, and the runtime reads only those.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Experts {
+    /// Bytes of all experts.
+    pub bytes: u64,
+    /// How many there are.
+    pub count: u64,
+    /// How many of them each token selects.
+    pub active: u64,
+}
+
+impl Experts {
+    /// Expected bytes of the experts that `tokens` tokens select, if every expert is as likely as any other:
+    /// `bytes (1 - (1 - active / count)^tokens)`.
+    pub fn visited_bytes(self, tokens: u64) -> u64 {
+        let unvisited = (1.0 - self.active as f64 / self.count as f64).powf(tokens as f64);
+        (self.bytes as f64 * (1.0 - unvisited)) as u64
+    }
+}
+
+/// The experts that the host computes with in a pass of a phase, packed bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertReads {
+    /// All experts.
+    pub all: u64,
+    /// Those that the tokens of a pass select.
+    pub visited: u64,
+    /// The experts of the block that has most.
+    pub largest: u64,
+    /// The largest block without its experts.
+    pub largest_rest: u64,
+}
+
+/// How host memory is divided between experts and other weights.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertMemory {
+    /// Memory for experts that were read, bytes.
+    pub cache: u64,
+    /// The share of the other weights that stays pinned, 0 to 1.
+    pub rest_pinned: f64,
+}
+
+impl ExpertMemory {
+    /// The division of `available` bytes. The other weights come first, because every pass reads them; the cache holds at least the
+    /// experts of one block, because a prompt may select all of them. `rest` are the bytes of the other weights.
+    pub fn divide(available: u64, rest: u64, experts: ExpertReads) -> ExpertMemory {
+        let cache = available.saturating_sub(rest).clamp(experts.largest, experts.all.max(experts.largest));
+        let room = available.saturating_sub(cache);
+        let rest_pinned = match rest <= room {
+            true => 1.0,
+            // As without experts: the unpinned rest of one block is in memory too.
+            false => {
+                let (rest, largest) = (rest as f64, experts.largest_rest as f64);
+                ((room as f64 - largest) / (rest - largest)).clamp(0.0, 1.0)
+            }
+        };
+        ExpertMemory { cache, rest_pinned }
+    }
+
+    /// Expected bytes of experts that a pass reads. Of the selected experts the cache has as large a share as of all, except that a
+    /// pass that selects nearly all evicts them before they are needed again.
+    pub fn read_bytes(self, experts: ExpertReads) -> u64 {
+        if self.cache >= experts.all {
+            return 0;
+        }
+        let (all, visited) = (experts.all as f64, experts.visited as f64);
+        let hits = self.cache as f64 / all * (1.0 - visited / all);
+        (visited * (1.0 - hits)) as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const EXPERTS: Experts = Experts { bytes: 1600, count: 16, active: 4 };
+
+    #[test]
+    fn tokens_select_experts_independently() {
+        assert_eq!([1, 2, 1000].map(|tokens| EXPERTS.visited_bytes(tokens)), [400, 700, 1600]);
+    }
+
+    #[test]
+    fn other_weights_are_pinned_first_and_a_block_always_fits() {
+        let experts = ExpertReads { all: 3200, visited: 800, largest: 1600, largest_rest: 100 };
+        let divide = |available| ExpertMemory::divide(available, 200, experts);
+        assert_eq!(divide(2800), ExpertMemory { cache: 2600, rest_pinned: 1.0 });
+        assert_eq!(divide(1750), ExpertMemory { cache: 1600, rest_pinned: 0.5 });
+        assert_eq!(divide(1900), ExpertMemory { cache: 1700, rest_pinned: 1.0 });
+        // Half of the experts are cached: of a quarter that is selected, 3/8 are hits.
+        let half = ExpertMemory { cache: 1600, rest_pinned: 1.0 };
+        assert_eq!(half.read_bytes(experts), 500);
+        // A prompt that selects all has no hits, and a cache for all reads nothing.
+        assert_eq!(half.read_bytes(ExpertReads { visited: 3200, ..experts }), 3200);
+        assert_eq!(divide(4000).read_bytes(experts), 0);
+    }
+}

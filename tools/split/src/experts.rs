@@ -1,0 +1,78 @@
+//! Divides partitions that are read from disk before their mixture of experts, so that the runtime knows which experts a pass selects
+//! before it reads them.
+
+use crate::error::SplitError;
+use crate::partitioning::Partitioning;
+use crate::request::PlanningRequest;
+use hpp_graph::{Mixture, NodeId, Part, Segmentation, cut};
+use hpp_model::{Analysis, PartitionSpec};
+use hpp_partition::{Choice, Where};
+
+/// The partitions of a plan. Those of a mixture that is read by demand are divided in two.
+pub struct Divided {
+    /// The blocks of the partitions; the same block twice where one is divided.
+    pub specs: Vec<PartitionSpec>,
+    /// The mixture that each partition begins with, where its experts are read by demand.
+    pub mixtures: Vec<Option<Mixture>>,
+    /// For each partition the partition of the placement that it belongs to.
+    pub origins: Vec<usize>,
+    /// The blocks, divided where partitions are.
+    pub segmentation: Segmentation,
+    /// The part of the graph of each partition.
+    pub parts: Vec<Part>,
+}
+
+/// Divides the partitions of a placement whose experts are read by demand. `parts` are those of the undivided partitions.
+pub fn divide(
+    request: &PlanningRequest,
+    analysis: &Analysis,
+    partitioning: &Partitioning,
+    parts: Vec<Part>,
+) -> Result<Divided, SplitError> {
+    let specs = &partitioning.partitions;
+    let by_demand = partitioning.disk_streaming(request).is_some_and(|disk| disk.expert_cache.is_some());
+    let wanted = |spec: &PartitionSpec| mixture(request, analysis, spec).filter(|_| by_demand);
+    let wanted: Vec<Option<Mixture>> = specs.iter().map(wanted).collect();
+    if wanted.iter().all(Option::is_none) {
+        return Ok(Divided {
+            specs: specs.clone(),
+            origins: (0..specs.len()).collect(),
+            segmentation: analysis.segmentation.clone(),
+            mixtures: wanted,
+            parts,
+        });
+    }
+    let nodes: Vec<(usize, NodeId)> = specs
+        .iter()
+        .zip(&wanted)
+        .filter_map(|(spec, mixture)| mixture.as_ref().map(|mixture| (spec.blocks.start, mixture.node)))
+        .collect();
+    let segmentation = analysis.segmentation.divided_at_experts(&analysis.graph, &nodes);
+    let mut divided =
+        Divided { specs: Vec::new(), mixtures: Vec::new(), origins: Vec::new(), segmentation, parts: Vec::new() };
+    let (mut groups, mut next) = (Vec::new(), 0);
+    for (origin, (spec, mixture)) in specs.iter().zip(wanted).enumerate() {
+        let mut add = |blocks: usize, mixture: Option<Mixture>| {
+            groups.push(next..next + blocks);
+            next += blocks;
+            divided.specs.push(spec.clone());
+            divided.mixtures.push(mixture);
+            divided.origins.push(origin);
+        };
+        add(spec.blocks.len(), None);
+        if mixture.is_some() {
+            add(1, mixture);
+        }
+    }
+    divided.parts =
+        cut(&analysis.graph, &divided.segmentation, &groups).map_err(|error| SplitError::Cut(Box::new(error)))?;
+    Ok(divided)
+}
+
+/// The mixture of a partition that is one block on the host in both phases.
+fn mixture(request: &PlanningRequest, analysis: &Analysis, spec: &PartitionSpec) -> Option<Mixture> {
+    let is_one_on_host = spec.blocks.len() == 1 && spec.choice == Choice::both(Where::Cpu);
+    let block = spec.blocks.start;
+    request.problem.blocks[block].experts.filter(|_| is_one_on_host)?;
+    Mixture::of(&analysis.graph, &analysis.segmentation.blocks[block])
+}
