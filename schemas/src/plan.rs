@@ -209,9 +209,9 @@ impl Plan {
     /// the most weight inputs on that device, each as large as the largest weight assigned to it. See [`in_slot`].
     pub fn slot(&self, device: &str) -> Vec<u64> {
         let mut slot: Vec<u64> = Vec::new();
-        for form in self.partitions.iter().flat_map(Partition::forms).filter(|form| form.device == device) {
-            for (at, weight) in in_slot(form.weights).into_iter().enumerate() {
-                let bytes = form.weights[weight].bytes().unwrap_or(u64::MAX);
+        for variant in self.partitions.iter().flat_map(Partition::variants).filter(|variant| variant.device == device) {
+            for (at, weight) in in_slot(variant.weights).into_iter().enumerate() {
+                let bytes = variant.weights[weight].bytes().unwrap_or(u64::MAX);
                 match slot.get_mut(at) {
                     Some(piece) => *piece = bytes.max(*piece),
                     None => slot.push(bytes),
@@ -229,11 +229,11 @@ impl Plan {
         let mut files: BTreeMap<&str, u64> = BTreeMap::new();
         let mut slots = 0u64;
         for partition in &self.partitions {
-            for form in partition.forms().filter(|form| form.device == device) {
-                let inputs = form.weights.iter().try_fold(0u64, |sum, weight| sum.checked_add(weight.bytes()?))?;
-                let constants = files.entry(form.file).or_default();
+            for variant in partition.variants().filter(|variant| variant.device == device) {
+                let inputs = variant.weights.iter().try_fold(0u64, |sum, weight| sum.checked_add(weight.bytes()?))?;
+                let constants = files.entry(variant.file).or_default();
                 *constants = partition.bytes.weights.0.saturating_sub(inputs).max(*constants);
-                slots = slots.checked_add(if form.residency.is_resident() { inputs } else { 0 })?;
+                slots = slots.checked_add(if variant.residency.is_resident() { inputs } else { 0 })?;
             }
         }
         files.into_values().try_fold(slots, u64::checked_add)

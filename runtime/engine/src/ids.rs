@@ -31,7 +31,7 @@ macro_rules! ids {
 ids! {
     /// A partition of the plan.
     PartitionId,
-    /// A partition loaded in one of its forms.
+    /// A partition loaded in one of its variants.
     StageId,
     /// A backend session; stages of one class share it.
     SessionId,

@@ -24,15 +24,15 @@ fn needed(plan: &Plan) -> u64 {
     let on_host = |device: &str| hosts.contains(&device);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let resident_weights = |partition: &Partition| {
-        let on_host = partition.forms().find(|form| on_host(form.device));
-        match on_host.map(|form| form.residency) {
+        let on_host = partition.variants().find(|variant| on_host(variant.device));
+        match on_host.map(|variant| variant.residency) {
             Some(Residency::Resident) => partition.bytes.weights.0,
             Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
             Some(Residency::Mapped) | None => 0,
         }
     };
     let streams_to_gpu = |partition: &&Partition| {
-        partition.forms().any(|form| !on_host(form.device) && form.residency == Residency::Streamed)
+        partition.variants().any(|variant| !on_host(variant.device) && variant.residency == Residency::Streamed)
     };
     let computed_on_host = plan.partitions.iter().filter(|partition| on_host(&partition.device));
     let states = plan.states.iter().filter(|state| on_host(&state.device)).map(|state| state.bytes.0);

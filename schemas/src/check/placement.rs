@@ -1,15 +1,15 @@
 //! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
-use crate::{DeviceKind, Form, Partition, Plan, Residency, WeightInput};
+use crate::{DeviceKind, PartitionVariant, Partition, Plan, Residency, WeightInput};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
     for (at, partition) in plan.partitions.iter().enumerate() {
-        for (form, field) in partition.forms().zip(["", ".prefill"]) {
+        for (variant, field) in partition.variants().zip(["", ".prefill"]) {
             let place = format!("partitions[{at}]{field}");
-            streamed(plan, found, &place, &form);
-            weights(plan, found, &place, partition, &form);
+            streamed(plan, found, &place, &variant);
+            weights(plan, found, &place, partition, &variant);
         }
         let locked = partition.bytes.locked.map_or(0, |locked| locked.0);
         found.require(
@@ -37,20 +37,20 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     }
 }
 
-fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
-    let Some(device) = names::device(plan, form.device) else {
+fn streamed(plan: &Plan, found: &mut Findings, place: &str, variant: &PartitionVariant<'_>) {
+    let Some(device) = names::device(plan, variant.device) else {
         // `names` checks the device for decoding.
         if place.ends_with(".prefill") {
-            found.error(place, format!("the plan has no device {:?}", form.device));
+            found.error(place, format!("the plan has no device {:?}", variant.device));
         }
         return;
     };
     let name = &device.name;
-    let (is_possible, why) = match (form.residency, device.kind) {
+    let (is_possible, why) = match (variant.residency, device.kind) {
         (Residency::Resident, _) => return,
         (Residency::Streamed, DeviceKind::Gpu) => {
             let what = "weights that are streamed to a GPU must be inputs of the file";
-            found.require(!form.weights.is_empty(), place, what);
+            found.require(!variant.weights.is_empty(), place, what);
             (device.ring.is_some(), format!("{name} has no ring to stream weights into"))
         }
         (Residency::Streamed, DeviceKind::Cpu) => {
@@ -62,15 +62,15 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
 }
 
 /// Weight inputs are on a GPU, have unique names, and are within files that the plan records.
-fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, form: &Form<'_>) {
-    let on_host = names::device(plan, form.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
+fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, variant: &PartitionVariant<'_>) {
+    let on_host = names::device(plan, variant.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
     found.require(
-        !on_host || form.weights.is_empty(),
+        !on_host || variant.weights.is_empty(),
         place,
         "weights must be constants on the host, because kernels can pack only constants",
     );
     let mut seen: BTreeSet<&str> = partition.inputs.iter().map(|input| input.name.as_str()).collect();
-    for (number, weight) in form.weights.iter().enumerate() {
+    for (number, weight) in variant.weights.iter().enumerate() {
         let place = format!("{place}.weights[{number}]");
         found.require(seen.insert(&weight.name), &place, format!("{:?} occurs twice", weight.name));
         match end(weight) {

@@ -46,7 +46,7 @@ fn needed(plan: &Plan, device: &str) -> Option<u64> {
     // State kept elsewhere in both phases is copied here for one run; state that moves between phases stays here during
     // one of them.
     let visits = |partition: &Partition| {
-        let at_home = |state: &&crate::State| partition.forms().any(|form| form.device == state.device);
+        let at_home = |state: &&crate::State| partition.variants().any(|variant| variant.device == state.device);
         plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))
     };
     let weights = plan.weights_on(device)?;

@@ -29,7 +29,7 @@ pub struct Partition {
     pub host_file: Option<String>,
     /// How it computes in prefill, if that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefill: Option<Placement>,
+    pub prefill: Option<PrefillVariant>,
     /// Execution providers in order of preference.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
@@ -129,7 +129,7 @@ pub enum Residency {
 /// How a partition computes in prefill, if that differs from decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Placement {
+pub struct PrefillVariant {
     /// Device.
     pub device: String,
     /// Residency of its weights there.
@@ -175,7 +175,7 @@ impl WeightInput {
 
 /// How a partition computes in one phase, borrowed from the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form<'a> {
+pub struct PartitionVariant<'a> {
     /// Device.
     pub device: &'a str,
     /// Residency of its weights there.
@@ -199,8 +199,8 @@ impl Residency {
 
 impl Partition {
     /// How it computes while decoding, and in both phases without `prefill`.
-    pub fn form(&self) -> Form<'_> {
-        Form {
+    pub fn decode_variant(&self) -> PartitionVariant<'_> {
+        PartitionVariant {
             device: &self.device,
             residency: self.residency,
             file: &self.file,
@@ -211,8 +211,8 @@ impl Partition {
     }
 
     /// How it computes in prefill.
-    pub fn prefill_form(&self) -> Form<'_> {
-        self.prefill.as_ref().map_or(self.form(), |placement| Form {
+    pub fn prefill_variant(&self) -> PartitionVariant<'_> {
+        self.prefill.as_ref().map_or(self.decode_variant(), |placement| PartitionVariant {
             device: &placement.device,
             residency: placement.residency,
             file: &placement.file,
@@ -222,18 +222,18 @@ impl Partition {
         })
     }
 
-    /// Its distinct forms: for decoding, and for prefill if that differs.
-    pub fn forms(&self) -> impl Iterator<Item = Form<'_>> {
-        std::iter::once(self.form()).chain(self.prefill.is_some().then(|| self.prefill_form()))
+    /// Its distinct variants: for decoding, and for prefill if that differs.
+    pub fn variants(&self) -> impl Iterator<Item = PartitionVariant<'_>> {
+        std::iter::once(self.decode_variant()).chain(self.prefill.is_some().then(|| self.prefill_variant()))
     }
 
     /// Device that it computes on in prefill.
     pub fn prefill_device(&self) -> &str {
-        self.prefill_form().device
+        self.prefill_variant().device
     }
 
     /// Whether its weights are streamed in either phase.
     pub fn is_streamed(&self) -> bool {
-        self.forms().any(|form| form.residency == Residency::Streamed)
+        self.variants().any(|variant| variant.residency == Residency::Streamed)
     }
 }

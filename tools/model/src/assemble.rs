@@ -183,7 +183,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             residency: residency(decision.disk.as_ref(), spec, decode),
             weights: vec![],
             host_file: None,
-            prefill: (prefill != decode).then(|| Placement {
+            prefill: (prefill != decode).then(|| PrefillVariant {
                 device: device_name(prefill),
                 residency: residency(decision.disk.as_ref(), spec, prefill),
                 file: format!("{}.onnx", names[index]),

@@ -206,8 +206,8 @@ impl<'a> PlanWriter<'a> {
         let streams = plan
             .partitions
             .iter()
-            .flat_map(Partition::forms)
-            .any(|form| is_gpu(form.device) && (form.residency == Residency::Streamed || self.options.movable));
+            .flat_map(Partition::variants)
+            .any(|variant| is_gpu(variant.device) && (variant.residency == Residency::Streamed || self.options.movable));
         if self.options.in_place && !streams && !needs_externalising(&self.analysis.model) {
             return Ok(self.to.relative(self.analysis.model.dir()));
         }
@@ -289,8 +289,8 @@ impl<'a> PlanWriter<'a> {
             records.add_own(SLOTS_FILE, FileRole::Weights)?;
         }
         let mut seen = HashSet::new();
-        let forms = plan.partitions.iter().flat_map(Partition::forms);
-        let files = forms.flat_map(|form| [Some(form.file), form.host_file]).flatten();
+        let variants = plan.partitions.iter().flat_map(Partition::variants);
+        let files = variants.flat_map(|variant| [Some(variant.file), variant.host_file]).flatten();
         for file in files.filter(|file| seen.insert(*file)) {
             records.add(file, FileRole::Partition)?;
         }

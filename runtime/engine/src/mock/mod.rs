@@ -11,7 +11,7 @@ mod session;
 mod tensor;
 mod upload;
 
-pub use chain::{Chain, ChainForm, ChainInputs, ChainPart};
+pub use chain::{Chain, ChainVariant, ChainInputs, ChainPart};
 pub use clock::{LinkCost, VirtualClock};
 pub use disk::{MockDisk, MockWeightStream};
 pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};

@@ -9,7 +9,7 @@ use hpp_schema::{Plan, Step};
 /// One step of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ScheduledOp {
-    /// Run a partition, in the form that the runtime's route gives for the phase.
+    /// Run a partition, in the variant that the runtime's route gives for the phase.
     Run(PartitionId),
     /// Copy boundaries to the memories of the stages that will read them.
     Copy(Vec<BoundaryCopy>),

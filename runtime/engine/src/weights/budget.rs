@@ -5,7 +5,7 @@ use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, PartitionVariant, Partition, Plan, Residency};
 
 /// Host memory left free for heap and code pages that are first touched after weights are pinned, bytes.
 const RESERVE: u64 = 4 << 20;
@@ -99,13 +99,13 @@ impl HostMemoryBudget {
         self.gpu_fallback == WeightResidency::Streamed
     }
 
-    /// Where a form's weights are between its runs.
-    pub fn residency(&self, plan: &Plan, form: &Form<'_>) -> WeightResidency {
+    /// Where a variant's weights are between its runs.
+    pub fn residency(&self, plan: &Plan, variant: &PartitionVariant<'_>) -> WeightResidency {
         let mapped = self.reads == WeightReads::Mapped;
-        match form.residency {
+        match variant.residency {
             Residency::Mapped => WeightResidency::Mapped { sparse_rows: !mapped },
             // A partition of a GPU: used only if its session falls back to the host.
-            Residency::Resident | Residency::Streamed if !is_on_host(plan, form.device) => self.gpu_fallback,
+            Residency::Resident | Residency::Streamed if !is_on_host(plan, variant.device) => self.gpu_fallback,
             Residency::Streamed if mapped => WeightResidency::Mapped { sparse_rows: false },
             Residency::Streamed => WeightResidency::Streamed,
             Residency::Resident => WeightResidency::InMemory,
