@@ -212,13 +212,13 @@ impl Partition {
 
     /// How it computes in prefill.
     pub fn prefill_variant(&self) -> PartitionVariant<'_> {
-        self.prefill.as_ref().map_or(self.decode_variant(), |placement| PartitionVariant {
-            device: &placement.device,
-            residency: placement.residency,
-            file: &placement.file,
-            providers: &placement.providers,
-            weights: &placement.weights,
-            host_file: placement.host_file.as_deref(),
+        self.prefill.as_ref().map_or(self.decode_variant(), |variant| PartitionVariant {
+            device: &variant.device,
+            residency: variant.residency,
+            file: &variant.file,
+            providers: &variant.providers,
+            weights: &variant.weights,
+            host_file: variant.host_file.as_deref(),
         })
     }
 

@@ -6,7 +6,7 @@ use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{Part, ValueId};
-use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
+use hpp_partition::{BlockPlacement, Demand, KvHome, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,7 +17,7 @@ pub struct PartitionSpec {
     /// Positions of the blocks.
     pub blocks: Range<usize>,
     /// Where they compute, in each phase.
-    pub choice: Choice,
+    pub placement: BlockPlacement,
 }
 
 /// How weights of the host are read from disk in each pass.
@@ -43,7 +43,7 @@ pub struct Decision<'a> {
     /// The model.
     pub analysis: &'a Analysis,
     /// Its blocks, as the planner sees them.
-    pub blocks: &'a [hpp_partition::Block],
+    pub blocks: &'a [hpp_partition::BlockSpec],
     /// Runs of blocks that become partitions, in order.
     pub partitions: &'a [PartitionSpec],
     /// Slots in the ring of each GPU; 0 if nothing is streamed to it.
@@ -93,7 +93,7 @@ pub fn assemble(decision: &Decision) -> Plan {
 fn partition_names(decision: &Decision) -> Vec<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let name = |spec: &PartitionSpec| {
-        let stem = if spec.choice.decode == Where::Cpu { "cpu" } else { "gpu" };
+        let stem = if spec.placement.decode == Placement::Cpu { "cpu" } else { "gpu" };
         let count = counts.entry(stem).or_default();
         *count += 1;
         format!("{stem}_{}", *count - 1)
@@ -102,7 +102,7 @@ fn partition_names(decision: &Decision) -> Vec<String> {
 }
 
 /// The name of the device of a place.
-fn device_name(place: Where) -> String {
+fn device_name(place: Placement) -> String {
     match place.gpu() {
         None => "cpu".to_owned(),
         Some(gpu) => format!("gpu{gpu}"),
@@ -110,19 +110,19 @@ fn device_name(place: Where) -> String {
 }
 
 /// The residency of a partition's weights if it computes at this place.
-fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Where) -> Residency {
+fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Placement) -> Residency {
     match (place, disk) {
-        (Where::Cpu, Some(disk)) if spec.blocks.clone().all(|block| disk.is_table[block]) => Residency::Mapped,
-        (Where::Cpu, Some(disk)) if disk.holds_all() => Residency::Resident,
-        (Where::Cpu, Some(_)) | (Where::Streamed(_), _) => Residency::Streamed,
-        (Where::Cpu | Where::Resident(_), _) => Residency::Resident,
+        (Placement::Cpu, Some(disk)) if spec.blocks.clone().all(|block| disk.is_table[block]) => Residency::Mapped,
+        (Placement::Cpu, Some(disk)) if disk.holds_all() => Residency::Resident,
+        (Placement::Cpu, Some(_)) | (Placement::Streamed(_), _) => Residency::Streamed,
+        (Placement::Cpu | Placement::Resident(_), _) => Residency::Resident,
     }
 }
 
 /// Execution providers for a part, the preferred one first, without those that compute one of its operators wrongly.
-fn providers(decision: &Decision, part: &Part, place: Where) -> Vec<Provider> {
+fn providers(decision: &Decision, part: &Part, place: Placement) -> Vec<Provider> {
     let mut providers = match place {
-        Where::Cpu => vec![Provider::Cpu],
+        Placement::Cpu => vec![Provider::Cpu],
         _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
     };
     let graph = &decision.analysis.graph;
@@ -149,13 +149,13 @@ fn model(decision: &Decision) -> Model {
 
 /// The host, and every GPU that has a budget or a partition.
 fn devices(decision: &Decision) -> Vec<Device> {
-    let places = decision.partitions.iter().flat_map(|spec| [spec.choice.prefill, spec.choice.decode]);
-    let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
+    let places = decision.partitions.iter().flat_map(|spec| [spec.placement.prefill, spec.placement.decode]);
+    let used = places.filter_map(Placement::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
     let gpu =
-        |gpu| Device { ring: ring(decision, gpu), ..Device::new(device_name(Where::Resident(gpu)), DeviceKind::Gpu) };
+        |gpu| Device { ring: ring(decision, gpu), ..Device::new(device_name(Placement::Resident(gpu)), DeviceKind::Gpu) };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
-    let host = Device { window, ..Device::new(device_name(Where::Cpu), DeviceKind::Cpu) };
+    let host = Device { window, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
@@ -164,7 +164,7 @@ fn devices(decision: &Decision) -> Vec<Device> {
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
     let streamed =
-        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| spec.choice.of(*phase) == Where::Streamed(gpu));
+        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Streamed(gpu));
     let blocks = decision.partitions.iter().filter(streamed).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
     Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }
@@ -172,7 +172,7 @@ fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
 fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
     let build = |index: usize| {
         let (spec, part) = (&decision.partitions[index], &decision.parts[index]);
-        let Choice { prefill, decode } = spec.choice;
+        let BlockPlacement { prefill, decode } = spec.placement;
         let blocks = &decision.blocks[spec.blocks.clone()];
         let demand = demand(decision, index);
         Partition {
@@ -211,8 +211,8 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
 /// Bytes of a partition's weights that are pinned in host memory while the rest is read from disk.
 fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref()?;
-    let on_host = Phase::BOTH.iter().any(|phase| spec.choice.of(*phase) == Where::Cpu);
-    let streamed = residency(Some(disk), spec, Where::Cpu) == Residency::Streamed;
+    let on_host = Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Cpu);
+    let streamed = residency(Some(disk), spec, Placement::Cpu) == Residency::Streamed;
     (on_host && streamed).then_some(ByteSize((disk.pinned_share * weights as f64) as u64))
 }
 
@@ -267,8 +267,8 @@ fn states(decision: &Decision, names: &[String]) -> Vec<State> {
     let owner = |past: ValueId| decision.parts.iter().position(|part| part.inputs.contains(&past));
     let placed = |s: &crate::states::PlannedState| {
         let index = owner(s.past)?;
-        let follows = decision.partitions[index].choice.decode;
-        let place = if decision.kv == KvHome::Host { Where::Cpu } else { follows };
+        let follows = decision.partitions[index].placement.decode;
+        let place = if decision.kv == KvHome::Host { Placement::Cpu } else { follows };
         Some(State { partition: names[index].clone(), device: device_name(place), ..s.state.clone() })
     };
     decision.analysis.states.iter().filter_map(placed).collect()
@@ -355,9 +355,9 @@ mod tests {
     fn residency_follows_place_and_disk_streaming() {
         let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), is_table: vec![true, false] };
         let spec =
-            |blocks| PartitionSpec { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
+            |blocks| PartitionSpec { blocks, placement: BlockPlacement { prefill: Placement::Cpu, decode: Placement::Streamed(0) } };
         let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
-            [Where::Cpu, Where::Resident(0), Where::Streamed(0)]
+            [Placement::Cpu, Placement::Resident(0), Placement::Streamed(0)]
                 .map(|place| residency(disk, &spec(blocks.clone()), place))
         };
         let (resident, streamed) = (Residency::Resident, Residency::Streamed);

@@ -37,7 +37,7 @@ pub fn blocks(
     states: &[PlannedState],
     inputs: &[ModelInput],
     scenario: Scenario,
-) -> Vec<plan::Block> {
+) -> Vec<plan::BlockSpec> {
     let counter = Counter::new(graph, segmentation, states, inputs, scenario.batch);
     // Without states each token recomputes the whole sequence.
     let decode = match states.is_empty() {
@@ -53,7 +53,7 @@ pub fn blocks(
         let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
         let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
         let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_stored(*id));
-        plan::Block {
+        plan::BlockSpec {
             label: block.label.clone(),
             kind: kind(block.kind),
             streamed: plan::Streamed::whole(weights.iter().map(|(_, bytes)| bytes).sum()),
@@ -187,12 +187,12 @@ impl<'a> Counter<'a> {
     }
 }
 
-fn kind(kind: BlockKind) -> plan::BlockKind {
+fn kind(kind: BlockKind) -> plan::BlockRole {
     match kind {
-        BlockKind::Embedding => plan::BlockKind::Embedding,
-        BlockKind::Layer(index) => plan::BlockKind::Layer(index),
-        BlockKind::Head => plan::BlockKind::Head,
-        BlockKind::Stem | BlockKind::Body(_) => plan::BlockKind::Other,
+        BlockKind::Embedding => plan::BlockRole::Embedding,
+        BlockKind::Layer(index) => plan::BlockRole::Layer(index),
+        BlockKind::Head => plan::BlockRole::Head,
+        BlockKind::Stem | BlockKind::Body(_) => plan::BlockRole::Other,
     }
 }
 

@@ -5,7 +5,7 @@ use crate::Analysis;
 use hpp_graph::{BlockKind, Graph, Part, ValueId, cut};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Lifted, VirtualFiles, WeightBytes, embed_structure, lift};
-use hpp_partition::{Block, Streamed};
+use hpp_partition::{BlockSpec, Streamed};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Every block as a part of its own; empty if the model cannot be cut between all blocks.
@@ -42,7 +42,7 @@ fn weights(graph: &Graph, part: &Part) -> BTreeSet<ValueId> {
 
 /// Adds to each block the weights of nodes that each partition recomputes, such as rotary tables: every partition file
 /// contains them.
-pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
+pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [BlockSpec]) {
     for (block, part) in blocks.iter_mut().zip(&single_block_parts(analysis)) {
         for id in weights(&analysis.graph, part) {
             if !block.weights.iter().any(|(known, _)| *known == id.0) {
@@ -54,7 +54,7 @@ pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
 
 /// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are
 /// copied.
-pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [Block]) {
+pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) {
     let parts = single_block_parts(analysis);
     let shared = shared(analysis, &parts);
     let extractor = Extractor::new(&analysis.model, &analysis.graph);

@@ -1,10 +1,10 @@
 //! Evaluates placements by simulation, rejects those that do not fit, and keeps the best.
 
 use crate::memory::usage;
-use crate::schedule::{crossings, handover, places};
+use crate::schedule::{crossings, handover, placements_in_phase};
 use crate::simulate::{disk_ms, sequence_ms};
 use crate::transfer::StateSwap;
-use crate::{Choice, Mechanisms, Phase, Problem};
+use crate::{BlockPlacement, Mechanisms, Phase, Problem};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -24,12 +24,12 @@ pub(crate) struct Score {
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Candidate {
     pub score: Score,
-    pub choices: Vec<Choice>,
+    pub placements: Vec<BlockPlacement>,
     pub slots: Vec<u32>,
 }
 
 impl Candidate {
-    /// Compares by time, then by crossings, then by choices.
+    /// Compares by time, then by crossings, then by block placements.
     pub fn order(&self, other: &Candidate) -> Ordering {
         let (a, b) = (&self.score, &other.score);
         let by_time =
@@ -37,16 +37,16 @@ impl Candidate {
                 true => Ordering::Equal,
                 false => a.objective.total_cmp(&b.objective),
             };
-        by_time.then(a.crossings.cmp(&b.crossings)).then_with(|| self.choices.cmp(&other.choices))
+        by_time.then(a.crossings.cmp(&b.crossings)).then_with(|| self.placements.cmp(&other.placements))
     }
 
     pub fn beats(&self, other: &Candidate) -> bool {
         self.order(other) == Ordering::Less
     }
 
-    /// Number of blocks with each choice, number of crossings, slots. Local search starts from placements of different shapes.
-    fn shape(&self) -> (Vec<Choice>, usize, &[u32]) {
-        let mut sorted = self.choices.clone();
+    /// Number of blocks with each block placement, number of crossings, slots. Local search starts from placements of different shapes.
+    fn shape(&self) -> (Vec<BlockPlacement>, usize, &[u32]) {
+        let mut sorted = self.placements.clone();
         sorted.sort();
         (sorted, self.score.crossings, &self.slots)
     }
@@ -97,22 +97,22 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Evaluates a placement; `None` if it does not fit or never finishes.
-    pub fn evaluate(&mut self, choices: &[Choice]) -> Option<Candidate> {
+    pub fn evaluate(&mut self, placements: &[BlockPlacement]) -> Option<Candidate> {
         self.evaluations += 1;
-        let usage = usage(self.problem, choices, &self.goal.slots);
+        let usage = usage(self.problem, placements, &self.goal.slots);
         usage.check(self.problem, self.goal.mechanisms).ok()?;
         let mut score = Score { objective: 0.0, crossings: 0 };
         for phase in self.goal.phases() {
-            score.crossings += crossings(&places(choices, phase));
-            let mut ms = self.sequence_ms(choices, phase);
+            score.crossings += crossings(&placements_in_phase(placements, phase));
+            let mut ms = self.sequence_ms(placements, phase);
             let disk = disk_ms(self.problem, usage.disk_read_bytes(self.problem, phase));
             ms = ms.max(disk * self.problem.passes(phase) as f64);
             if phase == Phase::Prefill {
-                ms += handover(self.problem, choices).iter().map(|step| step.ms).sum::<f64>();
+                ms += handover(self.problem, placements).iter().map(|step| step.ms).sum::<f64>();
             }
             score.objective += self.goal.weights[phase as usize] * ms;
         }
-        let candidate = Candidate { score, choices: choices.to_vec(), slots: self.slots(choices) };
+        let candidate = Candidate { score, placements: placements.to_vec(), slots: self.slots(placements) };
         score.objective.is_finite().then(|| {
             self.keep_if_among_best(&candidate);
             candidate
@@ -125,19 +125,19 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Time of the partition sequence of a phase, milliseconds, without disk and handover of state.
-    fn sequence_ms(&mut self, choices: &[Choice], phase: Phase) -> f64 {
+    fn sequence_ms(&mut self, placements: &[BlockPlacement], phase: Phase) -> f64 {
         let (problem, slots) = (self.problem, &self.goal.slots);
-        let code = |(i, choice): (usize, &Choice)| {
-            let swap = problem.state_swap(i, *choice, phase).map_or(0, StateSwap::code);
-            u32::from(choice.of(phase).code()) | swap << 16
+        let code = |(i, placement): (usize, &BlockPlacement)| {
+            let swap = problem.state_swap(i, *placement, phase).map_or(0, StateSwap::code);
+            u32::from(placement.in_phase(phase).code()) | swap << 16
         };
-        let codes = choices.iter().enumerate().map(code).collect();
-        *self.sequence_cache[phase as usize].entry(codes).or_insert_with(|| sequence_ms(problem, choices, slots, phase))
+        let codes = placements.iter().enumerate().map(code).collect();
+        *self.sequence_cache[phase as usize].entry(codes).or_insert_with(|| sequence_ms(problem, placements, slots, phase))
     }
 
     /// Slots of each GPU; 0 if nothing is streamed to it.
-    fn slots(&self, choices: &[Choice]) -> Vec<u32> {
-        let is_streamed_to = |gpu| choices.iter().any(|choice| choice.is_streamed_to(gpu));
+    fn slots(&self, placements: &[BlockPlacement]) -> Vec<u32> {
+        let is_streamed_to = |gpu| placements.iter().any(|placement| placement.is_streamed_to(gpu));
         self.goal.slots.iter().enumerate().map(|(gpu, slots)| if is_streamed_to(gpu) { *slots } else { 0 }).collect()
     }
 

@@ -13,7 +13,7 @@
 
 use crate::cost::slot;
 use crate::schedule::merges;
-use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, OverBudget, Phase, Place, Problem, Where};
+use crate::{BlockSpec, BlockRole, BlockPlacement, Demand, KvHome, Mechanisms, OverBudget, Phase, DeviceId, Problem, Placement};
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -47,42 +47,42 @@ impl HostReads {
 }
 
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
-pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
+pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> Usage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let is_read = |i: usize, phase| !matches!(choices[i].of(phase), Where::Resident(_)) && !problem.reads_rows(i);
-    let is_copied = |i: usize, phase| is_read(i, phase) && choices[i].of(phase) != Where::Cpu;
+    let is_read = |i: usize, phase| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
+    let is_copied = |i: usize, phase| is_read(i, phase) && placements[i].in_phase(phase) != Placement::Cpu;
     let reads = |phase: Phase| {
         let all = packed(weights_of(problem, |i| is_read(i, phase)));
         let copied = packed(weights_of(problem, |i| is_copied(i, phase)));
         HostReads { computed: all - copied, copied }
     };
     let largest_read = |phase: Phase| {
-        (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
+        (0..placements.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
     };
-    let on_host = |i: &usize| choices[*i].on_host() && !problem.reads_rows(*i);
+    let on_host = |i: &usize| placements[*i].on_host() && !problem.reads_rows(*i);
     Usage {
-        gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, choices, slots[gpu], gpu)).collect(),
+        gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
         host: Demand {
-            weights: packed(weights_of(problem, |i| choices[i].on_host())),
-            kv: (0..choices.len()).filter(|i| state_on_host(problem, choices[*i])).map(|i| kv(problem, i)).sum(),
-            workspace: workspace(problem, choices, |place| place == Where::Cpu),
+            weights: packed(weights_of(problem, |i| placements[i].on_host())),
+            kv: (0..placements.len()).filter(|i| state_on_host(problem, placements[*i])).map(|i| kv(problem, i)).sum(),
+            workspace: workspace(problem, placements, |place| place == Placement::Cpu),
             ring: 0,
         },
         host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
-        largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
+        largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
 }
 
 /// The memory use of the partitions of a placement: every partition has its own copy of shared weights, and blocks that are read
 /// from disk are partitions of their own. The planner ignores the difference from [`usage`], because it depends on every cut.
-pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
+pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> Usage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let counted_once = usage(problem, choices, slots);
-    let on_host = |i: usize| choices[i].on_host();
-    let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, choices, i));
+    let counted_once = usage(problem, placements, slots);
+    let on_host = |i: usize| placements[i].on_host();
+    let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, placements, i));
     let computed = |phase: Phase| {
-        let is_computed = |i: usize| choices[i].of(phase) == Where::Cpu && !problem.reads_rows(i);
+        let is_computed = |i: usize| placements[i].in_phase(phase) == Placement::Cpu && !problem.reads_rows(i);
         HostReads {
             computed: packed(distinct_bytes(problem, |block| &block.weights, is_computed, |_| true)),
             ..counted_once.host_reads[phase as usize]
@@ -96,8 +96,8 @@ pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32])
 }
 
 /// Checks that a placement fits. The error names the first device that is too small: GPUs in order, then the host.
-pub fn fits(problem: &Problem, choices: &[Choice], slots: &[u32], mechanisms: Mechanisms) -> Result<(), OverBudget> {
-    usage(problem, choices, slots).check(problem, mechanisms)
+pub fn fits(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], mechanisms: Mechanisms) -> Result<(), OverBudget> {
+    usage(problem, placements, slots).check(problem, mechanisms)
 }
 
 impl Usage {
@@ -108,7 +108,7 @@ impl Usage {
         }
         match problem.budget.ram {
             Some(ram) => {
-                OverBudget::check(Place::Cpu, self.min_host_demand(problem, mechanisms), ram, problem.budget.process)
+                OverBudget::check(DeviceId::Cpu, self.min_host_demand(problem, mechanisms), ram, problem.budget.process)
             }
             None => Ok(()),
         }
@@ -161,15 +161,15 @@ impl Usage {
 }
 
 /// Checks one GPU for a placement without streaming.
-pub(crate) fn check_gpu(problem: &Problem, choices: &[Choice], gpu: usize) -> Result<(), OverBudget> {
-    check_gpu_demand(problem, gpu, gpu_demand(problem, choices, 0, gpu))
+pub(crate) fn check_gpu(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> Result<(), OverBudget> {
+    check_gpu_demand(problem, gpu, gpu_demand(problem, placements, 0, gpu))
 }
 
 /// Checks one GPU. An unused GPU always fits.
 fn check_gpu_demand(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), OverBudget> {
     match demand.total() {
         0 => Ok(()),
-        _ => OverBudget::check(Place::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
+        _ => OverBudget::check(DeviceId::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
     }
 }
 
@@ -178,7 +178,7 @@ impl Problem {
     /// every pass.
     pub fn reads_rows(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];
-        numbers.kind == BlockKind::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
+        numbers.kind == BlockRole::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
     }
 }
 
@@ -188,18 +188,18 @@ pub(crate) fn may_read_disk(problem: &Problem, mechanisms: Mechanisms) -> bool {
 }
 
 /// Whether the block's state is in host memory in at least one phase.
-pub(crate) fn state_on_host(problem: &Problem, choice: Choice) -> bool {
-    problem.budget.kv == KvHome::Host || choice.prefill.gpu().is_none() || choice.prefill.gpu() != choice.decode.gpu()
+pub(crate) fn state_on_host(problem: &Problem, placement: BlockPlacement) -> bool {
+    problem.budget.kv == KvHome::Host || placement.prefill.gpu().is_none() || placement.prefill.gpu() != placement.decode.gpu()
 }
 
 fn kv(problem: &Problem, block: usize) -> u64 {
     problem.blocks[block].kv_bytes
 }
 
-fn gpu_demand(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Demand {
-    let computing = |phase: Phase| (0..choices.len()).filter(move |i| choices[*i].of(phase).gpu() == Some(gpu));
+fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu: usize) -> Demand {
+    let computing = |phase: Phase| (0..placements.len()).filter(move |i| placements[*i].in_phase(phase).gpu() == Some(gpu));
     let has_own_buffer =
-        |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, choices[*i], phase);
+        |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, placements[*i], phase);
     let shared_state = |phase| match problem.budget.kv {
         KvHome::Device => computing(phase).map(|i| kv(problem, i)).sum::<u64>(),
         KvHome::Host => {
@@ -208,15 +208,15 @@ fn gpu_demand(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> 
     };
     let own_state =
         |phase| computing(phase).filter(move |i| has_own_buffer(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
-    let is_streamed = |i: usize| choices[i].is_streamed_to(gpu);
-    let slot = slot((0..choices.len()).filter(|i| is_streamed(*i)).map(|i| &problem.blocks[i]));
-    let is_resident = |i: usize| choices[i].is_resident_on(gpu);
-    let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, choices, i));
+    let is_streamed = |i: usize| placements[i].is_streamed_to(gpu);
+    let slot = slot((0..placements.len()).filter(|i| is_streamed(*i)).map(|i| &problem.blocks[i]));
+    let is_resident = |i: usize| placements[i].is_resident_on(gpu);
+    let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, placements, i));
     Demand {
         weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),
         kv: Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
             + Phase::BOTH.map(own_state).iter().sum::<u64>(),
-        workspace: workspace(problem, choices, |place| place.gpu() == Some(gpu)),
+        workspace: workspace(problem, placements, |place| place.gpu() == Some(gpu)),
         ring: slot.saturating_mul(slots.into()),
     }
 }
@@ -227,16 +227,16 @@ fn weights_of(problem: &Problem, selects: impl Fn(usize) -> bool) -> u64 {
 }
 
 /// Whether a block is in one partition with the block before it.
-fn is_joined(problem: &Problem, choices: &[Choice], block: usize) -> bool {
-    let has_same_choice = |before: usize| choices[before] == choices[block];
-    let merges = |phase: Phase| merges(problem, block, choices[block].of(phase), choices[block].of(phase));
-    block.checked_sub(1).is_some_and(has_same_choice) && Phase::BOTH.into_iter().all(merges)
+fn is_joined(problem: &Problem, placements: &[BlockPlacement], block: usize) -> bool {
+    let has_same_placement = |before: usize| placements[before] == placements[block];
+    let merges = |phase: Phase| merges(problem, block, placements[block].in_phase(phase), placements[block].in_phase(phase));
+    block.checked_sub(1).is_some_and(has_same_placement) && Phase::BOTH.into_iter().all(merges)
 }
 
 /// Bytes of the selected blocks, each key once per partition; `starts_partition` selects the blocks that start a new partition.
 fn distinct_bytes(
     problem: &Problem,
-    keys_of: fn(&Block) -> &[(u32, u64)],
+    keys_of: fn(&BlockSpec) -> &[(u32, u64)],
     selects: impl Fn(usize) -> bool,
     starts_partition: impl Fn(usize) -> bool,
 ) -> u64 {
@@ -258,9 +258,9 @@ fn distinct_bytes(
 }
 
 /// The largest activations of the blocks that compute at a selected place in either phase.
-fn workspace(problem: &Problem, choices: &[Choice], selects: impl Fn(Where) -> bool) -> u64 {
-    let computes = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| selects(choice.of(*phase)));
-    problem.blocks.iter().zip(choices).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
+fn workspace(problem: &Problem, placements: &[BlockPlacement], selects: impl Fn(Placement) -> bool) -> u64 {
+    let computes = |(_, placement): &(_, &BlockPlacement)| Phase::BOTH.iter().any(|phase| selects(placement.in_phase(*phase)));
+    problem.blocks.iter().zip(placements).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
 }
 
 #[cfg(test)]

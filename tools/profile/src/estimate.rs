@@ -5,7 +5,7 @@ use crate::effort::{Effort, most_held};
 use crate::jobs::Estimate;
 use hpp_model::{Analysis, Scenario};
 use hpp_partition::Phase;
-use hpp_partition::{Block, Work};
+use hpp_partition::{BlockSpec, Work};
 use hpp_schema::Provider;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub struct Roofline<'a> {
     /// Bytes of the model's weights: about the bytes read between two runs.
     all_weights: u64,
     /// Work of all blocks by token count.
-    blocks: RefCell<BTreeMap<u64, Rc<[Block]>>>,
+    blocks: RefCell<BTreeMap<u64, Rc<[BlockSpec]>>>,
 }
 
 impl<'a> Roofline<'a> {
@@ -65,14 +65,14 @@ impl<'a> Roofline<'a> {
         })
     }
 
-    fn facts(&self, tokens: u64) -> Rc<[Block]> {
+    fn facts(&self, tokens: u64) -> Rc<[BlockSpec]> {
         let mut cache = self.blocks.borrow_mut();
         cache.entry(tokens).or_insert_with(|| blocks_at(self.analysis, tokens).into()).clone()
     }
 }
 
 /// The planner's view of every block at one token count, for decoding and for prefill.
-pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<Block> {
+pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<BlockSpec> {
     let context = analysis.context.max(tokens);
     let load = Scenario { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)

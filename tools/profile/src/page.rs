@@ -27,7 +27,7 @@ pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roo
 fn work(analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Vec<BlockWork> {
     let blocks = blocks_at(analysis, 1);
     let of = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
-    let one = |(index, block): (usize, &hpp_partition::Block)| BlockWork {
+    let one = |(index, block): (usize, &hpp_partition::BlockSpec)| BlockWork {
         block: block.label.clone(),
         decode: of(Phase::Decode, &profile.settings.contexts, index),
         prefill: of(Phase::Prefill, &profile.settings.prefill_tokens, index),

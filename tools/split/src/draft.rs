@@ -82,9 +82,9 @@ fn predictions(
     source: String,
 ) -> Predictions {
     let objective = request.options.objective;
-    let Solution { choices, slots, .. } = &partitioning.solution;
+    let Solution { placements, slots, .. } = &partitioning.solution;
     let planned = PredictedTimes::of(&partitioning.solution);
-    let single = evaluate(&partitioning.single_problem(request), &request.options, choices.clone(), slots.clone());
+    let single = evaluate(&partitioning.single_problem(request), &request.options, placements.clone(), slots.clone());
     let times = if request.single.is_some() { PredictedTimes::of(&single) } else { planned };
     let scenario = request.scenario;
     let achieved = || Achieved {

@@ -107,7 +107,7 @@ impl SplitError {
         Some(match self {
             SplitError::OverBudget { source, smallest, .. } => {
                 let smallest = ByteSize(*smallest);
-                let flag = if source.place == hpp_partition::Place::Cpu { "--ram" } else { "--vram" };
+                let flag = if source.device == hpp_partition::DeviceId::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 format!(
                     "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context, or move blocks with --assign",

@@ -126,8 +126,8 @@ impl SharedFiles {
         sort(&mut partition.outputs, &lifted.outputs, |output| &output.name);
         let weights: Vec<WeightInput> = lifted.weights.into_iter().map(|weight| self.input(weight)).collect();
         let (file, own) = (self.file_of(lifted.proto), partition.file.clone());
-        if let Some(placement) = partition.prefill.as_mut().filter(|_| prefill) {
-            (placement.file, placement.weights, placement.host_file) =
+        if let Some(variant) = partition.prefill.as_mut().filter(|_| prefill) {
+            (variant.file, variant.weights, variant.host_file) =
                 (file.clone(), weights.clone(), Some(own.clone()));
         }
         if decode {

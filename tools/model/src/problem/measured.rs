@@ -2,14 +2,14 @@
 
 use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
-use hpp_partition::{Block, BlockKind, CHUNK_TOKENS, Cost, Workload};
+use hpp_partition::{BlockSpec, BlockRole, CHUNK_TOKENS, Cost, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once.
 pub fn costs(
     profile: &Profile,
-    blocks: &[Block],
+    blocks: &[BlockSpec],
     scenario: Scenario,
     workload: &Workload,
     gpus: usize,
@@ -37,7 +37,7 @@ pub fn costs(
 
 struct Reader<'a> {
     profile: &'a Profile,
-    blocks: &'a [Block],
+    blocks: &'a [BlockSpec],
     scenario: Scenario,
     workload: &'a Workload,
     /// Whether the model carries states from pass to pass.
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         self.blocks.iter().map(|block| self.cost(block, provider).unwrap_or_default()).collect()
     }
 
-    fn cost(&mut self, block: &Block, provider: Provider) -> Option<Cost> {
+    fn cost(&mut self, block: &BlockSpec, provider: Provider) -> Option<Cost> {
         let measured = self.measured(block, provider)?;
         if measured.failure.is_some() && provider != Provider::Cpu {
             return Some(self.infinite());
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The entry of this block, else of its class.
-    fn class(&self, block: &Block) -> Option<&'a ClassCosts> {
+    fn class(&self, block: &BlockSpec) -> Option<&'a ClassCosts> {
         let own =
             self.profile.classes.iter().find(|entry| self.profile.settings.all_blocks && entry.block == block.label);
         own.or_else(|| {
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn measured(&mut self, block: &Block, provider: Provider) -> Option<&'a ProviderCosts> {
+    fn measured(&mut self, block: &BlockSpec, provider: Provider) -> Option<&'a ProviderCosts> {
         let Some(entry) = self.class(block) else {
             // `check_blocks` reports blocks that the profile lacks entirely.
             if let Some(known) = self.profile.model.blocks.iter().find(|other| other.label == block.label) {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         let layers: BTreeSet<u32> = self
             .blocks
             .iter()
-            .filter(|b| matches!(b.kind, BlockKind::Layer(_)))
+            .filter(|b| matches!(b.kind, BlockRole::Layer(_)))
             .filter_map(|b| self.class(b))
             .map(|c| c.class)
             .collect();

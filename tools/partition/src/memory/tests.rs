@@ -5,9 +5,9 @@ use crate::cost::tests::{dense, problem};
 use crate::{Budget, GrowingState, Packing, Streamed};
 
 /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
-fn placed(text: &str) -> Vec<Choice> {
-    let place = |c: char| if c == '0' { Where::Resident(0) } else { Where::Cpu };
-    text.chars().map(|c| Choice::both(place(c))).collect()
+fn placed(text: &str) -> Vec<BlockPlacement> {
+    let place = |c: char| if c == '0' { Placement::Resident(0) } else { Placement::Cpu };
+    text.chars().map(|c| BlockPlacement::both(place(c))).collect()
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn the_error_has_the_required_budget() {
     let mut problem = problem(dense(2, 1000), Budget { vram: vec![2000], margin: 50, ..Budget::default() });
     let check = |problem: &Problem| fits(problem, &placed(".00."), &[0], Mechanisms::ResidentCpu);
     let error = check(&problem).unwrap_err();
-    assert_eq!(error.place, Place::Gpu(0));
+    assert_eq!(error.device, DeviceId::Gpu(0));
     assert_eq!(check_gpu(&problem, &placed(".00."), 0), Err(error.clone()));
     problem.budget.vram[0] = error.required_budget() - 1;
     assert!(check(&problem).is_err());
@@ -53,11 +53,11 @@ fn with_state_on_the_host_the_gpu_holds_the_state_of_one_block() {
 fn blocks_that_change_devices_have_their_own_state_buffer() {
     let budget = Budget { vram: vec![1 << 20], kv: KvHome::Host, ..Budget::default() };
     let mut problem = problem(dense(4, 1000), budget);
-    let mut choices = placed(".0000.");
-    choices[1..3].iter_mut().for_each(|choice| choice.decode = Where::Cpu);
-    assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 2 * 250);
+    let mut placements = placed(".0000.");
+    placements[1..3].iter_mut().for_each(|placement| placement.decode = Placement::Cpu);
+    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 250 + 2 * 250);
     problem.blocks[1].kv_grows = Some(GrowingState { fixed: 0, token: 1 });
-    assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 250);
+    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 250 + 250);
 }
 
 /// Constants that streamed blocks share are on the GPU once, and not in slots.
@@ -68,9 +68,9 @@ fn slots_hold_copied_weights_but_no_constants() {
         problem.blocks[number].streamed = Streamed::new(pieces.to_vec(), Some((number as u32 / 3, 100)));
     }
     let on_gpu = |text: &str| {
-        let place = |c: char| if c == 's' { Where::Streamed(0) } else { Where::Cpu };
-        let choices: Vec<Choice> = text.chars().map(|c| Choice::both(place(c))).collect();
-        let usage = usage(&problem, &choices, &[3]);
+        let place = |c: char| if c == 's' { Placement::Streamed(0) } else { Placement::Cpu };
+        let placements: Vec<BlockPlacement> = text.chars().map(|c| BlockPlacement::both(place(c))).collect();
+        let usage = usage(&problem, &placements, &[3]);
         (usage.gpus[0].weights, usage.gpus[0].ring)
     };
     assert_eq!(on_gpu(".s..."), (100, 3 * 900));
@@ -83,7 +83,7 @@ fn slots_hold_copied_weights_but_no_constants() {
 fn host_memory_is_a_budget_too() {
     let problem = problem(dense(2, 1000), Budget { ram: Some(3000), ..Budget::default() });
     let error = fits(&problem, &placed("...."), &[], Mechanisms::ResidentCpu).unwrap_err();
-    assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
+    assert_eq!((error.device, error.demand.weights), (DeviceId::Cpu, 6000));
 }
 
 /// All weights of a small model need less memory than one block and the read-ahead buffers.
@@ -105,13 +105,13 @@ fn the_required_budget_may_be_that_of_all_weights() {
 fn each_partition_of_the_host_holds_its_shared_weights() {
     let mut problem = problem(dense(3, 1000), Budget::default());
     problem.blocks[1..4].iter_mut().for_each(|block| block.weights.push((9, 50)));
-    let choices = placed(".....");
-    let host_weights = |problem: &Problem| usage_of_partitions(problem, &choices, &[]).host.weights;
-    assert_eq!((usage(&problem, &choices, &[]).host.weights, host_weights(&problem)), (7050, 7050));
+    let placements = placed(".....");
+    let host_weights = |problem: &Problem| usage_of_partitions(problem, &placements, &[]).host.weights;
+    assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7050));
     problem.cuts = vec![2];
-    assert_eq!((usage(&problem, &choices, &[]).host.weights, host_weights(&problem)), (7050, 7100));
+    assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7100));
     let reads = |usage: Usage| usage.host_reads[Phase::Decode as usize].computed;
-    assert_eq!(reads(usage(&problem, &choices, &[])) + 100, reads(usage_of_partitions(&problem, &choices, &[])));
+    assert_eq!(reads(usage(&problem, &placements, &[])) + 100, reads(usage_of_partitions(&problem, &placements, &[])));
 }
 
 /// Blocks of 1000 bytes, packed 1200, and a head of twice that.
@@ -132,14 +132,14 @@ const COMPRESSED: Packing = Packing { growth_permille: 200, decompressed_permill
 /// on the host.
 fn pinned_and_read(problem: &Problem, text: &str) -> (f64, u64) {
     let place = |c: char| match c {
-        's' => Where::Streamed(0),
-        '0' => Where::Resident(0),
-        _ => Where::Cpu,
+        's' => Placement::Streamed(0),
+        '0' => Placement::Resident(0),
+        _ => Placement::Cpu,
     };
-    let choices: Vec<Choice> = text.chars().map(|c| Choice::both(place(c))).collect();
+    let placements: Vec<BlockPlacement> = text.chars().map(|c| BlockPlacement::both(place(c))).collect();
     let mut problem = problem.clone();
     problem.budget.vram = vec![1 << 20];
-    let usage = usage(&problem, &choices, &[3]);
+    let usage = usage(&problem, &placements, &[3]);
     (usage.pinned_share(&problem, Phase::Decode), usage.disk_read_bytes(&problem, Phase::Decode))
 }
 

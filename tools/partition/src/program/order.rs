@@ -3,11 +3,11 @@
 use super::Program;
 use super::linear::LinearExpr;
 use crate::schedule::may_merge;
-use crate::{Phase, Where};
+use crate::{Phase, Placement};
 
 /// The order of places in one phase.
-pub(super) struct PlaceOrder {
-    pub places: Vec<Where>,
+pub(super) struct PlacementOrder {
+    pub places: Vec<Placement>,
     /// By region and place: number of blocks.
     pub counts: Vec<Vec<LinearExpr>>,
     /// By region and place: number of runs of neighbours.
@@ -18,7 +18,7 @@ pub(super) struct PlaceOrder {
     pub between: Vec<Transition>,
 }
 
-/// How often a place follows another; places by position in [`PlaceOrder::places`].
+/// How often a place follows another; places by position in [`PlacementOrder::places`].
 pub(super) struct Transition {
     /// The region of the block that follows.
     pub region: usize,
@@ -34,9 +34,9 @@ struct Ends {
 }
 
 /// Adds the order of places in a phase to the program.
-pub(super) fn add_place_order(program: &mut Program, phase: Phase) -> PlaceOrder {
+pub(super) fn add_place_order(program: &mut Program, phase: Phase) -> PlacementOrder {
     let places = program.places(phase);
-    let mut order = PlaceOrder { counts: vec![], runs: vec![], inside: vec![], between: vec![], places };
+    let mut order = PlacementOrder { counts: vec![], runs: vec![], inside: vec![], between: vec![], places };
     let mut previous: Option<Vec<LinearExpr>> = None;
     for region in 0..program.regions.len() {
         let counts: Vec<LinearExpr> = order.places.iter().map(|place| count(program, region, phase, *place)).collect();
@@ -57,10 +57,10 @@ pub(super) fn add_place_order(program: &mut Program, phase: Phase) -> PlaceOrder
 }
 
 /// Number of blocks of a region at a place.
-fn count(program: &Program, region: usize, phase: Phase, place: Where) -> LinearExpr {
+fn count(program: &Program, region: usize, phase: Phase, place: Placement) -> LinearExpr {
     let mut total = LinearExpr::default();
     for class in 0..program.regions[region].classes.len() {
-        total.add(&program.count(region, class, |choice| choice.of(phase) == place), 1.0);
+        total.add(&program.count(region, class, |placement| placement.in_phase(phase) == place), 1.0);
     }
     total
 }
@@ -71,7 +71,7 @@ fn add_walk(
     region: usize,
     blocks: usize,
     counts: &[LinearExpr],
-    order: &mut PlaceOrder,
+    order: &mut PlacementOrder,
 ) -> Ends {
     let (first, last) = (one_of(program, counts.len()), one_of(program, counts.len()));
     let mut entered = first.clone();
@@ -110,7 +110,7 @@ fn join_regions(
     region: usize,
     last: &[LinearExpr],
     first: &[LinearExpr],
-    order: &mut PlaceOrder,
+    order: &mut PlacementOrder,
 ) {
     let number = first.len();
     let pairs: Vec<Vec<LinearExpr>> =
@@ -127,7 +127,7 @@ fn join_regions(
     }
 }
 
-impl PlaceOrder {
+impl PlacementOrder {
     /// Number of partitions at a place: runs if neighbours merge, else blocks.
     pub fn partitions(&self, program: &Program, place: usize) -> LinearExpr {
         match may_merge(program.problem, self.places[place]) {

@@ -9,10 +9,10 @@
 use super::Program;
 use super::linear::LinearExpr;
 use super::memory_constraints::state_and_workspace;
-use super::order::{PlaceOrder, Transition};
+use super::order::{PlacementOrder, Transition};
 use crate::memory::may_read_disk;
 use crate::transfer::{Tensors, Transfer};
-use crate::{Choice, Phase, Where};
+use crate::{BlockPlacement, Phase, Placement};
 use std::ops::Range;
 
 /// Expressions of the time of a phase, milliseconds.
@@ -39,7 +39,7 @@ impl PhaseTime {
 }
 
 /// Adds the time of a phase to the program; `cost` is the objective's factor for a millisecond.
-pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, phase: Phase, cost: f64) {
+pub(super) fn add_time_constraints(program: &mut Program, order: &PlacementOrder, phase: Phase, cost: f64) {
     let passes = program.problem.passes(phase) as f64;
     let gpus = program.problem.gpus.len();
     let mut time = PhaseTime {
@@ -56,9 +56,9 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, ph
         let swaps = swap_ms(program, phase, *place, &mut time.links);
         time.sequence.add(&swaps, 1.0);
         match *place {
-            Where::Cpu => time.host = compute,
-            Where::Resident(_) => {}
-            Where::Streamed(gpu) => {
+            Placement::Cpu => time.host = compute,
+            Placement::Resident(_) => {}
+            Placement::Streamed(gpu) => {
                 time.streamed[gpu].add(&compute, 1.0);
                 time.streamed[gpu].add(&swaps, 1.0);
             }
@@ -71,7 +71,7 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, ph
     let sequence = time.with_handover(&time.sequence);
     program.model.at_least(&time.ms, &sequence);
     for gpu in 0..gpus {
-        if let Some(place) = order.places.iter().position(|place| *place == Where::Streamed(gpu)) {
+        if let Some(place) = order.places.iter().position(|place| *place == Placement::Streamed(gpu)) {
             let copies = weight_copies_ms(program, phase, gpu);
             let link = time.with_handover(&time.links[gpu].clone().plus(&copies, 1.0));
             add_tail_after_copies(program, phase, gpu, &time.ms, &link);
@@ -86,12 +86,12 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, ph
 }
 
 /// Compute time at a place, including launches.
-fn compute_ms(program: &Program, order: &PlaceOrder, phase: Phase, at: usize) -> LinearExpr {
+fn compute_ms(program: &Program, order: &PlacementOrder, phase: Phase, at: usize) -> LinearExpr {
     let (problem, place) = (program.problem, order.places[at]);
     let launch_ms = problem.launch_ms(place) * problem.passes(phase) as f64;
     let mut compute = LinearExpr::default().plus(&order.partitions(program, at), launch_ms);
     for (region, class) in program.classes() {
-        let count = program.count(region, class, |choice| choice.of(phase) == place);
+        let count = program.count(region, class, |placement| placement.in_phase(phase) == place);
         if !count.is_zero() {
             compute.add(&count, program.min_of_class(region, class, |i| problem.block_ms_in_all(i, place, phase)));
         }
@@ -100,14 +100,14 @@ fn compute_ms(program: &Program, order: &PlaceOrder, phase: Phase, at: usize) ->
 }
 
 /// Time of state swaps of the blocks at a place, both directions in all passes; adds the copies to GPUs to `links`.
-fn swap_ms(program: &Program, phase: Phase, place: Where, links: &mut [LinearExpr]) -> LinearExpr {
+fn swap_ms(program: &Program, phase: Phase, place: Placement, links: &mut [LinearExpr]) -> LinearExpr {
     let problem = program.problem;
     let mut swaps = LinearExpr::default();
     for (region, class) in program.classes() {
-        for (choice, variable) in program.counts[region][class].iter().filter(|(choice, _)| choice.of(phase) == place) {
+        for (placement, variable) in program.counts[region][class].iter().filter(|(placement, _)| placement.in_phase(phase) == place) {
             let count = LinearExpr::sum([*variable]);
             let min_ms = |ms: &dyn Fn(Transfer) -> f64| {
-                program.min_of_class(region, class, |i| problem.swap_transfers(i, *choice, phase).map(ms).sum::<f64>())
+                program.min_of_class(region, class, |i| problem.swap_transfers(i, *placement, phase).map(ms).sum::<f64>())
             };
             swaps.add(&count, min_ms(&|transfer| problem.copy_ms(transfer)));
             for (gpu, link) in links.iter_mut().enumerate() {
@@ -123,7 +123,7 @@ fn swap_ms(program: &Program, phase: Phase, place: Where, links: &mut [LinearExp
 }
 
 /// Adds the crossings to the sequence and to the links.
-fn add_crossings(program: &Program, order: &PlaceOrder, phase: Phase, time: &mut PhaseTime) {
+fn add_crossings(program: &Program, order: &PlacementOrder, phase: Phase, time: &mut PhaseTime) {
     for transition in &order.inside {
         let blocks = program.regions[transition.region].blocks.clone();
         add_crossing(program, order, phase, time, transition, blocks.start + 1..blocks.end);
@@ -137,7 +137,7 @@ fn add_crossings(program: &Program, order: &PlaceOrder, phase: Phase, time: &mut
 /// Adds the crossings of one transition: the cheapest boundary into any of `blocks`.
 fn add_crossing(
     program: &Program,
-    order: &PlaceOrder,
+    order: &PlacementOrder,
     phase: Phase,
     time: &mut PhaseTime,
     transition: &Transition,
@@ -167,8 +167,8 @@ fn add_crossing(
 fn handover_ms(program: &Program) -> LinearExpr {
     let mut total = LinearExpr::default();
     for (region, class) in program.classes() {
-        for (choice, variable) in &program.counts[region][class] {
-            let ms = program.min_of_class(region, class, |i| program.problem.handover_ms(i, *choice));
+        for (placement, variable) in &program.counts[region][class] {
+            let ms = program.min_of_class(region, class, |i| program.problem.handover_ms(i, *placement));
             total.add(&LinearExpr::sum([*variable]), ms);
         }
     }
@@ -209,7 +209,7 @@ fn add_contention(program: &mut Program, gpu: usize, time: &PhaseTime, sequence:
 /// A prompt ends after the last copy, the last streamed block and all blocks after it. The solution decides which region streams last:
 /// the tail of a region is reduced if a later region streams.
 fn add_tail_after_copies(program: &mut Program, phase: Phase, gpu: usize, ms: &LinearExpr, link: &LinearExpr) {
-    let (problem, place) = (program.problem, Where::Streamed(gpu));
+    let (problem, place) = (program.problem, Placement::Streamed(gpu));
     if phase == Phase::Decode || problem.passes(phase) == 0 {
         return;
     }
@@ -267,7 +267,7 @@ fn add_slot_limit(
 impl Program<'_> {
     /// Number of blocks of a class that are streamed to a GPU in a phase.
     fn streamed_count(&self, region: usize, class: usize, phase: Phase, gpu: usize) -> LinearExpr {
-        self.count(region, class, |choice| choice.of(phase) == Where::Streamed(gpu))
+        self.count(region, class, |placement| placement.in_phase(phase) == Placement::Streamed(gpu))
     }
 
     /// 1 if the count of a region is above 0, else 0.
@@ -286,7 +286,7 @@ impl Program<'_> {
     fn min_region_ms(&self, region: usize, phase: Phase, pass: usize) -> f64 {
         let class_ms = |class: usize| {
             let members = self.regions[region].classes[class].len() as f64;
-            let places = self.counts[region][class].iter().map(|(choice, _)| choice.of(phase));
+            let places = self.counts[region][class].iter().map(|(placement, _)| placement.in_phase(phase));
             let ms = |place| self.min_of_class(region, class, |i| self.problem.block_ms(i, place, phase, pass));
             members * places.map(ms).fold(f64::INFINITY, f64::min)
         };
@@ -315,7 +315,7 @@ fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
     }
     let reads_whole = |i: usize| !problem.reads_rows(i);
     let ms_per_unit = problem.passes(phase) as f64 * program.memory_unit / rate;
-    let is_read = |choice: Choice| !matches!(choice.of(phase), Where::Resident(_));
+    let is_read = |placement: BlockPlacement| !matches!(placement.in_phase(phase), Placement::Resident(_));
     let reads = program.distinct_bytes(|block| &block.weights, reads_whole, is_read);
     // B - M.
     let excess = state_and_workspace(program).plus(&LinearExpr::constant(ram as f64 / program.memory_unit), -1.0);
@@ -323,7 +323,7 @@ fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
     let (growth, k) = (packing.growth_factor(), packing.unread_share() * packing.decompressed_share());
     let mut read = excess.clone().plus(&reads, growth * (1.0 - k));
     if k > 0.0 {
-        let is_copied = |choice: Choice| matches!(choice.of(phase), Where::Streamed(_));
+        let is_copied = |placement: BlockPlacement| matches!(placement.in_phase(phase), Placement::Streamed(_));
         let copied = program.distinct_bytes(|block| &block.weights, reads_whole, is_copied);
         read.add(&copied, growth * k);
         let read_if_all_decompressed = excess.plus(&reads, growth);

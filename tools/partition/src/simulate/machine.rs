@@ -6,7 +6,7 @@
 
 use super::record::{Recorder, WeightCopy};
 use crate::schedule::{Copies, Step, StepKind};
-use crate::{Place, Problem};
+use crate::{DeviceId, Problem};
 
 /// Smaller remainders of a copy are rounding errors, milliseconds.
 const ROUNDING_MS: f64 = 1e-12;
@@ -149,7 +149,7 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         }
         let start = self.now;
         let activity = match step.kind {
-            StepKind::Compute(Place::Cpu) => Activity::HostCompute,
+            StepKind::Compute(DeviceId::Cpu) => Activity::HostCompute,
             StepKind::To(gpu, _) => Activity::CopyTo(gpu),
             _ => Activity::Other,
         };

@@ -1,7 +1,7 @@
 //! Recorders of a simulation: one records nothing, while the planner compares placements; one keeps every span, for timelines.
 
 use crate::schedule::{Step, StepKind};
-use crate::{Place, Problem};
+use crate::{DeviceId, Problem};
 use hpp_schema::{Span, SpanKind};
 
 /// Receives the events of a simulation, with times in milliseconds.
@@ -66,7 +66,7 @@ impl Recorder for SpanRecorder<'_> {
         let (compute, transfer, at) = (SpanKind::Compute, SpanKind::Transfer, (start, end));
         match step.kind {
             StepKind::Compute(place) => self.push(place.to_string(), name, compute, at, None),
-            StepKind::Streamed(gpu) => self.push(Place::Gpu(gpu).to_string(), name, compute, at, None),
+            StepKind::Streamed(gpu) => self.push(DeviceId::Gpu(gpu).to_string(), name, compute, at, None),
             StepKind::To(gpu, bytes) => self.push(lane_to(gpu), format!("into {name}"), transfer, at, Some(bytes)),
             StepKind::From(gpu, bytes) => self.push(lane_from(gpu), format!("into {name}"), transfer, at, Some(bytes)),
             StepKind::Pass if end > start => self.push("cpu".to_owned(), BETWEEN_PASSES.to_owned(), compute, at, None),
@@ -76,7 +76,7 @@ impl Recorder for SpanRecorder<'_> {
 
     fn stall(&mut self, gpu: usize, start: f64, end: f64) {
         if end > start {
-            let lane = Place::Gpu(gpu).to_string();
+            let lane = DeviceId::Gpu(gpu).to_string();
             self.push(lane, "waits for weights".to_owned(), SpanKind::Stall, (start, end), None);
         }
     }

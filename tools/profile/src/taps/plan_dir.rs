@@ -4,7 +4,7 @@ use hpp_graph::{Part, cut};
 use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
-use hpp_partition::{Choice, KvHome, Where};
+use hpp_partition::{BlockPlacement, KvHome, Placement};
 use hpp_schema::{
     Budgets, ByteSize, FileRecord, FileRole, Finding, HostKernels, Partition, Plan, Predictions, Severity,
 };
@@ -105,9 +105,9 @@ impl Draft {
         let mut parts =
             cut(&analysis.graph, &analysis.segmentation, groups).map_err(|error| PlanDirError::Cut(Box::new(error)))?;
         change(&mut parts);
-        let choice = Choice { prefill: Where::Cpu, decode: Where::Cpu };
+        let placement = BlockPlacement { prefill: Placement::Cpu, decode: Placement::Cpu };
         let pieces: Vec<PartitionSpec> =
-            groups.iter().map(|blocks| PartitionSpec { blocks: blocks.clone(), choice }).collect();
+            groups.iter().map(|blocks| PartitionSpec { blocks: blocks.clone(), placement }).collect();
         let margin = ByteSize(0);
         let plan = assemble(&Decision {
             analysis,

@@ -7,7 +7,7 @@ use crate::report::number::{bytes, count, label, plain, time};
 use crate::report::palette::{BLUE, GREEN, Ink, Look, Shape};
 use crate::report::panel::{Mark, Panel, curve};
 use crate::report::view::View;
-use hpp_partition::{Phase, Solution, SweepPoint, Where};
+use hpp_partition::{Phase, Solution, SweepPoint, Placement};
 
 pub fn parts(view: &View<'_>, sweep: &Sweep) -> Vec<Part> {
     let (points, load, gpu) = match sweep {
@@ -60,7 +60,7 @@ const ON_CPU: Ink = BLUE;
 
 /// Blocks that the device computes in decode. The sweep plans without streaming, so that it holds them.
 fn held(plan: &Solution) -> usize {
-    plan.choices.iter().filter(|choice| choice.of(Phase::Decode) != Where::Cpu).count()
+    plan.placements.iter().filter(|placement| placement.in_phase(Phase::Decode) != Placement::Cpu).count()
 }
 
 impl<'a> Plans<'a> {
@@ -94,7 +94,7 @@ impl<'a> Plans<'a> {
             };
             Mark::Bars { bars: self.solved.iter().map(bar).collect(), ink }
         };
-        let marks = vec![bars(HELD, |plan| (0, held(plan))), bars(ON_CPU, |plan| (held(plan), plan.choices.len()))];
+        let marks = vec![bars(HELD, |plan| (0, held(plan))), bars(ON_CPU, |plan| (held(plan), plan.placements.len()))];
         let text = "Number of blocks held and on the CPU by device memory.";
         let y = Axis::from_zero("blocks", [blocks as f64]);
         Panel::new("Where blocks compute in decode", text, x, y, marks)
@@ -130,7 +130,7 @@ fn table(points: &[SweepPoint]) -> Table {
     let row = |point: &SweepPoint| match &point.solution {
         Ok(plan) => {
             let (speed, first) = (plain(per_second(plan)), time(plan.prefill_ms));
-            let (held, cpu) = (held(plan), plan.choices.len() - held(plan));
+            let (held, cpu) = (held(plan), plan.placements.len() - held(plan));
             let proven = if plan.proven { "yes" } else { "no" }.to_owned();
             vec![bytes(point.vram), speed, first, held.to_string(), cpu.to_string(), proven]
         }

@@ -1,7 +1,7 @@
 //! Profiles as they come out of real runs, in numbers that hang together, without a run.
 
 use crate::report::{BlockWork, Sweep};
-use hpp_partition::{Choice, OverBudget, Phase, Place, Solution, SweepPoint, Where, Work, Workload};
+use hpp_partition::{BlockPlacement, OverBudget, Phase, DeviceId, Solution, SweepPoint, Placement, Work, Workload};
 use hpp_schema::*;
 
 pub mod corpus;
@@ -303,15 +303,15 @@ impl Sample {
 }
 
 fn too_small(vram: u64) -> OverBudget {
-    OverBudget { place: Place::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
+    OverBudget { device: DeviceId::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
 }
 
 fn solution(blocks: usize, held: usize) -> Solution {
-    let place = |at| if at < held { Where::Resident(0) } else { Where::Cpu };
+    let place = |at| if at < held { Placement::Resident(0) } else { Placement::Cpu };
     let decode_ms = 52.0 - 38.0 * held as f64 / blocks as f64;
     let prefill_ms = 2900.0 - 2300.0 * held as f64 / blocks as f64;
     Solution {
-        choices: (0..blocks).map(|at| Choice::both(place(at))).collect(),
+        placements: (0..blocks).map(|at| BlockPlacement::both(place(at))).collect(),
         slots: vec![0],
         decode_ms,
         prefill_ms,
