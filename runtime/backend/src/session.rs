@@ -90,9 +90,9 @@ impl WeightStream for OrtWeightStream {
         self.core.weights.borrow_mut().sample_resident();
     }
 
-    fn pin_and_stream(&mut self, pinned: u64) -> Result<Option<String>, BackendError> {
+    fn lock_and_stream(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
         let weights = &mut *self.core.weights.borrow_mut();
-        let warning = weights.pin_and_stream(pinned)?;
+        let warning = weights.lock_and_stream(locked)?;
         (self.chunks, self.is_resident) = (weights.chunks(), weights.is_resident());
         Ok(warning)
     }

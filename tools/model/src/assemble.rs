@@ -23,8 +23,8 @@ pub struct PartitionSpec {
 /// How weights of the host are read from disk in each pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskStreaming {
-    /// The share of each partition's weights that is pinned in memory, 0 to 1.
-    pub pinned_share: f64,
+    /// The share of each partition's weights that is locked in memory, 0 to 1.
+    pub locked_share: f64,
     /// Memory for the rest while it is read, bytes; `None` if only tables stay on disk.
     pub window: Option<u64>,
     /// For each block, whether it is a table of which a pass reads a few rows.
@@ -208,12 +208,12 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
     (0..decision.partitions.len()).map(build).collect()
 }
 
-/// Bytes of a partition's weights that are pinned in host memory while the rest is read from disk.
+/// Bytes of a partition's weights that are locked in host memory while the rest is read from disk.
 fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref()?;
     let on_host = Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Cpu);
     let streamed = residency(Some(disk), spec, Placement::Cpu) == Residency::Streamed;
-    (on_host && streamed).then_some(ByteSize((disk.pinned_share * weights as f64) as u64))
+    (on_host && streamed).then_some(ByteSize((disk.locked_share * weights as f64) as u64))
 }
 
 /// Memory demand of a partition, with the weights of the nodes that it recomputes.
@@ -353,7 +353,7 @@ mod tests {
 
     #[test]
     fn residency_follows_place_and_disk_streaming() {
-        let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), is_table: vec![true, false] };
+        let disk = DiskStreaming { locked_share: 0.5, window: Some(1), is_table: vec![true, false] };
         let spec =
             |blocks| PartitionSpec { blocks, placement: BlockPlacement { prefill: Placement::Cpu, decode: Placement::Streamed(0) } };
         let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(residencies(0..2, Some(&disk)), [streamed, resident, streamed]);
         assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
         // If everything except tables fits, only tables stay on disk.
-        let disk = DiskStreaming { pinned_share: 1.0, window: None, ..disk };
+        let disk = DiskStreaming { locked_share: 1.0, window: None, ..disk };
         assert_eq!(residencies(1..2, Some(&disk)), [resident, resident, streamed]);
         assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
     }

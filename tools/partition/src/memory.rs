@@ -7,7 +7,7 @@
 //! own buffers.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
-//! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays pinned and the rest is read in every
+//! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays locked and the rest is read in every
 //! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]): then fewer bytes are read than are
 //! written to memory.
 
@@ -127,11 +127,11 @@ impl Usage {
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.
     ///
-    /// If they do not fit, an equal share of each block stays pinned. With R bytes of available memory, W bytes of weights and l bytes
-    /// of the largest block, the share f solves `f W + (1 - f) l = R`, because the unpinned rest of one block is in memory too.
+    /// If they do not fit, an equal share of each block stays locked. With R bytes of available memory, W bytes of weights and l bytes
+    /// of the largest block, the share f solves `f W + (1 - f) l = R`, because the unlocked rest of one block is in memory too.
     ///
     /// Let C be the weights that the host computes with, c the share of them that is decompressed, and d the bytes read for each
-    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are pinned first, because that saves most reading. A pass loads
+    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are locked first, because that saves most reading. A pass loads
     /// `(1 - f) C` bytes, of which `min(c C, (1 - f) C)` are decompressed. The weights G that are copied to GPUs are not compressed.
     /// The bytes read are
     ///
@@ -139,7 +139,7 @@ impl Usage {
     ///
     /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read.
     pub fn disk_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
-        let (reads, share) = (self.host_reads[phase as usize], self.pinned_share(problem, phase));
+        let (reads, share) = (self.host_reads[phase as usize], self.locked_share(problem, phase));
         if share >= 1.0 {
             return 0;
         }
@@ -150,8 +150,8 @@ impl Usage {
         reads.all().saturating_sub(not_read as u64).max(1)
     }
 
-    /// The share of each block's weights that stays pinned in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
-    pub fn pinned_share(&self, problem: &Problem, phase: Phase) -> f64 {
+    /// The share of each block's weights that stays locked in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
+    pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
         let other_demand = self.host.kv.saturating_add(self.host.workspace);
         let Some(ram) = problem.budget.host().filter(|ram| self.host.total() > *ram) else { return 1.0 };
         let available = ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead) as f64;

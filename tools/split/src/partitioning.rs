@@ -258,11 +258,11 @@ fn disk_streaming(problem: &Problem, placements: &[BlockPlacement], slots: &[u32
     if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
         return None;
     }
-    let pinned_share = Phase::BOTH.map(|phase| usage.pinned_share(problem, phase)).into_iter().fold(1.0, f64::min);
+    let locked_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
     let largest = usage.largest_read.into_iter().max().unwrap_or(0) as f64;
-    let window = (pinned_share < 1.0).then(|| ((1.0 - pinned_share) * largest) as u64 + READ_AHEAD);
+    let window = (locked_share < 1.0).then(|| ((1.0 - locked_share) * largest) as u64 + READ_AHEAD);
     let is_table = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
-    Some(DiskStreaming { pinned_share, window, is_table })
+    Some(DiskStreaming { locked_share, window, is_table })
 }
 
 /// Converts the planner's error into this command's, with the smallest budget that would suffice.

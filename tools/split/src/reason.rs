@@ -35,7 +35,7 @@ fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> Stri
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
         Some(disk) => format!(
             "{:.0} % of its weights fit in host memory, the rest is read from disk in each pass",
-            100.0 * disk.pinned_share
+            100.0 * disk.locked_share
         ),
     }
 }

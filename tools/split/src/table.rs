@@ -174,7 +174,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// Bytes of host memory in use, and their large items as text: weights that compute there, pinned parts of weights read
+/// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
 /// from disk, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
 /// `limit`.
 fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u64, String) {
@@ -202,7 +202,7 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     }
     if window > 0 {
         parts +=
-            &format!(", {} of weights pinned, {} of buffers to read the rest from disk", human(held), human(window));
+            &format!(", {} of weights locked, {} of buffers to read the rest from disk", human(held), human(window));
     }
     if kept < streamed {
         let (kept, streamed) = (human(kept), human(streamed));

@@ -1,7 +1,7 @@
 //! Loading: from a plan and a directory to an engine, with everything checked that can be checked before the first token.
 
 mod files;
-mod pin;
+mod lock;
 mod sessions;
 
 use crate::buffers::{
@@ -20,7 +20,7 @@ use crate::telemetry::{PerPhase, Recorder};
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
 use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate};
-use pin::pin_weights;
+use lock::lock_weights;
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -99,7 +99,7 @@ pub(crate) fn load<B: Backend>(
         _attached: attached,
     };
     runtime.weights.set_order(&program.run_order(&runtime.route));
-    pin_weights(&program, &mut runtime, budget, reporter)?;
+    lock_weights(&program, &mut runtime, budget, reporter)?;
     if options.row_batching != RowBatching::Off && runtime.max_sequences > 1 && can_batch_rows(&program, &symbols) {
         runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
     }

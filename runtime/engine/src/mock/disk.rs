@@ -108,7 +108,7 @@ impl MockWeights {
 /// The stream of a session's weights.
 pub struct MockWeightStream {
     weights: MockWeights,
-    /// The sizes of the chunks, as of the last [`pin_and_stream`](WeightStream::pin_and_stream).
+    /// The sizes of the chunks, as of the last [`lock_and_stream`](WeightStream::lock_and_stream).
     sizes: Vec<ChunkSize>,
 }
 
@@ -124,12 +124,12 @@ impl WeightStream for MockWeightStream {
         self.weights.0.borrow().is_resident
     }
 
-    fn pin_and_stream(&mut self, mut pinned: u64) -> Result<Option<String>, BackendError> {
+    fn lock_and_stream(&mut self, mut locked: u64) -> Result<Option<String>, BackendError> {
         let mut weights = self.weights.0.borrow_mut();
         let disk = weights.disk.clone();
         for chunk in &mut weights.chunks {
-            let stays = pinned.min(chunk.size.resident);
-            pinned -= stays;
+            let stays = locked.min(chunk.size.resident);
+            locked -= stays;
             *chunk = Chunk { size: disk.chunk(chunk.size.resident - stays), state: ChunkState::Absent };
         }
         weights.chunks.retain(|chunk| chunk.size.resident > 0);

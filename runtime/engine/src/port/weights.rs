@@ -10,7 +10,7 @@ pub enum WeightResidency {
     /// In the memory of its device.
     #[default]
     InMemory,
-    /// Some pinned in memory ([`WeightStream::pin_and_stream`]), the rest on disk and read before each run.
+    /// Some locked in memory ([`WeightStream::lock_and_stream`]), the rest on disk and read before each run.
     Streamed,
     /// Mapped from their file; the system loads the pages that a run touches.
     Mapped {
@@ -34,15 +34,15 @@ pub struct ChunkSize {
 pub trait WeightStream {
     /// Whether the weights stay where they are, so that no run needs a fetch or a release.
     fn is_resident(&self) -> bool;
-    /// Whether warm-up runs before [`pin_and_stream`](Self::pin_and_stream) would show which weights runs read at all.
+    /// Whether warm-up runs before [`lock_and_stream`](Self::lock_and_stream) would show which weights runs read at all.
     fn wants_warm_up(&self) -> bool {
         false
     }
     /// After a warm-up run: records which pages it touched, and drops them.
     fn sample_resident(&mut self) {}
-    /// For streamed weights: reads and pins up to `pinned` bytes of them and drops the others. Until then the system loads pages
+    /// For streamed weights: reads and locks up to `locked` bytes of them and drops the others. Until then the system loads pages
     /// as runs touch them. Returns a warning for the user, if there is one.
-    fn pin_and_stream(&mut self, _pinned: u64) -> Result<Option<String>, BackendError> {
+    fn lock_and_stream(&mut self, _locked: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
     /// The chunks that must be fetched before each run; none where all weights stay in memory.

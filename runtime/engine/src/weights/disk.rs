@@ -21,7 +21,7 @@ pub(crate) struct DiskTier<B: Backend> {
 }
 
 impl<B: Backend> DiskTier<B> {
-    /// A tier that prefetches nothing until [`pin_and_stream`](Self::pin_and_stream).
+    /// A tier that prefetches nothing until [`lock_and_stream`](Self::lock_and_stream).
     pub fn new(streams: Table<SessionId, B::WeightStream>, stages: &Table<StageId, Stage>) -> Self {
         let sessions = stages.iter().map(|stage| stage.session).collect();
         DiskTier { streams, sessions, prefetcher: Prefetcher::default(), window: 0 }
@@ -32,9 +32,9 @@ impl<B: Backend> DiskTier<B> {
         self.streams.iter().any(WeightStream::wants_warm_up)
     }
 
-    /// Pins `pinned` bytes of a stage's streamed weights; returns a warning for the user, if there is one.
-    pub fn pin_and_stream(&mut self, stage: StageId, pinned: u64) -> Result<Option<String>, BackendError> {
-        self.stream(stage).pin_and_stream(pinned)
+    /// Locks `locked` bytes of a stage's streamed weights; returns a warning for the user, if there is one.
+    pub fn lock_and_stream(&mut self, stage: StageId, locked: u64) -> Result<Option<String>, BackendError> {
+        self.stream(stage).lock_and_stream(locked)
     }
 
     /// Sets the window; [`set_order`](WeightTier::set_order) then plans the reads.

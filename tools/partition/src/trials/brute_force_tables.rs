@@ -215,7 +215,7 @@ impl<'a> Tables<'a> {
                 let read = sets.reads[phase] & !tables;
                 let (reads, largest) = (packed(self.weights[read]), packed(self.largest[read]));
                 let copied = packed(self.weights[sets.copies[phase] & !tables]);
-                // The pinned share f solves f W + (1 - f) l = R; a pass reads the rest.
+                // The locked share f solves f W + (1 - f) l = R; a pass reads the rest.
                 let disk_bytes = || {
                     let room = ram - state_and_workspace - budget.read_ahead;
                     let share = (room as f64 - largest as f64) / (reads as f64 - largest as f64);

@@ -332,13 +332,13 @@ fn distinct_bytes(blocks: &[BlockSpec], which: impl Iterator<Item = usize>) -> u
     weights.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Bytes read from disk of `all` packed bytes, of which `copied` are copied to GPUs, if a share of them is pinned. Unpinned bytes of the
+/// Bytes read from disk of `all` packed bytes, of which `copied` are copied to GPUs, if a share of them is locked. Unlocked bytes of the
 /// host are decompressed bytes first.
-pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], pinned: f64) -> u64 {
+pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], locked: f64) -> u64 {
     let Packing { decompressed_permille, read_permille, .. } = problem.budget.packing;
     let computed = (all - copied) as f64;
-    let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - pinned) * computed);
-    let not_read = pinned * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
+    let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - locked) * computed);
+    let not_read = locked * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
     (all - not_read as u64).max(1)
 }
 

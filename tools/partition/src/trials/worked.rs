@@ -254,7 +254,7 @@ fn weights_that_exceed_memory_are_read_from_disk() {
     let mut problem = four_layers();
     problem.disk_bytes_per_ms = Some(3.0);
     problem.budget.ram = Some(250);
-    // Three blocks of 100 bytes on the host, and 250 bytes of memory: three quarters of each block are pinned, and the rest of
+    // Three blocks of 100 bytes on the host, and 250 bytes of memory: three quarters of each block are locked, and the rest of
     // one block is in memory while it computes. Reading 75 bytes takes 25 ms, which overlap with 31 ms of computation.
     near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
     problem.disk_bytes_per_ms = Some(1.5);

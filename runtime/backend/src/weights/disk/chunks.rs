@@ -1,4 +1,4 @@
-//! How a session's weights are divided into chunks, in which order they are pinned, and where each read goes.
+//! How a session's weights are divided into chunks, in which order they are locked, and where each read goes.
 
 use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, Part};
 use super::mapping::Mapping;
@@ -46,10 +46,10 @@ impl Files {
     }
 }
 
-/// Divides mappings into compressed regions and the rest, in the order in which they are pinned: uncompressed ranges first, because each
-/// pinned byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
+/// Divides mappings into compressed regions and the rest, in the order in which they are locked: uncompressed ranges first, because each
+/// locked byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
 /// and many small remaps when they are streamed.
-pub(super) fn pin_order(
+pub(super) fn lock_order(
     mappings: Vec<Mapping>,
     regions: &[CompressedRegion],
 ) -> Vec<(Mapping, Option<&CompressedRegion>)> {
@@ -201,14 +201,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fragments_outside_huge_pages_are_pinned_first() {
+    fn fragments_outside_huge_pages_are_locked_first() {
         let mapping =
             |start: usize, length: usize| Mapping { start, length, offset: start as u64, path: PathBuf::new() };
         // Two adjacent mappings that share a huge page, one without fragments, and one smaller than the fragments of the others.
         let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
         let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
         let all = vec![alone.clone(), second, small.clone(), first];
-        let order: Vec<Mapping> = pin_order(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
+        let order: Vec<Mapping> = lock_order(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
         let [front, end] = [mapping(HUGE - 8192, 8192), mapping(3 * HUGE, HUGE - 8192)];
         let [shared, inside] = [mapping(3 * HUGE - 8192, 8192), mapping(HUGE, 2 * HUGE - 8192)];
         assert_eq!(order, [small, front, end, shared, inside, alone]);

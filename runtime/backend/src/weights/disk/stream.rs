@@ -1,6 +1,6 @@
-//! The weights of one session: those pinned in memory, and the chunks of the rest, which are read before each run.
+//! The weights of one session: those locked in memory, and the chunks of the rest, which are read before each run.
 
-use super::chunks::{ChunkRead, Files, in_huge_pages, joined, pin_order, reads};
+use super::chunks::{ChunkRead, Files, in_huge_pages, joined, lock_order, reads};
 use super::compressed::CompressedRegion;
 use super::mapping::Mapping;
 use super::open_files::OpenFiles;
@@ -22,7 +22,7 @@ pub(crate) struct StreamedWeights {
     chunks: Vec<Chunk>,
     /// The address ranges that chunks fill.
     memory: PageRegions,
-    /// Why the system did not lock the pinned weights, if it did not.
+    /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
     unlocked: Option<io::Error>,
 }
 
@@ -48,7 +48,7 @@ enum ChunkState {
 }
 
 impl StreamedWeights {
-    /// Takes over the mappings that ONNX Runtime made for a session. Reads and pins up to `pinned` bytes, in [`pin_order`]; the rest is
+    /// Takes over the mappings that ONNX Runtime made for a session. Reads and locks up to `locked` bytes, in [`lock_order`]; the rest is
     /// absent. `regions` are stored compressed in the weights' directory.
     ///
     /// # Safety
@@ -58,7 +58,7 @@ impl StreamedWeights {
         io: StreamingIo,
         mappings: Vec<Mapping>,
         regions: &[CompressedRegion],
-        pinned: u64,
+        locked: u64,
     ) -> io::Result<Self> {
         let StreamingIo { reader, pool, files } = io;
         let mut files = Files::new(files);
@@ -68,19 +68,19 @@ impl StreamedWeights {
             // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let (mut room, mut streamed) = (pinned, Vec::new());
-        for (mapping, region) in pin_order(mappings, regions) {
+        let (mut room, mut streamed) = (locked, Vec::new());
+        for (mapping, region) in lock_order(mappings, regions) {
             let held = mapping.length as u64;
-            let (pinned, rest) = match region {
+            let (locked, rest) = match region {
                 Some(region) if held <= room => (Some((mapping, Some(region))), None),
-                // Uncompressed, a part of it can be pinned; only worth it if that leaves less to read.
+                // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
                 Some(region) if held - room >= region.stored_bytes() => (None, Some((mapping, Some(region)))),
                 _ => {
-                    let (pinned, rest) = mapping.split(room);
-                    (pinned.map(|part| (part, None)), rest.map(|part| (part, None)))
+                    let (locked, rest) = mapping.split(room);
+                    (locked.map(|part| (part, None)), rest.map(|part| (part, None)))
                 }
             };
-            if let Some((mapping, region)) = pinned {
+            if let Some((mapping, region)) = locked {
                 room = room.saturating_sub(mapping.length as u64);
                 // Locked before it is read, so that no huge page that starts here reaches into absent memory.
                 unlocked = mapping.lock().err().or(unlocked);
@@ -96,7 +96,7 @@ impl StreamedWeights {
             let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
             chunks.extend(reads.into_iter().map(|read| Chunk { read, state: ChunkState::Absent }));
         }
-        // If the system does not lock memory, huge pages of pinned weights may reach into these ranges; `new` frees them.
+        // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { PageRegions::new(pool, &runs) };
         let needed = memory.bytes_needed(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
@@ -110,7 +110,7 @@ impl StreamedWeights {
         &self.bytes
     }
 
-    /// Why the system did not lock the pinned weights; returned once.
+    /// Why the system refused to lock weights, if it did; returned once.
     pub fn take_unlocked(&mut self) -> Option<io::Error> {
         self.unlocked.take()
     }
@@ -178,7 +178,7 @@ impl Drop for StreamedWeights {
     }
 }
 
-/// Reads pinned weights.
+/// Reads locked weights.
 fn read_now(reader: &Reader, reads: Vec<ChunkRead>) -> io::Result<()> {
     reads.iter().try_for_each(|read| reader.wait(begin(reader, read)).map(drop))
 }
@@ -282,36 +282,36 @@ mod tests {
     }
 
     #[test]
-    fn streamed_weights_equal_the_file_for_any_number_of_pinned_bytes() {
+    fn streamed_weights_equal_the_file_for_any_number_of_locked_bytes() {
         for reader in Reader::each() {
             let (reader, pool, files, dir) =
                 (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
             let regions = |dir: &Path| super::super::compressed::regions(dir).unwrap();
             let mut read = Vec::new();
-            for pinned in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
+            for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
                 let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(io, mappings, &regions(dir.path()), pinned) }.unwrap();
+                    unsafe { StreamedWeights::take_over(io, mappings, &regions(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())
                         .for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
                     weights.check().unwrap();
                     // SAFETY: the mapping has this length, and nothing writes to it now.
-                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{pinned} pinned");
+                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
                     weights.release();
                 }
                 let held: u64 = weights.bytes().iter().map(|chunk| chunk.resident).sum();
-                assert!(bytes.len() as u64 - held <= pinned + SECTOR && all.len() == 1);
+                assert!(bytes.len() as u64 - held <= locked + SECTOR && all.len() == 1);
                 read.push(weights.bytes().iter().map(|chunk| chunk.stored).sum::<u64>());
                 drop((weights, map));
             }
             // 167,936 bytes are uncompressed; sums and scales take 16,384, and the numbers half of their size. Uncompressed bytes are
-            // pinned first, and in the last case all are pinned.
+            // locked first, and in the last case all are locked.
             let half = 3 << 19;
             assert_eq!(read[..2], [167_936 + 16_384 + half, 167_936 - 53_248 + 16_384 + half]);
             assert_eq!(read[5], 0);

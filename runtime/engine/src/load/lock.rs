@@ -1,4 +1,4 @@
-//! Once all sessions are loaded: pins part of the streamed weights in host memory and starts to stream the rest.
+//! Once all sessions are loaded: locks part of the streamed weights in host memory and starts to stream the rest.
 
 use crate::error::EngineError;
 use crate::ids::Id;
@@ -12,9 +12,9 @@ use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use hpp_schema::{ByteSize, Partition, Plan, Provider};
 use tracing::{debug, info};
 
-/// Warms up, pins as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
+/// Warms up, locks as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
 /// partition streams.
-pub(super) fn pin_weights<B: Backend>(
+pub(super) fn lock_weights<B: Backend>(
     program: &Program,
     runtime: &mut Runtime<B>,
     budget: HostMemoryBudget,
@@ -36,15 +36,15 @@ pub(super) fn pin_weights<B: Backend>(
     let in_use = HostMemoryInUse { rss, states: program.host_state_bytes() };
     let budget = budget.fit_sequences(plan, &is_fallback, in_use);
     runtime.max_sequences = budget.sequences();
-    let (pinned, window) = (budget.pinned(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
+    let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
-    let pinned_bytes: u64 = pinned.iter().sum();
-    info!(limit = budget.limit(), rss, window, states, sequences, pinned = pinned_bytes, "host memory budget");
+    let locked_bytes: u64 = locked.iter().sum();
+    info!(limit = budget.limit(), rss, window, states, sequences, locked = locked_bytes, "host memory budget");
     for (id, stage) in program.stages.entries() {
-        let pinned = pinned[stage.partition.index()];
-        debug!(stage = %stage.name, pinned, "weights pinned in host memory");
-        let warning = runtime.weights.disk.pin_and_stream(id, pinned);
-        let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
+        let locked = locked[stage.partition.index()];
+        debug!(stage = %stage.name, locked, "weights locked in host memory");
+        let warning = runtime.weights.disk.lock_and_stream(id, locked);
+        let warning = warning.map_err(|source| stage.failed("locking its weights", source))?;
         warning.iter().for_each(|warning| reporter.warning(warning));
     }
     runtime.weights.disk.set_window(window);
