@@ -12,7 +12,7 @@ use crate::raw::memory::{HostMemory, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
-use crate::session::{OrtSession, OrtTensor, OrtWeightStream, SessionParts};
+use crate::session::{OrtSession, OrtTensor, OrtWeightPager, SessionParts};
 use crate::weights::disk::DiskReaders;
 use crate::weights::upload::{Upload, UploadSource, Uploader};
 use hpp_engine::port::{
@@ -133,7 +133,7 @@ impl Backend for OrtBackend {
     type Tensor = OrtTensor;
     type Session = OrtSession;
     type Control = OrtControl;
-    type WeightStream = OrtWeightStream;
+    type WeightPager = OrtWeightPager;
     type UploadSource = UploadSource;
     type Upload = Upload;
 
@@ -180,7 +180,7 @@ impl Backend for OrtBackend {
         spec: &SessionSpec<'_>,
         control: &OrtControl,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<OrtSession, OrtWeightStream>, BackendError> {
+    ) -> Result<Loaded<OrtSession, OrtWeightPager>, BackendError> {
         let loading = Loading::begin();
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         if provided.provider != Provider::Cpu {

@@ -29,5 +29,5 @@ pub use environment::{OpenError, OrtOptions, Waiting};
 pub use os::{available_memory, machine_cores, machine_memory, memory_limit, processor_name};
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
-pub use session::{OrtSession, OrtTensor, OrtWeightStream};
+pub use session::{OrtSession, OrtTensor, OrtWeightPager};
 pub use weights::disk::read_rate;

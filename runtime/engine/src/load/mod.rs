@@ -55,7 +55,7 @@ pub(crate) fn load<B: Backend>(
         reporter,
         names: &names,
     };
-    let LoadedSessions { stages, sessions, streams, telemetry, route } = loader.load()?;
+    let LoadedSessions { stages, sessions, pagers, telemetry, route } = loader.load()?;
     backend.finish_loading();
     sessions.iter().filter_map(Session::mapped_file).try_for_each(|path| watch.add_mapped(path))?;
 
@@ -77,7 +77,7 @@ pub(crate) fn load<B: Backend>(
     let host_memory = budget.for_devices(plan, in_use);
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
     let weights =
-        WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(streams, &program.stages) };
+        WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(pagers, &program.stages) };
     let staging = StateStaging::new(&pool, &program.layouts, &program.stages)?;
     let load_time = backend.now().saturating_sub(started);
     let recorder = Recorder::new(device_names(&program.stages), load_time, telemetry);

@@ -35,7 +35,7 @@ pub(super) struct SessionLoader<'a, B: Backend> {
 pub(super) struct LoadedSessions<B: Backend> {
     pub stages: Table<StageId, Stage>,
     pub sessions: Table<SessionId, B::Session>,
-    pub streams: Table<SessionId, B::WeightStream>,
+    pub pagers: Table<SessionId, B::WeightPager>,
     /// One entry for each stage.
     pub telemetry: Vec<StageTelemetry>,
     pub route: Route,
@@ -51,7 +51,7 @@ struct LoadedVariant<'a> {
 }
 
 /// A session as the backend loads it.
-type LoadedSession<B> = Loaded<<B as Backend>::Session, <B as Backend>::WeightStream>;
+type LoadedSession<B> = Loaded<<B as Backend>::Session, <B as Backend>::WeightPager>;
 
 /// A partition in one of its variants.
 #[derive(Clone, Copy)]
@@ -68,7 +68,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         let mut loaded = LoadedSessions {
             stages: Table::default(),
             sessions: Table::default(),
-            streams: Table::default(),
+            pagers: Table::default(),
             telemetry: vec![],
             route: Route::default(),
         };
@@ -112,7 +112,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             }
             None => match self.load_session(partition, &variant) {
                 Ok((Loaded { session, weights, .. }, telemetry)) => {
-                    loaded.streams.push(weights);
+                    loaded.pagers.push(weights);
                     (loaded.sessions.push(session), telemetry)
                 }
                 Err(EngineError::Load { source: BackendError::NoProvider { refused }, .. })

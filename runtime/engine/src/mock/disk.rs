@@ -3,7 +3,7 @@
 use super::VirtualClock;
 use super::tensor::misfit;
 use crate::error::BackendError;
-use crate::port::{ChunkSize, Interval, WeightResidency, WeightStream};
+use crate::port::{ChunkSize, Interval, WeightResidency, WeightPager};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
@@ -69,7 +69,7 @@ pub struct MockWeights(Rc<RefCell<Weights>>);
 
 #[derive(Debug)]
 struct Weights {
-    is_resident: bool,
+    is_unmanaged: bool,
     chunks: Vec<Chunk>,
     disk: MockDisk,
     clock: VirtualClock,
@@ -92,8 +92,8 @@ impl MockWeights {
     pub(super) fn new(bytes: Vec<u64>, residency: WeightResidency, disk: MockDisk, clock: VirtualClock) -> Self {
         let chunk = |resident| Chunk { size: disk.chunk(resident), state: ChunkState::Absent };
         let chunks = bytes.into_iter().map(chunk).collect();
-        let is_resident = residency == WeightResidency::InMemory;
-        MockWeights(Rc::new(RefCell::new(Weights { is_resident, chunks, disk, clock })))
+        let is_unmanaged = residency == WeightResidency::InMemory;
+        MockWeights(Rc::new(RefCell::new(Weights { is_unmanaged, chunks, disk, clock })))
     }
 
     /// An error if a run would compute with weights that are not in memory.
@@ -105,23 +105,23 @@ impl MockWeights {
     }
 }
 
-/// The stream of a session's weights.
-pub struct MockWeightStream {
+/// The pager of a session's weights.
+pub struct MockWeightPager {
     weights: MockWeights,
     /// The sizes of the chunks, as of the last [`lock_and_stream`](WeightStream::lock_and_stream).
     sizes: Vec<ChunkSize>,
 }
 
-impl MockWeightStream {
+impl MockWeightPager {
     pub(super) fn new(weights: MockWeights) -> Self {
         let sizes = weights.0.borrow().chunks.iter().map(|chunk| chunk.size).collect();
-        MockWeightStream { weights, sizes }
+        MockWeightPager { weights, sizes }
     }
 }
 
-impl WeightStream for MockWeightStream {
-    fn is_resident(&self) -> bool {
-        self.weights.0.borrow().is_resident
+impl WeightPager for MockWeightPager {
+    fn is_unmanaged(&self) -> bool {
+        self.weights.0.borrow().is_unmanaged
     }
 
     fn lock_and_stream(&mut self, mut locked: u64) -> Result<Option<String>, BackendError> {

@@ -13,7 +13,7 @@ mod upload;
 
 pub use chain::{Chain, ChainVariant, ChainInputs, ChainPart};
 pub use clock::{LinkCost, VirtualClock};
-pub use disk::{MockDisk, MockWeightStream};
+pub use disk::{MockDisk, MockWeightPager};
 pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};
 pub use tensor::{MockBuffer, MockTensor};
 pub use upload::{MockUpload, MockUploadSource};
@@ -178,7 +178,7 @@ impl Backend for MockBackend {
     type Tensor = MockTensor;
     type Session = MockSession;
     type Control = MockControl;
-    type WeightStream = MockWeightStream;
+    type WeightPager = MockWeightPager;
     type UploadSource = MockUploadSource;
     type Upload = MockUpload;
 
@@ -233,7 +233,7 @@ impl Backend for MockBackend {
         spec: &SessionSpec<'_>,
         control: &MockControl,
         _: &dyn Reporter,
-    ) -> Result<Loaded<MockSession, MockWeightStream>, BackendError> {
+    ) -> Result<Loaded<MockSession, MockWeightPager>, BackendError> {
         if control.stopped() {
             return Err(BackendError::Stopped);
         }
@@ -247,7 +247,7 @@ impl Backend for MockBackend {
         let weights = self.weights(&name, spec);
         Ok(Loaded {
             session: MockSession::new(model, self.0.clock.clone(), self.0.queues.clone(), weights.clone()),
-            weights: MockWeightStream::new(weights),
+            weights: MockWeightPager::new(weights),
             provider,
             processor: "mock".into(),
             refused,

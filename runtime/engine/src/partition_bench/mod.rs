@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct PartitionBench<B: Backend> {
     backend: B,
     control: B::Control,
-    loaded: Loaded<B::Session, B::WeightStream>,
+    loaded: Loaded<B::Session, B::WeightPager>,
     name: String,
     load: Duration,
 }
@@ -115,7 +115,7 @@ impl Spec<'_> {
         provider: Provider,
         control: &B::Control,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<B::Session, B::WeightStream>, EngineError> {
+    ) -> Result<Loaded<B::Session, B::WeightPager>, EngineError> {
         let device = match provider {
             Provider::Cpu => Device::new("cpu", DeviceKind::Cpu),
             Provider::Cuda | Provider::Webgpu => Device::new("gpu0", DeviceKind::Gpu),

@@ -7,7 +7,7 @@ mod time;
 mod weights;
 
 pub use time::{Interval, Timing, TimingToken};
-pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightStream};
+pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightPager};
 
 use crate::error::BackendError;
 use crate::reporter::Reporter;
@@ -117,7 +117,7 @@ pub trait Backend: Clone {
     /// A partition ready to run.
     type Session: Session<Tensor = Self::Tensor, Control = Self::Control>;
     /// The weights of a session that may lie on disk.
-    type WeightStream: WeightStream;
+    type WeightPager: WeightPager;
     /// Stops runs from another thread.
     type Control: Control;
     /// The host's side of weights that are copied to a device.
@@ -131,7 +131,7 @@ pub trait Backend: Clone {
         spec: &SessionSpec<'_>,
         control: &Self::Control,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<Self::Session, Self::WeightStream>, BackendError>;
+    ) -> Result<Loaded<Self::Session, Self::WeightPager>, BackendError>;
     /// Called once after all partitions of a plan are loaded.
     fn finish_loading(&self) {}
     /// Reserves zeroed bytes. On the host, pages are allocated when they are first touched.

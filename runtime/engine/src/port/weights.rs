@@ -10,7 +10,7 @@ pub enum WeightResidency {
     /// In the memory of its device.
     #[default]
     InMemory,
-    /// Some locked in memory ([`WeightStream::lock_and_stream`]), the rest on disk and read before each run.
+    /// Some locked in memory ([`WeightPager::lock_and_stream`]), the rest on disk and read before each run.
     Streamed,
     /// Mapped from their file; the system loads the pages that a run touches.
     Mapped {
@@ -28,12 +28,12 @@ pub struct ChunkSize {
     pub stored: u64,
 }
 
-/// The weights of one session that lie on disk between its runs.
+/// Loads the weights of one session before each run and evicts them after it.
 ///
 /// Every session has one; for weights that stay in memory all methods do nothing. It may outlive the session's other handles.
-pub trait WeightStream {
-    /// Whether the weights stay where they are, so that no run needs a fetch or a release.
-    fn is_resident(&self) -> bool;
+pub trait WeightPager {
+    /// Whether the weights need no management: no run needs a fetch or a release.
+    fn is_unmanaged(&self) -> bool;
     /// Whether warm-up runs before [`lock_and_stream`](Self::lock_and_stream) would show which weights runs read at all.
     fn wants_warm_up(&self) -> bool {
         false

@@ -5,14 +5,14 @@ use super::{TierContext, Waited, WeightTier};
 use crate::buffers::BufferPool;
 use crate::error::BackendError;
 use crate::ids::{SessionId, StageId, Table};
-use crate::port::{Backend, ChunkSize, WeightStream};
+use crate::port::{Backend, ChunkSize, WeightPager};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, PerPhase, Phase};
 
-/// The weight streams of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
+/// The weight pagers of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
 /// ones only by evicting their pages after a run.
 pub(crate) struct DiskTier<B: Backend> {
-    streams: Table<SessionId, B::WeightStream>,
+    pagers: Table<SessionId, B::WeightPager>,
     /// The session of each stage.
     sessions: Table<StageId, SessionId>,
     prefetcher: Prefetcher,
@@ -22,19 +22,19 @@ pub(crate) struct DiskTier<B: Backend> {
 
 impl<B: Backend> DiskTier<B> {
     /// A tier that prefetches nothing until [`lock_and_stream`](Self::lock_and_stream).
-    pub fn new(streams: Table<SessionId, B::WeightStream>, stages: &Table<StageId, Stage>) -> Self {
+    pub fn new(pagers: Table<SessionId, B::WeightPager>, stages: &Table<StageId, Stage>) -> Self {
         let sessions = stages.iter().map(|stage| stage.session).collect();
-        DiskTier { streams, sessions, prefetcher: Prefetcher::default(), window: 0 }
+        DiskTier { pagers, sessions, prefetcher: Prefetcher::default(), window: 0 }
     }
 
     /// Whether warm-up runs would show weights that no run reads.
     pub fn wants_warm_up(&self) -> bool {
-        self.streams.iter().any(WeightStream::wants_warm_up)
+        self.pagers.iter().any(WeightPager::wants_warm_up)
     }
 
     /// Locks `locked` bytes of a stage's streamed weights; returns a warning for the user, if there is one.
     pub fn lock_and_stream(&mut self, stage: StageId, locked: u64) -> Result<Option<String>, BackendError> {
-        self.stream(stage).lock_and_stream(locked)
+        self.pager(stage).lock_and_stream(locked)
     }
 
     /// Sets the window; [`set_order`](WeightTier::set_order) then plans the reads.
@@ -42,16 +42,16 @@ impl<B: Backend> DiskTier<B> {
         self.window = bytes;
     }
 
-    fn stream(&mut self, stage: StageId) -> &mut B::WeightStream {
-        &mut self.streams[self.sessions[stage]]
+    fn pager(&mut self, stage: StageId) -> &mut B::WeightPager {
+        &mut self.pagers[self.sessions[stage]]
     }
 
     fn chunks(&self, stage: StageId) -> &[ChunkSize] {
-        self.streams[self.sessions[stage]].chunks()
+        self.pagers[self.sessions[stage]].chunks()
     }
 
     fn issue(&mut self, chunk: Chunk) -> Result<(), BackendError> {
-        self.stream(chunk.stage).prefetch(chunk.index)
+        self.pager(chunk.stage).prefetch(chunk.index)
     }
 
     fn issue_ahead(&mut self) -> Result<(), BackendError> {
@@ -64,7 +64,7 @@ impl<B: Backend> DiskTier<B> {
 
 impl<B: Backend> WeightTier<B> for DiskTier<B> {
     fn serves(&self, stage: StageId) -> bool {
-        !self.streams[self.sessions[stage]].is_resident()
+        !self.pagers[self.sessions[stage]].is_unmanaged()
     }
 
     fn set_order(&mut self, order: &PerPhase<Vec<StageId>>) {
@@ -91,7 +91,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         }
         if !self.prefetcher.is_expected(stage) {
             for evicted in self.prefetcher.restart(phase, stage) {
-                self.stream(evicted).release();
+                self.pager(evicted).release();
             }
         }
         for _ in 0..self.prefetcher.missing(phase, stage) {
@@ -108,18 +108,18 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         }
         for chunk in 0..self.chunks(stage).len() {
             let bytes = self.chunks(stage)[chunk].stored;
-            let interval = self.stream(stage).wait(chunk)?;
+            let interval = self.pager(stage).wait(chunk)?;
             context.recorder.read_from_disk(stage, bytes, interval);
         }
         Ok(Waited::Caller)
     }
 
     fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
-        let stream = self.stream(stage);
-        if stream.wants_warm_up() {
-            stream.sample_resident();
+        let pager = self.pager(stage);
+        if pager.wants_warm_up() {
+            pager.sample_resident();
         }
-        stream.release();
+        pager.release();
         self.prefetcher.release(stage);
         self.issue_ahead()
     }

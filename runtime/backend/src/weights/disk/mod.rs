@@ -169,7 +169,7 @@ impl PendingWeights {
 
 impl SessionWeights {
     /// Whether the weights stay where they are, so that no run needs a fetch or a release.
-    pub fn is_resident(&self) -> bool {
+    pub fn is_unmanaged(&self) -> bool {
         matches!(self, SessionWeights::InMemory)
     }
 

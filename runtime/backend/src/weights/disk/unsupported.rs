@@ -116,7 +116,7 @@ impl DiskReaders {
 
 impl SessionWeights {
     /// Always true.
-    pub fn is_resident(&self) -> bool {
+    pub fn is_unmanaged(&self) -> bool {
         true
     }
 

@@ -32,7 +32,7 @@ impl<B: Backend> DeviceTier<B> {
     pub fn load(pool: &BufferPool<B>, config: &DeviceTierConfig<'_>) -> Result<Self, EngineError> {
         let weights = config.stages.iter().map(|_| None).collect();
         let mut tier = DeviceTier { weights, rings: Table::default(), poison: None };
-        let host = HostShare::new(config);
+        let host = HostCopyPolicy::new(config);
         tracing::debug!(
             host_memory = config.host_memory,
             pinned_share = host.pinned,
@@ -64,21 +64,21 @@ impl<B: Backend> DeviceTier<B> {
 
 /// How the host keeps weights that are streamed to devices.
 #[derive(Clone, Copy)]
-struct HostShare {
+struct HostCopyPolicy {
     /// The share of each stage's weights that is pinned, 0 to 1.
     pinned: f64,
     /// Whether the host lacks memory for the rest, so that reads bypass the page cache.
     is_short: bool,
 }
 
-impl HostShare {
+impl HostCopyPolicy {
     fn new(config: &DeviceTierConfig<'_>) -> Self {
         let variants = config.stages.iter().filter_map(|stage| device_variant(config.plan, stage));
         let streamed = variants.filter(is_streamed).flat_map(|variant| variant.weights).filter_map(WeightInput::bytes);
         let total = streamed.fold(0, u64::saturating_add);
         let held = total.min(config.host_memory.unwrap_or(u64::MAX));
         let pinned = held.min(config.options.pinned.unwrap_or(u64::MAX));
-        HostShare {
+        HostCopyPolicy {
             pinned: if total > 0 { pinned as f64 / total as f64 } else { 0.0 },
             is_short: held < total || config.plan.devices.iter().any(|device| device.window.is_some()),
         }
@@ -108,7 +108,7 @@ struct DeviceLoader<'a, B: Backend> {
     pool: &'a BufferPool<B>,
     config: &'a DeviceTierConfig<'a>,
     device: &'a str,
-    host: HostShare,
+    host: HostCopyPolicy,
 }
 
 impl<'a, B: Backend> DeviceLoader<'a, B> {
