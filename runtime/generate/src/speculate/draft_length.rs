@@ -61,7 +61,7 @@ pub struct DraftLength {
     /// Seconds of a pass with one token.
     single: Mean,
     /// Seconds of drafting one token.
-    draft: Mean,
+    drafting: Mean,
     /// Seconds of passes of `2^n` tokens relative to `single`, from `n = 1` on; sizes between count for the next larger.
     relative: [Mean; SIZES],
 }
@@ -94,13 +94,13 @@ impl DraftLength {
         // The first pass has one token: all times are relative to it.
         let Some(single) = self.single_seconds().filter(|single| *single > 0.0) else { return 0 };
         let acceptance = self.acceptance(confidence);
-        let draft = self.draft.average().unwrap_or(0.0) / single;
+        let drafting = self.drafting.average().unwrap_or(0.0) / single;
         let (mut best, mut best_gain) = (0, LEAST_GAIN);
         let (mut tokens, mut all_accepted) = (1.0, 1.0);
         for length in 1..=available.min(MAX_DRAFT) {
             all_accepted *= acceptance;
             tokens += all_accepted;
-            let gain = tokens / (self.relative_time(length + 1) + draft * length as f64);
+            let gain = tokens / (self.relative_time(length + 1) + drafting * length as f64);
             if gain > best_gain {
                 (best, best_gain) = (length, gain);
             }
@@ -126,7 +126,7 @@ impl DraftLength {
 
     /// Drafting `tokens` tokens took `time`.
     pub fn drafted(&mut self, tokens: usize, time: Duration) {
-        self.draft.add(time.as_secs_f64() / tokens.max(1) as f64, TIME_MEMORY);
+        self.drafting.add(time.as_secs_f64() / tokens.max(1) as f64, TIME_MEMORY);
     }
 
     /// Of a draft, `accepted` tokens were right, and then one was wrong if `rejected`.
