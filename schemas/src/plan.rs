@@ -45,7 +45,7 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Buffers for the tensors that cross a partition boundary.
     #[serde(serialize_with = "crate::dim::each_on_one_line")]
-    pub buffers: Vec<Buffer>,
+    pub buffers: Vec<BoundaryBuffer>,
     /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<Generation>,
@@ -342,7 +342,7 @@ pub struct CopyStep {
 /// The buffer of one boundary tensor on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Buffer {
+pub struct BoundaryBuffer {
     /// Name of the tensor.
     pub value: String,
     /// Device of the buffer.

@@ -2,13 +2,13 @@
 
 use crate::buffer::OrtBuffer;
 use crate::create_session::{Made, devices_of, find_device, provide};
-use crate::environment::{OpenError, OrtOptions, Runtime, open};
+use crate::environment::{OpenError, OrtOptions, SharedRuntime, open};
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
 use crate::raw::copy::{copy, wait_for_untimed_runs};
-use crate::raw::memory::{HostMemory, Memory};
+use crate::raw::memory::{HostPages, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// A backend that runs partitions on ONNX Runtime. Belongs to one thread; clones share its memory spaces.
 #[derive(Clone)]
 pub struct OrtBackend {
-    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) runtime: Arc<SharedRuntime>,
     /// The host, then each device in the order of first use; a memory id is an index into this.
     spaces: Rc<RefCell<Vec<Rc<MemorySpace>>>>,
     readers: DiskReaders,
@@ -99,7 +99,7 @@ impl OrtBackend {
         if let Some(memory) = kept.as_ref().filter(|memory| memory.len() >= bytes) {
             return Ok(memory.clone());
         }
-        let memory = Memory::Host(Rc::new(HostMemory::reserve(bytes)?));
+        let memory = Memory::Host(Rc::new(HostPages::reserve(bytes)?));
         if bytes <= KEPT_STAGING {
             *kept = Some(memory.clone());
         }
@@ -215,7 +215,7 @@ impl Backend for OrtBackend {
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<OrtBuffer, BackendError> {
         let space = self.space(memory)?;
         if memory == MemoryId::HOST {
-            return Ok(OrtBuffer { memory: Memory::Host(Rc::new(HostMemory::reserve(bytes)?)), space });
+            return Ok(OrtBuffer { memory: Memory::Host(Rc::new(HostPages::reserve(bytes)?)), space });
         }
         let buffer = OrtBuffer { memory: Memory::Device(Rc::new(space.reserve(bytes)?)), space };
         // Devices do not zero their blocks. Untouched host pages all share one page of zeros, so this costs a copy and no memory.

@@ -2,7 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
-use crate::environment::Runtime;
+use crate::environment::SharedRuntime;
 use crate::fault;
 use crate::loading::Loading;
 use crate::os;
@@ -44,7 +44,7 @@ pub(crate) struct Made {
 
 /// Tries the partition's providers in order. A partition planned for a GPU may end on the host, if that is not refused.
 pub(crate) fn provide(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     control: &OrtControl,
     reporter: &dyn Reporter,
@@ -76,7 +76,7 @@ pub(crate) fn provide(
 }
 
 fn attempt(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
     (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
@@ -155,7 +155,7 @@ const PREPARED_FOR_FIVE: u64 = 12;
 /// A session on the host whose weights are mapped from their file, all of them: where kernels want another layout, from a file
 /// that has it.
 fn from_disk(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
 ) -> Result<Made, BackendError> {
@@ -215,7 +215,7 @@ fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<Sess
 }
 
 /// Options every session has.
-fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
+fn builder(runtime: &SharedRuntime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
     let prepare = || format!("prepare a session for {}", spec.partition);
     let folder = spec.weights_dir.to_string_lossy();
     // Left to itself, `ort` lets ONNX Runtime pick a device.
@@ -228,7 +228,7 @@ fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
         .map_err(failed(prepare()))
 }
 
-fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
+fn on_host(runtime: &SharedRuntime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
     builder(runtime, spec)?
         .with_execution_providers([arena])
@@ -245,7 +245,7 @@ fn has_room_to_pack(weight_bytes: u64) -> bool {
 }
 
 fn on_device(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
     (number, device): (usize, Device<'_>),
@@ -270,7 +270,7 @@ fn on_device(
 }
 
 /// Refuses a device that does not compute in 16-bit floating point; each is asked once.
-fn ask_for_f16(runtime: &Runtime, provider: Provider, name: &str) -> Result<(), BackendError> {
+fn ask_for_f16(runtime: &SharedRuntime, provider: Provider, name: &str) -> Result<(), BackendError> {
     let (number, device) = find_device(runtime, provider, name)?;
     let mut answers = runtime.f16.lock().unwrap_or_else(PoisonError::into_inner);
     let ask = || probe::computes_in_f16(runtime, device).err().map(|error| error.to_string());
@@ -301,7 +301,7 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
 
 /// The plan's `gpuN` is the provider's device number N.
 pub(crate) fn find_device<'r>(
-    runtime: &'r Runtime,
+    runtime: &'r SharedRuntime,
     provider: Provider,
     name: &str,
 ) -> Result<(usize, Device<'r>), BackendError> {
@@ -323,7 +323,7 @@ pub(crate) fn find_device<'r>(
 }
 
 /// A provider's accelerators, in its own order.
-pub(crate) fn devices_of(runtime: &Runtime, provider: Provider) -> Vec<Device<'_>> {
+pub(crate) fn devices_of(runtime: &SharedRuntime, provider: Provider) -> Vec<Device<'_>> {
     runtime.plugins.get(&runtime.environment, provider);
     let own = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
     runtime.environment.devices().filter(own).filter(|d| d.hardware_device().ty() != DeviceType::CPU).collect()
@@ -420,7 +420,7 @@ pub(crate) fn long_name(provider: Provider) -> &'static str {
     }
 }
 
-fn host_name(runtime: &Runtime) -> String {
+fn host_name(runtime: &SharedRuntime) -> String {
     format!("{} threads", runtime.threads)
 }
 

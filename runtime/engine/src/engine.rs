@@ -8,7 +8,7 @@ use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::runtime::{LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, Step, StepInput, WorkItem};
+use crate::runtime::{LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, StepRequest, StepInput, WorkItem};
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{Plan, Residency, Timeline};
@@ -77,7 +77,7 @@ impl<B: Backend> Engine<B> {
         extra: &BTreeMap<String, HostTensor>,
         logits: &mut Logits,
     ) -> Result<(), EngineError> {
-        self.runtime.step_with(&self.program, sequence, Step { input, rows, extra, logits })
+        self.runtime.step_with(&self.program, sequence, StepRequest { input, rows, extra, logits })
     }
 
     /// One pass for several sequences: each stage's weights are fetched once, then every item runs, those of one token together where

@@ -5,7 +5,7 @@ use crate::costs::Scenario;
 use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{Part, ValueId};
+use hpp_graph::{PartitionGraph, ValueId};
 use hpp_partition::{BlockPlacement, Demand, KvHome, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,7 +55,7 @@ pub struct Decision<'a> {
     /// The memory that holds state.
     pub kv: KvHome,
     /// The cut: one part of the graph for each partition.
-    pub parts: &'a [Part],
+    pub parts: &'a [PartitionGraph],
     /// Batch, context, prompt and answer lengths that the costs assume.
     pub scenario: Scenario,
     /// The reason for each partition's place.
@@ -120,7 +120,7 @@ fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Placemen
 }
 
 /// Execution providers for a part, the preferred one first, without those that compute one of its operators wrongly.
-fn providers(decision: &Decision, part: &Part, place: Placement) -> Vec<Provider> {
+fn providers(decision: &Decision, part: &PartitionGraph, place: Placement) -> Vec<Provider> {
     let mut providers = match place {
         Placement::Cpu => vec![Provider::Cpu],
         _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
@@ -308,7 +308,7 @@ fn steps(partitions: &[Partition], device: impl Fn(&Partition) -> &str) -> Vec<S
 }
 
 /// One buffer for each boundary tensor on each device that writes or reads it.
-fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> {
+fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<BoundaryBuffer> {
     let states: Vec<State> = decision.analysis.states.iter().map(|s| s.state.clone()).collect();
     let bytes = |dtype: DType, shape: &Shape, tokens| {
         let pass = PassSize { batch: decision.scenario.batch, tokens, past: 1 };
@@ -328,7 +328,7 @@ fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> 
             let mut devices: Vec<&str> = std::iter::once(producer).chain(readers).flat_map(both).collect();
             devices.sort_unstable();
             devices.dedup();
-            buffers.extend(devices.into_iter().map(|device| Buffer {
+            buffers.extend(devices.into_iter().map(|device| BoundaryBuffer {
                 value: output.name.clone(),
                 device: device.to_owned(),
                 bytes_per_token: per_token.map(|(two, one)| two - one),

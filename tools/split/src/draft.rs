@@ -6,7 +6,7 @@ use crate::partitioning::Partitioning;
 use crate::predicted::{PredictedTimes, round};
 use crate::reason::reasons;
 use crate::request::PlanningRequest;
-use hpp_graph::{Part, Segmentation, cut};
+use hpp_graph::{PartitionGraph, Segmentation, cut};
 use hpp_model::{Analysis, Decision, assemble};
 use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
@@ -16,7 +16,7 @@ pub struct PlanDraft {
     /// Where blocks compute. Partitions that a cut between them would tear a state apart are joined.
     pub partitioning: Partitioning,
     /// The parts of the graph, one for each partition.
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionGraph>,
     /// The plan.
     pub plan: Plan,
 }
@@ -55,7 +55,7 @@ fn cut_around_states(
     request: &PlanningRequest,
     analysis: &Analysis,
     mut partitioning: Partitioning,
-) -> Result<(Partitioning, Vec<Part>), SplitError> {
+) -> Result<(Partitioning, Vec<PartitionGraph>), SplitError> {
     loop {
         let groups: Vec<_> = partitioning.partitions.iter().map(|partition| partition.blocks.clone()).collect();
         let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
@@ -67,7 +67,7 @@ fn cut_around_states(
 }
 
 /// The part to join with the next one, so that part `reader` comes closer to a part whose state it reads; `None` if it reads only its own.
-fn join_for_state(segmentation: &Segmentation, parts: &[Part], reader: usize) -> Option<usize> {
+fn join_for_state(segmentation: &Segmentation, parts: &[PartitionGraph], reader: usize) -> Option<usize> {
     let foreign = *parts[reader].foreign_states(segmentation).first()?;
     let block = segmentation.states.iter().find(|state| state.pair.past == foreign)?.block;
     let owner = parts.iter().position(|part| part.blocks.contains(&block))?;

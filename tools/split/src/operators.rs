@@ -2,7 +2,7 @@
 
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::Partitioning;
-use hpp_graph::Part;
+use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, unknown_operators, without_cpu_kernel};
 use hpp_partition::{Phase, Placement};
 
@@ -20,7 +20,7 @@ pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
 pub fn check_host(
     analysis: &Analysis,
     partitioning: &Partitioning,
-    parts: &[Part],
+    parts: &[PartitionGraph],
     allow: bool,
 ) -> Result<(), InputErrors> {
     if allow {

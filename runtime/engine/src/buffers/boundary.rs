@@ -3,10 +3,10 @@
 
 use super::{BindingKey, Buffer, BufferId, BufferPool, about, size_of};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{BoundaryId, Table};
+use crate::ids::{BoundaryId, IndexVec};
 use crate::port::{Backend, Dims, MemoryId, Tensor};
 use crate::program::{PassShape, PassSizes};
-use crate::telemetry::{Recorder, Transfer};
+use crate::telemetry::{Recorder, TensorCopy};
 use crate::tensor::HostTensor;
 use hpp_schema::DType;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub(crate) struct BoundaryLayout {
 
 /// The boundaries of one lane.
 pub(crate) struct Boundaries<B: Backend> {
-    values: Table<BoundaryId, Boundary<B>>,
+    values: IndexVec<BoundaryId, Boundary<B>>,
     buffers: Vec<SharedBuffers<B>>,
 }
 
@@ -99,7 +99,7 @@ impl<B: Backend> Boundary<B> {
 
 impl<B: Backend> Boundaries<B> {
     pub fn new(layouts: impl IntoIterator<Item = BoundaryLayout>) -> Self {
-        let values: Table<BoundaryId, Boundary<B>> = layouts.into_iter().map(Boundary::new).collect();
+        let values: IndexVec<BoundaryId, Boundary<B>> = layouts.into_iter().map(Boundary::new).collect();
         let count = values.iter().map(|boundary| boundary.layout.buffers + 1).max().unwrap_or(0);
         let free = || SharedBuffers { holder: None, by_memory: BTreeMap::new() };
         Boundaries { values, buffers: (0..count).map(|_| free()).collect() }
@@ -204,7 +204,7 @@ impl<B: Backend> Boundaries<B> {
         copied.map_err(about(name))?;
         boundary.valid_in.push(memory);
         let bytes = size_of(name, *dtype, &dims)?;
-        recorder.copied(&Transfer { name, from: boundary.home, to: memory, bytes }, pool.since(start));
+        recorder.copied(&TensorCopy { name, from: boundary.home, to: memory, bytes }, pool.since(start));
         Ok(())
     }
 

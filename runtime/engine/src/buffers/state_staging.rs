@@ -6,10 +6,10 @@
 
 use super::{BindingKey, Buffer, BufferPool, StateLayout, about, size_of};
 use crate::error::EngineError;
-use crate::ids::{StageId, StateId, Table};
+use crate::ids::{StageId, StateId, IndexVec};
 use crate::port::{Backend, MemoryId};
 use crate::program::Stage;
-use crate::telemetry::{Recorder, Transfer};
+use crate::telemetry::{Recorder, TensorCopy};
 use hpp_schema::StateUpdate;
 use std::collections::BTreeMap;
 
@@ -55,8 +55,8 @@ impl<B: Backend> StateStaging<B> {
     /// Reserves staging buffers for the states that need them.
     pub fn new(
         pool: &BufferPool<B>,
-        layouts: &Table<StateId, StateLayout>,
-        stages: &Table<StageId, Stage>,
+        layouts: &IndexVec<StateId, StateLayout>,
+        stages: &IndexVec<StageId, Stage>,
     ) -> Result<Self, EngineError> {
         let mut assigned = BTreeMap::new();
         let mut planned: Vec<PlannedBuffer> = Vec::new();
@@ -164,7 +164,7 @@ fn copy<B: Backend>(
     let start = pool.synchronize(from.memory, to.memory, recorder).map_err(about(&layout.past))?;
     pool.copy(from, to, layout.dtype, &key.dims).map_err(about(&layout.past))?;
     let bytes = size_of(&layout.past, layout.dtype, &key.dims)?;
-    let transfer = Transfer { name: &layout.past, from: from.memory, to: to.memory, bytes };
+    let transfer = TensorCopy { name: &layout.past, from: from.memory, to: to.memory, bytes };
     recorder.copied(&transfer, pool.since(start));
     Ok(())
 }

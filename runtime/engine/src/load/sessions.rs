@@ -3,7 +3,7 @@
 use super::files;
 use crate::cancel::CancelHandle;
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, PartitionId, SessionId, StageId, Table};
+use crate::ids::{Id, PartitionId, SessionId, StageId, IndexVec};
 use crate::options::{EngineOptions, Verify};
 use crate::port::{Backend, Fallback, Loaded, Prepared, Session, SessionSpec};
 use crate::program::{InputSource, NameResolver, OutputSink, Route, Stage, StageInput, StageOutput, match_ports};
@@ -33,9 +33,9 @@ pub(super) struct SessionLoader<'a, B: Backend> {
 
 /// The sessions of a plan and the stages that run them.
 pub(super) struct LoadedSessions<B: Backend> {
-    pub stages: Table<StageId, Stage>,
-    pub sessions: Table<SessionId, B::Session>,
-    pub pagers: Table<SessionId, B::WeightPager>,
+    pub stages: IndexVec<StageId, Stage>,
+    pub sessions: IndexVec<SessionId, B::Session>,
+    pub pagers: IndexVec<SessionId, B::WeightPager>,
     /// One entry for each stage.
     pub telemetry: Vec<StageTelemetry>,
     pub route: Route,
@@ -66,9 +66,9 @@ const HOST_PROVIDERS: &[Provider] = &[Provider::Cpu];
 impl<'a, B: Backend> SessionLoader<'a, B> {
     pub fn load(&self) -> Result<LoadedSessions<B>, EngineError> {
         let mut loaded = LoadedSessions {
-            stages: Table::default(),
-            sessions: Table::default(),
-            pagers: Table::default(),
+            stages: IndexVec::default(),
+            sessions: IndexVec::default(),
+            pagers: IndexVec::default(),
             telemetry: vec![],
             route: Route::default(),
         };

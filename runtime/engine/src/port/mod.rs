@@ -263,12 +263,12 @@ pub struct MemoryUse {
     /// Resident set size now, bytes, where the system tells.
     pub resident: Option<u64>,
     /// One entry for each device in use.
-    pub devices: Vec<DeviceMemory>,
+    pub devices: Vec<DeviceMemoryInfo>,
 }
 
 /// Memory of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
+pub struct DeviceMemoryInfo {
     /// The device, in the backend's words.
     pub name: String,
     /// Bytes that the engine's tensors and weights take there, where the device tells.

@@ -1,7 +1,7 @@
 //! Matches the plan's names with ids and with the ports of sessions.
 
 use super::stage::{InputSource, OutputSink};
-use crate::ids::{BoundaryId, Id, InputId, PartitionId, StateId, Table};
+use crate::ids::{BoundaryId, Id, InputId, PartitionId, StateId, IndexVec};
 use crate::port::Port;
 use hpp_schema::{DType, PartitionVariant, OutputRole, OutputUse, Partition, Plan, State};
 
@@ -15,7 +15,7 @@ pub(crate) struct BoundaryName<'a> {
 pub(crate) struct NameResolver<'a> {
     plan: &'a Plan,
     /// In the order of partitions and their outputs.
-    pub boundaries: Table<BoundaryId, BoundaryName<'a>>,
+    pub boundaries: IndexVec<BoundaryId, BoundaryName<'a>>,
 }
 
 impl<'a> NameResolver<'a> {

@@ -2,7 +2,7 @@
 
 use super::resolve::NameResolver;
 use super::stage::{InputSource, Stage};
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, Table};
+use crate::ids::{BoundaryId, Id, PartitionId, StageId, IndexVec};
 use crate::port::MemoryId;
 use hpp_schema::{Plan, Step};
 
@@ -26,8 +26,8 @@ pub(crate) struct BoundaryCopy {
 pub(crate) fn resolve(
     plan: &Plan,
     names: &NameResolver<'_>,
-    stages: &Table<StageId, Stage>,
-    route: &Table<PartitionId, StageId>,
+    stages: &IndexVec<StageId, Stage>,
+    route: &IndexVec<PartitionId, StageId>,
     steps: &[Step],
 ) -> Vec<ScheduledOp> {
     let mut ops = Vec::with_capacity(steps.len());

@@ -3,14 +3,14 @@
 use super::{Runtime, Sequence};
 use crate::buffers::{PagePart, PageRange};
 use crate::error::EngineError;
-use crate::ids::{StateId, Table};
+use crate::ids::{StateId, IndexVec};
 use crate::port::{Backend, MemoryId};
 use crate::program::Program;
 
 /// How a page of a plan's states is laid out.
 #[derive(Clone, Debug)]
 pub struct PageLayout {
-    parts: Table<StateId, PagePart>,
+    parts: IndexVec<StateId, PagePart>,
     tokens: u64,
     is_on_host: bool,
 }

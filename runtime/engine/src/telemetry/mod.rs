@@ -2,7 +2,7 @@
 
 mod recorder;
 
-pub(crate) use recorder::{Awaited, Event, Recorder, Transfer};
+pub(crate) use recorder::{Awaited, DeviceEvent, Recorder, TensorCopy};
 
 use crate::port::MemoryUse;
 use hpp_schema::Provider;

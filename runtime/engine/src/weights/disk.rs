@@ -4,7 +4,7 @@ use super::prefetch::{Chunk, Prefetcher};
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::BufferPool;
 use crate::error::BackendError;
-use crate::ids::{SessionId, StageId, Table};
+use crate::ids::{SessionId, StageId, IndexVec};
 use crate::port::{Backend, ChunkSize, WeightPager};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, PerPhase, Phase};
@@ -12,9 +12,9 @@ use crate::telemetry::{Awaited, PerPhase, Phase};
 /// The weight pagers of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
 /// ones only by evicting their pages after a run.
 pub(crate) struct DiskTier<B: Backend> {
-    pagers: Table<SessionId, B::WeightPager>,
+    pagers: IndexVec<SessionId, B::WeightPager>,
     /// The session of each stage.
-    sessions: Table<StageId, SessionId>,
+    sessions: IndexVec<StageId, SessionId>,
     prefetcher: Prefetcher,
     /// Most bytes of chunks that are in memory or being read; 0 disables prefetching.
     window: u64,
@@ -22,7 +22,7 @@ pub(crate) struct DiskTier<B: Backend> {
 
 impl<B: Backend> DiskTier<B> {
     /// A tier that prefetches nothing until [`lock_and_stream`](Self::lock_and_stream).
-    pub fn new(pagers: Table<SessionId, B::WeightPager>, stages: &Table<StageId, Stage>) -> Self {
+    pub fn new(pagers: IndexVec<SessionId, B::WeightPager>, stages: &IndexVec<StageId, Stage>) -> Self {
         let sessions = stages.iter().map(|stage| stage.session).collect();
         DiskTier { pagers, sessions, prefetcher: Prefetcher::default(), window: 0 }
     }

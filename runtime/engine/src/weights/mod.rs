@@ -16,10 +16,10 @@ pub(crate) use disk::DiskTier;
 
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{StageId, Table};
+use crate::ids::{StageId, IndexVec};
 use crate::port::{Backend, Dims, Timing, TimingToken};
 use crate::program::Stage;
-use crate::telemetry::{Awaited, Event, PerPhase, Phase, Recorder};
+use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase, Recorder};
 
 /// Fetches the weights of the stages it serves.
 ///
@@ -101,7 +101,7 @@ impl<B: Backend> WeightStore<B> {
     pub fn fetch(
         &mut self,
         mut context: TierContext<'_, B>,
-        stages: &Table<StageId, Stage>,
+        stages: &IndexVec<StageId, Stage>,
         stage: StageId,
         phase: Phase,
     ) -> Result<(), EngineError> {
@@ -114,7 +114,7 @@ impl<B: Backend> WeightStore<B> {
     pub fn wait(
         &mut self,
         mut context: TierContext<'_, B>,
-        stages: &Table<StageId, Stage>,
+        stages: &IndexVec<StageId, Stage>,
         stage: StageId,
     ) -> Result<(), EngineError> {
         let Some(tier) = self.tier(stage) else { return Ok(()) };
@@ -125,7 +125,7 @@ impl<B: Backend> WeightStore<B> {
             Waited::Caller => Timing::Measured(context.pool.since(start)),
             Waited::Device(token) => Timing::Pending(token),
         };
-        context.recorder.record(Event::Stall { stage, awaited }, timing);
+        context.recorder.record(DeviceEvent::Stall { stage, awaited }, timing);
         Ok(())
     }
 
@@ -133,7 +133,7 @@ impl<B: Backend> WeightStore<B> {
     pub fn release(
         &mut self,
         mut context: TierContext<'_, B>,
-        stages: &Table<StageId, Stage>,
+        stages: &IndexVec<StageId, Stage>,
         stage: StageId,
     ) -> Result<(), EngineError> {
         let Some(tier) = self.tier(stage) else { return Ok(()) };

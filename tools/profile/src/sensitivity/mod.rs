@@ -6,7 +6,7 @@
 mod matrices;
 
 use crate::taps::plan_dir::{self, Draft, PartitionFile, PlanDirError, Weights};
-use hpp_graph::Part;
+use hpp_graph::PartitionGraph;
 use hpp_model::Analysis;
 use hpp_onnx::{RoundError, Rounding, round};
 use matrices::Matrices;
@@ -144,7 +144,7 @@ impl<'a> Variants<'a> {
         let mut groups: Vec<Range<usize>> = ranges.into_iter().filter(|range| !range.is_empty()).collect();
         loop {
             let draft = Draft::new(self.analysis, &groups, |_| {})?;
-            let foreign = |part: &Part| !part.foreign_states(&self.analysis.segmentation).is_empty();
+            let foreign = |part: &PartitionGraph| !part.foreign_states(&self.analysis.segmentation).is_empty();
             match draft.parts.iter().position(foreign) {
                 Some(index) if index + 1 < groups.len() => {
                     groups[index + 1].start = groups[index].start;

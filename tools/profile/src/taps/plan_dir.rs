@@ -1,6 +1,6 @@
 //! Writes plans for measuring into a work directory: everything on the host, weights in the model's files.
 
-use hpp_graph::{Part, cut};
+use hpp_graph::{PartitionGraph, cut};
 use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
@@ -89,7 +89,7 @@ impl Weights {
 
 /// A plan on the host and its parts, not written yet.
 pub(crate) struct Draft {
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionGraph>,
     pub plan: Plan,
 }
 
@@ -98,7 +98,7 @@ impl Draft {
     pub fn new(
         analysis: &Analysis,
         groups: &[Range<usize>],
-        change: impl FnOnce(&mut [Part]),
+        change: impl FnOnce(&mut [PartitionGraph]),
     ) -> Result<Self, PlanDirError> {
         let load = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 0, chunk: analysis.context };
         let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
@@ -129,7 +129,7 @@ impl Draft {
     /// Makes the model of each part.
     pub fn protos(&self, analysis: &Analysis, model: &Model) -> Result<Vec<ModelProto>, PlanDirError> {
         let extractor = Extractor::new(model, &analysis.graph);
-        let make = |(part, partition): (&Part, &Partition)| {
+        let make = |(part, partition): (&PartitionGraph, &Partition)| {
             let made = extractor.part(&partition.name, part);
             made.map_err(|source| PlanDirError::Extract { name: partition.name.clone(), source: Box::new(source) })
         };

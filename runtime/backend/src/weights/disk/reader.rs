@@ -7,12 +7,12 @@ mod ring;
 mod shared;
 mod staging;
 
-pub(super) use request::{Destination, Ticket};
+pub(super) use request::{ReadTarget, Ticket};
 pub(super) use staging::BUFFER;
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
-use request::Request;
+use request::ReadRequest;
 use ring::{Wake, new_ring, through_ring};
 use shared::{Shared, ToDecompress};
 use std::io;
@@ -28,7 +28,7 @@ const THREADS: usize = 4;
 
 /// Reads files in the background, in the order of requests.
 pub(crate) struct Reader {
-    requests: Option<Sender<Request>>,
+    requests: Option<Sender<ReadRequest>>,
     /// Of a reader with io_uring.
     wake: Option<Arc<Wake>>,
     shared: Arc<Shared>,
@@ -56,7 +56,7 @@ impl Reader {
     fn with<T: Send + 'static>(
         kind: &'static str,
         workers: Vec<T>,
-        work: fn(T, &Mutex<Receiver<Request>>, &Shared, &Sender<ToDecompress>),
+        work: fn(T, &Mutex<Receiver<ReadRequest>>, &Shared, &Sender<ToDecompress>),
     ) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let (shared, receiver) = (Arc::<Shared>::default(), Arc::new(Mutex::new(receiver)));
@@ -87,9 +87,9 @@ impl Reader {
     ///
     /// # Safety
     /// Nothing may use or unmap the destination until [`wait`](Self::wait) has returned for this ticket.
-    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: Destination) -> Ticket {
+    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: ReadTarget) -> Ticket {
         let ticket = Ticket(self.next.replace(self.next.get() + 1));
-        let request = Request { ticket, file: file.clone(), offset, length, to };
+        let request = ReadRequest { ticket, file: file.clone(), offset, length, to };
         let sent = self.requests.as_ref().map(|requests| requests.send(request));
         if !matches!(sent, Some(Ok(()))) {
             self.shared.refuse((ticket, io::Error::other("the thread that reads weights has ended")));
@@ -144,7 +144,7 @@ mod tests {
                 let length = piece.min(pages.len() - start);
                 // SAFETY: `pages` outlives the waits below, and nothing reads it before them.
                 unsafe {
-                    reader.read(&file, *start as u64, length, Destination::Memory(pages.address() as usize + start))
+                    reader.read(&file, *start as u64, length, ReadTarget::Memory(pages.address() as usize + start))
                 }
             })
             .collect();
@@ -182,7 +182,7 @@ mod tests {
             let pages = Pages::reserve(SECTOR as usize).unwrap();
             // SAFETY: `pages` outlives the wait.
             let ticket = unsafe {
-                reader.read(&file, 2 * SECTOR, SECTOR as usize, Destination::Memory(pages.address() as usize))
+                reader.read(&file, 2 * SECTOR, SECTOR as usize, ReadTarget::Memory(pages.address() as usize))
             };
             let error = reader.wait(ticket).unwrap_err().to_string();
             assert!(error.contains("was changed while it was in use"), "{error}");
@@ -198,7 +198,7 @@ mod tests {
                 &ReadFrom::Open(Arc::new(file)),
                 offset,
                 pages.len(),
-                Destination::Memory(pages.address() as usize),
+                ReadTarget::Memory(pages.address() as usize),
             )
         };
         reader.wait(ticket)
@@ -247,7 +247,7 @@ mod tests {
         }
         let pages = Pages::reserve(SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
-        let ticket = unsafe { reader.read(&slow, 0, pages.len(), Destination::Memory(pages.address() as usize)) };
+        let ticket = unsafe { reader.read(&slow, 0, pages.len(), ReadTarget::Memory(pages.address() as usize)) };
         // Let the reader wait for the slow read before it gets the next request.
         std::thread::sleep(Duration::from_millis(50));
         read(&reader, WeightFile::open(&path).unwrap(), 0, 1).unwrap();

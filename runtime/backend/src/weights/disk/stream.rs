@@ -19,7 +19,7 @@ pub(crate) struct StreamedWeights {
     reader: Rc<Reader>,
     /// Bytes of each chunk.
     bytes: Vec<ChunkSize>,
-    chunks: Vec<Chunk>,
+    chunks: Vec<StreamedChunk>,
     /// The address ranges that chunks fill.
     memory: PageRegions,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
@@ -33,7 +33,7 @@ pub(super) struct StreamingIo {
     pub files: Arc<OpenFiles>,
 }
 
-struct Chunk {
+struct StreamedChunk {
     read: ChunkRead,
     state: ChunkState,
 }
@@ -94,13 +94,13 @@ impl StreamedWeights {
         let mut chunks = Vec::new();
         for (mapping, region) in &streamed {
             let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
-            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: ChunkState::Absent }));
+            chunks.extend(reads.into_iter().map(|read| StreamedChunk { read, state: ChunkState::Absent }));
         }
         // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { PageRegions::new(pool, &runs) };
-        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
-        let size_of = |(chunk, resident): (&Chunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
+        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &StreamedChunk| &*chunk.read.fills));
+        let size_of = |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
         let bytes = chunks.iter().zip(needed).map(size_of).collect();
         Ok(StreamedWeights { reader, bytes, chunks, memory, unlocked })
     }
@@ -216,7 +216,7 @@ fn misfit(why: &str) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::super::open_files::ReadFrom;
-    use super::super::reader::Destination;
+    use super::super::reader::ReadTarget;
     use super::*;
     use crate::os::Pages;
     use crate::weights::file::{SECTOR, WeightFile};
@@ -231,9 +231,9 @@ mod tests {
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
             let at = pages.address() as usize + number * BYTES;
-            let (to, fills) = (Destination::Memory(at), std::iter::once(at..at + BYTES).collect());
+            let (to, fills) = (ReadTarget::Memory(at), std::iter::once(at..at + BYTES).collect());
             let read = ChunkRead { file: ReadFrom::Open(Arc::new(file)), offset: 0, length: BYTES, to, fills };
-            Chunk { read, state: ChunkState::Absent }
+            StreamedChunk { read, state: ChunkState::Absent }
         };
         let broken = WeightFile::with_length(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];

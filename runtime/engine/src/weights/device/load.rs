@@ -4,7 +4,7 @@
 use super::{DeviceTier, RingId, SlotRing, StageSlot, StageWeights};
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, StageId, Table};
+use crate::ids::{Id, StageId, IndexVec};
 use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, Dims, Fallback, HostCopy, MemoryId, WeightLocation};
 use crate::program::Stage;
@@ -20,7 +20,7 @@ pub(crate) struct DeviceTierConfig<'a> {
     pub plan: &'a Plan,
     /// The plan's directory.
     pub dir: &'a Path,
-    pub stages: &'a Table<StageId, Stage>,
+    pub stages: &'a IndexVec<StageId, Stage>,
     pub options: &'a EngineOptions,
     /// Bytes of host memory for weights that are streamed to devices; `None` without a limit.
     pub host_memory: Option<u64>,
@@ -31,7 +31,7 @@ impl<B: Backend> DeviceTier<B> {
     /// Reserves memory for all weights that are inputs, and copies those that stay on their device.
     pub fn load(pool: &BufferPool<B>, config: &DeviceTierConfig<'_>) -> Result<Self, EngineError> {
         let weights = config.stages.iter().map(|_| None).collect();
-        let mut tier = DeviceTier { weights, rings: Table::default(), poison: None };
+        let mut tier = DeviceTier { weights, rings: IndexVec::default(), poison: None };
         let host = HostCopyPolicy::new(config);
         tracing::debug!(
             host_memory = config.host_memory,

@@ -1,7 +1,7 @@
 //! Reads through io_uring: one thread, several reads in flight.
 
 use super::DEPTH;
-use super::request::{NotNow, Read, Request};
+use super::request::{NotNow, Read, ReadRequest};
 use super::shared::{Shared, Times, ToDecompress, ends_early};
 use crate::weights::file::SECTOR;
 use io_uring::{IoUring, opcode, types};
@@ -57,7 +57,7 @@ pub(super) fn new_ring() -> io::Result<(IoUring, Arc<Wake>)> {
 /// Reads requests until no more can come.
 pub(super) fn through_ring(
     (ring, wake): (IoUring, Arc<Wake>),
-    requests: &Mutex<Receiver<Request>>,
+    requests: &Mutex<Receiver<ReadRequest>>,
     shared: &Shared,
     decompressor: &Sender<ToDecompress>,
 ) {
@@ -86,11 +86,11 @@ struct RingWorker<'a> {
     wake: Arc<Wake>,
     /// Whether the ring polls `wake`.
     is_polled: bool,
-    requests: &'a Receiver<Request>,
+    requests: &'a Receiver<ReadRequest>,
     shared: &'a Shared,
     decompressor: &'a Sender<ToDecompress>,
     /// A request that waits for a staging buffer.
-    deferred: Option<Request>,
+    deferred: Option<ReadRequest>,
     to_submit: VecDeque<InFlight>,
     in_flight: HashMap<u64, InFlight>,
     /// Finished and not yet published.

@@ -1,6 +1,6 @@
 //! State shared by the threads of a reader: results of reads, and staging buffers.
 
-use super::request::{Destination, Read, Ticket};
+use super::request::{ReadTarget, Read, Ticket};
 use super::staging::StagingPool;
 use std::collections::HashMap;
 use std::io;
@@ -41,7 +41,7 @@ impl Shared {
         let ticket = read.request.ticket;
         read.file.drop_cached(read.request.offset, read.request.length);
         match (&result, &read.request.to) {
-            (Ok(()), Destination::Through(_)) => {
+            (Ok(()), ReadTarget::Through(_)) => {
                 if let Err(unsent) = decompressor.send((read, times)) {
                     unsent.0.0.cancel(&self.staging);
                     self.refuse((ticket, io::Error::other("the thread that decompresses weights has ended")));
