@@ -31,7 +31,7 @@ pub struct Plan {
     /// Format version of this file. Always the first field.
     pub hpp_plan: u32,
     /// The model.
-    pub model: Model,
+    pub model: SourceModel,
     /// The limits that the plan keeps.
     pub budgets: Budgets,
     /// The host, and the GPUs that partitions may use.
@@ -48,7 +48,7 @@ pub struct Plan {
     pub buffers: Vec<BoundaryBuffer>,
     /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generation: Option<Generation>,
+    pub generation: Option<GenerationConfig>,
     /// Predicted times.
     pub predictions: Predictions,
     /// Every file that this plan depends on, with its size and hashes.
@@ -63,7 +63,7 @@ pub struct Plan {
 /// The model that a plan was made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct SourceModel {
     /// Label, usually the name of the model's directory.
     pub name: String,
     /// The unsplit ONNX file, relative to the plan; `hpp-exec verify` compares with it.

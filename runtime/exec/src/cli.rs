@@ -1,7 +1,7 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use hpp_generate::kv::Policy;
+use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
 use hpp_schema::ByteSize;
 use std::ffi::OsString;
@@ -230,13 +230,13 @@ pub struct RuntimeArgs {
     pub context: Option<u64>,
     /// How to plan a model.
     #[command(flatten)]
-    pub planning: PlanningArgs,
+    pub planning: AutoPlanArgs,
 }
 
 /// Planning of a model that is given instead of a plan. hpp-split parses the values, so they are passed on as typed.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Planning of a MODEL")]
-pub struct PlanningArgs {
+pub struct AutoPlanArgs {
     /// Host memory the plan may use, such as 24G [default: what is free here].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub ram: Option<String>,
@@ -440,8 +440,8 @@ pub struct KvArgs {
     /// Which saved states leave first: `lru` those used longest ago, `priority` those of the least important requests, `hybrid` those that
     /// are cheap to compute again and seldom used.
     #[arg(long, value_name = "POLICY", default_value = "hybrid", env = "HPP_KV_POLICY")]
-    #[arg(value_parser = <Policy as std::str::FromStr>::from_str)]
-    pub kv_policy: Policy,
+    #[arg(value_parser = <EvictionPolicy as std::str::FromStr>::from_str)]
+    pub kv_policy: EvictionPolicy,
     /// Tokens of a page, the unit that is saved, and of a chunk of a prompt.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]

@@ -12,11 +12,11 @@ pub use hpp_backend::{OrtBackend, available_memory, memory_limit};
 use hpp_backend::{OrtOptions, IdleThreads};
 
 /// ONNX Runtime, found and initialised.
-pub struct Runtime {
+pub struct OnnxRuntime {
     backend: OrtBackend,
 }
 
-impl Runtime {
+impl OnnxRuntime {
     /// Finds and initialises ONNX Runtime.
     pub fn open(args: &LibraryArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
         Ok(Self { backend: OrtBackend::open(&options(args), Arc::clone(console) as _)? })

@@ -3,7 +3,7 @@
 mod support;
 
 use hpp_schema::probe::{
-    Carried, Case, Fact, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
+    Carried, Case, OutputSpec, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
 };
 use hpp_schema::{BandwidthPath, Dim, HostKernels, InputRole, Provider, State, StateUpdate};
 use std::io::Write;
@@ -66,7 +66,7 @@ fn case(plan: &PlanDir, name: &str, past: u64, tokens: u64) -> Case {
             _ => (at(past), at(past + tokens)),
         };
         inputs.push(Feed { name: state.past.clone(), dtype: state.dtype, shape: was, fill: Fill::Normal { seed: 2 } });
-        outputs.push(Fact { name: state.present.clone(), dtype: state.dtype, shape: is });
+        outputs.push(OutputSpec { name: state.present.clone(), dtype: state.dtype, shape: is });
         let in_place = matches!(state.update, StateUpdate::InPlace { .. });
         carried.push(Carried { past: state.past.clone(), present: state.present.clone(), in_place });
     }

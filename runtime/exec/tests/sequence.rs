@@ -4,12 +4,12 @@ mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
 use hpp_engine::{Engine, EngineOptions, RowBatching, Silent};
-use hpp_generate::kv::{DiskSettings, Fingerprint, Found, Policy};
-use hpp_generate::sampling::{Choice, SamplingParams};
+use hpp_generate::kv::{DiskSettings, Fingerprint, PageLookup, EvictionPolicy};
+use hpp_generate::sampling::{SamplingMethod, SamplingParams};
 use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
 use hpp_generate::{
-    Batch, Event, FinishReason, GenerateError, Generated, Generation, KvCache, KvSettings, ModelInputs, Prefill,
-    Request, SingleSequence, generate,
+    Batch, GenerationEvent, FinishReason, GenerateError, Generated, Generation, KvCache, KvSettings, ModelInputs, Prefill,
+    GenerationRequest, SingleSequence, generate,
 };
 use std::collections::HashMap;
 use std::path::Path;
@@ -41,9 +41,9 @@ fn near(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4)
 }
 
-fn request(prompt: &[u32], max_new_tokens: u64) -> Request {
-    let sampling = SamplingParams { choice: Choice::Greedy, repetition_penalty: 1.0 };
-    Request { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![], stop: vec![], sampling }
+fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
+    let sampling = SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty: 1.0 };
+    GenerationRequest { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![], stop: vec![], sampling }
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn a_callback_receives_each_token_and_a_cancelled_generation_keeps_its_tokens() 
     let mut sequence = sequence(&plan);
     let prompt = plan.model.prompt();
     let tokens = std::cell::RefCell::new(vec![]);
-    let on_event = &mut |event: Event<'_>| {
-        if let Event::Token { id, logits } = event {
+    let on_event = &mut |event: GenerationEvent<'_>| {
+        if let GenerationEvent::Token { id, logits } = event {
             assert_eq!(logits.len(), 512);
             tokens.borrow_mut().push(id);
         }
@@ -122,7 +122,7 @@ type Answer = (Vec<u32>, Vec<Vec<f32>>);
 fn answer_alone(sequence: &mut SingleSequence<OrtBackend>, generation: Generation) -> (Generated, Answer) {
     let mut answer = Answer::default();
     let generated = generate(sequence, generation, &|| false, &mut |event| {
-        if let Event::Token { id, logits } = event {
+        if let GenerationEvent::Token { id, logits } = event {
             answer.0.push(id);
             answer.1.push(logits.to_vec());
         }
@@ -171,7 +171,7 @@ fn requests_of_a_batch_give_the_logits_they_give_alone() {
                 running.insert(batch.add(Generation::new(request(prompt, *new), None, chunk)), index);
             }
             let finished = batch.pass::<GenerateError>(&mut |id, event| {
-                if let Event::Token { id: token, logits } = event {
+                if let GenerationEvent::Token { id: token, logits } = event {
                     let answer = &mut answers[running[&id]];
                     answer.0.push(token);
                     answer.1.push(logits.to_vec());
@@ -212,7 +212,7 @@ fn rows_that_may_round_are_batched_and_near_what_they_are_alone() {
         let mut compared = 0;
         while !batch.is_empty() {
             let passed = batch.pass::<GenerateError>(&mut |id, event| {
-                if let Event::Token { id: token, logits } = event
+                if let GenerationEvent::Token { id: token, logits } = event
                     && let Some((tokens, rows)) = want.get_mut(&id)
                     && !tokens.is_empty()
                 {
@@ -246,7 +246,7 @@ fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend
         page_tokens: PAGE,
         ram: 4 << 20,
         disk: Some(DiskSettings { directory: directory.to_owned(), bytes: 64 << 20, share: 64 << 20 }),
-        policy: Policy::Hybrid,
+        policy: EvictionPolicy::Hybrid,
         fingerprint: Fingerprint::of([("model", "one")]),
     };
     let cache = KvCache::open(&engine, settings, || {}).unwrap()?;
@@ -266,8 +266,8 @@ fn answer_from_pages(
     let pages = loop {
         match batch.cache().map(|cache| cache.load(&found, 0, ticket.as_ref())) {
             None => break vec![],
-            Some(Found::Pages(pages)) => break pages,
-            Some(Found::Loading(given)) => ticket = given,
+            Some(PageLookup::Pages(pages)) => break pages,
+            Some(PageLookup::Loading(given)) => ticket = given,
         }
         std::thread::yield_now();
     };
@@ -277,7 +277,7 @@ fn answer_from_pages(
     let mut answer = Answer::default();
     while !batch.is_empty() {
         let passed = batch.pass::<GenerateError>(&mut |_, event| {
-            if let Event::Token { id, logits } = event {
+            if let GenerationEvent::Token { id, logits } = event {
                 answer.0.push(id);
                 answer.1.push(logits.to_vec());
             }

@@ -1,7 +1,7 @@
 //! Many generations on one engine: each pass takes the next tokens of every one of them and fetches each stage's weights once.
 
 use crate::error::GenerateError;
-use crate::generation::{Event, Generated, Generation};
+use crate::generation::{GenerationEvent, Generated, Generation};
 use crate::kv_cache::{KvCache, PageValue, PromptPages};
 use crate::sequence::{ModelInputs, TokenSequence};
 use hpp_engine::{Backend, Engine, EngineError};
@@ -147,7 +147,7 @@ impl<B: Backend> Batch<B> {
     /// error of the whole pass concerns all generations, which cannot go on.
     pub fn pass<E: From<GenerateError>>(
         &mut self,
-        on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
+        on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<Vec<Finished<B>>, E> {
         let started = Instant::now();
         self.run_pass().map_err(GenerateError::from)?;
@@ -208,7 +208,7 @@ impl<B: Backend> Member<B> {
     fn advance<E: From<GenerateError>>(
         &mut self,
         engine: &mut Engine<B>,
-        on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
+        on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Member { id, generation, sequence, error, .. } = self;
         sequence.fed(generation.input());

@@ -7,7 +7,7 @@ use crate::error::GenerateError;
 use crate::sequence::TokenSequence;
 use hpp_engine::{Backend, Engine, EngineError, PageLayout};
 use hpp_kv::{
-    DiskSettings, Fingerprint, Found, LoadTicket, NewPage, PageBytes, PageKey, PageStore, Policy, StoreError,
+    DiskSettings, Fingerprint, PageLookup, LoadTicket, NewPage, PageBytes, PageKey, PageStore, EvictionPolicy, PageStoreError,
     StoreSettings, StoreStats,
 };
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub struct KvSettings {
     /// The disk below it.
     pub disk: Option<DiskSettings>,
     /// Which pages leave first.
-    pub policy: Policy,
+    pub policy: EvictionPolicy,
     /// What decides the bits of states apart from tokens: weights, plan, library, threads.
     pub fingerprint: Fingerprint,
 }
@@ -80,7 +80,7 @@ impl KvCache {
         engine: &Engine<B>,
         settings: KvSettings,
         wake: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Option<Self>, StoreError> {
+    ) -> Result<Option<Self>, PageStoreError> {
         let KvSettings { page_tokens, ram, disk, policy, fingerprint } = settings;
         let Some(layout) = engine.page_layout(page_tokens as u64) else { return Ok(None) };
         let page_bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
@@ -131,7 +131,7 @@ impl KvCache {
     }
 
     /// Brings these pages into RAM. See [`PageStore::find`]: while pages are being read, ask again with the ticket.
-    pub fn load(&self, pages: &PromptPages, priority: i32, ticket: Option<&Arc<LoadTicket>>) -> Found {
+    pub fn load(&self, pages: &PromptPages, priority: i32, ticket: Option<&Arc<LoadTicket>>) -> PageLookup {
         self.store.find(&pages.keys, priority, ticket)
     }
 

@@ -31,7 +31,7 @@ pub use batch::{Batch, Finished, RequestId};
 pub use embedding_table::{EmbeddingError, EmbeddingTable};
 pub use error::{GenerateError, PromptError};
 pub use generate::generate;
-pub use generation::{Event, FinishReason, Generated, Generation, GenerationTimings, Request, Usage};
+pub use generation::{GenerationEvent, FinishReason, Generated, Generation, GenerationTimings, GenerationRequest, TokenUsage};
 pub use input::Input;
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};

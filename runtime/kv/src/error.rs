@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 /// Why a store cannot be opened. Faults later (a full disk, a broken record) cost a page, never an answer: they are logged and counted.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum PageStoreError {
     /// Its directory or file cannot be used.
     #[error("cannot use the KV store {path}")]
     Io {

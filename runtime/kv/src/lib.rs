@@ -17,9 +17,9 @@ mod slots;
 mod store;
 mod table;
 
-pub use error::StoreError;
+pub use error::PageStoreError;
 pub use key::{Fingerprint, PageKey};
 pub use page::PageBytes;
-pub use policy::{PageFacts, Policy};
-pub use store::{DiskSettings, Found, NewPage, PageStore, StoreSettings};
+pub use policy::{PageFacts, EvictionPolicy};
+pub use store::{DiskSettings, PageLookup, NewPage, PageStore, StoreSettings};
 pub use table::{LoadTicket, StoreStats};

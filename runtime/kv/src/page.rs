@@ -63,7 +63,7 @@ impl PageBytes {
     }
 
     /// The header of a record with this page, as an aligned sector of its own.
-    pub(crate) fn header_sector(&self, header: &Header) -> io::Result<PageBytes> {
+    pub(crate) fn header_sector(&self, header: &PageHeader) -> io::Result<PageBytes> {
         let checksum = *blake3::hash(self.payload()).as_bytes();
         let bytes = header.to_bytes(self.payload as u64, &checksum);
         let mut sector = PageBytes::new(0)?;
@@ -73,7 +73,7 @@ impl PageBytes {
 
     /// Whether the record is the page of this key, whole.
     pub(crate) fn is_page(&self, fingerprint: &Fingerprint, key: &PageKey) -> bool {
-        let found = Header::read(self.record(), fingerprint, self.payload);
+        let found = PageHeader::read(self.record(), fingerprint, self.payload);
         found.is_some_and(|found| found.key == *key)
             && self.record()[CHECKSUM] == *blake3::hash(self.payload()).as_bytes()
     }
@@ -86,7 +86,7 @@ pub(crate) fn record_bytes(payload: usize) -> usize {
 
 /// What a record says about its page.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Header {
+pub(crate) struct PageHeader {
     pub fingerprint: Fingerprint,
     pub key: PageKey,
     pub parent: PageKey,
@@ -103,7 +103,7 @@ pub(crate) struct Header {
 const CHECKSUM: std::ops::Range<usize> = 128..160;
 const BYTES: usize = 192;
 
-impl Header {
+impl PageHeader {
     fn to_bytes(self, payload: u64, checksum: &[u8; 32]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(BYTES);
         bytes.extend_from_slice(&MAGIC);
@@ -129,7 +129,7 @@ impl Header {
         }
         let hash = |at: usize| -> Option<[u8; 32]> { fields[at..at + 32].try_into().ok() };
         let number = |at: usize| fields[at..at + 8].try_into().ok().map(u64::from_le_bytes);
-        let header = Header {
+        let header = PageHeader {
             fingerprint: Fingerprint(hash(8)?),
             key: PageKey(hash(40)?),
             parent: PageKey(hash(72)?),
@@ -150,7 +150,7 @@ mod tests {
         let model = Fingerprint::of([("a", "b")]);
         let key = PageKey::root(&model).child(&[1], None);
         let header =
-            Header { fingerprint: model, key, parent: PageKey::root(&model), index: 3, written: 9, cost_ms: 2.5 };
+            PageHeader { fingerprint: model, key, parent: PageKey::root(&model), index: 3, written: 9, cost_ms: 2.5 };
         let mut page = PageBytes::new(5000).unwrap();
         assert_eq!(page.record().as_ptr().align_offset(SECTOR), 0);
         assert_eq!((page.record().len(), page.payload().len()), (4096 * 3, 5000));
@@ -158,9 +158,9 @@ mod tests {
         let sector = page.header_sector(&header).unwrap();
         page.record_mut()[..SECTOR].copy_from_slice(sector.record());
         assert!(page.is_page(&model, &key));
-        assert_eq!(Header::read(page.record(), &model, 5000), Some(header));
-        assert_eq!(Header::read(page.record(), &model, 5001), None);
-        assert_eq!(Header::read(page.record(), &Fingerprint::of([]), 5000), None);
+        assert_eq!(PageHeader::read(page.record(), &model, 5000), Some(header));
+        assert_eq!(PageHeader::read(page.record(), &model, 5001), None);
+        assert_eq!(PageHeader::read(page.record(), &Fingerprint::of([]), 5000), None);
         for at in (0..BYTES).chain([SECTOR, SECTOR + 4999]) {
             page.record_mut()[at] ^= 1;
             assert!(!page.is_page(&model, &key), "byte {at}");

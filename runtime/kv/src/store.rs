@@ -1,12 +1,12 @@
 //! The store: a table behind a lock, and threads that do its transfers.
 
 use crate::directory::ModelDirectory;
-use crate::error::StoreError;
+use crate::error::PageStoreError;
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, record_bytes};
-use crate::policy::{PageFacts, Policy};
-use crate::slots::{Slot, SlotFile};
-use crate::table::{Chain, Job, Limits, LoadTicket, StoreStats, Table};
+use crate::policy::{PageFacts, EvictionPolicy};
+use crate::slots::{SlotIndex, SlotFile};
+use crate::table::{ChainLookup, PageTransfer, TableLimits, LoadTicket, StoreStats, PageTable};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,7 +45,7 @@ pub struct StoreSettings {
     /// The disk below it.
     pub disk: Option<DiskSettings>,
     /// Which pages leave first.
-    pub policy: Policy,
+    pub policy: EvictionPolicy,
 }
 
 /// A page to be stored.
@@ -64,7 +64,7 @@ pub struct NewPage {
 }
 
 /// What a store has of a chain of pages.
-pub enum Found {
+pub enum PageLookup {
     /// The longest start of the chain that is stored. Its pages stay in RAM while the caller holds them.
     Pages(Vec<Arc<PageBytes>>),
     /// Some pages are being read. The store calls `wake` after each transfer; then ask again with this ticket, or drop it.
@@ -81,7 +81,7 @@ pub struct PageStore {
 }
 
 struct Shared {
-    table: Mutex<Table>,
+    table: Mutex<PageTable>,
     changed: Condvar,
     file: Option<SlotFile>,
     fingerprint: Fingerprint,
@@ -96,11 +96,11 @@ impl PageStore {
     ///
     /// # Errors
     /// A tier is too small for a page, or the directory cannot be used or is in use.
-    pub fn open(settings: StoreSettings, wake: impl Fn() + Send + Sync + 'static) -> Result<Self, StoreError> {
+    pub fn open(settings: StoreSettings, wake: impl Fn() + Send + Sync + 'static) -> Result<Self, PageStoreError> {
         let StoreSettings { fingerprint, page_bytes, ram, disk, policy } = settings;
         let page = PageBytes::memory_for(page_bytes);
         if ram < page {
-            return Err(StoreError::TooSmall { limit: ram, page });
+            return Err(PageStoreError::TooSmall { limit: ram, page });
         }
         let (directory, file, records) = match disk {
             None => (None, None, Vec::new()),
@@ -109,24 +109,24 @@ impl PageStore {
                 let record = record_bytes(page_bytes) as u64;
                 let share = disk.share.min(disk.bytes);
                 if share < record {
-                    return Err(StoreError::TooSmall { limit: share, page: record });
+                    return Err(PageStoreError::TooSmall { limit: share, page: record });
                 }
                 // What it has already, and room to begin with: others leave only as far as that needs it.
                 let first = (share / FIRST_SHARE).clamp(record, FIRST_PAGES * record);
                 let wanted = share.min(directory.bytes() + first);
                 let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
-                let slots = Slot::try_from(bytes / record).unwrap_or(Slot::MAX);
+                let slots = SlotIndex::try_from(bytes / record).unwrap_or(SlotIndex::MAX);
                 if slots == 0 {
-                    return Err(StoreError::Full { path: disk.directory, limit: disk.bytes });
+                    return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
                 }
                 let path = directory.pages();
                 let opened = SlotFile::open(&path, &fingerprint, page_bytes, slots);
-                let (file, records) = opened.map_err(|source| StoreError::Io { path, source })?;
+                let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
                 (Some(directory), Some(file), records)
             }
         };
         let slots = file.as_ref().map_or(0, SlotFile::limit);
-        let table = Table::new(fingerprint, Limits { ram, page, slots, policy }, records);
+        let table = PageTable::new(fingerprint, TableLimits { ram, page, slots, policy }, records);
         let shared = Arc::new(Shared {
             table: Mutex::new(table),
             changed: Condvar::new(),
@@ -141,7 +141,7 @@ impl PageStore {
         for _ in 0..count {
             let shared = Arc::clone(&store.shared);
             let thread = std::thread::Builder::new().name("hpp-kv".to_owned()).spawn(move || shared.work());
-            store.threads.push(thread.map_err(StoreError::Thread)?);
+            store.threads.push(thread.map_err(PageStoreError::Thread)?);
         }
         Ok(store)
     }
@@ -173,13 +173,13 @@ impl PageStore {
     }
 
     /// The pages that a chain begins with, as many as are stored. Pages on disk are read first.
-    pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> Found {
+    pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> PageLookup {
         let found = self.shared.table().find(chain, priority, self.shared.now(), ticket);
         match found {
-            Chain::Ready(pages) => Found::Pages(pages),
-            Chain::Loading(ticket) => {
+            ChainLookup::Ready(pages) => PageLookup::Pages(pages),
+            ChainLookup::Loading(ticket) => {
                 self.shared.changed.notify_all();
-                Found::Loading(ticket)
+                PageLookup::Loading(ticket)
             }
         }
     }
@@ -190,8 +190,8 @@ impl PageStore {
         let mut own = None;
         loop {
             match table.find(chain, priority, self.shared.now(), own.as_ref()) {
-                Chain::Ready(pages) => return pages,
-                Chain::Loading(ticket) => own = ticket.or(own),
+                ChainLookup::Ready(pages) => return pages,
+                ChainLookup::Loading(ticket) => own = ticket.or(own),
             }
             self.shared.changed.notify_all();
             table = self.shared.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
@@ -248,7 +248,7 @@ impl Drop for PageStore {
 }
 
 impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, PageTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,9 +278,9 @@ impl Shared {
         }
     }
 
-    fn transfer(&self, file: &SlotFile, job: Job) {
+    fn transfer(&self, file: &SlotFile, job: PageTransfer) {
         match job {
-            Job::Write { key, slot, header, page } => {
+            PageTransfer::Write { key, slot, header, page } => {
                 let written = file.write(slot, &header, &page);
                 // The table counts holders of a page to see whether it may leave.
                 drop(page);
@@ -292,7 +292,7 @@ impl Shared {
                     tracing::warn!(%error, errors, "cannot write a KV page; it stays in RAM only");
                 }
             }
-            Job::Read { key, slot } => {
+            PageTransfer::Read { key, slot } => {
                 let started = Instant::now();
                 let page = match file.read(slot) {
                     Ok(page) if page.is_page(&self.fingerprint, &key) => Some(page),

@@ -9,11 +9,11 @@ use crate::error::{ApiError, ServeError};
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
-use hpp_generate::kv::{Found, LoadTicket};
+use hpp_generate::kv::{PageLookup, LoadTicket};
 use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
-use hpp_generate::{Batch, Event as GenerationEvent, FinishReason, Finished, GenerateError, Generated, Generation};
-use hpp_generate::{Request, RequestId, TokenSequence};
+use hpp_generate::{Batch, GenerationEvent, FinishReason, Finished, GenerateError, Generated, Generation};
+use hpp_generate::{GenerationRequest, RequestId, TokenSequence};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -53,9 +53,9 @@ pub struct EngineLimits {
 /// A request on its way to the engine.
 pub struct Submission {
     /// What to generate.
-    pub request: Request,
+    pub request: GenerationRequest,
     /// Takes what happens. The request is cancelled when the receiver is dropped.
-    pub events: UnboundedSender<Event>,
+    pub events: UnboundedSender<RequestEvent>,
     /// When it ends at the latest.
     pub deadline: Option<Instant>,
     /// Reports the logarithms of this many most likely tokens' probabilities, and of the chosen one's.
@@ -78,17 +78,17 @@ pub struct CacheHints {
 }
 
 /// Wakes the thread of an engine.
-pub type Wake = Box<dyn Fn() + Send + Sync>;
+pub type WakeFn = Box<dyn Fn() + Send + Sync>;
 
-enum Message {
+enum EngineCommand {
     Submit(Box<Submission>),
     /// A page has been read or written.
-    Wake,
+    WakeFn,
 }
 
 /// What happens to a request.
 #[derive(Debug)]
-pub enum Event {
+pub enum RequestEvent {
     /// A token was chosen; its text follows when it is complete.
     Token {
         /// The token.
@@ -107,7 +107,7 @@ pub enum Event {
 /// The way to an engine's thread. Cheap to clone; the thread ends once every clone is dropped.
 #[derive(Clone)]
 pub struct EngineQueue {
-    messages: Sender<Message>,
+    messages: Sender<EngineCommand>,
     /// The thread ends once no queue has this.
     _open: Arc<()>,
     waiting: Arc<AtomicUsize>,
@@ -131,7 +131,7 @@ impl EngineQueue {
             return Err(ApiError::Busy { waiting });
         }
         for (sent, submission) in submissions.into_iter().enumerate() {
-            if self.messages.send(Message::Submit(Box::new(submission))).is_err() {
+            if self.messages.send(EngineCommand::Submit(Box::new(submission))).is_err() {
                 self.waiting.fetch_sub(count - sent, Ordering::SeqCst);
                 return Err(ApiError::engine_gone());
             }
@@ -146,7 +146,7 @@ impl EngineQueue {
 /// # Errors
 /// What `load` reports.
 pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
-    load: impl FnOnce(Wake) -> Result<LoadedEngine<B>, E> + Send + 'static,
+    load: impl FnOnce(WakeFn) -> Result<LoadedEngine<B>, E> + Send + 'static,
     limits: EngineLimits,
     metrics: ModelMetrics,
     stop: Arc<AtomicBool>,
@@ -154,7 +154,7 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
     let (messages, inbox) = channel();
     let (waiting, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(()));
     let (waker, queues) = (messages.clone(), Arc::downgrade(&open));
-    let wake: Wake = Box::new(move || drop(waker.send(Message::Wake)));
+    let wake: WakeFn = Box::new(move || drop(waker.send(EngineCommand::Wake)));
     let queue = EngineQueue { messages, _open: open, waiting: Arc::clone(&waiting), limits, metrics: metrics.clone() };
     let (loaded, is_loaded) = channel();
     let run = move || {
@@ -208,7 +208,7 @@ struct Waiting {
 
 /// A request in the batch.
 struct Running {
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<RequestEvent>,
     deadline: Option<Instant>,
     top_logprobs: Option<usize>,
     arrived: Instant,
@@ -222,7 +222,7 @@ struct EngineThread<B: Backend> {
     ngram_drafts: bool,
     grid: usize,
     max_sequences: usize,
-    inbox: Receiver<Message>,
+    inbox: Receiver<EngineCommand>,
     queues: Weak<()>,
     /// Requests that were submitted and are not started, in the inbox or in `waiting`.
     queued: Arc<AtomicUsize>,
@@ -261,7 +261,7 @@ impl<B: Backend> EngineThread<B> {
             match self.inbox.recv_timeout(IDLE_CHECK) {
                 Ok(message) => self.take(message),
                 Err(_) if self.stop.load(Ordering::SeqCst) || !self.waiting.is_empty() => {
-                    self.take(Message::Wake);
+                    self.take(EngineCommand::Wake);
                     return true;
                 }
                 Err(_) if self.queues.strong_count() == 0 => return false,
@@ -270,10 +270,10 @@ impl<B: Backend> EngineThread<B> {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: EngineCommand) {
         match message {
-            Message::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
-            Message::Submit(submission) => self.enqueue(*submission),
+            EngineCommand::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
+            EngineCommand::Submit(submission) => self.enqueue(*submission),
         }
     }
 
@@ -304,7 +304,7 @@ impl<B: Backend> EngineThread<B> {
             let (gone, late) = (submission.events.is_closed(), is_late(submission.deadline));
             if gone || late {
                 self.metrics.ended(ended(gone));
-                let _ = submission.events.send(Event::Failed(ApiError::Timeout));
+                let _ = submission.events.send(RequestEvent::Failed(ApiError::Timeout));
             }
             !gone && !late
         });
@@ -321,7 +321,7 @@ impl<B: Backend> EngineThread<B> {
             let removed = self.running.remove(&id);
             let park = removed.as_ref().is_some_and(|running| running.park);
             if let Some(running) = removed {
-                let _ = running.events.send(Event::Failed(ApiError::Timeout));
+                let _ = running.events.send(RequestEvent::Failed(ApiError::Timeout));
             }
             if let Some(finished) = self.batch.cancel(id) {
                 self.keep(finished.sequence, park);
@@ -371,7 +371,7 @@ impl<B: Backend> EngineThread<B> {
             }
             Err(error) => {
                 self.metrics.ended("failed");
-                let _ = events.send(Event::Failed(error.into()));
+                let _ = events.send(RequestEvent::Failed(error.into()));
             }
         }
     }
@@ -396,8 +396,8 @@ impl<B: Backend> EngineThread<B> {
             let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
             if !found.is_empty() && (!is_best || found.len() * self.grid > in_best) {
                 match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
-                    Found::Pages(loaded) => pages = loaded,
-                    Found::Loading(ticket) => {
+                    PageLookup::Pages(loaded) => pages = loaded,
+                    PageLookup::Loading(ticket) => {
                         waiting.ticket = ticket.or(waiting.ticket.take());
                         waiting.is_loading = true;
                         return None;
@@ -471,11 +471,11 @@ impl<B: Backend> EngineThread<B> {
                     FinishReason::Length => "length",
                     FinishReason::Cancelled => "cancelled",
                 });
-                Event::Finished(Box::new(generated))
+                RequestEvent::Finished(Box::new(generated))
             }
             Err(error) => {
                 self.metrics.ended("failed");
-                Event::Failed(error.into())
+                RequestEvent::Failed(error.into())
             }
         };
         let _ = running.events.send(event);
@@ -489,7 +489,7 @@ impl<B: Backend> EngineThread<B> {
         let running = self.running.drain().map(|(_, running)| running.events);
         for events in waiting.chain(running) {
             self.metrics.ended("failed");
-            let _ = events.send(Event::Failed(error.clone()));
+            let _ = events.send(RequestEvent::Failed(error.clone()));
         }
         self.batch.clear();
         self.kept.clear();
@@ -528,9 +528,9 @@ impl Running {
                 }
                 self.last_token = Some(now);
                 metrics.generated_tokens.inc();
-                Event::Token { id, logprobs: self.top_logprobs.map(|top| token_logprobs(logits, id, top)) }
+                RequestEvent::Token { id, logprobs: self.top_logprobs.map(|top| token_logprobs(logits, id, top)) }
             }
-            GenerationEvent::Text(text) => Event::Text(text.to_owned()),
+            GenerationEvent::Text(text) => RequestEvent::Text(text.to_owned()),
         };
         // A client that is gone is noticed before the next pass.
         let _ = self.events.send(event);

@@ -1,12 +1,12 @@
 //! A model that is served: turns requests into tokens and submits them to the thread of its engine.
 
-use crate::engine_thread::{CacheHints, EngineLimits, EngineQueue, Event, LoadedEngine, Submission, Wake, start};
+use crate::engine_thread::{CacheHints, EngineLimits, EngineQueue, RequestEvent, LoadedEngine, Submission, WakeFn, start};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, TextTokenizer};
-use hpp_generate::{PromptEncoder, Request, check_prompt};
+use hpp_generate::{PromptEncoder, GenerationRequest, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde::Serialize;
 use std::sync::Arc;
@@ -30,12 +30,12 @@ pub struct ModelSettings {
     /// Limits of its engine.
     pub limits: EngineLimits,
     /// Where its weights lie.
-    pub placement: Vec<Placement>,
+    pub placement: Vec<WeightPlacement>,
 }
 
 /// Weights that lie in one place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Placement {
+pub struct WeightPlacement {
     /// The plan's device.
     pub device: String,
     /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
@@ -50,7 +50,7 @@ pub struct Placement {
 }
 
 /// A model with its engine.
-pub struct Model {
+pub struct ServedModel {
     settings: ModelSettings,
     queue: EngineQueue,
     /// Seconds since 1970 when it was loaded.
@@ -79,20 +79,20 @@ pub struct RequestOptions {
 /// The thread of an engine. It ends once its model is dropped.
 pub type EngineHandle = JoinHandle<()>;
 
-impl Model {
+impl ServedModel {
     /// Loads the engine on a thread of its own.
     ///
     /// # Errors
     /// What `load` reports.
     pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
         settings: ModelSettings,
-        load: impl FnOnce(Wake) -> Result<LoadedEngine<B>, E> + Send + 'static,
+        load: impl FnOnce(WakeFn) -> Result<LoadedEngine<B>, E> + Send + 'static,
         metrics: ModelMetrics,
         stop: Arc<AtomicBool>,
-    ) -> Result<(Model, EngineHandle), E> {
+    ) -> Result<(ServedModel, EngineHandle), E> {
         let (queue, thread) = start(load, settings.limits, metrics, stop)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Ok((Model { settings, queue, created }, thread))
+        Ok((ServedModel { settings, queue, created }, thread))
     }
 
     /// The name in requests.
@@ -111,7 +111,7 @@ impl Model {
     }
 
     /// Where its weights lie.
-    pub fn placement(&self) -> &[Placement] {
+    pub fn placement(&self) -> &[WeightPlacement] {
         &self.settings.placement
     }
 
@@ -154,7 +154,7 @@ impl Model {
         &self,
         prompt: Vec<u32>,
         options: &RequestOptions,
-    ) -> Result<(Submission, UnboundedReceiver<Event>), ApiError> {
+    ) -> Result<(Submission, UnboundedReceiver<RequestEvent>), ApiError> {
         let settings = &self.settings;
         check_prompt(&prompt, settings.context)
             .map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })?;
@@ -164,7 +164,7 @@ impl Model {
         if !options.stop.is_empty() {
             self.tokenizer()?;
         }
-        let request = Request {
+        let request = GenerationRequest {
             prompt,
             max_new_tokens: options.max_tokens.unwrap_or(u64::MAX),
             eos_token_ids: if options.ignore_eos { vec![] } else { settings.eos_token_ids.clone() },

@@ -130,9 +130,9 @@ fn providers(decision: &Decision, part: &PartitionGraph, place: Placement) -> Ve
     providers
 }
 
-fn model(decision: &Decision) -> Model {
+fn model(decision: &Decision) -> SourceModel {
     let a = decision.analysis;
-    Model {
+    SourceModel {
         name: a.name.clone(),
         source: String::new(),
         tapped: None,
@@ -338,12 +338,12 @@ fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Boundary
     buffers
 }
 
-fn generation(a: &Analysis) -> Option<Generation> {
-    (a.kind != ModelKind::SingleRun).then(|| Generation {
+fn generation(a: &Analysis) -> Option<GenerationConfig> {
+    (a.kind != ModelKind::SingleRun).then(|| GenerationConfig {
         eos_token_ids: a.config.eos_token_ids.clone(),
         bos_token_id: a.config.bos_token_id,
         sampling: a.config.sampling.clone(),
-        ..Generation::default()
+        ..GenerationConfig::default()
     })
 }
 

@@ -4,7 +4,7 @@
 //! their copies overlap with the computation of the others.
 
 use crate::evaluate::Goal;
-use crate::program::Counts;
+use crate::program::PlacementCounts;
 use crate::regions::Region;
 use crate::{BlockPlacement, Phase, Placement};
 use std::collections::{BTreeSet, HashSet};
@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashSet};
 pub(crate) fn arrangements(
     goal: &Goal,
     regions: &[Region],
-    counts: &Counts,
+    counts: &PlacementCounts,
     allowed: &[Vec<BlockPlacement>],
 ) -> Vec<Vec<BlockPlacement>> {
     let is_allowed = |placements: &[BlockPlacement]| placements.iter().zip(allowed).all(|(placement, allowed)| allowed.contains(placement));
@@ -42,7 +42,7 @@ fn dedup_key(placements: &[BlockPlacement]) -> Vec<u16> {
 }
 
 /// All counts that differ in one block's placement.
-pub(crate) fn neighbours(regions: &[Region], counts: &Counts, allowed: &[Vec<BlockPlacement>]) -> Vec<Counts> {
+pub(crate) fn neighbours(regions: &[Region], counts: &PlacementCounts, allowed: &[Vec<BlockPlacement>]) -> Vec<PlacementCounts> {
     let mut all = Vec::new();
     for (number, region) in regions.iter().enumerate() {
         for (class, members) in region.classes.iter().enumerate() {

@@ -22,15 +22,15 @@ pub(crate) struct Score {
 
 /// An evaluated placement.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Candidate {
+pub(crate) struct ScoredPlacement {
     pub score: Score,
     pub placements: Vec<BlockPlacement>,
     pub slots: Vec<u32>,
 }
 
-impl Candidate {
+impl ScoredPlacement {
     /// Compares by time, then by crossings, then by block placements.
-    pub fn order(&self, other: &Candidate) -> Ordering {
+    pub fn order(&self, other: &ScoredPlacement) -> Ordering {
         let (a, b) = (&self.score, &other.score);
         let by_time =
             match (a.objective - b.objective).abs() <= TIME_TOLERANCE * a.objective.abs().max(b.objective.abs()) {
@@ -40,7 +40,7 @@ impl Candidate {
         by_time.then(a.crossings.cmp(&b.crossings)).then_with(|| self.placements.cmp(&other.placements))
     }
 
-    pub fn beats(&self, other: &Candidate) -> bool {
+    pub fn beats(&self, other: &ScoredPlacement) -> bool {
         self.order(other) == Ordering::Less
     }
 
@@ -77,7 +77,7 @@ pub(crate) struct Evaluator<'a> {
     /// Simulated milliseconds of the partition sequence of each phase, by the codes of places and state swaps.
     sequence_cache: [HashMap<Vec<u32>, f64>; 2],
     /// The best placements, best first, no two with the same shape.
-    best: Vec<Candidate>,
+    best: Vec<ScoredPlacement>,
     keep: usize,
     /// Number of evaluations so far.
     pub evaluations: usize,
@@ -97,7 +97,7 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Evaluates a placement; `None` if it does not fit or never finishes.
-    pub fn evaluate(&mut self, placements: &[BlockPlacement]) -> Option<Candidate> {
+    pub fn evaluate(&mut self, placements: &[BlockPlacement]) -> Option<ScoredPlacement> {
         self.evaluations += 1;
         let usage = usage(self.problem, placements, &self.goal.slots);
         usage.check(self.problem, self.goal.mechanisms).ok()?;
@@ -112,7 +112,7 @@ impl<'a> Evaluator<'a> {
             }
             score.objective += self.goal.weights[phase as usize] * ms;
         }
-        let candidate = Candidate { score, placements: placements.to_vec(), slots: self.slots(placements) };
+        let candidate = ScoredPlacement { score, placements: placements.to_vec(), slots: self.slots(placements) };
         score.objective.is_finite().then(|| {
             self.keep_if_among_best(&candidate);
             candidate
@@ -120,7 +120,7 @@ impl<'a> Evaluator<'a> {
     }
 
     /// The best placements so far, best first, no two with the same shape.
-    pub fn best(&self) -> &[Candidate] {
+    pub fn best(&self) -> &[ScoredPlacement] {
         &self.best
     }
 
@@ -141,7 +141,7 @@ impl<'a> Evaluator<'a> {
         self.goal.slots.iter().enumerate().map(|(gpu, slots)| if is_streamed_to(gpu) { *slots } else { 0 }).collect()
     }
 
-    fn keep_if_among_best(&mut self, candidate: &Candidate) {
+    fn keep_if_among_best(&mut self, candidate: &ScoredPlacement) {
         let is_full = self.best.len() >= self.keep;
         if is_full && self.best.last().is_some_and(|worst| !candidate.beats(worst)) {
             return;
@@ -151,7 +151,7 @@ impl<'a> Evaluator<'a> {
             Some(_) => return,
             None => self.best.push(candidate.clone()),
         }
-        self.best.sort_by(Candidate::order);
+        self.best.sort_by(ScoredPlacement::order);
         self.best.truncate(self.keep);
     }
 }

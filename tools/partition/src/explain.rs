@@ -93,7 +93,7 @@ impl fmt::Display for Bottleneck {
 
 /// Explains a solution of this problem. The gain from more memory is relative to what the planner finds from the solution with the same
 /// memory, so that it is the gain of memory alone. Both are planned without cuts, because another placement has other cuts.
-pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Explanation {
+pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Explanation {
     let cut = problem;
     let problem = &Problem { cuts: Vec::new(), ..problem.clone() };
     let planned = plan_from(problem, options, &[solution]).unwrap_or_else(|_| solution.clone());
@@ -133,10 +133,10 @@ pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result
 }
 
 /// Computes [`Problem::cuts`] of a placement.
-pub type Cuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
+pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 
 /// Each run of neighbours with one block placement, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
-pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Vec<RunExplanation> {
+pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, placement) in solution.placements.iter().enumerate() {
         match runs.last_mut() {
@@ -158,7 +158,7 @@ fn alternatives(
     options: &Options,
     solution: &Solution,
     run: &Range<usize>,
-    cuts: Cuts,
+    cuts: FindCuts,
 ) -> Vec<Alternative> {
     let mechanisms = match options.planner {
         Planner::Exact => options.mechanisms,

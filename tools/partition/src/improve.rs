@@ -1,15 +1,15 @@
 //! Local search: applies local changes to a placement and keeps those that improve it.
 
 use crate::BlockPlacement;
-use crate::evaluate::{Candidate, Evaluator};
+use crate::evaluate::{ScoredPlacement, Evaluator};
 
 /// Improves `start` until no local change helps or `max_evaluations` placements were evaluated. Takes the first change that helps.
 pub(crate) fn improve(
     evaluator: &mut Evaluator,
     allowed: &[Vec<BlockPlacement>],
-    start: Candidate,
+    start: ScoredPlacement,
     max_evaluations: usize,
-) -> Candidate {
+) -> ScoredPlacement {
     let limit = evaluator.evaluations + max_evaluations;
     let mut best = start;
     loop {

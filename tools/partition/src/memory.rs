@@ -17,7 +17,7 @@ use crate::{BlockSpec, BlockRole, BlockPlacement, Demand, KvHome, Mechanisms, Ov
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct MemoryUsage {
     /// Demand on each GPU.
     pub gpus: Vec<Demand>,
     /// Demand on the host with all weights in memory.
@@ -47,7 +47,7 @@ impl HostReads {
 }
 
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
-pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> Usage {
+pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let is_read = |i: usize, phase| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
     let is_copied = |i: usize, phase| is_read(i, phase) && placements[i].in_phase(phase) != Placement::Cpu;
@@ -60,7 +60,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         (0..placements.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
     };
     let on_host = |i: &usize| placements[*i].on_host() && !problem.reads_rows(*i);
-    Usage {
+    MemoryUsage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
         host: Demand {
             weights: packed(weights_of(problem, |i| placements[i].on_host())),
@@ -76,7 +76,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
 
 /// The memory use of the partitions of a placement: every partition has its own copy of shared weights, and blocks that are read
 /// from disk are partitions of their own. The planner ignores the difference from [`usage`], because it depends on every cut.
-pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> Usage {
+pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let counted_once = usage(problem, placements, slots);
     let on_host = |i: usize| placements[i].on_host();
@@ -88,7 +88,7 @@ pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slo
             ..counted_once.host_reads[phase as usize]
         }
     };
-    Usage {
+    MemoryUsage {
         host: Demand { weights: packed(weights), ..counted_once.host },
         host_reads: Phase::BOTH.map(computed),
         ..counted_once.clone()
@@ -100,7 +100,7 @@ pub fn fits(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], mec
     usage(problem, placements, slots).check(problem, mechanisms)
 }
 
-impl Usage {
+impl MemoryUsage {
     /// Checks the problem's budget.
     pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), OverBudget> {
         for (gpu, demand) in self.gpus.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! The entry points of the planner.
 
-use crate::evaluate::{Candidate, Evaluator, Goal};
+use crate::evaluate::{ScoredPlacement, Evaluator, Goal};
 use crate::greedy::greedy_run;
 use crate::refuse::{budget_error, refuse_useless_gpus};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
@@ -39,7 +39,7 @@ fn best_from(
         Planner::Exact => exact(problem, options, known, count).ok_or_else(|| budget_error(problem, options))?,
     };
     let proven = best.first().is_some_and(|first| bound >= first.score.objective * (1.0 - PROOF_GAP));
-    let finish = |(rank, candidate): (usize, Candidate)| {
+    let finish = |(rank, candidate): (usize, ScoredPlacement)| {
         let solution = evaluate(problem, options, candidate.placements, candidate.slots);
         let proven = proven && rank == 0;
         let bound_ms = if proven { solution.objective_ms } else { bound.min(solution.objective_ms) };
@@ -69,7 +69,7 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 }
 
 /// The placement of the greedy planner.
-fn greedy(problem: &Problem, options: &Options) -> Result<Candidate, OverBudget> {
+fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
     let placements = greedy_run(problem)?;
     let slots = vec![0; problem.budget.vram.len()];
     usage(problem, &placements, &slots).check(problem, options.mechanisms)?;
@@ -95,7 +95,7 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
         all.bound = all.bound.min(found.bound);
         all.best.extend(found.best);
     }
-    all.best.sort_by(Candidate::order);
+    all.best.sort_by(ScoredPlacement::order);
     all.best.dedup_by(|a, b| a.placements == b.placements && a.slots == b.slots);
     all.best.truncate(count);
     let finish = |candidate| optimize_other_phase(problem, options, weights, candidate);

@@ -23,7 +23,7 @@ use time::add_time_constraints;
 pub(crate) const MAX_NODES: u64 = 1500;
 
 /// By region and class: the number of blocks with each block placement.
-pub(crate) type Counts = Vec<Vec<Vec<(BlockPlacement, usize)>>>;
+pub(crate) type PlacementCounts = Vec<Vec<Vec<(BlockPlacement, usize)>>>;
 
 /// By region and class: the variable of each block placement, the number of blocks that have it.
 type CountVariables = Vec<Vec<Vec<(BlockPlacement, Variable)>>>;
@@ -34,7 +34,7 @@ pub(crate) struct ProgramSolution {
     /// Lower bound of every placement, weighted milliseconds.
     pub bound: f64,
     /// `None` if no integer solution was found.
-    pub counts: Option<Counts>,
+    pub counts: Option<PlacementCounts>,
 }
 
 /// The result of solving the program.
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
 }
 
 /// A program under construction.
-struct Program<'a> {
+struct IntegerProgram<'a> {
     problem: &'a Problem,
     goal: &'a Goal,
     regions: &'a [Region],
@@ -66,7 +66,7 @@ pub(crate) fn solve(
     allowed: &[Vec<BlockPlacement>],
     nodes: u64,
 ) -> Outcome {
-    let mut program = Program::new(problem, goal, regions, allowed);
+    let mut program = IntegerProgram::new(problem, goal, regions, allowed);
     add_memory_constraints(&mut program);
     let scale = program.objective_unit();
     // If no block may change its place between the phases, both phases share one order of places.
@@ -94,7 +94,7 @@ pub(crate) fn min_host_placement(
     regions: &[Region],
     allowed: &[Vec<BlockPlacement>],
 ) -> Option<Vec<BlockPlacement>> {
-    let mut program = Program::new(problem, goal, regions, allowed);
+    let mut program = IntegerProgram::new(problem, goal, regions, allowed);
     (0..problem.budget.vram.len()).for_each(|gpu| add_gpu_limit(&mut program, gpu));
     let objective = program.model.nonnegative(1.0);
     let host = host_demand(&mut program);
@@ -134,7 +134,7 @@ fn solved(outcome: SolveOutcome, scale: f64, variables: &CountVariables) -> Outc
     Outcome::Bounded(ProgramSolution { bound: safe(solution.stats().best_bound), counts: Some(counts) })
 }
 
-impl<'a> Program<'a> {
+impl<'a> IntegerProgram<'a> {
     fn new(problem: &'a Problem, goal: &'a Goal, regions: &'a [Region], allowed: &[Vec<BlockPlacement>]) -> Self {
         let mut model = LinearModel::new();
         let mut counts = Vec::new();
@@ -150,7 +150,7 @@ impl<'a> Program<'a> {
         }
         let largest = problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0);
         let largest = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).fold(largest, u64::max);
-        Program { problem, goal, regions, model, counts, memory_unit: (largest as f64 / 64.0).max(1.0) }
+        IntegerProgram { problem, goal, regions, model, counts, memory_unit: (largest as f64 / 64.0).max(1.0) }
     }
 
     /// Unit of the objective, weighted milliseconds: 1/64 of the slowest finite placement without streaming.

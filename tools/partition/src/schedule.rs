@@ -12,7 +12,7 @@ use std::ops::Range;
 
 /// One step of the partition sequence of a pass.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Step {
+pub(crate) struct ScheduleStep {
     pub kind: StepKind,
     /// Milliseconds without contention.
     pub ms: f64,
@@ -20,7 +20,7 @@ pub(crate) struct Step {
     pub blocks: Range<usize>,
 }
 
-impl Step {
+impl ScheduleStep {
     /// Bytes copied between host and GPU.
     pub fn bytes(&self) -> u64 {
         match self.kind {
@@ -75,7 +75,7 @@ pub(crate) fn may_merge(problem: &Problem, place: Placement) -> bool {
 }
 
 /// The steps of one pass.
-pub(crate) fn steps(problem: &Problem, placements: &[BlockPlacement], phase: Phase, pass: usize) -> Vec<Step> {
+pub(crate) fn steps(problem: &Problem, placements: &[BlockPlacement], phase: Phase, pass: usize) -> Vec<ScheduleStep> {
     let places = placements_in_phase(placements, phase);
     let mut steps = Vec::new();
     let mut at_end_of_phase = Vec::new();
@@ -95,7 +95,7 @@ pub(crate) fn steps(problem: &Problem, placements: &[BlockPlacement], phase: Pha
             push_transfer(problem, swap_in, *block, &mut steps);
         }
         let ms = blocks.clone().map(|block| problem.block_ms(block, place, phase, pass)).sum::<f64>();
-        steps.push(Step { kind: compute(place), ms: problem.launch_ms(place) + ms, blocks });
+        steps.push(ScheduleStep { kind: compute(place), ms: problem.launch_ms(place) + ms, blocks });
         for (block, swap) in &swaps {
             let [_, swap_out] = problem.pass_transfers(*block, *swap, phase, pass);
             let steps = if swap.until_phase_ends { &mut at_end_of_phase } else { &mut steps };
@@ -103,7 +103,7 @@ pub(crate) fn steps(problem: &Problem, placements: &[BlockPlacement], phase: Pha
         }
     }
     steps.append(&mut at_end_of_phase);
-    steps.push(Step { kind: StepKind::Pass, ms: problem.pass_overhead_ms, blocks: 0..places.len() });
+    steps.push(ScheduleStep { kind: StepKind::Pass, ms: problem.pass_overhead_ms, blocks: 0..places.len() });
     steps
 }
 
@@ -115,16 +115,16 @@ fn compute(place: Placement) -> StepKind {
     }
 }
 
-fn upload(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize>) -> Step {
-    Step { kind: StepKind::To(gpu, tensors.bytes), ms: problem.upload_ms(gpu, tensors), blocks }
+fn upload(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize>) -> ScheduleStep {
+    ScheduleStep { kind: StepKind::To(gpu, tensors.bytes), ms: problem.upload_ms(gpu, tensors), blocks }
 }
 
-fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize>) -> Step {
-    Step { kind: StepKind::From(gpu, tensors.bytes), ms: problem.download_ms(gpu, tensors), blocks }
+fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize>) -> ScheduleStep {
+    ScheduleStep { kind: StepKind::From(gpu, tensors.bytes), ms: problem.download_ms(gpu, tensors), blocks }
 }
 
 /// Adds the copies of a transfer that belongs to this block.
-fn push_transfer(problem: &Problem, transfer: Transfer, block: usize, steps: &mut Vec<Step>) {
+fn push_transfer(problem: &Problem, transfer: Transfer, block: usize, steps: &mut Vec<ScheduleStep>) {
     let Transfer { from, to, tensors } = transfer;
     steps.extend(from.map(|gpu| download(problem, gpu, tensors, block..block + 1)));
     steps.extend(to.map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
@@ -146,7 +146,7 @@ pub(crate) fn copies(problem: &Problem, places: &[Placement]) -> Vec<Copies> {
 
 /// The transfers of state after the prompt, from the devices that computed the prompt to the devices that keep the state: first all
 /// copies from GPUs, then all copies to GPUs. State is copied whole, because a cache is not contiguous in tokens.
-pub(crate) fn handover(problem: &Problem, placements: &[BlockPlacement]) -> Vec<Step> {
+pub(crate) fn handover(problem: &Problem, placements: &[BlockPlacement]) -> Vec<ScheduleStep> {
     let (mut steps, mut uploads) = (Vec::new(), Vec::new());
     for (block, placement) in placements.iter().enumerate() {
         if let Some(Transfer { from, to, tensors }) = problem.handover(block, *placement) {

@@ -6,11 +6,11 @@
 //! exhaustive search ([`crate::exhaust`]) proves the best.
 
 use crate::arrange::{arrangements, neighbours};
-use crate::evaluate::{Candidate, Evaluator, Goal, TIME_TOLERANCE};
+use crate::evaluate::{ScoredPlacement, Evaluator, Goal, TIME_TOLERANCE};
 use crate::exhaust::exhaust;
 use crate::greedy::greedy_run;
 use crate::improve::improve;
-use crate::program::{Counts, MAX_NODES, Outcome, ProgramSolution, solve};
+use crate::program::{PlacementCounts, MAX_NODES, Outcome, ProgramSolution, solve};
 use crate::regions::{Region, regions};
 use crate::{BlockPlacement, Options, Phase, Problem, Placement, fits};
 
@@ -46,7 +46,7 @@ fn max_nodes(problem: &Problem) -> u64 {
 /// The result of a search.
 pub(crate) struct SearchResult {
     /// The best placements, best first.
-    pub best: Vec<Candidate>,
+    pub best: Vec<ScoredPlacement>,
     /// Lower bound of every placement, weighted milliseconds.
     pub bound: f64,
 }
@@ -90,7 +90,7 @@ pub(crate) fn search(
         climb(&mut evaluator, &regions, counts, allowed, bound);
     }
     known.iter().for_each(|placements| drop(evaluator.evaluate(placements)));
-    let starts: Vec<Candidate> = evaluator.best().iter().take(STARTS).cloned().collect();
+    let starts: Vec<ScoredPlacement> = evaluator.best().iter().take(STARTS).cloned().collect();
     for start in starts {
         if evaluator.best()[0].score.objective > bound {
             improve(&mut evaluator, allowed, start, scaled(problem, MAX_IMPROVE_EVALUATIONS));
@@ -106,7 +106,7 @@ pub(crate) fn search(
 
 /// Counts from a smaller program, in which blocks have the same place in both phases, or are streamed for the prompt and decode on the
 /// host. The solver solves it quickly where the whole program is too large, and it often has the best counts.
-fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed: &[Vec<BlockPlacement>]) -> Option<Counts> {
+fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed: &[Vec<BlockPlacement>]) -> Option<PlacementCounts> {
     let is_usual = |placement: &BlockPlacement| {
         placement.prefill == placement.decode || matches!((placement.prefill, placement.decode), (Placement::Streamed(_), Placement::Cpu))
     };
@@ -123,14 +123,14 @@ fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed:
 }
 
 /// Hill climbing over counts: evaluates all patterns of these and of neighbouring counts, while the best placement improves.
-fn climb(evaluator: &mut Evaluator, regions: &[Region], mut counts: Counts, allowed: &[Vec<BlockPlacement>], bound: f64) {
+fn climb(evaluator: &mut Evaluator, regions: &[Region], mut counts: PlacementCounts, allowed: &[Vec<BlockPlacement>], bound: f64) {
     let limit = evaluator.evaluations + scaled(evaluator.problem, MAX_CLIMB_EVALUATIONS);
     let mut best = best_arrangement(evaluator, regions, &counts, allowed);
     while evaluator.best().first().is_some_and(|best| best.score.objective > bound) {
         let mut better = None;
         for other in neighbours(regions, &counts, allowed) {
             let candidate = best_arrangement(evaluator, regions, &other, allowed);
-            let is_better = |candidate: &Candidate| best.as_ref().is_none_or(|best| candidate.beats(best));
+            let is_better = |candidate: &ScoredPlacement| best.as_ref().is_none_or(|best| candidate.beats(best));
             if let Some(candidate) = candidate.filter(is_better) {
                 best = Some(candidate);
                 better = Some(other);
@@ -150,11 +150,11 @@ fn climb(evaluator: &mut Evaluator, regions: &[Region], mut counts: Counts, allo
 fn best_arrangement(
     evaluator: &mut Evaluator,
     regions: &[Region],
-    counts: &Counts,
+    counts: &PlacementCounts,
     allowed: &[Vec<BlockPlacement>],
-) -> Option<Candidate> {
+) -> Option<ScoredPlacement> {
     let all = arrangements(&evaluator.goal, regions, counts, allowed);
-    all.iter().filter_map(|placements| evaluator.evaluate(placements)).min_by(Candidate::order)
+    all.iter().filter_map(|placements| evaluator.evaluate(placements)).min_by(ScoredPlacement::order)
 }
 
 /// Simple starting placements: one place for all blocks, and the greedy planner's placement.
@@ -196,8 +196,8 @@ pub(crate) fn optimize_other_phase(
     problem: &Problem,
     options: &Options,
     weights: [f64; 2],
-    candidate: Candidate,
-) -> Candidate {
+    candidate: ScoredPlacement,
+) -> ScoredPlacement {
     let optimized = Phase::BOTH.into_iter().find(|phase| weights[phase.other() as usize] == 0.0);
     let Some(optimized) = optimized.filter(|_| options.mechanisms.streams()) else { return candidate };
     // Placements that keep the block's place and its state swaps in the optimized phase.

@@ -8,11 +8,11 @@ mod machine;
 mod record;
 
 use crate::memory::usage;
-use crate::schedule::{Step, copies, handover, placements_in_phase, steps};
+use crate::schedule::{ScheduleStep, copies, handover, placements_in_phase, steps};
 use crate::{BlockPlacement, Phase, DeviceId, Problem, Placement};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::Simulator;
-use record::{BETWEEN_PASSES, DISK, NoRecorder, Recorder, SpanRecorder, lane_from, lane_to};
+use record::{BETWEEN_PASSES, DISK, NoRecorder, SimulationObserver, SpanRecorder, lane_from, lane_to};
 
 /// Maximum number of tokens to simulate. If no period is found, the second half is taken as the steady state.
 const MAX_TOKENS: usize = 64;
@@ -79,7 +79,7 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
 
 /// Bytes of boundaries, state swaps, weights and, for a prompt, the handover of state.
 fn bytes_moved(problem: &Problem, placements: &[BlockPlacement], places: &[Placement], phase: Phase) -> u64 {
-    let copied_bytes = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
+    let copied_bytes = |steps: Vec<ScheduleStep>| -> u64 { steps.iter().map(ScheduleStep::bytes).sum() };
     let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.streamed_bytes(*block)).sum();
     let in_pass = |pass| copied_bytes(steps(problem, placements, phase, pass)) + weights;
     let handover_bytes = if phase == Phase::Prefill { copied_bytes(handover(problem, placements)) } else { 0 };
@@ -123,7 +123,7 @@ impl Window {
 }
 
 /// Simulates the partition sequence of a phase.
-fn run<R: Recorder>(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase, recorder: &mut R) -> Window {
+fn run<R: SimulationObserver>(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase, recorder: &mut R) -> Window {
     let copies = copies(problem, &placements_in_phase(placements, phase));
     match phase {
         Phase::Prefill => {
@@ -145,7 +145,7 @@ fn run<R: Recorder>(problem: &Problem, placements: &[BlockPlacement], slots: &[u
 }
 
 /// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state.
-fn decode<R: Recorder>(mut simulator: Simulator<'_, R>, steps: &[Step]) -> Window {
+fn decode<R: SimulationObserver>(mut simulator: Simulator<'_, R>, steps: &[ScheduleStep]) -> Window {
     // The time and state before each token.
     let mut history = vec![(0.0, simulator.copy_state())];
     for token in 0..MAX_TOKENS {

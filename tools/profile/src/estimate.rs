@@ -22,7 +22,7 @@ const LAUNCH: f64 = 1e-4;
 const SESSION: f64 = 0.05;
 
 /// Estimates for one model.
-pub struct Roofline<'a> {
+pub struct RooflineEstimator<'a> {
     analysis: &'a Analysis,
     effort: Effort,
     /// Bytes of the model's weights: about the bytes read between two runs.
@@ -31,10 +31,10 @@ pub struct Roofline<'a> {
     blocks: RefCell<BTreeMap<u64, Rc<[BlockSpec]>>>,
 }
 
-impl<'a> Roofline<'a> {
+impl<'a> RooflineEstimator<'a> {
     /// For a model, measured with this effort.
     pub fn new(analysis: &'a Analysis, effort: Effort, all_weights: u64) -> Self {
-        Roofline { analysis, effort, all_weights, blocks: RefCell::default() }
+        RooflineEstimator { analysis, effort, all_weights, blocks: RefCell::default() }
     }
 
     pub fn analysis(&self) -> &'a Analysis {
@@ -78,7 +78,7 @@ pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<BlockSpec> {
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }
 
-impl Estimate for Roofline<'_> {
+impl Estimate for RooflineEstimator<'_> {
     fn load(&self, blocks: &Range<usize>, _: Provider) -> f64 {
         let all = &self.analysis.segmentation.blocks[blocks.clone()];
         let weight = |id: &hpp_graph::ValueId| self.analysis.graph.weight(*id).map_or(0, |weight| weight.bytes);
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_case_holds_weights_states_and_activations() {
         let analysis = sample::analysis("genai/llama3-fp32-cpu");
-        let roofline = |weights| Roofline::new(&analysis, Effort::Quick, weights);
+        let roofline = |weights| RooflineEstimator::new(&analysis, Effort::Quick, weights);
         let held = |blocks, phase, tokens| roofline(0).held(&blocks, phase, tokens);
         let weights: u64 = analysis.segmentation.blocks[1].weights.iter().map(|id| weight(&analysis, *id)).sum();
         let states = |layers: u64, tokens| {

@@ -1,7 +1,7 @@
 //! Writes the HTML report: computes the work of each block and a sweep of VRAM budgets, and renders them with the profile.
 
 use crate::error::ProfileError;
-use crate::estimate::{Roofline, blocks_at};
+use crate::estimate::{RooflineEstimator, blocks_at};
 use crate::report::{BlockWork, ReportInput, Sweep, render};
 use crate::store;
 use hpp_model::{Analysis, CostSource, DEFAULT_CHUNK, Scenario, problem};
@@ -17,14 +17,14 @@ const NEW_TOKENS: u64 = 128;
 const POINTS: u64 = 12;
 
 /// Writes the report.
-pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Result<(), ProfileError> {
+pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &RooflineEstimator) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
     let page = render(&ReportInput { profile, work: &work, sweep: &sweep });
     Ok(store::write(path, page.as_bytes())?)
 }
 
 /// Operations and bytes of each block at every measured token count.
-fn work(analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Vec<BlockWork> {
+fn work(analysis: &Analysis, profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockWork> {
     let blocks = blocks_at(analysis, 1);
     let of = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
     let one = |(index, block): (usize, &hpp_partition::BlockSpec)| BlockWork {

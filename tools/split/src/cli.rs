@@ -3,7 +3,7 @@
 mod planning;
 mod values;
 
-pub use planning::{Objective, PlanningArgs};
+pub use planning::{ObjectiveArg, PlanningArgs};
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};

@@ -2,8 +2,8 @@
 
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
-use crate::output::OutputError;
-use hpp_io::{LogFilterError, StdoutError, WriteError};
+use crate::output::FileWriteError;
+use hpp_io::{LogFilterError, StdoutError, FileWriteError};
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, OverBudget};
 use hpp_schema::ByteSize;
@@ -66,13 +66,13 @@ pub enum SplitError {
     Refine(#[from] RefineError),
     /// The output directory cannot be written.
     #[error(transparent)]
-    Output(#[from] OutputError),
+    Output(#[from] FileWriteError),
     /// A result cannot be printed.
     #[error(transparent)]
     Stdout(#[from] StdoutError),
     /// A file named on the command line cannot be written.
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Write(#[from] FileWriteError),
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {

@@ -8,7 +8,7 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    BlockSpec, BlockPlacement, Mechanisms, Options, OverBudget, Phase, DeviceId, Problem, Solution, Usage, Placement, evaluate, fits,
+    BlockSpec, BlockPlacement, Mechanisms, Options, OverBudget, Phase, DeviceId, Problem, Solution, MemoryUsage, Placement, evaluate, fits,
     gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
@@ -213,7 +213,7 @@ impl Partitioning {
         fits(&request.problem, placements, slots, request.options.mechanisms).map_err(over_budget(request))?;
         // Several partitions on the host may each hold a copy of a shared weight.
         let problem = self.problem(request);
-        let on_host = Usage { gpus: vec![], ..usage_of_partitions(&problem, placements, slots) };
+        let on_host = MemoryUsage { gpus: vec![], ..usage_of_partitions(&problem, placements, slots) };
         on_host.check(&problem, request.options.mechanisms).map_err(over_budget(request))
     }
 

@@ -13,10 +13,10 @@ use crate::report::Timings;
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use hpp_engine::EngineOptions;
-use hpp_generate::kv::StoreError;
+use hpp_generate::kv::PageStoreError;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
-    Event, FinishReason, GenerateError, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request,
+    GenerationEvent, FinishReason, GenerateError, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, GenerationRequest,
     SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::show;
@@ -36,7 +36,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let embeddings = open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     ctx.interrupt.graceful();
-    let session = settings.run.session.as_deref().map(|name| Session::open(name, &settings.run.kv)).transpose()?;
+    let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
     let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), ctx)?;
     let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
     ctx.interrupt.immediate();
@@ -76,7 +76,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 }
 
 /// A conversation that is kept.
-struct Session {
+struct ChatSession {
     name: String,
     file: SessionFile,
     /// What was said before.
@@ -84,11 +84,11 @@ struct Session {
     kv: KvArgs,
 }
 
-impl Session {
+impl ChatSession {
     fn open(name: &str, args: &KvArgs) -> Result<Self, ExecError> {
         let directory = directory(args)?;
         let (file, said) = SessionFile::open(directory.clone(), name)?;
-        Ok(Session { name: name.to_owned(), file, said, kv: KvArgs { kv_dir: Some(directory), ..args.clone() } })
+        Ok(ChatSession { name: name.to_owned(), file, said, kv: KvArgs { kv_dir: Some(directory), ..args.clone() } })
     }
 }
 
@@ -97,7 +97,7 @@ fn load(
     settings: &GenerateSettings,
     plan: &PlanFile,
     inputs: ModelInputs,
-    session: Option<&Session>,
+    session: Option<&ChatSession>,
     ctx: &CommandContext<'_>,
 ) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
     let args = &settings.run.runtime;
@@ -109,7 +109,7 @@ fn load(
         None => None,
         Some(session) => match open_cache(&engine, &plan.plan, (args, &session.kv), 1, || {}, ctx.console) {
             Err(ExecError::Store(
-                error @ (StoreError::InUse(_) | StoreError::TooSmall { .. } | StoreError::Full { .. }),
+                error @ (PageStoreError::InUse(_) | PageStoreError::TooSmall { .. } | PageStoreError::Full { .. }),
             )) => {
                 ctx.console.warn(&format!("{error}; until then the conversation is computed anew at each start"));
                 None
@@ -136,7 +136,7 @@ struct Chat<'e> {
     file: Option<SessionFile>,
     encoder: &'e PromptEncoder,
     /// The settings of every answer; the prompt changes.
-    request: Request,
+    request: GenerationRequest,
     context: u64,
 }
 
@@ -254,7 +254,7 @@ impl Chat<'_> {
         let before = self.transcript.clone();
         self.transcript.push(Role::User, line);
         let request = match self.transcript.tokens(self.encoder, self.context) {
-            Ok(prompt) => Request { prompt, ..self.request.clone() },
+            Ok(prompt) => GenerationRequest { prompt, ..self.request.clone() },
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;
                 ctx.console.info(&ExecError::from(error).report());
@@ -268,9 +268,9 @@ impl Chat<'_> {
         let tokenizer = self.encoder.tokenizer.as_ref();
         let is_cancelled = || ctx.interrupt.is_requested();
         let out = &mut *ctx.out;
-        let on_event = &mut |event: Event<'_>| match event {
-            Event::Text(text) => Ok(show(out, text)?),
-            Event::Prompt { .. } | Event::Token { .. } => Ok::<_, ExecError>(()),
+        let on_event = &mut |event: GenerationEvent<'_>| match event {
+            GenerationEvent::Text(text) => Ok(show(out, text)?),
+            GenerationEvent::Prompt { .. } | GenerationEvent::Token { .. } => Ok::<_, ExecError>(()),
         };
         let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);

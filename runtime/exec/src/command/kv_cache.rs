@@ -3,9 +3,9 @@
 use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::runtime::{OrtBackend, Runtime, available_memory, memory_limit};
+use crate::runtime::{OrtBackend, OnnxRuntime, available_memory, memory_limit};
 use hpp_engine::Engine;
-use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, StoreError};
+use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ pub fn open_cache(
     }
     if ram < page {
         if is_asked {
-            return Err(StoreError::TooSmall { limit: ram, page }.into());
+            return Err(PageStoreError::TooSmall { limit: ram, page }.into());
         }
         tracing::debug!(ram, page, "no RAM for KV pages");
         return Ok(None);
@@ -92,7 +92,7 @@ fn fingerprint(
     let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
     let stages = engine.telemetry().stages;
     let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
-    let library = Runtime::open_for(plan, runtime, console)?.backend().results_depend_on();
+    let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on();
     // How weights are packed depends on it.
     let memory = format!("{:?}", memory_limit());
     let (page, context) = (page_tokens.to_string(), engine.context().to_string());

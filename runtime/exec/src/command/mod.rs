@@ -21,7 +21,7 @@ use crate::error::ExecError;
 use crate::inputs::{RequiredInputs, check_inputs};
 use crate::interrupt::Interrupt;
 use crate::prompt::PromptSource;
-use crate::runtime::{OrtBackend, Runtime, available_memory};
+use crate::runtime::{OrtBackend, OnnxRuntime, available_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{CancelHandle, Engine, EngineError, EngineOptions, NamedTensors};
@@ -79,7 +79,7 @@ fn load_engine(
     interrupt: &Interrupt,
 ) -> Result<Engine<OrtBackend>, ExecError> {
     warn_of_memory(plan, console);
-    let runtime = Runtime::open_for(plan, args, console)?;
+    let runtime = OnnxRuntime::open_for(plan, args, console)?;
     let cancel = CancelHandle::new();
     let watch = interrupt.cancel_on_request(&cancel);
     let options = EngineOptions { cancel: Some(cancel), ..options };

@@ -13,7 +13,7 @@ use hpp_engine::EngineOptions;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::{Plan, Residency};
 use hpp_serve::{
-    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, Placement, ServeSettings, Shutdown, Wake,
+    EngineHandle, EngineLimits, LoadedEngine, Metrics, ServedModel, ModelSettings, WeightPlacement, ServeSettings, Shutdown, WakeFn,
     check_address, serve,
 };
 use std::net::SocketAddr;
@@ -82,15 +82,15 @@ fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
 }
 
 /// Where a plan's weights lie, one entry for each device and kind of residency.
-fn placement(plan: &Plan) -> Vec<Placement> {
-    let mut places: Vec<Placement> = Vec::new();
+fn placement(plan: &Plan) -> Vec<WeightPlacement> {
+    let mut places: Vec<WeightPlacement> = Vec::new();
     for partition in &plan.partitions {
         let weights = match partition.residency {
             Residency::Resident => "resident",
             Residency::Streamed => "streamed",
             Residency::Mapped => "mapped",
         };
-        let same = |place: &&mut Placement| place.device == partition.device && place.weights == weights;
+        let same = |place: &&mut WeightPlacement| place.device == partition.device && place.weights == weights;
         let (bytes, pinned) = (partition.bytes.weights.0, partition.bytes.locked.map(|locked| locked.0));
         match places.iter_mut().find(same) {
             Some(place) => {
@@ -98,7 +98,7 @@ fn placement(plan: &Plan) -> Vec<Placement> {
                 place.bytes += bytes;
                 place.pinned_bytes = place.pinned_bytes.into_iter().chain(pinned).reduce(|a, b| a + b);
             }
-            None => places.push(Placement {
+            None => places.push(WeightPlacement {
                 device: partition.device.clone(),
                 weights,
                 partitions: 1,
@@ -117,7 +117,7 @@ fn start(
     args: &ServeArgs,
     ctx: &CommandContext<'_>,
     (metrics, shutdown): (&Metrics, &Shutdown),
-) -> Result<(Model, EngineHandle), ExecError> {
+) -> Result<(ServedModel, EngineHandle), ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
     let encoder = PromptEncoder::open(&plan, true)?;
     let inputs =
@@ -139,14 +139,14 @@ fn start(
         Ok(LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts: args.ngram })
     };
     let metrics = metrics.model(&name);
-    Model::start(settings, load, metrics, shutdown.stop_flag())
+    ServedModel::start(settings, load, metrics, shutdown.stop_flag())
 }
 
 fn load_model(
     plan: &PlanFile,
     args: &ServeArgs,
     inputs: ModelInputs,
-    wake: Wake,
+    wake: WakeFn,
     (console, interrupt): (&Arc<Console>, &Interrupt),
 ) -> Result<(Batch<OrtBackend>, usize), ExecError> {
     let (runtime, asked) = (&args.runtime, args.max_sequences);

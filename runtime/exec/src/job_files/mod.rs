@@ -4,4 +4,4 @@ mod answers;
 mod prompts;
 
 pub use answers::{Answer, Answers, AnswersError};
-pub use prompts::{Answered, BadLine, Job, JobId, OneOrMany, Prompts};
+pub use prompts::{Answered, BadLine, Job, JobId, OneOrMany, PromptReader};

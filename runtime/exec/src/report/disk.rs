@@ -69,7 +69,7 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_generate::{FinishReason, GenerationTimings, Usage};
+    use hpp_generate::{FinishReason, GenerationTimings, TokenUsage};
     use std::time::Duration;
 
     #[test]
@@ -98,7 +98,7 @@ mod tests {
             tokens: vec![7; 11],
             text: None,
             finish_reason: FinishReason::Length,
-            usage: Usage { prompt_tokens: 1, reused_tokens: 0, completion_tokens: 11 },
+            usage: TokenUsage { prompt_tokens: 1, reused_tokens: 0, completion_tokens: 11 },
             timings: GenerationTimings { decode: Duration::from_millis(decode), ..GenerationTimings::default() },
         };
         let predicted = Predictions {

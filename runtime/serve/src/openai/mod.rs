@@ -8,7 +8,7 @@ mod completion;
 mod settings;
 
 pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
-pub use completion::{CompletionRequest, OnePrompt, Prompt};
+pub use completion::{CompletionRequest, OnePrompt, CompletionPrompt};
 pub use settings::{OneOrMany, Settings, StreamOptions};
 
 use serde::Serialize;

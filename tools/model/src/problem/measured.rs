@@ -15,7 +15,7 @@ pub fn costs(
     gpus: usize,
 ) -> Result<DeviceCosts, Vec<Finding>> {
     let has_states = blocks.iter().any(|block| block.kv_bytes > 0);
-    let mut reader = Reader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
+    let mut reader = ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
     reader.check_blocks();
     if scenario.batch != 1 {
         reader.report("--batch", format!("the profile measured one sequence in a pass, not {}", scenario.batch));
@@ -35,7 +35,7 @@ pub fn costs(
     }
 }
 
-struct Reader<'a> {
+struct ProfileReader<'a> {
     profile: &'a Profile,
     blocks: &'a [BlockSpec],
     scenario: Scenario,
@@ -46,7 +46,7 @@ struct Reader<'a> {
     findings: BTreeMap<String, String>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ProfileReader<'a> {
     fn report(&mut self, place: impl Into<String>, message: String) {
         self.findings.entry(place.into()).or_insert(message);
     }

@@ -188,7 +188,7 @@ fn time_outside_partitions_is_the_measured_one() {
     assert_eq!((ms(CostSource::Profile(&profile)), ms(CostSource::Machine(&machine))), (assumed, assumed));
     profile.pass = Some(PassCosts { timing: None, failure: Some("it hung".into()) });
     assert_eq!(ms(CostSource::Profile(&profile)), assumed);
-    let timing = Timing { runs: 9, median_ms: 0.25, p10_ms: 0.2, p90_ms: 0.3 };
+    let timing = TimingStats { runs: 9, median_ms: 0.25, p10_ms: 0.2, p90_ms: 0.3 };
     profile.pass = Some(PassCosts { timing: Some(timing), failure: None });
     assert_eq!(ms(CostSource::Profile(&profile)), 0.25);
 }

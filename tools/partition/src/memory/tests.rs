@@ -110,7 +110,7 @@ fn each_partition_of_the_host_holds_its_shared_weights() {
     assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7050));
     problem.cuts = vec![2];
     assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7100));
-    let reads = |usage: Usage| usage.host_reads[Phase::Decode as usize].computed;
+    let reads = |usage: MemoryUsage| usage.host_reads[Phase::Decode as usize].computed;
     assert_eq!(reads(usage(&problem, &placements, &[])) + 100, reads(usage_of_partitions(&problem, &placements, &[])));
 }
 

@@ -1,7 +1,7 @@
 //! Memory constraints: the memory that the chosen block counts use on each device is within its budget. The time bound for reading from
-//! disk uses the same expressions. In units of [`Program::memory_unit`].
+//! disk uses the same expressions. In units of [`IntegerProgram::memory_unit`].
 
-use super::Program;
+use super::IntegerProgram;
 use super::linear::LinearExpr;
 use crate::memory::{may_read_disk, state_on_host};
 use crate::regions::{KeysOf, large_shared, shared};
@@ -9,7 +9,7 @@ use crate::{BlockPlacement, KvHome, Phase, Placement};
 use std::collections::BTreeMap;
 
 /// Adds the memory limits of all devices to the program.
-pub(super) fn add_memory_constraints(program: &mut Program) {
+pub(super) fn add_memory_constraints(program: &mut IntegerProgram) {
     for gpu in 0..program.problem.budget.vram.len() {
         add_gpu_limit(program, gpu);
     }
@@ -20,7 +20,7 @@ pub(super) fn add_memory_constraints(program: &mut Program) {
 }
 
 /// Adds the memory limit of one GPU.
-pub(super) fn add_gpu_limit(program: &mut Program, gpu: usize) {
+pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
     let problem = program.problem;
     let uses_gpu = move |placement: BlockPlacement| Phase::BOTH.iter().any(|phase| placement.in_phase(*phase).gpu() == Some(gpu));
     let is_streamed = move |placement: BlockPlacement| placement.is_streamed_to(gpu);
@@ -62,7 +62,7 @@ fn uses_host(placement: BlockPlacement) -> bool {
 }
 
 /// Demand on host memory.
-pub(super) fn host_demand(program: &mut Program) -> LinearExpr {
+pub(super) fn host_demand(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let read_whole = |i: usize| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) };
     let weights = match may_read_disk(problem, program.goal.mechanisms) {
@@ -73,13 +73,13 @@ pub(super) fn host_demand(program: &mut Program) -> LinearExpr {
 }
 
 /// Demand on host memory other than weights.
-pub(super) fn state_and_workspace(program: &mut Program) -> LinearExpr {
+pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let workspace = program.max_over_selected(uses_host, |i| problem.blocks[i].workspace_bytes);
     workspace.plus(&program.state(|placement| state_on_host(problem, placement)), 1.0)
 }
 
-impl Program<'_> {
+impl IntegerProgram<'_> {
     /// Limits memory use to `bytes`, with a small tolerance: the solver rounds, and a placement that fits exactly must stay feasible.
     /// The evaluator counts exactly.
     fn limit(&mut self, used: &LinearExpr, bytes: u64) {

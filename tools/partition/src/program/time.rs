@@ -6,7 +6,7 @@
 //!   blocks, and the copies that do not fit into the rings before their runs, follow one another;
 //! - the disk.
 
-use super::Program;
+use super::IntegerProgram;
 use super::linear::LinearExpr;
 use super::memory_constraints::state_and_workspace;
 use super::order::{PlacementOrder, Transition};
@@ -39,7 +39,7 @@ impl PhaseTime {
 }
 
 /// Adds the time of a phase to the program; `cost` is the objective's factor for a millisecond.
-pub(super) fn add_time_constraints(program: &mut Program, order: &PlacementOrder, phase: Phase, cost: f64) {
+pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &PlacementOrder, phase: Phase, cost: f64) {
     let passes = program.problem.passes(phase) as f64;
     let gpus = program.problem.gpus.len();
     let mut time = PhaseTime {
@@ -86,7 +86,7 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlacementOrder
 }
 
 /// Compute time at a place, including launches.
-fn compute_ms(program: &Program, order: &PlacementOrder, phase: Phase, at: usize) -> LinearExpr {
+fn compute_ms(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, at: usize) -> LinearExpr {
     let (problem, place) = (program.problem, order.places[at]);
     let launch_ms = problem.launch_ms(place) * problem.passes(phase) as f64;
     let mut compute = LinearExpr::default().plus(&order.partitions(program, at), launch_ms);
@@ -100,7 +100,7 @@ fn compute_ms(program: &Program, order: &PlacementOrder, phase: Phase, at: usize
 }
 
 /// Time of state swaps of the blocks at a place, both directions in all passes; adds the copies to GPUs to `links`.
-fn swap_ms(program: &Program, phase: Phase, place: Placement, links: &mut [LinearExpr]) -> LinearExpr {
+fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut [LinearExpr]) -> LinearExpr {
     let problem = program.problem;
     let mut swaps = LinearExpr::default();
     for (region, class) in program.classes() {
@@ -123,7 +123,7 @@ fn swap_ms(program: &Program, phase: Phase, place: Placement, links: &mut [Linea
 }
 
 /// Adds the crossings to the sequence and to the links.
-fn add_crossings(program: &Program, order: &PlacementOrder, phase: Phase, time: &mut PhaseTime) {
+fn add_crossings(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, time: &mut PhaseTime) {
     for transition in &order.inside {
         let blocks = program.regions[transition.region].blocks.clone();
         add_crossing(program, order, phase, time, transition, blocks.start + 1..blocks.end);
@@ -136,7 +136,7 @@ fn add_crossings(program: &Program, order: &PlacementOrder, phase: Phase, time: 
 
 /// Adds the crossings of one transition: the cheapest boundary into any of `blocks`.
 fn add_crossing(
-    program: &Program,
+    program: &IntegerProgram,
     order: &PlacementOrder,
     phase: Phase,
     time: &mut PhaseTime,
@@ -164,7 +164,7 @@ fn add_crossing(
 }
 
 /// Time of the handover of state after the prompt.
-fn handover_ms(program: &Program) -> LinearExpr {
+fn handover_ms(program: &IntegerProgram) -> LinearExpr {
     let mut total = LinearExpr::default();
     for (region, class) in program.classes() {
         for (placement, variable) in &program.counts[region][class] {
@@ -176,7 +176,7 @@ fn handover_ms(program: &Program) -> LinearExpr {
 }
 
 /// Time of the copies of weights to a GPU in all passes.
-fn weight_copies_ms(program: &Program, phase: Phase, gpu: usize) -> LinearExpr {
+fn weight_copies_ms(program: &IntegerProgram, phase: Phase, gpu: usize) -> LinearExpr {
     let passes = program.problem.passes(phase) as f64;
     let mut copies = LinearExpr::default();
     for (region, class) in program.classes() {
@@ -190,7 +190,7 @@ fn weight_copies_ms(program: &Program, phase: Phase, gpu: usize) -> LinearExpr {
 
 /// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable. `sequence`
 /// and `link` include the handover.
-fn add_contention(program: &mut Program, gpu: usize, time: &PhaseTime, sequence: &LinearExpr, link: &LinearExpr) {
+fn add_contention(program: &mut IntegerProgram, gpu: usize, time: &PhaseTime, sequence: &LinearExpr, link: &LinearExpr) {
     let costs = &program.problem.gpus[gpu];
     let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
     let (ms, host) = (&time.ms, &time.host);
@@ -208,7 +208,7 @@ fn add_contention(program: &mut Program, gpu: usize, time: &PhaseTime, sequence:
 
 /// A prompt ends after the last copy, the last streamed block and all blocks after it. The solution decides which region streams last:
 /// the tail of a region is reduced if a later region streams.
-fn add_tail_after_copies(program: &mut Program, phase: Phase, gpu: usize, ms: &LinearExpr, link: &LinearExpr) {
+fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize, ms: &LinearExpr, link: &LinearExpr) {
     let (problem, place) = (program.problem, Placement::Streamed(gpu));
     if phase == Phase::Decode || problem.passes(phase) == 0 {
         return;
@@ -245,7 +245,7 @@ fn add_tail_after_copies(program: &mut Program, phase: Phase, gpu: usize, ms: &L
 /// Limit from the slots: before each of the `runs` of streamed blocks at most one ring of copies can be complete. `total` is the
 /// partition sequence without streamed blocks and all copies.
 fn add_slot_limit(
-    program: &mut Program,
+    program: &mut IntegerProgram,
     gpu: usize,
     phase: Phase,
     ms: &LinearExpr,
@@ -264,7 +264,7 @@ fn add_slot_limit(
     program.model.at_least(ms, &total.plus(runs, -ring_ms));
 }
 
-impl Program<'_> {
+impl IntegerProgram<'_> {
     /// Number of blocks of a class that are streamed to a GPU in a phase.
     fn streamed_count(&self, region: usize, class: usize, phase: Phase, gpu: usize) -> LinearExpr {
         self.count(region, class, |placement| placement.in_phase(phase) == Placement::Streamed(gpu))
@@ -294,7 +294,7 @@ impl Program<'_> {
     }
 }
 
-/// Adds the time of reading the weights that exceed host memory: a lower bound of that of [`crate::Usage::disk_read_bytes`].
+/// Adds the time of reading the weights that exceed host memory: a lower bound of that of [`crate::MemoryUsage::disk_read_bytes`].
 ///
 /// Let W be the packed weights of a phase, G the part of them that is copied to GPUs, B the other demand on host memory, M the memory,
 /// f the share that stays locked, c the share that is decompressed and d the bytes read for each decompressed byte. The program has w
@@ -307,7 +307,7 @@ impl Program<'_> {
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
 /// The evaluator also rounds up the bytes that are read.
-fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
+fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime) {
     let problem = program.problem;
     let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return };
     if !may_read_disk(problem, program.goal.mechanisms) {

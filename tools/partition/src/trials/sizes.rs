@@ -10,7 +10,7 @@ const GIB: u64 = 1 << 30;
 
 /// A machine with one GPU, in 1e9 bytes and 1e12 operations per second.
 #[derive(Clone, Copy)]
-struct Machine {
+struct TrialMachine {
     cpu: (f64, f64),
     gpu: (f64, f64),
     link: f64,
@@ -20,7 +20,7 @@ struct Machine {
     contention: f64,
 }
 
-const DESKTOP: Machine = Machine {
+const DESKTOP: TrialMachine = TrialMachine {
     cpu: (60.0, 0.8),
     gpu: (900.0, 120.0),
     link: 24.0,
@@ -30,7 +30,7 @@ const DESKTOP: Machine = Machine {
     contention: 1.2,
 };
 
-const SERVER: Machine = Machine {
+const SERVER: TrialMachine = TrialMachine {
     cpu: (300.0, 3.0),
     gpu: (4000.0, 700.0),
     link: 50.0,
@@ -77,7 +77,7 @@ fn experts() -> Vec<BlockSpec> {
     blocks
 }
 
-fn problem(blocks: Vec<BlockSpec>, machine: Machine, prompt: u64, new_tokens: u64) -> Problem {
+fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_tokens: u64) -> Problem {
     let ms = |work: Work, (bytes, flops): (f64, f64)| {
         1e3 * (work.bytes as f64 / (bytes * 1e9)).max(work.flops as f64 / (flops * 1e12))
     };
@@ -127,7 +127,7 @@ fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
 #[test]
 fn without_streaming_large_models_are_proven() {
     for blocks in [dense(80), experts()] {
-        let problem = problem(blocks, Machine { ram: None, ..DESKTOP }, 512, 128);
+        let problem = problem(blocks, TrialMachine { ram: None, ..DESKTOP }, 512, 128);
         for objective in [Objective::Decode, Objective::Prefill, Objective::Mixed] {
             let options = options(Mechanisms::ResidentCpu, objective);
             let solution = plan(&problem, &options).unwrap();
@@ -167,7 +167,7 @@ fn the_same_problem_has_the_same_plan() {
 
 #[test]
 fn the_best_placements_differ_and_are_sorted() {
-    let problem = problem(dense(30), Machine { vram: 8 * GIB, ..DESKTOP }, 512, 128);
+    let problem = problem(dense(30), TrialMachine { vram: 8 * GIB, ..DESKTOP }, 512, 128);
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let few = best(&problem, &options, 4).unwrap();
     assert_eq!(few.len(), 4);
@@ -234,7 +234,7 @@ fn a_prompt_that_streams_is_limited_by_the_link() {
 
 #[test]
 fn too_little_host_memory_is_refused_with_the_required_budget() {
-    let mut problem = problem(dense(80), Machine { ram: Some(20 * GIB), disk: None, ..DESKTOP }, 512, 128);
+    let mut problem = problem(dense(80), TrialMachine { ram: Some(20 * GIB), disk: None, ..DESKTOP }, 512, 128);
     for mechanisms in [Mechanisms::ResidentCpu, Mechanisms::All] {
         let options = options(mechanisms, Objective::Decode);
         problem.budget.ram = Some(20 * GIB);

@@ -4,7 +4,7 @@ use super::{Piece, Pieces};
 use hpp_graph::ValueId;
 use hpp_model::{PassSize, PlannedState, symbol_values};
 use hpp_partition::Phase;
-use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill};
+use hpp_schema::probe::{Carried, Case, OutputSpec, Feed, Fill};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
 
 /// Number of runs of a case.
@@ -122,14 +122,14 @@ impl<'a> Sizes<'a> {
     }
 
     /// An output with a known shape; `None` for states that are updated in place, which share the buffer of their past.
-    fn output(&self, id: ValueId) -> Option<Fact> {
+    fn output(&self, id: ValueId) -> Option<OutputSpec> {
         let value = self.pieces.analysis.graph.value(id);
         let shape = match self.pieces.analysis.states.iter().find(|s| s.present == id) {
             Some(s) if matches!(s.state.update, StateUpdate::InPlace { .. }) => return None,
             Some(s) => self.state(&s.state, Moment::After),
             None => self.shape(value.shape.as_ref()),
         };
-        Some(Fact { name: value.name.clone(), dtype: value.dtype?, shape: shape? })
+        Some(OutputSpec { name: value.name.clone(), dtype: value.dtype?, shape: shape? })
     }
 
     fn shape(&self, shape: Option<&Shape>) -> Option<Vec<u64>> {

@@ -5,7 +5,7 @@
 //! Attention from operator set 23 on (`qk_matmul_output_mode = 3`, fourth output), and the masked scores of
 //! MultiHeadAttention (fourth output), whose softmax is added here. Other fused operators do not return them.
 
-use super::find::View;
+use super::find::GraphView;
 use hpp_graph::ops::{is_attention, is_standard};
 use hpp_graph::{Graph, Node, NodeId, ValueId};
 use hpp_onnx::proto::attribute_proto::AttributeType;
@@ -38,7 +38,7 @@ enum How {
 }
 
 /// Finds a layer's attention weights; `None` if the layer has no attention, a reason if its weights cannot be observed.
-pub(super) fn attention(view: View, nodes: &[NodeId]) -> Result<Option<Seen>, String> {
+pub(super) fn attention(view: GraphView, nodes: &[NodeId]) -> Result<Option<Seen>, String> {
     let mut found = Vec::new();
     for id in nodes {
         if let Some(seen) = fused(view, *id)? {
@@ -53,7 +53,7 @@ pub(super) fn attention(view: View, nodes: &[NodeId]) -> Result<Option<Seen>, St
     }
 }
 
-fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
+fn fused(view: GraphView, id: NodeId) -> Result<Option<Seen>, String> {
     let node = view.node(id);
     let how = match (node.op_type.as_str(), node.domain.as_str()) {
         ("GroupQueryAttention", "com.microsoft") if node.int("sliding_window_cache") == Some(1) => {
@@ -84,7 +84,7 @@ fn keeps_weights(node: &Node) -> bool {
 }
 
 /// The output of a softmax over scores from a product of two activations.
-fn softmax(view: View, id: NodeId) -> Option<ValueId> {
+fn softmax(view: GraphView, id: NodeId) -> Option<ValueId> {
     let node = view.node(id);
     let (scores, weights) = ((*node.inputs.first()?)?, (*node.outputs.first()?)?);
     let rank = view.rank(weights)?;

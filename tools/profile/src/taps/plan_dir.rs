@@ -27,7 +27,7 @@ pub enum PlanDirError {
     #[error("cannot make {name}")]
     Extract { name: String, source: Box<hpp_onnx::ExtractError> },
     #[error("cannot provide the weights")]
-    Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
+    ReferencedModel(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot provide the weights: {location} lies outside the model's directory and cannot be linked ({why})")]
     NotLinkable { location: String, why: String },
     #[error(transparent)]
@@ -56,24 +56,24 @@ impl PlanDirError {
 }
 
 /// A model whose weights plans can reference.
-pub(crate) struct Weights {
+pub(crate) struct ReferencedModel {
     /// The model without large embedded weights.
     pub model: Model,
     /// The directory that its locations are relative to, without symlinks.
     pub dir: PathBuf,
 }
 
-impl Weights {
+impl ReferencedModel {
     /// Uses the model's directory; or `work`, if weights are embedded in the model file or links lead out of its directory.
     pub fn reach(model: &Model, work: &Path) -> Result<Self, PlanDirError> {
         let own = real(model.dir())?;
         let files = &model.weights().files;
         if files.is_empty() && needs_externalising(model) {
             let moved = externalise(model, work, WEIGHTS_FILE).map_err(|e| PlanDirError::Weights(Box::new(e)))?;
-            return Ok(Weights { model: moved, dir: real(work)? });
+            return Ok(ReferencedModel { model: moved, dir: real(work)? });
         }
         if files.iter().all(|file| file.path.starts_with(&own)) {
-            return Ok(Weights { model: model.clone(), dir: own });
+            return Ok(ReferencedModel { model: model.clone(), dir: own });
         }
         for file in files {
             match link(file, work).map_err(|e| PlanDirError::Weights(Box::new(e)))? {
@@ -83,7 +83,7 @@ impl Weights {
                 LinkOutcome::AlreadyThere | LinkOutcome::HardLink | LinkOutcome::Clone => {}
             }
         }
-        Ok(Weights { model: model.clone(), dir: real(work)? })
+        Ok(ReferencedModel { model: model.clone(), dir: real(work)? })
     }
 }
 

@@ -151,8 +151,8 @@ fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::BlockSpec> {
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario)
 }
 
-fn timing(ms: f64) -> Timing {
-    Timing { runs: 3, median_ms: ms, p10_ms: ms, p90_ms: ms }
+fn timing(ms: f64) -> TimingStats {
+    TimingStats { runs: 3, median_ms: ms, p10_ms: ms, p90_ms: ms }
 }
 
 fn costs(provider: Provider, ms: f64) -> ProviderCosts {

@@ -8,7 +8,7 @@ use crate::runtime::OrtBackend;
 use hpp_engine::port::Backend;
 use hpp_engine::{CacheFlusher, PartitionBench};
 use hpp_schema::probe::{PartitionProbe, Reply};
-use hpp_schema::{Provider, Timing, error_line};
+use hpp_schema::{Provider, TimingStats, error_line};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
@@ -66,10 +66,10 @@ pub(super) fn flusher<'a>(
 }
 
 /// Median and 10 % and 90 % quantiles of these runs.
-pub(super) fn timing(runs: &[Duration]) -> Timing {
+pub(super) fn timing(runs: &[Duration]) -> TimingStats {
     let mut times: Vec<f64> = runs.iter().map(|time| millis(*time)).collect();
     times.sort_by(f64::total_cmp);
-    Timing {
+    TimingStats {
         runs: u32::try_from(times.len()).unwrap_or(u32::MAX),
         median_ms: quantile(&times, 0.5),
         p10_ms: quantile(&times, 0.1),

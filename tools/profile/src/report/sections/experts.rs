@@ -1,11 +1,11 @@
 //! Section: how often tokens are routed to each expert, and the hit rates of expert caches with three policies.
 
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{count, label, percent, plain};
-use crate::report::palette::{AMBER, BLUE, GREEN, HEAT, Look, Shape};
+use crate::report::palette::{AMBER, BLUE, GREEN, HEAT, Look, MarkerShape};
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::{NAME, View};
+use crate::report::view::{NAME, ReportView};
 use hpp_schema::ExpertStatistics;
 
 /// Most cells in a row and in a column of the heat map.
@@ -19,11 +19,11 @@ const SIZES: usize = 32;
 /// Hit rate of a useful cache.
 const USEFUL: f64 = 0.9;
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.experts.as_slice()) {
-        None => vec![Part::Absent("No corpus was run, so nothing is known of experts.".to_owned())],
-        Some([]) => vec![Part::Absent("This model routes no tokens to experts.".to_owned())],
-        Some(layers) => vec![Part::Figure(heat_map(layers)), Part::Figure(hit_rates(layers))],
+        None => vec![SectionItem::Absent("No corpus was run, so nothing is known of experts.".to_owned())],
+        Some([]) => vec![SectionItem::Absent("This model routes no tokens to experts.".to_owned())],
+        Some(layers) => vec![SectionItem::Figure(heat_map(layers)), SectionItem::Figure(hit_rates(layers))],
     }
 }
 
@@ -153,10 +153,10 @@ struct Policy {
 }
 
 const POLICIES: [Policy; 3] = [
-    Policy { name: "best possible", look: Look(GREEN, Shape::Diamond), hits: |layer| layer.oracle_hits.clone() },
+    Policy { name: "best possible", look: Look(GREEN, MarkerShape::Diamond), hits: |layer| layer.oracle_hits.clone() },
     // A cache of n experts hits visits with a reuse distance below n.
-    Policy { name: "least recently used", look: Look(BLUE, Shape::Circle), hits: |layer| sums(&layer.reuse_distances) },
-    Policy { name: "the busiest, fixed", look: Look(AMBER, Shape::Square), hits: fixed },
+    Policy { name: "least recently used", look: Look(BLUE, MarkerShape::Circle), hits: |layer| sums(&layer.reuse_distances) },
+    Policy { name: "the busiest, fixed", look: Look(AMBER, MarkerShape::Square), hits: fixed },
 ];
 
 /// Prefix sums.

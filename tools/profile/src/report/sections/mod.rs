@@ -15,14 +15,14 @@ mod sensitivity;
 mod sweep;
 
 use super::ReportInput;
-use super::figure::{Part, Section};
-use super::view::View;
+use super::figure::{SectionItem, Section};
+use super::view::ReportView;
 
 /// The part above all sections: model, machine, settings and summary.
 pub use head::html as opening;
 
 /// All sections with content, and a last one that lists the others with the reasons.
-pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
+pub fn all(view: &ReportView<'_>, input: &ReportInput<'_>) -> Vec<Section> {
     let (mut sections, mut missing) = (Vec::new(), Vec::new());
     for (id, title, parts) in [
         ("blocks", "Blocks by time and bytes", blocks::parts(view)),
@@ -44,7 +44,7 @@ pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
         }
     }
     if !missing.is_empty() {
-        let parts = vec![Part::List(missing)];
+        let parts = vec![SectionItem::List(missing)];
         sections.push(Section { id: "not-measured", title: "Not in this profile", parts });
     }
     sections

@@ -2,26 +2,26 @@
 
 use crate::report::Sweep;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{bytes, count, label, plain, time};
-use crate::report::palette::{BLUE, GREEN, Ink, Look, Shape};
+use crate::report::palette::{BLUE, GREEN, Ink, Look, MarkerShape};
 use crate::report::panel::{Mark, Panel, curve};
-use crate::report::view::View;
+use crate::report::view::ReportView;
 use hpp_partition::{Phase, Solution, SweepPoint, Placement};
 
-pub fn parts(view: &View<'_>, sweep: &Sweep) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>, sweep: &Sweep) -> Vec<SectionItem> {
     let (points, load, gpu) = match sweep {
-        Sweep::Absent(why) => return vec![Part::Absent(label(why, 400))],
+        Sweep::Absent(why) => return vec![SectionItem::Absent(label(why, 400))],
         Sweep::Done { points, load, gpu } => (points, load, gpu),
     };
     let plans = Plans::of(points);
     if plans.solved.is_empty() {
         let why = points.iter().find_map(|point| point.solution.as_ref().err());
         let why = why.map_or("No budget was tried.".to_owned(), |why| format!("Nothing fits any budget tried: {why}."));
-        return vec![Part::Absent(why)];
+        return vec![SectionItem::Absent(why)];
     }
     let prompt = count(load.prompt_tokens, "token", "tokens");
-    vec![Part::Figure(Figure {
+    vec![SectionItem::Figure(Figure {
         id: "fig-sweep",
         title: format!("Predicted speed against memory of {}", label(gpu, 40)),
         caption: format!(
@@ -80,7 +80,7 @@ impl<'a> Plans<'a> {
         let values: Vec<(f64, f64)> = self.solved.iter().map(|(vram, plan)| (*vram, read(plan))).collect();
         let (x, y) = (self.budgets(), Axis::from_zero(unit, values.iter().map(|(_, value)| *value)));
         let text = format!("{title}: {unit} by {}.", x.name);
-        Panel::new(title, text, x, y, curve(values, Look(GREEN, Shape::Circle)).into())
+        Panel::new(title, text, x, y, curve(values, Look(GREEN, MarkerShape::Circle)).into())
     }
 
     fn places(&self, blocks: usize) -> Panel {

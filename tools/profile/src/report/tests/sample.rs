@@ -190,7 +190,7 @@ impl Sample {
                     let failure = (fails && class == 2 && *tokens == 512 && phase == Phase::Prefill)
                         .then(|| "out of memory: 1.2 GiB asked for, 0.9 GiB free".to_owned());
                     let time = ms(class, provider, phase, *tokens);
-                    let timing = Timing { runs: 20, median_ms: time, p10_ms: 0.97 * time, p90_ms: 1.08 * time };
+                    let timing = TimingStats { runs: 20, median_ms: time, p10_ms: 0.97 * time, p90_ms: 1.08 * time };
                     let single = failure.is_none().then_some(timing);
                     CostPoint { tokens: *tokens, ms: single.map(|t| t.median_ms), single, run: single, failure }
                 };

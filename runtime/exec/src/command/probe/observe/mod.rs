@@ -19,7 +19,7 @@ use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::runtime::OrtBackend;
 use collector::Collector;
-use corpus::Corpus;
+use corpus::CorpusEncoder;
 use hpp_engine::{Engine, EngineError, LogitRows, Logits, StepInput};
 use hpp_generate::sampling::greedy;
 use hpp_generate::{PlanFile, check_language_model};
@@ -38,7 +38,7 @@ pub(crate) fn run(
 ) -> Result<(), ExecError> {
     let plan = PlanFile::open(&probe.plan)?;
     check_language_model(&plan.plan)?;
-    let corpus = Corpus::open(&plan, &probe.prompts)?;
+    let corpus = CorpusEncoder::open(&plan, &probe.prompts)?;
     let mut engine = match session.observed.0.take().filter(|engine| *engine.plan() == plan.plan) {
         Some(engine) => engine,
         None => load(session, &plan)?,
