@@ -1,4 +1,4 @@
-//! Typed indices, and tables indexed by them: a stage cannot be taken for a session, nor a state for a boundary.
+//! Typed indices and vectors indexed by them, so that a stage's index cannot be used for a session, nor a state's for a boundary.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};

@@ -1,5 +1,5 @@
-//! Boundaries: the tensors that one partition leaves for later ones, in every memory that reads them. Boundaries that are never needed at
-//! the same time share buffers.
+//! Boundaries: the tensors that one partition produces for later ones, with a buffer in every memory that reads them. Boundaries that are
+//! never live at the same time share buffers.
 
 use super::{BindingKey, Buffer, BufferId, BufferPool, about, size_of};
 use crate::error::{BackendError, EngineError};
@@ -12,7 +12,7 @@ use hpp_schema::DType;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// What is known of a boundary before a pass.
+/// The part of a boundary that is known before a pass.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundaryLayout {
     pub name: String,

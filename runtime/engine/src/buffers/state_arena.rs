@@ -34,7 +34,7 @@ impl Drop for ArenaRow {
 }
 
 impl<B: Backend> StateArena<B> {
-    /// Reserves buffers for so many sequences. The host allocates their pages when they are first written.
+    /// Reserves buffers with one row per sequence. The system allocates their pages when they are first written.
     pub fn new(layouts: &IndexVec<StateId, StateLayout>, pool: &BufferPool<B>, rows: u64) -> Result<Self, EngineError> {
         let reserve = |layout: &StateLayout| {
             let row_bytes = size_of(&layout.past, layout.dtype, &layout.full)?;

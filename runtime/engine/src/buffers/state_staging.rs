@@ -1,8 +1,8 @@
-//! Staging of states that lie in one memory and are updated in another: copied to a staging buffer before a run and back after it.
+//! Staging of states that lie in one memory and are updated in another: a copy to a staging buffer before a run, and back after it.
 //!
-//! Where a state is updated away from its home memory in both phases, all stages share the staging buffers, so that the device holds
-//! the states of one stage at a time. Where that is so in one phase only, each state has a staging buffer of its own: it is copied
-//! there and back once for all passes of a prompt.
+//! If both phases update a state away from its home memory, all stages share the staging buffers, so the device holds the states of
+//! one stage at a time. If only one phase does, each state has a staging buffer of its own and is copied there and back once for all
+//! passes of a prompt.
 
 use super::{BindingKey, Buffer, BufferPool, StateLayout, about, size_of};
 use crate::error::EngineError;

@@ -1,4 +1,4 @@
-//! Once all sessions are loaded: locks part of the streamed weights in host memory and starts to stream the rest.
+//! The last step of loading: locks part of the streamed weights in host memory and starts to stream the rest.
 
 use crate::error::EngineError;
 use crate::ids::Id;

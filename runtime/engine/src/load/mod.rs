@@ -1,4 +1,4 @@
-//! Loading: from a plan and a directory to an engine, with everything checked that can be checked before the first token.
+//! Loading: turns a plan and a directory into an engine, and checks everything that can be checked before the first token.
 
 mod files;
 mod lock;

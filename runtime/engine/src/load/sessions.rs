@@ -1,4 +1,4 @@
-//! Loading the sessions of a plan, and resolving them to stages.
+//! Loads the sessions of a plan and resolves them to stages.
 
 use super::files;
 use crate::cancel::CancelHandle;

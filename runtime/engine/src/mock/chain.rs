@@ -1,7 +1,7 @@
-//! Made-up models for tests of time and placement: a chain of partitions on devices, each of which takes as long as a test says.
+//! Synthetic models for tests of timing and placement: a chain of partitions on devices, with run times that the test sets.
 //!
-//! The engine loads and runs them as it does any plan. What they compute is as little as shows whether every token, state and
-//! weight was where it belonged ([`Chain::scores`]).
+//! The engine loads and runs them like any plan. They compute just enough to show whether every token, state and weight was in its
+//! place ([`Chain::scores`]).
 
 mod kernel;
 
@@ -18,11 +18,11 @@ use std::time::Duration;
 pub struct ChainPart {
     /// `None` on the host, `Some(n)` on `gpu<n>`, whose memory is number `n + 1`.
     pub gpu: Option<usize>,
-    /// What a run takes with so many tokens.
+    /// Duration of a run, by its number of tokens.
     pub takes: Rc<dyn Fn(u64) -> Duration>,
     /// Its weights, where they are inputs; else they are constants of its own.
     pub inputs: Option<ChainInputs>,
-    /// How it computes while the prompt is taken in, where that is otherwise.
+    /// How it computes in prefill, if that differs.
     pub prefill: Option<ChainVariant>,
     /// Tensors that enter it from the partition before, at least one; nothing enters the first.
     pub enters: usize,
@@ -48,7 +48,7 @@ pub struct ChainVariant {
     pub takes: Rc<dyn Fn(u64) -> Duration>,
     /// As in [`ChainPart`].
     pub inputs: Option<ChainInputs>,
-    /// Whether it is another than the part's own.
+    /// Whether it differs from the part's own.
     pub other: bool,
 }
 
@@ -89,7 +89,7 @@ pub struct Chain {
 
 /// Scores for each token.
 const VOCABULARY: u64 = 16;
-/// What enters and what leaves, as a plan describes it.
+/// The model's inputs and outputs, as a plan describes them.
 const IDS: &str = "name: input_ids, dtype: int64, shape: [batch, seq]";
 const POSITIONS: &str = "name: position_ids, dtype: int64, shape: [batch, seq]";
 const SCORES: &str = "name: logits, dtype: float32, shape: [batch, seq, 16]";
@@ -359,7 +359,7 @@ fn present(number: usize, state: usize) -> String {
     format!("present{number}_{state}")
 }
 
-/// What a plan remembers of a file that is small.
+/// The plan's record of a small file.
 fn record(path: &str, role: &str, contents: &[u8]) -> String {
     let bytes = contents.len() as u64;
     let mut hasher = blake3::Hasher::new();

@@ -57,17 +57,17 @@ struct World {
 }
 
 impl MockBackend {
-    /// A machine with nothing on it.
+    /// A machine without files.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What a file of this name holds.
+    /// Sets the contents of a file.
     pub fn model(&self, file: &str, model: MockModel) {
         self.0.models.borrow_mut().insert(file.to_owned(), model);
     }
 
-    /// The weights of a file of this name are read from the disk before each run, in chunks of so many bytes.
+    /// Streams the weights of a file from the disk before each run, in chunks of these sizes, bytes.
     pub fn streams(&self, file: &str, chunks: Vec<u64>) {
         self.0.streamed.borrow_mut().insert(file.to_owned(), chunks);
     }
@@ -77,12 +77,12 @@ impl MockBackend {
         &self.0.disk
     }
 
-    /// Most host memory from now on, bytes.
+    /// Sets the host memory limit, bytes.
     pub fn limit_memory(&self, bytes: u64) {
         self.0.memory_limit.set(Some(bytes));
     }
 
-    /// Takes a provider away.
+    /// Makes a provider unavailable.
     pub fn without(&self, provider: Provider) {
         self.0.absent.borrow_mut().push(provider);
     }
@@ -108,12 +108,12 @@ impl MockBackend {
         self.0.queues.waits()
     }
 
-    /// What copies and reads from one memory to another cost from now on; nothing where this was never said.
+    /// Sets the cost of copies and reads from one memory to another; they are free by default.
     pub fn link(&self, from: MemoryId, to: MemoryId, cost: LinkCost) {
         self.0.links.set(from, to, cost);
     }
 
-    /// Host memory that can be pinned at once, bytes; none where this was never said.
+    /// Sets how much host memory can be pinned at once, bytes; none by default.
     pub fn can_pin(&self, bytes: u64) {
         self.0.pinnable.set(bytes);
     }
@@ -123,7 +123,7 @@ impl MockBackend {
         (self.0.pinned.get(), self.0.held.borrow().clone())
     }
 
-    /// A memory has room for so many more bytes from now on.
+    /// Limits how many more bytes a memory has room for.
     pub fn limit_device(&self, memory: MemoryId, bytes: u64) {
         self.0.memory_left.borrow_mut().insert(memory, Rc::new(Cell::new(bytes)));
     }

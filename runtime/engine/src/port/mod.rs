@@ -1,4 +1,4 @@
-//! The ports: what the engine needs from whatever runs its partitions. They name no library.
+//! The ports: the traits through which the engine runs partitions. They name no library.
 //!
 //! Two crates implement them: `hpp-backend` over ONNX Runtime, and the mock of this crate (feature `mock`), which checks the
 //! contracts written here.
@@ -191,7 +191,7 @@ pub trait Backend: Clone {
     fn name_mapped_files(&self, _files: &[&Path]) {}
     /// Memory that this process and the devices use.
     fn memory_use(&self) -> MemoryUse;
-    /// Most host memory this process may use, where the system tells.
+    /// Most host memory this process may use, if the system reports it.
     fn memory_limit(&self) -> Option<u64> {
         None
     }
@@ -258,9 +258,9 @@ pub trait Control: Clone + Send + Sync + 'static {
 /// Memory that this process and the devices use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Peak resident set size, bytes, where the system tells.
+    /// Peak resident set size, bytes, if the system reports it.
     pub peak_resident: Option<u64>,
-    /// Resident set size now, bytes, where the system tells.
+    /// Resident set size now, bytes, if the system reports it.
     pub resident: Option<u64>,
     /// One entry for each device in use.
     pub devices: Vec<DeviceMemoryInfo>,
@@ -271,8 +271,8 @@ pub struct MemoryUse {
 pub struct DeviceMemoryInfo {
     /// The device, in the backend's words.
     pub name: String,
-    /// Bytes that the engine's tensors and weights take there, where the device tells.
+    /// Bytes that the engine's tensors and weights take there, if the device reports it.
     pub used: Option<u64>,
-    /// All it has, where the device tells.
+    /// Total bytes, if the device reports it.
     pub total: Option<u64>,
 }

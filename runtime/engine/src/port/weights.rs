@@ -53,7 +53,7 @@ pub trait WeightPager {
     fn prefetch(&mut self, _chunk: usize) -> Result<(), BackendError> {
         Ok(())
     }
-    /// Waits until a chunk is in memory; when it was read.
+    /// Waits until a chunk is in memory; returns the interval of its read.
     fn wait(&mut self, _chunk: usize) -> Result<Interval, BackendError> {
         Ok(Interval::default())
     }
@@ -75,13 +75,13 @@ pub struct WeightLocation {
 /// How the host keeps weights that are copied to a device: some in pinned memory, the rest in their files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCopy {
-    /// Most bytes in pinned memory, as far as there is room.
+    /// Most bytes in pinned memory.
     pub pinned: u64,
     /// Whether reads bypass the page cache.
     pub bypass_page_cache: bool,
 }
 
-/// Weights that runs from now on find on their device.
+/// The result of an upload that later runs can rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uploaded {
     /// When they were copied.

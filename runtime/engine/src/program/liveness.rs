@@ -1,4 +1,4 @@
-//! Which boundaries may share buffers: those that are never needed at the same time, as registers are allocated by a linear scan.
+//! Liveness of boundaries: those that are never live at the same time share buffers (linear-scan allocation).
 
 use super::schedule::ScheduledOp;
 use super::stage::{InputSource, OutputSink, Stage};

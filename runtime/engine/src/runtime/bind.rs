@@ -1,4 +1,4 @@
-//! Binding one item of a pass at one stage, and taking what its run leaves.
+//! Binds one item of a pass at one stage, and takes the outputs of its run.
 
 use super::pass::{PassItem, PassRunner};
 use super::sequence::StageBinding;

@@ -1,4 +1,4 @@
-//! The runtime: everything that a pass changes, and the operations on it. What they follow is the [`Program`].
+//! The runtime: everything that a pass changes, and the operations on it. The immutable part is the [`Program`].
 
 mod bind;
 mod infer;
@@ -45,7 +45,7 @@ pub(crate) struct Runtime<B: Backend> {
     pub taps: Taps,
     /// Sequences whose states fit the memory budget together.
     pub max_sequences: u64,
-    /// Bytes on their way from a device to the caller.
+    /// Staging for logits on their way from a device to the caller.
     pub scratch: Vec<u8>,
     /// Fails if a file that sessions read is written to.
     pub watch: FileWatch,

@@ -24,7 +24,7 @@ pub(crate) struct Recorder {
     pending: VecDeque<(TimingToken, DeviceEvent)>,
 }
 
-/// Something that may run asynchronously on a device.
+/// An operation that may run asynchronously on a device.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DeviceEvent {
     /// A stage's run.

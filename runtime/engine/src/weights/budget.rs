@@ -24,7 +24,7 @@ pub(crate) struct HostMemoryBudget {
     reserved: u64,
 }
 
-/// What else than weights is in host memory, bytes.
+/// Host memory in use apart from weights, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HostMemoryInUse {
     /// The resident set of the process once sessions are loaded, if the system reports it.
@@ -112,8 +112,8 @@ impl HostMemoryBudget {
         }
     }
 
-    /// Most bytes of streamed weights that are in memory or being read; 0 disables prefetching. `is_fallback` tells for each
-    /// partition whether it was planned for a GPU and streams on the host instead.
+    /// Most bytes of streamed weights that are in memory or being read; 0 disables prefetching. `is_fallback`: for each
+    /// partition, whether it was planned for a GPU and streams on the host instead.
     pub fn window(&self, plan: &Plan, is_fallback: &[bool]) -> u64 {
         self.window_beside(plan, &fallen_back(plan, is_fallback))
     }
@@ -144,7 +144,7 @@ impl HostMemoryBudget {
     }
 
     /// Bytes of weights to lock in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
-    /// activations and the window. If the system does not report the resident set, what the plan says.
+    /// activations and the window; the plan's number if the system does not report the resident set.
     fn locked_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
         let Some(limit) = self.limit else { return wanted };
         let Some(rss) = in_use.rss else {

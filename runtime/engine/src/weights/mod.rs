@@ -44,10 +44,10 @@ pub(crate) trait WeightTier<B: Backend> {
     fn awaited(&self) -> Awaited;
 }
 
-/// Who waited for the weights of a stage.
+/// What waited for the weights of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
-    /// Nobody: the run needed no fetch.
+    /// Nothing: the run needed no fetch.
     Nobody,
     /// The caller, if the fetch had not ended before.
     Caller,

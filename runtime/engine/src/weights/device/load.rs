@@ -12,10 +12,10 @@ use crate::reporter::{Reporter, listed};
 use hpp_schema::{ByteSize, PartitionVariant, Plan, Residency, WeightInput, in_slot};
 use std::path::Path;
 
-/// Slots of a ring that the plan did not ask for.
+/// Slots of a ring that the plan does not have.
 const DEFAULT_SLOTS: u32 = 2;
 
-/// What the device tier is made from.
+/// The inputs of [`DeviceTier::load`].
 pub(crate) struct DeviceTierConfig<'a> {
     pub plan: &'a Plan,
     /// The plan's directory.
