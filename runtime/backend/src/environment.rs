@@ -75,7 +75,7 @@ pub(crate) struct SharedRuntime {
     wait_each_run: bool,
     /// Streams of CUDA devices by number, or why there are none.
     streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
-    /// Whether each device computes in 16-bit floating point, as far as it was asked.
+    /// Whether each device computes in 16-bit floating point; only devices that were tested have an entry.
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
     pub log: Arc<Log>,
 }

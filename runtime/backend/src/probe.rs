@@ -1,5 +1,5 @@
-//! Two uses of a session that adds a number to itself. One tests whether a device computes in float16 before a model is loaded there: some
-//! devices accept a session and fail at its first run, when it is too late to choose another. The other shrinks the host's arena.
+//! A tiny test session that adds a number to itself. It tests whether a device computes in float16 before a model is loaded there,
+//! because some devices accept a session and fail at its first run, too late to choose another. It also shrinks the host's arena.
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 

@@ -65,7 +65,7 @@ impl<B: Backend> PartitionBench<B> {
         self.load
     }
 
-    /// Runs a case: `warmup` runs that do not count, then runs that do, as many as the budget allows. With an flusher, other
+    /// Runs a case: `warmup` runs that do not count, then runs that do, as many as the budget allows. With a flusher, other
     /// memory is read before each.
     pub fn case(&mut self, case: &Case, mut flusher: Option<&mut CacheFlusher<B>>) -> Result<RunTimes, EngineError> {
         // Before this case reserves memory: the memory of the previous case would count as its own.

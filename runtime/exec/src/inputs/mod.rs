@@ -1,4 +1,4 @@
-//! NamedTensors tensors for a model's inputs: checks given ones and reports all problems at once, makes random ones from a seed.
+//! Named tensors for a model's inputs: checks those that the user gives and reports all problems at once, or makes random ones from a seed.
 
 mod random;
 

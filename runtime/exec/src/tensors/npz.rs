@@ -1,4 +1,4 @@
-//! NamedTensors arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
+//! Named arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
 
 use super::npy;
 use hpp_engine::HostTensor;

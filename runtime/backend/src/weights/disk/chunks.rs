@@ -1,4 +1,4 @@
-//! How a session's weights are divided into chunks, in which order they are locked, and where each read goes.
+//! Divides a session's weights into chunks, in the order in which they are locked, and plans where each read goes.
 
 use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, RegionPart};
 use super::mapping::Mapping;

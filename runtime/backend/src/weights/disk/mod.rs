@@ -46,7 +46,7 @@ use usage_probe::UsageProbe;
 /// Whether weights can be streamed from disk on this system.
 pub(crate) const POSSIBLE: bool = true;
 
-/// What all streamed sessions of a backend share. The reader starts when the first session needs it.
+/// The reader, page pool and open files that all streamed sessions of a backend share. The reader starts with the first session.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
     reader: Rc<OnceCell<Rc<Reader>>>,
@@ -168,7 +168,7 @@ impl PendingWeights {
 }
 
 impl SessionWeights {
-    /// Whether the weights stay where they are, so that no run needs a fetch or a release.
+    /// Whether the weights need no management: no run needs a fetch or a release.
     pub fn is_unmanaged(&self) -> bool {
         matches!(self, SessionWeights::InMemory)
     }

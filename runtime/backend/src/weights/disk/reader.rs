@@ -29,7 +29,7 @@ const THREADS: usize = 4;
 /// Reads files in the background, in the order of requests.
 pub(crate) struct Reader {
     requests: Option<Sender<ReadRequest>>,
-    /// Of a reader with io_uring.
+    /// Wakes the thread of a reader with io_uring.
     wake: Option<Arc<Wake>>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,

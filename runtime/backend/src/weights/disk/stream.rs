@@ -1,4 +1,4 @@
-//! The weights of one session: those locked in memory, and the chunks of the rest, which are read before each run.
+//! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
 
 use super::chunks::{ChunkRead, Files, in_huge_pages, joined, lock_order, reads};
 use super::compressed::CompressedRegion;
@@ -26,7 +26,7 @@ pub(crate) struct StreamedWeights {
     unlocked: Option<io::Error>,
 }
 
-/// What a session's weights share with those of other sessions: the reader, the page pool and the open files.
+/// The reader, the page pool and the open files, which all sessions share.
 pub(super) struct StreamingIo {
     pub reader: Rc<Reader>,
     pub pool: Rc<PagePool>,
@@ -129,7 +129,7 @@ impl StreamedWeights {
         }
     }
 
-    /// Waits for a chunk; when it was read, by the clock `now`.
+    /// Waits for a chunk; returns the interval of its read, by the clock `now`.
     pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
         let chunk = &mut self.chunks[chunk];
         let ChunkState::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };

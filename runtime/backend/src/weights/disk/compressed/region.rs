@@ -27,7 +27,7 @@ pub(crate) struct CompressedRegion {
 pub(super) enum Code {
     /// Every float32 in the same encoding.
     Words(Word),
-    /// `lead` bytes uncompressed; the sums and scales of a layout, of which only the scales are stored; the rest uncompressed.
+    /// `lead` bytes uncompressed; the sums and scales of a layout, stored as the scales alone; the rest uncompressed.
     Sums { lead: usize, layout: SumLayout, scales: Word },
 }
 
