@@ -156,7 +156,7 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     if run.session.is_some() {
         if !may_chat || run.embeddings.is_some() || matches!(prompt, PromptSource::Tokens(_)) {
             let hint = "leave --json, --logits, --inputs, --embeddings and --tokens out";
-            return Err(usage("--session answers text with text", hint));
+            return Err(usage("--session keeps a conversation of text", hint));
         }
         run.answer.chat = true;
     }

@@ -159,7 +159,7 @@ pub enum ServeError {
         source: io::Error,
     },
     /// An origin is no HTTP header value.
-    #[error("{0:?} is no origin of a page, such as http://localhost:3000")]
+    #[error("{0:?} is not an origin of a page, such as http://localhost:3000")]
     Origin(String),
     /// The thread of an engine ended while it loaded.
     #[error("the engine's thread ended while it loaded")]

@@ -145,7 +145,7 @@ impl Metrics {
             "Prompt tokens of requests that were started",
             this.prompt_tokens.clone(),
         );
-        registry.register("hpp_cached_tokens", "Prompt tokens whose states were kept", this.cached_tokens.clone());
+        registry.register("hpp_cached_tokens", "Prompt tokens whose states were reused", this.cached_tokens.clone());
         registry.register("hpp_generated_tokens", "Generated tokens", this.generated_tokens.clone());
         registry.register("hpp_passes", "Passes over the weights", this.passes.clone());
         let help = "Tokens computed as rows of a batch of several requests";
@@ -221,12 +221,12 @@ impl CacheFamilies {
         registry.register("hpp_kv_pages", "KV pages in a tier; those in RAM may be on disk too", self.pages.clone());
         registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
         registry.register("hpp_kv_misses", "KV pages that prompts had to compute", self.misses.clone());
-        registry.register("hpp_kv_evictions", "KV pages that left a tier to make room", self.evictions.clone());
-        registry.register("hpp_kv_refused", "KV pages that found no room", self.refused.clone());
+        registry.register("hpp_kv_evictions", "KV pages evicted from a tier", self.evictions.clone());
+        registry.register("hpp_kv_refused", "KV pages that were not kept for lack of room", self.refused.clone());
         registry.register("hpp_kv_written_pages", "KV pages written to disk", self.written.clone());
         registry.register("hpp_kv_read_pages", "KV pages read from disk", self.read.clone());
         let read_seconds = self.read_seconds.clone();
-        registry.register_with_unit("hpp_kv_read_time", "Time of these reads, added up", Unit::Seconds, read_seconds);
+        registry.register_with_unit("hpp_kv_read_time", "Total time of the reads", Unit::Seconds, read_seconds);
         registry.register("hpp_kv_errors", "Reads and writes of KV pages that failed", self.errors.clone());
     }
 }

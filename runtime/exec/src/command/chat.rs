@@ -52,12 +52,12 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         };
         if is_other_kind {
             return Err(ExecError::Usage {
-                message: "this session was made with a model with a chat template, and this one has none, or the other way round".to_owned(),
+                message: "this session belongs to a model with a chat template, and this model has none, or vice versa".to_owned(),
                 hint: "use another --session name with this model".to_owned(),
             });
         }
         let messages = transcript.resume(said);
-        ctx.console.info(&format!("the conversation goes on after {}", counted(messages as u64, "message")));
+        ctx.console.info(&format!("continuing the conversation after {}", counted(messages as u64, "message")));
     }
     let context = context_length(&plan, &settings.run.runtime);
     let file = session.map(|session| session.file);

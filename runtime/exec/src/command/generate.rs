@@ -34,7 +34,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         false => PromptFormat::Plain,
     };
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format, &|| {
-        ctx.console.warn("the prompt is empty: what follows is not an answer to anything");
+        ctx.console.warn("the prompt is empty: the model generates text from nothing");
     })?;
     check_prompt(&prompt, context_length(&plan, &settings.run.runtime))?;
     let request = request(settings, &plan, &encoder, prompt)?;
@@ -72,7 +72,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let has_template = plan.plan.generation.as_ref().is_some_and(|generation| generation.chat_template.is_some());
     let is_empty = generated.finish_reason == FinishReason::Eos && generated.text.as_deref().is_some_and(str::is_empty);
     if is_empty && has_template && !settings.run.answer.chat {
-        ctx.console.info("hint: the model ended the text at once; --chat asks it as its chat template does");
+        ctx.console.info("hint: the model ended the text at once; --chat formats the prompt with its chat template");
     }
     Ok(code)
 }

@@ -51,7 +51,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         grace: Duration::from_secs(args.grace),
     };
     if !args.host.is_loopback() && settings.api_keys.is_empty() {
-        ctx.console.warn("everyone who reaches this address may use the server: --api-key asks for a key");
+        ctx.console.warn("anyone who can reach this address may use the server: require a key with --api-key");
     }
     watch(ctx, &shutdown, args.grace);
     let console = Arc::clone(ctx.console);
@@ -171,7 +171,7 @@ fn watch(ctx: &CommandContext<'_>, shutdown: &Shutdown, grace: u64) {
         }
         let seconds = counted(grace, "second");
         console.info(&format!(
-            "taking no more requests; those in progress have {seconds}, Ctrl-C again ends them at once"
+            "taking no more requests; those in progress have {seconds} to finish, Ctrl-C again ends them at once"
         ));
         shutdown.request();
     });
