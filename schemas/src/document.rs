@@ -98,7 +98,11 @@ pub(crate) struct DocumentFormat {
 
 /// Reads a file of this format. `more` checks rules that the schema cannot express; it gets the parsed value even if
 /// that violates the schema.
-pub(crate) fn read<T>(text: &str, format: DocumentFormat, more: impl Fn(&Value) -> Vec<Finding>) -> Result<T, DocumentError>
+pub(crate) fn read<T>(
+    text: &str,
+    format: DocumentFormat,
+    more: impl Fn(&Value) -> Vec<Finding>,
+) -> Result<T, DocumentError>
 where
     T: DeserializeOwned + JsonSchema,
 {

@@ -2,8 +2,8 @@
 //! Copies no files.
 
 use crate::{
-    DeviceKind, InputRole, SourceModel, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan,
-    Predictions, Provider, Residency, Schedule, State, Step,
+    DeviceKind, InputRole, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan, Predictions,
+    Provider, Residency, Schedule, SourceModel, State, Step,
 };
 
 /// The file of the unsplit model to run.

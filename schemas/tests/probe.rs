@@ -1,8 +1,8 @@
 //! The probe protocol: messages on one line, unknown fields refused, committed schema.
 
 use hpp_schema::probe::{
-    Carried, Case, OutputSpec, Feed, Fill, MachineProbe, ObserveProbe, PartitionProbe, Prompt, PromptContent, Reply, Request,
-    Tap, TapKind, probe_json_schema,
+    Carried, Case, Feed, Fill, MachineProbe, ObserveProbe, OutputSpec, PartitionProbe, Prompt, PromptContent, Reply,
+    Request, Tap, TapKind, probe_json_schema,
 };
 use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, DType, HostKernels, Provider, TimingStats};
 use serde::{Serialize, de::DeserializeOwned};

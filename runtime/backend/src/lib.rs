@@ -25,7 +25,7 @@ mod weights;
 pub use backend::OrtBackend;
 pub use buffer::OrtBuffer;
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, SystemReport};
-pub use environment::{OpenError, OrtOptions, IdleThreads};
+pub use environment::{IdleThreads, OpenError, OrtOptions};
 pub use os::{available_memory, machine_cores, machine_memory, memory_limit, processor_name};
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;

@@ -8,7 +8,9 @@ use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::runtime::{LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, StepRequest, StepInput, WorkItem};
+use crate::runtime::{
+    LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, StepInput, StepRequest, WorkItem,
+};
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{Plan, Residency, Timeline};

@@ -1,7 +1,7 @@
 //! Weights in slots: every token is the same wherever weights are and whatever moves in between, and on a clock that only the
 //! mock advances copies begin when they may, neither sooner nor later.
 
-use hpp_engine::mock::{Chain, ChainVariant, ChainInputs, ChainPart, LinkCost, MockBackend};
+use hpp_engine::mock::{Chain, ChainInputs, ChainPart, ChainVariant, LinkCost, MockBackend};
 use hpp_engine::port::MemoryId;
 use hpp_engine::{
     Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, NamedTensors, Reporter, Silent, StepInput,
@@ -57,7 +57,8 @@ fn variant(at: At, number: usize, of: usize) -> ChainVariant {
 fn chain(places: &[(At, At)], slots: u32, chunk: Option<u64>) -> Chain {
     let part = |(number, (decode, prefill)): (usize, &(At, At))| {
         let ChainVariant { gpu, takes, inputs, .. } = variant(*decode, number, places.len());
-        let prefill = (prefill != decode).then(|| ChainVariant { other: true, ..variant(*prefill, number, places.len()) });
+        let prefill =
+            (prefill != decode).then(|| ChainVariant { other: true, ..variant(*prefill, number, places.len()) });
         ChainPart { gpu, takes, inputs, prefill, enters: 1, states: 1 }
     };
     let parts = places.iter().enumerate().map(part).collect();

@@ -3,7 +3,7 @@
 use hpp_engine::mock::{Frame, LinkCost, MockBackend, MockModel};
 use hpp_engine::port::{MemoryId, Port, Tensor};
 use hpp_engine::{BackendError, CacheFlusher, EngineError, PartitionBench, Silent};
-use hpp_schema::probe::{Carried, Case, OutputSpec, Feed, Fill, PartitionProbe};
+use hpp_schema::probe::{Carried, Case, Feed, Fill, OutputSpec, PartitionProbe};
 use hpp_schema::{DType, HostKernels, Provider};
 use std::cell::{Cell, RefCell};
 use std::path::Path;

@@ -10,7 +10,7 @@ use hpp_generate::kv::PageStoreError;
 use hpp_generate::sampling::SamplingError;
 use hpp_generate::text::{TemplateError, TokenizerError};
 use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
-use hpp_io::{LogFilterError, StdoutError, FileWriteError};
+use hpp_io::{FileWriteError, LogFilterError, StdoutError};
 use hpp_schema::ByteSize;
 use std::io;
 use std::path::PathBuf;

@@ -8,8 +8,8 @@ use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
 
+use hpp_backend::{IdleThreads, OrtOptions};
 pub use hpp_backend::{OrtBackend, available_memory, memory_limit};
-use hpp_backend::{OrtOptions, IdleThreads};
 
 /// ONNX Runtime, found and initialised.
 pub struct OnnxRuntime {

@@ -3,7 +3,7 @@
 mod support;
 
 use hpp_schema::probe::{
-    Carried, Case, OutputSpec, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
+    Carried, Case, Feed, Fill, MachineProbe, OutputSpec, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
 };
 use hpp_schema::{BandwidthPath, Dim, HostKernels, InputRole, Provider, State, StateUpdate};
 use std::io::Write;

@@ -4,12 +4,12 @@ mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
 use hpp_engine::{Engine, EngineOptions, RowBatching, Silent};
-use hpp_generate::kv::{DiskSettings, Fingerprint, PageLookup, EvictionPolicy};
+use hpp_generate::kv::{DiskSettings, EvictionPolicy, Fingerprint, PageLookup};
 use hpp_generate::sampling::{SamplingMethod, SamplingParams};
 use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
 use hpp_generate::{
-    Batch, GenerationEvent, FinishReason, GenerateError, Generated, Generation, KvCache, KvSettings, ModelInputs, Prefill,
-    GenerationRequest, SingleSequence, generate,
+    Batch, FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, KvCache, KvSettings,
+    ModelInputs, Prefill, SingleSequence, generate,
 };
 use std::collections::HashMap;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! Median time to sample one token from 152,064 logits, for several settings: `cargo bench -p hpp-generate --bench sampling`.
 
-use hpp_generate::sampling::{SamplingMethod, RandomSampling, Sampler, SamplingParams};
+use hpp_generate::sampling::{RandomSampling, Sampler, SamplingMethod, SamplingParams};
 use std::time::Instant;
 
 const VOCABULARY: u32 = 152_064;
@@ -26,7 +26,10 @@ fn main() {
     let settings = [
         ("greedy", SamplingMethod::Greedy),
         ("temperature 1", SamplingMethod::Random(random)),
-        ("temperature 0.7, top-p 0.9", SamplingMethod::Random(RandomSampling { temperature: 0.7, top_p: 0.9, ..random })),
+        (
+            "temperature 0.7, top-p 0.9",
+            SamplingMethod::Random(RandomSampling { temperature: 0.7, top_p: 0.9, ..random }),
+        ),
         ("top-p 0.99", SamplingMethod::Random(RandomSampling { top_p: 0.99, ..random })),
         ("min-p 0.05", SamplingMethod::Random(RandomSampling { min_p: 0.05, ..random })),
         ("top-k 40", SamplingMethod::Random(RandomSampling { top_k: 40, ..random })),

@@ -1,7 +1,7 @@
 //! Many generations on one engine: each pass takes the next tokens of every one of them and fetches each stage's weights once.
 
 use crate::error::GenerateError;
-use crate::generation::{GenerationEvent, Generated, Generation};
+use crate::generation::{Generated, Generation, GenerationEvent};
 use crate::kv_cache::{KvCache, PageValue, PromptPages};
 use crate::sequence::{ModelInputs, TokenSequence};
 use hpp_engine::{Backend, Engine, EngineError};

@@ -1,7 +1,7 @@
 //! The convenience loop: runs one generation on one sequence and reports events to a callback.
 
 use crate::error::GenerateError;
-use crate::generation::{GenerationEvent, Generated, Generation};
+use crate::generation::{Generated, Generation, GenerationEvent};
 use crate::sequence::SingleSequence;
 use hpp_engine::Backend;
 

@@ -7,8 +7,8 @@ use crate::error::GenerateError;
 use crate::sequence::TokenSequence;
 use hpp_engine::{Backend, Engine, EngineError, PageLayout};
 use hpp_kv::{
-    DiskSettings, Fingerprint, PageLookup, LoadTicket, NewPage, PageBytes, PageKey, PageStore, EvictionPolicy, PageStoreError,
-    StoreSettings, StoreStats,
+    DiskSettings, EvictionPolicy, Fingerprint, LoadTicket, NewPage, PageBytes, PageKey, PageLookup, PageStore,
+    PageStoreError, StoreSettings, StoreStats,
 };
 use std::sync::Arc;
 use std::time::Duration;

@@ -31,7 +31,9 @@ pub use batch::{Batch, Finished, RequestId};
 pub use embedding_table::{EmbeddingError, EmbeddingTable};
 pub use error::{GenerateError, PromptError};
 pub use generate::generate;
-pub use generation::{GenerationEvent, FinishReason, Generated, Generation, GenerationTimings, GenerationRequest, TokenUsage};
+pub use generation::{
+    FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, GenerationTimings, TokenUsage,
+};
 pub use input::Input;
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};

@@ -20,6 +20,6 @@ mod table;
 pub use error::PageStoreError;
 pub use key::{Fingerprint, PageKey};
 pub use page::PageBytes;
-pub use policy::{PageFacts, EvictionPolicy};
-pub use store::{DiskSettings, PageLookup, NewPage, PageStore, StoreSettings};
+pub use policy::{EvictionPolicy, PageFacts};
+pub use store::{DiskSettings, NewPage, PageLookup, PageStore, StoreSettings};
 pub use table::{LoadTicket, StoreStats};

@@ -1,7 +1,7 @@
 //! A file of records of one size. Each slot holds a page or nothing; a record that is broken counts as nothing.
 
 use crate::key::Fingerprint;
-use crate::page::{PageHeader, PageBytes, SECTOR, record_bytes};
+use crate::page::{PageBytes, PageHeader, SECTOR, record_bytes};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;

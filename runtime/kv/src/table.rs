@@ -5,8 +5,8 @@
 //! first, because only they make room.
 
 use crate::key::{Fingerprint, PageKey};
-use crate::page::{PageHeader, PageBytes};
-use crate::policy::{PageFacts, EvictionPolicy};
+use crate::page::{PageBytes, PageHeader};
+use crate::policy::{EvictionPolicy, PageFacts};
 use crate::slots::SlotIndex;
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -155,8 +155,15 @@ impl PageTable {
                 priority: 0,
             };
             let (parent, index) = (header.parent, header.index);
-            let entry =
-                Entry { parent, index, facts, ram: None, disk: Some(slot), transfer: TransferState::None, parked: false };
+            let entry = Entry {
+                parent,
+                index,
+                facts,
+                ram: None,
+                disk: Some(slot),
+                transfer: TransferState::None,
+                parked: false,
+            };
             table.add(header.key, entry);
         }
         table.free_slots = (0..limits.slots).rev().filter(|slot| !used[*slot as usize]).collect();
@@ -197,7 +204,9 @@ impl PageTable {
             known.facts.cost_ms = facts.cost_ms;
             known.parked = false;
             let transfer = known.transfer;
-            if transfer == TransferState::Reading || transfer == TransferState::ReadQueued && self.make_room(facts.last_used) {
+            if transfer == TransferState::Reading
+                || transfer == TransferState::ReadQueued && self.make_room(facts.last_used)
+            {
                 self.replace_read(&key, page);
             }
             return;
@@ -217,7 +226,13 @@ impl PageTable {
     }
 
     /// Finds the start of a chain, and has what is only on disk read. `ticket`: that of an earlier call for the same chain.
-    pub fn find(&mut self, chain: &[PageKey], priority: i32, now: f64, ticket: Option<&Arc<LoadTicket>>) -> ChainLookup {
+    pub fn find(
+        &mut self,
+        chain: &[PageKey],
+        priority: i32,
+        now: f64,
+        ticket: Option<&Arc<LoadTicket>>,
+    ) -> ChainLookup {
         let chain = &chain[..self.stored(chain)];
         let in_ram: Option<Vec<_>> = chain.iter().map(|key| self.pages.get(key)?.ram.clone()).collect();
         if let Some(pages) = in_ram {
@@ -441,7 +456,10 @@ impl PageTable {
             return Some(slot);
         }
         let can_leave = |table: &PageTable, key: &PageKey, entry: &Entry| {
-            entry.disk.is_some() && entry.transfer == TransferState::None && table.is_last(key) && !table.is_awaited(key)
+            entry.disk.is_some()
+                && entry.transfer == TransferState::None
+                && table.is_last(key)
+                && !table.is_awaited(key)
         };
         let victim = self.worth_least(now, can_leave)?;
         let entry = self.pages.get_mut(&victim)?;
@@ -537,7 +555,9 @@ mod tests {
                     drop(page);
                     table.finish_write(&key, slot, succeeds);
                 }
-                PageTransfer::Read { key, .. } => table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1),
+                PageTransfer::Read { key, .. } => {
+                    table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1)
+                }
             }
         }
     }

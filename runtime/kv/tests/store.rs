@@ -1,7 +1,8 @@
 //! A store on a real disk: pages survive a restart, broken and foreign records do not count, limits hold.
 
 use hpp_kv::{
-    DiskSettings, Fingerprint, PageLookup, LoadTicket, NewPage, PageKey, PageStore, EvictionPolicy, PageStoreError, StoreSettings,
+    DiskSettings, EvictionPolicy, Fingerprint, LoadTicket, NewPage, PageKey, PageLookup, PageStore, PageStoreError,
+    StoreSettings,
 };
 use std::path::Path;
 use std::sync::Arc;

@@ -153,7 +153,7 @@ struct ChunkWriter {
     /// Answers to one prompt.
     each: usize,
     includes_usage: bool,
-    usages: Vec<hpp_generate::Usage>,
+    usages: Vec<hpp_generate::TokenUsage>,
     /// For each answer, whether neither its end nor an error was sent.
     unfinished: Vec<bool>,
     /// Chunks to send.

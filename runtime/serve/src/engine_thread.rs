@@ -9,10 +9,10 @@ use crate::error::{ApiError, ServeError};
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
-use hpp_generate::kv::{PageLookup, LoadTicket};
+use hpp_generate::kv::{LoadTicket, PageLookup};
 use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
-use hpp_generate::{Batch, GenerationEvent, FinishReason, Finished, GenerateError, Generated, Generation};
+use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
 use hpp_generate::{GenerationRequest, RequestId, TokenSequence};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -83,7 +83,7 @@ pub type WakeFn = Box<dyn Fn() + Send + Sync>;
 enum EngineCommand {
     Submit(Box<Submission>),
     /// A page has been read or written.
-    WakeFn,
+    Wake,
 }
 
 /// What happens to a request.

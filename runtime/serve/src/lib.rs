@@ -19,5 +19,5 @@ mod server;
 pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, WakeFn};
 pub use error::{ApiError, ServeError, check_address};
 pub use metrics::{Metrics, ModelMetrics};
-pub use model::{EngineHandle, ServedModel, ModelSettings, WeightPlacement, RequestOptions};
+pub use model::{EngineHandle, ModelSettings, RequestOptions, ServedModel, WeightPlacement};
 pub use server::{ServeSettings, Shutdown, serve};

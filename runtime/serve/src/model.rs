@@ -1,12 +1,14 @@
 //! A model that is served: turns requests into tokens and submits them to the thread of its engine.
 
-use crate::engine_thread::{CacheHints, EngineLimits, EngineQueue, RequestEvent, LoadedEngine, Submission, WakeFn, start};
+use crate::engine_thread::{
+    CacheHints, EngineLimits, EngineQueue, LoadedEngine, RequestEvent, Submission, WakeFn, start,
+};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, TextTokenizer};
-use hpp_generate::{PromptEncoder, GenerationRequest, check_prompt};
+use hpp_generate::{GenerationRequest, PromptEncoder, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde::Serialize;
 use std::sync::Arc;

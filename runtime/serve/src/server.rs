@@ -1,9 +1,9 @@
 //! Routes, API keys, limits and shutdown.
 
-use crate::answer::{Answers, AnswerChoice, ApiFormat};
+use crate::answer::{AnswerChoice, Answers, ApiFormat};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
-use crate::model::{EngineHandle, ServedModel, RequestOptions};
+use crate::model::{EngineHandle, RequestOptions, ServedModel};
 use crate::openai::{ChatRequest, CompletionRequest, OnePrompt, Settings};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};

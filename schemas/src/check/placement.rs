@@ -1,7 +1,7 @@
 //! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
-use crate::{DeviceKind, PartitionVariant, Partition, Plan, Residency, WeightInput};
+use crate::{DeviceKind, Partition, PartitionVariant, Plan, Residency, WeightInput};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {

@@ -54,7 +54,13 @@ fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, don
     found.require(done.ran.insert(name), place, format!("{name:?} runs twice"));
 }
 
-fn copy_values<'a>(plan: &'a Plan, found: &mut Findings, place: &str, copy: &'a CopyStep, done: &mut ScheduleProgress<'a>) {
+fn copy_values<'a>(
+    plan: &'a Plan,
+    found: &mut Findings,
+    place: &str,
+    copy: &'a CopyStep,
+    done: &mut ScheduleProgress<'a>,
+) {
     for device in [&copy.from, &copy.to] {
         let known = names::device(plan, device).is_some();
         found.require(known, place, format!("the plan has no device {device:?}"));

@@ -2,7 +2,7 @@
 
 use super::Severity;
 use crate::{
-    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, PrefillVariant, Plan,
+    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Plan, PrefillVariant,
     Provider, Residency, Ring, StateUpdate, Step, WeightInput,
 };
 

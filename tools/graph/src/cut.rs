@@ -81,7 +81,11 @@ pub enum CutError {
 }
 
 /// Cuts a model into one part per group of consecutive blocks.
-pub fn cut(graph: &Graph, segmentation: &Segmentation, groups: &[Range<usize>]) -> Result<Vec<PartitionGraph>, CutError> {
+pub fn cut(
+    graph: &Graph,
+    segmentation: &Segmentation,
+    groups: &[Range<usize>],
+) -> Result<Vec<PartitionGraph>, CutError> {
     check_groups(segmentation.blocks.len(), groups)?;
     let mut cutter = Cutter::new(graph, segmentation, groups);
     cutter.place_owned_nodes();
@@ -330,7 +334,16 @@ impl<'a> Cutter<'a> {
             let sent = draft.outputs.iter().copied().filter(|v| !self.graph.outputs.contains(v));
             let outputs = unique(returned.chain(sent));
             let (blocks, same_shape) = (blocks.clone(), draft.same_shape.clone());
-            parts.push(PartitionGraph { blocks, nodes, duplicated, inputs, model_inputs, state_inputs, outputs, same_shape });
+            parts.push(PartitionGraph {
+                blocks,
+                nodes,
+                duplicated,
+                inputs,
+                model_inputs,
+                state_inputs,
+                outputs,
+                same_shape,
+            });
         }
         parts
     }

@@ -11,7 +11,11 @@ pub struct JoinError(String);
 /// Checks that parts, run in order, compute the model. Returns the nodes that they run, each once.
 ///
 /// Unread weight-only nodes may be missing; every other node must run in exactly one part, duplicates aside.
-pub fn join(graph: &Graph, parts: &[PartitionGraph], is_weight_only: impl Fn(NodeId) -> bool) -> Result<Vec<NodeId>, JoinError> {
+pub fn join(
+    graph: &Graph,
+    parts: &[PartitionGraph],
+    is_weight_only: impl Fn(NodeId) -> bool,
+) -> Result<Vec<NodeId>, JoinError> {
     let mut available: BTreeSet<ValueId> = graph.inputs.iter().copied().collect();
     let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
     for (index, part) in parts.iter().enumerate() {

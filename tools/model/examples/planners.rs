@@ -126,7 +126,7 @@ fn line(model: &Path, machine: &str, problem: &Problem, options: &Options) -> St
     let (ms, gap) = match plan(problem, options) {
         Ok(solution) => (format!("{:.6}", solution.objective_ms), format!("{:.6}", solution.gap())),
         Err(over_budget) => {
-            (format!("refused: {} MiB for {}", over_budget.required_budget() >> 20, over_budget.place), "0".to_owned())
+            (format!("refused: {} MiB for {}", over_budget.required_budget() >> 20, over_budget.device), "0".to_owned())
         }
     };
     let seconds = begun.elapsed().as_secs_f64();

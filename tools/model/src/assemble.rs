@@ -152,8 +152,10 @@ fn devices(decision: &Decision) -> Vec<Device> {
     let places = decision.partitions.iter().flat_map(|spec| [spec.placement.prefill, spec.placement.decode]);
     let used = places.filter_map(Placement::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
-    let gpu =
-        |gpu| Device { ring: ring(decision, gpu), ..Device::new(device_name(Placement::Resident(gpu)), DeviceKind::Gpu) };
+    let gpu = |gpu| Device {
+        ring: ring(decision, gpu),
+        ..Device::new(device_name(Placement::Resident(gpu)), DeviceKind::Gpu)
+    };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let host = Device { window, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
@@ -163,8 +165,9 @@ fn devices(decision: &Decision) -> Vec<Device> {
 /// exact one.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
-    let streamed =
-        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Streamed(gpu));
+    let streamed = |spec: &&PartitionSpec| {
+        Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Streamed(gpu))
+    };
     let blocks = decision.partitions.iter().filter(streamed).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
     Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }
@@ -354,8 +357,10 @@ mod tests {
     #[test]
     fn residency_follows_place_and_disk_streaming() {
         let disk = DiskStreaming { locked_share: 0.5, window: Some(1), is_table: vec![true, false] };
-        let spec =
-            |blocks| PartitionSpec { blocks, placement: BlockPlacement { prefill: Placement::Cpu, decode: Placement::Streamed(0) } };
+        let spec = |blocks| PartitionSpec {
+            blocks,
+            placement: BlockPlacement { prefill: Placement::Cpu, decode: Placement::Streamed(0) },
+        };
         let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
             [Placement::Cpu, Placement::Resident(0), Placement::Streamed(0)]
                 .map(|place| residency(disk, &spec(blocks.clone()), place))

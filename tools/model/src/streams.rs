@@ -72,7 +72,12 @@ pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) 
     }
 }
 
-fn lifted(analysis: &Analysis, extractor: &Extractor, part: &PartitionGraph, shared: &HashSet<String>) -> Option<Lifted> {
+fn lifted(
+    analysis: &Analysis,
+    extractor: &Extractor,
+    part: &PartitionGraph,
+    shared: &HashSet<String>,
+) -> Option<Lifted> {
     let mut proto = extractor.part("", part).ok()?;
     embed_structure(&mut proto, analysis.model.dir(), &VirtualFiles::new()).ok()?;
     lift(&proto, |name| shared.contains(name)).ok()

@@ -102,7 +102,12 @@ impl<'a> Extractor<'a> {
     }
 
     /// Every name that the part reads or returns. Fails if a node reads a name before it is available.
-    fn used_names(&self, part_name: &str, nodes: &[NodeProto], part: &PartitionGraph) -> Result<HashSet<String>, ExtractError> {
+    fn used_names(
+        &self,
+        part_name: &str,
+        nodes: &[NodeProto],
+        part: &PartitionGraph,
+    ) -> Result<HashSet<String>, ExtractError> {
         let weights: HashSet<&str> = names::weights(self.model.graph_proto()).collect();
         let mut available: HashSet<&str> = part.inputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
         let mut used = HashSet::new();

@@ -17,7 +17,9 @@ pub(crate) fn arrangements(
     counts: &PlacementCounts,
     allowed: &[Vec<BlockPlacement>],
 ) -> Vec<Vec<BlockPlacement>> {
-    let is_allowed = |placements: &[BlockPlacement]| placements.iter().zip(allowed).all(|(placement, allowed)| allowed.contains(placement));
+    let is_allowed = |placements: &[BlockPlacement]| {
+        placements.iter().zip(allowed).all(|(placement, allowed)| allowed.contains(placement))
+    };
     let mut all: Vec<Vec<BlockPlacement>> = Vec::new();
     let mut seen = HashSet::new();
     let has_mixed_region = regions.iter().any(|region| region.classes.len() > 1);
@@ -42,7 +44,11 @@ fn dedup_key(placements: &[BlockPlacement]) -> Vec<u16> {
 }
 
 /// All counts that differ in one block's placement.
-pub(crate) fn neighbours(regions: &[Region], counts: &PlacementCounts, allowed: &[Vec<BlockPlacement>]) -> Vec<PlacementCounts> {
+pub(crate) fn neighbours(
+    regions: &[Region],
+    counts: &PlacementCounts,
+    allowed: &[Vec<BlockPlacement>],
+) -> Vec<PlacementCounts> {
     let mut all = Vec::new();
     for (number, region) in regions.iter().enumerate() {
         for (class, members) in region.classes.iter().enumerate() {
@@ -119,7 +125,13 @@ fn patterns(goal: &Goal) -> Vec<Pattern> {
 
 impl Pattern {
     /// Writes the region's block placements into `placements`.
-    fn fill(self, region: &Region, counts: &[Vec<(BlockPlacement, usize)>], classes: Classes, placements: &mut [BlockPlacement]) {
+    fn fill(
+        self,
+        region: &Region,
+        counts: &[Vec<(BlockPlacement, usize)>],
+        classes: Classes,
+        placements: &mut [BlockPlacement],
+    ) {
         if classes == Classes::Merged {
             let order = self.order(&counts.concat());
             region.blocks.clone().zip(order).for_each(|(block, placement)| placements[block] = placement);

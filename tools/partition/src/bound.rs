@@ -2,7 +2,7 @@
 //! the least slowdown by contention between the host and a link.
 
 use crate::schedule::merges;
-use crate::{BlockPlacement, GpuCosts, Phase, Problem, Placement};
+use crate::{BlockPlacement, GpuCosts, Phase, Placement, Problem};
 
 /// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -132,7 +132,9 @@ impl<'a> Evaluator<'a> {
             u32::from(placement.in_phase(phase).code()) | swap << 16
         };
         let codes = placements.iter().enumerate().map(code).collect();
-        *self.sequence_cache[phase as usize].entry(codes).or_insert_with(|| sequence_ms(problem, placements, slots, phase))
+        *self.sequence_cache[phase as usize]
+            .entry(codes)
+            .or_insert_with(|| sequence_ms(problem, placements, slots, phase))
     }
 
     /// Slots of each GPU; 0 if nothing is streamed to it.

@@ -7,7 +7,7 @@
 use crate::bound::PhaseWork;
 use crate::evaluate::{Evaluator, TIME_TOLERANCE};
 use crate::memory::{may_read_disk, state_on_host};
-use crate::{BlockSpec, BlockPlacement, KvHome, Phase, Problem, Placement};
+use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Placement, Problem};
 
 /// Searches for better placements than the evaluator's best. Returns whether the search was complete within `max_steps` steps.
 pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<BlockPlacement>], max_steps: usize) -> bool {
@@ -32,7 +32,8 @@ fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<BlockPlacement>]) -> Vec<Re
     let (problem, weights) = (evaluator.problem, evaluator.goal.weights);
     let mut bounds = vec![RestBound::default(); allowed.len() + 1];
     for block in (0..allowed.len()).rev() {
-        let ms = |placement: &BlockPlacement, phase: Phase| problem.block_ms_in_all(block, placement.in_phase(phase), phase);
+        let ms =
+            |placement: &BlockPlacement, phase: Phase| problem.block_ms_in_all(block, placement.in_phase(phase), phase);
         let mut bound = bounds[block + 1];
         for phase in evaluator.goal.phases() {
             let fastest = allowed[block].iter().map(|placement| ms(placement, phase)).fold(f64::INFINITY, f64::min);

@@ -2,8 +2,8 @@
 
 use crate::plan::plan_from;
 use crate::{
-    BlockPlacement, Mechanisms, Options, OverBudget, Phase, DeviceId, Planner, Problem, Simulation, Solution, Placement, evaluate,
-    fits, simulate,
+    BlockPlacement, DeviceId, Mechanisms, Options, OverBudget, Phase, Placement, Planner, Problem, Simulation,
+    Solution, evaluate, fits, simulate,
 };
 use hpp_schema::SpanKind;
 use std::fmt;
@@ -165,8 +165,10 @@ fn alternatives(
         Planner::Greedy => Mechanisms::ResidentCpu,
     };
     let others = problem.placements(run.start, mechanisms).into_iter();
-    let others = others.filter(|placement| placement.prefill == placement.decode && *placement != solution.placements[run.start]);
-    let possible = |placement: &BlockPlacement| run.clone().all(|i| problem.placements(i, mechanisms).contains(placement));
+    let others = others
+        .filter(|placement| placement.prefill == placement.decode && *placement != solution.placements[run.start]);
+    let possible =
+        |placement: &BlockPlacement| run.clone().all(|i| problem.placements(i, mechanisms).contains(placement));
     let alternative = |placement: BlockPlacement| {
         let mut placements = solution.placements.clone();
         placements[run.clone()].fill(placement);
@@ -204,7 +206,8 @@ pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottl
 /// The resource that takes the largest part of the time.
 fn largest_part(simulation: &Simulation) -> Bottleneck {
     let gpus = simulation.gpu_ms.iter().enumerate();
-    let mut parts: Vec<(Bottleneck, f64)> = gpus.map(|(gpu, ms)| (Bottleneck::Compute(DeviceId::Gpu(gpu)), *ms)).collect();
+    let mut parts: Vec<(Bottleneck, f64)> =
+        gpus.map(|(gpu, ms)| (Bottleneck::Compute(DeviceId::Gpu(gpu)), *ms)).collect();
     parts.push((Bottleneck::Compute(DeviceId::Cpu), simulation.cpu_ms));
     let known: f64 = parts.iter().map(|(_, ms)| ms).sum::<f64>() + simulation.stall_ms;
     parts.push((Bottleneck::Overhead, (simulation.ms - known).max(0.0)));

@@ -5,7 +5,7 @@
 //! one row of it.
 
 use crate::memory::check_gpu;
-use crate::{BlockPlacement, Mechanisms, OverBudget, Problem, Placement};
+use crate::{BlockPlacement, Mechanisms, OverBudget, Placement, Problem};
 use std::ops::Range;
 
 /// Places blocks greedily and contiguously by their decode times. Fails if no block fits on a GPU; does not check host memory.
@@ -47,7 +47,12 @@ fn smaller(a: Option<OverBudget>, b: OverBudget) -> Option<OverBudget> {
 }
 
 /// Adds the hotter neighbour that fits until none fits.
-fn extend(problem: &Problem, mut run: Range<usize>, mut placements: Vec<BlockPlacement>, gain: &[f64]) -> Vec<BlockPlacement> {
+fn extend(
+    problem: &Problem,
+    mut run: Range<usize>,
+    mut placements: Vec<BlockPlacement>,
+    gain: &[f64],
+) -> Vec<BlockPlacement> {
     loop {
         let mut wider: Vec<(f64, Range<usize>)> = Vec::new();
         if run.end < gain.len() {
@@ -89,7 +94,7 @@ fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<BlockPlacement>, Ove
 mod tests {
     use super::*;
     use crate::cost::tests::{dense, problem};
-    use crate::{Budget, Mechanisms, DeviceId, fits};
+    use crate::{Budget, DeviceId, Mechanisms, fits};
     use proptest::prelude::*;
 
     /// The GPU of each block; `.` for the host.

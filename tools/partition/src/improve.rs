@@ -1,7 +1,7 @@
 //! Local search: applies local changes to a placement and keeps those that improve it.
 
 use crate::BlockPlacement;
-use crate::evaluate::{ScoredPlacement, Evaluator};
+use crate::evaluate::{Evaluator, ScoredPlacement};
 
 /// Improves `start` until no local change helps or `max_evaluations` placements were evaluated. Takes the first change that helps.
 pub(crate) fn improve(
@@ -59,7 +59,8 @@ fn changes(placements: &[BlockPlacement], allowed: &[Vec<BlockPlacement>]) -> Ve
     let ends = ends(placements);
     let mut changes: Vec<LocalChange> = Vec::new();
     for &block in &ends {
-        changes.extend(allowed[block].iter().filter(|c| **c != placements[block]).map(|c| LocalChange::Move(block, *c)));
+        changes
+            .extend(allowed[block].iter().filter(|c| **c != placements[block]).map(|c| LocalChange::Move(block, *c)));
     }
     let can_swap = |a: usize, b: usize| allowed[a].contains(&placements[b]) && allowed[b].contains(&placements[a]);
     for &a in &ends {
@@ -83,7 +84,8 @@ fn changes(placements: &[BlockPlacement], allowed: &[Vec<BlockPlacement>]) -> Ve
 /// The first and last block of each run of one block placement.
 fn ends(placements: &[BlockPlacement]) -> Vec<usize> {
     let is_end = |i: &usize| {
-        let differs = |j: Option<usize>| j.is_none_or(|j| placements.get(j).is_none_or(|other| *other != placements[*i]));
+        let differs =
+            |j: Option<usize>| j.is_none_or(|j| placements.get(j).is_none_or(|other| *other != placements[*i]));
         differs(i.checked_sub(1)) || differs(Some(i + 1))
     };
     (0..placements.len()).filter(is_end).collect()

@@ -32,14 +32,16 @@ mod trials;
 
 pub use budget::{Budget, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
-pub use cost::{BlockSpec, BlockRole, FilledState, GrowingState, Streamed, Work, slot};
+pub use cost::{BlockRole, BlockSpec, FilledState, GrowingState, Streamed, Work, slot};
 pub use explain::{
-    Alternative, Bottleneck, Change, FindCuts, Explanation, RunExplanation, bottleneck, change, explain, explain_runs,
+    Alternative, Bottleneck, Change, Explanation, FindCuts, RunExplanation, bottleneck, change, explain, explain_runs,
 };
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{HostReads, MemoryUsage, fits, usage, usage_of_partitions};
 pub use plan::{best, evaluate, plan};
-pub use problem::{BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Placement, Workload};
+pub use problem::{
+    BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,
+};
 pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};
 pub use solution::{Phase, Solution};

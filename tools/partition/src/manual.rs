@@ -1,6 +1,6 @@
 //! Manual placement: `--gpu-layers N`, `--stream N` and `--assign 'layers.0-11=gpu,layers.12=stream,head=cpu'`.
 
-use crate::{BlockSpec, BlockRole, DeviceId, Placement};
+use crate::{BlockRole, BlockSpec, DeviceId, Placement};
 use std::str::FromStr;
 
 /// The last `count` layers on gpu0, the rest on the host; a count above the number of layers puts every block on gpu0.

@@ -13,7 +13,9 @@
 
 use crate::cost::slot;
 use crate::schedule::merges;
-use crate::{BlockSpec, BlockRole, BlockPlacement, Demand, KvHome, Mechanisms, OverBudget, Phase, DeviceId, Problem, Placement};
+use crate::{
+    BlockPlacement, BlockRole, BlockSpec, Demand, DeviceId, KvHome, Mechanisms, OverBudget, Phase, Placement, Problem,
+};
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,7 +51,8 @@ impl HostReads {
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
 pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let is_read = |i: usize, phase| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
+    let is_read =
+        |i: usize, phase| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
     let is_copied = |i: usize, phase| is_read(i, phase) && placements[i].in_phase(phase) != Placement::Cpu;
     let reads = |phase: Phase| {
         let all = packed(weights_of(problem, |i| is_read(i, phase)));
@@ -96,7 +99,12 @@ pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slo
 }
 
 /// Checks that a placement fits. The error names the first device that is too small: GPUs in order, then the host.
-pub fn fits(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], mechanisms: Mechanisms) -> Result<(), OverBudget> {
+pub fn fits(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: &[u32],
+    mechanisms: Mechanisms,
+) -> Result<(), OverBudget> {
     usage(problem, placements, slots).check(problem, mechanisms)
 }
 
@@ -189,7 +197,9 @@ pub(crate) fn may_read_disk(problem: &Problem, mechanisms: Mechanisms) -> bool {
 
 /// Whether the block's state is in host memory in at least one phase.
 pub(crate) fn state_on_host(problem: &Problem, placement: BlockPlacement) -> bool {
-    problem.budget.kv == KvHome::Host || placement.prefill.gpu().is_none() || placement.prefill.gpu() != placement.decode.gpu()
+    problem.budget.kv == KvHome::Host
+        || placement.prefill.gpu().is_none()
+        || placement.prefill.gpu() != placement.decode.gpu()
 }
 
 fn kv(problem: &Problem, block: usize) -> u64 {
@@ -197,7 +207,8 @@ fn kv(problem: &Problem, block: usize) -> u64 {
 }
 
 fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu: usize) -> Demand {
-    let computing = |phase: Phase| (0..placements.len()).filter(move |i| placements[*i].in_phase(phase).gpu() == Some(gpu));
+    let computing =
+        |phase: Phase| (0..placements.len()).filter(move |i| placements[*i].in_phase(phase).gpu() == Some(gpu));
     let has_own_buffer =
         |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, placements[*i], phase);
     let shared_state = |phase| match problem.budget.kv {
@@ -229,7 +240,8 @@ fn weights_of(problem: &Problem, selects: impl Fn(usize) -> bool) -> u64 {
 /// Whether a block is in one partition with the block before it.
 fn is_joined(problem: &Problem, placements: &[BlockPlacement], block: usize) -> bool {
     let has_same_placement = |before: usize| placements[before] == placements[block];
-    let merges = |phase: Phase| merges(problem, block, placements[block].in_phase(phase), placements[block].in_phase(phase));
+    let merges =
+        |phase: Phase| merges(problem, block, placements[block].in_phase(phase), placements[block].in_phase(phase));
     block.checked_sub(1).is_some_and(has_same_placement) && Phase::BOTH.into_iter().all(merges)
 }
 
@@ -259,7 +271,8 @@ fn distinct_bytes(
 
 /// The largest activations of the blocks that compute at a selected place in either phase.
 fn workspace(problem: &Problem, placements: &[BlockPlacement], selects: impl Fn(Placement) -> bool) -> u64 {
-    let computes = |(_, placement): &(_, &BlockPlacement)| Phase::BOTH.iter().any(|phase| selects(placement.in_phase(*phase)));
+    let computes =
+        |(_, placement): &(_, &BlockPlacement)| Phase::BOTH.iter().any(|phase| selects(placement.in_phase(*phase)));
     problem.blocks.iter().zip(placements).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
 }
 

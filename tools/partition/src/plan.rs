@@ -1,11 +1,12 @@
 //! The entry points of the planner.
 
-use crate::evaluate::{ScoredPlacement, Evaluator, Goal};
+use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
 use crate::greedy::greedy_run;
 use crate::refuse::{budget_error, refuse_useless_gpus};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
-    BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Planner, Problem, Solution, Placement, simulate, usage,
+    BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, simulate,
+    usage,
 };
 
 /// A placement with at most this relative gap to the lower bound counts as proven optimal.
@@ -147,7 +148,8 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<B
             return all;
         }
         let changes_swap = |placement: &BlockPlacement| {
-            let usual = problem.state_swap(block, BlockPlacement::both(placement.in_phase(weighted_phase)), weighted_phase);
+            let usual =
+                problem.state_swap(block, BlockPlacement::both(placement.in_phase(weighted_phase)), weighted_phase);
             placement.in_phase(weighted_phase.other()) == Placement::Cpu
                 && usual.is_some()
                 && problem.state_swap(block, *placement, weighted_phase) != usual

@@ -12,7 +12,7 @@ mod time;
 
 use crate::evaluate::Goal;
 use crate::regions::Region;
-use crate::{BlockPlacement, Phase, Problem, Placement};
+use crate::{BlockPlacement, Phase, Placement, Problem};
 use linear::{LinearExpr, LinearModel};
 use memory_constraints::{add_gpu_limit, add_memory_constraints, host_demand};
 use microlp::{SolveOptions, SolveOutcome, Variable};
@@ -140,8 +140,10 @@ impl<'a> IntegerProgram<'a> {
         let mut counts = Vec::new();
         for region in regions {
             let classes = region.classes.iter().map(|class| {
-                let variables: Vec<(BlockPlacement, Variable)> =
-                    allowed[class[0]].iter().map(|placement| (*placement, model.integer_variable(class.len()))).collect();
+                let variables: Vec<(BlockPlacement, Variable)> = allowed[class[0]]
+                    .iter()
+                    .map(|placement| (*placement, model.integer_variable(class.len())))
+                    .collect();
                 let all = LinearExpr::sum(variables.iter().map(|(_, variable)| *variable));
                 model.equal(&all, class.len() as f64);
                 variables

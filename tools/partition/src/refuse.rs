@@ -4,7 +4,7 @@ use crate::evaluate::Goal;
 use crate::memory::usage;
 use crate::program::min_host_placement;
 use crate::regions::regions;
-use crate::{BlockSpec, BlockPlacement, Demand, Options, OverBudget, DeviceId, Problem, Placement};
+use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
 
 /// Refuses a budget within which no GPU can hold any block: it is probably a mistake.
 pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Result<(), OverBudget> {
@@ -17,7 +17,8 @@ pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Resul
     let mut smallest_excess: Option<OverBudget> = None;
     for gpu in 0..budget.vram.len() {
         for block in 0..problem.blocks.len() {
-            if !problem.placements(block, options.mechanisms).contains(&BlockPlacement::both(Placement::Resident(gpu))) {
+            if !problem.placements(block, options.mechanisms).contains(&BlockPlacement::both(Placement::Resident(gpu)))
+            {
                 continue;
             }
             match check_alone(block, gpu) {
@@ -42,7 +43,8 @@ pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
     let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
     let allowed: Vec<Vec<BlockPlacement>> =
         (0..problem.blocks.len()).map(|block| problem.placements(block, options.mechanisms)).collect();
-    let first = |placements: &Vec<BlockPlacement>| placements.first().copied().unwrap_or(BlockPlacement::both(Placement::Cpu));
+    let first =
+        |placements: &Vec<BlockPlacement>| placements.first().copied().unwrap_or(BlockPlacement::both(Placement::Cpu));
     let regions = regions(problem, &allowed);
     let placements =
         min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());

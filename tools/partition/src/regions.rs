@@ -4,7 +4,7 @@
 //! different blocks, similar ones share a class. The program then uses the minimum of each of their numbers, so its bound stays a
 //! lower bound.
 
-use crate::{BlockSpec, BlockPlacement, Problem};
+use crate::{BlockPlacement, BlockSpec, Problem};
 use std::collections::BTreeMap;
 use std::ops::Range;
 

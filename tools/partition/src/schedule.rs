@@ -7,7 +7,7 @@
 //! computing device until all prefill passes, or the decode pass, are done.
 
 use crate::transfer::{StateSwap, Tensors, Transfer};
-use crate::{BlockPlacement, KvHome, Phase, DeviceId, Problem, Placement};
+use crate::{BlockPlacement, DeviceId, KvHome, Phase, Placement, Problem};
 use std::ops::Range;
 
 /// One step of the partition sequence of a pass.

@@ -6,13 +6,13 @@
 //! exhaustive search ([`crate::exhaust`]) proves the best.
 
 use crate::arrange::{arrangements, neighbours};
-use crate::evaluate::{ScoredPlacement, Evaluator, Goal, TIME_TOLERANCE};
+use crate::evaluate::{Evaluator, Goal, ScoredPlacement, TIME_TOLERANCE};
 use crate::exhaust::exhaust;
 use crate::greedy::greedy_run;
 use crate::improve::improve;
-use crate::program::{PlacementCounts, MAX_NODES, Outcome, ProgramSolution, solve};
+use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve};
 use crate::regions::{Region, regions};
-use crate::{BlockPlacement, Options, Phase, Problem, Placement, fits};
+use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
 /// Numbers of slots to try if the options do not give one: with 2 slots copies stall, and more than 4 gain nothing.
 pub(crate) const SLOTS: [u32; 2] = [3, 4];
@@ -106,9 +106,14 @@ pub(crate) fn search(
 
 /// Counts from a smaller program, in which blocks have the same place in both phases, or are streamed for the prompt and decode on the
 /// host. The solver solves it quickly where the whole program is too large, and it often has the best counts.
-fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed: &[Vec<BlockPlacement>]) -> Option<PlacementCounts> {
+fn counts_of_smaller_program(
+    evaluator: &Evaluator,
+    regions: &[Region],
+    allowed: &[Vec<BlockPlacement>],
+) -> Option<PlacementCounts> {
     let is_usual = |placement: &BlockPlacement| {
-        placement.prefill == placement.decode || matches!((placement.prefill, placement.decode), (Placement::Streamed(_), Placement::Cpu))
+        placement.prefill == placement.decode
+            || matches!((placement.prefill, placement.decode), (Placement::Streamed(_), Placement::Cpu))
     };
     let usual: Vec<Vec<BlockPlacement>> =
         allowed.iter().map(|placements| placements.iter().copied().filter(is_usual).collect()).collect();
@@ -123,7 +128,13 @@ fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed:
 }
 
 /// Hill climbing over counts: evaluates all patterns of these and of neighbouring counts, while the best placement improves.
-fn climb(evaluator: &mut Evaluator, regions: &[Region], mut counts: PlacementCounts, allowed: &[Vec<BlockPlacement>], bound: f64) {
+fn climb(
+    evaluator: &mut Evaluator,
+    regions: &[Region],
+    mut counts: PlacementCounts,
+    allowed: &[Vec<BlockPlacement>],
+    bound: f64,
+) {
     let limit = evaluator.evaluations + scaled(evaluator.problem, MAX_CLIMB_EVALUATIONS);
     let mut best = best_arrangement(evaluator, regions, &counts, allowed);
     while evaluator.best().first().is_some_and(|best| best.score.objective > bound) {
@@ -165,7 +176,8 @@ fn simple_placements(problem: &Problem, goal: &Goal, allowed: &[Vec<BlockPlaceme
         places.extend((0..problem.budget.vram.len()).map(Placement::Streamed));
     }
     let everywhere = places.into_iter().map(|place| vec![BlockPlacement::both(place); problem.blocks.len()]);
-    let is_allowed = |placements: &Vec<BlockPlacement>| placements.iter().zip(allowed).all(|(c, allowed)| allowed.contains(c));
+    let is_allowed =
+        |placements: &Vec<BlockPlacement>| placements.iter().zip(allowed).all(|(c, allowed)| allowed.contains(c));
     everywhere.chain(greedy_run(problem).ok()).filter(is_allowed).collect()
 }
 
@@ -178,9 +190,13 @@ fn fill_place(
     place: Placement,
 ) -> Vec<BlockPlacement> {
     let mut placements = from.to_vec();
-    for (block, allowed) in allowed.iter().enumerate().filter(|(block, _)| from[*block].in_phase(phase) == Placement::Cpu) {
+    for (block, allowed) in
+        allowed.iter().enumerate().filter(|(block, _)| from[*block].in_phase(phase) == Placement::Cpu)
+    {
         let (other, other_place) = (phase.other(), from[block].in_phase(phase.other()));
-        let moved = allowed.iter().find(|placement| placement.in_phase(phase) == place && placement.in_phase(other) == other_place);
+        let moved = allowed
+            .iter()
+            .find(|placement| placement.in_phase(phase) == place && placement.in_phase(other) == other_place);
         if let Some(placement) = moved {
             let before = std::mem::replace(&mut placements[block], *placement);
             if fits(evaluator.problem, &placements, &evaluator.goal.slots, evaluator.goal.mechanisms).is_err() {
@@ -219,7 +235,8 @@ pub(crate) fn optimize_other_phase(
     let mut evaluator = Evaluator::new(problem, goal(other_weights), 1);
     evaluator.evaluate(&candidate.placements);
     for gpu in 0..problem.budget.vram.len() {
-        let filled = fill_place(&evaluator, &allowed, &candidate.placements, optimized.other(), Placement::Streamed(gpu));
+        let filled =
+            fill_place(&evaluator, &allowed, &candidate.placements, optimized.other(), Placement::Streamed(gpu));
         evaluator.evaluate(&filled);
     }
     let regions = regions(problem, &allowed);

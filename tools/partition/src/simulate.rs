@@ -9,7 +9,7 @@ mod record;
 
 use crate::memory::usage;
 use crate::schedule::{ScheduleStep, copies, handover, placements_in_phase, steps};
-use crate::{BlockPlacement, Phase, DeviceId, Problem, Placement};
+use crate::{BlockPlacement, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::Simulator;
 use record::{BETWEEN_PASSES, DISK, NoRecorder, SimulationObserver, SpanRecorder, lane_from, lane_to};
@@ -123,7 +123,13 @@ impl Window {
 }
 
 /// Simulates the partition sequence of a phase.
-fn run<R: SimulationObserver>(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase, recorder: &mut R) -> Window {
+fn run<R: SimulationObserver>(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: &[u32],
+    phase: Phase,
+    recorder: &mut R,
+) -> Window {
     let copies = copies(problem, &placements_in_phase(placements, phase));
     match phase {
         Phase::Prefill => {

@@ -8,8 +8,8 @@
 //! schedule.
 
 use crate::{
-    BlockSpec, BlockPlacement, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Problem, Solution, Placement,
-    Workload,
+    BlockPlacement, BlockSpec, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Placement,
+    Problem, Solution, Workload,
 };
 use crate::{fits, plan, simulate};
 
@@ -100,8 +100,10 @@ impl Problem {
             Cost { decode_ms: ms, prefill_ms: vec![ms], ..cost.clone() }
         };
         let costs = |all: &[Cost]| all.iter().map(cost).collect();
-        let block =
-            |block: &BlockSpec| BlockSpec { boundary_bytes: block.boundary_bytes.saturating_mul(tokens), ..block.clone() };
+        let block = |block: &BlockSpec| BlockSpec {
+            boundary_bytes: block.boundary_bytes.saturating_mul(tokens),
+            ..block.clone()
+        };
         Problem {
             blocks: self.blocks.iter().map(block).collect(),
             cpu: costs(&self.cpu),
@@ -310,7 +312,9 @@ mod tests {
         let problem = from_disk(Some(200 << 20), 1e5);
         let (many, together) = plan_throughput(&problem, &OPTIONS).unwrap();
         assert!(many.load.sequences >= 16, "{}", many.load.sequences);
-        assert!(together.decode_ms > 0.0 && together.placements.iter().all(|placement| placement.decode == Placement::Cpu));
+        assert!(
+            together.decode_ms > 0.0 && together.placements.iter().all(|placement| placement.decode == Placement::Cpu)
+        );
     }
 
     #[test]
@@ -330,7 +334,10 @@ mod tests {
         assert!((eight / solution.decode_ms - 2.0).abs() < 0.01, "{eight}");
         assert!(found.sequences >= 8, "{found:?}");
         // Some of it on a GPU: no rows.
-        assert!(!problem.computes_rows(&[BlockPlacement::both(Placement::Cpu), BlockPlacement::both(Placement::Resident(0))]));
+        assert!(
+            !problem
+                .computes_rows(&[BlockPlacement::both(Placement::Cpu), BlockPlacement::both(Placement::Resident(0))])
+        );
         assert!(problem.computes_rows(&[BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu }]));
     }
 

@@ -1,6 +1,6 @@
 //! Times of computation and of transfers: a block in a phase, a boundary, streamed weights, state.
 
-use crate::{BlockSpec, BlockPlacement, Cost, GrowingState, KvHome, Mechanisms, Phase, Problem, Placement};
+use crate::{BlockPlacement, BlockSpec, Cost, GrowingState, KvHome, Mechanisms, Phase, Placement, Problem};
 
 /// Tensors that are copied one after another, each with its own latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +143,12 @@ impl Problem {
     }
 
     /// The transfers of a block's state in all passes of a phase.
-    pub(crate) fn swap_transfers(&self, block: usize, placement: BlockPlacement, phase: Phase) -> impl Iterator<Item = Transfer> {
+    pub(crate) fn swap_transfers(
+        &self,
+        block: usize,
+        placement: BlockPlacement,
+        phase: Phase,
+    ) -> impl Iterator<Item = Transfer> {
         let swap =
             self.state_swap(block, placement, phase).filter(|swap| !swap.until_phase_ends || phase == Phase::Decode);
         let in_all_passes =

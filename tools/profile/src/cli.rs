@@ -8,10 +8,8 @@ use std::path::PathBuf;
 /// and disk, and statistics of a prompt corpus. Writes a profile for hpp-split --profile.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "hpp-profile", version, arg_required_else_help = true)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command \
-                        line, 130 interrupted."
-)]
+#[command(after_help = "Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command \
+                        line, 130 interrupted.")]
 pub struct Cli {
     /// An ONNX file, or the directory that an exporter wrote.
     pub model: PathBuf,

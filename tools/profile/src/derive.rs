@@ -4,7 +4,7 @@
 //! `launch = (sum of the T_1 - T_m) / (m - 1)`, and `block = T_1 - launch`; for equal blocks that is `(T_m - T_1) / (m - 1)`.
 //! Pure: the result depends on the timings only, not on their order.
 
-use crate::fit::{Sample, CurveTerms, fit};
+use crate::fit::{CurveTerms, Sample, fit};
 use hpp_partition::Phase;
 use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
 

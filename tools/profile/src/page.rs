@@ -17,7 +17,12 @@ const NEW_TOKENS: u64 = 128;
 const POINTS: u64 = 12;
 
 /// Writes the report.
-pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &RooflineEstimator) -> Result<(), ProfileError> {
+pub fn write(
+    path: &Path,
+    analysis: &Analysis,
+    profile: &Profile,
+    roofline: &RooflineEstimator,
+) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
     let page = render(&ReportInput { profile, work: &work, sweep: &sweep });
     Ok(store::write(path, page.as_bytes())?)

@@ -4,7 +4,7 @@
 use crate::cli::provider_name;
 use crate::derive::{PHASES, median, phase_costs};
 use crate::estimate::RooflineEstimator;
-use crate::fit::{Sample, CurveTerms, fit};
+use crate::fit::{CurveTerms, Sample, fit};
 use hpp_schema::{
     BandwidthCurve, BandwidthPath, BandwidthPoint, Contention, CpuRates, DiskRates, GpuRates, HostDevice, Link,
     MACHINE_VERSION, Machine, Profile, Provider,

@@ -13,7 +13,7 @@ use crate::measure::{CorpusRun, ProfilingRun};
 use crate::page;
 use crate::progress::Progress;
 use crate::settings::{self, ModelLimits};
-use crate::store::{Store, ProfileStoreError, parent};
+use crate::store::{ProfileStoreError, Store, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};

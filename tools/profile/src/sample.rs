@@ -3,7 +3,7 @@
 use crate::begin::{begin, profiled_model};
 use crate::jobs::point_mut;
 use crate::settings::Settled;
-use crate::targets::{BlockFacts, RunBytes, BlockTarget, facts, targets};
+use crate::targets::{BlockFacts, BlockTarget, RunBytes, facts, targets};
 use hpp_model::{Analysis, LogitsMode, analyse};
 use hpp_partition::Phase;
 use hpp_schema::{ByteSize, Host, HostDevice, Profile, ProfileSettings, Provider, TimingStats};

@@ -70,7 +70,11 @@ pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host) -> Result<Settled, Pr
 
 /// Resolves the settings of a resumed profile: keeps its settings and adds new token counts and providers. Returns every setting
 /// that conflicts.
-pub fn settle_again(cli: &Cli, limits: ModelLimits, before: &Profile) -> Result<Result<Settled, Vec<String>>, ProfileError> {
+pub fn settle_again(
+    cli: &Cli,
+    limits: ModelLimits,
+    before: &Profile,
+) -> Result<Result<Settled, Vec<String>>, ProfileError> {
     let mut settings = before.settings.clone();
     let mut notes = Vec::new();
     let mut differences = Vec::new();

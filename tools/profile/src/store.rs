@@ -123,7 +123,11 @@ impl Store {
 
 /// Writes a file atomically, or writes the bytes to a stream.
 pub fn write(path: &Path, bytes: &[u8]) -> Result<(), ProfileStoreError> {
-    hpp_io::write_file(path, bytes).map_err(|e| ProfileStoreError::Io { action: "write", path: e.path, source: e.source })
+    hpp_io::write_file(path, bytes).map_err(|e| ProfileStoreError::Io {
+        action: "write",
+        path: e.path,
+        source: e.source,
+    })
 }
 
 /// The directory a file lies in.

@@ -2,8 +2,8 @@
 
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
-use crate::output::FileWriteError;
-use hpp_io::{LogFilterError, StdoutError, FileWriteError};
+use crate::output::OutputError;
+use hpp_io::{FileWriteError, LogFilterError, StdoutError};
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, OverBudget};
 use hpp_schema::ByteSize;
@@ -66,7 +66,7 @@ pub enum SplitError {
     Refine(#[from] RefineError),
     /// The output directory cannot be written.
     #[error(transparent)]
-    Output(#[from] FileWriteError),
+    Output(#[from] OutputError),
     /// A result cannot be printed.
     #[error(transparent)]
     Stdout(#[from] StdoutError),

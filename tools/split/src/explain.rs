@@ -11,7 +11,7 @@ use crate::reason::{difference, is_rounding, place_name};
 use crate::request::PlanningRequest;
 use crate::table;
 use hpp_model::{Analysis, analyse};
-use hpp_partition::{Change, BlockPlacement, Explanation, DeviceId, RunExplanation, Solution, change, evaluate};
+use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};
 use hpp_schema::ModelKind;
 use serde::Serialize;
 

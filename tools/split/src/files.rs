@@ -126,7 +126,12 @@ impl<'a> PlanWriter<'a> {
     }
 
     /// The models to write, by file name: partitions first, in order.
-    fn protos(&mut self, model: &Model, parts: &[PartitionGraph], plan: &Plan) -> Result<Vec<(String, ModelProto)>, SplitError> {
+    fn protos(
+        &mut self,
+        model: &Model,
+        parts: &[PartitionGraph],
+        plan: &Plan,
+    ) -> Result<Vec<(String, ModelProto)>, SplitError> {
         let extractor = Extractor::new(model, &self.analysis.graph);
         let mut protos = Vec::new();
         for (part, partition) in parts.iter().zip(&plan.partitions) {
@@ -203,11 +208,9 @@ impl<'a> PlanWriter<'a> {
     fn place(&mut self, model: &Model, plan: &Plan) -> Result<String, SplitError> {
         // All weight inputs come from one directory, and formerly embedded ones are in a file of the plan directory.
         let is_gpu = |device: &str| plan.devices.iter().any(|d| d.name == device && d.kind == DeviceKind::Gpu);
-        let streams = plan
-            .partitions
-            .iter()
-            .flat_map(Partition::variants)
-            .any(|variant| is_gpu(variant.device) && (variant.residency == Residency::Streamed || self.options.movable));
+        let streams = plan.partitions.iter().flat_map(Partition::variants).any(|variant| {
+            is_gpu(variant.device) && (variant.residency == Residency::Streamed || self.options.movable)
+        });
         if self.options.in_place && !streams && !needs_externalising(&self.analysis.model) {
             return Ok(self.to.relative(self.analysis.model.dir()));
         }

@@ -1,7 +1,7 @@
 //! Groups blocks with the same block placement into partitions.
 
 use hpp_model::PartitionSpec;
-use hpp_partition::{BlockPlacement, KvHome, Phase, DeviceId, Problem, Placement, runs};
+use hpp_partition::{BlockPlacement, DeviceId, KvHome, Phase, Placement, Problem, runs};
 
 /// Kinds of blocks that need a partition of their own, besides streamed ones and GPU blocks whose state is in host
 /// memory.
@@ -19,7 +19,12 @@ pub struct OwnPartition {
 /// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights.
 /// While state is kept in host memory, each GPU block is a partition of its own, so that the device holds the state of
 /// one block at a time.
-pub fn group(problem: &Problem, placements: &[BlockPlacement], min_partitions: usize, rules: OwnPartition) -> Vec<PartitionSpec> {
+pub fn group(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    min_partitions: usize,
+    rules: OwnPartition,
+) -> Vec<PartitionSpec> {
     // `runs` joins adjacent blocks with equal places: give each group a number and pass it as a GPU index.
     let mut group = 0;
     let mut groups = Vec::with_capacity(placements.len());

@@ -26,7 +26,9 @@ pub fn check_host(
     if allow {
         return Ok(());
     }
-    let on_host = |placement: hpp_partition::BlockPlacement| Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu);
+    let on_host = |placement: hpp_partition::BlockPlacement| {
+        Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
+    };
     let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.placement));
     let nodes = partitions.flat_map(|(_, part)| part.nodes.iter().copied());
     refuse(without_cpu_kernel(&analysis.graph, nodes), NO_KERNEL)

@@ -8,8 +8,8 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    BlockSpec, BlockPlacement, Mechanisms, Options, OverBudget, Phase, DeviceId, Problem, Solution, MemoryUsage, Placement, evaluate, fits,
-    gpu_layers, plan, stream_layers, usage_of_partitions,
+    BlockPlacement, BlockSpec, DeviceId, Mechanisms, MemoryUsage, Options, OverBudget, Phase, Placement, Problem,
+    Solution, evaluate, fits, gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -73,7 +73,9 @@ pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solut
 /// time. A block that is streamed or changes its device between phases is a partition of its own in both phases; the
 /// planner does not count the launches of those partitions, so a solution may turn out slower than predicted.
 fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Partitioning) -> Option<Partitioning> {
-    let is_dynamic = |placement: &BlockPlacement| placement.prefill != placement.decode || matches!(placement.decode, Placement::Streamed(_));
+    let is_dynamic = |placement: &BlockPlacement| {
+        placement.prefill != placement.decode || matches!(placement.decode, Placement::Streamed(_))
+    };
     if !planned.solution.placements.iter().any(is_dynamic) {
         return None;
     }
@@ -87,7 +89,8 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
 /// A solution by the planner or by manual placement, and whether it is manual.
 fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
     let problem = &request.problem;
-    let all_on_host = || evaluate_manual(request, args, vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()], &[]);
+    let all_on_host =
+        || evaluate_manual(request, args, vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()], &[]);
     let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
         || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
     let (solution, is_manual) = if is_counted {
@@ -144,8 +147,14 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
 
 /// Predicts the times of a manual placement. A GPU that streams has the planner's number of slots (`planned`), else
 /// `--slots`, else the default.
-fn evaluate_manual(request: &PlanningRequest, args: &SplitArgs, placements: Vec<BlockPlacement>, planned: &[u32]) -> Solution {
-    let streams = |gpu| placements.iter().any(|c| Phase::BOTH.iter().any(|phase| c.in_phase(*phase) == Placement::Streamed(gpu)));
+fn evaluate_manual(
+    request: &PlanningRequest,
+    args: &SplitArgs,
+    placements: Vec<BlockPlacement>,
+    planned: &[u32],
+) -> Solution {
+    let streams =
+        |gpu| placements.iter().any(|c| Phase::BOTH.iter().any(|phase| c.in_phase(*phase) == Placement::Streamed(gpu)));
     let given = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
     let slots = |gpu: usize| match planned.get(gpu) {
         _ if !streams(gpu) => 0,

@@ -4,7 +4,7 @@ use crate::amount::{self, MEASURED};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use hpp_model::{DiskStreaming, PartitionSpec};
-use hpp_partition::{Alternative, BlockRole, BlockPlacement, Objective, RunExplanation, Placement, explain_runs};
+use hpp_partition::{Alternative, BlockPlacement, BlockRole, Objective, Placement, RunExplanation, explain_runs};
 use hpp_schema::ByteSize;
 
 /// One reason for each partition, in order.

@@ -4,8 +4,8 @@ use crate::amount::{self, ESTIMATED, MEASURED};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
-    Achieved, ByteSize, Device, DeviceKind, PartitionVariant, ModelKind, ObjectiveKind, Partition, Plan, PredictedThroughput,
-    Residency, Ring,
+    Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
+    PredictedThroughput, Residency, Ring,
 };
 use std::fmt::Write as _;
 

@@ -4,7 +4,7 @@
 use crate::error::SplitError;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Lifted, LiftedWeight, VirtualFiles, WeightBytes, WeightError, embed_structure};
-use hpp_schema::{ByteSize, DeviceKind, PartitionVariant, Partition, Plan, Residency, WeightInput};
+use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, WeightInput};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
@@ -68,7 +68,9 @@ fn convert_partitions(
     let gpus: BTreeSet<String> = gpus(plan);
     let mut shared_files = SharedFiles::default();
     for (partition, (name, proto)) in plan.partitions.iter_mut().zip(protos) {
-        let converts = |variant: &PartitionVariant| gpus.contains(variant.device) && has_weight_inputs(partition, variant, movable);
+        let converts = |variant: &PartitionVariant| {
+            gpus.contains(variant.device) && has_weight_inputs(partition, variant, movable)
+        };
         let decode = converts(&partition.decode_variant());
         let prefill = partition.prefill.is_some() && converts(&partition.prefill_variant());
         if !decode && !prefill {
@@ -127,8 +129,7 @@ impl SharedFiles {
         let weights: Vec<WeightInput> = lifted.weights.into_iter().map(|weight| self.input(weight)).collect();
         let (file, own) = (self.file_of(lifted.proto), partition.file.clone());
         if let Some(variant) = partition.prefill.as_mut().filter(|_| prefill) {
-            (variant.file, variant.weights, variant.host_file) =
-                (file.clone(), weights.clone(), Some(own.clone()));
+            (variant.file, variant.weights, variant.host_file) = (file.clone(), weights.clone(), Some(own.clone()));
         }
         if decode {
             (partition.file, partition.weights, partition.host_file) = (file, weights, Some(own));

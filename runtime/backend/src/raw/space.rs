@@ -98,6 +98,10 @@ impl MemorySpace {
     pub fn memory_use(&self) -> Option<hpp_engine::port::DeviceMemoryInfo> {
         let allocator = self.allocator.as_ref()?;
         let name = format!("{}:{}", self.info.allocation_device().as_str(), self.info.device_id());
-        Some(hpp_engine::port::DeviceMemoryInfo { name, used: allocator.stat(c"InUse"), total: allocator.stat(c"Limit") })
+        Some(hpp_engine::port::DeviceMemoryInfo {
+            name,
+            used: allocator.stat(c"InUse"),
+            total: allocator.stat(c"Limit"),
+        })
     }
 }

@@ -212,7 +212,12 @@ impl Uploader {
     }
 
     /// Starts to upload each weight to the buffer at the same index of `to`.
-    pub fn begin(&self, runtime: &SharedRuntime, source: &UploadSource, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {
+    pub fn begin(
+        &self,
+        runtime: &SharedRuntime,
+        source: &UploadSource,
+        to: &[&OrtBuffer],
+    ) -> Result<Upload, BackendError> {
         let Some(device) = to.first().map(|buffer| &buffer.space).filter(|space| space.id != MemoryId::HOST) else {
             return read_to_host(source, to).map(|interval| Upload(UploadState::Done(interval)));
         };
@@ -296,7 +301,12 @@ impl Uploader {
 
     /// The staging buffer of a device, of at least `bytes`. If it is too small it is replaced by a larger one; copies in progress keep
     /// the old one alive.
-    fn staging(&self, runtime: &SharedRuntime, device: &MemorySpace, bytes: u64) -> Result<UploadStaging, BackendError> {
+    fn staging(
+        &self,
+        runtime: &SharedRuntime,
+        device: &MemorySpace,
+        bytes: u64,
+    ) -> Result<UploadStaging, BackendError> {
         let mut all = self.0.staging.borrow_mut();
         if let Some(staging) = all.get(&device.id).filter(|staging| staging.bytes >= bytes) {
             return Ok(staging.clone());

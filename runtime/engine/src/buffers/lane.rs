@@ -2,7 +2,7 @@
 
 use super::{Boundaries, BufferPool, InputBuffers};
 use crate::error::EngineError;
-use crate::ids::{BoundaryId, InputId, IndexVec};
+use crate::ids::{BoundaryId, IndexVec, InputId};
 use crate::port::{Backend, MemoryId};
 use crate::program::{BoundaryCopy, PassSizes};
 use crate::telemetry::Recorder;

@@ -2,7 +2,7 @@
 
 use super::{Buffer, BufferPool, StateBuffers, StateLayout, about, size_of};
 use crate::error::EngineError;
-use crate::ids::{StateId, IndexVec};
+use crate::ids::{IndexVec, StateId};
 use crate::port::{Backend, Dims};
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -6,7 +6,7 @@
 
 use super::{BindingKey, Buffer, BufferPool, StateLayout, about, size_of};
 use crate::error::EngineError;
-use crate::ids::{StageId, StateId, IndexVec};
+use crate::ids::{IndexVec, StageId, StateId};
 use crate::port::{Backend, MemoryId};
 use crate::program::Stage;
 use crate::telemetry::{Recorder, TensorCopy};

@@ -21,7 +21,8 @@ pub(super) fn lock_weights<B: Backend>(
     reporter: &dyn Reporter,
 ) -> Result<(), EngineError> {
     let plan = &program.plan;
-    let streams = |partition: &Partition| budget.residency(plan, &partition.decode_variant()) == WeightResidency::Streamed;
+    let streams =
+        |partition: &Partition| budget.residency(plan, &partition.decode_variant()) == WeightResidency::Streamed;
     if !plan.partitions.iter().any(streams) {
         return Ok(());
     }

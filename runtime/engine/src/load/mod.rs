@@ -8,7 +8,7 @@ use crate::buffers::{
     Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateArena, StateLayout, StateStaging,
 };
 use crate::error::{BackendError, EngineError};
-use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, IndexVec};
+use crate::ids::{BoundaryId, Id, IndexVec, InputId, StageId, StateId};
 use crate::options::{EngineOptions, RowBatching};
 use crate::port::{Backend, MemoryId, Session};
 use crate::program::{

@@ -3,14 +3,14 @@
 use super::files;
 use crate::cancel::CancelHandle;
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, PartitionId, SessionId, StageId, IndexVec};
+use crate::ids::{Id, IndexVec, PartitionId, SessionId, StageId};
 use crate::options::{EngineOptions, Verify};
 use crate::port::{Backend, Fallback, Loaded, Prepared, Session, SessionSpec};
 use crate::program::{InputSource, NameResolver, OutputSink, Route, Stage, StageInput, StageOutput, match_ports};
 use crate::reporter::Reporter;
 use crate::telemetry::StageTelemetry;
 use crate::weights::budget::HostMemoryBudget;
-use hpp_schema::{PartitionVariant, Partition, Plan, Provider, Residency};
+use hpp_schema::{Partition, PartitionVariant, Plan, Provider, Residency};
 use std::path::Path;
 use std::time::Duration;
 use tracing::info;

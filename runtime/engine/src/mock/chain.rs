@@ -196,11 +196,13 @@ impl Chain {
         let numbers = || 0..self.parts.len();
         let partitions: Vec<String> = numbers().map(|number| self.partition(number)).collect();
         let states: Vec<String> = numbers().flat_map(|number| self.states(number)).collect();
-        let prefill: Vec<String> = numbers().flat_map(|number| self.steps(number, ChainPart::prefill_variant)).collect();
+        let prefill: Vec<String> =
+            numbers().flat_map(|number| self.steps(number, ChainPart::prefill_variant)).collect();
         let decode: Vec<String> = numbers().flat_map(|number| self.steps(number, ChainPart::decode_variant)).collect();
         let mut files = vec![record("model.onnx", "source", &[]), record(WEIGHTS, "weights", weights)];
         let variants = |number: usize| {
-            [self.parts[number].decode_variant(), self.parts[number].prefill_variant()].map(|variant| file(number, &variant))
+            [self.parts[number].decode_variant(), self.parts[number].prefill_variant()]
+                .map(|variant| file(number, &variant))
         };
         let mut named: Vec<String> = numbers().flat_map(variants).collect();
         named.sort_unstable();

@@ -3,7 +3,7 @@
 use super::VirtualClock;
 use super::tensor::misfit;
 use crate::error::BackendError;
-use crate::port::{ChunkSize, Interval, WeightResidency, WeightPager};
+use crate::port::{ChunkSize, Interval, WeightPager, WeightResidency};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;

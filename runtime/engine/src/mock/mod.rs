@@ -11,7 +11,7 @@ mod session;
 mod tensor;
 mod upload;
 
-pub use chain::{Chain, ChainVariant, ChainInputs, ChainPart};
+pub use chain::{Chain, ChainInputs, ChainPart, ChainVariant};
 pub use clock::{LinkCost, VirtualClock};
 pub use disk::{MockDisk, MockWeightPager};
 pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};

@@ -7,7 +7,7 @@ mod time;
 mod weights;
 
 pub use time::{Interval, Timing, TimingToken};
-pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightPager};
+pub use weights::{ChunkSize, HostCopy, Uploaded, WeightLocation, WeightPager, WeightResidency};
 
 use crate::error::BackendError;
 use crate::reporter::Reporter;

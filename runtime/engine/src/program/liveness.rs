@@ -2,7 +2,7 @@
 
 use super::schedule::ScheduledOp;
 use super::stage::{InputSource, OutputSink, Stage};
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, IndexVec};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::telemetry::{PerPhase, Phase};
 
 /// The steps of a schedule from a boundary's producer to its last reader.

@@ -13,7 +13,7 @@ pub(crate) use shape::{PassShape, PassSizes, SymbolTable, token_axis};
 pub(crate) use stage::{InputSource, OutputSink, Stage, StageInput, StageOutput};
 
 use crate::buffers::StateLayout;
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, StateId, IndexVec};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId, StateId};
 use crate::port::MemoryId;
 use crate::telemetry::{PerPhase, Phase};
 use hpp_schema::{ModelKind, Partition, Plan};

@@ -1,9 +1,9 @@
 //! Matches the plan's names with ids and with the ports of sessions.
 
 use super::stage::{InputSource, OutputSink};
-use crate::ids::{BoundaryId, Id, InputId, PartitionId, StateId, IndexVec};
+use crate::ids::{BoundaryId, Id, IndexVec, InputId, PartitionId, StateId};
 use crate::port::Port;
-use hpp_schema::{DType, PartitionVariant, OutputRole, OutputUse, Partition, Plan, State};
+use hpp_schema::{DType, OutputRole, OutputUse, Partition, PartitionVariant, Plan, State};
 
 /// A partition output that is not a state.
 pub(crate) struct BoundaryName<'a> {

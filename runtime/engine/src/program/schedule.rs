@@ -2,7 +2,7 @@
 
 use super::resolve::NameResolver;
 use super::stage::{InputSource, Stage};
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, IndexVec};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::port::MemoryId;
 use hpp_schema::{Plan, Step};
 

@@ -21,7 +21,7 @@ use crate::buffers::{BufferPool, Lane, StateArena, StateBuffers, StateStaging};
 use crate::cancel::{Attached, CancelHandle};
 use crate::error::EngineError;
 use crate::file_watch::FileWatch;
-use crate::ids::{BoundaryId, SessionId, StageId, IndexVec};
+use crate::ids::{BoundaryId, IndexVec, SessionId, StageId};
 use crate::port::Backend;
 use crate::program::{Program, Route, Stage};
 use crate::telemetry::Recorder;

@@ -3,7 +3,7 @@
 use super::{Runtime, Sequence};
 use crate::buffers::{PagePart, PageRange};
 use crate::error::EngineError;
-use crate::ids::{StateId, IndexVec};
+use crate::ids::{IndexVec, StateId};
 use crate::port::{Backend, MemoryId};
 use crate::program::Program;
 

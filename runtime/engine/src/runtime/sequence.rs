@@ -2,7 +2,7 @@
 
 use crate::buffers::{ArenaRow, BindingKey, BufferPool, StateBuffers};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{StageId, StateId, IndexVec};
+use crate::ids::{IndexVec, StageId, StateId};
 use crate::port::{Backend, Session};
 use crate::program::{Program, Stage};
 use crate::tensor::HostTensor;

@@ -122,7 +122,9 @@ impl Recorder {
             (Timing::Measured(interval), DeviceEvent::Upload { stage, memory, bytes }) => {
                 self.uploaded(stage, memory, bytes, interval);
             }
-            (Timing::Measured(interval), DeviceEvent::Stall { stage, awaited }) => self.stalled(stage, awaited, interval),
+            (Timing::Measured(interval), DeviceEvent::Stall { stage, awaited }) => {
+                self.stalled(stage, awaited, interval)
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{ByteSize, DeviceKind, PartitionVariant, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency};
 
 /// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
 const RESERVE: u64 = 4 << 20;

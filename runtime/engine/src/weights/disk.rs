@@ -4,7 +4,7 @@ use super::prefetch::{Chunk, Prefetcher};
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::BufferPool;
 use crate::error::BackendError;
-use crate::ids::{SessionId, StageId, IndexVec};
+use crate::ids::{IndexVec, SessionId, StageId};
 use crate::port::{Backend, ChunkSize, WeightPager};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, PerPhase, Phase};

@@ -16,7 +16,7 @@ pub(crate) use disk::DiskTier;
 
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{StageId, IndexVec};
+use crate::ids::{IndexVec, StageId};
 use crate::port::{Backend, Dims, Timing, TimingToken};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase, Recorder};

@@ -16,8 +16,8 @@ use hpp_engine::EngineOptions;
 use hpp_generate::kv::PageStoreError;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
-    GenerationEvent, FinishReason, GenerateError, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, GenerationRequest,
-    SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
+    FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile,
+    PromptEncoder, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::show;
 use rustyline::error::ReadlineError;
@@ -52,7 +52,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         };
         if is_other_kind {
             return Err(ExecError::Usage {
-                message: "this session belongs to a model with a chat template, and this model has none, or vice versa".to_owned(),
+                message: "this session belongs to a model with a chat template, and this model has none, or vice versa"
+                    .to_owned(),
                 hint: "use another --session name with this model".to_owned(),
             });
         }

@@ -17,8 +17,8 @@ use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
-    GenerationEvent, FinishReason, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, GenerationRequest, SingleSequence,
-    check_language_model, check_prompt, generate, prompt_chunk,
+    FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile, PromptEncoder,
+    SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::{show, show_json};
 use hpp_schema::error_line;

@@ -3,7 +3,7 @@
 use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::runtime::{OrtBackend, OnnxRuntime, available_memory, memory_limit};
+use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit};
 use hpp_engine::Engine;
 use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{KvCache, KvSettings};

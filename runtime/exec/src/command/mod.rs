@@ -21,7 +21,7 @@ use crate::error::ExecError;
 use crate::inputs::{RequiredInputs, check_inputs};
 use crate::interrupt::Interrupt;
 use crate::prompt::PromptSource;
-use crate::runtime::{OrtBackend, OnnxRuntime, available_memory};
+use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{CancelHandle, Engine, EngineError, EngineOptions, NamedTensors};

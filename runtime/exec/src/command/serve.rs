@@ -13,8 +13,8 @@ use hpp_engine::EngineOptions;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::{Plan, Residency};
 use hpp_serve::{
-    EngineHandle, EngineLimits, LoadedEngine, Metrics, ServedModel, ModelSettings, WeightPlacement, ServeSettings, Shutdown, WakeFn,
-    check_address, serve,
+    EngineHandle, EngineLimits, LoadedEngine, Metrics, ModelSettings, ServeSettings, ServedModel, Shutdown, WakeFn,
+    WeightPlacement, check_address, serve,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;

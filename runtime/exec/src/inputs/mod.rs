@@ -5,7 +5,7 @@ mod random;
 pub use random::{random_inputs, random_tokens};
 
 use hpp_engine::{HostTensor, NamedTensors};
-use hpp_schema::{Dim, InputRole, SourceModel, ModelInput};
+use hpp_schema::{Dim, InputRole, ModelInput, SourceModel};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 

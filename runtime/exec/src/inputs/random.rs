@@ -3,7 +3,7 @@
 use super::InputsError;
 use half::{bf16, f16};
 use hpp_engine::{HostTensor, NamedTensors};
-use hpp_schema::{DType, Dim, InputRole, SourceModel, ModelInput, Symbols};
+use hpp_schema::{DType, Dim, InputRole, ModelInput, SourceModel, Symbols};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 

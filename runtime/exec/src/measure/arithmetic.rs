@@ -5,7 +5,7 @@ use super::{MeasureError, median};
 use crate::console::Console;
 use crate::runtime::OrtBackend;
 use hpp_engine::PartitionBench;
-use hpp_schema::probe::{Case, OutputSpec, Feed, Fill, PartitionProbe};
+use hpp_schema::probe::{Case, Feed, Fill, OutputSpec, PartitionProbe};
 use hpp_schema::{DType, HostKernels, Provider};
 
 /// Rows and columns of each matrix: large enough that the product takes long, while the matrices take little memory.

@@ -1,6 +1,6 @@
 //! How much computing on the host and copying to a device slow each other down: both use the host's memory bandwidth.
 
-use super::link::{LinkDevice, FIRST_DEVICE, LinkBuffers};
+use super::link::{FIRST_DEVICE, LinkBuffers, LinkDevice};
 use super::ram::Readers;
 use super::{MeasureError, median};
 use crate::runtime::OrtBackend;
@@ -36,7 +36,10 @@ pub(crate) fn measure_contention(
     let read_alone = readers.bandwidth();
     let mut together = Ok(Vec::new());
     let read_together = readers.during(|| together = copies());
-    Ok(ContentionFactors { compute: slowdown(read_alone, read_together), link: slowdown(median(together?), copy_alone) })
+    Ok(ContentionFactors {
+        compute: slowdown(read_alone, read_together),
+        link: slowdown(median(together?), copy_alone),
+    })
 }
 
 /// The ratio of two numbers. Nothing runs faster beside other load, so a ratio below 1 is noise and becomes 1.

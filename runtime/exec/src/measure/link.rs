@@ -36,7 +36,8 @@ pub(crate) fn link_curves(
     let largest = sizes.last().copied().unwrap_or(0);
     let mut curves = Vec::new();
     for pinned in [false, true] {
-        let Some(link) = LinkBuffers::new(backend, LinkDevice { provider, name: FIRST_DEVICE }, largest, pinned)? else {
+        let Some(link) = LinkBuffers::new(backend, LinkDevice { provider, name: FIRST_DEVICE }, largest, pinned)?
+        else {
             continue;
         };
         for to_device in [true, false] {

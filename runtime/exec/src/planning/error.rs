@@ -11,7 +11,7 @@ pub enum PlanningError {
     #[error("{} is a model, and hpp-split, which plans it, is neither beside hpp-exec nor on PATH", model.display())]
     NoPlanner { model: PathBuf },
     #[error("cannot run {}", path.display())]
-    SplitCommand { path: PathBuf, source: io::Error },
+    Planner { path: PathBuf, source: io::Error },
     /// hpp-split failed and has printed why, unless a signal ended it.
     #[error("hpp-split made no plan")]
     NotPlanned { code: Option<u8> },

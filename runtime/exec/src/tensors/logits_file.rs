@@ -1,7 +1,7 @@
 //! Writes the logits of each step, float32 `[steps, vocab]`, to a `.npy` file that appears once it is complete.
 
 use super::npy_header::NpyHeader;
-use hpp_io::{OutputFile, FileWriteError};
+use hpp_io::{FileWriteError, OutputFile};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 

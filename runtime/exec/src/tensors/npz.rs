@@ -2,7 +2,7 @@
 
 use super::npy;
 use hpp_engine::HostTensor;
-use hpp_io::{OutputFile, FileWriteError};
+use hpp_io::{FileWriteError, OutputFile};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};

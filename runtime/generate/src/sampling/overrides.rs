@@ -1,6 +1,6 @@
 //! Combines the sampling settings of a request with the defaults of the model's authors.
 
-use super::{SamplingMethod, RandomSampling, SamplingParams};
+use super::{RandomSampling, SamplingMethod, SamplingParams};
 use hpp_schema::SamplingDefaults;
 use std::hash::{BuildHasher, Hasher, RandomState};
 

@@ -8,7 +8,7 @@ mod completion;
 mod settings;
 
 pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
-pub use completion::{CompletionRequest, OnePrompt, CompletionPrompt};
+pub use completion::{CompletionPrompt, CompletionRequest, OnePrompt};
 pub use settings::{OneOrMany, Settings, StreamOptions};
 
 use serde::Serialize;
@@ -35,8 +35,8 @@ pub struct PromptTokensDetails {
 
 impl Usage {
     /// The sum over answers, of which `each` belong to one prompt, whose tokens count once.
-    pub fn of(answers: &[hpp_generate::Usage], each: usize) -> Self {
-        let sum = |tokens: fn(&hpp_generate::Usage) -> usize| answers.iter().map(tokens).sum::<usize>();
+    pub fn of(answers: &[hpp_generate::TokenUsage], each: usize) -> Self {
+        let sum = |tokens: fn(&hpp_generate::TokenUsage) -> usize| answers.iter().map(tokens).sum::<usize>();
         let each = each.max(1);
         let prompt_tokens = sum(|usage| usage.prompt_tokens) / each;
         let completion_tokens = sum(|usage| usage.completion_tokens);

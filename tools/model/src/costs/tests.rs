@@ -4,7 +4,7 @@
 use super::{Scenario, blocks};
 use crate::{Analysis, LogitsMode, analyse};
 use hpp_graph::cut;
-use hpp_partition::{BlockSpec, BlockRole};
+use hpp_partition::{BlockRole, BlockSpec};
 use std::path::Path;
 
 fn fixture(name: &str) -> (Analysis, Vec<BlockSpec>) {

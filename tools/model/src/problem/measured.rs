@@ -2,7 +2,7 @@
 
 use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
-use hpp_partition::{BlockSpec, BlockRole, CHUNK_TOKENS, Cost, Workload};
+use hpp_partition::{BlockRole, BlockSpec, CHUNK_TOKENS, Cost, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -2,7 +2,7 @@
 
 use super::{CostSource, problem};
 use crate::{Analysis, LogitsMode, Scenario, analyse, avoid_faults};
-use hpp_partition::{Budget, BlockPlacement, Mechanisms, Objective, Options, Planner, Problem, plan};
+use hpp_partition::{BlockPlacement, Budget, Mechanisms, Objective, Options, Planner, Problem, plan};
 use hpp_schema::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -336,7 +336,8 @@ fn no_plan_places_a_block_on_a_provider_that_computes_it_wrongly() {
         let options = Options { planner, objective, mechanisms, slots: None };
         let placements = plan(&problem, &options).unwrap().placements;
         let blocks = problem.blocks.iter().zip(placements);
-        let on_gpu = |placement: BlockPlacement| [placement.prefill, placement.decode].iter().any(|place| place.gpu().is_some());
+        let on_gpu =
+            |placement: BlockPlacement| [placement.prefill, placement.decode].iter().any(|place| place.gpu().is_some());
         blocks.filter(|(_, placement)| on_gpu(*placement)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
     };
     let count_layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();

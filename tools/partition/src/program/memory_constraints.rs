@@ -22,7 +22,8 @@ pub(super) fn add_memory_constraints(program: &mut IntegerProgram) {
 /// Adds the memory limit of one GPU.
 pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
     let problem = program.problem;
-    let uses_gpu = move |placement: BlockPlacement| Phase::BOTH.iter().any(|phase| placement.in_phase(*phase).gpu() == Some(gpu));
+    let uses_gpu =
+        move |placement: BlockPlacement| Phase::BOTH.iter().any(|phase| placement.in_phase(*phase).gpu() == Some(gpu));
     let is_streamed = move |placement: BlockPlacement| placement.is_streamed_to(gpu);
     let mut fixed = program.weights(|placement| placement.is_resident_on(gpu));
     let workspace = program.max_over_selected(uses_gpu, |i| problem.blocks[i].workspace_bytes);
@@ -162,7 +163,11 @@ impl IntegerProgram<'_> {
     }
 
     /// Upper bound of a number of the blocks with a selected block placement. Invariant: at least the number of every selected class.
-    fn max_over_selected(&mut self, selects: impl Fn(BlockPlacement) -> bool, number: impl Fn(usize) -> u64) -> LinearExpr {
+    fn max_over_selected(
+        &mut self,
+        selects: impl Fn(BlockPlacement) -> bool,
+        number: impl Fn(usize) -> u64,
+    ) -> LinearExpr {
         if (0..self.problem.blocks.len()).all(|i| number(i) == 0) {
             return LinearExpr::default();
         }

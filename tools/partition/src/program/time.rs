@@ -104,10 +104,13 @@ fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut
     let problem = program.problem;
     let mut swaps = LinearExpr::default();
     for (region, class) in program.classes() {
-        for (placement, variable) in program.counts[region][class].iter().filter(|(placement, _)| placement.in_phase(phase) == place) {
+        for (placement, variable) in
+            program.counts[region][class].iter().filter(|(placement, _)| placement.in_phase(phase) == place)
+        {
             let count = LinearExpr::sum([*variable]);
             let min_ms = |ms: &dyn Fn(Transfer) -> f64| {
-                program.min_of_class(region, class, |i| problem.swap_transfers(i, *placement, phase).map(ms).sum::<f64>())
+                program
+                    .min_of_class(region, class, |i| problem.swap_transfers(i, *placement, phase).map(ms).sum::<f64>())
             };
             swaps.add(&count, min_ms(&|transfer| problem.copy_ms(transfer)));
             for (gpu, link) in links.iter_mut().enumerate() {
@@ -190,7 +193,13 @@ fn weight_copies_ms(program: &IntegerProgram, phase: Phase, gpu: usize) -> Linea
 
 /// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable. `sequence`
 /// and `link` include the handover.
-fn add_contention(program: &mut IntegerProgram, gpu: usize, time: &PhaseTime, sequence: &LinearExpr, link: &LinearExpr) {
+fn add_contention(
+    program: &mut IntegerProgram,
+    gpu: usize,
+    time: &PhaseTime,
+    sequence: &LinearExpr,
+    link: &LinearExpr,
+) {
     let costs = &program.problem.gpus[gpu];
     let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
     let (ms, host) = (&time.ms, &time.host);

@@ -4,7 +4,7 @@
 //! are copied, a copy at `1 / link_contention` while the host computes, and a copy pauses while a boundary or state is copied in the
 //! same direction (weights are copied in pieces, between which other copies run).
 
-use super::record::{SimulationObserver, SimulatedCopy};
+use super::record::{SimulatedCopy, SimulationObserver};
 use crate::schedule::{Copies, ScheduleStep, StepKind};
 use crate::{DeviceId, Problem};
 

@@ -2,7 +2,7 @@
 //! of each placement of one phase once; tables over sets of blocks hold the memory use.
 
 use super::instances::{from_disk, legal};
-use crate::{BlockSpec, BlockRole, BlockPlacement, KvHome, Mechanisms, Objective, Phase, Problem, Placement, simulate};
+use crate::{BlockPlacement, BlockRole, BlockSpec, KvHome, Mechanisms, Objective, Phase, Placement, Problem, simulate};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -109,11 +109,8 @@ impl Sets {
             put(&mut self.reads[phase], place != Placement::Resident(0));
             put(&mut self.copies[phase], place == Placement::Streamed(0));
             let same_place = BlockPlacement::both(place);
-            let swaps_differ = !(problem.swap_transfers(block, placement, Phase::BOTH[phase])).eq(problem.swap_transfers(
-                block,
-                same_place,
-                Phase::BOTH[phase],
-            ));
+            let swaps_differ = !(problem.swap_transfers(block, placement, Phase::BOTH[phase]))
+                .eq(problem.swap_transfers(block, same_place, Phase::BOTH[phase]));
             self.code[phase] += (digit(place) + if swaps_differ { 3 } else { 0 }) * 6usize.pow(block as u32);
         }
         self
@@ -173,7 +170,8 @@ impl<'a> Tables<'a> {
             };
             let placements: Vec<BlockPlacement> = (0..self.problem.blocks.len()).map(one).collect();
             let handover = |i: usize| self.problem.handover_ms(i, placements[i]);
-            let handover_ms: f64 = if phase == Phase::Prefill { (0..placements.len()).map(handover).sum() } else { 0.0 };
+            let handover_ms: f64 =
+                if phase == Phase::Prefill { (0..placements.len()).map(handover).sum() } else { 0.0 };
             simulate(&self.free, &placements, &[self.slots], phase).ms - handover_ms
         };
         *self.ms[phase as usize].borrow_mut().entry(code).or_insert_with(simulated)

@@ -2,7 +2,7 @@
 
 use super::brute_force_tables::brute_force_with_tables;
 use super::instances::{brute_force, disk_bound_instance, instance};
-use crate::{KvHome, Mechanisms, Objective, Options, DeviceId, Planner, Problem, evaluate, fits, plan};
+use crate::{DeviceId, KvHome, Mechanisms, Objective, Options, Planner, Problem, evaluate, fits, plan};
 use proptest::prelude::*;
 
 fn options(mechanisms: Mechanisms, objective: Objective, slots: Option<u32>) -> Options {
@@ -109,7 +109,10 @@ fn compare_with_tables(seed: u64, blocks: usize, objective: Objective, slots: u3
             prop_assert!(solution.objective_ms <= best * (1.0 + 1e-7), "planned {solution:?}, best {best}");
             prop_assert!(solution.proven);
             // In rare cases the plan is better than what the tables find: then it must be real.
-            prop_assert!(fits(&problem, &solution.placements, &solution.slots, Mechanisms::All).is_ok(), "{solution:?}");
+            prop_assert!(
+                fits(&problem, &solution.placements, &solution.slots, Mechanisms::All).is_ok(),
+                "{solution:?}"
+            );
             let options = options(Mechanisms::All, objective, Some(slots));
             let again = evaluate(&problem, &options, solution.placements.clone(), solution.slots.clone());
             prop_assert_eq!(again.objective_ms, solution.objective_ms);

@@ -1,8 +1,8 @@
 //! Random small problems, and a brute-force search for the best placement that uses only the simulator.
 
 use crate::{
-    BlockSpec, BlockRole, Budget, BlockPlacement, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing, Phase,
-    Problem, Streamed, Placement, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing,
+    Phase, Placement, Problem, Streamed, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -242,7 +242,12 @@ fn stays_for_phase(problem: &Problem, block: &BlockSpec, placement: &BlockPlacem
 }
 
 /// Bytes read from disk in each phase; `None` if the placement does not fit. Does not use the planner's memory model.
-fn disk_bytes_if_fits(problem: &Problem, placements: &[BlockPlacement], slots: u32, mechanisms: Mechanisms) -> Option<[u64; 2]> {
+fn disk_bytes_if_fits(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: u32,
+    mechanisms: Mechanisms,
+) -> Option<[u64; 2]> {
     let blocks = &problem.blocks;
     let sum = |selects: &dyn Fn(BlockPlacement) -> bool| -> u64 {
         let of = (0..blocks.len()).filter(|i| selects(placements[*i])).flat_map(|i| blocks[i].weights.iter().copied());
@@ -317,7 +322,8 @@ fn disk_bytes_if_fits(problem: &Problem, placements: &[BlockPlacement], slots: u
             let of = (0..blocks.len()).filter(|i| selects(placements[*i]) && !is_table(*i));
             distinct_bytes(blocks, of)
         };
-        let (all, copied) = (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.in_phase(phase) != Placement::Cpu)));
+        let (all, copied) =
+            (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.in_phase(phase) != Placement::Cpu)));
         let largest = packed(max(&read, &read_whole));
         match all <= room {
             true => 0,

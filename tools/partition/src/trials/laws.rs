@@ -3,7 +3,7 @@
 use super::instances::{instance, random_placements};
 use crate::bound::PhaseWork;
 use crate::schedule::{StepKind, copies, handover, placements_in_phase, steps};
-use crate::{BlockPlacement, Phase, Problem, Simulation, Placement, simulate};
+use crate::{BlockPlacement, Phase, Placement, Problem, Simulation, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
 

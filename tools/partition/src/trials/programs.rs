@@ -9,7 +9,8 @@ use proptest::prelude::*;
 
 fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanisms) -> Option<f64> {
     let goal = Goal { weights, mechanisms, slots: vec![slots; problem.gpus.len()] };
-    let allowed: Vec<Vec<BlockPlacement>> = (0..problem.blocks.len()).map(|i| problem.placements(i, mechanisms)).collect();
+    let allowed: Vec<Vec<BlockPlacement>> =
+        (0..problem.blocks.len()).map(|i| problem.placements(i, mechanisms)).collect();
     match solve(problem, &goal, &regions(problem, &allowed), &allowed, MAX_NODES) {
         Outcome::Bounded(solution) => Some(solution.bound),
         Outcome::Infeasible => None,
@@ -108,7 +109,9 @@ fn a_placement_that_does_not_fit_has_no_score() {
     let score = |vram: u64| {
         let mut problem = problem.clone();
         problem.budget.vram = vec![vram];
-        Evaluator::new(&problem, goal.clone(), 1).evaluate(&all(crate::Placement::Resident(0))).map(|c| c.score.objective)
+        Evaluator::new(&problem, goal.clone(), 1)
+            .evaluate(&all(crate::Placement::Resident(0)))
+            .map(|c| c.score.objective)
     };
     assert_eq!((score(400), score(399)), (Some(4.0), None));
 }

@@ -1,8 +1,9 @@
 //! Models of real size, and properties of the planner on problems too large for brute force.
 
 use crate::{
-    BlockSpec, BlockRole, Bottleneck, Budget, Change, BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, OverBudget,
-    DeviceId, Planner, Problem, Solution, Streamed, Placement, Work, Workload, best, evaluate, explain, fits, plan, sweep,
+    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Change, Cost, DeviceId, GpuCosts, Mechanisms, Objective,
+    Options, OverBudget, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best, evaluate, explain,
+    fits, plan, sweep,
 };
 use proptest::prelude::*;
 
@@ -116,9 +117,13 @@ fn options(mechanisms: Mechanisms, objective: Objective) -> Options {
 fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
     let of = |count: u64| {
         let places = crate::gpu_layers(&problem.blocks, count);
-        let placement = |device: &DeviceId| BlockPlacement::both(if *device == DeviceId::Cpu { Placement::Cpu } else { Placement::Resident(0) });
+        let placement = |device: &DeviceId| {
+            BlockPlacement::both(if *device == DeviceId::Cpu { Placement::Cpu } else { Placement::Resident(0) })
+        };
         let placements: Vec<BlockPlacement> = places.iter().map(placement).collect();
-        fits(problem, &placements, &[0], options.mechanisms).is_ok().then(|| evaluate(problem, options, placements, vec![0]))
+        fits(problem, &placements, &[0], options.mechanisms)
+            .is_ok()
+            .then(|| evaluate(problem, options, placements, vec![0]))
     };
     let all = (0..=problem.blocks.len() as u64).filter_map(of);
     all.min_by(|a, b| a.objective_ms.total_cmp(&b.objective_ms)).expect("nothing on the GPU fits")
@@ -218,7 +223,11 @@ fn an_explanation_names_the_bottleneck_and_the_scarce_memory() {
     let on_gpu = why.runs.iter().find(|run| run.placement == BlockPlacement::both(Placement::Resident(0))).unwrap();
     let back = on_gpu.elsewhere.iter().find(|other| other.place == Placement::Cpu).unwrap();
     assert!(back.objective_ms > solution.objective_ms && back.over_budget.is_none());
-    let on_host = why.runs.iter().find(|run| run.placement == BlockPlacement::both(Placement::Cpu) && run.blocks.len() > 1).unwrap();
+    let on_host = why
+        .runs
+        .iter()
+        .find(|run| run.placement == BlockPlacement::both(Placement::Cpu) && run.blocks.len() > 1)
+        .unwrap();
     let on_gpu = on_host.elsewhere.iter().find(|other| other.place == Placement::Resident(0)).unwrap();
     assert!(on_gpu.objective_ms < solution.objective_ms);
     assert!(matches!(on_gpu.over_budget, Some(OverBudget { device: DeviceId::Gpu(0), .. })));

@@ -1,8 +1,8 @@
 //! Examples with times computed by hand.
 
 use crate::{
-    BlockSpec, BlockRole, Budget, BlockPlacement, Cost, FilledState, GpuCosts, GrowingState, Phase, Problem, Simulation, Streamed,
-    Placement, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Phase, Placement, Problem,
+    Simulation, Streamed, Work, Workload, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.

@@ -5,7 +5,7 @@ use crate::cli::provider_name;
 use crate::derive::{PHASES, phase_costs};
 use crate::effort::evict_bytes;
 use crate::error::ProfileError;
-use crate::jobs::{ProbeJob, JobScope, jobs, point_mut};
+use crate::jobs::{JobScope, ProbeJob, jobs, point_mut};
 use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
 use hpp_partition::Phase;
@@ -87,7 +87,8 @@ impl ProfilingRun<'_> {
 
     fn title(&self, job: &ProbeJob) -> String {
         let block = &self.profile.model.blocks[job.blocks.start].label;
-        let more = if job.part == JobScope::Run { format!(" and {} more", job.blocks.len() - 1) } else { String::new() };
+        let more =
+            if job.part == JobScope::Run { format!(" and {} more", job.blocks.len() - 1) } else { String::new() };
         format!("{block}{more}, {}", provider_name(job.provider))
     }
 
@@ -116,7 +117,12 @@ impl ProfilingRun<'_> {
         (cases, waiting)
     }
 
-    fn ask(&mut self, job: &ProbeJob, request: &Request, mut waiting: VecDeque<PendingCase>) -> Result<(), ProfileError> {
+    fn ask(
+        &mut self,
+        job: &ProbeJob,
+        request: &Request,
+        mut waiting: VecDeque<PendingCase>,
+    ) -> Result<(), ProfileError> {
         let mut loaded = false;
         let failure = self.request(request, |measure, reply| match reply {
             Reply::Loaded { .. } => {

@@ -4,7 +4,7 @@ use super::{Piece, Pieces};
 use hpp_graph::ValueId;
 use hpp_model::{PassSize, PlannedState, symbol_values};
 use hpp_partition::Phase;
-use hpp_schema::probe::{Carried, Case, OutputSpec, Feed, Fill};
+use hpp_schema::probe::{Carried, Case, Feed, Fill, OutputSpec};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
 
 /// Number of runs of a case.

@@ -27,7 +27,7 @@ pub enum PlanDirError {
     #[error("cannot make {name}")]
     Extract { name: String, source: Box<hpp_onnx::ExtractError> },
     #[error("cannot provide the weights")]
-    ReferencedModel(#[source] Box<dyn std::error::Error + Send + Sync>),
+    Weights(#[source] Box<dyn std::error::Error + Send + Sync>),
     #[error("cannot provide the weights: {location} lies outside the model's directory and cannot be linked ({why})")]
     NotLinkable { location: String, why: String },
     #[error(transparent)]

@@ -10,7 +10,7 @@
 use super::bench::{BenchResult, StageTimes};
 use crate::partitioning::Partitioning;
 use hpp_model::PartitionSpec;
-use hpp_partition::{Cost, Phase, Problem, Placement, simulate};
+use hpp_partition::{Cost, Phase, Placement, Problem, simulate};
 use std::collections::BTreeSet;
 
 /// The state of the correction over several measured plans.
@@ -120,7 +120,8 @@ fn scale_links(problem: &mut Problem, partitioning: &Partitioning, result: &Benc
         return;
     }
     let factor = result.transfer_ms / predicted;
-    let used: BTreeSet<usize> = partitioning.solution.placements.iter().filter_map(|placement| placement.decode.gpu()).collect();
+    let used: BTreeSet<usize> =
+        partitioning.solution.placements.iter().filter_map(|placement| placement.decode.gpu()).collect();
     for gpu in used {
         let costs = &mut problem.gpus[gpu];
         costs.latency_ms *= factor;
@@ -171,8 +172,8 @@ mod tests {
     use super::*;
     use crate::predicted::PredictedTimes;
     use hpp_partition::{
-        BlockSpec, BlockRole, Budget, BlockPlacement, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload,
-        evaluate,
+        BlockPlacement, BlockRole, BlockSpec, Budget, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed,
+        Workload, evaluate,
     };
 
     /// Six blocks of `cpu` milliseconds on the host and `0.1 * gpu` milliseconds on the GPU.
@@ -225,9 +226,11 @@ mod tests {
 
     /// Blocks before `on_host` on the host, the rest on the GPU.
     fn partitioning(problem: &Problem, on_host: usize) -> Partitioning {
-        let place = |at: usize| BlockPlacement::both(if at < on_host { Placement::Cpu } else { Placement::Resident(0) });
+        let place =
+            |at: usize| BlockPlacement::both(if at < on_host { Placement::Cpu } else { Placement::Resident(0) });
         let placements: Vec<BlockPlacement> = (0..6).map(place).collect();
-        let partitions = [0..on_host, on_host..6].map(|blocks| PartitionSpec { placement: placements[blocks.start], blocks });
+        let partitions =
+            [0..on_host, on_host..6].map(|blocks| PartitionSpec { placement: placements[blocks.start], blocks });
         Partitioning {
             solution: evaluate(problem, &OPTIONS, placements, vec![0]),
             partitions: partitions.to_vec(),

@@ -175,7 +175,8 @@ fn together(parts: &[RegionPart]) -> Vec<&[RegionPart]> {
     let mut groups = Vec::new();
     let mut rest = parts;
     while let Some(first) = rest.first() {
-        let fits = |part: &&RegionPart| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
+        let fits =
+            |part: &&RegionPart| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
         let (group, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
         groups.push(group);
         rest = behind;

@@ -100,7 +100,8 @@ impl StreamedWeights {
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { PageRegions::new(pool, &runs) };
         let needed = memory.bytes_needed(chunks.iter().map(|chunk: &StreamedChunk| &*chunk.read.fills));
-        let size_of = |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
+        let size_of =
+            |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
         let bytes = chunks.iter().zip(needed).map(size_of).collect();
         Ok(StreamedWeights { reader, bytes, chunks, memory, unlocked })
     }

@@ -4,7 +4,7 @@
 use super::{DeviceTier, RingId, SlotRing, StageSlot, StageWeights};
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, StageId, IndexVec};
+use crate::ids::{Id, IndexVec, StageId};
 use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, Dims, Fallback, HostCopy, MemoryId, WeightLocation};
 use crate::program::Stage;

@@ -13,7 +13,7 @@ pub(crate) use load::DeviceTierConfig;
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::BackendError;
-use crate::ids::{Id, StageId, IndexVec};
+use crate::ids::{Id, IndexVec, StageId};
 use crate::port::{Backend, Dims, MemoryId, Uploaded};
 use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase};
 use ring::SlotRing;

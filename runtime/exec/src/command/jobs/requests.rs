@@ -4,7 +4,7 @@ use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, Role, TextTokenizer};
-use hpp_generate::{GenerateError, PlanFile, PromptEncoder, PromptError, GenerationRequest, check_prompt};
+use hpp_generate::{GenerateError, GenerationRequest, PlanFile, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 
 /// Makes requests for one plan.

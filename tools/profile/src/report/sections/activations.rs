@@ -4,7 +4,7 @@ use super::depth::{self, Series};
 use crate::report::axis::Scale;
 use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{label, plain};
-use crate::report::palette::{AMBER, BLUE, GREEN, Look, PURPLE, MarkerShape, VERMILION};
+use crate::report::palette::{AMBER, BLUE, GREEN, Look, MarkerShape, PURPLE, VERMILION};
 use crate::report::view::{NAME, ReportView};
 use hpp_schema::{AttentionEntropy, BlockInfluence, BoundaryStatistics};
 

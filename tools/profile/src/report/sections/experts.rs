@@ -155,7 +155,11 @@ struct Policy {
 const POLICIES: [Policy; 3] = [
     Policy { name: "best possible", look: Look(GREEN, MarkerShape::Diamond), hits: |layer| layer.oracle_hits.clone() },
     // A cache of n experts hits visits with a reuse distance below n.
-    Policy { name: "least recently used", look: Look(BLUE, MarkerShape::Circle), hits: |layer| sums(&layer.reuse_distances) },
+    Policy {
+        name: "least recently used",
+        look: Look(BLUE, MarkerShape::Circle),
+        hits: |layer| sums(&layer.reuse_distances),
+    },
     Policy { name: "the busiest, fixed", look: Look(AMBER, MarkerShape::Square), hits: fixed },
 ];
 

@@ -18,7 +18,10 @@ pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     if providers.is_empty() {
         let why = "No device was measured beside the CPU, so no block can gain from one: hotness compares the two.";
         let lines = verdict(view.profile).map_or(Vec::new(), |verdict| verdict.lines);
-        return vec![SectionItem::Absent(why.to_owned()), SectionItem::List(lines.iter().map(|line| sentence(line)).collect())];
+        return vec![
+            SectionItem::Absent(why.to_owned()),
+            SectionItem::List(lines.iter().map(|line| sentence(line)).collect()),
+        ];
     }
     providers.into_iter().map(|provider| SectionItem::Figure(figure(view, provider))).collect()
 }

@@ -4,7 +4,7 @@ use crate::rates::planning_point;
 use crate::report::axis::Axis;
 use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{bytes, plain};
-use crate::report::palette::{AMBER, BLUE, GREEN, Look, PURPLE, MarkerShape, VERMILION};
+use crate::report::palette::{AMBER, BLUE, GREEN, Look, MarkerShape, PURPLE, VERMILION};
 use crate::report::panel::{Panel, curve};
 use crate::report::view::ReportView;
 use crate::settings::unique;
@@ -19,7 +19,9 @@ pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
             false => SectionItem::Figure(host_figure(&host)),
         },
         match links.is_empty() {
-            true => SectionItem::Absent("No device beside the host answered, so there is no link to measure.".to_owned()),
+            true => {
+                SectionItem::Absent("No device beside the host answered, so there is no link to measure.".to_owned())
+            }
             false => SectionItem::Figure(link_figure(view, &links)),
         },
         contention(&view.profile.machine.contention),

@@ -15,7 +15,7 @@ mod sensitivity;
 mod sweep;
 
 use super::ReportInput;
-use super::figure::{SectionItem, Section};
+use super::figure::{Section, SectionItem};
 use super::view::ReportView;
 
 /// The part above all sections: model, machine, settings and summary.

@@ -5,7 +5,7 @@ use crate::derive::PHASES;
 use crate::report::axis::Axis;
 use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{or_dash, percent, plain, time};
-use crate::report::palette::{AMBER, AXIS, Look, PURPLE, MarkerShape};
+use crate::report::palette::{AMBER, AXIS, Look, MarkerShape, PURPLE};
 use crate::report::panel::{Mark, Panel};
 use crate::report::view::{Bounds, Pass, ReportView};
 use hpp_partition::Phase;

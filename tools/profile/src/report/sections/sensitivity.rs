@@ -4,12 +4,13 @@ use super::depth::{self, Series};
 use crate::report::axis::Scale;
 use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{label, or_dash, percent, plain};
-use crate::report::palette::{BLUE, Look, PURPLE, MarkerShape, VERMILION};
+use crate::report::palette::{BLUE, Look, MarkerShape, PURPLE, VERMILION};
 use crate::report::view::{NAME, ReportView};
 use hpp_schema::Sensitivity;
 
 /// Looks of the widths, most bits first; further ones look like the last.
-const LOOKS: [Look; 3] = [Look(BLUE, MarkerShape::Circle), Look(VERMILION, MarkerShape::Triangle), Look(PURPLE, MarkerShape::Square)];
+const LOOKS: [Look; 3] =
+    [Look(BLUE, MarkerShape::Circle), Look(VERMILION, MarkerShape::Triangle), Look(PURPLE, MarkerShape::Square)];
 
 pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let entries = view.profile.sensitivity.as_slice();

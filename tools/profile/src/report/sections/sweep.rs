@@ -7,7 +7,7 @@ use crate::report::number::{bytes, count, label, plain, time};
 use crate::report::palette::{BLUE, GREEN, Ink, Look, MarkerShape};
 use crate::report::panel::{Mark, Panel, curve};
 use crate::report::view::ReportView;
-use hpp_partition::{Phase, Solution, SweepPoint, Placement};
+use hpp_partition::{Phase, Placement, Solution, SweepPoint};
 
 pub fn parts(view: &ReportView<'_>, sweep: &Sweep) -> Vec<SectionItem> {
     let (points, load, gpu) = match sweep {

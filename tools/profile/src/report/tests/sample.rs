@@ -1,7 +1,7 @@
 //! Profiles as they come out of real runs, in numbers that hang together, without a run.
 
 use crate::report::{BlockWork, Sweep};
-use hpp_partition::{BlockPlacement, OverBudget, Phase, DeviceId, Solution, SweepPoint, Placement, Work, Workload};
+use hpp_partition::{BlockPlacement, DeviceId, OverBudget, Phase, Placement, Solution, SweepPoint, Work, Workload};
 use hpp_schema::*;
 
 pub mod corpus;

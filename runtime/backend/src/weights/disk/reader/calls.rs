@@ -8,7 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Reads one request after the other.
-pub(super) fn through_calls(requests: &Mutex<Receiver<ReadRequest>>, shared: &Shared, decompressor: &Sender<ToDecompress>) {
+pub(super) fn through_calls(
+    requests: &Mutex<Receiver<ReadRequest>>,
+    shared: &Shared,
+    decompressor: &Sender<ToDecompress>,
+) {
     loop {
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(request) = next else { return };

@@ -1,6 +1,6 @@
 //! State shared by the threads of a reader: results of reads, and staging buffers.
 
-use super::request::{ReadTarget, Read, Ticket};
+use super::request::{Read, ReadTarget, Ticket};
 use super::staging::StagingPool;
 use std::collections::HashMap;
 use std::io;
