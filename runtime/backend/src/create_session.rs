@@ -61,7 +61,7 @@ pub(crate) fn provide(
         if provider == Provider::Cpu && (is_refused || spec.has_host_file) {
             break;
         }
-        match attempt(runtime, spec, provider, (control, reporter, loading)) {
+        match attempt(runtime, spec, provider, LoadContext { control, reporter, loading }) {
             Ok(made) => return Ok(Provided { made, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // An error of the CPU provider is not a question of availability: it is reported unchanged.
@@ -75,12 +75,22 @@ pub(crate) fn provide(
     Err(BackendError::NoProvider { refused })
 }
 
+/// What loading a session uses besides the runtime and the session's description.
+#[derive(Clone, Copy)]
+struct LoadContext<'a> {
+    /// Cancels the load.
+    control: &'a OrtControl,
+    reporter: &'a dyn Reporter,
+    loading: &'a Loading,
+}
+
 fn attempt(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
-    (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
+    context: LoadContext<'_>,
 ) -> Result<Made, BackendError> {
+    let LoadContext { control, reporter, .. } = context;
     let in_memory =
         |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
     match provider {
@@ -89,7 +99,7 @@ fn attempt(
                 return Err(wants_constants(spec));
             }
             if can_come_from_disk(spec, reporter) {
-                return from_disk(runtime, spec, (control, reporter, loading));
+                return from_disk(runtime, spec, context);
             }
             let must_pack = spec.host_kernels.packed;
             let packed = must_pack || has_room_to_pack(spec.weight_bytes);
@@ -111,7 +121,7 @@ fn attempt(
             let (number, device) = find_device(runtime, provider, &spec.device.name)?;
             let description = describe(&device);
             runtime.log.take_kept_on_host();
-            let session = commit(on_device(runtime, spec, provider, (number, device))?, spec, control)?;
+            let session = commit(on_device(runtime, spec, provider, number, device)?, spec, control)?;
             prove(&session, spec, provider, &runtime.log.take_kept_on_host(), reporter)?;
             if probe::uses_f16(&session) {
                 ask_for_f16(runtime, provider, &spec.device.name)?;
@@ -156,7 +166,7 @@ const PREPARED_FOR_FIVE: u64 = 12;
 fn from_disk(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
-    (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
+    LoadContext { control, reporter, loading }: LoadContext<'_>,
 ) -> Result<Made, BackendError> {
     // ONNX Runtime does not pack tables from which a token reads one row.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
@@ -247,7 +257,8 @@ fn on_device(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
-    (number, device): (usize, Device<'_>),
+    number: usize,
+    device: Device<'_>,
 ) -> Result<SessionBuilder, BackendError> {
     let prepared = builder(runtime, spec)?.with_config_entry("session.record_ep_graph_assignment_info", "1");
     let prepared = match provider {
@@ -324,8 +335,13 @@ pub(crate) fn find_device<'r>(
 /// A provider's accelerators, in its own order.
 pub(crate) fn devices_of(runtime: &SharedRuntime, provider: Provider) -> Vec<Device<'_>> {
     runtime.plugins.get(&runtime.environment, provider);
-    let own = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
-    runtime.environment.devices().filter(own).filter(|d| d.hardware_device().ty() != DeviceType::CPU).collect()
+    let is_of_provider = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
+    runtime
+        .environment
+        .devices()
+        .filter(is_of_provider)
+        .filter(|d| d.hardware_device().ty() != DeviceType::CPU)
+        .collect()
 }
 
 /// Reports the nodes that the device did not take; if fallback is refused, only shape bookkeeping may run on the host.

@@ -60,10 +60,10 @@ fn case(plan: &PlanDir, name: &str, past: u64, tokens: u64) -> Case {
     let mut inputs: Vec<Feed> = model.inputs.iter().map(feed).collect();
     let (mut outputs, mut carried) = (Vec::new(), Vec::new());
     for state in &plan.plan.states {
-        let at = |length| shape(state, length);
+        let shape_with_length = |length| shape(state, length);
         let (was, is) = match state.update {
-            StateUpdate::InPlace { capacity, .. } => (at(capacity), at(capacity)),
-            _ => (at(past), at(past + tokens)),
+            StateUpdate::InPlace { capacity, .. } => (shape_with_length(capacity), shape_with_length(capacity)),
+            _ => (shape_with_length(past), shape_with_length(past + tokens)),
         };
         inputs.push(Feed { name: state.past.clone(), dtype: state.dtype, shape: was, fill: Fill::Normal { seed: 2 } });
         outputs.push(OutputSpec { name: state.present.clone(), dtype: state.dtype, shape: is });

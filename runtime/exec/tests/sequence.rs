@@ -258,7 +258,8 @@ fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend
 /// The answer to a prompt that starts from what the batch's cache has of it, and how many tokens that was.
 fn answer_from_pages(
     batch: &mut Batch<OrtBackend>,
-    (prompt, new): (&[u32], u64),
+    prompt: &[u32],
+    new: u64,
     session: Option<&str>,
 ) -> (Answer, usize) {
     let found = batch.cache().map(|cache| cache.look_up(prompt, session)).unwrap_or_default();
@@ -295,24 +296,24 @@ fn saved_pages_go_on_with_the_bits_of_the_sequence_that_saved_them() {
         let (plan, dir) = (PlanDir::new(name, 128), tempfile::tempdir().unwrap());
         let prompt: Vec<u32> = (0..50).collect();
         let mut plain = Batch::new(engine(&plan), ModelInputs::default());
-        let (cold, kept) = answer_from_pages(&mut plain, (&prompt, 20), None);
+        let (cold, kept) = answer_from_pages(&mut plain, &prompt, 20, None);
         assert_eq!(kept, 0);
         let Some(mut first) = batch_with_cache(&plan, dir.path()) else { continue };
         saved += 1;
-        assert_eq!(answer_from_pages(&mut first, (&prompt, 20), Some("talk")), (cold.clone(), 0), "{name}");
-        assert_eq!(answer_from_pages(&mut first, (&prompt, 20), None), (cold.clone(), 48), "{name}");
+        assert_eq!(answer_from_pages(&mut first, &prompt, 20, Some("talk")), (cold.clone(), 0), "{name}");
+        assert_eq!(answer_from_pages(&mut first, &prompt, 20, None), (cold.clone(), 48), "{name}");
         // A conversation goes on after its own answer, another one only after the prompt.
         let mut later = [&prompt[..], &cold.0, &[3, 1, 4]].concat();
-        let (cold_later, _) = answer_from_pages(&mut plain, (&later, 6), None);
-        assert_eq!(answer_from_pages(&mut first, (&later, 6), Some("other")), (cold_later, 48), "{name}");
+        let (cold_later, _) = answer_from_pages(&mut plain, &later, 6, None);
+        assert_eq!(answer_from_pages(&mut first, &later, 6, Some("other")), (cold_later, 48), "{name}");
         later.push(9);
-        let (resumed, kept) = answer_from_pages(&mut first, (&later, 6), Some("talk"));
+        let (resumed, kept) = answer_from_pages(&mut first, &later, 6, Some("talk"));
         assert_eq!(kept, 64, "{name}");
         assert!(first.cache().unwrap().flush(std::time::Duration::from_secs(60)));
         drop(first);
         let mut second = batch_with_cache(&plan, dir.path()).unwrap();
-        assert_eq!(answer_from_pages(&mut second, (&prompt, 20), None), (cold, 48), "{name}: after a restart");
-        let after = answer_from_pages(&mut second, (&later, 6), Some("talk"));
+        assert_eq!(answer_from_pages(&mut second, &prompt, 20, None), (cold, 48), "{name}: after a restart");
+        let after = answer_from_pages(&mut second, &later, 6, Some("talk"));
         assert_eq!(after.1, if kept == 64 { 72 } else { 0 }, "{name}: its later prompt was saved too");
         assert_eq!(after.0.0, resumed.0, "{name}");
         assert_eq!(second.cache().unwrap().stats().read_errors, 0);

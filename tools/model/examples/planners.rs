@@ -111,12 +111,12 @@ fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
 
 /// The options to plan with: for large models also each objective, and the mechanisms that `--kv cpu` allows.
 fn options(problem: &Problem) -> Vec<Options> {
-    let of = |objective, mechanisms| Options { planner: Planner::Exact, objective, mechanisms, slots: None };
-    let mut all = vec![of(Objective::Mixed, Mechanisms::All)];
+    let options_for = |objective, mechanisms| Options { planner: Planner::Exact, objective, mechanisms, slots: None };
+    let mut all = vec![options_for(Objective::Mixed, Mechanisms::All)];
     if problem.blocks.len() > 12 {
-        all.push(of(Objective::Decode, Mechanisms::All));
-        all.push(of(Objective::Prefill, Mechanisms::All));
-        all.push(of(Objective::Mixed, Mechanisms::ResidentCpuDisk));
+        all.push(options_for(Objective::Decode, Mechanisms::All));
+        all.push(options_for(Objective::Prefill, Mechanisms::All));
+        all.push(options_for(Objective::Mixed, Mechanisms::ResidentCpuDisk));
     }
     all
 }

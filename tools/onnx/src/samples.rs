@@ -59,8 +59,8 @@ fn pieces(bytes: u64) -> Vec<(u64, u64)> {
         return vec![(0, bytes)];
     }
     let last = u128::from(bytes - PIECE);
-    let at = |piece: u64| (u128::from(piece) * last / u128::from(PIECES - 1)) as u64;
-    (0..PIECES).map(|piece| (at(piece) / 4 * 4, PIECE)).collect()
+    let offset_of = |piece: u64| (u128::from(piece) * last / u128::from(PIECES - 1)) as u64;
+    (0..PIECES).map(|piece| (offset_of(piece) / 4 * 4, PIECE)).collect()
 }
 
 #[cfg(test)]

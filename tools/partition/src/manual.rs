@@ -231,10 +231,10 @@ mod tests {
     fn assignments_apply_in_order() {
         let blocks = dense(4, 1000);
         let placements = |text: &str| text.parse::<Assign>().unwrap().placements(&blocks).unwrap();
-        let all = |text: &str| placements(text).into_iter().map(Option::unwrap).collect::<Vec<_>>();
-        assert_eq!(text(&all("all=gpu, layers.1-2=cpu, lm_head = gpu1")), "gpu0 gpu0 cpu cpu gpu0 gpu1");
+        let all_placements = |text: &str| placements(text).into_iter().map(Option::unwrap).collect::<Vec<_>>();
+        assert_eq!(text(&all_placements("all=gpu, layers.1-2=cpu, lm_head = gpu1")), "gpu0 gpu0 cpu cpu gpu0 gpu1");
         let streamed = "all=cpu,layers.1=stream,layers.2=gpu:stream,head=gpu1:stream";
-        assert_eq!(text(&all(streamed)), "cpu cpu streamed to gpu0 streamed to gpu0 cpu streamed to gpu1");
+        assert_eq!(text(&all_placements(streamed)), "cpu cpu streamed to gpu0 streamed to gpu0 cpu streamed to gpu1");
         assert_eq!(placements("layers.0=cpu")[..3], [None, Some(Placement::Cpu), None]);
         let assign: Assign = "all=gpu,head=gpu2:stream".parse().unwrap();
         assert_eq!((assign.highest_gpu(), assign.streams()), (Some(2), true));

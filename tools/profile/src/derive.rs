@@ -108,9 +108,9 @@ impl LaunchCosts {
     /// partition.
     fn median(&self) -> Option<f64> {
         let possible = |launch: &Launch| launch.ms.clamp(0.0, launch.single_ms);
-        let of = |phase| self.points.iter().filter(move |launch| launch.phase == phase);
-        let smallest = of(Phase::Prefill).min_by_key(|launch| launch.tokens);
-        median(of(Phase::Decode).map(possible).collect()).or(smallest.map(possible))
+        let launches_of = |phase| self.points.iter().filter(move |launch| launch.phase == phase);
+        let smallest = launches_of(Phase::Prefill).min_by_key(|launch| launch.tokens);
+        median(launches_of(Phase::Decode).map(possible).collect()).or(smallest.map(possible))
     }
 
     fn at(&self, phase: Phase, tokens: u64) -> Option<f64> {

@@ -15,8 +15,9 @@ const MEASURABLE: f64 = 0.05;
 pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
     let is_unreliable =
         |costs: &ProviderCosts| PHASES.iter().any(|phase| disagrees(costs, *phase) || varies(costs, *phase));
-    let on = |costs: &&ProviderCosts| costs.provider == provider;
-    let unreliable = profile.classes.iter().filter(|class| class.providers.iter().filter(on).any(is_unreliable));
+    let is_of_provider = |costs: &&ProviderCosts| costs.provider == provider;
+    let unreliable =
+        profile.classes.iter().filter(|class| class.providers.iter().filter(is_of_provider).any(is_unreliable));
     unreliable.map(|class| class.block.as_str()).collect()
 }
 

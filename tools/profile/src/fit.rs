@@ -49,11 +49,17 @@ pub fn fit(shape: CurveTerms, samples: &[Sample]) -> Option<Fit> {
         .map(|s| powers.iter().map(|power| (s.tokens as f64 / scale).powi(*power) / s.ms).collect())
         .collect();
     let scaled = non_negative(&rows, powers.len());
-    let of = |power: i32| {
+    let coefficient = |power: i32| {
         let at = powers.iter().position(|other| *other == power);
         at.map_or(0.0, |at| scaled[at] / scale.powi(power))
     };
-    let curve = Fit { constant_ms: of(0), linear_ms: of(1), quadratic_ms: of(2), worst_relative_error: 0.0, r2: 1.0 };
+    let curve = Fit {
+        constant_ms: coefficient(0),
+        linear_ms: coefficient(1),
+        quadratic_ms: coefficient(2),
+        worst_relative_error: 0.0,
+        r2: 1.0,
+    };
     Some(with_quality(curve, &samples))
 }
 
@@ -162,13 +168,13 @@ mod tests {
     #[test]
     fn errors_count_relative_to_the_time() {
         // One point of a straight line is 10 % too slow; a small and a large point pull alike.
-        let at = |wrong: usize| {
+        let errors_with_outlier = |wrong: usize| {
             let mut points = [(10, 10.0), (100, 100.0), (1000, 1000.0)];
             points[wrong].1 *= 1.1;
             let fit = fit(CurveTerms::Prefill, &samples(&points[..])).unwrap();
             (fit.ms(10) / 10.0, fit.ms(1000) / 1000.0)
         };
-        let (small, large) = (at(0), at(2));
+        let (small, large) = (errors_with_outlier(0), errors_with_outlier(2));
         assert!(small.0 > 1.05 && (small.1 - 1.0).abs() < 0.05, "{small:?}");
         assert!(large.1 > 1.05 && (large.0 - 1.0).abs() < 0.05, "{large:?}");
     }
@@ -208,14 +214,14 @@ mod tests {
             let samples: Vec<Sample> = times.iter().map(|(tokens, ms)| Sample { tokens: *tokens, ms: *ms }).collect();
             let shape = if prefill { CurveTerms::Prefill } else { CurveTerms::Decode };
             let found = fit(shape, &samples).unwrap();
-            let of = |fit: &Fit| [fit.constant_ms, fit.linear_ms, fit.quadratic_ms];
-            prop_assert!(of(&found).iter().all(|x| *x >= 0.0 && x.is_finite()));
+            let coefficients = |fit: &Fit| [fit.constant_ms, fit.linear_ms, fit.quadratic_ms];
+            prop_assert!(coefficients(&found).iter().all(|x| *x >= 0.0 && x.is_finite()));
             let best = cost(&found, &samples);
             let powers = shape.powers(samples.len());
             let largest = samples.iter().map(|s| s.ms).fold(0.0, f64::max);
             for power in powers {
                 for step in [1e-3, -1e-3, 1e-6, -1e-6] {
-                    let mut other = of(&found);
+                    let mut other = coefficients(&found);
                     let reach = samples.iter().map(|s| s.tokens).max().unwrap() as f64;
                     let at = *power as usize;
                     other[at] = (other[at] + step * largest / reach.powi(*power)).max(0.0);

@@ -100,11 +100,11 @@ fn is_disturbed(profile: &Profile) -> bool {
 fn time_per_gib(profile: &Profile) -> Vec<f64> {
     let Some(context) = profile.settings.contexts.iter().max() else { return vec![] };
     let layers = profile.model.blocks.iter().filter(|block| is_layer(&block.label));
-    let of = |block: &hpp_schema::ProfiledBlock| {
+    let ms_per_gib = |block: &hpp_schema::ProfiledBlock| {
         let fit = costs_of(profile, block, Provider::Cpu)?.decode.fit?;
         Some(terms(fit.ms(*context), 0.0, block.weight_bytes.0, 0).ms_per_gib)
     };
-    layers.filter_map(of).collect()
+    layers.filter_map(ms_per_gib).collect()
 }
 
 /// Whether a label is a layer's; `hpp_graph::segment` makes the labels.

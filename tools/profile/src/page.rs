@@ -31,13 +31,13 @@ pub fn write(
 /// Operations and bytes of each block at every measured token count.
 fn work(analysis: &Analysis, profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockWork> {
     let blocks = blocks_at(analysis, 1);
-    let of = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
-    let one = |(index, block): (usize, &hpp_partition::BlockSpec)| BlockWork {
+    let work_at = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
+    let block_work = |(index, block): (usize, &hpp_partition::BlockSpec)| BlockWork {
         block: block.label.clone(),
-        decode: of(Phase::Decode, &profile.settings.contexts, index),
-        prefill: of(Phase::Prefill, &profile.settings.prefill_tokens, index),
+        decode: work_at(Phase::Decode, &profile.settings.contexts, index),
+        prefill: work_at(Phase::Prefill, &profile.settings.prefill_tokens, index),
     };
-    blocks.iter().enumerate().map(one).collect()
+    blocks.iter().enumerate().map(block_work).collect()
 }
 
 /// Plans for evenly spaced budgets up to 9/8 of the model's size.

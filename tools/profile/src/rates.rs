@@ -86,14 +86,14 @@ fn launch_us(profile: &Profile, provider: Provider) -> Option<f64> {
 
 /// The link's rates from pinned memory if measured, else from pageable memory.
 fn link(profile: &Profile, provider: Provider) -> Option<Link> {
-    let of = |to: bool| {
+    let link_rate = |to: bool| {
         let pinned = |is: bool| {
             let path = BandwidthPath::Link { provider, to_device: to, pinned: is };
             curve(profile, |other| *other == path)
         };
         pinned(true).or_else(|| pinned(false))
     };
-    let (to, from) = (of(true)?, of(false)?);
+    let (to, from) = (link_rate(true)?, link_rate(false)?);
     Some(Link {
         to_device_gb_per_s: rate(to)?,
         from_device_gb_per_s: rate(from)?,

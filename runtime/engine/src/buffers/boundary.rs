@@ -1,7 +1,7 @@
 //! Boundaries: the tensors that one partition produces for later ones, with a buffer in every memory that reads them. Boundaries that are
 //! never live at the same time share buffers.
 
-use super::{BindingKey, Buffer, BufferId, BufferPool, about, size_of};
+use super::{BindingKey, Buffer, BufferId, BufferPool, BufferView, about, size_of};
 use crate::error::{BackendError, EngineError};
 use crate::ids::{BoundaryId, IndexVec};
 use crate::port::{Backend, Dims, MemoryId, Tensor};
@@ -155,15 +155,14 @@ impl<B: Backend> Boundaries<B> {
         id: BoundaryId,
         pool: &BufferPool<B>,
         home: MemoryId,
-    ) -> Result<Option<(&Buffer<B>, BindingKey)>, EngineError> {
+    ) -> Result<Option<BufferView<'_, B>>, EngineError> {
         let boundary = &mut self.values[id];
         boundary.home = home;
         let Some(dims) = boundary.dims.clone() else { return Ok(None) };
         let shared = &mut self.buffers[boundary.layout.buffers];
         shared.holder = Some(id);
         let buffer = shared.reserve(pool, home, &boundary.layout, &dims)?;
-        let key = BindingKey { buffer: buffer.id, dims };
-        Ok(Some((buffer, key)))
+        Ok(Some(BufferView { buffer, dims }))
     }
 
     /// The producer has run and left the value in `home`: in the buffer, or in a tensor it `allocated`.

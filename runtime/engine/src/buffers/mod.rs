@@ -46,6 +46,19 @@ pub(crate) struct BindingKey {
     pub dims: Dims,
 }
 
+/// A buffer to bind, and the shape of the view of its first bytes.
+pub(crate) struct BufferView<'a, B: Backend> {
+    pub buffer: &'a Buffer<B>,
+    pub dims: Dims,
+}
+
+impl<B: Backend> BufferView<'_, B> {
+    /// Identifies what is bound.
+    pub fn key(self) -> BindingKey {
+        BindingKey { buffer: self.buffer.id, dims: self.dims }
+    }
+}
+
 /// Reserves buffers and assigns their ids.
 pub(crate) struct BufferPool<B: Backend> {
     pub backend: B,

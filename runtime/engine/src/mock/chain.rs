@@ -320,9 +320,9 @@ impl Chain {
     /// A partition's run in a phase, after the copy of what it reads where that comes from another device.
     fn steps(&self, number: usize, variant: fn(&ChainPart) -> ChainVariant) -> Vec<String> {
         let run = format!("{{ run: p{number} }}");
-        let at = |number: usize| device(variant(&self.parts[number]).gpu);
-        let to = at(number);
-        match number.checked_sub(1).map(at) {
+        let device_of = |number: usize| device(variant(&self.parts[number]).gpu);
+        let to = device_of(number);
+        match number.checked_sub(1).map(device_of) {
             Some(from) if from != to => {
                 let values: Vec<String> = self.entering(number).collect();
                 vec![format!("{{ copy: {{ values: [{}], from: {from}, to: {to} }} }}", values.join(", ")), run]

@@ -202,7 +202,7 @@ impl Backend for MockBackend {
         let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
         let time = self.0.links.time(MemoryId::HOST, memory, source.bytes());
         let free = self.0.queues.busy_until(memory).unwrap_or_default().max(self.0.clock.now());
-        self.0.uploads.start(source, to, (free, time), &self.0.clock)
+        self.0.uploads.start(source, to, free, time, &self.0.clock)
     }
 
     fn wait_upload(&self, upload: MockUpload) -> Result<Uploaded, BackendError> {

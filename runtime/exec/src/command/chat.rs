@@ -104,11 +104,11 @@ fn load(
     let args = &settings.run.runtime;
     let reserved = session.map_or(0, |session| session.kv.ram(&plan.plan));
     let options = EngineOptions { reserved, ..args.engine_options() };
-    let engine = load_engine(&plan.plan, &plan.dir, (args, options), ctx.console, ctx.interrupt)?;
+    let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
     let mut chunk = prompt_chunk(&engine);
     let cache = match session {
         None => None,
-        Some(session) => match open_cache(&engine, &plan.plan, (args, &session.kv), 1, || {}, ctx.console) {
+        Some(session) => match open_cache(&engine, &plan.plan, args, &session.kv, 1, || {}, ctx.console) {
             Err(ExecError::Store(
                 error @ (PageStoreError::InUse(_) | PageStoreError::TooSmall { .. } | PageStoreError::Full { .. }),
             )) => {

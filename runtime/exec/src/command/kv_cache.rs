@@ -35,7 +35,8 @@ impl KvArgs {
 pub fn open_cache(
     engine: &Engine<OrtBackend>,
     plan: &Plan,
-    (runtime, args): (&RuntimeArgs, &KvArgs),
+    runtime: &RuntimeArgs,
+    args: &KvArgs,
     models: u64,
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,

@@ -66,7 +66,7 @@ fn load_sequence(
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<SingleSequence<OrtBackend>, ExecError> {
-    let engine = load_engine(plan, dir, (args, args.engine_options()), console, interrupt)?;
+    let engine = load_engine(plan, dir, args, args.engine_options(), console, interrupt)?;
     Ok(SingleSequence::new(engine, inputs))
 }
 
@@ -74,7 +74,8 @@ fn load_sequence(
 fn load_engine(
     plan: &Plan,
     dir: &Path,
-    (args, options): (&RuntimeArgs, EngineOptions),
+    args: &RuntimeArgs,
+    options: EngineOptions,
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<Engine<OrtBackend>, ExecError> {

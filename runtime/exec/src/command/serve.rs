@@ -38,7 +38,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let mut models = Vec::new();
     for (name, plan) in plans {
         ctx.console.info(&format!("loading {name}"));
-        models.push(start(name, plan, args, ctx, (&metrics, &shutdown))?);
+        models.push(start(name, plan, args, ctx, &metrics, &shutdown)?);
     }
     let names: Vec<String> = models.iter().map(|(model, _)| model.name().to_owned()).collect();
     let keys = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
@@ -116,7 +116,8 @@ fn start(
     plan: PlanFile,
     args: &ServeArgs,
     ctx: &CommandContext<'_>,
-    (metrics, shutdown): (&Metrics, &Shutdown),
+    metrics: &Metrics,
+    shutdown: &Shutdown,
 ) -> Result<(ServedModel, EngineHandle), ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
     let encoder = PromptEncoder::open(&plan, true)?;
@@ -135,7 +136,7 @@ fn start(
     let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
     let args = args.clone();
     let load = move |wake| {
-        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, (&console, &interrupt))?;
+        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, &console, &interrupt)?;
         Ok(LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts: args.ngram })
     };
     let metrics = metrics.model(&name);
@@ -147,16 +148,17 @@ fn load_model(
     args: &ServeArgs,
     inputs: ModelInputs,
     wake: WakeFn,
-    (console, interrupt): (&Arc<Console>, &Interrupt),
+    console: &Arc<Console>,
+    interrupt: &Interrupt,
 ) -> Result<(Batch<OrtBackend>, usize), ExecError> {
     let (runtime, asked) = (&args.runtime, args.max_sequences);
     let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
     let reserved = args.kv.ram(&plan.plan);
     let row_batching = args.batch.engine_option();
     let options = EngineOptions { sequences: Some(wanted), row_batching, reserved, ..runtime.engine_options() };
-    let engine = load_engine(&plan.plan, &plan.dir, (runtime, options), console, interrupt)?;
+    let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, interrupt)?;
     let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
-    let cache = open_cache(&engine, &plan.plan, (runtime, &args.kv), args.plans.len() as u64, wake, console)?;
+    let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
     let mut batch = Batch::new(engine, inputs);
     cache.into_iter().for_each(|cache| batch.save_in(cache));
     Ok((batch, sequences))

@@ -133,8 +133,9 @@ fn machine_files_give_roofline_costs() {
 #[test]
 fn the_embedding_reads_a_row_and_a_longer_context_costs_more() {
     let analysis = llama();
-    let at = |prompt| problem(&analysis, scenario(prompt, 512), CostSource::Assumed, Budget::default()).unwrap();
-    let (short, long) = (at(16), at(400));
+    let with_prompt =
+        |prompt| problem(&analysis, scenario(prompt, 512), CostSource::Assumed, Budget::default()).unwrap();
+    let (short, long) = (with_prompt(16), with_prompt(400));
     let table: u64 = short.blocks[0].weights.iter().map(|(_, bytes)| bytes).sum();
     assert!(short.blocks[0].decode.bytes < table / 100);
     assert!(short.cpu[1].decode_ms < long.cpu[1].decode_ms);
@@ -299,11 +300,16 @@ fn without_a_cache_a_token_costs_a_pass_over_the_sequence() {
     let tokens = scenario.decode_context() as f64;
     assert_eq!(problem.cpu[1].decode_ms, 1.0 + 0.5 * tokens + 0.0001 * tokens * tokens);
     // Counted work grows with the sequence too.
-    let at = |new_tokens| {
+    let flops_with_new_tokens = |new_tokens| {
         let scenario = Scenario { new_tokens, ..scenario };
         super::problem(&analysis, scenario, CostSource::Assumed, Budget::default()).unwrap().blocks[1].decode.flops
     };
-    assert!(at(4) > at(2), "{} {}", at(4), at(2));
+    assert!(
+        flops_with_new_tokens(4) > flops_with_new_tokens(2),
+        "{} {}",
+        flops_with_new_tokens(4),
+        flops_with_new_tokens(2)
+    );
 }
 
 /// With `all_blocks`, a block's own entry takes precedence over its class.

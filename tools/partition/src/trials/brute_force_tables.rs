@@ -154,7 +154,7 @@ impl<'a> Tables<'a> {
     /// Time of a phase without the handover, milliseconds.
     fn ms(&self, phase: Phase, code: usize) -> f64 {
         let simulated = || {
-            let one = |i: usize| {
+            let placement_of = |i: usize| {
                 let digit = code / 6usize.pow(i as u32) % 6;
                 let place = [Placement::Cpu, Placement::Resident(0), Placement::Streamed(0)][digit % 3];
                 let other = match (digit < 3, place) {
@@ -168,7 +168,7 @@ impl<'a> Tables<'a> {
                     BlockPlacement { prefill: other, decode: place }
                 }
             };
-            let placements: Vec<BlockPlacement> = (0..self.problem.blocks.len()).map(one).collect();
+            let placements: Vec<BlockPlacement> = (0..self.problem.blocks.len()).map(placement_of).collect();
             let handover = |i: usize| self.problem.handover_ms(i, placements[i]);
             let handover_ms: f64 =
                 if phase == Phase::Prefill { (0..placements.len()).map(handover).sum() } else { 0.0 };

@@ -105,12 +105,12 @@ proptest! {
 fn a_placement_that_does_not_fit_has_no_score() {
     let problem = super::worked::four_layers();
     let goal = Goal { weights: [0.0, 1.0], mechanisms: Mechanisms::All, slots: vec![3] };
-    let all = |place| vec![BlockPlacement::both(place); 4];
+    let everywhere = |place| vec![BlockPlacement::both(place); 4];
     let score = |vram: u64| {
         let mut problem = problem.clone();
         problem.budget.vram = vec![vram];
         Evaluator::new(&problem, goal.clone(), 1)
-            .evaluate(&all(crate::Placement::Resident(0)))
+            .evaluate(&everywhere(crate::Placement::Resident(0)))
             .map(|c| c.score.objective)
     };
     assert_eq!((score(400), score(399)), (Some(4.0), None));

@@ -115,7 +115,7 @@ fn options(mechanisms: Mechanisms, objective: Objective) -> Options {
 
 /// The placement of `--gpu-layers` that decodes fastest and fits.
 fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
-    let of = |count: u64| {
+    let solution_with = |count: u64| {
         let places = crate::gpu_layers(&problem.blocks, count);
         let placement = |device: &DeviceId| {
             BlockPlacement::both(if *device == DeviceId::Cpu { Placement::Cpu } else { Placement::Resident(0) })
@@ -125,7 +125,7 @@ fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
             .is_ok()
             .then(|| evaluate(problem, options, placements, vec![0]))
     };
-    let all = (0..=problem.blocks.len() as u64).filter_map(of);
+    let all = (0..=problem.blocks.len() as u64).filter_map(solution_with);
     all.min_by(|a, b| a.objective_ms.total_cmp(&b.objective_ms)).expect("nothing on the GPU fits")
 }
 

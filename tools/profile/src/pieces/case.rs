@@ -78,14 +78,14 @@ struct Sizes<'a> {
 
 impl<'a> Sizes<'a> {
     fn new(pieces: &'a Pieces<'a>, pass: PassSize) -> Self {
-        let of = |in_place: bool| {
+        let states_of_kind = |in_place: bool| {
             let states = pieces.analysis.states.iter().map(|s| &s.state);
             states.filter(move |s| matches!(s.update, StateUpdate::InPlace { .. }) == in_place)
         };
-        let growing: Vec<State> = of(false).cloned().collect();
+        let growing: Vec<State> = states_of_kind(false).cloned().collect();
         let mut sizes = Sizes { pieces, pass, symbols: symbol_values(&pieces.analysis.inputs, &growing, pass) };
         // A buffer that is updated in place is bound whole, however much of it is filled.
-        for state in of(true) {
+        for state in states_of_kind(true) {
             if let Some(first) = state.shape.first().and_then(Dim::as_symbol) {
                 sizes.symbols.entry(first.to_owned()).or_insert(pass.batch);
             }

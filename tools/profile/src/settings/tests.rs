@@ -60,10 +60,10 @@ fn models_that_do_not_decode_have_no_contexts() {
 
 #[test]
 fn models_say_what_they_allow() {
-    let of = |name: &str| limits(&sample::analysis(name));
-    assert!(of("genai/llama3-fp32-cpu").generates && of("genai/llama3-fp32-cpu").pass.is_none());
-    assert!(!of("optimum/bert").generates);
-    assert_eq!(of("optimum/bert").pass, None, "its sequence has any length");
+    let limits_of = |name: &str| limits(&sample::analysis(name));
+    assert!(limits_of("genai/llama3-fp32-cpu").generates && limits_of("genai/llama3-fp32-cpu").pass.is_none());
+    assert!(!limits_of("optimum/bert").generates);
+    assert_eq!(limits_of("optimum/bert").pass, None, "its sequence has any length");
 }
 
 #[test]

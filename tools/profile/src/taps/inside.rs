@@ -70,16 +70,16 @@ fn scored(view: GraphView, value: ValueId) -> bool {
 
 /// The single number of a constant.
 fn constant(view: GraphView, value: ValueId) -> Option<i64> {
-    let one = |ints: &Option<Vec<i64>>| match ints.as_deref() {
-        Some([one]) => Some(*one),
+    let single = |ints: &Option<Vec<i64>>| match ints.as_deref() {
+        Some([single]) => Some(*single),
         _ => None,
     };
     if let Some(weight) = view.graph.weight(value) {
-        return one(&weight.ints);
+        return single(&weight.ints);
     }
     let node = view.node(view.graph.producer(value)?);
     match node.attributes.get("value") {
-        Some(Attribute::Tensor(tensor)) if node.op_type == "Constant" => one(&tensor.ints),
+        Some(Attribute::Tensor(tensor)) if node.op_type == "Constant" => single(&tensor.ints),
         _ => match (node.op_type.as_str(), &node.inputs[..]) {
             ("Reshape" | "Unsqueeze" | "Squeeze" | "Cast" | "Identity", [Some(input), ..]) => constant(view, *input),
             _ => None,

@@ -100,8 +100,8 @@ pub(super) fn in_huge_pages(runs: &[Mapping], mapping: &Mapping) -> Range<usize>
 /// The parts of a mapping before, within and after an address range.
 fn within(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
     let (before, rest) = mapping.split(addresses.start.saturating_sub(mapping.start) as u64);
-    let at = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
-    let (inside, behind) = rest.map_or((None, None), at);
+    let split_at_end = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
+    let (inside, behind) = rest.map_or((None, None), split_at_end);
     [before, inside, behind]
 }
 

@@ -13,7 +13,7 @@ pub(super) use staging::BUFFER;
 use super::open_files::ReadFrom;
 use calls::through_calls;
 use request::ReadRequest;
-use ring::{Wake, new_ring, through_ring};
+use ring::{Wake, WakeableRing, through_ring};
 use shared::{Shared, ToDecompress};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -41,8 +41,9 @@ pub(crate) struct Reader {
 impl Reader {
     /// Starts its threads. Without io_uring (an old kernel, a container that forbids it) several threads read.
     pub fn start() -> io::Result<Self> {
-        let Ok((ring, wake)) = new_ring() else { return Self::with_threads() };
-        let mut reader = Self::with("io_uring", vec![(ring, Arc::clone(&wake))], through_ring)?;
+        let Ok(ring) = WakeableRing::new() else { return Self::with_threads() };
+        let wake = Arc::clone(&ring.wake);
+        let mut reader = Self::with("io_uring", vec![ring], through_ring)?;
         reader.wake = Some(wake);
         Ok(reader)
     }
@@ -92,7 +93,7 @@ impl Reader {
         let request = ReadRequest { ticket, file: file.clone(), offset, length, to };
         let sent = self.requests.as_ref().map(|requests| requests.send(request));
         if !matches!(sent, Some(Ok(()))) {
-            self.shared.refuse((ticket, io::Error::other("the thread that reads weights has ended")));
+            self.shared.refuse(ticket, io::Error::other("the thread that reads weights has ended"));
         }
         if let Some(wake) = &self.wake {
             wake.notify();

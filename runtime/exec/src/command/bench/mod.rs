@@ -69,7 +69,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
     }
-    let mut report: BenchReport = report((args, prompt_tokens), &plan, which.partitions.len(), &runs, &mut sequence);
+    let mut report: BenchReport = report(args, prompt_tokens, &plan, which.partitions.len(), &runs, &mut sequence);
     // Unloads the plan, so that the paths of weights are measured alone.
     drop(sequence);
     if let Some(last) = runs.last() {

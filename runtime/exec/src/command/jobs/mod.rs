@@ -58,7 +58,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
     let options = EngineOptions { sequences, row_batching, ..args.runtime.engine_options() };
     ctx.interrupt.graceful();
-    let engine = load_engine(&plan.plan, &plan.dir, (&args.runtime, options), ctx.console, ctx.interrupt)?;
+    let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
     let jobs = Jobs {
         batch: Batch::new(engine, inputs),

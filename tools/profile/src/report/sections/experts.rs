@@ -235,12 +235,12 @@ fn hit_rates(layers: &[ExpertStatistics]) -> Figure {
 }
 
 fn hit_findings(curves: &[Vec<f64>; 3], widest: usize) -> Vec<String> {
-    let of = |say: &dyn Fn(&Vec<f64>) -> String| {
+    let per_policy = |say: &dyn Fn(&Vec<f64>) -> String| {
         let each = POLICIES.iter().zip(curves).map(|(policy, rates)| format!("{} {}", policy.name, say(rates)));
         each.collect::<Vec<_>>().join("; ")
     };
-    let half = of(&|rates| percent(rates[widest.div_ceil(2) - 1]));
-    let needed = of(&|rates| match rates.iter().position(|rate| *rate >= USEFUL) {
+    let half = per_policy(&|rates| percent(rates[widest.div_ceil(2) - 1]));
+    let needed = per_policy(&|rates| match rates.iter().position(|rate| *rate >= USEFUL) {
         Some(at) => (at + 1).to_string(),
         None => "no size is enough".to_owned(),
     });

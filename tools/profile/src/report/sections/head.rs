@@ -88,8 +88,8 @@ fn decode_sentence(view: &ReportView<'_>, provider: Provider) -> Option<String> 
 /// The fastest provider of each phase, if there are several.
 fn comparison(view: &ReportView<'_>) -> Option<String> {
     let fastest = |phase: Phase| {
-        let of = |provider: &Provider| Some((whole_pass(view, *provider, phase)?.1, provider.name()));
-        let mut passes: Vec<(f64, &str)> = view.providers.iter().filter_map(of).collect();
+        let pass_and_name = |provider: &Provider| Some((whole_pass(view, *provider, phase)?.1, provider.name()));
+        let mut passes: Vec<(f64, &str)> = view.providers.iter().filter_map(pass_and_name).collect();
         passes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (first, last) = (passes.first()?, passes.last()?);
         (passes.len() > 1).then(|| (first.1, plain(last.0 / first.0), last.1))

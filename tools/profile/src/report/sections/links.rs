@@ -49,9 +49,9 @@ fn name_and_look(path: BandwidthPath) -> (&'static str, Look) {
 }
 
 fn panel(title: &str, curves: &[&BandwidthCurve]) -> Panel {
-    let all = || curves.iter().flat_map(|curve| &curve.points);
-    let x = Axis::bytes("bytes in one piece", all().map(|point| point.bytes as f64));
-    let y = Axis::log("1e9 bytes per second", all().map(|point| point.gb_per_s));
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let x = Axis::bytes("bytes in one piece", points().map(|point| point.bytes as f64));
+    let y = Axis::log("1e9 bytes per second", points().map(|point| point.gb_per_s));
     let marks = curves.iter().flat_map(|of| {
         curve(of.points.iter().map(|point| (point.bytes as f64, point.gb_per_s)).collect(), name_and_look(of.path).1)
     });

@@ -114,13 +114,13 @@ fn panel(view: &ReportView<'_>, points: &[Point]) -> Panel {
     let roof: Vec<(f64, f64)> = corners.filter_map(|at| Some((at, bounds?.at(at)))).collect();
     let rates = points.iter().map(|point| point.gflops).chain(roof.iter().map(|(_, rate)| *rate));
     let y = Axis::log("1e9 operations per second", rates);
-    let of = |phase: Phase| {
+    let points_of = |phase: Phase| {
         points.iter().filter(|point| point.pass.phase == phase).map(|point| (point.intensity, point.gflops)).collect()
     };
     let marks = vec![
         Mark::Line { points: roof, ink: AXIS, width: 2 },
-        Mark::Points { points: of(Phase::Decode), look: DECODE },
-        Mark::Points { points: of(Phase::Prefill), look: PREFILL },
+        Mark::Points { points: points_of(Phase::Decode), look: DECODE },
+        Mark::Points { points: points_of(Phase::Prefill), look: PREFILL },
     ];
     let title = match bounds {
         None => format!("{name}: bounds not measured"),

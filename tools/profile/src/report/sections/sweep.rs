@@ -67,9 +67,9 @@ impl<'a> Plans<'a> {
     fn of(points: &'a [SweepPoint]) -> Plans<'a> {
         let most = points.iter().map(|point| point.vram).max().unwrap_or(0);
         let (unit, shift) = if most >= 1 << 30 { ("GiB", 30) } else { ("MiB", 20) };
-        let of = |bytes: u64| bytes as f64 / (1u64 << shift) as f64;
-        let solved = points.iter().filter_map(|point| Some((of(point.vram), point.solution.as_ref().ok()?)));
-        Plans { unit, most: of(most), solved: solved.collect() }
+        let in_unit = |bytes: u64| bytes as f64 / (1u64 << shift) as f64;
+        let solved = points.iter().filter_map(|point| Some((in_unit(point.vram), point.solution.as_ref().ok()?)));
+        Plans { unit, most: in_unit(most), solved: solved.collect() }
     }
 
     fn budgets(&self) -> Axis {

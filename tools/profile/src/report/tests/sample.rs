@@ -183,7 +183,7 @@ impl Sample {
 
     fn costs(&self, class: u32) -> ClassCosts {
         let block = ["embedding", "layers.0", "head"][class as usize];
-        let of = |provider| {
+        let provider_costs = |provider| {
             let fails = self.failures && provider == Provider::Webgpu;
             let phase = |phase, tokens: &[u64]| {
                 let point = |tokens: &u64| {
@@ -207,7 +207,7 @@ impl Sample {
                 failure: None,
             }
         };
-        ClassCosts { class, block: block.into(), providers: self.providers().into_iter().map(of).collect() }
+        ClassCosts { class, block: block.into(), providers: self.providers().into_iter().map(provider_costs).collect() }
     }
 
     fn machine(&self) -> MeasuredMachine {
@@ -264,23 +264,23 @@ impl Sample {
             let ms_per_gib = (cpu_ms - gpu_ms) / (bytes + kv_bytes) as f64 * (1u64 << 30) as f64;
             HotnessTerms { cpu_ms, gpu_ms, weight_bytes: bytes, kv_bytes, ms_per_gib }
         };
-        let of = |(at, block): (usize, String)| BlockHotness {
+        let block_hotness = |(at, block): (usize, String)| BlockHotness {
             block,
             provider: Provider::Webgpu,
             decode: terms(self.class(at), Phase::Decode, 2048),
             prefill: terms(self.class(at), Phase::Prefill, 512),
         };
-        self.labels().into_iter().enumerate().map(of).collect()
+        self.labels().into_iter().enumerate().map(block_hotness).collect()
     }
 
     /// Work of every block at the measured token counts.
     pub fn work(&self) -> Vec<BlockWork> {
-        let of = |(at, block): (usize, String)| {
+        let block_work = |(at, block): (usize, String)| {
             let list = |phase, tokens: &[u64]| tokens.iter().map(|t| (*t, work(self.class(at), phase, *t))).collect();
             let (decode, prefill) = (list(Phase::Decode, &CONTEXTS), list(Phase::Prefill, &PROMPTS));
             BlockWork { block, decode, prefill }
         };
-        self.labels().into_iter().enumerate().map(of).collect()
+        self.labels().into_iter().enumerate().map(block_work).collect()
     }
 
     /// Plans of 1 to 8 GiB in quarters, the first of which holds nothing.

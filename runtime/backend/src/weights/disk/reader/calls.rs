@@ -22,7 +22,7 @@ pub(super) fn through_calls(
                 let result = read_whole(&read);
                 shared.finish(read, result, (from, Instant::now()), decompressor);
             }
-            Err(NotNow::Refused(ticket, error)) => shared.refuse((ticket, error)),
+            Err(NotNow::Refused(ticket, error)) => shared.refuse(ticket, error),
             Err(NotNow::Later(_)) => unreachable!("it may wait"),
         }
     }

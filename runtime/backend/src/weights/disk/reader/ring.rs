@@ -50,13 +50,20 @@ impl Wake {
 }
 
 /// A ring with room for [`DEPTH`] reads and one poll, and what wakes its thread.
-pub(super) fn new_ring() -> io::Result<(IoUring, Arc<Wake>)> {
-    Ok((IoUring::new(DEPTH as u32 + 1)?, Arc::new(Wake::new()?)))
+pub(super) struct WakeableRing {
+    ring: IoUring,
+    pub wake: Arc<Wake>,
+}
+
+impl WakeableRing {
+    pub fn new() -> io::Result<Self> {
+        Ok(WakeableRing { ring: IoUring::new(DEPTH as u32 + 1)?, wake: Arc::new(Wake::new()?) })
+    }
 }
 
 /// Reads requests until no more can come.
 pub(super) fn through_ring(
-    (ring, wake): (IoUring, Arc<Wake>),
+    WakeableRing { ring, wake }: WakeableRing,
     requests: &Mutex<Receiver<ReadRequest>>,
     shared: &Shared,
     decompressor: &Sender<ToDecompress>,
@@ -112,7 +119,7 @@ impl RingWorker<'_> {
             match request {
                 Ok(request) => match Read::new(request, &self.shared.staging, is_idle) {
                     Ok(read) => self.to_submit.push_back(InFlight { read, done: 0, started: Instant::now() }),
-                    Err(NotNow::Refused(ticket, error)) => self.shared.refuse((ticket, error)),
+                    Err(NotNow::Refused(ticket, error)) => self.shared.refuse(ticket, error),
                     Err(NotNow::Later(request)) => {
                         self.deferred = Some(request);
                         break;

@@ -31,7 +31,7 @@ impl Shared {
     }
 
     /// Publishes the error of a read that never started.
-    pub fn refuse(&self, (ticket, error): (Ticket, io::Error)) {
+    pub fn refuse(&self, ticket: Ticket, error: io::Error) {
         let now = Instant::now();
         self.post(ticket, Err(error), (now, now));
     }
@@ -44,7 +44,7 @@ impl Shared {
             (Ok(()), ReadTarget::Through(_)) => {
                 if let Err(unsent) = decompressor.send((read, times)) {
                     unsent.0.0.cancel(&self.staging);
-                    self.refuse((ticket, io::Error::other("the thread that decompresses weights has ended")));
+                    self.refuse(ticket, io::Error::other("the thread that decompresses weights has ended"));
                 }
             }
             _ => {
