@@ -18,7 +18,7 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
 }
 
 /// Bytes of host memory that a plan needs: resident weights, the window for weights read from disk, state, activations and the
-/// process itself; and weights streamed to GPUs, as far as the plan's budget has room for them.
+/// process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
 fn needed(plan: &Plan) -> u64 {
     let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
     let on_host = |device: &str| hosts.contains(&device);

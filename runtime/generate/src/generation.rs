@@ -399,7 +399,7 @@ impl StreamedText {
         Ok(())
     }
 
-    /// Releases what of the text cannot be part of a stop string. Returns whether a stop string is complete.
+    /// Releases the text that cannot be part of a stop string. Returns whether a stop string is complete.
     fn release(&mut self, piece: &str) -> bool {
         if piece.is_empty() {
             return false;
@@ -480,7 +480,7 @@ mod tests {
         assert_eq!((generated.text, generated.speculation), (None, None));
     }
 
-    /// Drafts what it was told.
+    /// Drafts fixed tokens.
     struct Script(Vec<u32>);
 
     impl Drafter for Script {

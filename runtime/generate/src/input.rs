@@ -1,4 +1,4 @@
-//! What to feed to a sequence in one pass.
+//! The input of a sequence in one pass.
 
 use hpp_engine::LogitRows;
 

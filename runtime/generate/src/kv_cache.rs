@@ -1,7 +1,7 @@
-//! Saved states: which pages of a prompt a store has, sequences made of them, and pages that a sequence adds.
+//! The KV cache: finds the saved pages of a prompt, restores sequences from them, and saves the pages of a sequence.
 //!
-//! A page that was fed in one chunk of a prompt has the bits that it would have for any prompt that begins with its tokens, so every
-//! prompt may use it. A page with generated tokens has other bits; it is saved only for a session and found only by it.
+//! The bits of a page that was fed as one chunk of a prompt depend only on the tokens up to its end, so every prompt with this prefix may
+//! use it. A page with generated tokens has other bits; it is saved for a session and found only by that session.
 
 use crate::error::GenerateError;
 use crate::sequence::TokenSequence;
@@ -150,7 +150,7 @@ impl KvCache {
         self.store.in_ram(&pages.keys)
     }
 
-    /// Counts a prompt that used `used` of its pages, `in_ram` of which were in RAM when it came.
+    /// Counts a prompt that used `used` of its pages; `in_ram` of them were in RAM when it arrived.
     pub fn count_hits(&self, pages: &PromptPages, used: usize, in_ram: usize) {
         let from_ram = used.min(in_ram);
         self.store.count_hits(pages.wanted, from_ram, used - from_ram);

@@ -1,4 +1,4 @@
-//! Token sequences on an engine: feeds tokens, keeps the common prefix of two prompts, holds the logits after the last token.
+//! Token sequences on an engine: feeds tokens, reuses the common prefix of two prompts, holds the logits after the last token.
 //!
 //! Only this file and `batch.rs` call an engine.
 
@@ -128,7 +128,7 @@ impl<B: Backend> TokenSequence<B> {
         if session.is_some() && session == self.session.as_deref() { common } else { common.min(self.on_grid) }
     }
 
-    /// Truncates to `wanted` tokens or fewer, as far as its states can go back. Returns the length kept.
+    /// Truncates to at most `wanted` tokens, to a length that its states can go back to. Returns that length.
     fn keep(&mut self, engine: &mut Engine<B>, wanted: usize) -> Result<usize, GenerateError> {
         let left = match &mut self.sequence {
             Some(sequence) if wanted > 0 => engine.truncate(sequence, wanted as u64)?.unwrap_or(0),

@@ -39,7 +39,7 @@ impl ModelDirectory {
     }
 
     /// Bytes that this model may take so that all models together take `limit`: directories of others that no process uses are removed,
-    /// the one written longest ago first, as far as `wanted` bytes need it.
+    /// the one written longest ago first, until `wanted` bytes fit.
     pub fn make_room(&self, store: &Path, wanted: u64, limit: u64) -> u64 {
         let mut others = self.others(store);
         others.sort_by_key(|other| other.modified);

@@ -1,4 +1,4 @@
-//! Why a store cannot be opened.
+//! The errors of opening a store.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! Names of pages: chained hashes of tokens.
+//! Keys of pages: chained hashes of tokens.
 
 use std::fmt;
 

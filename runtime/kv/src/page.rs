@@ -1,4 +1,4 @@
-//! The bytes of a page, in memory as they are on disk: a header, then what the states hold.
+//! The bytes of a page, the same in memory and on disk: a header, then the contents of the states.
 
 use crate::key::{Fingerprint, PageKey};
 use memmap2::MmapMut;

@@ -1,4 +1,4 @@
-//! Policies: which page is worth least.
+//! Eviction policies: the value of a page. The page with the least value is evicted first.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! A file of records of one size. Each slot holds a page or nothing; a record that is broken counts as nothing.
+//! A file of records of one size. Each slot holds a page or nothing; a damaged record counts as nothing.
 
 use crate::key::Fingerprint;
 use crate::page::{PageBytes, PageHeader, SECTOR, record_bytes};

@@ -1,4 +1,4 @@
-//! The store: a table behind a lock, and threads that do its transfers.
+//! The store: a page table behind a lock, and threads that transfer pages.
 
 use crate::directory::ModelDirectory;
 use crate::error::PageStoreError;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Threads that read and write. Several reads at a time are what a fast disk needs.
 const THREADS: usize = 8;
 
-/// Room that a model gets beside its pages where other models fill the directory: at most so many pages, and this part of its share.
+/// Room for new pages that a model gets if other models fill the directory: at most this many pages, and this part of its share.
 const FIRST_PAGES: u64 = 256;
 const FIRST_SHARE: u64 = 4;
 /// How long a thread with reads to do waits for room before it looks again: requests that let go of pages do not wake it.
@@ -111,7 +111,7 @@ impl PageStore {
                 if share < record {
                     return Err(PageStoreError::TooSmall { limit: share, page: record });
                 }
-                // What it has already, and room to begin with: others leave only as far as that needs it.
+                // Its present pages and room to begin with: pages of other models are evicted only for that.
                 let first = (share / FIRST_SHARE).clamp(record, FIRST_PAGES * record);
                 let wanted = share.min(directory.bytes() + first);
                 let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
@@ -198,7 +198,7 @@ impl PageStore {
         }
     }
 
-    /// Starts to read what of a chain is only on disk.
+    /// Starts to read the pages of a chain that are only on disk.
     pub fn prefetch(&self, chain: &[PageKey]) {
         self.shared.table().prefetch(chain, self.shared.now());
         self.shared.changed.notify_all();
@@ -209,7 +209,7 @@ impl PageStore {
         self.shared.table().in_ram(chain)
     }
 
-    /// Counts a prompt of `wanted` whole pages, of which so many were found in RAM and on disk.
+    /// Counts a prompt of `wanted` whole pages, and how many of them were found in RAM and on disk.
     pub fn count_hits(&self, wanted: usize, from_ram: usize, from_disk: usize) {
         self.shared.table().count_hits(wanted, from_ram, from_disk);
     }

@@ -1,8 +1,8 @@
-//! Where each page is, what is worth least, and what to move next. Moves nothing itself.
+//! The page table: where each page is, which one to evict, and which one to transfer next. It transfers nothing itself.
 //!
-//! A page is in RAM, on disk, or in both. A new page is written to disk as soon as a thread is free, so that a page in RAM usually can be
-//! evicted at once; until it is written it stays in RAM. Reads go before writes, unless there is no room to read into: then writes go
-//! first, because only they make room.
+//! A page is in RAM, on disk, or in both. A new page is written to disk as soon as a thread is free, so that most pages in RAM can be
+//! evicted at once; until it is written it stays in RAM. Reads have priority over writes, unless there is no room to read into: then only
+//! writes can make room, so they come first.
 
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, PageHeader};
@@ -413,7 +413,7 @@ impl PageTable {
             let kept_whole = self.worth_least(now, |table, key, entry| {
                 table.is_idle(key, entry) && (entry.disk.is_some() || table.is_last(key))
             });
-            // A page that could not be written, with pages after it on disk, which nobody finds without it.
+            // A page that could not be written, and pages after it on disk that cannot be found without it.
             let any = || self.worth_least(now, |table, key, entry| table.is_idle(key, entry));
             match kept_whole.or_else(any) {
                 Some(victim) => self.evict_from_ram(victim),
@@ -423,7 +423,7 @@ impl PageTable {
         true
     }
 
-    /// Whether a page is in RAM and nobody holds, moves or awaits it.
+    /// Whether a page is in RAM and nothing holds, transfers or awaits it.
     fn is_idle(&self, key: &PageKey, entry: &Entry) -> bool {
         let is_free = entry.ram.as_ref().is_some_and(|page| Arc::strong_count(page) == 1);
         is_free && entry.transfer == TransferState::None && !self.is_awaited(key)

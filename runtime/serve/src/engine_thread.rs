@@ -1,9 +1,9 @@
 //! The thread of an engine: takes requests from a queue, runs passes over all of them, and reports each token.
 //!
-//! Between two passes it takes new requests, drops those whose client is gone or whose time is over, and starts waiting ones as long as
-//! sequences are free. A sequence whose request is answered is kept: a later prompt that begins with the same tokens starts after them.
-//! The sequence that was used longest ago is dropped when another needs its place. Then, and after a restart, its states are restored from
-//! the pages of the cache: a request whose pages are still on disk waits for them while others run.
+//! Between two passes it takes new requests, drops those whose client has disconnected or whose time limit has passed, and starts waiting
+//! requests while sequences are free. It keeps the sequence of an answered request, so that a later prompt with the same prefix starts
+//! after it. If another request needs the place, the least recently used sequence is dropped. Later requests, also after a restart, restore
+//! its states from the pages of the cache: a request whose pages are still on disk waits for them while others run.
 
 use crate::error::{ApiError, ServeError};
 use crate::logprobs::{TokenLogprobs, token_logprobs};

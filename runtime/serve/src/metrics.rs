@@ -1,4 +1,4 @@
-//! Counters, gauges and histograms for Prometheus, one of each for every model.
+//! Counters, gauges and histograms for Prometheus, by model.
 
 use hpp_generate::kv::StoreStats;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};

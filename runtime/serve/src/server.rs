@@ -27,7 +27,7 @@ use tower_http::cors::{Any, CorsLayer};
 pub struct ServeSettings {
     /// Where to listen.
     pub address: SocketAddr,
-    /// Keys of which a request must give one; empty: none is needed.
+    /// API keys. A request must send one of them, unless there are none.
     pub api_keys: Vec<String>,
     /// Largest request, bytes.
     pub max_body: usize,

@@ -117,7 +117,7 @@ pub enum Residency {
     /// In the memory of its device.
     #[default]
     Resident,
-    /// Not in the memory of its device. Weights of a GPU are in host memory, or on disk as far as that is too small, and
+    /// Not in the memory of its device. Weights of a GPU are in host memory, or on disk if that is too small, and
     /// copied into a slot before each run. Weights of the host are on disk and read before each run, except for the
     /// locked part.
     Streamed,

@@ -44,7 +44,7 @@ pub struct GrowingState {
     pub token: u64,
 }
 
-/// Bytes to copy of state that is copied only as far as it is filled.
+/// Size in bytes of state of which only the filled part is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilledState {
     /// Bytes that are always copied.

@@ -1,4 +1,4 @@
-//! Explains a solution: the cost of each run at other places, the gain from more memory, and the bottleneck of each phase.
+//! Explains a solution: the cost of each run in other placements, the gain from more memory, and the bottleneck of each phase.
 
 use crate::plan::plan_from;
 use crate::{

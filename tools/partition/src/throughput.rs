@@ -1,10 +1,10 @@
 //! Passes over several sequences, and over several tokens of one: their times, and the number of sequences to run together.
 //!
-//! The runtime brings the weights of a partition once and then runs it for each sequence of the pass. So with `n` sequences everything
+//! The runtime fetches the weights of a partition once and then runs it for each sequence of the pass. So with `n` sequences everything
 //! that belongs to a sequence counts `n` times (computing, launches, boundaries, states, the overhead of a pass), and the weights that
-//! are read from disk or copied to a GPU count once. Where the runtime computes the tokens of all sequences as rows of one run, a run counts
-//! once, with the time of as many tokens of one sequence. [`Problem::with_sequences`] makes that problem of the one for a single sequence;
-//! simulator, memory limits and planner apply to it as they are. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
+//! are read from disk or copied to a GPU count once. If the runtime computes the tokens of all sequences as rows of one run, a run counts
+//! once, with the time of as many tokens of one sequence. [`Problem::with_sequences`] makes that problem from the one for a single sequence;
+//! the simulator, memory limits and the planner apply to it unchanged. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
 //! schedule.
 
 use crate::{
@@ -36,7 +36,7 @@ pub struct PassTime {
 /// What a placement gives with several sequences, and with several tokens of one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Throughput {
-    /// Times of passes: of one token of 1, 2, 4, ... sequences, as far as they fit in memory, and of [`CHUNK_TOKENS`] of one sequence.
+    /// Times of passes: of one token of 1, 2, 4, ... sequences that fit in memory, and of [`CHUNK_TOKENS`] of one sequence.
     pub passes: Vec<PassTime>,
     /// The number of sequences to run together.
     pub sequences: u64,

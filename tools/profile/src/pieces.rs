@@ -1,4 +1,4 @@
-//! Writes consecutive blocks as a partition that the child can load, with inputs for it.
+//! Writes consecutive blocks as a partition that the child process can load, with inputs for it.
 
 mod case;
 

@@ -1,4 +1,4 @@
-//! Writes a plan directory: weight files, partitions, the tapped model, file records, and `plan.yaml` last.
+//! Writes a plan directory: weight files, partitions, the tapped model, file records, and at the end `plan.yaml`.
 
 use crate::destination::{Destination, Unplaceable};
 use crate::error::SplitError;

@@ -1,5 +1,5 @@
-//! From a planning request to a place for every block, by the planner or manually, and to the partitions that follow
-//! from it.
+//! From a planning request to a placement of every block, by the planner or manually, and to the partitions that
+//! follow from it.
 
 use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
 use crate::error::SplitError;

@@ -1,4 +1,4 @@
-//! `hpp-exec PLAN --prompt ...`: generates text after one prompt; streams the text or ends with one JSON object.
+//! `hpp-exec PLAN --prompt ...`: generates text after one prompt. Prints the text as it comes, or one JSON object at the end.
 
 use super::drafts::DraftSource;
 use super::{

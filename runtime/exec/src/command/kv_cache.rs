@@ -1,4 +1,4 @@
-//! The cache of KV pages of an engine: how much it takes, where it lies, and what decides its bits.
+//! Opens the cache of KV pages of an engine: its size, its directory, and the fingerprint of everything that decides its bits.
 
 use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;

@@ -1,4 +1,4 @@
-//! How many sequences run at once on an engine.
+//! The number of sequences that run at once on an engine.
 
 use crate::console::Console;
 use crate::numbers::counted;

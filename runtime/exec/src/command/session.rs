@@ -1,4 +1,4 @@
-//! Conversations on disk: `DIR/sessions/NAME.json`, beside the states that were computed of them.
+//! Saved conversations: `DIR/sessions/NAME.json`, beside their saved states.
 
 use crate::cli::KvArgs;
 use crate::error::ExecError;

@@ -1,4 +1,4 @@
-//! The files of `hpp-exec jobs`: prompts in, answers out, one JSON object a line.
+//! The files of `hpp-exec jobs`: prompts in, answers out, one JSON object per line.
 
 mod answers;
 mod prompts;

@@ -1,4 +1,4 @@
-//! Measures the machine: memory, disk, links to devices, arithmetic. What cannot be measured is an error, never a number.
+//! Measures the machine: memory, disk, links to devices, arithmetic. A measurement that is impossible is an error, never a number.
 
 mod arithmetic;
 mod contention;

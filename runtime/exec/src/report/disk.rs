@@ -1,4 +1,4 @@
-//! What reading weights from disk cost: fields for `--json` and lines for people.
+//! The cost of reading weights from disk: fields for `--json` and lines for people.
 
 use crate::numbers::{gb_per_second, millis};
 use hpp_engine::Telemetry;

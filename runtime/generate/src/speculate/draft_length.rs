@@ -1,14 +1,15 @@
-//! How many tokens to draft: the number that gives most tokens per second, by measured acceptance and measured times of passes.
+//! Chooses the number of tokens to draft: the one with the most tokens per second, by measured acceptance and measured times of passes.
 //!
-//! With an acceptance of `a` for each token, a draft of `k` tokens gives `1 + a + ... + a^k` tokens a pass (Leviathan et al.,
-//! arXiv:2211.17192), and the pass takes `t(k + 1)`, after `k` times what drafting a token takes. No draft gives one token in `t(1)`.
+//! With an acceptance rate of `a` per token, a draft of `k` tokens gives `1 + a + ... + a^k` tokens per pass (Leviathan et al.,
+//! arXiv:2211.17192). The pass takes `t(k + 1)`, after `k` times the time of drafting one token. Without a draft, a pass gives one token
+//! in `t(1)`.
 
 use super::CONFIDENCES;
 use std::time::Duration;
 
 /// Longest draft.
 pub const MAX_DRAFT: usize = 31;
-/// A draft must promise this many times the tokens per second of none.
+/// A draft must promise this many times the tokens per second of a pass without a draft.
 const LEAST_GAIN: f64 = 1.05;
 /// Each measurement multiplies the weight of earlier ones of its kind by this.
 const ACCEPTANCE_MEMORY: f64 = 0.97;
@@ -86,7 +87,7 @@ impl DraftLength {
         Self { fixed: Some(tokens), ..Self::default() }
     }
 
-    /// The number of tokens to draft, at most `available`; 0 where no draft pays.
+    /// The number of tokens to draft, at most `available`; 0 if no draft pays.
     pub fn choose(&self, confidence: usize, available: usize) -> usize {
         if let Some(fixed) = self.fixed {
             return fixed.min(available);

@@ -1,4 +1,4 @@
-//! Drafts by a smaller model with the same tokens, on an engine of its own.
+//! The model drafter: a smaller model with the same tokens, on an engine of its own.
 
 use super::Drafter;
 use crate::error::GenerateError;

@@ -1,4 +1,4 @@
-//! Drafts from the text itself: what followed the last time that the text ended as it does now.
+//! The n-gram drafter (prompt lookup): drafts the tokens that followed the previous occurrence of the text's longest repeated suffix.
 
 use super::suffix_automaton::SuffixAutomaton;
 use super::{CONFIDENCES, Drafter};

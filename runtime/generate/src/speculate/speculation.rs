@@ -1,4 +1,4 @@
-//! Speculation on one text: drafts, and learns from what the model chose instead.
+//! Speculation on one text: drafts tokens, and learns the acceptance from the tokens that the model chooses.
 
 use super::{DraftLength, Drafter, MAX_DRAFT};
 use crate::error::GenerateError;
@@ -34,7 +34,7 @@ impl Speculation {
         Self::with_length(drafter, DraftLength::default())
     }
 
-    /// The same with another choice of the length.
+    /// The same with another [`DraftLength`].
     pub fn with_length(drafter: Box<dyn Drafter>, length: DraftLength) -> Self {
         let stats = SpeculationStats::default();
         Self { drafter, length, draft_tokens: Vec::new(), used: 0, confidence: 0, stats }

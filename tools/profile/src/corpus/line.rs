@@ -22,7 +22,7 @@ fn json(text: &str) -> Result<PromptContent, String> {
         ["messages"] => messages(&fields["messages"]).map(PromptContent::Messages),
         [name] => prompt(name, &fields[name]).map(PromptContent::Text),
         [] => Err(format!("it has none of `prompt`, `text` and `messages`, but {}", names(&fields))),
-        _ => Err(format!("it has `{}`, of which only one can be the prompt", known.join("` and `"))),
+        _ => Err(format!("it has `{}`, and only one can be the prompt", known.join("` and `"))),
     }
 }
 

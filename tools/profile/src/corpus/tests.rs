@@ -1,4 +1,4 @@
-//! Corpora as people bring them.
+//! Corpora with the usual mistakes.
 
 use super::*;
 use hpp_schema::probe::{ChatTurn, PromptContent};
@@ -56,7 +56,7 @@ fn every_bad_line_is_named_at_once() {
         "line 3: it is not a JSON object",
         "line 4: it has none of `prompt`, `text` and `messages`, but `question`",
         "line 5: its `prompt` is not text",
-        "line 6: it has `prompt` and `text`, of which only one",
+        "line 6: it has `prompt` and `text`, and only one",
         "line 7: its `messages` are empty",
         "line 8: its message 1 has no text in `content`",
         "line 9: its `text` is empty",

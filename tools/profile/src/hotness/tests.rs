@@ -1,4 +1,4 @@
-//! Gains per byte, and what is said where all are alike.
+//! Hotness, and the conclusions if all layers are equally hot.
 
 use super::*;
 use crate::derive::derive;

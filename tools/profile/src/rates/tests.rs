@@ -1,4 +1,4 @@
-//! The machine's numbers read off its curves.
+//! The machine's rates from its bandwidth curves.
 
 use super::*;
 use crate::derive::derive;

@@ -36,7 +36,7 @@ fn carriers(view: GraphView, segmentation: &Segmentation, index: usize) -> Resul
             match pairs[..] {
                 [(a, b)] => Ok(vec![a, b]),
                 _ => Err(format!(
-                    "{} tensors cross there, and it cannot be told which carry the hidden state",
+                    "{} tensors cross there, and which carry the hidden state is unknown",
                     could.len()
                 )),
             }

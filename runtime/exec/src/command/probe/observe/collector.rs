@@ -28,7 +28,7 @@ struct LayerTap {
 
 /// What is counted of a tensor.
 enum TapCounter {
-    /// Router scores, of which `top_k` are selected.
+    /// Router scores; the best `top_k` are selected.
     Scores {
         top_k: u32,
         selected: Experts,

@@ -6,7 +6,7 @@ use hpp_generate::{PlanFile, PromptEncoder};
 use hpp_schema::error_line;
 use hpp_schema::probe::{self, Prompt, PromptContent};
 
-/// The tokenizer and chat template of a model, as far as the prompts need them.
+/// The tokenizer and chat template of a model, if the prompts need them.
 pub(in crate::command::probe) struct CorpusEncoder {
     encoder: PromptEncoder,
 }

@@ -1,8 +1,8 @@
 //! Runs prompts through a model with taps and collects statistics: hidden states at block boundaries, experts, ReLU neurons, entropy of
 //! attention.
 //!
-//! Each text uses the KV cache as in generation: first the prompt, in passes so small that the tapped tensors stay small beside the
-//! model, then greedily chosen tokens one by one.
+//! Each text uses the KV cache as in generation: first the prompt, in passes whose tapped tensors are small compared with
+//! the model, then greedily chosen tokens one by one.
 
 mod budget;
 mod cache_hits;
