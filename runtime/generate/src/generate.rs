@@ -5,7 +5,7 @@ use crate::generation::{Generated, Generation, GenerationEvent};
 use crate::sequence::SingleSequence;
 use hpp_engine::Backend;
 
-/// Runs a generation, which must be new. Reuses what the sequence has in common with the prompt.
+/// Runs a new generation. Reuses the prefix that the sequence has in common with the prompt.
 ///
 /// Calls `cancelled` before the first pass of the engine and after each; once it returns true, the generation finishes as cancelled and
 /// keeps its tokens. A cancel handle that ends a pass has the same effect. An error of `on_event` ends the generation.

@@ -1,7 +1,7 @@
 //! The state machine of one request: which tokens to feed next, which tokens and text follow from the logits, when to finish.
 //!
-//! It calls no engine. The caller feeds [`Generation::next_input`] to a sequence, on whatever engine and together with whatever other
-//! requests, and passes the logits after them to [`Generation::advance`].
+//! It calls no engine. The caller feeds [`Generation::next_input`] to a sequence, on any engine and together with any other requests, and
+//! passes the logits after them to [`Generation::advance`].
 
 use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
@@ -81,11 +81,11 @@ pub struct Generated {
     pub usage: TokenUsage,
     /// Times.
     pub timings: GenerationTimings,
-    /// Counts of speculative decoding, if it was asked for.
+    /// Counts of speculative decoding, if it was requested.
     pub speculation: Option<SpeculationStats>,
 }
 
-/// What a generation reports while it runs. [`Generated`] holds the rest: finish reason, usage and timings.
+/// An event of a running generation. [`Generated`] holds the rest: finish reason, usage and timings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum GenerationEvent<'a> {
     /// A chunk of the prompt is in the sequence, and more of it follows.
@@ -153,8 +153,8 @@ impl Generation {
         }
     }
 
-    /// Drafts tokens and verifies several in one pass. The tokens chosen are those that would be chosen without: each is chosen from
-    /// the logits after the tokens before it, and a greedy choice between near ties is made again alone.
+    /// Drafts tokens and verifies several in one pass. The chosen tokens are the same as without speculation: each is chosen from
+    /// the logits after the tokens before it, and a greedy choice between near ties is computed again alone.
     pub fn speculate(mut self, mut speculation: Speculation) -> Self {
         speculation.extend(&self.request.prompt);
         self.speculation = Some(speculation);
@@ -191,7 +191,7 @@ impl Generation {
         &self.input
     }
 
-    /// What to feed next. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
+    /// The next input. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
     ///
     /// # Errors
     /// When a draft model fails.
@@ -228,7 +228,7 @@ impl Generation {
         Ok(())
     }
 
-    /// Takes the logits of the rows that [`next_input`](Self::next_input) asked for, after its tokens were fed. `room` is the number of
+    /// Takes the logits of the rows that [`next_input`](Self::next_input) requested, after its tokens were fed. `room` is the number of
     /// tokens that still fit the sequence: with none, the generation finishes. Reports each token and text to `on_event`.
     ///
     /// Returns how many of the tokens fed were rejected. The caller must drop them from the end of the sequence, and say with

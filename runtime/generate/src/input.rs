@@ -2,7 +2,7 @@
 
 use hpp_engine::LogitRows;
 
-/// What to feed in one pass.
+/// The input of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input<'a> {
     /// A chunk of the prompt; or tokens of the text that the sequence does not hold yet, usually the last one, then a draft.

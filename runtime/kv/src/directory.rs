@@ -38,7 +38,7 @@ impl ModelDirectory {
         self.pages().metadata().map_or(0, |pages| pages.len())
     }
 
-    /// Bytes that this model may take so that all models together take `limit`: directories of others that no process uses are removed,
+    /// Bytes that this model may take so that all models together take at most `limit`. Removes unused directories of other models,
     /// the one written longest ago first, until `wanted` bytes fit.
     pub fn make_room(&self, store: &Path, wanted: u64, limit: u64) -> u64 {
         let mut others = self.others(store);

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-/// Why a store cannot be opened. Faults later (a full disk, a broken record) cost a page, never an answer: they are logged and counted.
+/// Why a store cannot be opened. Later faults (a full disk, a damaged record) cost a page, never an answer; they are logged and counted.
 #[derive(Debug, thiserror::Error)]
 pub enum PageStoreError {
     /// Its directory or file cannot be used.
@@ -25,7 +25,7 @@ pub enum PageStoreError {
         /// Bytes of a page with its header.
         page: u64,
     },
-    /// Models in use take all that the directory may hold.
+    /// Models in use take all bytes that the directory may hold.
     #[error("models in use take all of the {limit} bytes that the KV store {path} may hold: allow more")]
     Full {
         /// The directory.

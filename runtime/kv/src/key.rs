@@ -28,7 +28,7 @@ impl Fingerprint {
 pub struct PageKey(pub(crate) [u8; 32]);
 
 impl PageKey {
-    /// What the first page of each sequence follows.
+    /// The parent of the first page of each sequence.
     pub fn root(fingerprint: &Fingerprint) -> Self {
         PageKey(fingerprint.0)
     }

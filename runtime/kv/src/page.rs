@@ -11,8 +11,8 @@ pub(crate) const SECTOR: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 const MAGIC: [u8; 8] = *b"HPP-KV01";
 
-/// A page: memory with room for a header, aligned for direct I/O. It is mapped, not taken from the heap, so that it can ask for huge pages,
-/// which a disk fills at a higher rate, and so that it goes back to the system when it is dropped.
+/// A page: memory with room for a header, aligned for direct I/O. It is mapped, not allocated on the heap, so that it can use huge pages,
+/// which a disk fills at a higher rate, and so that dropping it returns it to the system.
 pub struct PageBytes {
     memory: MmapMut,
     payload: usize,
@@ -27,7 +27,7 @@ impl PageBytes {
         let memory = MmapMut::map_anon(record_bytes(payload))?;
         #[cfg(target_os = "linux")]
         if memory.len() >= HUGE_PAGE {
-            // Where the system has none, it goes without.
+            // Without transparent huge pages the page has small ones.
             let _ = memory.advise(memmap2::Advice::HugePage);
         }
         Ok(PageBytes { memory, payload })
@@ -38,12 +38,12 @@ impl PageBytes {
         record_bytes(payload) as u64
     }
 
-    /// What the states hold.
+    /// The payload: the contents of the states.
     pub fn payload(&self) -> &[u8] {
         &self.memory[SECTOR..][..self.payload]
     }
 
-    /// The same, to be written.
+    /// The payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         &mut self.memory[SECTOR..][..self.payload]
     }
@@ -84,7 +84,7 @@ pub(crate) fn record_bytes(payload: usize) -> usize {
     SECTOR + payload.next_multiple_of(SECTOR)
 }
 
-/// What a record says about its page.
+/// The header of a record, which describes its page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct PageHeader {
     pub fingerprint: Fingerprint,
@@ -94,7 +94,7 @@ pub(crate) struct PageHeader {
     pub index: u32,
     /// Larger for pages written later.
     pub written: u64,
-    /// What computing it took, milliseconds.
+    /// The time that computing it took, milliseconds.
     pub cost_ms: f32,
 }
 

@@ -8,16 +8,16 @@ const HALF_LIFE: f64 = 1800.0;
 /// Added to the age of a page, so that the last seconds do not decide everything.
 const LEAST_AGE: f64 = 30.0;
 
-/// What a policy knows of a page.
+/// The facts about a page that policies use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageFacts {
     /// When it was used last, seconds since the store was opened; negative for pages of an earlier run.
     pub last_used: f64,
     /// How often it was used, where a use counts half after every half hour until `last_used`.
     pub uses: f64,
-    /// What computing it again takes, milliseconds.
+    /// The time of computing it again, milliseconds.
     pub cost_ms: f64,
-    /// Of the most important request that used it.
+    /// The priority of the most important request that used it.
     pub priority: i32,
 }
 
@@ -30,14 +30,14 @@ impl PageFacts {
     }
 }
 
-/// Which pages leave first.
+/// Which pages are evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EvictionPolicy {
-    /// Those used longest ago.
+    /// The least recently used.
     Lru,
-    /// Those of the least important requests, of these the ones used longest ago.
+    /// Those of the least important requests, and of these the least recently used.
     Priority,
-    /// Those whose expected cost of being missed is least: the time to compute them again, times how often they were used for their
+    /// Those with the least expected cost of a miss: the time to compute them again, times their uses relative to their
     /// age, times two for each step of priority.
     #[default]
     Hybrid,
@@ -48,7 +48,7 @@ impl EvictionPolicy {
     pub const NAMES: [(&'static str, EvictionPolicy); 3] =
         [("lru", EvictionPolicy::Lru), ("priority", EvictionPolicy::Priority), ("hybrid", EvictionPolicy::Hybrid)];
 
-    /// What a page is worth; the one worth least leaves first. Of pages worth the same, the later one of a sequence leaves first.
+    /// The value of a page; the page with the least value is evicted first, and of pages with equal values the later one of a sequence.
     pub fn value(self, facts: &PageFacts, now: f64) -> f64 {
         match self {
             EvictionPolicy::Lru => facts.last_used,

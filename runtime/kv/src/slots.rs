@@ -12,7 +12,7 @@ const BLOCK: usize = 2 << 20;
 /// A slot's number.
 pub(crate) type SlotIndex = u32;
 
-/// The file. Reads and writes of different slots may happen at once.
+/// The file. Different slots may be read and written at the same time.
 pub(crate) struct SlotFile {
     file: File,
     payload: usize,
@@ -59,7 +59,7 @@ impl SlotFile {
         write_at(&self.file, page.header_sector(header)?.record(), start)
     }
 
-    /// Reads a record. Whether it is the page wanted, [`PageBytes::is_page`] tells.
+    /// Reads a record. [`PageBytes::is_page`] checks whether it is the wanted page.
     pub fn read(&self, slot: SlotIndex) -> io::Result<PageBytes> {
         let (mut page, start) = (PageBytes::new(self.payload)?, self.offset(slot));
         for (index, block) in page.record_mut().chunks_mut(BLOCK).enumerate() {
@@ -73,7 +73,7 @@ impl SlotFile {
     }
 }
 
-/// The file for direct I/O, if its file system can; then pages do not fill the page cache a second time.
+/// The file opened for direct I/O, if its file system supports that, so that pages do not also fill the page cache.
 fn open_direct(path: &Path) -> Option<File> {
     #[cfg(target_os = "linux")]
     {

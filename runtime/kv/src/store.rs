@@ -13,13 +13,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Threads that read and write. Several reads at a time are what a fast disk needs.
+/// Threads that read and write. A fast disk needs several reads at a time.
 const THREADS: usize = 8;
 
 /// Room for new pages that a model gets if other models fill the directory: at most this many pages, and this part of its share.
 const FIRST_PAGES: u64 = 256;
 const FIRST_SHARE: u64 = 4;
-/// How long a thread with reads to do waits for room before it looks again: requests that let go of pages do not wake it.
+/// How long a thread with pending reads waits for room before it checks again: requests that release pages do not wake it.
 const ROOM_CHECK: Duration = Duration::from_millis(50);
 
 /// The disk tier.
@@ -27,16 +27,16 @@ const ROOM_CHECK: Duration = Duration::from_millis(50);
 pub struct DiskSettings {
     /// The directory of all models' pages.
     pub directory: PathBuf,
-    /// Bytes that all models may take there together.
+    /// Most bytes of all models together.
     pub bytes: u64,
-    /// Of these, the most that this model may take.
+    /// Most bytes of this model.
     pub share: u64,
 }
 
-/// What a store may use.
+/// The settings of a store.
 #[derive(Clone, Debug)]
 pub struct StoreSettings {
-    /// What decides the bits of pages apart from tokens.
+    /// Hash of everything except tokens that decides the bits of pages.
     pub fingerprint: Fingerprint,
     /// Bytes of a page.
     pub page_bytes: usize,
@@ -57,17 +57,17 @@ pub struct NewPage {
     pub parent: PageKey,
     /// Its place in the sequence, counted in pages.
     pub index: u32,
-    /// What computing it took, milliseconds.
+    /// The time that computing it took, milliseconds.
     pub cost_ms: f64,
-    /// Of the request that computed it.
+    /// The priority of the request that computed it.
     pub priority: i32,
 }
 
-/// What a store has of a chain of pages.
+/// The result of looking up a chain of pages.
 pub enum PageLookup {
     /// The longest start of the chain that is stored. Its pages stay in RAM while the caller holds them.
     Pages(Vec<Arc<PageBytes>>),
-    /// Some pages are being read. The store calls `wake` after each transfer; then ask again with this ticket, or drop it.
+    /// Some pages are being read. The store calls `wake` after each transfer; then look up again with this ticket, or drop it.
     Loading(Option<Arc<LoadTicket>>),
 }
 
@@ -159,7 +159,7 @@ impl PageStore {
         self.shared.table().contains(key)
     }
 
-    /// How many pages a chain begins with that are stored.
+    /// The number of leading pages of a chain that are stored.
     pub fn stored(&self, chain: &[PageKey]) -> usize {
         self.shared.table().stored(chain)
     }
@@ -168,11 +168,11 @@ impl PageStore {
     pub fn insert(&self, new: NewPage, page: PageBytes) {
         let facts = PageFacts { last_used: self.shared.now(), uses: 1.0, cost_ms: new.cost_ms, priority: new.priority };
         self.shared.table().insert(new.key, new.parent, new.index, facts, page);
-        // Not one of them: callers wait for the same condition as the threads.
+        // All, because callers wait for the same condition as the threads.
         self.shared.changed.notify_all();
     }
 
-    /// The pages that a chain begins with, as many as are stored. Pages on disk are read first.
+    /// The leading pages of a chain that are stored. Pages on disk are read first.
     pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> PageLookup {
         let found = self.shared.table().find(chain, priority, self.shared.now(), ticket);
         match found {
@@ -214,7 +214,7 @@ impl PageStore {
         self.shared.table().count_hits(wanted, from_ram, from_disk);
     }
 
-    /// Lets pages leave RAM before all others, once they are on disk.
+    /// Makes pages the first to be evicted from RAM, once they are on disk.
     pub fn park(&self, chain: &[PageKey]) {
         self.shared.table().park(chain);
     }
@@ -224,7 +224,7 @@ impl PageStore {
         self.shared.table().stats()
     }
 
-    /// Waits until everything is written, at most this long. Whether it is.
+    /// Waits until everything is written, at most this long. Returns whether it is.
     pub fn flush(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
         let mut table = self.shared.table();
@@ -240,7 +240,7 @@ impl PageStore {
 impl Drop for PageStore {
     fn drop(&mut self) {
         *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        // Under the lock, so that no thread misses it between looking and waiting. Nobody needs what is still to be read.
+        // Under the lock, so that no thread misses it between checking and waiting. Pending reads are no longer needed.
         self.shared.table().drop_reads();
         self.shared.changed.notify_all();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
@@ -282,7 +282,7 @@ impl Shared {
         match job {
             PageTransfer::Write { key, slot, header, page } => {
                 let written = file.write(slot, &header, &page);
-                // The table counts holders of a page to see whether it may leave.
+                // The table counts the holders of a page to decide whether it may be evicted.
                 drop(page);
                 let errors = self.table().finish_write(&key, slot, written.is_ok());
                 // A full disk fails many times: one line for the first, the second, the fourth...

@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 /// Most writes at a time, so that reads find a free thread.
 const MOST_WRITES: usize = 2;
 
-/// What a table may use.
+/// The limits of a table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TableLimits {
     /// Bytes of RAM.
@@ -24,7 +24,7 @@ pub(crate) struct TableLimits {
     pub page: u64,
     /// Slots on disk; 0 if there is no disk.
     pub slots: SlotIndex,
-    /// Which pages leave first.
+    /// Which pages are evicted first.
     pub policy: EvictionPolicy,
 }
 
@@ -35,7 +35,7 @@ pub struct StoreStats {
     pub ram_pages: u64,
     /// Bytes in RAM.
     pub ram_bytes: u64,
-    /// Pages on disk, those in RAM too included.
+    /// Pages on disk, including those that are also in RAM.
     pub disk_pages: u64,
     /// Pages that prompts found in RAM.
     pub ram_hits: u64,
@@ -43,9 +43,9 @@ pub struct StoreStats {
     pub disk_hits: u64,
     /// Pages that prompts did not find.
     pub misses: u64,
-    /// Pages that left RAM to make room, whether or not they are on disk.
+    /// Pages evicted from RAM, whether or not they are on disk.
     pub ram_evictions: u64,
-    /// Pages whose record was given to another page.
+    /// Pages evicted from disk.
     pub disk_evictions: u64,
     /// Pages that found no room and were not stored.
     pub refused: u64,
@@ -69,7 +69,7 @@ struct Entry {
     ram: Option<Arc<PageBytes>>,
     disk: Option<SlotIndex>,
     transfer: TransferState,
-    /// Whether it leaves RAM before all others.
+    /// Whether it is the first to be evicted from RAM.
     parked: bool,
 }
 
@@ -84,9 +84,9 @@ enum TransferState {
 
 /// A transfer for a thread to do, without holding the table.
 pub(crate) enum PageTransfer {
-    /// To be answered by [`PageTable::finish_write`].
+    /// Ends with [`PageTable::finish_write`].
     Write { key: PageKey, slot: SlotIndex, header: PageHeader, page: Arc<PageBytes> },
-    /// To be answered by [`PageTable::finish_read`].
+    /// Ends with [`PageTable::finish_read`].
     Read { key: PageKey, slot: SlotIndex },
 }
 
@@ -94,20 +94,20 @@ pub(crate) enum PageTransfer {
 #[derive(Debug)]
 pub struct LoadTicket(());
 
-/// What a table has of a chain of pages.
+/// The result of looking up a chain of pages.
 pub(crate) enum ChainLookup {
     /// The longest start of the chain that is stored, all of it in RAM.
     Ready(Vec<Arc<PageBytes>>),
-    /// Some of it is on its way.
+    /// Some pages are being read.
     Loading(Option<Arc<LoadTicket>>),
 }
 
-/// Every page of one model that is stored, and what is to be moved.
+/// All stored pages of one model, and the pending transfers.
 pub(crate) struct PageTable {
     fingerprint: Fingerprint,
     limits: TableLimits,
     pages: HashMap<PageKey, Entry>,
-    /// How many stored pages follow a page, which need not be stored itself.
+    /// The number of stored pages that follow a page; the page itself need not be stored.
     children: HashMap<PageKey, u32>,
     reads: VecDeque<PageKey>,
     writes: VecDeque<PageKey>,
@@ -117,7 +117,7 @@ pub(crate) struct PageTable {
     ram_bytes: u64,
     /// Number of the next record.
     next_record: u64,
-    /// The chain that is being read, and who waits for it. One at a time: two could each hold the room that the other needs.
+    /// The chain that is being read, and its ticket. One at a time, because two could each hold the room that the other needs.
     loading: Option<(Vec<PageKey>, Weak<LoadTicket>)>,
     counts: StoreStats,
 }
@@ -191,7 +191,7 @@ impl PageTable {
         self.writes.is_empty() && self.writing == 0
     }
 
-    /// How many pages a chain begins with that are stored and fit RAM together.
+    /// The number of leading pages of a chain that are stored and fit RAM together.
     pub fn stored(&self, chain: &[PageKey]) -> usize {
         let most = (self.limits.ram / self.limits.page) as usize;
         chain.iter().take(most).take_while(|key| self.pages.contains_key(key)).count()
@@ -225,7 +225,7 @@ impl PageTable {
         self.add(key, entry);
     }
 
-    /// Finds the start of a chain, and has what is only on disk read. `ticket`: that of an earlier call for the same chain.
+    /// Looks up the start of a chain, and requests reads of pages that are only on disk. `ticket`: from an earlier call for the same chain.
     pub fn find(
         &mut self,
         chain: &[PageKey],
@@ -276,7 +276,7 @@ impl PageTable {
         }
     }
 
-    /// Reads pages in advance. They count as new, so that what is read last does not evict what was read first.
+    /// Reads pages in advance. They count as new, so that the last ones do not evict the first ones.
     pub fn prefetch(&mut self, chain: &[PageKey], now: f64) {
         let stored = self.stored(chain);
         for key in &chain[..stored] {
@@ -299,7 +299,7 @@ impl PageTable {
         chain.iter().filter(|key| self.pages.get(key).is_some_and(|entry| entry.ram.is_some())).count()
     }
 
-    /// Lets pages leave RAM before all others, once they are on disk.
+    /// Makes pages the first to be evicted from RAM, once they are on disk.
     pub fn park(&mut self, chain: &[PageKey]) {
         for key in chain.iter().filter(|key| !self.is_awaited(key)).copied().collect::<Vec<_>>() {
             if let Some(entry) = self.pages.get_mut(&key) {
@@ -311,7 +311,7 @@ impl PageTable {
         }
     }
 
-    /// The next transfer, if there is one that can be done now.
+    /// The next transfer that can be done now.
     pub fn next_job(&mut self, now: f64) -> Option<PageTransfer> {
         while let Some(key) = self.reads.front().copied() {
             let slot = match self.pages.get(&key) {
@@ -373,7 +373,7 @@ impl PageTable {
         self.counts.write_errors
     }
 
-    /// A read has ended; without a page if its record is broken, which then is as if it had never been.
+    /// A read has ended; without a page if its record is damaged: then the table forgets the record.
     pub fn finish_read(&mut self, key: &PageKey, page: Option<PageBytes>, micros: u64) {
         let Some(entry) = self.pages.get_mut(key) else { return };
         entry.transfer = TransferState::None;
@@ -450,7 +450,7 @@ impl PageTable {
         }
     }
 
-    /// A free slot, if need be that of the page on disk that is worth least of those that nothing follows.
+    /// A free slot, or else the slot of the least valuable page on disk that no page follows.
     fn take_slot(&mut self, now: f64) -> Option<SlotIndex> {
         if let Some(slot) = self.free_slots.pop() {
             return Some(slot);
@@ -471,7 +471,7 @@ impl PageTable {
         slot
     }
 
-    /// The page worth least of those that may leave; parked ones first, later ones of a sequence before earlier ones.
+    /// The least valuable page that may be evicted; parked ones first, later ones of a sequence before earlier ones.
     fn worth_least(&self, now: f64, may: impl Fn(&PageTable, &PageKey, &Entry) -> bool) -> Option<PageKey> {
         let worth = |entry: &Entry| (!entry.parked, self.limits.policy.value(&entry.facts, now), Reverse(entry.index));
         let candidates = self.pages.iter().filter(|(key, entry)| may(self, key, entry));
@@ -498,7 +498,7 @@ impl PageTable {
         }
     }
 
-    /// Puts a computed page in the place of one that is being read, or is to be.
+    /// Replaces a page that is being read, or waits to be, by a computed one.
     fn replace_read(&mut self, key: &PageKey, page: PageBytes) {
         let Some(entry) = self.pages.get_mut(key) else { return };
         entry.ram = Some(Arc::new(page));

@@ -28,11 +28,11 @@ pub enum ApiFormat {
     Text,
 }
 
-/// One answer on its way.
+/// One answer in progress.
 pub struct AnswerChoice {
-    /// What happens to it.
+    /// Its events.
     pub events: UnboundedReceiver<RequestEvent>,
-    /// What the answer begins with: the prompt, if the request asks for it.
+    /// The start of the answer: the prompt, if the request asks for it.
     pub echo: String,
 }
 

@@ -71,7 +71,7 @@ struct CacheFamilies {
 pub struct CacheMetrics {
     model: String,
     families: CacheFamilies,
-    /// What was reported last.
+    /// The last reported values.
     last: StoreStats,
 }
 
@@ -82,7 +82,7 @@ pub struct ModelMetrics {
     requests: Family<FinishLabels, Counter>,
     /// Prompt tokens of requests that were started.
     pub prompt_tokens: Counter,
-    /// Of these, tokens whose states were there already.
+    /// Of these, tokens whose states were reused.
     pub cached_tokens: Counter,
     /// Tokens generated.
     pub generated_tokens: Counter,
@@ -98,7 +98,7 @@ pub struct ModelMetrics {
     pub idle_sequences: Gauge,
     /// Bytes of states, of running and of idle sequences.
     pub state_bytes: Gauge,
-    /// Weights brought from disk or to a device, bytes.
+    /// Weights read from disk or copied to a device, bytes.
     pub weight_bytes: Counter,
     /// Seconds from the arrival of a request to its first token.
     pub first_token: Histogram,
@@ -232,7 +232,7 @@ impl CacheFamilies {
 }
 
 impl CacheMetrics {
-    /// Adds what has happened since the last report.
+    /// Adds the counts since the last report.
     pub fn report(&mut self, now: &StoreStats) {
         let (families, last) = (&self.families, &self.last);
         let model = Labels { model: self.model.clone() };

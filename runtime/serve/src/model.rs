@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// What a model is made of.
+/// The settings of a model.
 pub struct ModelSettings {
     /// The name in requests.
     pub name: String,
@@ -35,7 +35,7 @@ pub struct ModelSettings {
     pub placement: Vec<WeightPlacement>,
 }
 
-/// Weights that lie in one place.
+/// Weights on one device with one residency.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WeightPlacement {
     /// The plan's device.
@@ -59,7 +59,7 @@ pub struct ServedModel {
     created: u64,
 }
 
-/// What a request asks for, apart from its prompt.
+/// The options of a request.
 #[derive(Clone, Debug, Default)]
 pub struct RequestOptions {
     /// Most tokens to generate.
@@ -68,13 +68,13 @@ pub struct RequestOptions {
     pub stop: Vec<String>,
     /// How tokens are chosen.
     pub sampling: SamplingOverrides,
-    /// Whether to go on after the tokens that end a text.
+    /// Whether to continue after the tokens that end a text.
     pub ignore_eos: bool,
     /// Most likely tokens to report with each token.
     pub top_logprobs: Option<usize>,
     /// Time limit.
     pub timeout: Option<Duration>,
-    /// What the client says about states.
+    /// The client's hints about states.
     pub hints: CacheHints,
 }
 
@@ -138,7 +138,7 @@ impl ServedModel {
         self.tokenizer()?.decode(tokens).map_err(failed)
     }
 
-    /// The text of one token; what is no complete character is replaced.
+    /// The text of one token; incomplete characters are replaced.
     pub fn token_text(&self, token: u32) -> String {
         self.tokenizer().ok().and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default()
     }
