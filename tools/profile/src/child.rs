@@ -32,7 +32,7 @@ impl ChildError {
             ChildError::Start { .. } | ChildError::Version { .. } => {
                 Some("put the hpp-exec of this version beside hpp-profile, or name it in HPP_EXEC")
             }
-            ChildError::NotReady { .. } => Some("`hpp-exec devices` says what stands in the way"),
+            ChildError::NotReady { .. } => Some("`hpp-exec devices` says why"),
         }
     }
 }

@@ -102,7 +102,7 @@ pub fn settle_again(
 pub fn reply_timeout(cli: &Cli) -> Result<Duration, ProfileError> {
     let seconds = cli.timeout.unwrap_or(if cli.quick { 120.0 } else { 300.0 });
     Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero()).ok_or_else(|| {
-        ProfileError::setting(format!("--timeout {seconds} is no time to wait"), "give a number of seconds above 0")
+        ProfileError::setting(format!("--timeout {seconds} is not a valid time"), "give a number of seconds above 0")
     })
 }
 

@@ -80,7 +80,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 struct ChatSession {
     name: String,
     file: SessionFile,
-    /// What was said before.
+    /// The earlier messages.
     said: Option<Conversation>,
     kv: KvArgs,
 }
@@ -161,7 +161,7 @@ impl Transcript {
         }
     }
 
-    /// Goes on after what was said in a session. Returns the number of messages, without the system message.
+    /// Continues a saved conversation. Returns the number of its messages, without the system message.
     fn resume(&mut self, said: &Conversation) -> usize {
         match self {
             Transcript::Messages { system, messages } => {

@@ -10,11 +10,11 @@ use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::sync::Arc;
 
-/// Of a plan's limit of host memory, the part for pages.
+/// The part of a plan's host memory limit that pages may take.
 const SHARE_OF_LIMIT: u64 = 20;
 /// Of this machine's free memory, the part for pages where the plan has no limit.
 const SHARE_OF_FREE: u64 = 10;
-/// Most bytes of RAM for pages unless asked for more.
+/// Most bytes of RAM for pages by default.
 const MOST_RAM: u64 = 4 << 30;
 
 impl KvArgs {

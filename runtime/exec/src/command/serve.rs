@@ -20,7 +20,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Least sequences of a model by default, so that as many conversations go on at once whether or not they share passes.
+/// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.
 const DEFAULT_SEQUENCES: u64 = 8;
 /// Environment variable with an API key.
 const KEY_VARIABLE: &str = "HPP_API_KEY";

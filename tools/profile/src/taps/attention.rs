@@ -57,12 +57,14 @@ fn fused(view: GraphView, id: NodeId) -> Result<Option<Seen>, String> {
     let node = view.node(id);
     let how = match (node.op_type.as_str(), node.domain.as_str()) {
         ("GroupQueryAttention", "com.microsoft") if node.int("sliding_window_cache") == Some(1) => {
-            return Err("GroupQueryAttention does not give its weights over a sliding-window cache".into());
+            return Err("GroupQueryAttention does not output its attention weights with a sliding-window cache".into());
         }
         ("GroupQueryAttention", "com.microsoft") => How::Attribute("qk_output", 2),
         ("MultiHeadAttention", "com.microsoft") => How::Scores,
         ("Attention", _) if is_standard(node) => How::Attribute("qk_matmul_output_mode", 3),
-        (op, "com.microsoft") if keeps_weights(node) => return Err(format!("{op} does not give its weights")),
+        (op, "com.microsoft") if keeps_weights(node) => {
+            return Err(format!("{op} does not output its attention weights"));
+        }
         _ => return Ok(None),
     };
     let (Some(query), Some(output)) = (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten())
@@ -70,7 +72,7 @@ fn fused(view: GraphView, id: NodeId) -> Result<Option<Seen>, String> {
         return Ok(None);
     };
     if node.outputs.get(3).copied().flatten().is_some() {
-        return Err(format!("{} gives its fourth output to others already", node.op_type));
+        return Err(format!("the fourth output of {} is already in use", node.op_type));
     }
     let heads = node.int("num_heads").or(node.int("q_num_heads")).and_then(|heads| u64::try_from(heads).ok());
     let dtype = view.graph.value(query).dtype.filter(|_| view.is_counted(query));

@@ -35,10 +35,7 @@ fn carriers(view: GraphView, segmentation: &Segmentation, index: usize) -> Resul
             let pairs = added(view, &could);
             match pairs[..] {
                 [(a, b)] => Ok(vec![a, b]),
-                _ => Err(format!(
-                    "{} tensors cross there, and which carry the hidden state is unknown",
-                    could.len()
-                )),
+                _ => Err(format!("{} tensors cross there, and which carry the hidden state is unknown", could.len())),
             }
         }
     }

@@ -34,7 +34,7 @@ struct BenchRun {
     timeline: Timeline,
 }
 
-/// Tokens of the prompt, unless other numbers are asked for.
+/// Tokens of the prompt by default.
 const DEFAULT_PROMPT: u64 = 512;
 
 /// Loads the plan, warms up, measures and prints.

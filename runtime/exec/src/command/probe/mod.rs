@@ -34,7 +34,7 @@ pub(crate) struct ProbeSession<'a> {
     /// Messages for people.
     pub console: &'a Arc<Console>,
     /// For timing partitions.
-    pub evictors: partition::Evictors,
+    pub flushers: partition::Flushers,
     /// For observing prompts.
     pub observed: observe::LoadedModel,
     /// For comparing models.
@@ -51,7 +51,7 @@ pub fn run(args: &LibraryArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecE
         runtime,
         library: args,
         console: ctx.console,
-        evictors: partition::Evictors::default(),
+        flushers: partition::Flushers::default(),
         observed: observe::LoadedModel::default(),
         compared: compare::CachedReference::default(),
     };

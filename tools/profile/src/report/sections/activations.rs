@@ -16,7 +16,7 @@ const OUTLIER: f64 = 256.0;
 /// Activations at the boundaries, influence of the blocks, attention.
 pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     match view.profile.corpus.as_ref().map(|corpus| &corpus.statistics) {
-        None => vec![SectionItem::Absent("No corpus was run, so nothing is known of activations.".to_owned())],
+        None => vec![SectionItem::Absent("No corpus was run: there are no statistics of activations.".to_owned())],
         Some(statistics) => vec![
             activations(view, &statistics.boundaries),
             influence(view, &statistics.influence),
@@ -74,13 +74,14 @@ fn findings(boundaries: &[BoundaryStatistics]) -> Vec<String> {
     let finite = boundaries.iter().filter(|boundary| outlier(boundary).is_finite());
     if let Some(widest) = finite.max_by(|a, b| outlier(a).total_cmp(&outlier(b))) {
         let (block, times) = (label(&widest.block, NAME), plain(outlier(widest)));
-        findings.push(format!("Widest is what leaves {block}: its largest element is {times} times the mean |x|."));
+        findings
+            .push(format!("The output of {block} is the widest: its largest element is {times} times the mean |x|."));
         if outlier(widest) > OUTLIER {
-            findings.push("So far from the mean, rounding activations to few bits loses the small ones.".to_owned());
+            findings.push("With such outliers, rounding activations to few bits loses the small ones.".to_owned());
         }
     }
     if let Some(large) = boundaries.iter().find(|boundary| boundary.max_abs > LARGEST_HALF) {
-        findings.push(format!("What leaves {} does not fit in half precision.", label(&large.block, NAME)));
+        findings.push(format!("The output of {} does not fit in half precision.", label(&large.block, NAME)));
     }
     let broken: u64 = boundaries.iter().map(|boundary| boundary.not_finite).fold(0, u64::saturating_add);
     if broken > 0 {
@@ -97,12 +98,12 @@ fn influence(view: &ReportView<'_>, blocks: &[BlockInfluence]) -> SectionItem {
     let least = blocks.iter().filter(|block| block.mean.is_finite()).min_by(|a, b| a.mean.total_cmp(&b.mean));
     let finding = least.map(|block| {
         let (name, mean) = (label(&block.block, NAME), plain(block.mean));
-        format!("{name} changes least ({mean}): the first to round to fewer bits, or to try without.")
+        format!("{name} changes least ({mean}): the first candidate to round to fewer bits, or to remove.")
     });
     SectionItem::Figure(Figure {
         id: "fig-influence",
         title: "Influence of each block".into(),
-        caption: "1 − cosine of what enters and what leaves a block, mean over tokens; 0 changes nothing (the block influence of \
+        caption: "1 − cosine between the input and the output of a block, mean over tokens; 0 changes nothing (the block influence of \
                   ShortGPT)."
             .into(),
         findings: finding.into_iter().collect(),
@@ -123,7 +124,7 @@ fn influence(view: &ReportView<'_>, blocks: &[BlockInfluence]) -> SectionItem {
 fn attention(view: &ReportView<'_>, layers: &[AttentionEntropy]) -> SectionItem {
     let values = view.along(layers, |layer| (&layer.block, Some(layer.mean)));
     if values.is_empty() {
-        let why = "Attention entropy was not asked for, or the model's attention hides its weights.";
+        let why = "Attention entropy was not requested, or the model's attention has no scores in the graph.";
         return SectionItem::Absent(why.to_owned());
     }
     let least = layers.iter().filter(|layer| layer.mean.is_finite()).min_by(|a, b| a.mean.total_cmp(&b.mean));

@@ -21,7 +21,7 @@ const USEFUL: f64 = 0.9;
 
 pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.experts.as_slice()) {
-        None => vec![SectionItem::Absent("No corpus was run, so nothing is known of experts.".to_owned())],
+        None => vec![SectionItem::Absent("No corpus was run: there are no statistics of experts.".to_owned())],
         Some([]) => vec![SectionItem::Absent("This model routes no tokens to experts.".to_owned())],
         Some(layers) => vec![SectionItem::Figure(heat_map(layers)), SectionItem::Figure(hit_rates(layers))],
     }
@@ -219,7 +219,7 @@ fn hit_rates(layers: &[ExpertStatistics]) -> Figure {
     let head = ["experts per layer in the cache"].into_iter().chain(POLICIES.iter().map(|policy| policy.name));
     Figure {
         id: "fig-hit-rates",
-        title: "What a cache of experts would hit".into(),
+        title: "Hit rates of expert caches".into(),
         caption: "Visits that find their expert in a cache, by the number of experts per layer that it holds. The fixed cache is \
                   chosen from these same visits and starts full; the others start empty before each prompt."
             .into(),

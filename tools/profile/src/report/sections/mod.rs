@@ -26,16 +26,16 @@ pub fn all(view: &ReportView<'_>, input: &ReportInput<'_>) -> Vec<Section> {
     let (mut sections, mut missing) = (Vec::new(), Vec::new());
     for (id, title, parts) in [
         ("blocks", "Blocks by time and bytes", blocks::parts(view)),
-        ("roofline", "What the processors allow", roofline::parts(view)),
+        ("roofline", "Roofline: the limits of the processors", roofline::parts(view)),
         ("fits", "Times by tokens, and the curves through them", fits::parts(view)),
-        ("hotness", "Hotness: what a byte of device memory buys", hotness::parts(view)),
-        ("boundaries", "What passes between the blocks", activations::parts(view)),
+        ("hotness", "Hotness: time saved per byte of device memory", hotness::parts(view)),
+        ("boundaries", "Activations between the blocks", activations::parts(view)),
         ("experts", "Experts", experts::parts(view)),
         ("neurons", "Neurons", neurons::parts(view)),
         ("sensitivity", "Sensitivity to rounding", sensitivity::parts(view)),
         ("links", "Memory, disk and links", links::parts(view)),
-        ("sweep", "What more device memory would buy", sweep::parts(view, input.sweep)),
-        ("failures", "What could not be measured", failures::parts(view)),
+        ("sweep", "The gain from more device memory", sweep::parts(view, input.sweep)),
+        ("failures", "Failed measurements", failures::parts(view)),
     ] {
         let section = Section { id, title, parts };
         match section.why_empty() {

@@ -17,7 +17,7 @@ const COLD: f64 = 0.05;
 
 pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     vec![match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.neurons.as_slice()) {
-        None => SectionItem::Absent("No corpus was run, so nothing is known of neurons.".to_owned()),
+        None => SectionItem::Absent("No corpus was run: there are no statistics of neurons.".to_owned()),
         Some([]) => {
             SectionItem::Absent("This model's networks have no ReLU: no neuron is ever exactly off.".to_owned())
         }

@@ -16,7 +16,7 @@ pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let entries = view.profile.sensitivity.as_slice();
     let measured = entries.iter().any(|entry| entry.kl.is_some() || entry.top1_changed.is_some());
     vec![match entries.first() {
-        None => SectionItem::Absent("Not asked for; hpp-profile --sensitivity measures it.".to_owned()),
+        None => SectionItem::Absent("Not measured; hpp-profile --sensitivity measures it.".to_owned()),
         Some(first) if !measured => {
             let why = first.failure.as_deref().unwrap_or("no numbers and no reason were recorded");
             SectionItem::Absent(format!("No block could be rounded: {}.", label(why, 300)))
