@@ -90,7 +90,7 @@ fn count(findings: &[Finding]) -> String {
 
 /// A kind of file: its name in messages, its header field, and the version that this build reads.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Format {
+pub(crate) struct DocumentFormat {
     pub what: &'static str,
     pub header: &'static str,
     pub version: u32,
@@ -98,11 +98,15 @@ pub(crate) struct Format {
 
 /// Reads a file of this format. `more` checks rules that the schema cannot express; it gets the parsed value even if
 /// that violates the schema.
-pub(crate) fn read<T>(text: &str, format: Format, more: impl Fn(&Value) -> Vec<Finding>) -> Result<T, DocumentError>
+pub(crate) fn read<T>(
+    text: &str,
+    format: DocumentFormat,
+    more: impl Fn(&Value) -> Vec<Finding>,
+) -> Result<T, DocumentError>
 where
     T: DeserializeOwned + JsonSchema,
 {
-    let Format { what, header, version } = format;
+    let DocumentFormat { what, header, version } = format;
     if text.len() > MAX_BYTES {
         return Err(DocumentError::TooLong { what, bytes: text.len() });
     }
@@ -136,7 +140,7 @@ pub(crate) fn check<T: Serialize + JsonSchema>(document: &T, more: impl Fn(&Valu
 }
 
 /// Writes YAML with fields in the order of the types. Equal values give equal bytes.
-pub(crate) fn write<T: Serialize>(document: &T, format: Format) -> Result<String, DocumentError> {
+pub(crate) fn write<T: Serialize>(document: &T, format: DocumentFormat) -> Result<String, DocumentError> {
     let failed = |error: serde_saphyr::ser::Error| DocumentError::Write { what: format.what, why: error.to_string() };
     serde_saphyr::to_string(document).map_err(failed)
 }

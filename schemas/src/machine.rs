@@ -1,6 +1,6 @@
 //! The machine file: memory sizes and rates of a machine, for `--machine FILE` and as measured in a profile.
 
-use crate::document::{self, DocumentError, Format};
+use crate::document::{self, DocumentError, DocumentFormat};
 use crate::{ByteSize, Finding, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -109,7 +109,7 @@ pub struct DiskRates {
     pub read_gb_per_s: f64,
 }
 
-const FORMAT: Format = Format { what: "machine file", header: "hpp_machine", version: MACHINE_VERSION };
+const FORMAT: DocumentFormat = DocumentFormat { what: "machine file", header: "hpp_machine", version: MACHINE_VERSION };
 
 impl Machine {
     /// Reads and checks a machine file; the error contains all findings.

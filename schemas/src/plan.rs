@@ -31,7 +31,7 @@ pub struct Plan {
     /// Format version of this file. Always the first field.
     pub hpp_plan: u32,
     /// The model.
-    pub model: Model,
+    pub model: SourceModel,
     /// The limits that the plan keeps.
     pub budgets: Budgets,
     /// The host, and the GPUs that partitions may use.
@@ -45,10 +45,10 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Buffers for the tensors that cross a partition boundary.
     #[serde(serialize_with = "crate::dim::each_on_one_line")]
-    pub buffers: Vec<Buffer>,
+    pub buffers: Vec<BoundaryBuffer>,
     /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub generation: Option<Generation>,
+    pub generation: Option<GenerationConfig>,
     /// Predicted times.
     pub predictions: Predictions,
     /// Every file that this plan depends on, with its size and hashes.
@@ -63,7 +63,7 @@ pub struct Plan {
 /// The model that a plan was made from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Model {
+pub struct SourceModel {
     /// Label, usually the name of the model's directory.
     pub name: String,
     /// The unsplit ONNX file, relative to the plan; `hpp-exec verify` compares with it.
@@ -212,9 +212,9 @@ impl Plan {
     /// the most weight inputs on that device, each as large as the largest weight assigned to it. See [`in_slot`].
     pub fn slot(&self, device: &str) -> Vec<u64> {
         let mut slot: Vec<u64> = Vec::new();
-        for form in self.partitions.iter().flat_map(Partition::forms).filter(|form| form.device == device) {
-            for (at, weight) in in_slot(form.weights).into_iter().enumerate() {
-                let bytes = form.weights[weight].bytes().unwrap_or(u64::MAX);
+        for variant in self.partitions.iter().flat_map(Partition::variants).filter(|variant| variant.device == device) {
+            for (at, weight) in in_slot(variant.weights).into_iter().enumerate() {
+                let bytes = variant.weights[weight].bytes().unwrap_or(u64::MAX);
                 match slot.get_mut(at) {
                     Some(piece) => *piece = bytes.max(*piece),
                     None => slot.push(bytes),
@@ -232,11 +232,11 @@ impl Plan {
         let mut files: BTreeMap<&str, u64> = BTreeMap::new();
         let mut slots = 0u64;
         for partition in &self.partitions {
-            for form in partition.forms().filter(|form| form.device == device) {
-                let inputs = form.weights.iter().try_fold(0u64, |sum, weight| sum.checked_add(weight.bytes()?))?;
-                let constants = files.entry(form.file).or_default();
+            for variant in partition.variants().filter(|variant| variant.device == device) {
+                let inputs = variant.weights.iter().try_fold(0u64, |sum, weight| sum.checked_add(weight.bytes()?))?;
+                let constants = files.entry(variant.file).or_default();
                 *constants = partition.bytes.weights.0.saturating_sub(inputs).max(*constants);
-                slots = slots.checked_add(if form.residency.is_resident() { inputs } else { 0 })?;
+                slots = slots.checked_add(if variant.residency.is_resident() { inputs } else { 0 })?;
             }
         }
         files.into_values().try_fold(slots, u64::checked_add)
@@ -345,7 +345,7 @@ pub struct CopyStep {
 /// The buffer of one boundary tensor on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Buffer {
+pub struct BoundaryBuffer {
     /// Name of the tensor.
     pub value: String,
     /// Device of the buffer.

@@ -9,7 +9,7 @@ mod corpus;
 
 pub use corpus::*;
 
-use crate::{BandwidthCurve, DType, Host, HostKernels, Provider, Statistics, Timing, document};
+use crate::{BandwidthCurve, DType, Host, HostKernels, Provider, Statistics, TimingStats, document};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -73,7 +73,7 @@ pub struct Case {
     /// All inputs of the partition.
     pub inputs: Vec<Feed>,
     /// Outputs with known shapes; the session allocates others.
-    pub outputs: Vec<Fact>,
+    pub outputs: Vec<OutputSpec>,
     /// States, with `past` among the inputs and `present` among the outputs.
     pub carried: Vec<Carried>,
     /// Bytes of other memory to read between two runs, so that caches are as cold as in a pass of the whole model.
@@ -146,7 +146,7 @@ pub enum Fill {
 /// An output with known shape.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Fact {
+pub struct OutputSpec {
     /// The ONNX name.
     pub name: String,
     /// Element type.
@@ -224,7 +224,7 @@ pub enum Reply {
         /// The case.
         case: String,
         /// Its times.
-        timing: Timing,
+        timing: TimingStats,
         /// Peak resident memory of the child so far, bytes, if the system reports it.
         peak_resident: Option<u64>,
     },
@@ -238,7 +238,7 @@ pub enum Reply {
     /// The time outside partitions was measured.
     Pass {
         /// Its times.
-        timing: Timing,
+        timing: TimingStats,
     },
     /// A rate of the machine was measured.
     Bandwidth {

@@ -9,7 +9,7 @@ mod costs;
 
 pub use costs::*;
 
-use crate::document::{self, DocumentError, Format};
+use crate::document::{self, DocumentError, DocumentFormat};
 use crate::{ByteSize, Finding, Machine, Provider, Statistics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -297,7 +297,7 @@ pub struct HotnessTerms {
     pub ms_per_gib: f64,
 }
 
-const FORMAT: Format = Format { what: "profile", header: "hpp_profile", version: PROFILE_VERSION };
+const FORMAT: DocumentFormat = DocumentFormat { what: "profile", header: "hpp_profile", version: PROFILE_VERSION };
 
 impl Profile {
     /// A warning if other programs kept the machine busy during the measurements.

@@ -44,8 +44,8 @@ impl Seal {
         model.name.clear();
         let partition = |partition: &Partition| digest("partition", &without_editable(partition));
         let weights = |partition: &Partition| {
-            let forms: Vec<&[WeightInput]> = partition.forms().map(|form| form.weights).collect();
-            digest("weights", &forms)
+            let variants: Vec<&[WeightInput]> = partition.variants().map(|variant| variant.weights).collect();
+            digest("weights", &variants)
         };
         Ok(Seal {
             model: digest("model", &model)?,

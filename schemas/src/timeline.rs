@@ -106,9 +106,12 @@ mod tests {
             Timeline { spans: vec![span("cpu", 0.0, None), span("gpu0", 2.5, Some(7)), span("cpu", 9.0, None)] };
         let trace: serde_json::Value = serde_json::from_str(&timeline.to_chrome_trace()).unwrap();
         let events = trace["traceEvents"].as_array().unwrap();
-        let of = |ph: &str| events.iter().filter(|e| e["ph"] == ph).cloned().collect::<Vec<_>>();
-        assert_eq!(of("M").iter().map(|e| e["args"]["name"].as_str().unwrap()).collect::<Vec<_>>(), ["cpu", "gpu0"]);
-        let spans = of("X");
+        let events_of = |ph: &str| events.iter().filter(|e| e["ph"] == ph).cloned().collect::<Vec<_>>();
+        assert_eq!(
+            events_of("M").iter().map(|e| e["args"]["name"].as_str().unwrap()).collect::<Vec<_>>(),
+            ["cpu", "gpu0"]
+        );
+        let spans = events_of("X");
         assert_eq!(
             (spans[1]["ts"].as_f64(), spans[1]["dur"].as_f64(), spans[1]["tid"].as_u64()),
             (Some(2.5), Some(5.0), Some(1))

@@ -2,8 +2,8 @@
 //! Copies no files.
 
 use crate::{
-    DeviceKind, InputRole, Model, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan,
-    Predictions, Provider, Residency, Schedule, State, Step,
+    DeviceKind, InputRole, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan, Predictions,
+    Provider, Residency, Schedule, SourceModel, State, Step,
 };
 
 /// The file of the unsplit model to run.
@@ -34,7 +34,7 @@ impl Plan {
             Whole::Source => InputRole::LogitPositions,
             Whole::Tapped => InputRole::UseCacheBranch,
         };
-        let model = Model {
+        let model = SourceModel {
             inputs: self.model.inputs.iter().filter(|input| input.role != absent).cloned().collect(),
             ..self.model.clone()
         };

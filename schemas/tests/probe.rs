@@ -1,10 +1,10 @@
 //! The probe protocol: messages on one line, unknown fields refused, committed schema.
 
 use hpp_schema::probe::{
-    Carried, Case, Fact, Feed, Fill, MachineProbe, ObserveProbe, PartitionProbe, Prompt, PromptContent, Reply, Request,
-    Tap, TapKind, probe_json_schema,
+    Carried, Case, Feed, Fill, MachineProbe, ObserveProbe, OutputSpec, PartitionProbe, Prompt, PromptContent, Reply,
+    Request, Tap, TapKind, probe_json_schema,
 };
-use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, DType, HostKernels, Provider, Timing};
+use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint, DType, HostKernels, Provider, TimingStats};
 use serde::{Serialize, de::DeserializeOwned};
 
 #[test]
@@ -44,7 +44,7 @@ fn partition() -> Request {
         cases: vec![Case {
             name: "decode at 128".into(),
             inputs: fills.map(feed).into(),
-            outputs: vec![Fact { name: "y".into(), dtype: DType::Float16, shape: vec![] }],
+            outputs: vec![OutputSpec { name: "y".into(), dtype: DType::Float16, shape: vec![] }],
             carried: vec![Carried { past: "past".into(), present: "present".into(), in_place: true }],
             evict_bytes: 0,
             warmup: 1,
@@ -76,7 +76,7 @@ fn requests_round_trip_on_one_line() {
 
 #[test]
 fn replies_round_trip_on_one_line() {
-    let timing = Timing { runs: 3, median_ms: 1.25, p10_ms: 1.0, p90_ms: 2.0 };
+    let timing = TimingStats { runs: 3, median_ms: 1.25, p10_ms: 1.0, p90_ms: 2.0 };
     round_trip(&Reply::Measured { case: "c".into(), timing, peak_resident: None });
     let points = vec![BandwidthPoint { bytes: 1, gb_per_s: 0.5 }];
     let path = BandwidthPath::Link { provider: Provider::Cuda, to_device: true, pinned: false };

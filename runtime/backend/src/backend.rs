@@ -2,17 +2,17 @@
 
 use crate::buffer::OrtBuffer;
 use crate::create_session::{Made, devices_of, find_device, provide};
-use crate::environment::{OpenError, OrtOptions, Runtime, open};
+use crate::environment::{OpenError, OrtOptions, SharedRuntime, open};
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
 use crate::raw::copy::{copy, wait_for_untimed_runs};
-use crate::raw::memory::{HostMemory, Memory};
+use crate::raw::memory::{HostPages, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
-use crate::session::{OrtSession, OrtTensor, OrtWeightStream, SessionParts};
+use crate::session::{OrtSession, OrtTensor, OrtWeightPager, SessionParts};
 use crate::weights::disk::DiskReaders;
 use crate::weights::upload::{Upload, UploadSource, Uploader};
 use hpp_engine::port::{
@@ -30,7 +30,7 @@ use std::sync::Arc;
 /// A backend that runs partitions on ONNX Runtime. Belongs to one thread; clones share its memory spaces.
 #[derive(Clone)]
 pub struct OrtBackend {
-    pub(crate) runtime: Arc<Runtime>,
+    pub(crate) runtime: Arc<SharedRuntime>,
     /// The host, then each device in the order of first use; a memory id is an index into this.
     spaces: Rc<RefCell<Vec<Rc<MemorySpace>>>>,
     readers: DiskReaders,
@@ -99,7 +99,7 @@ impl OrtBackend {
         if let Some(memory) = kept.as_ref().filter(|memory| memory.len() >= bytes) {
             return Ok(memory.clone());
         }
-        let memory = Memory::Host(Rc::new(HostMemory::reserve(bytes)?));
+        let memory = Memory::Host(Rc::new(HostPages::reserve(bytes)?));
         if bytes <= KEPT_STAGING {
             *kept = Some(memory.clone());
         }
@@ -133,7 +133,7 @@ impl Backend for OrtBackend {
     type Tensor = OrtTensor;
     type Session = OrtSession;
     type Control = OrtControl;
-    type WeightStream = OrtWeightStream;
+    type WeightPager = OrtWeightPager;
     type UploadSource = UploadSource;
     type Upload = Upload;
 
@@ -180,7 +180,7 @@ impl Backend for OrtBackend {
         spec: &SessionSpec<'_>,
         control: &OrtControl,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<OrtSession, OrtWeightStream>, BackendError> {
+    ) -> Result<Loaded<OrtSession, OrtWeightPager>, BackendError> {
         let loading = Loading::begin();
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         if provided.provider != Provider::Cpu {
@@ -215,7 +215,7 @@ impl Backend for OrtBackend {
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<OrtBuffer, BackendError> {
         let space = self.space(memory)?;
         if memory == MemoryId::HOST {
-            return Ok(OrtBuffer { memory: Memory::Host(Rc::new(HostMemory::reserve(bytes)?)), space });
+            return Ok(OrtBuffer { memory: Memory::Host(Rc::new(HostPages::reserve(bytes)?)), space });
         }
         let buffer = OrtBuffer { memory: Memory::Device(Rc::new(space.reserve(bytes)?)), space };
         // Devices do not zero their blocks. Untouched host pages all share one page of zeros, so this costs a copy and no memory.

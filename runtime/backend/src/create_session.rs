@@ -1,8 +1,8 @@
-//! Providers: trying a partition's in order, and making a session with the first that is to be had.
+//! Creates the session of a partition: tries its providers in order and takes the first that is available.
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
-use crate::environment::Runtime;
+use crate::environment::SharedRuntime;
 use crate::fault;
 use crate::loading::Loading;
 use crate::os;
@@ -26,25 +26,25 @@ use std::path::Path;
 use std::sync::PoisonError;
 use tracing::info;
 
-/// A session with the provider it got, and those that were not to be had.
+/// A session, its provider, and the providers that were unavailable.
 pub(crate) struct Provided {
     pub made: Made,
     pub provider: Provider,
     pub refused: Vec<(Provider, String)>,
 }
 
-/// A session that one provider made.
+/// A session of one provider.
 pub(crate) struct Made {
     pub session: Session,
     pub processor: String,
     pub weights: SessionMappings,
-    /// Memory that weights were packed into on the host.
+    /// Host memory with packed weights.
     pub packed: Vec<Range<usize>>,
 }
 
-/// Tries the partition's providers in order. A partition planned for a GPU may end on the host, if that is not refused.
+/// Tries the partition's providers in order. A partition planned for a GPU may fall back to the host, unless the options refuse that.
 pub(crate) fn provide(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     control: &OrtControl,
     reporter: &dyn Reporter,
@@ -61,10 +61,10 @@ pub(crate) fn provide(
         if provider == Provider::Cpu && (is_refused || spec.has_host_file) {
             break;
         }
-        match attempt(runtime, spec, provider, (control, reporter, loading)) {
+        match attempt(runtime, spec, provider, LoadContext { control, reporter, loading }) {
             Ok(made) => return Ok(Provided { made, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
-            // What the host cannot do is no matter of providers: say it as it is.
+            // An error of the CPU provider is not a question of availability: it is reported unchanged.
             Err(error) if provider == Provider::Cpu => return Err(error),
             Err(error) => {
                 info!(partition = spec.partition, provider = provider.name(), %error, "provider refused");
@@ -75,12 +75,22 @@ pub(crate) fn provide(
     Err(BackendError::NoProvider { refused })
 }
 
+/// What loading a session uses besides the runtime and the session's description.
+#[derive(Clone, Copy)]
+struct LoadContext<'a> {
+    /// Cancels the load.
+    control: &'a OrtControl,
+    reporter: &'a dyn Reporter,
+    loading: &'a Loading,
+}
+
 fn attempt(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
-    (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
+    context: LoadContext<'_>,
 ) -> Result<Made, BackendError> {
+    let LoadContext { control, reporter, .. } = context;
     let in_memory =
         |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
     match provider {
@@ -89,7 +99,7 @@ fn attempt(
                 return Err(wants_constants(spec));
             }
             if can_come_from_disk(spec, reporter) {
-                return from_disk(runtime, spec, (control, reporter, loading));
+                return from_disk(runtime, spec, context);
             }
             let must_pack = spec.host_kernels.packed;
             let packed = must_pack || has_room_to_pack(spec.weight_bytes);
@@ -111,7 +121,7 @@ fn attempt(
             let (number, device) = find_device(runtime, provider, &spec.device.name)?;
             let description = describe(&device);
             runtime.log.take_kept_on_host();
-            let session = commit(on_device(runtime, spec, provider, (number, device))?, spec, control)?;
+            let session = commit(on_device(runtime, spec, provider, number, device)?, spec, control)?;
             prove(&session, spec, provider, &runtime.log.take_kept_on_host(), reporter)?;
             if probe::uses_f16(&session) {
                 ask_for_f16(runtime, provider, &spec.device.name)?;
@@ -130,7 +140,7 @@ fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
     }
 }
 
-/// Whether weights that are not to be kept in memory can be read from somewhere.
+/// Whether weights that do not stay in memory can be read from a file.
 fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     if spec.residency == WeightResidency::InMemory || !disk::POSSIBLE {
         return false;
@@ -139,7 +149,7 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
         None => true,
         Some(operator) => {
             reporter.warning(&format!(
-                "the weights of {} stay in memory, whatever the plan says: {operator} packs them in a form that is not known to \
+                "the weights of {} stay in memory, whatever the plan says: {operator} packs them in a layout that is not known to \
                  come back from disk as it was",
                 spec.partition
             ));
@@ -148,18 +158,17 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     }
 }
 
-/// Bytes on disk of prepared weights for each five bytes of the model: the layout that kernels want and, of most of it, a compressed
-/// form. 2.4 times a model of 4-bit weights was measured.
+/// Bytes on disk of prepared weights for each five bytes of the model: the layout that kernels want and, for most of it, compressed
+/// regions. 2.4 times a model of 4-bit weights was measured.
 const PREPARED_FOR_FIVE: u64 = 12;
 
-/// A session on the host whose weights are mapped from their file, all of them: where kernels want another layout, from a file
-/// that has it.
+/// A session on the host with all weights mapped from files: if kernels want another layout, from a prepared file that has it.
 fn from_disk(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
-    (control, reporter, loading): (&OrtControl, &dyn Reporter, &Loading),
+    LoadContext { control, reporter, loading }: LoadContext<'_>,
 ) -> Result<Made, BackendError> {
-    // Tables of which a token reads one row are not packed.
+    // ONNX Runtime does not pack tables from which a token reads one row.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
     let prepared = spec.prepared.filter(|_| !is_table && spec.host_kernels.packed);
     info!(partition = spec.partition, is_table, prepared = prepared.is_some(), residency = ?spec.residency, "weights on disk");
@@ -216,7 +225,7 @@ fn remove(cause: &str, dir: &Path) -> String {
     )
 }
 
-/// The same, writing what the session has become to a directory.
+/// Creates a session and writes its optimized graph and packed weights to a directory.
 fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
     builder
         .with_optimized_model_path(place.join(disk::MODEL))
@@ -226,11 +235,11 @@ fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<Sess
         .map_err(failed(format!("prepare the weights of {partition}")))
 }
 
-/// Options every session has.
-fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
+/// The options of every session.
+fn builder(runtime: &SharedRuntime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
     let prepare = || format!("prepare a session for {}", spec.partition);
     let folder = spec.weights_dir.to_string_lossy();
-    // Left to itself, `ort` lets ONNX Runtime pick a device.
+    // By default `ort` lets ONNX Runtime pick a device.
     Session::builder(&runtime.environment)
         .map_err(failed(prepare()))?
         .with_auto_device(AutoDevicePolicy::PreferCPU)
@@ -240,7 +249,7 @@ fn builder(runtime: &Runtime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, 
         .map_err(failed(prepare()))
 }
 
-fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
+fn on_host(runtime: &SharedRuntime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
     builder(runtime, spec)?
         .with_execution_providers([arena])
@@ -250,21 +259,22 @@ fn on_host(runtime: &Runtime, spec: &SessionSpec<'_>, packed: bool) -> Result<Se
         .map_err(failed(format!("prepare a session for {} on the host", spec.partition)))
 }
 
-/// Whether a packed copy of all weights takes at most half of the memory this process may use. Where the system does not say
-/// how much that is, there is room.
+/// Whether a packed copy of all weights takes at most half of the memory that this process may use; true if the system does not
+/// report a limit.
 fn has_room_to_pack(weight_bytes: u64) -> bool {
     os::memory_limit().is_none_or(|limit| weight_bytes <= limit / 2)
 }
 
 fn on_device(
-    runtime: &Runtime,
+    runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
-    (number, device): (usize, Device<'_>),
+    number: usize,
+    device: Device<'_>,
 ) -> Result<SessionBuilder, BackendError> {
     let prepared = builder(runtime, spec)?.with_config_entry("session.record_ep_graph_assignment_info", "1");
     let prepared = match provider {
-        // The library is registered too, for its memory and copies; sessions go the way CUDA has always gone.
+        // The library is also registered as a plugin, for its memory and copies; sessions use the built-in CUDA provider.
         Provider::Cuda => prepared.and_then(|builder| {
             let cuda = ort::ep::CUDA::default()
                 .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
@@ -281,8 +291,8 @@ fn on_device(
     prepared.map_err(failed(format!("prepare a session for {} on a device", spec.partition)))
 }
 
-/// Refuses a device that does not compute in 16-bit floating point; each is asked once.
-fn ask_for_f16(runtime: &Runtime, provider: Provider, name: &str) -> Result<(), BackendError> {
+/// Refuses a device that does not compute in 16-bit floating point; tests each device once.
+fn ask_for_f16(runtime: &SharedRuntime, provider: Provider, name: &str) -> Result<(), BackendError> {
     let (number, device) = find_device(runtime, provider, name)?;
     let mut answers = runtime.f16.lock().unwrap_or_else(PoisonError::into_inner);
     let ask = || probe::computes_in_f16(runtime, device).err().map(|error| error.to_string());
@@ -313,7 +323,7 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
 
 /// The plan's `gpuN` is the provider's device number N.
 pub(crate) fn find_device<'r>(
-    runtime: &'r Runtime,
+    runtime: &'r SharedRuntime,
     provider: Provider,
     name: &str,
 ) -> Result<(usize, Device<'r>), BackendError> {
@@ -330,18 +340,23 @@ pub(crate) fn find_device<'r>(
     }
     Err(absent(match count {
         0 => "it finds no device on this machine".into(),
-        _ => format!("{name} is asked for, and it finds {count} on this machine"),
+        _ => format!("the plan uses {name}, and it finds {count} on this machine"),
     }))
 }
 
 /// A provider's accelerators, in its own order.
-pub(crate) fn devices_of(runtime: &Runtime, provider: Provider) -> Vec<Device<'_>> {
+pub(crate) fn devices_of(runtime: &SharedRuntime, provider: Provider) -> Vec<Device<'_>> {
     runtime.plugins.get(&runtime.environment, provider);
-    let own = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
-    runtime.environment.devices().filter(own).filter(|d| d.hardware_device().ty() != DeviceType::CPU).collect()
+    let is_of_provider = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
+    runtime
+        .environment
+        .devices()
+        .filter(is_of_provider)
+        .filter(|d| d.hardware_device().ty() != DeviceType::CPU)
+        .collect()
 }
 
-/// Says which nodes the device did not take; with fallback refused, only bookkeeping may be left to the host.
+/// Reports the nodes that the device did not take; if fallback is refused, only shape bookkeeping may run on the host.
 fn prove(
     session: &Session,
     spec: &SessionSpec<'_>,
@@ -381,7 +396,7 @@ fn prove(
     }
 }
 
-/// What to say where a provider has taken an operator that it is known to compute wrongly.
+/// The warning about a provider that runs an operator which it is known to compute wrongly.
 fn fault(nodes: &[Assigned], partition: &str, provider: Provider) -> Option<String> {
     let taken = |fault: &&ProviderFault| {
         let is_there = |node: &Assigned| node.operator == fault.operator && node.provider == long_name(fault.provider);
@@ -423,7 +438,7 @@ fn is_bookkeeping(operator: &str) -> bool {
     OPERATORS.contains(&operator)
 }
 
-/// A provider as ONNX Runtime calls it.
+/// ONNX Runtime's name of a provider.
 pub(crate) fn long_name(provider: Provider) -> &'static str {
     match provider {
         Provider::Cuda => "CUDAExecutionProvider",
@@ -432,11 +447,11 @@ pub(crate) fn long_name(provider: Provider) -> &'static str {
     }
 }
 
-fn host_name(runtime: &Runtime) -> String {
+fn host_name(runtime: &SharedRuntime) -> String {
     format!("{} threads", runtime.threads)
 }
 
-/// A device in words.
+/// The description of a device.
 pub(crate) fn describe(device: &Device<'_>) -> String {
     if let Some(description) = crate::raw::library::description(device) {
         return description;

@@ -21,7 +21,7 @@ pub struct OrtOptions {
     /// Threads shared by all partitions; `None` for one per core.
     pub threads: Option<usize>,
     /// How idle threads wait for work.
-    pub waiting: Waiting,
+    pub waiting: IdleThreads,
     /// The WebGPU plugin; `None` searches for it.
     pub webgpu_plugin: Option<PathBuf>,
     /// Waits for a CUDA device after each run and copies weights on a thread, instead of ordering runs and copies by events.
@@ -30,7 +30,7 @@ pub struct OrtOptions {
 
 /// How idle threads of the pool wait for work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Waiting {
+pub enum IdleThreads {
     /// They spin for a moment, then sleep: fastest while partitions run one after the other.
     #[default]
     Spin,
@@ -65,7 +65,7 @@ impl OpenError {
 }
 
 /// The state that all backends of this process share.
-pub(crate) struct Runtime {
+pub(crate) struct SharedRuntime {
     pub environment: Environment,
     pub found: FoundLibrary,
     pub threads: usize,
@@ -75,12 +75,12 @@ pub(crate) struct Runtime {
     wait_each_run: bool,
     /// Streams of CUDA devices by number, or why there are none.
     streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
-    /// Whether each device computes in 16-bit floating point, as far as it was asked.
+    /// Whether each device computes in 16-bit floating point; only devices that were tested have an entry.
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
     pub log: Arc<Log>,
 }
 
-impl Runtime {
+impl SharedRuntime {
     /// The lock for a provider's devices: exclusive for WebGPU, which records the commands of all threads in one list.
     pub fn device_lock(&self, provider: Provider) -> DeviceLock {
         if provider == Provider::Webgpu { self.webgpu_lock.clone() } else { DeviceLock::default() }
@@ -105,10 +105,10 @@ impl Runtime {
     }
 }
 
-static RUNTIME: Mutex<Option<Arc<Runtime>>> = Mutex::new(None);
+static RUNTIME: Mutex<Option<Arc<SharedRuntime>>> = Mutex::new(None);
 
 /// The runtime of this process, initialised on the first call.
-pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Arc<Runtime>, OpenError> {
+pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Arc<SharedRuntime>, OpenError> {
     let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(runtime) = runtime.as_ref() {
         runtime.log.send_to(reporter);
@@ -119,7 +119,7 @@ pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<
     Ok(made)
 }
 
-fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, OpenError> {
+fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRuntime, OpenError> {
     let mut builder = None;
     let search = LibrarySearch::from_environment(options.library.as_deref());
     let found = search.find(|path| match ort::init_from(path) {
@@ -142,7 +142,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Runtime, Op
         waiting = ?options.waiting,
         "ONNX Runtime loaded"
     );
-    Ok(Runtime {
+    Ok(SharedRuntime {
         environment,
         found,
         threads,
@@ -177,14 +177,14 @@ fn explain(error: &ort::LoadDynamicError) -> String {
 fn environment(
     builder: ort::environment::EnvironmentBuilder,
     threads: usize,
-    waiting: Waiting,
+    waiting: IdleThreads,
     log: &Arc<Log>,
 ) -> Result<Environment, BackendError> {
     // One pool for all sessions: with a pool per session, idle pools spin against the busy one, and decoding takes twice as long.
     let pool = GlobalThreadPoolOptions::default()
         .with_intra_threads(threads)
         .and_then(|pool| pool.with_inter_threads(1))
-        .and_then(|pool| pool.with_spin_control(waiting == Waiting::Spin))
+        .and_then(|pool| pool.with_spin_control(waiting == IdleThreads::Spin))
         .map_err(failed("create the thread pool"))?;
     let log = log.clone();
     let environment = builder

@@ -21,7 +21,7 @@ pub(crate) fn watch<T>(make: impl FnOnce() -> T) -> (T, Vec<Range<usize>>) {
     (made, subtract(anonymous_memory(), &before))
 }
 
-/// Collapses the pages at these addresses, as far as they are still anonymous memory, into huge pages now.
+/// Collapses the pages at these addresses into huge pages now, if they are still anonymous memory.
 #[cfg(target_os = "linux")]
 pub(crate) fn collapse(packed: &[Range<usize>]) {
     /// From <linux/mman.h>, Linux 6.1: collapses synchronously.

@@ -1,12 +1,12 @@
-//! Two uses of a session that adds a number to itself. One tests whether a device computes in float16 before a model is loaded there: some
-//! devices accept a session and fail at its first run, when it is too late to choose another. The other shrinks the host's arena.
+//! A tiny test session that adds a number to itself. It tests whether a device computes in float16 before a model is loaded there,
+//! because some devices accept a session and fail at its first run, too late to choose another. It also shrinks the host's arena.
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
-use crate::environment::Runtime;
+use crate::environment::SharedRuntime;
 use crate::raw::binding::OrtBinding;
 use crate::raw::failed;
-use crate::raw::memory::{HostMemory, Memory};
+use crate::raw::memory::{HostPages, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
@@ -28,20 +28,20 @@ pub(crate) fn uses_f16(session: &Session) -> bool {
 }
 
 /// Runs an addition in float16 on the device; its error if that fails.
-pub(crate) fn computes_in_f16(runtime: &Runtime, device: Device<'_>) -> Result<(), BackendError> {
+pub(crate) fn computes_in_f16(runtime: &SharedRuntime, device: Device<'_>) -> Result<(), BackendError> {
     let doing = "compute in float16";
     let builder = builder(runtime, doing)?.with_devices([device], None).map_err(failed(doing))?;
     add(builder, DType::Float16, &OrtControl::new()?, doing)
 }
 
 /// Frees the unused memory of the shared arena. ONNX Runtime does so only at the end of a run whose options request it.
-pub(crate) fn trim_memory(runtime: &Runtime) -> Result<(), BackendError> {
+pub(crate) fn trim_memory(runtime: &SharedRuntime) -> Result<(), BackendError> {
     let doing = "free memory that the arena keeps for later runs";
     let builder = builder(runtime, doing)?.with_env_allocators().map_err(failed(doing))?;
     add(builder, DType::Float32, &OrtControl::shrinking_arena()?, doing)
 }
 
-fn builder(runtime: &Runtime, doing: &str) -> Result<SessionBuilder, BackendError> {
+fn builder(runtime: &SharedRuntime, doing: &str) -> Result<SessionBuilder, BackendError> {
     let builder = Session::builder(&runtime.environment).map_err(failed(doing))?;
     builder.with_auto_device(AutoDevicePolicy::PreferCPU).map_err(failed(doing))
 }
@@ -50,7 +50,7 @@ fn builder(runtime: &Runtime, doing: &str) -> Result<SessionBuilder, BackendErro
 fn add(mut builder: SessionBuilder, dtype: DType, control: &OrtControl, doing: &str) -> Result<(), BackendError> {
     let mut session = builder.commit_from_memory(&model(dtype)).map_err(failed(doing))?;
     let host = MemorySpace::host();
-    let memory = Memory::Host(Rc::new(HostMemory::reserve(8)?));
+    let memory = Memory::Host(Rc::new(HostPages::reserve(8)?));
     let one = Value::view(&memory, &host, dtype, &[1])?;
     let mut binding = OrtBinding::new(&session)?;
     binding.input(0, c"x", &one)?;

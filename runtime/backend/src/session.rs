@@ -1,4 +1,4 @@
-//! Implements the engine's `Session`, `Tensor` and `WeightStream` ports.
+//! Implements the engine's `Session`, `Tensor` and `WeightPager` ports.
 
 use crate::cuda::streams::Streams;
 use crate::loading::SessionHandle;
@@ -10,7 +10,7 @@ use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use crate::weights::disk::SessionWeights;
 use hpp_engine::BackendError;
-use hpp_engine::port::{ChunkSize, Interval, MemoryId, Port, Session, Tensor, TimingToken, WeightStream};
+use hpp_engine::port::{ChunkSize, Interval, MemoryId, Port, Session, Tensor, TimingToken, WeightPager};
 use hpp_schema::DType;
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::cell::RefCell;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A session of ONNX Runtime and its weights, shared by the [`OrtSession`] and its [`OrtWeightStream`].
+/// A session of ONNX Runtime and its weights, shared by the [`OrtSession`] and its [`OrtWeightPager`].
 ///
 /// Invariant: `weights` is borrowed while the session runs, so that nothing changes them meanwhile. Fields are dropped in order:
 /// `weights` first, because the session keeps the address ranges mapped that `weights` manages.
@@ -56,32 +56,32 @@ pub(crate) struct SessionParts {
 }
 
 impl OrtSession {
-    pub(crate) fn new(parts: SessionParts) -> Result<(Self, OrtWeightStream), BackendError> {
+    pub(crate) fn new(parts: SessionParts) -> Result<(Self, OrtWeightPager), BackendError> {
         let SessionParts { session, mut weights, spaces, lock, streams, mapped } = parts;
         let (input_memories, output_memories) = tensor_memories(&session, &spaces)?;
         let inputs = ports(session.inputs(), &input_memories)?;
         let outputs = ports(session.outputs(), &output_memories)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
-        let (chunks, experts, is_resident) = (weights.chunks(), weights.experts(), weights.is_resident());
+        let (chunks, experts, is_unmanaged) = (weights.chunks(), weights.experts(), weights.is_unmanaged());
         let session = RefCell::new(SessionHandle::new(session));
         let core = Rc::new(SessionCore { weights: RefCell::new(weights), session });
-        let stream = OrtWeightStream { core: Rc::clone(&core), chunks, experts, is_resident };
+        let pager = OrtWeightPager { core: Rc::clone(&core), chunks, experts, is_unmanaged };
         let session = OrtSession { core, inputs, outputs, input_names, output_names, spaces, lock, streams, mapped };
-        Ok((session, stream))
+        Ok((session, pager))
     }
 }
 
 /// Fetches and evicts the weights of a session, if they are streamed from disk.
-pub struct OrtWeightStream {
+pub struct OrtWeightPager {
     core: Rc<SessionCore>,
     chunks: Vec<ChunkSize>,
     experts: Vec<Range<usize>>,
-    is_resident: bool,
+    is_unmanaged: bool,
 }
 
-impl WeightStream for OrtWeightStream {
-    fn is_resident(&self) -> bool {
-        self.is_resident
+impl WeightPager for OrtWeightPager {
+    fn is_unmanaged(&self) -> bool {
+        self.is_unmanaged
     }
 
     fn wants_warm_up(&self) -> bool {
@@ -92,11 +92,11 @@ impl WeightStream for OrtWeightStream {
         self.core.weights.borrow_mut().sample_resident();
     }
 
-    fn pin_and_stream(&mut self, pinned: u64) -> Result<Option<String>, BackendError> {
+    fn lock_and_stream(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
         let weights = &mut *self.core.weights.borrow_mut();
-        let warning = weights.pin_and_stream(pinned)?;
+        let warning = weights.lock_and_stream(locked)?;
         (self.chunks, self.experts) = (weights.chunks(), weights.experts());
-        self.is_resident = weights.is_resident();
+        self.is_unmanaged = weights.is_unmanaged();
         Ok(warning)
     }
 

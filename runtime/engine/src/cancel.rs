@@ -1,4 +1,4 @@
-//! Stopping an engine from another thread or a signal handler's thread.
+//! Stops an engine from another thread, such as that of a signal handler.
 
 use crate::port::Control;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ pub struct CancelHandle(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     cancelled: AtomicBool,
-    /// Controls of engines that are being loaded or loaded; an engine that is dropped takes its own with it.
+    /// Controls of the engines that use this handle, loaded or still loading. A dropped engine removes its own.
     controls: Mutex<Vec<Weak<dyn Stop>>>,
 }
 
@@ -39,11 +39,11 @@ impl CancelHandle {
         Self::default()
     }
 
-    /// Lets this handle stop runs under `control` until what is returned is dropped.
+    /// Lets this handle stop runs under `control` until the returned guard is dropped.
     pub(crate) fn attach(&self, control: impl Control) -> Attached {
         let control: Arc<dyn Stop> = Arc::new(control);
         let mut controls = self.0.controls.lock().unwrap_or_else(PoisonError::into_inner);
-        // Asked under the lock: a cancel that comes later waits for it and finds the control in the list.
+        // Checked under the lock: a later cancel waits for the lock and then finds the control in the list.
         if self.is_cancelled() {
             control.stop();
         }

@@ -1,4 +1,4 @@
-//! Time: how long this process has measured, unless a backend keeps a clock of its own.
+//! The default clock: time since its first use in this process. A backend may have a clock of its own.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};

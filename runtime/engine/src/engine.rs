@@ -8,7 +8,9 @@ use crate::options::EngineOptions;
 use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
-use crate::runtime::{LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, Step, StepInput, WorkItem};
+use crate::runtime::{
+    LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, StepInput, StepRequest, WorkItem,
+};
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{Plan, Residency, Timeline};
@@ -77,7 +79,7 @@ impl<B: Backend> Engine<B> {
         extra: &BTreeMap<String, HostTensor>,
         logits: &mut Logits,
     ) -> Result<(), EngineError> {
-        self.runtime.step_with(&self.program, sequence, Step { input, rows, extra, logits })
+        self.runtime.step_with(&self.program, sequence, StepRequest { input, rows, extra, logits })
     }
 
     /// One pass for several sequences: each stage's weights are fetched once, then every item runs, those of one token together where
@@ -110,13 +112,13 @@ impl<B: Backend> Engine<B> {
         sequence.max_undo(&self.program)
     }
 
-    /// How the states of `tokens` tokens are saved, the same for all sequences. `None` if they cannot be: the caller gives one of the
+    /// The layout of pages of `tokens` tokens, the same for all sequences. `None` if states cannot be saved: the caller gives one of the
     /// states, or the model keeps none.
     pub fn page_layout(&self, tokens: u64) -> Option<PageLayout> {
         PageLayout::new(&self.program, tokens)
     }
 
-    /// Copies what a sequence's states hold for some pages of tokens, the first of which starts at token `first`, between two passes.
+    /// Copies pages of tokens out of a sequence's states, between two passes. The first page starts at token `first`.
     ///
     /// # Errors
     /// The sequence does not hold the pages whole, or, where the layout [has snapshots](PageLayout::has_snapshots), it does not end with
@@ -131,8 +133,8 @@ impl<B: Backend> Engine<B> {
         self.runtime.save_pages(&self.program, layout, sequence, first, pages)
     }
 
-    /// A new sequence that holds these pages, which start with its first token. It goes on with the same bits as the sequence that they
-    /// were saved from.
+    /// A new sequence that holds these pages, which start with its first token. It continues with the same bits as the sequence that
+    /// the pages were saved from.
     ///
     /// # Errors
     /// Memory is short, the pages hold more tokens than the context, or a page has another size than the layout's.

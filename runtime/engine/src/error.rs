@@ -1,9 +1,9 @@
-//! What can go wrong, in sentences that say what was being done, to what, and what to do next.
+//! The engine's errors. Each message says what the engine was doing, to what, and, where there is one, the next step.
 
 use hpp_schema::{ByteSize, DType, Finding, Provider};
 use std::path::PathBuf;
 
-/// What a backend could not do.
+/// An error of a backend.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BackendError {
     /// The run was ended on request.
@@ -12,28 +12,28 @@ pub enum BackendError {
     /// The runtime library refused.
     #[error("cannot {doing}: {cause}")]
     Runtime {
-        /// What was being done, to what.
+        /// The operation and its object.
         doing: String,
-        /// The library's own words.
+        /// The library's message.
         cause: String,
     },
     /// Memory ran out.
     #[error("cannot reserve {bytes} bytes of {place}: {cause}")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// Requested bytes.
         bytes: u64,
         /// Which memory.
         place: String,
-        /// The system's own words.
+        /// The system's message.
         cause: String,
     },
     /// No provider in the plan's list can run the partition.
     #[error("no provider can run it: {}", list(.refused))]
     NoProvider {
-        /// Each with why not, in the order tried.
+        /// Each provider with the reason, in the order tried.
         refused: Vec<(Provider, String)>,
     },
-    /// Bound or copied tensors do not fit what they are bound or copied to. A mistake in the engine or a plan that lies.
+    /// A tensor does not fit the port or buffer that it is bound or copied to: a bug in the engine, or a plan that contradicts its files.
     #[error("{what} does not fit: {why}")]
     Misfit {
         /// The tensor.
@@ -43,27 +43,27 @@ pub enum BackendError {
     },
 }
 
-/// What the engine could not do.
+/// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// The plan contradicts itself.
     #[error("the plan cannot run:\n  {}", .findings.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n  "))]
     Plan {
-        /// All that is wrong.
+        /// All contradictions.
         findings: Vec<Finding>,
     },
-    /// Files are missing or are not the ones the plan was made for.
+    /// Files are missing, or are not those that the plan was made for.
     #[error("the files are not the ones this plan was made for:\n  {}", .problems.join("\n  "))]
     Files {
         /// One line for each file.
         problems: Vec<String>,
     },
-    /// A file was written to while the plan was running.
+    /// Another process wrote to a file while the plan was running.
     #[error("{} changed while it was in use: {why}; tokens from here on would be wrong", .path.display())]
     Changed {
         /// The file.
         path: PathBuf,
-        /// What shows it.
+        /// The evidence.
         why: String,
     },
     /// A partition could not be loaded.
@@ -84,7 +84,7 @@ pub enum EngineError {
         /// One line for each difference.
         problems: Vec<String>,
     },
-    /// A partition that is rehearsed has other inputs or outputs than the case says.
+    /// A benchmarked partition has other inputs or outputs than the case says.
     #[error("{case} does not fit the partition:\n  {}", .problems.join("\n  "))]
     Case {
         /// The case's name.
@@ -97,18 +97,18 @@ pub enum EngineError {
     Run {
         /// Its name.
         partition: String,
-        /// What it was doing.
+        /// The operation that failed.
         doing: String,
         /// Why.
         source: BackendError,
     },
-    /// A device failed at something it was given to do before.
+    /// A device failed at an operation that was queued earlier.
     #[error("a device failed while it computed")]
     Device {
         /// Why.
         source: BackendError,
     },
-    /// Memory for a sequence or a boundary could not be had or used.
+    /// Memory for a sequence or a boundary could not be reserved or used.
     #[error("cannot prepare {what}")]
     Memory {
         /// Which tensor.
@@ -116,7 +116,7 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
-    /// This process may use less memory than the plan needs at least.
+    /// This process may use less memory than the plan's minimum.
     #[error(
         "the plan was made for {} of host memory and needs at least {}, but this process may use {}",
         human(.planned), human(.needed), human(.limit)
@@ -139,15 +139,15 @@ pub enum EngineError {
         /// Most tokens it can hold.
         context: u64,
     },
-    /// The context asked for is not one this plan can give.
+    /// The plan cannot provide the requested context.
     #[error("a context of {asked} tokens is not possible: {why}")]
     Context {
-        /// Tokens asked for.
+        /// Requested tokens.
         asked: u64,
         /// Why not.
         why: String,
     },
-    /// A token id the model does not know.
+    /// A token id outside the model's vocabulary.
     #[error("token {token} at position {position} is out of range: the model knows ids 0 to {}", .vocab - 1)]
     TokenOutOfRange {
         /// The id.
@@ -184,10 +184,10 @@ pub enum EngineError {
         /// How.
         why: String,
     },
-    /// The operation is not one this kind of model has.
+    /// This kind of model does not support the operation.
     #[error("{0}")]
     WrongKind(&'static str),
-    /// A partition cannot be moved as asked.
+    /// A partition cannot be moved as requested.
     #[error("partition {partition} cannot be moved: {why}")]
     CannotMove {
         /// Its name.
@@ -198,7 +198,7 @@ pub enum EngineError {
     /// The run was ended by a [`CancelHandle`](crate::CancelHandle).
     #[error("stopped on request")]
     Cancelled,
-    /// An earlier step of this sequence failed or was cancelled half way, so its state is not to be trusted.
+    /// An earlier step of this sequence failed or was cancelled half way, so its state is inconsistent.
     #[error("this sequence was interrupted in the middle of a step; start a new one")]
     Interrupted,
 }
@@ -209,7 +209,7 @@ impl EngineError {
         matches!(self, EngineError::Cancelled | EngineError::Changed { .. } | EngineError::Device { .. })
     }
 
-    /// The next step for a person, where there is one.
+    /// A hint for the user, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             EngineError::Plan { .. } => Some("make the plan again with hpp-split"),

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// Most files kept open for the check; further ones are checked by path.
 const OPEN: usize = 32;
 
-/// Files that nobody may write to.
+/// Files that must not be written to while the plan is in use.
 #[derive(Debug, Default)]
 pub(crate) struct FileWatch {
     files: Vec<Watched>,
@@ -59,15 +59,14 @@ impl FileWatch {
         self.files.iter().filter(|file| file.in_use).map(|file| file.path.as_path())
     }
 
-    /// To be called when loading is over: fails if a file changed since it was verified, then forgets the files that only loading
-    /// needed.
+    /// Ends loading: fails if a file changed since it was verified, then drops the files that only loading needed.
     pub fn loaded(&mut self) -> Result<(), EngineError> {
         self.check()?;
         self.files.retain(|file| file.in_use);
         Ok(())
     }
 
-    /// Fails if somebody wrote to a file.
+    /// Fails if a file was written to.
     pub fn check(&self) -> Result<(), EngineError> {
         self.files.iter().try_for_each(Watched::check)
     }

@@ -1,9 +1,9 @@
-//! Typed indices, and tables indexed by them: a stage cannot be taken for a session, nor a state for a boundary.
+//! Typed indices and vectors indexed by them, so that a stage's index cannot be used for a session, nor a state's for a boundary.
 
 use std::marker::PhantomData;
 use std::ops::{Index, IndexMut};
 
-/// A position in a [`Table`].
+/// A position in a [`IndexVec`].
 pub(crate) trait Id: Copy + PartialEq {
     fn new(index: usize) -> Self;
     fn index(self) -> usize;
@@ -31,7 +31,7 @@ macro_rules! ids {
 ids! {
     /// A partition of the plan.
     PartitionId,
-    /// A partition loaded in one of its forms.
+    /// A partition loaded in one of its variants.
     StageId,
     /// A backend session; stages of one class share it.
     SessionId,
@@ -45,12 +45,12 @@ ids! {
 
 /// A vector indexed by one kind of id.
 #[derive(Clone, Debug)]
-pub(crate) struct Table<I, T> {
+pub(crate) struct IndexVec<I, T> {
     rows: Vec<T>,
     id: PhantomData<I>,
 }
 
-impl<I: Id, T> Table<I, T> {
+impl<I: Id, T> IndexVec<I, T> {
     pub fn push(&mut self, row: T) -> I {
         self.rows.push(row);
         I::new(self.rows.len() - 1)
@@ -79,26 +79,26 @@ impl<I: Id, T> Table<I, T> {
     }
 }
 
-impl<I, T> Default for Table<I, T> {
+impl<I, T> Default for IndexVec<I, T> {
     fn default() -> Self {
-        Table { rows: Vec::new(), id: PhantomData }
+        IndexVec { rows: Vec::new(), id: PhantomData }
     }
 }
 
-impl<I, T> FromIterator<T> for Table<I, T> {
+impl<I, T> FromIterator<T> for IndexVec<I, T> {
     fn from_iter<S: IntoIterator<Item = T>>(rows: S) -> Self {
-        Table { rows: rows.into_iter().collect(), id: PhantomData }
+        IndexVec { rows: rows.into_iter().collect(), id: PhantomData }
     }
 }
 
-impl<I: Id, T> Index<I> for Table<I, T> {
+impl<I: Id, T> Index<I> for IndexVec<I, T> {
     type Output = T;
     fn index(&self, id: I) -> &T {
         &self.rows[id.index()]
     }
 }
 
-impl<I: Id, T> IndexMut<I> for Table<I, T> {
+impl<I: Id, T> IndexMut<I> for IndexVec<I, T> {
     fn index_mut(&mut self, id: I) -> &mut T {
         &mut self.rows[id.index()]
     }

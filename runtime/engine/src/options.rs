@@ -1,4 +1,4 @@
-//! How to load and run a plan, where the plan leaves it to the user.
+//! Options for loading and running a plan: everything that the plan leaves to the user.
 
 use crate::cancel::CancelHandle;
 use crate::port::Fallback;
@@ -12,9 +12,9 @@ pub struct EngineOptions {
     pub context: Option<u64>,
     /// How closely files are verified.
     pub verify: Verify,
-    /// Sequences to keep room for; the plan's `batch` if `None`. What their states take of a memory budget is not there for weights.
+    /// Sequences whose states get memory; the plan's `batch` if `None`. Their bytes of a memory budget are not available for weights.
     pub sequences: Option<u64>,
-    /// Bytes of a host memory limit to leave for the caller: what a cache of KV pages takes is not there for weights and states.
+    /// Bytes of the host memory limit that are reserved for the caller, such as for a cache of KV pages.
     pub reserved: u64,
     /// Whether the next tokens of several sequences are computed as rows of one run.
     pub row_batching: RowBatching,
@@ -26,7 +26,7 @@ pub struct EngineOptions {
     pub slots_on_host: bool,
     /// For tests: fills each slot with ones, which are NaN in floating point, before weights are copied there.
     pub poison_slots: bool,
-    /// A handle made before loading, so that loading can be cancelled too. Without one the engine makes its own.
+    /// A handle that also cancels loading. Without one the engine makes its own.
     pub cancel: Option<CancelHandle>,
 }
 
@@ -35,10 +35,11 @@ pub struct EngineOptions {
 pub enum RowBatching {
     /// Never.
     Off,
-    /// Where that does not change a bit of the logits. Checked the first time with so many rows, for each doubling of the tokens.
+    /// Where that does not change a bit of the logits. Checked for each number of rows when it first occurs, and again for each doubling
+    /// of the tokens.
     #[default]
     Exact,
-    /// Also where sums round differently. Then what a sequence's tokens are may depend on how many others run.
+    /// Also where sums round differently: a sequence's tokens may then depend on the number of other sequences.
     On,
 }
 
@@ -48,9 +49,9 @@ pub enum WeightReads {
     /// Ahead of the partition that needs them, while others compute.
     #[default]
     Prefetch,
-    /// When their partition runs next.
+    /// When their partition is the next to run.
     OnDemand,
-    /// By page faults while it runs; the system decides what stays in memory.
+    /// By page faults while the partition runs; the operating system decides which pages stay in memory.
     Mapped,
 }
 

@@ -1,4 +1,4 @@
-//! What the engine tells while it works. It tells; the binary decides what to draw and where.
+//! Progress and warnings of the engine. The engine reports them; the binary decides what to draw and where.
 
 use hpp_schema::Provider;
 use std::path::Path;
@@ -11,8 +11,8 @@ pub trait Reporter: Send + Sync {
     fn comparing(&self, _file: &str, _bytes: u64) {}
     /// Partition `index` of `count` is being loaded.
     fn loading(&self, _partition: &str, _index: usize, _count: usize) {}
-    /// The weights of a partition that is being loaded are written to `dir` in the layout that kernels want: once, for all later
-    /// starts. Those of all partitions will take about so many bytes there.
+    /// The weights of a partition that is being loaded are written to `dir` in the layout that kernels want, once for all later
+    /// starts. `bytes`: about what all partitions will take there.
     fn preparing(&self, _partition: &str, _dir: &Path, _about: u64) {}
     /// A partition runs on another provider than the plan prefers.
     fn fallback(&self, _partition: &str, _wanted: Provider, _got: Provider, _reason: &str) {}
@@ -20,13 +20,14 @@ pub trait Reporter: Send + Sync {
     fn warning(&self, _message: &str) {}
 }
 
-/// Tells nobody.
+/// Discards all reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 
 impl Reporter for Silent {}
 
-/// Names for people, apart by commas. Three or more that count on, as `gpu_0`, `gpu_1`, `gpu_2`, are their first and last.
+/// Names for people, separated by commas. Of three or more with consecutive numbers (`gpu_0`, `gpu_1`, `gpu_2`) only the first and
+/// last are listed.
 pub fn listed<S: AsRef<str>>(names: &[S]) -> String {
     let counts_on = |a: &S, b: &S| {
         let (Some((own, a)), Some((same, b))) = (numbered(a.as_ref()), numbered(b.as_ref())) else { return false };

@@ -1,4 +1,4 @@
-//! Tensors in plain host memory, as they enter and leave the engine.
+//! Host tensors: the inputs and outputs of the engine in plain memory.
 
 use half::{bf16, f16};
 use hpp_schema::DType;
@@ -50,24 +50,24 @@ impl HostTensor {
     }
 }
 
-/// Next-token scores: `rows` rows of `vocab` numbers. Reuse one value from step to step and no step allocates.
+/// Next-token logits: `rows` rows of `vocab` numbers. A value that is reused from step to step avoids allocations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Logits {
     /// Positions.
     pub rows: usize,
-    /// Scores for each.
+    /// Logits per position.
     pub vocab: usize,
-    /// `rows * vocab` scores.
+    /// `rows * vocab` logits.
     pub data: Vec<f32>,
 }
 
 impl Logits {
-    /// The scores at one position.
+    /// The logits at one position.
     pub fn row(&self, index: usize) -> &[f32] {
         &self.data[index * self.vocab..(index + 1) * self.vocab]
     }
 
-    /// The scores at the last position; empty if there are none.
+    /// The logits at the last position; empty if there are none.
     pub fn last(&self) -> &[f32] {
         if self.rows == 0 { &[] } else { self.row(self.rows - 1) }
     }

@@ -1,7 +1,7 @@
 //! Weights in slots: every token is the same wherever weights are and whatever moves in between, and on a clock that only the
 //! mock advances copies begin when they may, neither sooner nor later.
 
-use hpp_engine::mock::{Chain, ChainForm, ChainInputs, ChainPart, LinkCost, MockBackend};
+use hpp_engine::mock::{Chain, ChainInputs, ChainPart, ChainVariant, LinkCost, MockBackend};
 use hpp_engine::port::MemoryId;
 use hpp_engine::{
     Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, NamedTensors, Reporter, Silent, StepInput,
@@ -37,8 +37,8 @@ fn takes() -> Rc<dyn Fn(u64) -> Duration> {
     Rc::new(|_| Duration::from_micros(COMPUTE))
 }
 
-/// The form of a part; the first and the last have other inputs and outputs than those between, and so classes of their own.
-fn form(at: At, number: usize, of: usize) -> ChainForm {
+/// The variant of a part; the first and the last have other inputs and outputs than those between, and so classes of their own.
+fn variant(at: At, number: usize, of: usize) -> ChainVariant {
     let class = if number == 0 {
         0
     } else if number + 1 == of {
@@ -50,14 +50,15 @@ fn form(at: At, number: usize, of: usize) -> ChainForm {
         At::Host | At::Constants => None,
         At::Slot | At::Ring => Some(ChainInputs { streamed: at == At::Ring, class }),
     };
-    ChainForm { gpu: (at != At::Host).then_some(0), takes: takes(), inputs, other: false }
+    ChainVariant { gpu: (at != At::Host).then_some(0), takes: takes(), inputs, other: false }
 }
 
 /// Parts with one state each, where decoding has them and where the prompt has them.
 fn chain(places: &[(At, At)], slots: u32, chunk: Option<u64>) -> Chain {
     let part = |(number, (decode, prefill)): (usize, &(At, At))| {
-        let ChainForm { gpu, takes, inputs, .. } = form(*decode, number, places.len());
-        let prefill = (prefill != decode).then(|| ChainForm { other: true, ..form(*prefill, number, places.len()) });
+        let ChainVariant { gpu, takes, inputs, .. } = variant(*decode, number, places.len());
+        let prefill =
+            (prefill != decode).then(|| ChainVariant { other: true, ..variant(*prefill, number, places.len()) });
         ChainPart { gpu, takes, inputs, prefill, enters: 1, states: 1 }
     };
     let parts = places.iter().enumerate().map(part).collect();
@@ -125,7 +126,7 @@ fn place() -> impl Strategy<Value = At> {
     prop_oneof![Just(At::Host), Just(At::Constants), Just(At::Slot), Just(At::Ring), Just(At::Ring)]
 }
 
-/// The same GPU has a part in one form only.
+/// The same GPU has a part in one variant only.
 fn both() -> impl Strategy<Value = (At, At)> {
     (place(), place()).prop_map(|(decode, prefill)| {
         let differs = (decode == At::Host) != (prefill == At::Host);

@@ -3,7 +3,7 @@
 use hpp_engine::mock::{Frame, LinkCost, MockBackend, MockModel};
 use hpp_engine::port::{MemoryId, Port, Tensor};
 use hpp_engine::{BackendError, CacheFlusher, EngineError, PartitionBench, Silent};
-use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill, PartitionProbe};
+use hpp_schema::probe::{Carried, Case, Feed, Fill, OutputSpec, PartitionProbe};
 use hpp_schema::{DType, HostKernels, Provider};
 use std::cell::{Cell, RefCell};
 use std::path::Path;
@@ -103,7 +103,7 @@ fn case() -> Case {
     Case {
         name: "decode".into(),
         inputs: vec![feed("x", &[1, 6], Fill::Positions { start: 4 }), feed("past", &[1, 8], Fill::Zeros)],
-        outputs: vec![Fact { name: "y".into(), dtype: DType::Float32, shape: vec![1, 6] }],
+        outputs: vec![OutputSpec { name: "y".into(), dtype: DType::Float32, shape: vec![1, 6] }],
         carried: vec![Carried { past: "past".into(), present: "present".into(), in_place: true }],
         evict_bytes: 0,
         warmup: 2,
@@ -235,7 +235,7 @@ fn all_that_does_not_fit_is_said_at_once() {
 #[test]
 fn a_state_of_its_own_is_not_shared() {
     let mut apart = Case { carried: vec![], ..case() };
-    apart.outputs.push(Fact { name: "present".into(), dtype: DType::Float32, shape: vec![1, 8] });
+    apart.outputs.push(OutputSpec { name: "present".into(), dtype: DType::Float32, shape: vec![1, 8] });
     let mut rehearsal = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
     let error = rehearsal.case(&apart, None).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();

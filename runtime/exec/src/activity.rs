@@ -15,14 +15,14 @@ const LINE_INTERVAL: Duration = Duration::from_secs(5);
 /// A step that may take long.
 pub struct Activity {
     what: String,
-    progress: Option<Progress>,
+    progress: Option<ListPosition>,
     output: Option<OutputDirectory>,
     started: Instant,
     next_line: Instant,
 }
 
 /// The position in a list.
-struct Progress {
+struct ListPosition {
     index: usize,
     count: usize,
 }
@@ -43,12 +43,12 @@ impl Activity {
     /// Loading partition `index` of `count`.
     pub fn partition(name: &str, index: usize, count: usize) -> Self {
         let what = format!("loading {name}, partition {} of {count} (at each start)", index + 1);
-        Self { progress: Some(Progress { index, count }), ..Self::step(what) }
+        Self { progress: Some(ListPosition { index, count }), ..Self::step(what) }
     }
 
     /// Running prompt `index` of `count`.
     pub fn prompts(index: usize, count: usize, what: String) -> Self {
-        Self { progress: Some(Progress { index, count }), ..Self::step(what) }
+        Self { progress: Some(ListPosition { index, count }), ..Self::step(what) }
     }
 
     /// The same step while it writes the prepared weights of a partition, `expected_bytes` in all, to `dir`.
@@ -82,7 +82,7 @@ impl Activity {
     /// A progress bar, or a spinner if the progress is unknown.
     pub fn bar(&self) -> ProgressBar {
         match self.progress {
-            Some(Progress { count, .. }) => {
+            Some(ListPosition { count, .. }) => {
                 let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg}");
                 let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
                 ProgressBar::new(count as u64).with_style(style)
@@ -93,7 +93,7 @@ impl Activity {
 
     /// Updates the bar.
     pub fn draw(&self, bar: &ProgressBar) {
-        if let Some(Progress { index, count }) = self.progress {
+        if let Some(ListPosition { index, count }) = self.progress {
             bar.set_length(count as u64);
             bar.set_position(index as u64);
         }

@@ -1,7 +1,7 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
-use hpp_generate::kv::Policy;
+use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
 use hpp_schema::ByteSize;
 use std::ffi::OsString;
@@ -18,8 +18,8 @@ use std::path::PathBuf;
 #[command(
     after_help = "Examples:\n  hpp-exec model/ -p \"Once upon a time\" -n 64\n  hpp-exec plan/ --chat -p \"Hello\"\n  \
                         hpp-exec bench model/ --ram 8G -ngl 20\n\n\
-                        Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
-                        understood, 74 a weight file was truncated during the run, 130 interrupted."
+                        Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command \
+                        line, 74 a weight file was truncated during the run, 130 interrupted."
 )]
 pub struct Cli {
     /// What to do instead of generating text.
@@ -30,7 +30,7 @@ pub struct Cli {
     pub run: RunArgs,
 }
 
-/// The error for a word behind the plan, which clap takes for a subcommand: it says how a prompt is given.
+/// The error for a word after the plan, which clap parses as a subcommand: it says how to give a prompt.
 pub fn explained(error: clap::Error) -> clap::Error {
     let text = error.to_string();
     let word = text.split_once("the subcommand '").and_then(|(_, rest)| rest.split('\'').next());
@@ -49,17 +49,17 @@ pub fn explained(error: clap::Error) -> clap::Error {
 pub enum Command {
     /// Show the ONNX Runtime library found here, its execution providers, devices and memory, and why one cannot be used.
     Devices(DevicesArgs),
-    /// Compare a plan with the unsplit model: tokens and logits, and where they differ, the first partition that differs.
+    /// Compare the tokens and logits of a plan with those of the unsplit model. If they differ, name the first partition that differs.
     Verify(VerifyArgs),
     /// Measure a plan: time to first token, tokens per second, time in each partition, memory.
     Bench(BenchArgs),
-    /// Run many prompts together: JSON lines in, JSON lines out. The weights are read once for a token of every sequence. Run the
-    /// same command again after an interruption: it continues.
+    /// Run many prompts together: JSON lines in, JSON lines out. One pass over the weights computes a token of every sequence. After an
+    /// interruption, run the same command again: it continues.
     Jobs(JobsArgs),
-    /// Serve models over HTTP with OpenAI's API (docs/SERVING.md). Requests share each pass over the weights, and a prompt that begins
-    /// like an earlier one starts after what both have in common.
+    /// Serve models over HTTP with OpenAI's API (docs/SERVING.md). Requests share each pass over the weights. A prompt that begins like
+    /// an earlier one reuses the KV cache of the common prefix.
     Serve(ServeArgs),
-    /// Answer hpp-profile's requests, one JSON object a line from stdin to stdout (schemas/probe.schema.json).
+    /// Answer hpp-profile's requests: one JSON object per line on stdin and stdout (schemas/probe.schema.json).
     #[command(hide = true)]
     Probe(LibraryArgs),
 }
@@ -67,7 +67,7 @@ pub enum Command {
 /// Arguments of a plain run.
 #[derive(Debug, Args)]
 pub struct RunArgs {
-    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(required = true, value_name = "PLAN|MODEL")]
     pub plan: Option<PathBuf>,
     /// Where the prompt comes from.
@@ -76,15 +76,15 @@ pub struct RunArgs {
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
-    /// Draft tokens and verify several in one pass over the weights: the same tokens, sooner where drafts are right and passes of
-    /// several tokens cost little more than one, as where weights are streamed. Drafts pause where they do not pay [default:
-    /// `draft` with --draft, else `off`].
+    /// Speculative decoding: draft tokens and verify several in one pass over the weights. The text stays the same. It is faster if
+    /// drafts are often right and a pass of several tokens costs little more than a pass of one, as with streamed weights. Drafting
+    /// pauses while it does not pay [default: `draft` with --draft, else `off`].
     #[arg(long, value_enum, value_name = "HOW")]
     pub speculate: Option<SpeculateArg>,
-    /// Plan of a smaller model with the same tokenizer, which drafts. Its --ram and --vram come on top of this plan's.
+    /// Plan of the draft model: a smaller model with the same tokenizer. Its memory comes on top of this plan's.
     #[arg(long, value_name = "PLAN")]
     pub draft: Option<PathBuf>,
-    /// Draft this many tokens in each pass, whether it pays or not; for comparison [default: as many as pay].
+    /// Draft this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
     pub draft_tokens: Option<u8>,
     /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.
@@ -102,8 +102,7 @@ pub struct RunArgs {
     /// Write the model's outputs here: for models that generate no text.
     #[arg(long, value_name = "OUT.npz", requires = "inputs")]
     pub outputs: Option<PathBuf>,
-    /// Continue the conversation of this name and keep it: messages, and what the model computed of them. With a prompt it answers one
-    /// message.
+    /// Continue the conversation of this name and save it: its messages and their KV cache. With a prompt, answer that one message.
     #[arg(long, value_name = "NAME", value_parser = session_name)]
     pub session: Option<String>,
     /// Where a session's states are kept.
@@ -114,7 +113,7 @@ pub struct RunArgs {
     pub runtime: RuntimeArgs,
 }
 
-/// A name that can be one of a file.
+/// Parses a name that is valid as a file name.
 fn session_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match text.len() {
@@ -139,7 +138,7 @@ pub struct AnswerArgs {
     /// How tokens are chosen.
     #[command(flatten)]
     pub sampling: SamplingArgs,
-    /// Stop generating at this text and leave it out; may be given several times.
+    /// Stop generating at this text, which is left out. May be given several times.
     #[arg(long, value_name = "TEXT")]
     pub stop: Vec<String>,
     /// Continue after an end-of-text token.
@@ -151,8 +150,8 @@ pub struct AnswerArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[group(multiple = false)]
 pub struct PromptArgs {
-    /// Text to continue, after text piped to stdin if there is any; without any prompt, a chat in a terminal, else the text on
-    /// stdin.
+    /// Text to continue. Text piped to stdin goes before it. Without any prompt option, hpp-exec chats in a terminal, and otherwise
+    /// continues the text on stdin.
     #[arg(long, short = 'p', value_name = "TEXT")]
     pub prompt: Option<String>,
     /// File with the text to continue; `-` is stdin.
@@ -215,11 +214,11 @@ pub struct RuntimeArgs {
     /// Stream to host memory where there is no GPU, instead of running the partition's file for the host.
     #[arg(long, hide = true)]
     pub slots_on_host: bool,
-    /// Overwrite slots with ones before each copy of weights, so that a read that comes too early is detected.
+    /// Overwrite slots with ones before each copy of weights, to detect reads that come too early.
     #[arg(long, hide = true)]
     pub poison_slots: bool,
-    /// Compare every byte of the plan's files, prepared weights included, with the recorded hashes at this start. Without it, only files
-    /// that are small (256 MiB in all), new here or modified since are compared completely, and samples of the others.
+    /// Verify every byte of the plan's files, prepared weights included, against the recorded hashes. Without it, hpp-exec verifies
+    /// files completely if they are small (256 MiB in all), new on this machine or modified, and samples of the others.
     #[arg(long)]
     pub verify_weights: bool,
     /// Execution providers to try for partitions on a GPU, best first, instead of the plan's list.
@@ -230,30 +229,30 @@ pub struct RuntimeArgs {
     pub context: Option<u64>,
     /// How to plan a model.
     #[command(flatten)]
-    pub planning: PlanningArgs,
+    pub planning: AutoPlanArgs,
 }
 
-/// Planning of a model that is given instead of a plan. hpp-split parses the values, so they are passed on as typed.
+/// Planning options for a model that is given instead of a plan. hpp-split parses the values, so they are passed on as typed.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Planning of a MODEL")]
-pub struct PlanningArgs {
-    /// Host memory the plan may use, such as 24G [default: what is free here].
+pub struct AutoPlanArgs {
+    /// Host memory that the plan may use, such as 24G [default: the free memory of this machine].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub ram: Option<String>,
-    /// Memory of each GPU that the plan may use, such as 24G or 24G,12G [default: what is free here].
+    /// Memory of each GPU that the plan may use, such as 24G or 24G,12G [default: the free memory of each GPU].
     #[arg(long, value_name = "SIZE[,SIZE]", allow_negative_numbers = true)]
     pub vram: Option<String>,
-    /// Put the last N layers on the GPU: a number, `all`, or `auto`. Also: -ngl N [default: auto].
+    /// Place the last N layers on the GPU: a number, `all`, or `auto`. Also: -ngl N [default: auto].
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto")]
     pub gpu_layers: Option<String>,
-    /// Plan again even if the cache has a plan: after memory was freed or a GPU was added, for example.
+    /// Plan again even if the cache has a plan, for example after memory was freed or a GPU was added.
     #[arg(long)]
     pub replan: bool,
     /// Directory for plans and their prepared weights; removing it is safe while no hpp-exec runs
     /// [default: $HPP_CACHE, else hpp in $XDG_CACHE_HOME or ~/.cache].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// Size of the cache: the plans used longest ago are removed beyond it, except those in use and the last one used
+    /// Size limit of the cache. Beyond it, hpp-exec removes the least recently used plans, except those in use and the last one used
     /// [default: $HPP_CACHE_LIMIT, else 50G].
     #[arg(long, value_name = "SIZE")]
     pub cache_limit: Option<ByteSize>,
@@ -269,7 +268,7 @@ pub struct LibraryArgs {
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
     /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by module, such as
-    /// HPP_LOG=info,hpp_backend=debug. HPP_LOG also holds for hpp-split, which plans a MODEL.
+    /// HPP_LOG=info,hpp_backend=debug. HPP_LOG also applies to hpp-split, which plans a MODEL.
     #[arg(long, short = 'v', action = ArgAction::Count)]
     pub verbose: u8,
     /// Print only errors on stderr.
@@ -280,11 +279,11 @@ pub struct LibraryArgs {
 /// `--speculate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
-    /// With --draft if it is given, else n-grams.
+    /// `draft` if --draft is given, else `ngram`.
     Auto,
-    /// One token a pass.
+    /// One token per pass.
     Off,
-    /// Draft what followed the last time the text ended as it does now.
+    /// Draft the tokens that followed the previous occurrence of the last tokens (prompt lookup).
     Ngram,
     /// Draft with the model of --draft.
     Draft,
@@ -316,7 +315,7 @@ pub enum ProviderArg {
 /// How several sequences share a pass.
 #[derive(Clone, Copy, Debug, Args)]
 pub struct BatchArgs {
-    /// Compute the next tokens of several sequences as rows of one matrix product, which is several times as fast.
+    /// Compute the next tokens of several sequences as rows of one matrix product, which is several times faster.
     #[arg(long, value_name = "HOW", value_enum, default_value_t = RowBatchingArg::Exact)]
     pub row_batching: RowBatchingArg,
 }
@@ -324,11 +323,11 @@ pub struct BatchArgs {
 /// Values of `--row-batching`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum RowBatchingArg {
-    /// Where it changes no bit: compared the first time with so many sequences.
+    /// If it changes no bit. Checked when a new number of sequences runs for the first time.
     Exact,
-    /// Also where sums round differently, so that a text may depend on how many others run.
+    /// Even if sums round differently: a text may then depend on the number of other sequences.
     On,
-    /// One sequence after the other.
+    /// Never: one sequence after the other.
     Off,
 }
 
@@ -341,22 +340,22 @@ pub enum RowBatchingArg {
                         A line of ANSWERS.jsonl: {\"id\": \"a\", \"tokens\": [...], \"text\": \"...\", \"finish\": \"eos\"}, or \
                         {\"id\": \"a\", \"error\": \"...\"}.")]
 pub struct JobsArgs {
-    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
-    /// The prompts, one JSON object a line.
+    /// The prompts, one JSON object per line.
     #[arg(long = "in", value_name = "PROMPTS.jsonl")]
     pub input: PathBuf,
-    /// The answers, one JSON object a line, in the order in which they finish. Prompts that have an answer here are left out.
+    /// The answers, one JSON object per line, in the order in which they finish. Prompts with an answer in this file are skipped.
     #[arg(long = "out", value_name = "ANSWERS.jsonl")]
     pub output: PathBuf,
-    /// Most sequences at once; fewer if memory is short [default: what the plan says, at least 16 if it is not of a profile].
+    /// Most sequences at once; fewer if memory is short [default: the plan's number; at least 16 without a profile].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub max_sequences: Option<u64>,
     /// How sequences share a pass.
     #[command(flatten)]
     pub batch: BatchArgs,
-    /// Settings of prompts that give none of their own.
+    /// Default settings of the prompts.
     #[command(flatten)]
     pub defaults: AnswerArgs,
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
@@ -377,32 +376,32 @@ pub struct JobsArgs {
                         application/json' -d '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'"
 )]
 pub struct ServeArgs {
-    /// Plans or models. NAME=PATH names one in requests; without it the name is that of the model.
+    /// Plans or models. NAME=PATH sets the name that requests use [default: the model's name].
     #[arg(required = true, value_name = "[NAME=]PLAN|MODEL", value_parser = named_plan)]
     pub plans: Vec<NamedPlan>,
-    /// Address to listen on; 0.0.0.0 is every network of this machine.
+    /// Address to listen on; 0.0.0.0 means all networks of this machine.
     #[arg(long, default_value = "127.0.0.1", value_name = "ADDRESS")]
     pub host: std::net::IpAddr,
-    /// Port to listen on; 0 takes a free one.
+    /// Port to listen on; 0 chooses a free one.
     #[arg(long, default_value_t = 8080, value_name = "N")]
     pub port: u16,
-    /// Key that requests must give, as `Authorization: Bearer KEY`; may be given several times. Other users of this machine can see it
-    /// here: the environment variable HPP_API_KEY takes one, too.
+    /// Key that requests must send as `Authorization: Bearer KEY`; may be given several times. Other users of this machine can see the
+    /// command line: HPP_API_KEY in the environment is safer.
     #[arg(long, value_name = "KEY")]
     pub api_key: Vec<String>,
-    /// Most sequences of a model, running and kept; fewer if memory is short [default: what the plan says, at least 8].
+    /// Most sequences of a model, running and kept; fewer if memory is short [default: the plan's number, at least 8].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub max_sequences: Option<u64>,
     /// How sequences share a pass.
     #[command(flatten)]
     pub batch: BatchArgs,
-    /// Most requests of a model that wait; more get the status 429.
+    /// Most waiting requests of a model; further ones get status 429.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub queue: usize,
     /// Time limit of a request, seconds [default: none].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub timeout: Option<u64>,
-    /// Largest request.
+    /// Largest request body.
     #[arg(long, default_value = "8M", value_name = "SIZE")]
     pub max_body: ByteSize,
     /// Origin of pages that may use this server from a browser, such as http://localhost:3000, or `*`; may be given several times.
@@ -411,11 +410,11 @@ pub struct ServeArgs {
     /// Where states of prompts are kept.
     #[command(flatten)]
     pub kv: KvArgs,
-    /// Draft the tokens that followed the last time a text ended as it does now, and verify several in one pass, where that pays. Answers
-    /// of fp32 models stay the same; where activations are rounded, tokens that are nearly alike may differ from run to run.
+    /// Speculative decoding with n-grams of the text, while that pays. Answers of fp32 models stay the same. In models that round
+    /// activations, near ties between tokens may be decided differently from run to run.
     #[arg(long)]
     pub ngram: bool,
-    /// Seconds that requests have to finish after Ctrl-C or SIGTERM.
+    /// Seconds for requests to finish after Ctrl-C or SIGTERM.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
     pub grace: u64,
     /// How to load and run.
@@ -423,26 +422,26 @@ pub struct ServeArgs {
     pub runtime: RuntimeArgs,
 }
 
-/// Where the states of prompts (KV caches) are kept when their sequences are gone, so that prompts that begin alike start after them.
+/// Where the KV caches of prompts are kept after their sequences end, for later prompts with the same prefix.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
-    /// RAM for saved states; 0 saves none, on disk neither [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
+    /// RAM for saved KV caches; 0 disables saving, also on disk [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
     #[arg(long, value_name = "SIZE", env = "HPP_KV_RAM")]
     pub kv_ram: Option<ByteSize>,
-    /// Save states in this directory too, so that they survive a restart; whoever can read it can tell what was said [default: none; with
-    /// --session `hpp` in the user's data directory].
+    /// Also save KV caches in this directory, so that they survive a restart. They reveal the prompts to anyone who can read the
+    /// directory [default: none; with --session, `hpp` in the user's data directory].
     #[arg(long, value_name = "DIR", env = "HPP_KV_DIR")]
     pub kv_dir: Option<PathBuf>,
-    /// Most bytes in --kv-dir, of all models together; 0 saves nothing there.
+    /// Most bytes in --kv-dir for all models together; 0 saves nothing there.
     #[arg(long, value_name = "SIZE", default_value = "16G", env = "HPP_KV_DISK")]
     pub kv_disk: ByteSize,
-    /// Which saved states leave first: `lru` those used longest ago, `priority` those of the least important requests, `hybrid` those that
-    /// are cheap to compute again and seldom used.
+    /// Eviction policy: `lru` evicts the least recently used pages first, `priority` those of the least important requests, `hybrid`
+    /// those that are rarely used and cheap to compute again.
     #[arg(long, value_name = "POLICY", default_value = "hybrid", env = "HPP_KV_POLICY")]
-    #[arg(value_parser = <Policy as std::str::FromStr>::from_str)]
-    pub kv_policy: Policy,
-    /// Tokens of a page, the unit that is saved, and of a chunk of a prompt.
+    #[arg(value_parser = <EvictionPolicy as std::str::FromStr>::from_str)]
+    pub kv_policy: EvictionPolicy,
+    /// Tokens per page, the unit of saving, and per chunk of a prompt.
     #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]
     pub kv_page: u64,
@@ -451,7 +450,7 @@ pub struct KvArgs {
 /// A plan with the name that requests give it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NamedPlan {
-    /// The name, if it is given.
+    /// The name, if given.
     pub name: Option<String>,
     /// The plan or model.
     pub path: PathBuf,
@@ -480,17 +479,17 @@ pub struct DevicesArgs {
 
 /// Arguments of `verify`.
 #[derive(Debug, Args)]
-#[command(mut_arg("prompt", |prompt| prompt.help("Text both models read; without any prompt, random tokens from --seed")))]
-#[command(mut_arg("prompt_file", |file| file.help("File with the text both models read; `-` is stdin")))]
-#[command(mut_arg("tokens", |tokens| tokens.help("Token ids both models read")))]
+#[command(mut_arg("prompt", |prompt| prompt.help("Text that both models read; without any prompt option, random tokens from --seed")))]
+#[command(mut_arg("prompt_file", |file| file.help("File with the text that both models read; `-` is stdin")))]
+#[command(mut_arg("tokens", |tokens| tokens.help("Token ids that both models read")))]
 pub struct VerifyArgs {
-    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
     /// What both models read [default: a short sequence of random tokens from --seed].
     #[command(flatten)]
     pub prompt: PromptArgs,
-    /// NamedTensors input tensors, for models that generate no text [default: random, from --seed].
+    /// Named input tensors, for models that generate no text [default: random, from --seed].
     #[arg(long, value_name = "IN.npz")]
     pub inputs: Option<PathBuf>,
     /// Tokens to generate and compare.
@@ -516,10 +515,10 @@ pub struct VerifyArgs {
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which is planned first.
+    /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
-    /// Tokens in the prompt [default: 512, or what the context has room for].
+    /// Tokens in the prompt [default: 512, or fewer if the context is short].
     #[arg(long, short = 'p', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub prompt_tokens: Option<u64>,
     /// Tokens to generate.

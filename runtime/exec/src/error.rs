@@ -6,11 +6,11 @@ use crate::planning::PlanningError;
 use crate::prompt::PromptReadError;
 use crate::tensors::{NpyError, NpzError};
 use hpp_engine::EngineError;
-use hpp_generate::kv::StoreError;
+use hpp_generate::kv::PageStoreError;
 use hpp_generate::sampling::SamplingError;
 use hpp_generate::text::{TemplateError, TokenizerError};
 use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
-use hpp_io::{LogFilterError, StdoutError, WriteError};
+use hpp_io::{FileWriteError, LogFilterError, StdoutError};
 use hpp_schema::ByteSize;
 use std::io;
 use std::path::PathBuf;
@@ -42,7 +42,7 @@ pub enum ExecError {
     #[error(transparent)]
     Measure(#[from] MeasureError),
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Write(#[from] FileWriteError),
     #[error(transparent)]
     Output(#[from] StdoutError),
     #[error(transparent)]
@@ -63,7 +63,7 @@ pub enum ExecError {
     #[error(transparent)]
     Serve(#[from] hpp_serve::ServeError),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] PageStoreError),
     #[error("cannot use the session {}", path.display())]
     Session { path: PathBuf, source: io::Error },
     #[error("cannot identify the plan")]

@@ -18,21 +18,21 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
 }
 
 /// Bytes of host memory that a plan needs: resident weights, the window for weights read from disk, state, activations and the
-/// process itself; and weights streamed to GPUs, as far as the plan's budget has room for them.
+/// process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
 fn needed(plan: &Plan) -> u64 {
     let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
     let on_host = |device: &str| hosts.contains(&device);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let resident_weights = |partition: &Partition| {
-        let on_host = partition.forms().find(|form| on_host(form.device));
-        match on_host.map(|form| form.residency) {
+        let on_host = partition.variants().find(|variant| on_host(variant.device));
+        match on_host.map(|variant| variant.residency) {
             Some(Residency::Resident) => partition.bytes.weights.0,
             Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
             Some(Residency::Mapped) | None => 0,
         }
     };
     let streams_to_gpu = |partition: &&Partition| {
-        partition.forms().any(|form| !on_host(form.device) && form.residency == Residency::Streamed)
+        partition.variants().any(|variant| !on_host(variant.device) && variant.residency == Residency::Streamed)
     };
     let computed_on_host = plan.partitions.iter().filter(|partition| on_host(&partition.device));
     let states = plan.states.iter().filter(|state| on_host(&state.device)).map(|state| state.bytes.0);

@@ -1,7 +1,7 @@
 //! Ctrl-C: the first requests a stop, the second ends the process. While there is nothing to keep, for example before a plan is
 //! loaded, the first ends it too.
 //!
-//! Loops check [`Interrupt::is_requested`] between tokens and keep their state. A pass or a load that goes on for longer than
+//! Loops check [`Interrupt::is_requested`] between tokens and keep their state. A pass or a load that continues for longer than
 //! [`GRACE_PERIOD`] is cancelled ([`Interrupt::cancel_on_request`]).
 
 use hpp_engine::CancelHandle;

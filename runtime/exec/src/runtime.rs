@@ -8,15 +8,15 @@ use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Residency};
 use std::path::Path;
 use std::sync::Arc;
 
+use hpp_backend::{IdleThreads, OrtOptions};
 pub use hpp_backend::{OrtBackend, available_memory, memory_limit};
-use hpp_backend::{OrtOptions, Waiting};
 
 /// ONNX Runtime, found and initialised.
-pub struct Runtime {
+pub struct OnnxRuntime {
     backend: OrtBackend,
 }
 
-impl Runtime {
+impl OnnxRuntime {
     /// Finds and initialises ONNX Runtime.
     pub fn open(args: &LibraryArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
         Ok(Self { backend: OrtBackend::open(&options(args), Arc::clone(console) as _)? })
@@ -72,27 +72,27 @@ pub fn options(args: &LibraryArgs) -> OrtOptions {
 }
 
 /// How idle threads of the pool wait while a plan runs.
-fn thread_waiting(plan: &Plan, reads: WeightReadsArg) -> Waiting {
+fn thread_waiting(plan: &Plan, reads: WeightReadsArg) -> IdleThreads {
     let on_host = |name: &str| plan.devices.iter().any(|device| device.name == name && device.kind == DeviceKind::Cpu);
     let computes = |partition: &&Partition| on_host(&partition.device) && partition.residency != Residency::Mapped;
     match reads {
         WeightReadsArg::Ahead | WeightReadsArg::OnTime => {
             waiting_for_bytes(plan.partitions.iter().filter(computes).map(|partition| &partition.bytes))
         }
-        WeightReadsArg::Mapped => Waiting::Spin,
+        WeightReadsArg::Mapped => IdleThreads::Spin,
     }
 }
 
 /// Threads sleep if reading from disk limits the speed, because the threads that read and decompress weights need a processor at once,
 /// and the disk idles while a spinning thread holds it. Reading limits the speed if a pass reads more than a tenth of the weights:
 /// memory delivers them more than ten times as fast as a disk.
-fn waiting_for_bytes<'a>(partitions: impl Iterator<Item = &'a PartitionBytes>) -> Waiting {
+fn waiting_for_bytes<'a>(partitions: impl Iterator<Item = &'a PartitionBytes>) -> IdleThreads {
     let (mut total, mut read) = (0_u64, 0_u64);
     for PartitionBytes { weights, locked, .. } in partitions {
         total = total.saturating_add(weights.0);
         read = read.saturating_add(locked.map_or(0, |locked| weights.0.saturating_sub(locked.0)));
     }
-    if read > total / 10 { Waiting::Sleep } else { Waiting::Spin }
+    if read > total / 10 { IdleThreads::Sleep } else { IdleThreads::Spin }
 }
 
 /// The plan with the providers of `--providers` for its partitions on GPUs.
@@ -121,10 +121,10 @@ mod tests {
             PartitionBytes { weights: ByteSize(weights), locked, ..PartitionBytes::default() }
         };
         let waiting = |partitions: &[PartitionBytes]| waiting_for_bytes(partitions.iter());
-        assert_eq!(waiting(&[bytes(100, None), bytes(50, None)]), Waiting::Spin);
-        assert_eq!(waiting(&[bytes(100, Some(90)), bytes(50, Some(45))]), Waiting::Spin);
-        assert_eq!(waiting(&[bytes(100, Some(90)), bytes(50, Some(44))]), Waiting::Sleep);
-        assert_eq!(waiting(&[bytes(900, None), bytes(110, Some(0))]), Waiting::Sleep);
-        assert_eq!(waiting(&[]), Waiting::Spin);
+        assert_eq!(waiting(&[bytes(100, None), bytes(50, None)]), IdleThreads::Spin);
+        assert_eq!(waiting(&[bytes(100, Some(90)), bytes(50, Some(45))]), IdleThreads::Spin);
+        assert_eq!(waiting(&[bytes(100, Some(90)), bytes(50, Some(44))]), IdleThreads::Sleep);
+        assert_eq!(waiting(&[bytes(900, None), bytes(110, Some(0))]), IdleThreads::Sleep);
+        assert_eq!(waiting(&[]), IdleThreads::Spin);
     }
 }

@@ -44,16 +44,16 @@ pub struct GenerateSettings {
     pub plan: PathBuf,
     /// Where the prompt comes from.
     pub prompt: PromptSource,
-    /// Where drafts come from.
-    pub drafts: Drafts,
+    /// How tokens are drafted.
+    pub draft_method: DraftMethod,
     /// All other arguments.
     pub run: RunArgs,
 }
 
-/// Where drafts of speculative decoding come from.
+/// How speculative decoding drafts tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Drafts {
-    /// There are none.
+pub enum DraftMethod {
+    /// No drafting.
     None,
     /// The text itself.
     Ngram,
@@ -61,20 +61,20 @@ pub enum Drafts {
     Model(PathBuf),
 }
 
-impl Drafts {
+impl DraftMethod {
     fn resolve(how: Option<SpeculateArg>, draft: Option<PathBuf>) -> Result<Self, ExecError> {
         let usage =
             |message: &str, hint: &str| Err(ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() });
         match (how, draft) {
-            (None | Some(SpeculateArg::Auto | SpeculateArg::Draft), Some(plan)) => Ok(Drafts::Model(plan)),
+            (None | Some(SpeculateArg::Auto | SpeculateArg::Draft), Some(plan)) => Ok(DraftMethod::Model(plan)),
             (Some(SpeculateArg::Draft), None) => {
                 usage("--speculate draft needs a draft model", "give its plan: --draft PLAN, or use --speculate ngram")
             }
             (Some(SpeculateArg::Off | SpeculateArg::Ngram), Some(_)) => {
                 usage("--draft is for --speculate draft", "leave --draft or --speculate out")
             }
-            (Some(SpeculateArg::Ngram | SpeculateArg::Auto), None) => Ok(Drafts::Ngram),
-            (None | Some(SpeculateArg::Off), None) => Ok(Drafts::None),
+            (Some(SpeculateArg::Ngram | SpeculateArg::Auto), None) => Ok(DraftMethod::Ngram),
+            (None | Some(SpeculateArg::Off), None) => Ok(DraftMethod::None),
         }
     }
 }
@@ -156,12 +156,12 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     if run.session.is_some() {
         if !may_chat || run.embeddings.is_some() || matches!(prompt, PromptSource::Tokens(_)) {
             let hint = "leave --json, --logits, --inputs, --embeddings and --tokens out";
-            return Err(usage("--session answers text with text", hint));
+            return Err(usage("--session keeps a conversation of text", hint));
         }
         run.answer.chat = true;
     }
-    let drafts = Drafts::resolve(run.speculate, run.draft.take())?;
-    let settings = GenerateSettings { plan, prompt, drafts, run };
+    let draft_method = DraftMethod::resolve(run.speculate, run.draft.take())?;
+    let settings = GenerateSettings { plan, prompt, draft_method, run };
     let is_chat = settings.prompt == PromptSource::Terminal || settings.run.session.is_some();
     Ok(if is_chat { Task::Chat(settings) } else { Task::Generate(settings) })
 }
@@ -282,13 +282,13 @@ mod tests {
     fn arguments_select_the_task() {
         assert!(matches!(task("p --inputs i --outputs o").unwrap(), Task::Infer(_)));
         assert!(matches!(task("p --prompt x --inputs i").unwrap(), Task::Generate(_)));
-        for (line, drafts) in [
-            ("p --tokens 1", Drafts::None),
-            ("p --tokens 1 --speculate auto", Drafts::Ngram),
-            ("p --tokens 1 --draft d", Drafts::Model("d".into())),
+        for (line, draft_method) in [
+            ("p --tokens 1", DraftMethod::None),
+            ("p --tokens 1 --speculate auto", DraftMethod::Ngram),
+            ("p --tokens 1 --draft d", DraftMethod::Model("d".into())),
         ] {
             let Task::Generate(settings) = task(line).unwrap() else { panic!() };
-            assert_eq!(settings.drafts, drafts, "{line}");
+            assert_eq!(settings.draft_method, draft_method, "{line}");
         }
         assert!(matches!(task("devices").unwrap(), Task::Devices(_)));
         let Task::Generate(g) = task("p --prompt-file -").unwrap() else { panic!() };

@@ -3,7 +3,7 @@
 mod support;
 
 use hpp_schema::probe::{
-    Carried, Case, Fact, Feed, Fill, MachineProbe, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
+    Carried, Case, Feed, Fill, MachineProbe, OutputSpec, PROBE_VERSION, PartitionProbe, PassProbe, Reply, Request,
 };
 use hpp_schema::{BandwidthPath, Dim, HostKernels, InputRole, Provider, State, StateUpdate};
 use std::io::Write;
@@ -60,13 +60,13 @@ fn case(plan: &PlanDir, name: &str, past: u64, tokens: u64) -> Case {
     let mut inputs: Vec<Feed> = model.inputs.iter().map(feed).collect();
     let (mut outputs, mut carried) = (Vec::new(), Vec::new());
     for state in &plan.plan.states {
-        let at = |length| shape(state, length);
+        let shape_with_length = |length| shape(state, length);
         let (was, is) = match state.update {
-            StateUpdate::InPlace { capacity, .. } => (at(capacity), at(capacity)),
-            _ => (at(past), at(past + tokens)),
+            StateUpdate::InPlace { capacity, .. } => (shape_with_length(capacity), shape_with_length(capacity)),
+            _ => (shape_with_length(past), shape_with_length(past + tokens)),
         };
         inputs.push(Feed { name: state.past.clone(), dtype: state.dtype, shape: was, fill: Fill::Normal { seed: 2 } });
-        outputs.push(Fact { name: state.present.clone(), dtype: state.dtype, shape: is });
+        outputs.push(OutputSpec { name: state.present.clone(), dtype: state.dtype, shape: is });
         let in_place = matches!(state.update, StateUpdate::InPlace { .. });
         carried.push(Carried { past: state.past.clone(), present: state.present.clone(), in_place });
     }

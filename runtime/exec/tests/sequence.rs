@@ -4,12 +4,12 @@ mod support;
 
 use hpp_backend::{OrtBackend, OrtOptions};
 use hpp_engine::{Engine, EngineOptions, RowBatching, Silent};
-use hpp_generate::kv::{DiskSettings, Fingerprint, Found, Policy};
-use hpp_generate::sampling::{Choice, SamplingParams};
+use hpp_generate::kv::{DiskSettings, EvictionPolicy, Fingerprint, PageLookup};
+use hpp_generate::sampling::{SamplingMethod, SamplingParams};
 use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
 use hpp_generate::{
-    Batch, Event, FinishReason, GenerateError, Generated, Generation, KvCache, KvSettings, ModelInputs, Prefill,
-    Request, SingleSequence, generate,
+    Batch, FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, KvCache, KvSettings,
+    ModelInputs, Prefill, SingleSequence, generate,
 };
 use std::collections::HashMap;
 use std::path::Path;
@@ -41,9 +41,9 @@ fn near(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4)
 }
 
-fn request(prompt: &[u32], max_new_tokens: u64) -> Request {
-    let sampling = SamplingParams { choice: Choice::Greedy, repetition_penalty: 1.0 };
-    Request { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![], stop: vec![], sampling }
+fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
+    let sampling = SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty: 1.0 };
+    GenerationRequest { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![], stop: vec![], sampling }
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn a_callback_receives_each_token_and_a_cancelled_generation_keeps_its_tokens() 
     let mut sequence = sequence(&plan);
     let prompt = plan.model.prompt();
     let tokens = std::cell::RefCell::new(vec![]);
-    let on_event = &mut |event: Event<'_>| {
-        if let Event::Token { id, logits } = event {
+    let on_event = &mut |event: GenerationEvent<'_>| {
+        if let GenerationEvent::Token { id, logits } = event {
             assert_eq!(logits.len(), 512);
             tokens.borrow_mut().push(id);
         }
@@ -122,7 +122,7 @@ type Answer = (Vec<u32>, Vec<Vec<f32>>);
 fn answer_alone(sequence: &mut SingleSequence<OrtBackend>, generation: Generation) -> (Generated, Answer) {
     let mut answer = Answer::default();
     let generated = generate(sequence, generation, &|| false, &mut |event| {
-        if let Event::Token { id, logits } = event {
+        if let GenerationEvent::Token { id, logits } = event {
             answer.0.push(id);
             answer.1.push(logits.to_vec());
         }
@@ -171,7 +171,7 @@ fn requests_of_a_batch_give_the_logits_they_give_alone() {
                 running.insert(batch.add(Generation::new(request(prompt, *new), None, chunk)), index);
             }
             let finished = batch.pass::<GenerateError>(&mut |id, event| {
-                if let Event::Token { id: token, logits } = event {
+                if let GenerationEvent::Token { id: token, logits } = event {
                     let answer = &mut answers[running[&id]];
                     answer.0.push(token);
                     answer.1.push(logits.to_vec());
@@ -212,7 +212,7 @@ fn rows_that_may_round_are_batched_and_near_what_they_are_alone() {
         let mut compared = 0;
         while !batch.is_empty() {
             let passed = batch.pass::<GenerateError>(&mut |id, event| {
-                if let Event::Token { id: token, logits } = event
+                if let GenerationEvent::Token { id: token, logits } = event
                     && let Some((tokens, rows)) = want.get_mut(&id)
                     && !tokens.is_empty()
                 {
@@ -246,7 +246,7 @@ fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend
         page_tokens: PAGE,
         ram: 4 << 20,
         disk: Some(DiskSettings { directory: directory.to_owned(), bytes: 64 << 20, share: 64 << 20 }),
-        policy: Policy::Hybrid,
+        policy: EvictionPolicy::Hybrid,
         fingerprint: Fingerprint::of([("model", "one")]),
     };
     let cache = KvCache::open(&engine, settings, || {}).unwrap()?;
@@ -258,7 +258,8 @@ fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend
 /// The answer to a prompt that starts from what the batch's cache has of it, and how many tokens that was.
 fn answer_from_pages(
     batch: &mut Batch<OrtBackend>,
-    (prompt, new): (&[u32], u64),
+    prompt: &[u32],
+    new: u64,
     session: Option<&str>,
 ) -> (Answer, usize) {
     let found = batch.cache().map(|cache| cache.look_up(prompt, session)).unwrap_or_default();
@@ -266,8 +267,8 @@ fn answer_from_pages(
     let pages = loop {
         match batch.cache().map(|cache| cache.load(&found, 0, ticket.as_ref())) {
             None => break vec![],
-            Some(Found::Pages(pages)) => break pages,
-            Some(Found::Loading(given)) => ticket = given,
+            Some(PageLookup::Pages(pages)) => break pages,
+            Some(PageLookup::Loading(given)) => ticket = given,
         }
         std::thread::yield_now();
     };
@@ -277,7 +278,7 @@ fn answer_from_pages(
     let mut answer = Answer::default();
     while !batch.is_empty() {
         let passed = batch.pass::<GenerateError>(&mut |_, event| {
-            if let Event::Token { id, logits } = event {
+            if let GenerationEvent::Token { id, logits } = event {
                 answer.0.push(id);
                 answer.1.push(logits.to_vec());
             }
@@ -295,24 +296,24 @@ fn saved_pages_go_on_with_the_bits_of_the_sequence_that_saved_them() {
         let (plan, dir) = (PlanDir::new(name, 128), tempfile::tempdir().unwrap());
         let prompt: Vec<u32> = (0..50).collect();
         let mut plain = Batch::new(engine(&plan), ModelInputs::default());
-        let (cold, kept) = answer_from_pages(&mut plain, (&prompt, 20), None);
+        let (cold, kept) = answer_from_pages(&mut plain, &prompt, 20, None);
         assert_eq!(kept, 0);
         let Some(mut first) = batch_with_cache(&plan, dir.path()) else { continue };
         saved += 1;
-        assert_eq!(answer_from_pages(&mut first, (&prompt, 20), Some("talk")), (cold.clone(), 0), "{name}");
-        assert_eq!(answer_from_pages(&mut first, (&prompt, 20), None), (cold.clone(), 48), "{name}");
+        assert_eq!(answer_from_pages(&mut first, &prompt, 20, Some("talk")), (cold.clone(), 0), "{name}");
+        assert_eq!(answer_from_pages(&mut first, &prompt, 20, None), (cold.clone(), 48), "{name}");
         // A conversation goes on after its own answer, another one only after the prompt.
         let mut later = [&prompt[..], &cold.0, &[3, 1, 4]].concat();
-        let (cold_later, _) = answer_from_pages(&mut plain, (&later, 6), None);
-        assert_eq!(answer_from_pages(&mut first, (&later, 6), Some("other")), (cold_later, 48), "{name}");
+        let (cold_later, _) = answer_from_pages(&mut plain, &later, 6, None);
+        assert_eq!(answer_from_pages(&mut first, &later, 6, Some("other")), (cold_later, 48), "{name}");
         later.push(9);
-        let (resumed, kept) = answer_from_pages(&mut first, (&later, 6), Some("talk"));
+        let (resumed, kept) = answer_from_pages(&mut first, &later, 6, Some("talk"));
         assert_eq!(kept, 64, "{name}");
         assert!(first.cache().unwrap().flush(std::time::Duration::from_secs(60)));
         drop(first);
         let mut second = batch_with_cache(&plan, dir.path()).unwrap();
-        assert_eq!(answer_from_pages(&mut second, (&prompt, 20), None), (cold, 48), "{name}: after a restart");
-        let after = answer_from_pages(&mut second, (&later, 6), Some("talk"));
+        assert_eq!(answer_from_pages(&mut second, &prompt, 20, None), (cold, 48), "{name}: after a restart");
+        let after = answer_from_pages(&mut second, &later, 6, Some("talk"));
         assert_eq!(after.1, if kept == 64 { 72 } else { 0 }, "{name}: its later prompt was saved too");
         assert_eq!(after.0.0, resumed.0, "{name}");
         assert_eq!(second.cache().unwrap().stats().read_errors, 0);

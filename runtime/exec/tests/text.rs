@@ -303,5 +303,5 @@ fn a_session_goes_on_in_another_process() {
     std::fs::write(&json, "{").unwrap();
     say("talk", "x").fails(1, &["cannot use the session"]);
     say("../talk", "x").fails(2, &["a name has 1 to 64 letters"]);
-    plan.run(&["--session", "a", "--json", "-p", "x"]).fails(1, &["--session answers text with text", "hint:"]);
+    plan.run(&["--session", "a", "--json", "-p", "x"]).fails(1, &["--session keeps a conversation of text", "hint:"]);
 }

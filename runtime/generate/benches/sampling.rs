@@ -1,6 +1,6 @@
 //! Median time to sample one token from 152,064 logits, for several settings: `cargo bench -p hpp-generate --bench sampling`.
 
-use hpp_generate::sampling::{Choice, RandomChoice, Sampler, SamplingParams};
+use hpp_generate::sampling::{RandomSampling, Sampler, SamplingMethod, SamplingParams};
 use std::time::Instant;
 
 const VOCABULARY: u32 = 152_064;
@@ -22,15 +22,18 @@ fn row(width: f32, number: u32) -> Vec<f32> {
 }
 
 fn main() {
-    let random = RandomChoice { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
+    let random = RandomSampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 1 };
     let settings = [
-        ("greedy", Choice::Greedy),
-        ("temperature 1", Choice::Random(random)),
-        ("temperature 0.7, top-p 0.9", Choice::Random(RandomChoice { temperature: 0.7, top_p: 0.9, ..random })),
-        ("top-p 0.99", Choice::Random(RandomChoice { top_p: 0.99, ..random })),
-        ("min-p 0.05", Choice::Random(RandomChoice { min_p: 0.05, ..random })),
-        ("top-k 40", Choice::Random(RandomChoice { top_k: 40, ..random })),
-        ("top-k 20, top-p 0.8", Choice::Random(RandomChoice { top_k: 20, top_p: 0.8, ..random })),
+        ("greedy", SamplingMethod::Greedy),
+        ("temperature 1", SamplingMethod::Random(random)),
+        (
+            "temperature 0.7, top-p 0.9",
+            SamplingMethod::Random(RandomSampling { temperature: 0.7, top_p: 0.9, ..random }),
+        ),
+        ("top-p 0.99", SamplingMethod::Random(RandomSampling { top_p: 0.99, ..random })),
+        ("min-p 0.05", SamplingMethod::Random(RandomSampling { min_p: 0.05, ..random })),
+        ("top-k 40", SamplingMethod::Random(RandomSampling { top_k: 40, ..random })),
+        ("top-k 20, top-p 0.8", SamplingMethod::Random(RandomSampling { top_k: 20, top_p: 0.8, ..random })),
     ];
     for (shape, width) in [("peaked", 4.0), ("flat", 1.0)] {
         let rows: Vec<Vec<f32>> = (0..ROWS).map(|number| row(width, number)).collect();

@@ -1,7 +1,7 @@
 //! Many generations on one engine: each pass takes the next tokens of every one of them and fetches each stage's weights once.
 
 use crate::error::GenerateError;
-use crate::generation::{Event, Generated, Generation};
+use crate::generation::{Generated, Generation, GenerationEvent};
 use crate::kv_cache::{KvCache, PageValue, PromptPages};
 use crate::sequence::{ModelInputs, TokenSequence};
 use hpp_engine::{Backend, Engine, EngineError};
@@ -9,21 +9,21 @@ use hpp_kv::PageBytes;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Names a generation of a [`Batch`].
+/// Identifies a generation of a [`Batch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(u64);
 
 /// A generation that has left the batch.
 pub struct Finished<B: Backend> {
-    /// Which.
+    /// The generation.
     pub id: RequestId,
-    /// Its result, or why it alone failed.
+    /// Its result, or the error that ended it alone.
     pub result: Result<Generated, GenerateError>,
     /// Its tokens with their state, for a later prompt that begins with them. Empty after an error.
     pub sequence: TokenSequence<B>,
 }
 
-/// Generations that run together. A generation's tokens do not depend on the others: each computes what it would compute alone.
+/// Generations that run together. Each computes the same tokens as alone.
 pub struct Batch<B: Backend> {
     engine: Engine<B>,
     inputs: ModelInputs,
@@ -38,7 +38,7 @@ struct Member<B: Backend> {
     generation: Generation,
     sequence: TokenSequence<B>,
     error: Option<GenerateError>,
-    /// Of the pages that it saves.
+    /// The value of the pages that it saves.
     value: PageValue,
     /// Whether memory for its states was short, so that it waits until another generation leaves.
     waits: bool,
@@ -110,8 +110,8 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// The same on the tokens of an earlier generation, or of restored pages: keeps what the prompt can share with them
-    /// ([`TokenSequence::shared_prefix`]), up to a multiple of `grid` tokens. With `grid` as the generation's prompt chunk, the rest of the
+    /// The same on the tokens of an earlier generation, or of restored pages. Keeps the prefix that the prompt can share with them
+    /// ([`TokenSequence::shared_prefix`]), rounded down to a multiple of `grid` tokens. With `grid` as the generation's prompt chunk, the rest of the
     /// prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. Returns also the number of
     /// tokens kept.
     pub fn add_to(
@@ -144,10 +144,10 @@ impl<B: Backend> Batch<B> {
     }
 
     /// Runs one pass, reports its events and returns the generations that left: those that finished, and those that failed alone. An
-    /// error of the whole pass concerns all generations, which cannot go on.
+    /// error of the whole pass concerns all generations, which cannot continue.
     pub fn pass<E: From<GenerateError>>(
         &mut self,
-        on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
+        on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<Vec<Finished<B>>, E> {
         let started = Instant::now();
         self.run_pass().map_err(GenerateError::from)?;
@@ -208,7 +208,7 @@ impl<B: Backend> Member<B> {
     fn advance<E: From<GenerateError>>(
         &mut self,
         engine: &mut Engine<B>,
-        on_event: &mut dyn FnMut(RequestId, Event<'_>) -> Result<(), E>,
+        on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Member { id, generation, sequence, error, .. } = self;
         sequence.fed(generation.input());
@@ -241,7 +241,7 @@ impl<B: Backend> Member<B> {
     }
 }
 
-/// Whose error ended an advance.
+/// The source of the error that ended an advance.
 enum Failure<E> {
     Own(GenerateError),
     Caller(E),

@@ -1,4 +1,4 @@
-//! Errors of a generation. Each variant is the error of one part, with its causes as sources.
+//! The errors of generating text. Each variant is the error of one module, with its causes as sources.
 
 use crate::embedding_table::EmbeddingError;
 use crate::sampling::SamplingError;

@@ -1,11 +1,11 @@
 //! The convenience loop: runs one generation on one sequence and reports events to a callback.
 
 use crate::error::GenerateError;
-use crate::generation::{Event, Generated, Generation};
+use crate::generation::{Generated, Generation, GenerationEvent};
 use crate::sequence::SingleSequence;
 use hpp_engine::Backend;
 
-/// Runs a generation, which must be new. Reuses what the sequence has in common with the prompt.
+/// Runs a new generation. Reuses the prefix that the sequence has in common with the prompt.
 ///
 /// Calls `cancelled` before the first pass of the engine and after each; once it returns true, the generation finishes as cancelled and
 /// keeps its tokens. A cancel handle that ends a pass has the same effect. An error of `on_event` ends the generation.
@@ -13,7 +13,7 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
     sequence: &mut SingleSequence<B>,
     mut generation: Generation,
     cancelled: &dyn Fn() -> bool,
-    on_event: &mut dyn FnMut(Event<'_>) -> Result<(), E>,
+    on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
 ) -> Result<Generated, E> {
     if !generation.is_finished() {
         let reused = sequence.keep_prefix(&generation.request().prompt)?;
@@ -42,7 +42,7 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
     if stop {
         let held_back = generation.cancel()?;
         if !held_back.is_empty() {
-            on_event(Event::Text(held_back))?;
+            on_event(GenerationEvent::Text(held_back))?;
         }
     }
     Ok(generation.into_result())

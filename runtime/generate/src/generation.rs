@@ -1,7 +1,7 @@
 //! The state machine of one request: which tokens to feed next, which tokens and text follow from the logits, when to finish.
 //!
-//! It calls no engine. The caller feeds [`Generation::next_input`] to a sequence, on whatever engine and together with whatever other
-//! requests, and passes the logits after them to [`Generation::advance`].
+//! It calls no engine. The caller feeds [`Generation::next_input`] to a sequence, on any engine and together with any other requests, and
+//! passes the logits after them to [`Generation::advance`].
 
 use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
@@ -19,7 +19,7 @@ const TIE: f32 = 1e-4;
 
 /// What to generate.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct GenerationRequest {
     /// Tokens to continue. Must not be empty and must fit the context ([`check_prompt`](crate::check_prompt)).
     pub prompt: Vec<u32>,
     /// Most tokens to generate.
@@ -48,7 +48,7 @@ pub enum FinishReason {
 
 /// Tokens of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Usage {
+pub struct TokenUsage {
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
     /// Tokens of the prompt that the sequence held already.
@@ -78,16 +78,16 @@ pub struct Generated {
     /// Why it finished.
     pub finish_reason: FinishReason,
     /// Counts of tokens.
-    pub usage: Usage,
+    pub usage: TokenUsage,
     /// Times.
     pub timings: GenerationTimings,
-    /// Counts of speculative decoding, if it was asked for.
+    /// Counts of speculative decoding, if it was requested.
     pub speculation: Option<SpeculationStats>,
 }
 
-/// What a generation reports while it runs. [`Generated`] holds the rest: finish reason, usage and timings.
+/// An event of a running generation. [`Generated`] holds the rest: finish reason, usage and timings.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Event<'a> {
+pub enum GenerationEvent<'a> {
     /// A chunk of the prompt is in the sequence, and more of it follows.
     Prompt {
         /// Prompt tokens in the sequence.
@@ -108,7 +108,7 @@ pub enum Event<'a> {
 
 /// One request in progress.
 pub struct Generation {
-    request: Request,
+    request: GenerationRequest,
     prompt_chunk: usize,
     sampler: Sampler,
     text: Option<StreamedText>,
@@ -132,7 +132,7 @@ pub struct Generation {
 impl Generation {
     /// Starts a request. With a tokenizer it produces text. `prompt_chunk` is the most tokens of the prompt to feed in one step
     /// ([`prompt_chunk`](crate::prompt_chunk)).
-    pub fn new(request: Request, tokenizer: Option<TextTokenizer>, prompt_chunk: usize) -> Self {
+    pub fn new(request: GenerationRequest, tokenizer: Option<TextTokenizer>, prompt_chunk: usize) -> Self {
         let nothing_to_do = request.max_new_tokens == 0 || request.prompt.is_empty();
         Self {
             prompt_chunk,
@@ -153,8 +153,8 @@ impl Generation {
         }
     }
 
-    /// Drafts tokens and verifies several in one pass. The tokens chosen are those that would be chosen without: each is chosen from
-    /// the logits after the tokens before it, and a greedy choice between near ties is made again alone.
+    /// Drafts tokens and verifies several in one pass. The chosen tokens are the same as without speculation: each is chosen from
+    /// the logits after the tokens before it, and a greedy choice between near ties is computed again alone.
     pub fn speculate(mut self, mut speculation: Speculation) -> Self {
         speculation.extend(&self.request.prompt);
         self.speculation = Some(speculation);
@@ -172,7 +172,7 @@ impl Generation {
     }
 
     /// The request.
-    pub fn request(&self) -> &Request {
+    pub fn request(&self) -> &GenerationRequest {
         &self.request
     }
 
@@ -191,7 +191,7 @@ impl Generation {
         &self.input
     }
 
-    /// What to feed next. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
+    /// The next input. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
     ///
     /// # Errors
     /// When a draft model fails.
@@ -228,7 +228,7 @@ impl Generation {
         Ok(())
     }
 
-    /// Takes the logits of the rows that [`next_input`](Self::next_input) asked for, after its tokens were fed. `room` is the number of
+    /// Takes the logits of the rows that [`next_input`](Self::next_input) requested, after its tokens were fed. `room` is the number of
     /// tokens that still fit the sequence: with none, the generation finishes. Reports each token and text to `on_event`.
     ///
     /// Returns how many of the tokens fed were rejected. The caller must drop them from the end of the sequence, and say with
@@ -237,7 +237,7 @@ impl Generation {
         &mut self,
         logits: &Logits,
         room: u64,
-        on_event: &mut dyn FnMut(Event<'_>) -> Result<(), E>,
+        on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<usize, E> {
         let total = self.request.prompt.len();
         let in_prompt = self.fed < total;
@@ -246,7 +246,7 @@ impl Generation {
             self.timings.prefill = self.started.elapsed();
         }
         if self.fed < total {
-            on_event(Event::Prompt { done: self.fed, total })?;
+            on_event(GenerationEvent::Prompt { done: self.fed, total })?;
             return Ok(0);
         }
         if self.fed < total + self.tokens.len() {
@@ -276,7 +276,7 @@ impl Generation {
         logits: &[f32],
         room: u64,
         in_prompt: bool,
-        on_event: &mut dyn FnMut(Event<'_>) -> Result<(), E>,
+        on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<bool, E> {
         let tie = if self.input.len() > 1 && !in_prompt { TIE } else { 0.0 };
         let chosen = self.sampler.next_unless_tied(logits, tie).map_err(GenerateError::from)?;
@@ -286,10 +286,10 @@ impl Generation {
         self.timings.first_token.get_or_insert_with(|| self.started.elapsed());
         let text_before = self.text_bytes();
         self.add_text(id, room)?;
-        on_event(Event::Token { id, logits })?;
+        on_event(GenerationEvent::Token { id, logits })?;
         match self.text_since(text_before) {
             "" => {}
-            text => on_event(Event::Text(text))?,
+            text => on_event(GenerationEvent::Text(text))?,
         }
         Ok(true)
     }
@@ -331,7 +331,7 @@ impl Generation {
 
     /// The result. A generation that is not finished counts as cancelled.
     pub fn into_result(self) -> Generated {
-        let usage = Usage {
+        let usage = TokenUsage {
             prompt_tokens: self.request.prompt.len(),
             reused_tokens: self.reused,
             completion_tokens: self.tokens.len(),
@@ -399,7 +399,7 @@ impl StreamedText {
         Ok(())
     }
 
-    /// Releases what of the text cannot be part of a stop string. Returns whether a stop string is complete.
+    /// Releases the text that cannot be part of a stop string. Returns whether a stop string is complete.
     fn release(&mut self, piece: &str) -> bool {
         if piece.is_empty() {
             return false;
@@ -416,13 +416,13 @@ impl StreamedText {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampling::Choice;
+    use crate::sampling::SamplingMethod;
     use crate::speculate::{DraftLength, Drafter};
     use crate::text::test_tokenizers::byte_level;
 
-    fn request(prompt: &[u32], max_new_tokens: u64) -> Request {
-        let sampling = SamplingParams { choice: Choice::Greedy, repetition_penalty: 1.0 };
-        Request { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![256], stop: vec![], sampling }
+    fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
+        let sampling = SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty: 1.0 };
+        GenerationRequest { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![256], stop: vec![], sampling }
     }
 
     /// Logits of the byte tokenizer whose largest are those of `tokens`, a row for each.
@@ -435,7 +435,7 @@ mod tests {
     fn advance(generation: &mut Generation, rows: &[u32], room: u64) -> (String, usize) {
         let mut released = String::new();
         let rejected = generation.advance::<GenerateError>(&logits(rows), room, &mut |event| {
-            if let Event::Text(text) = event {
+            if let GenerationEvent::Text(text) = event {
                 released.push_str(text);
             }
             Ok(())
@@ -464,7 +464,7 @@ mod tests {
         let mut events = 0;
         let advanced = generation.advance::<GenerateError>(&Logits::default(), 9, &mut |event| {
             events += 1;
-            assert_eq!(event, Event::Prompt { done: 4, total: 8 });
+            assert_eq!(event, GenerationEvent::Prompt { done: 4, total: 8 });
             Ok(())
         });
         assert_eq!((advanced.unwrap(), events), (0, 1));
@@ -476,11 +476,11 @@ mod tests {
         assert_eq!(generation.next_input(0).unwrap(), None);
         let generated = generation.into_result();
         assert_eq!((&generated.tokens[..], generated.finish_reason), (&[9, 7][..], FinishReason::Length));
-        assert_eq!(generated.usage, Usage { prompt_tokens: 8, reused_tokens: 1, completion_tokens: 2 });
+        assert_eq!(generated.usage, TokenUsage { prompt_tokens: 8, reused_tokens: 1, completion_tokens: 2 });
         assert_eq!((generated.text, generated.speculation), (None, None));
     }
 
-    /// Drafts what it was told.
+    /// Drafts fixed tokens.
     struct Script(Vec<u32>);
 
     impl Drafter for Script {
@@ -583,7 +583,7 @@ mod tests {
 
     #[test]
     fn a_stop_string_ends_the_text_before_it() {
-        let stop = Request { stop: vec!["bc".into()], ..request(&[1], 9) };
+        let stop = GenerationRequest { stop: vec!["bc".into()], ..request(&[1], 9) };
         let mut generation = Generation::new(stop, Some(byte_level()), usize::MAX);
         assert_eq!(run(&mut generation, &b"abc".map(u32::from), 9), ["a", "", ""]);
         let generated = generation.into_result();
@@ -601,7 +601,7 @@ mod tests {
 
     #[test]
     fn cancelling_keeps_the_tokens_and_the_text() {
-        let stop = Request { stop: vec!["bc".into()], ..request(&[1], 9) };
+        let stop = GenerationRequest { stop: vec!["bc".into()], ..request(&[1], 9) };
         let mut generation = Generation::new(stop, Some(byte_level()), usize::MAX);
         assert_eq!(run(&mut generation, &b"ab".map(u32::from), 9), ["a", ""]);
         assert_eq!(generation.cancel().unwrap(), "b");

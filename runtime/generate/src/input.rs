@@ -1,8 +1,8 @@
-//! What to feed to a sequence in one pass.
+//! The input of a sequence in one pass.
 
 use hpp_engine::LogitRows;
 
-/// What to feed in one pass.
+/// The input of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input<'a> {
     /// A chunk of the prompt; or tokens of the text that the sequence does not hold yet, usually the last one, then a draft.

@@ -1,14 +1,14 @@
-//! Saved states: which pages of a prompt a store has, sequences made of them, and pages that a sequence adds.
+//! The KV cache: finds the saved pages of a prompt, restores sequences from them, and saves the pages of a sequence.
 //!
-//! A page that was fed in one chunk of a prompt has the bits that it would have for any prompt that begins with its tokens, so every
-//! prompt may use it. A page with generated tokens has other bits; it is saved only for a session and found only by it.
+//! The bits of a page that was fed as one chunk of a prompt depend only on the tokens up to its end, so every prompt with this prefix may
+//! use it. A page with generated tokens has other bits; it is saved for a session and found only by that session.
 
 use crate::error::GenerateError;
 use crate::sequence::TokenSequence;
 use hpp_engine::{Backend, Engine, EngineError, PageLayout};
 use hpp_kv::{
-    DiskSettings, Fingerprint, Found, LoadTicket, NewPage, PageBytes, PageKey, PageStore, Policy, StoreError,
-    StoreSettings, StoreStats,
+    DiskSettings, EvictionPolicy, Fingerprint, LoadTicket, NewPage, PageBytes, PageKey, PageLookup, PageStore,
+    PageStoreError, StoreSettings, StoreStats,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// Most pages copied out at once; they are not in the store's limit of RAM yet.
 const MOST_AT_ONCE: usize = 8;
 
-/// Where states are saved.
+/// The settings of a cache.
 #[derive(Clone, Debug)]
 pub struct KvSettings {
     /// Tokens of a page: the chunk of prompts.
@@ -25,22 +25,22 @@ pub struct KvSettings {
     pub ram: u64,
     /// The disk below it.
     pub disk: Option<DiskSettings>,
-    /// Which pages leave first.
-    pub policy: Policy,
-    /// What decides the bits of states apart from tokens: weights, plan, library, threads.
+    /// Which pages are evicted first.
+    pub policy: EvictionPolicy,
+    /// Hash of everything except tokens that decides the bits of states: weights, plan, library, threads.
     pub fingerprint: Fingerprint,
 }
 
-/// What keeping a page is worth.
+/// The value of a page for eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PageValue {
-    /// What computing it takes, milliseconds.
+    /// The time of computing it, milliseconds.
     pub cost_ms: f64,
-    /// Of its request; more is more important.
+    /// The priority of its request; a larger number is more important.
     pub priority: i32,
 }
 
-/// The pages that a prompt begins with and that are stored.
+/// The stored pages of a prompt's prefix.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptPages {
     keys: Vec<PageKey>,
@@ -80,7 +80,7 @@ impl KvCache {
         engine: &Engine<B>,
         settings: KvSettings,
         wake: impl Fn() + Send + Sync + 'static,
-    ) -> Result<Option<Self>, StoreError> {
+    ) -> Result<Option<Self>, PageStoreError> {
         let KvSettings { page_tokens, ram, disk, policy, fingerprint } = settings;
         let Some(layout) = engine.page_layout(page_tokens as u64) else { return Ok(None) };
         let page_bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
@@ -93,13 +93,13 @@ impl KvCache {
         self.layout.tokens() as usize
     }
 
-    /// Whether a sequence that goes on cannot go back to an earlier page, because a state mixes or drops tokens: then pages are better
-    /// than a sequence that is kept.
+    /// Whether a sequence cannot go back to an earlier page, because a state mixes or drops tokens: then restored pages are better
+    /// than a kept sequence.
     pub fn has_snapshots(&self) -> bool {
         self.layout.has_snapshots()
     }
 
-    /// The pages that a prompt begins with and that are stored, in RAM or on disk. At least two tokens of the prompt are left: a
+    /// Finds the stored pages of a prompt's prefix, in RAM or on disk. At least two tokens of the prompt are left: a
     /// single one would be computed differently from the end of a longer chunk.
     pub fn look_up(&self, prompt: &[u32], session: Option<&str>) -> PromptPages {
         let mut found = PromptPages { session: session.map(str::to_owned), ..PromptPages::default() };
@@ -108,7 +108,7 @@ impl KvCache {
         found.wanted = pages.len();
         let mut parent = self.root;
         for tokens in pages {
-            // A session goes on after its own answer even where another prompt had the same tokens.
+            // A session continues after its own answer even if another prompt had the same tokens.
             let own = session.map(|_| parent.child(tokens, session));
             let shared = || Some(parent.child(tokens, None)).filter(|_| found.shared == found.keys.len());
             let stored = |key: &PageKey| self.store.contains(key);
@@ -130,17 +130,17 @@ impl KvCache {
         found
     }
 
-    /// Brings these pages into RAM. See [`PageStore::find`]: while pages are being read, ask again with the ticket.
-    pub fn load(&self, pages: &PromptPages, priority: i32, ticket: Option<&Arc<LoadTicket>>) -> Found {
+    /// Loads these pages into RAM. See [`PageStore::find`]: while pages are being read, call again with the ticket.
+    pub fn load(&self, pages: &PromptPages, priority: i32, ticket: Option<&Arc<LoadTicket>>) -> PageLookup {
         self.store.find(&pages.keys, priority, ticket)
     }
 
-    /// The same, waiting until they are there.
+    /// The same, waiting until they are in RAM.
     pub fn load_waiting(&self, pages: &PromptPages) -> Vec<Arc<PageBytes>> {
         self.store.find_waiting(&pages.keys, 0)
     }
 
-    /// Starts to bring pages into RAM.
+    /// Starts to load pages into RAM.
     pub fn prefetch(&self, pages: &PromptPages) {
         self.store.prefetch(&pages.keys);
     }
@@ -150,13 +150,13 @@ impl KvCache {
         self.store.in_ram(&pages.keys)
     }
 
-    /// Counts a prompt that used `used` of its pages, `in_ram` of which were in RAM when it came.
+    /// Counts a prompt that used `used` of its pages; `in_ram` of them were in RAM when it arrived.
     pub fn count_hits(&self, pages: &PromptPages, used: usize, in_ram: usize) {
         let from_ram = used.min(in_ram);
         self.store.count_hits(pages.wanted, from_ram, used - from_ram);
     }
 
-    /// A sequence that holds the first pages of a prompt, and goes on with the same bits as the sequence that saved them.
+    /// A sequence that holds the first pages of a prompt, and continues with the same bits as the sequence that saved them.
     ///
     /// # Errors
     /// Memory for the states is short.
@@ -174,7 +174,7 @@ impl KvCache {
         Ok(TokenSequence::restored(sequence, &prompt[..count * page], keys, on_grid, found.session.as_deref()))
     }
 
-    /// Saves the pages that a sequence has completed and the store does not have. `is_last`: nothing more follows now, so that states on a
+    /// Saves the pages that a sequence has completed and the store does not have. `is_last`: no token follows now, so that states on a
     /// device, which are copied whole, are saved too. A page that cannot be saved costs its later users time and nothing else.
     pub fn save<B: Backend>(
         &self,
@@ -246,7 +246,7 @@ impl KvCache {
         Ok(())
     }
 
-    /// Lets the pages of a sequence leave RAM before all others.
+    /// Makes the pages of a sequence the first to be evicted from RAM.
     pub fn park<B: Backend>(&self, sequence: &TokenSequence<B>) {
         self.store.park(sequence.saved());
     }
@@ -256,7 +256,7 @@ impl KvCache {
         self.store.stats()
     }
 
-    /// Waits until everything is on disk, at most this long. Whether it is.
+    /// Waits until everything is on disk, at most this long. Returns whether it is.
     pub fn flush(&self, at_most: Duration) -> bool {
         self.store.flush(at_most)
     }

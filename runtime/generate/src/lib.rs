@@ -1,11 +1,11 @@
-//! Text generation on an engine: what a server, a batch job and the command line share.
+//! Text generation on an engine, shared by the server, batch jobs and the command line.
 //!
 //! - [`PlanFile`] reads a plan; [`PromptEncoder`] turns text and conversations into tokens ([`text`]).
 //! - [`Generation`] is the state machine of one request. It says which tokens to feed next and takes the logits after them. It holds
 //!   no engine, so a caller may drive many generations on one engine, one step of one request at a time.
-//! - [`TokenSequence`] runs an engine: it feeds tokens, keeps what the text has in common with the next prompt, and holds the logits.
-//! - [`Batch`] runs many generations on one engine, whose weights are fetched once a pass for all.
-//! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts that begin alike.
+//! - [`TokenSequence`] runs an engine: it feeds tokens, reuses the common prefix with the next prompt, and holds the logits.
+//! - [`Batch`] runs many generations on one engine and fetches the weights once per pass for all.
+//! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
 //! - [`speculate`] drafts tokens that one pass verifies.
 //!
@@ -31,7 +31,9 @@ pub use batch::{Batch, Finished, RequestId};
 pub use embedding_table::{EmbeddingError, EmbeddingTable};
 pub use error::{GenerateError, PromptError};
 pub use generate::generate;
-pub use generation::{Event, FinishReason, Generated, Generation, GenerationTimings, Request, Usage};
+pub use generation::{
+    FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, GenerationTimings, TokenUsage,
+};
 pub use input::Input;
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};

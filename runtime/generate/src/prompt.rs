@@ -10,7 +10,7 @@ use hpp_schema::{ModelKind, Plan};
 pub struct PromptEncoder {
     /// The model's tokenizer, if it has one.
     pub tokenizer: Option<TextTokenizer>,
-    /// The model's chat template, if it has one and it was asked for.
+    /// The model's chat template, if it has one and the caller requested it.
     pub template: Option<ChatTemplate>,
 }
 
@@ -33,7 +33,7 @@ impl PromptEncoder {
         self.tokenizer.as_ref().ok_or(PromptError::NoTokenizer)
     }
 
-    /// The tokens of a text, with the special tokens that the tokenizer puts around it.
+    /// The tokens of a text, with the special tokens that the tokenizer adds.
     pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
         Ok(self.tokenizer()?.encode(text, SpecialTokens::Add)?)
     }

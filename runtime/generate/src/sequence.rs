@@ -1,4 +1,4 @@
-//! Token sequences on an engine: feeds tokens, keeps the common prefix of two prompts, holds the logits after the last token.
+//! Token sequences on an engine: feeds tokens, reuses the common prefix of two prompts, holds the logits after the last token.
 //!
 //! Only this file and `batch.rs` call an engine.
 
@@ -13,7 +13,7 @@ use hpp_kv::PageKey;
 /// Prompt tokens between two checks for cancellation, if the plan feeds prompts in chunks.
 const CHUNK: usize = 64;
 
-/// What the model reads besides tokens; all sequences of one engine may share it.
+/// The model's inputs besides tokens; all sequences of one engine may share them.
 #[derive(Default)]
 pub struct ModelInputs {
     /// For a model that takes embeddings instead of token ids.
@@ -24,7 +24,7 @@ pub struct ModelInputs {
 
 /// Tokens, their state on an engine, and the logits after the last of them. Must be used with one engine only.
 pub struct TokenSequence<B: Backend> {
-    /// Made by the first feed.
+    /// Created by the first feed.
     sequence: Option<Sequence<B>>,
     tokens: Vec<u32>,
     logits: Logits,
@@ -32,7 +32,7 @@ pub struct TokenSequence<B: Backend> {
     embedding_rows: Vec<f32>,
     /// Tokens of a page and of a chunk of a prompt; 0 if chunks are not counted.
     grid: usize,
-    /// The leading tokens that were fed in whole chunks of the grid. Any prompt that begins with them would be fed so, so that its states
+    /// The leading tokens that were fed in whole chunks of the grid. Any prompt with this prefix would be fed in the same chunks, so its states
     /// have the same bits.
     on_grid: usize,
     /// The conversation that it belongs to.
@@ -95,7 +95,7 @@ impl<B: Backend> TokenSequence<B> {
         self.keep(engine, wanted)
     }
 
-    /// Truncates the sequence to what `prompt` can share with it ([`shared_prefix`](Self::shared_prefix)), up to a multiple of `grid` tokens,
+    /// Truncates the sequence to the prefix that `prompt` can share with it ([`shared_prefix`](Self::shared_prefix)), rounded down to `grid` tokens,
     /// so that at least two tokens remain to be fed: a single one would be computed differently from the end of a longer chunk. From now
     /// on it belongs to `session`.
     pub fn keep_prefix_on_grid(
@@ -121,14 +121,14 @@ impl<B: Backend> TokenSequence<B> {
         self.tokens.iter().zip(prompt).take_while(|(a, b)| a == b).count()
     }
 
-    /// Of these, the ones whose states a prompt may continue with: in the session of this sequence all of them; else those that have the
-    /// bits that the prompt itself would give them, which generated tokens do not have.
+    /// The leading tokens whose states a prompt may continue: in the session of this sequence all common ones; otherwise those with the
+    /// bits that the prompt itself would compute, which excludes generated tokens.
     pub fn shared_prefix(&self, prompt: &[u32], session: Option<&str>) -> usize {
         let common = self.common_prefix(prompt);
         if session.is_some() && session == self.session.as_deref() { common } else { common.min(self.on_grid) }
     }
 
-    /// Truncates to `wanted` tokens or fewer, as far as its states can go back. Returns the length kept.
+    /// Truncates to at most `wanted` tokens, to a length that its states can go back to. Returns that length.
     fn keep(&mut self, engine: &mut Engine<B>, wanted: usize) -> Result<usize, GenerateError> {
         let left = match &mut self.sequence {
             Some(sequence) if wanted > 0 => engine.truncate(sequence, wanted as u64)?.unwrap_or(0),
@@ -271,7 +271,7 @@ pub fn prompt_chunk<B: Backend>(engine: &Engine<B>) -> usize {
     chunk.map_or(usize::MAX, |chunk| CHUNK.next_multiple_of(chunk.max(1)))
 }
 
-/// How a prefill ended.
+/// The outcome of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prefill {
     /// The sequence is the prompt.
@@ -303,7 +303,7 @@ impl<B: Backend> SingleSequence<B> {
         Self { engine, sequence: TokenSequence::default(), inputs, session: None }
     }
 
-    /// From now on saves all states for a conversation, and starts prompts from what is saved of them. Prompts must be fed in chunks
+    /// From now on saves all states for a conversation, and starts prompts from their saved pages. Prompts must be fed in chunks
     /// of a page ([`KvCache::page_tokens`]).
     pub fn save_in(&mut self, cache: KvCache, session: &str) {
         self.session = Some(SavedSession { cache, name: session.to_owned() });
@@ -354,7 +354,7 @@ impl<B: Backend> SingleSequence<B> {
         self.sequence.clear();
     }
 
-    /// Keeps what the sequence or the saved pages have in common with a prompt. See [`TokenSequence::keep_prefix`].
+    /// Keeps the prefix that the sequence or the saved pages have in common with a prompt. See [`TokenSequence::keep_prefix`].
     pub fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize, GenerateError> {
         let Some(SavedSession { cache, name }) = &self.session else {
             return self.sequence.keep_prefix(&mut self.engine, prompt);

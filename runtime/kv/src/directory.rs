@@ -1,6 +1,6 @@
 //! The directory of a store: one directory for each model, by its fingerprint, each with a lock and a file of records.
 
-use crate::error::StoreError;
+use crate::error::PageStoreError;
 use crate::key::Fingerprint;
 use std::fs::{File, TryLockError, create_dir_all, read_dir, remove_dir_all};
 use std::path::{Path, PathBuf};
@@ -18,13 +18,13 @@ pub(crate) struct ModelDirectory {
 
 impl ModelDirectory {
     /// Makes and locks the directory of a model.
-    pub fn open(store: &Path, fingerprint: &Fingerprint) -> Result<Self, StoreError> {
+    pub fn open(store: &Path, fingerprint: &Fingerprint) -> Result<Self, PageStoreError> {
         let path = store.join(fingerprint.short());
-        create_dir_all(&path).map_err(|source| StoreError::Io { path: path.clone(), source })?;
+        create_dir_all(&path).map_err(|source| PageStoreError::Io { path: path.clone(), source })?;
         match lock(&path) {
             Ok(Some(lock)) => Ok(ModelDirectory { path, _lock: lock }),
-            Ok(None) => Err(StoreError::InUse(path)),
-            Err(source) => Err(StoreError::Io { path, source }),
+            Ok(None) => Err(PageStoreError::InUse(path)),
+            Err(source) => Err(PageStoreError::Io { path, source }),
         }
     }
 
@@ -38,8 +38,8 @@ impl ModelDirectory {
         self.pages().metadata().map_or(0, |pages| pages.len())
     }
 
-    /// Bytes that this model may take so that all models together take `limit`: directories of others that no process uses are removed,
-    /// the one written longest ago first, as far as `wanted` bytes need it.
+    /// Bytes that this model may take so that all models together take at most `limit`. Removes unused directories of other models,
+    /// the one written longest ago first, until `wanted` bytes fit.
     pub fn make_room(&self, store: &Path, wanted: u64, limit: u64) -> u64 {
         let mut others = self.others(store);
         others.sort_by_key(|other| other.modified);
@@ -98,7 +98,7 @@ mod tests {
         let store = tempfile::tempdir().unwrap();
         let [a, b, c] = ["a", "b", "c"].map(|name| Fingerprint::of([("model", name)]));
         let first = ModelDirectory::open(store.path(), &a).unwrap();
-        assert!(matches!(ModelDirectory::open(store.path(), &a), Err(StoreError::InUse(_))));
+        assert!(matches!(ModelDirectory::open(store.path(), &a), Err(PageStoreError::InUse(_))));
         std::fs::write(first.pages(), [0; 100]).unwrap();
         let second = ModelDirectory::open(store.path(), &b).unwrap();
         std::fs::write(second.pages(), [0; 50]).unwrap();

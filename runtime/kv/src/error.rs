@@ -1,11 +1,11 @@
-//! Why a store cannot be opened.
+//! The errors of opening a store.
 
 use std::io;
 use std::path::PathBuf;
 
-/// Why a store cannot be opened. Faults later (a full disk, a broken record) cost a page, never an answer: they are logged and counted.
+/// Why a store cannot be opened. Later faults (a full disk, a damaged record) cost a page, never an answer; they are logged and counted.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum PageStoreError {
     /// Its directory or file cannot be used.
     #[error("cannot use the KV store {path}")]
     Io {
@@ -25,7 +25,7 @@ pub enum StoreError {
         /// Bytes of a page with its header.
         page: u64,
     },
-    /// Models in use take all that the directory may hold.
+    /// Models in use take all bytes that the directory may hold.
     #[error("models in use take all of the {limit} bytes that the KV store {path} may hold: allow more")]
     Full {
         /// The directory.

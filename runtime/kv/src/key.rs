@@ -1,4 +1,4 @@
-//! Names of pages: chained hashes of tokens.
+//! Keys of pages: chained hashes of tokens.
 
 use std::fmt;
 
@@ -28,7 +28,7 @@ impl Fingerprint {
 pub struct PageKey(pub(crate) [u8; 32]);
 
 impl PageKey {
-    /// What the first page of each sequence follows.
+    /// The parent of the first page of each sequence.
     pub fn root(fingerprint: &Fingerprint) -> Self {
         PageKey(fingerprint.0)
     }

@@ -1,12 +1,12 @@
-//! KV pages outside of sequences: in RAM, and below it on disk.
+//! The store of KV pages: in RAM, and below it on disk.
 //!
-//! A page is what all states of a sequence hold for a fixed number of tokens, as one record. Its key is a hash of all tokens up to its
-//! end, so that equal beginnings of prompts share pages, and of everything that decides their bits. The store writes new pages to disk
-//! in the background, evicts from RAM what is on disk, and brings pages back when a prompt needs them. It knows no engine and no model:
+//! A page is one record with the contents of all states of a sequence for a fixed number of tokens. Its key is a hash of all tokens up to
+//! its end, so that prompts with the same prefix share pages, and of everything that decides their bits. The store writes new pages to disk
+//! in the background, evicts pages from RAM that are on disk, and loads pages when a prompt needs them. It knows no engine and no model:
 //! pages are bytes.
 //!
-//! From the bottom up: `page` and `key` are the bytes and their names, `policy` says what is worth least, `slots` is a file of records,
-//! `directory` the directory of a model, `table` says where each page is, `store` moves them.
+//! From the bottom up: `page` and `key` are the bytes and their names, `policy` chooses the page to evict, `slots` is a file of records,
+//! `directory` the directory of a model, `table` says where each page is, `store` moves pages.
 
 mod directory;
 mod error;
@@ -17,9 +17,9 @@ mod slots;
 mod store;
 mod table;
 
-pub use error::StoreError;
+pub use error::PageStoreError;
 pub use key::{Fingerprint, PageKey};
 pub use page::PageBytes;
-pub use policy::{PageFacts, Policy};
-pub use store::{DiskSettings, Found, NewPage, PageStore, StoreSettings};
+pub use policy::{EvictionPolicy, PageFacts};
+pub use store::{DiskSettings, NewPage, PageLookup, PageStore, StoreSettings};
 pub use table::{LoadTicket, StoreStats};

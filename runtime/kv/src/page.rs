@@ -1,4 +1,4 @@
-//! The bytes of a page, in memory as they are on disk: a header, then what the states hold.
+//! The bytes of a page, the same in memory and on disk: a header, then the contents of the states.
 
 use crate::key::{Fingerprint, PageKey};
 use memmap2::MmapMut;
@@ -11,8 +11,8 @@ pub(crate) const SECTOR: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 const MAGIC: [u8; 8] = *b"HPP-KV01";
 
-/// A page: memory with room for a header, aligned for direct I/O. It is mapped, not taken from the heap, so that it can ask for huge pages,
-/// which a disk fills at a higher rate, and so that it goes back to the system when it is dropped.
+/// A page: memory with room for a header, aligned for direct I/O. It is mapped, not allocated on the heap, so that it can use huge pages,
+/// which a disk fills at a higher rate, and so that dropping it returns it to the system.
 pub struct PageBytes {
     memory: MmapMut,
     payload: usize,
@@ -27,7 +27,7 @@ impl PageBytes {
         let memory = MmapMut::map_anon(record_bytes(payload))?;
         #[cfg(target_os = "linux")]
         if memory.len() >= HUGE_PAGE {
-            // Where the system has none, it goes without.
+            // Without transparent huge pages the page has small ones.
             let _ = memory.advise(memmap2::Advice::HugePage);
         }
         Ok(PageBytes { memory, payload })
@@ -38,12 +38,12 @@ impl PageBytes {
         record_bytes(payload) as u64
     }
 
-    /// What the states hold.
+    /// The payload: the contents of the states.
     pub fn payload(&self) -> &[u8] {
         &self.memory[SECTOR..][..self.payload]
     }
 
-    /// The same, to be written.
+    /// The payload for writing.
     pub fn payload_mut(&mut self) -> &mut [u8] {
         &mut self.memory[SECTOR..][..self.payload]
     }
@@ -63,7 +63,7 @@ impl PageBytes {
     }
 
     /// The header of a record with this page, as an aligned sector of its own.
-    pub(crate) fn header_sector(&self, header: &Header) -> io::Result<PageBytes> {
+    pub(crate) fn header_sector(&self, header: &PageHeader) -> io::Result<PageBytes> {
         let checksum = *blake3::hash(self.payload()).as_bytes();
         let bytes = header.to_bytes(self.payload as u64, &checksum);
         let mut sector = PageBytes::new(0)?;
@@ -73,7 +73,7 @@ impl PageBytes {
 
     /// Whether the record is the page of this key, whole.
     pub(crate) fn is_page(&self, fingerprint: &Fingerprint, key: &PageKey) -> bool {
-        let found = Header::read(self.record(), fingerprint, self.payload);
+        let found = PageHeader::read(self.record(), fingerprint, self.payload);
         found.is_some_and(|found| found.key == *key)
             && self.record()[CHECKSUM] == *blake3::hash(self.payload()).as_bytes()
     }
@@ -84,9 +84,9 @@ pub(crate) fn record_bytes(payload: usize) -> usize {
     SECTOR + payload.next_multiple_of(SECTOR)
 }
 
-/// What a record says about its page.
+/// The header of a record, which describes its page.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Header {
+pub(crate) struct PageHeader {
     pub fingerprint: Fingerprint,
     pub key: PageKey,
     pub parent: PageKey,
@@ -94,7 +94,7 @@ pub(crate) struct Header {
     pub index: u32,
     /// Larger for pages written later.
     pub written: u64,
-    /// What computing it took, milliseconds.
+    /// The time that computing it took, milliseconds.
     pub cost_ms: f32,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Header {
 const CHECKSUM: std::ops::Range<usize> = 128..160;
 const BYTES: usize = 192;
 
-impl Header {
+impl PageHeader {
     fn to_bytes(self, payload: u64, checksum: &[u8; 32]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(BYTES);
         bytes.extend_from_slice(&MAGIC);
@@ -129,7 +129,7 @@ impl Header {
         }
         let hash = |at: usize| -> Option<[u8; 32]> { fields[at..at + 32].try_into().ok() };
         let number = |at: usize| fields[at..at + 8].try_into().ok().map(u64::from_le_bytes);
-        let header = Header {
+        let header = PageHeader {
             fingerprint: Fingerprint(hash(8)?),
             key: PageKey(hash(40)?),
             parent: PageKey(hash(72)?),
@@ -150,7 +150,7 @@ mod tests {
         let model = Fingerprint::of([("a", "b")]);
         let key = PageKey::root(&model).child(&[1], None);
         let header =
-            Header { fingerprint: model, key, parent: PageKey::root(&model), index: 3, written: 9, cost_ms: 2.5 };
+            PageHeader { fingerprint: model, key, parent: PageKey::root(&model), index: 3, written: 9, cost_ms: 2.5 };
         let mut page = PageBytes::new(5000).unwrap();
         assert_eq!(page.record().as_ptr().align_offset(SECTOR), 0);
         assert_eq!((page.record().len(), page.payload().len()), (4096 * 3, 5000));
@@ -158,9 +158,9 @@ mod tests {
         let sector = page.header_sector(&header).unwrap();
         page.record_mut()[..SECTOR].copy_from_slice(sector.record());
         assert!(page.is_page(&model, &key));
-        assert_eq!(Header::read(page.record(), &model, 5000), Some(header));
-        assert_eq!(Header::read(page.record(), &model, 5001), None);
-        assert_eq!(Header::read(page.record(), &Fingerprint::of([]), 5000), None);
+        assert_eq!(PageHeader::read(page.record(), &model, 5000), Some(header));
+        assert_eq!(PageHeader::read(page.record(), &model, 5001), None);
+        assert_eq!(PageHeader::read(page.record(), &Fingerprint::of([]), 5000), None);
         for at in (0..BYTES).chain([SECTOR, SECTOR + 4999]) {
             page.record_mut()[at] ^= 1;
             assert!(!page.is_page(&model, &key), "byte {at}");

@@ -1,4 +1,4 @@
-//! Policies: which page is worth least.
+//! Eviction policies: the value of a page. The page with the least value is evicted first.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,16 +8,16 @@ const HALF_LIFE: f64 = 1800.0;
 /// Added to the age of a page, so that the last seconds do not decide everything.
 const LEAST_AGE: f64 = 30.0;
 
-/// What a policy knows of a page.
+/// The facts about a page that policies use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PageFacts {
     /// When it was used last, seconds since the store was opened; negative for pages of an earlier run.
     pub last_used: f64,
     /// How often it was used, where a use counts half after every half hour until `last_used`.
     pub uses: f64,
-    /// What computing it again takes, milliseconds.
+    /// The time of computing it again, milliseconds.
     pub cost_ms: f64,
-    /// Of the most important request that used it.
+    /// The priority of the most important request that used it.
     pub priority: i32,
 }
 
@@ -30,31 +30,31 @@ impl PageFacts {
     }
 }
 
-/// Which pages leave first.
+/// Which pages are evicted first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Policy {
-    /// Those used longest ago.
+pub enum EvictionPolicy {
+    /// The least recently used.
     Lru,
-    /// Those of the least important requests, of these the ones used longest ago.
+    /// Those of the least important requests, and of these the least recently used.
     Priority,
-    /// Those whose expected cost of being missed is least: the time to compute them again, times how often they were used for their
+    /// Those with the least expected cost of a miss: the time to compute them again, times their uses relative to their
     /// age, times two for each step of priority.
     #[default]
     Hybrid,
 }
 
-impl Policy {
+impl EvictionPolicy {
     /// The names in flags.
-    pub const NAMES: [(&'static str, Policy); 3] =
-        [("lru", Policy::Lru), ("priority", Policy::Priority), ("hybrid", Policy::Hybrid)];
+    pub const NAMES: [(&'static str, EvictionPolicy); 3] =
+        [("lru", EvictionPolicy::Lru), ("priority", EvictionPolicy::Priority), ("hybrid", EvictionPolicy::Hybrid)];
 
-    /// What a page is worth; the one worth least leaves first. Of pages worth the same, the later one of a sequence leaves first.
+    /// The value of a page; the page with the least value is evicted first, and of pages with equal values the later one of a sequence.
     pub fn value(self, facts: &PageFacts, now: f64) -> f64 {
         match self {
-            Policy::Lru => facts.last_used,
+            EvictionPolicy::Lru => facts.last_used,
             // Recency only orders within a priority: no store lives 10^10 seconds.
-            Policy::Priority => f64::from(facts.priority) * 1e10 + facts.last_used,
-            Policy::Hybrid => {
+            EvictionPolicy::Priority => f64::from(facts.priority) * 1e10 + facts.last_used,
+            EvictionPolicy::Hybrid => {
                 let age = (now - facts.last_used).max(0.0);
                 let importance = 2f64.powi(facts.priority.clamp(-30, 30));
                 importance * facts.cost_ms.max(0.001) * (facts.uses * decay(age) + 0.1) / (age + LEAST_AGE)
@@ -67,18 +67,18 @@ fn decay(seconds: f64) -> f64 {
     (-seconds.max(0.0) / HALF_LIFE).exp2()
 }
 
-impl FromStr for Policy {
+impl FromStr for EvictionPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let found = Policy::NAMES.iter().find(|(name, _)| *name == text);
+        let found = EvictionPolicy::NAMES.iter().find(|(name, _)| *name == text);
         found.map(|(_, policy)| *policy).ok_or_else(|| "expected lru, priority or hybrid".to_owned())
     }
 }
 
-impl fmt::Display for Policy {
+impl fmt::Display for EvictionPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = Policy::NAMES.iter().find(|(_, policy)| policy == self).map_or("", |(name, _)| name);
+        let name = EvictionPolicy::NAMES.iter().find(|(_, policy)| policy == self).map_or("", |(name, _)| name);
         f.write_str(name)
     }
 }
@@ -95,19 +95,19 @@ mod tests {
     fn policies_differ_in_what_they_count() {
         let (old_and_often, new_and_once, old_and_important) =
             (facts(0.0, 20.0, 0), facts(90.0, 1.0, 0), facts(10.0, 1.0, 3));
-        let worth = |policy: Policy, facts| policy.value(&facts, 100.0);
-        assert!(worth(Policy::Lru, new_and_once) > worth(Policy::Lru, old_and_important));
-        assert!(worth(Policy::Priority, old_and_important) > worth(Policy::Priority, new_and_once));
-        assert!(worth(Policy::Hybrid, old_and_often) > worth(Policy::Hybrid, new_and_once));
-        assert!(worth(Policy::Hybrid, old_and_important) > worth(Policy::Hybrid, facts(10.0, 1.0, 0)));
+        let worth = |policy: EvictionPolicy, facts| policy.value(&facts, 100.0);
+        assert!(worth(EvictionPolicy::Lru, new_and_once) > worth(EvictionPolicy::Lru, old_and_important));
+        assert!(worth(EvictionPolicy::Priority, old_and_important) > worth(EvictionPolicy::Priority, new_and_once));
+        assert!(worth(EvictionPolicy::Hybrid, old_and_often) > worth(EvictionPolicy::Hybrid, new_and_once));
+        assert!(worth(EvictionPolicy::Hybrid, old_and_important) > worth(EvictionPolicy::Hybrid, facts(10.0, 1.0, 0)));
         let cheap = PageFacts { cost_ms: 1.0, ..new_and_once };
-        assert!(worth(Policy::Hybrid, new_and_once) > worth(Policy::Hybrid, cheap));
+        assert!(worth(EvictionPolicy::Hybrid, new_and_once) > worth(EvictionPolicy::Hybrid, cheap));
         let mut used = facts(0.0, 4.0, 0);
         used.touch(1800.0, 1);
         assert_eq!(used, PageFacts { last_used: 1800.0, uses: 3.0, cost_ms: 100.0, priority: 1 });
-        for (name, policy) in Policy::NAMES {
+        for (name, policy) in EvictionPolicy::NAMES {
             assert_eq!((name.parse(), policy.to_string()), (Ok(policy), name.to_owned()));
         }
-        assert!("best".parse::<Policy>().is_err());
+        assert!("best".parse::<EvictionPolicy>().is_err());
     }
 }

@@ -1,7 +1,7 @@
-//! A file of records of one size. Each slot holds a page or nothing; a record that is broken counts as nothing.
+//! A file of records of one size. Each slot holds a page or nothing; a damaged record counts as nothing.
 
 use crate::key::Fingerprint;
-use crate::page::{Header, PageBytes, SECTOR, record_bytes};
+use crate::page::{PageBytes, PageHeader, SECTOR, record_bytes};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
@@ -10,13 +10,13 @@ use std::path::Path;
 const BLOCK: usize = 2 << 20;
 
 /// A slot's number.
-pub(crate) type Slot = u32;
+pub(crate) type SlotIndex = u32;
 
-/// The file. Reads and writes of different slots may happen at once.
+/// The file. Different slots may be read and written at the same time.
 pub(crate) struct SlotFile {
     file: File,
     payload: usize,
-    limit: Slot,
+    limit: SlotIndex,
 }
 
 impl SlotFile {
@@ -25,19 +25,19 @@ impl SlotFile {
         path: &Path,
         fingerprint: &Fingerprint,
         payload: usize,
-        limit: Slot,
-    ) -> io::Result<(Self, Vec<(Slot, Header)>)> {
+        limit: SlotIndex,
+    ) -> io::Result<(Self, Vec<(SlotIndex, PageHeader)>)> {
         let record = record_bytes(payload) as u64;
         let buffered = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
         if buffered.metadata()?.len() > record * u64::from(limit) {
             buffered.set_len(record * u64::from(limit))?;
         }
-        let slots = Slot::try_from(buffered.metadata()?.len().div_ceil(record)).unwrap_or(limit);
+        let slots = SlotIndex::try_from(buffered.metadata()?.len().div_ceil(record)).unwrap_or(limit);
         let mut found = Vec::new();
         let mut header = vec![0; SECTOR];
         for slot in 0..slots {
             if read_at(&buffered, &mut header, u64::from(slot) * record).is_ok()
-                && let Some(header) = Header::read(&header, fingerprint, payload)
+                && let Some(header) = PageHeader::read(&header, fingerprint, payload)
             {
                 found.push((slot, header));
             }
@@ -46,12 +46,12 @@ impl SlotFile {
     }
 
     /// Most slots.
-    pub fn limit(&self) -> Slot {
+    pub fn limit(&self) -> SlotIndex {
         self.limit
     }
 
     /// Writes a page, its header last: a record that was not written whole has a header that does not fit it, or none.
-    pub fn write(&self, slot: Slot, header: &Header, page: &PageBytes) -> io::Result<()> {
+    pub fn write(&self, slot: SlotIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
         let start = self.offset(slot);
         for (index, block) in page.padded_payload().chunks(BLOCK).enumerate() {
             write_at(&self.file, block, start + (SECTOR + index * BLOCK) as u64)?;
@@ -59,8 +59,8 @@ impl SlotFile {
         write_at(&self.file, page.header_sector(header)?.record(), start)
     }
 
-    /// Reads a record. Whether it is the page wanted, [`PageBytes::is_page`] tells.
-    pub fn read(&self, slot: Slot) -> io::Result<PageBytes> {
+    /// Reads a record. [`PageBytes::is_page`] checks whether it is the wanted page.
+    pub fn read(&self, slot: SlotIndex) -> io::Result<PageBytes> {
         let (mut page, start) = (PageBytes::new(self.payload)?, self.offset(slot));
         for (index, block) in page.record_mut().chunks_mut(BLOCK).enumerate() {
             read_at(&self.file, block, start + (index * BLOCK) as u64)?;
@@ -68,12 +68,12 @@ impl SlotFile {
         Ok(page)
     }
 
-    fn offset(&self, slot: Slot) -> u64 {
+    fn offset(&self, slot: SlotIndex) -> u64 {
         u64::from(slot) * record_bytes(self.payload) as u64
     }
 }
 
-/// The file for direct I/O, if its file system can; then pages do not fill the page cache a second time.
+/// The file opened for direct I/O, if its file system supports that, so that pages do not also fill the page cache.
 fn open_direct(path: &Path) -> Option<File> {
     #[cfg(target_os = "linux")]
     {

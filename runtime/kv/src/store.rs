@@ -1,25 +1,25 @@
-//! The store: a table behind a lock, and threads that do its transfers.
+//! The store: a page table behind a lock, and threads that transfer pages.
 
 use crate::directory::ModelDirectory;
-use crate::error::StoreError;
+use crate::error::PageStoreError;
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, record_bytes};
-use crate::policy::{PageFacts, Policy};
-use crate::slots::{Slot, SlotFile};
-use crate::table::{Chain, Job, Limits, LoadTicket, StoreStats, Table};
+use crate::policy::{EvictionPolicy, PageFacts};
+use crate::slots::{SlotFile, SlotIndex};
+use crate::table::{ChainLookup, LoadTicket, PageTable, PageTransfer, StoreStats, TableLimits};
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Threads that read and write. Several reads at a time are what a fast disk needs.
+/// Threads that read and write. A fast disk needs several reads at a time.
 const THREADS: usize = 8;
 
-/// Room that a model gets beside its pages where other models fill the directory: at most so many pages, and this part of its share.
+/// Room for new pages that a model gets if other models fill the directory: at most this many pages, and this part of its share.
 const FIRST_PAGES: u64 = 256;
 const FIRST_SHARE: u64 = 4;
-/// How long a thread with reads to do waits for room before it looks again: requests that let go of pages do not wake it.
+/// How long a thread with pending reads waits for room before it checks again: requests that release pages do not wake it.
 const ROOM_CHECK: Duration = Duration::from_millis(50);
 
 /// The disk tier.
@@ -27,16 +27,16 @@ const ROOM_CHECK: Duration = Duration::from_millis(50);
 pub struct DiskSettings {
     /// The directory of all models' pages.
     pub directory: PathBuf,
-    /// Bytes that all models may take there together.
+    /// Most bytes of all models together.
     pub bytes: u64,
-    /// Of these, the most that this model may take.
+    /// Most bytes of this model.
     pub share: u64,
 }
 
-/// What a store may use.
+/// The settings of a store.
 #[derive(Clone, Debug)]
 pub struct StoreSettings {
-    /// What decides the bits of pages apart from tokens.
+    /// Hash of everything except tokens that decides the bits of pages.
     pub fingerprint: Fingerprint,
     /// Bytes of a page.
     pub page_bytes: usize,
@@ -45,7 +45,7 @@ pub struct StoreSettings {
     /// The disk below it.
     pub disk: Option<DiskSettings>,
     /// Which pages leave first.
-    pub policy: Policy,
+    pub policy: EvictionPolicy,
 }
 
 /// A page to be stored.
@@ -57,17 +57,17 @@ pub struct NewPage {
     pub parent: PageKey,
     /// Its place in the sequence, counted in pages.
     pub index: u32,
-    /// What computing it took, milliseconds.
+    /// The time that computing it took, milliseconds.
     pub cost_ms: f64,
-    /// Of the request that computed it.
+    /// The priority of the request that computed it.
     pub priority: i32,
 }
 
-/// What a store has of a chain of pages.
-pub enum Found {
+/// The result of looking up a chain of pages.
+pub enum PageLookup {
     /// The longest start of the chain that is stored. Its pages stay in RAM while the caller holds them.
     Pages(Vec<Arc<PageBytes>>),
-    /// Some pages are being read. The store calls `wake` after each transfer; then ask again with this ticket, or drop it.
+    /// Some pages are being read. The store calls `wake` after each transfer; then look up again with this ticket, or drop it.
     Loading(Option<Arc<LoadTicket>>),
 }
 
@@ -81,7 +81,7 @@ pub struct PageStore {
 }
 
 struct Shared {
-    table: Mutex<Table>,
+    table: Mutex<PageTable>,
     changed: Condvar,
     file: Option<SlotFile>,
     fingerprint: Fingerprint,
@@ -96,11 +96,11 @@ impl PageStore {
     ///
     /// # Errors
     /// A tier is too small for a page, or the directory cannot be used or is in use.
-    pub fn open(settings: StoreSettings, wake: impl Fn() + Send + Sync + 'static) -> Result<Self, StoreError> {
+    pub fn open(settings: StoreSettings, wake: impl Fn() + Send + Sync + 'static) -> Result<Self, PageStoreError> {
         let StoreSettings { fingerprint, page_bytes, ram, disk, policy } = settings;
         let page = PageBytes::memory_for(page_bytes);
         if ram < page {
-            return Err(StoreError::TooSmall { limit: ram, page });
+            return Err(PageStoreError::TooSmall { limit: ram, page });
         }
         let (directory, file, records) = match disk {
             None => (None, None, Vec::new()),
@@ -109,24 +109,24 @@ impl PageStore {
                 let record = record_bytes(page_bytes) as u64;
                 let share = disk.share.min(disk.bytes);
                 if share < record {
-                    return Err(StoreError::TooSmall { limit: share, page: record });
+                    return Err(PageStoreError::TooSmall { limit: share, page: record });
                 }
-                // What it has already, and room to begin with: others leave only as far as that needs it.
+                // Its present pages and room to begin with: pages of other models are evicted only for that.
                 let first = (share / FIRST_SHARE).clamp(record, FIRST_PAGES * record);
                 let wanted = share.min(directory.bytes() + first);
                 let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
-                let slots = Slot::try_from(bytes / record).unwrap_or(Slot::MAX);
+                let slots = SlotIndex::try_from(bytes / record).unwrap_or(SlotIndex::MAX);
                 if slots == 0 {
-                    return Err(StoreError::Full { path: disk.directory, limit: disk.bytes });
+                    return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
                 }
                 let path = directory.pages();
                 let opened = SlotFile::open(&path, &fingerprint, page_bytes, slots);
-                let (file, records) = opened.map_err(|source| StoreError::Io { path, source })?;
+                let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
                 (Some(directory), Some(file), records)
             }
         };
         let slots = file.as_ref().map_or(0, SlotFile::limit);
-        let table = Table::new(fingerprint, Limits { ram, page, slots, policy }, records);
+        let table = PageTable::new(fingerprint, TableLimits { ram, page, slots, policy }, records);
         let shared = Arc::new(Shared {
             table: Mutex::new(table),
             changed: Condvar::new(),
@@ -141,7 +141,7 @@ impl PageStore {
         for _ in 0..count {
             let shared = Arc::clone(&store.shared);
             let thread = std::thread::Builder::new().name("hpp-kv".to_owned()).spawn(move || shared.work());
-            store.threads.push(thread.map_err(StoreError::Thread)?);
+            store.threads.push(thread.map_err(PageStoreError::Thread)?);
         }
         Ok(store)
     }
@@ -159,7 +159,7 @@ impl PageStore {
         self.shared.table().contains(key)
     }
 
-    /// How many pages a chain begins with that are stored.
+    /// The number of leading pages of a chain that are stored.
     pub fn stored(&self, chain: &[PageKey]) -> usize {
         self.shared.table().stored(chain)
     }
@@ -168,18 +168,18 @@ impl PageStore {
     pub fn insert(&self, new: NewPage, page: PageBytes) {
         let facts = PageFacts { last_used: self.shared.now(), uses: 1.0, cost_ms: new.cost_ms, priority: new.priority };
         self.shared.table().insert(new.key, new.parent, new.index, facts, page);
-        // Not one of them: callers wait for the same condition as the threads.
+        // All, because callers wait for the same condition as the threads.
         self.shared.changed.notify_all();
     }
 
-    /// The pages that a chain begins with, as many as are stored. Pages on disk are read first.
-    pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> Found {
+    /// The leading pages of a chain that are stored. Pages on disk are read first.
+    pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> PageLookup {
         let found = self.shared.table().find(chain, priority, self.shared.now(), ticket);
         match found {
-            Chain::Ready(pages) => Found::Pages(pages),
-            Chain::Loading(ticket) => {
+            ChainLookup::Ready(pages) => PageLookup::Pages(pages),
+            ChainLookup::Loading(ticket) => {
                 self.shared.changed.notify_all();
-                Found::Loading(ticket)
+                PageLookup::Loading(ticket)
             }
         }
     }
@@ -190,15 +190,15 @@ impl PageStore {
         let mut own = None;
         loop {
             match table.find(chain, priority, self.shared.now(), own.as_ref()) {
-                Chain::Ready(pages) => return pages,
-                Chain::Loading(ticket) => own = ticket.or(own),
+                ChainLookup::Ready(pages) => return pages,
+                ChainLookup::Loading(ticket) => own = ticket.or(own),
             }
             self.shared.changed.notify_all();
             table = self.shared.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    /// Starts to read what of a chain is only on disk.
+    /// Starts to read the pages of a chain that are only on disk.
     pub fn prefetch(&self, chain: &[PageKey]) {
         self.shared.table().prefetch(chain, self.shared.now());
         self.shared.changed.notify_all();
@@ -209,12 +209,12 @@ impl PageStore {
         self.shared.table().in_ram(chain)
     }
 
-    /// Counts a prompt of `wanted` whole pages, of which so many were found in RAM and on disk.
+    /// Counts a prompt of `wanted` whole pages, and how many of them were found in RAM and on disk.
     pub fn count_hits(&self, wanted: usize, from_ram: usize, from_disk: usize) {
         self.shared.table().count_hits(wanted, from_ram, from_disk);
     }
 
-    /// Lets pages leave RAM before all others, once they are on disk.
+    /// Makes pages the first to be evicted from RAM, once they are on disk.
     pub fn park(&self, chain: &[PageKey]) {
         self.shared.table().park(chain);
     }
@@ -224,7 +224,7 @@ impl PageStore {
         self.shared.table().stats()
     }
 
-    /// Waits until everything is written, at most this long. Whether it is.
+    /// Waits until everything is written, at most this long. Returns whether it is.
     pub fn flush(&self, at_most: Duration) -> bool {
         let end = Instant::now() + at_most;
         let mut table = self.shared.table();
@@ -240,7 +240,7 @@ impl PageStore {
 impl Drop for PageStore {
     fn drop(&mut self) {
         *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        // Under the lock, so that no thread misses it between looking and waiting. Nobody needs what is still to be read.
+        // Under the lock, so that no thread misses it between checking and waiting. Pending reads are no longer needed.
         self.shared.table().drop_reads();
         self.shared.changed.notify_all();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
@@ -248,7 +248,7 @@ impl Drop for PageStore {
 }
 
 impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
+    fn table(&self) -> MutexGuard<'_, PageTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -278,11 +278,11 @@ impl Shared {
         }
     }
 
-    fn transfer(&self, file: &SlotFile, job: Job) {
+    fn transfer(&self, file: &SlotFile, job: PageTransfer) {
         match job {
-            Job::Write { key, slot, header, page } => {
+            PageTransfer::Write { key, slot, header, page } => {
                 let written = file.write(slot, &header, &page);
-                // The table counts holders of a page to see whether it may leave.
+                // The table counts the holders of a page to decide whether it may be evicted.
                 drop(page);
                 let errors = self.table().finish_write(&key, slot, written.is_ok());
                 // A full disk fails many times: one line for the first, the second, the fourth...
@@ -292,7 +292,7 @@ impl Shared {
                     tracing::warn!(%error, errors, "cannot write a KV page; it stays in RAM only");
                 }
             }
-            Job::Read { key, slot } => {
+            PageTransfer::Read { key, slot } => {
                 let started = Instant::now();
                 let page = match file.read(slot) {
                     Ok(page) if page.is_page(&self.fingerprint, &key) => Some(page),

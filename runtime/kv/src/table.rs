@@ -1,13 +1,13 @@
-//! Where each page is, what is worth least, and what to move next. Moves nothing itself.
+//! The page table: where each page is, which one to evict, and which one to transfer next. It transfers nothing itself.
 //!
-//! A page is in RAM, on disk, or in both. A new page is written to disk as soon as a thread is free, so that a page in RAM usually can be
-//! evicted at once; until it is written it stays in RAM. Reads go before writes, unless there is no room to read into: then writes go
-//! first, because only they make room.
+//! A page is in RAM, on disk, or in both. A new page is written to disk as soon as a thread is free, so that most pages in RAM can be
+//! evicted at once; until it is written it stays in RAM. Reads have priority over writes, unless there is no room to read into: then only
+//! writes can make room, so they come first.
 
 use crate::key::{Fingerprint, PageKey};
-use crate::page::{Header, PageBytes};
-use crate::policy::{PageFacts, Policy};
-use crate::slots::Slot;
+use crate::page::{PageBytes, PageHeader};
+use crate::policy::{EvictionPolicy, PageFacts};
+use crate::slots::SlotIndex;
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -15,17 +15,17 @@ use std::sync::{Arc, Weak};
 /// Most writes at a time, so that reads find a free thread.
 const MOST_WRITES: usize = 2;
 
-/// What a table may use.
+/// The limits of a table.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
+pub(crate) struct TableLimits {
     /// Bytes of RAM.
     pub ram: u64,
     /// Bytes of RAM that a page takes.
     pub page: u64,
     /// Slots on disk; 0 if there is no disk.
-    pub slots: Slot,
-    /// Which pages leave first.
-    pub policy: Policy,
+    pub slots: SlotIndex,
+    /// Which pages are evicted first.
+    pub policy: EvictionPolicy,
 }
 
 /// Counts since the store was opened, and sizes now. Bytes are those of memory or records, headers included.
@@ -35,7 +35,7 @@ pub struct StoreStats {
     pub ram_pages: u64,
     /// Bytes in RAM.
     pub ram_bytes: u64,
-    /// Pages on disk, those in RAM too included.
+    /// Pages on disk, including those that are also in RAM.
     pub disk_pages: u64,
     /// Pages that prompts found in RAM.
     pub ram_hits: u64,
@@ -43,9 +43,9 @@ pub struct StoreStats {
     pub disk_hits: u64,
     /// Pages that prompts did not find.
     pub misses: u64,
-    /// Pages that left RAM to make room, whether or not they are on disk.
+    /// Pages evicted from RAM, whether or not they are on disk.
     pub ram_evictions: u64,
-    /// Pages whose record was given to another page.
+    /// Pages evicted from disk.
     pub disk_evictions: u64,
     /// Pages that found no room and were not stored.
     pub refused: u64,
@@ -67,14 +67,14 @@ struct Entry {
     index: u32,
     facts: PageFacts,
     ram: Option<Arc<PageBytes>>,
-    disk: Option<Slot>,
-    transfer: Transfer,
-    /// Whether it leaves RAM before all others.
+    disk: Option<SlotIndex>,
+    transfer: TransferState,
+    /// Whether it is the first to be evicted from RAM.
     parked: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Transfer {
+enum TransferState {
     None,
     WriteQueued,
     Writing,
@@ -83,49 +83,49 @@ enum Transfer {
 }
 
 /// A transfer for a thread to do, without holding the table.
-pub(crate) enum Job {
-    /// To be answered by [`Table::finish_write`].
-    Write { key: PageKey, slot: Slot, header: Header, page: Arc<PageBytes> },
-    /// To be answered by [`Table::finish_read`].
-    Read { key: PageKey, slot: Slot },
+pub(crate) enum PageTransfer {
+    /// Ends with [`PageTable::finish_write`].
+    Write { key: PageKey, slot: SlotIndex, header: PageHeader, page: Arc<PageBytes> },
+    /// Ends with [`PageTable::finish_read`].
+    Read { key: PageKey, slot: SlotIndex },
 }
 
 /// Pages that are being read for one prompt. They stay in RAM until its holder drops it.
 #[derive(Debug)]
 pub struct LoadTicket(());
 
-/// What a table has of a chain of pages.
-pub(crate) enum Chain {
+/// The result of looking up a chain of pages.
+pub(crate) enum ChainLookup {
     /// The longest start of the chain that is stored, all of it in RAM.
     Ready(Vec<Arc<PageBytes>>),
-    /// Some of it is on its way.
+    /// Some pages are being read.
     Loading(Option<Arc<LoadTicket>>),
 }
 
-/// Every page of one model that is stored, and what is to be moved.
-pub(crate) struct Table {
+/// All stored pages of one model, and the pending transfers.
+pub(crate) struct PageTable {
     fingerprint: Fingerprint,
-    limits: Limits,
+    limits: TableLimits,
     pages: HashMap<PageKey, Entry>,
-    /// How many stored pages follow a page, which need not be stored itself.
+    /// The number of stored pages that follow a page; the page itself need not be stored.
     children: HashMap<PageKey, u32>,
     reads: VecDeque<PageKey>,
     writes: VecDeque<PageKey>,
     writing: usize,
-    free_slots: Vec<Slot>,
+    free_slots: Vec<SlotIndex>,
     /// RAM of pages that are stored or being read.
     ram_bytes: u64,
     /// Number of the next record.
     next_record: u64,
-    /// The chain that is being read, and who waits for it. One at a time: two could each hold the room that the other needs.
+    /// The chain that is being read, and its ticket. One at a time, because two could each hold the room that the other needs.
     loading: Option<(Vec<PageKey>, Weak<LoadTicket>)>,
     counts: StoreStats,
 }
 
-impl Table {
+impl PageTable {
     /// A table of the records that a file has.
-    pub fn new(fingerprint: Fingerprint, limits: Limits, mut records: Vec<(Slot, Header)>) -> Self {
-        let mut table = Table {
+    pub fn new(fingerprint: Fingerprint, limits: TableLimits, mut records: Vec<(SlotIndex, PageHeader)>) -> Self {
+        let mut table = PageTable {
             fingerprint,
             limits,
             pages: HashMap::new(),
@@ -155,8 +155,15 @@ impl Table {
                 priority: 0,
             };
             let (parent, index) = (header.parent, header.index);
-            let entry =
-                Entry { parent, index, facts, ram: None, disk: Some(slot), transfer: Transfer::None, parked: false };
+            let entry = Entry {
+                parent,
+                index,
+                facts,
+                ram: None,
+                disk: Some(slot),
+                transfer: TransferState::None,
+                parked: false,
+            };
             table.add(header.key, entry);
         }
         table.free_slots = (0..limits.slots).rev().filter(|slot| !used[*slot as usize]).collect();
@@ -184,7 +191,7 @@ impl Table {
         self.writes.is_empty() && self.writing == 0
     }
 
-    /// How many pages a chain begins with that are stored and fit RAM together.
+    /// The number of leading pages of a chain that are stored and fit RAM together.
     pub fn stored(&self, chain: &[PageKey]) -> usize {
         let most = (self.limits.ram / self.limits.page) as usize;
         chain.iter().take(most).take_while(|key| self.pages.contains_key(key)).count()
@@ -197,7 +204,9 @@ impl Table {
             known.facts.cost_ms = facts.cost_ms;
             known.parked = false;
             let transfer = known.transfer;
-            if transfer == Transfer::Reading || transfer == Transfer::ReadQueued && self.make_room(facts.last_used) {
+            if transfer == TransferState::Reading
+                || transfer == TransferState::ReadQueued && self.make_room(facts.last_used)
+            {
                 self.replace_read(&key, page);
             }
             return;
@@ -208,7 +217,7 @@ impl Table {
         }
         self.ram_bytes += self.limits.page;
         let has_disk = self.limits.slots > 0;
-        let transfer = if has_disk { Transfer::WriteQueued } else { Transfer::None };
+        let transfer = if has_disk { TransferState::WriteQueued } else { TransferState::None };
         if has_disk {
             self.writes.push_back(key);
         }
@@ -216,8 +225,14 @@ impl Table {
         self.add(key, entry);
     }
 
-    /// Finds the start of a chain, and has what is only on disk read. `ticket`: that of an earlier call for the same chain.
-    pub fn find(&mut self, chain: &[PageKey], priority: i32, now: f64, ticket: Option<&Arc<LoadTicket>>) -> Chain {
+    /// Looks up the start of a chain, and requests reads of pages that are only on disk. `ticket`: from an earlier call for the same chain.
+    pub fn find(
+        &mut self,
+        chain: &[PageKey],
+        priority: i32,
+        now: f64,
+        ticket: Option<&Arc<LoadTicket>>,
+    ) -> ChainLookup {
         let chain = &chain[..self.stored(chain)];
         let in_ram: Option<Vec<_>> = chain.iter().map(|key| self.pages.get(key)?.ram.clone()).collect();
         if let Some(pages) = in_ram {
@@ -230,7 +245,7 @@ impl Table {
             if ticket.is_some() {
                 self.loading = None;
             }
-            return Chain::Ready(pages);
+            return ChainLookup::Ready(pages);
         }
         let is_ours = match &self.loading {
             Some((_, holder)) => match (holder.upgrade(), ticket) {
@@ -241,12 +256,12 @@ impl Table {
             None => true,
         };
         if !is_ours {
-            return Chain::Loading(None);
+            return ChainLookup::Loading(None);
         }
         let ticket = ticket.cloned().unwrap_or_else(|| Arc::new(LoadTicket(())));
         self.loading = Some((chain.to_vec(), Arc::downgrade(&ticket)));
         self.queue_reads(chain);
-        Chain::Loading(Some(ticket))
+        ChainLookup::Loading(Some(ticket))
     }
 
     /// Whether pages are to be read as soon as there is room.
@@ -257,11 +272,11 @@ impl Table {
     /// Forgets reads that have not begun.
     pub fn drop_reads(&mut self) {
         for key in std::mem::take(&mut self.reads) {
-            self.set_transfer(&key, Transfer::None);
+            self.set_transfer(&key, TransferState::None);
         }
     }
 
-    /// Reads pages in advance. They count as new, so that what is read last does not evict what was read first.
+    /// Reads pages in advance. They count as new, so that the last ones do not evict the first ones.
     pub fn prefetch(&mut self, chain: &[PageKey], now: f64) {
         let stored = self.stored(chain);
         for key in &chain[..stored] {
@@ -284,23 +299,23 @@ impl Table {
         chain.iter().filter(|key| self.pages.get(key).is_some_and(|entry| entry.ram.is_some())).count()
     }
 
-    /// Lets pages leave RAM before all others, once they are on disk.
+    /// Makes pages the first to be evicted from RAM, once they are on disk.
     pub fn park(&mut self, chain: &[PageKey]) {
         for key in chain.iter().filter(|key| !self.is_awaited(key)).copied().collect::<Vec<_>>() {
             if let Some(entry) = self.pages.get_mut(&key) {
                 entry.parked = true;
-                if entry.transfer == Transfer::None && entry.disk.is_some() {
+                if entry.transfer == TransferState::None && entry.disk.is_some() {
                     self.evict_from_ram(key);
                 }
             }
         }
     }
 
-    /// The next transfer, if there is one that can be done now.
-    pub fn next_job(&mut self, now: f64) -> Option<Job> {
+    /// The next transfer that can be done now.
+    pub fn next_job(&mut self, now: f64) -> Option<PageTransfer> {
         while let Some(key) = self.reads.front().copied() {
             let slot = match self.pages.get(&key) {
-                Some(entry) if entry.transfer == Transfer::ReadQueued => entry.disk,
+                Some(entry) if entry.transfer == TransferState::ReadQueued => entry.disk,
                 _ => None,
             };
             let Some(slot) = slot else {
@@ -312,8 +327,8 @@ impl Table {
             }
             self.reads.pop_front();
             self.ram_bytes += self.limits.page;
-            self.set_transfer(&key, Transfer::Reading);
-            return Some(Job::Read { key, slot });
+            self.set_transfer(&key, TransferState::Reading);
+            return Some(PageTransfer::Read { key, slot });
         }
         while self.writing < MOST_WRITES
             && let Some(key) = self.writes.pop_front()
@@ -322,25 +337,25 @@ impl Table {
             let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
             let page = entry.ram.clone();
             let (Some(page), Some(slot)) = (page, self.take_slot(now)) else {
-                self.set_transfer(&key, Transfer::None);
+                self.set_transfer(&key, TransferState::None);
                 continue;
             };
             let written = self.next_record;
-            let header = Header { fingerprint: self.fingerprint, key, parent, index, written, cost_ms };
+            let header = PageHeader { fingerprint: self.fingerprint, key, parent, index, written, cost_ms };
             self.next_record += 1;
             self.writing += 1;
-            self.set_transfer(&key, Transfer::Writing);
-            return Some(Job::Write { key, slot, header, page });
+            self.set_transfer(&key, TransferState::Writing);
+            return Some(PageTransfer::Write { key, slot, header, page });
         }
         None
     }
 
     /// A write has ended. Returns how many have failed so far.
-    pub fn finish_write(&mut self, key: &PageKey, slot: Slot, is_written: bool) -> u64 {
+    pub fn finish_write(&mut self, key: &PageKey, slot: SlotIndex, is_written: bool) -> u64 {
         self.writing -= 1;
         match self.pages.get_mut(key) {
             Some(entry) if is_written => {
-                entry.transfer = Transfer::None;
+                entry.transfer = TransferState::None;
                 entry.disk = Some(slot);
                 self.counts.writes += 1;
                 if entry.parked {
@@ -349,7 +364,7 @@ impl Table {
             }
             found => {
                 if let Some(entry) = found {
-                    entry.transfer = Transfer::None;
+                    entry.transfer = TransferState::None;
                 }
                 self.counts.write_errors += u64::from(!is_written);
                 self.free_slots.push(slot);
@@ -358,10 +373,10 @@ impl Table {
         self.counts.write_errors
     }
 
-    /// A read has ended; without a page if its record is broken, which then is as if it had never been.
+    /// A read has ended; without a page if its record is damaged: then the table forgets the record.
     pub fn finish_read(&mut self, key: &PageKey, page: Option<PageBytes>, micros: u64) {
         let Some(entry) = self.pages.get_mut(key) else { return };
-        entry.transfer = Transfer::None;
+        entry.transfer = TransferState::None;
         match page {
             Some(page) => {
                 entry.ram.get_or_insert_with(|| Arc::new(page));
@@ -371,7 +386,7 @@ impl Table {
             None if entry.ram.is_some() => {
                 self.counts.read_errors += 1;
                 self.free_slots.extend(entry.disk.take());
-                entry.transfer = Transfer::WriteQueued;
+                entry.transfer = TransferState::WriteQueued;
                 self.writes.push_back(*key);
             }
             None => {
@@ -385,8 +400,8 @@ impl Table {
     fn queue_reads(&mut self, chain: &[PageKey]) {
         for key in chain {
             let Some(entry) = self.pages.get_mut(key) else { continue };
-            if entry.ram.is_none() && entry.transfer == Transfer::None {
-                entry.transfer = Transfer::ReadQueued;
+            if entry.ram.is_none() && entry.transfer == TransferState::None {
+                entry.transfer = TransferState::ReadQueued;
                 self.reads.push_back(*key);
             }
         }
@@ -398,7 +413,7 @@ impl Table {
             let kept_whole = self.worth_least(now, |table, key, entry| {
                 table.is_idle(key, entry) && (entry.disk.is_some() || table.is_last(key))
             });
-            // A page that could not be written, with pages after it on disk, which nobody finds without it.
+            // A page that could not be written, and pages after it on disk that cannot be found without it.
             let any = || self.worth_least(now, |table, key, entry| table.is_idle(key, entry));
             match kept_whole.or_else(any) {
                 Some(victim) => self.evict_from_ram(victim),
@@ -408,10 +423,10 @@ impl Table {
         true
     }
 
-    /// Whether a page is in RAM and nobody holds, moves or awaits it.
+    /// Whether a page is in RAM and nothing holds, transfers or awaits it.
     fn is_idle(&self, key: &PageKey, entry: &Entry) -> bool {
         let is_free = entry.ram.as_ref().is_some_and(|page| Arc::strong_count(page) == 1);
-        is_free && entry.transfer == Transfer::None && !self.is_awaited(key)
+        is_free && entry.transfer == TransferState::None && !self.is_awaited(key)
     }
 
     fn is_awaited(&self, key: &PageKey) -> bool {
@@ -435,13 +450,16 @@ impl Table {
         }
     }
 
-    /// A free slot, if need be that of the page on disk that is worth least of those that nothing follows.
-    fn take_slot(&mut self, now: f64) -> Option<Slot> {
+    /// A free slot, or else the slot of the least valuable page on disk that no page follows.
+    fn take_slot(&mut self, now: f64) -> Option<SlotIndex> {
         if let Some(slot) = self.free_slots.pop() {
             return Some(slot);
         }
-        let can_leave = |table: &Table, key: &PageKey, entry: &Entry| {
-            entry.disk.is_some() && entry.transfer == Transfer::None && table.is_last(key) && !table.is_awaited(key)
+        let can_leave = |table: &PageTable, key: &PageKey, entry: &Entry| {
+            entry.disk.is_some()
+                && entry.transfer == TransferState::None
+                && table.is_last(key)
+                && !table.is_awaited(key)
         };
         let victim = self.worth_least(now, can_leave)?;
         let entry = self.pages.get_mut(&victim)?;
@@ -453,8 +471,8 @@ impl Table {
         slot
     }
 
-    /// The page worth least of those that may leave; parked ones first, later ones of a sequence before earlier ones.
-    fn worth_least(&self, now: f64, may: impl Fn(&Table, &PageKey, &Entry) -> bool) -> Option<PageKey> {
+    /// The least valuable page that may be evicted; parked ones first, later ones of a sequence before earlier ones.
+    fn worth_least(&self, now: f64, may: impl Fn(&PageTable, &PageKey, &Entry) -> bool) -> Option<PageKey> {
         let worth = |entry: &Entry| (!entry.parked, self.limits.policy.value(&entry.facts, now), Reverse(entry.index));
         let candidates = self.pages.iter().filter(|(key, entry)| may(self, key, entry));
         let least = candidates.min_by(|(_, a), (_, b)| {
@@ -480,18 +498,18 @@ impl Table {
         }
     }
 
-    /// Puts a computed page in the place of one that is being read, or is to be.
+    /// Replaces a page that is being read, or waits to be, by a computed one.
     fn replace_read(&mut self, key: &PageKey, page: PageBytes) {
         let Some(entry) = self.pages.get_mut(key) else { return };
         entry.ram = Some(Arc::new(page));
         // A read that has begun has its room in RAM already, and ends later.
-        if entry.transfer == Transfer::ReadQueued {
-            entry.transfer = Transfer::None;
+        if entry.transfer == TransferState::ReadQueued {
+            entry.transfer = TransferState::None;
             self.ram_bytes += self.limits.page;
         }
     }
 
-    fn set_transfer(&mut self, key: &PageKey, transfer: Transfer) {
+    fn set_transfer(&mut self, key: &PageKey, transfer: TransferState) {
         if let Some(entry) = self.pages.get_mut(key) {
             entry.transfer = transfer;
         }
@@ -505,9 +523,9 @@ mod tests {
 
     const PAGE: u64 = 10_000;
 
-    fn table(ram_pages: u64, slots: Slot) -> Table {
-        let limits = Limits { ram: ram_pages * PAGE, page: PAGE, slots, policy: Policy::Lru };
-        Table::new(Fingerprint::of([]), limits, Vec::new())
+    fn table(ram_pages: u64, slots: SlotIndex) -> PageTable {
+        let limits = TableLimits { ram: ram_pages * PAGE, page: PAGE, slots, policy: EvictionPolicy::Lru };
+        PageTable::new(Fingerprint::of([]), limits, Vec::new())
     }
 
     fn chain(of: u32, pages: u32) -> Vec<PageKey> {
@@ -520,7 +538,7 @@ mod tests {
             .collect()
     }
 
-    fn insert(table: &mut Table, chain: &[PageKey], now: f64) {
+    fn insert(table: &mut PageTable, chain: &[PageKey], now: f64) {
         let mut parent = PageKey::root(&Fingerprint::of([]));
         for (index, key) in chain.iter().enumerate() {
             let facts = PageFacts { last_used: now, uses: 1.0, cost_ms: 1.0, priority: 0 };
@@ -530,20 +548,22 @@ mod tests {
     }
 
     /// Does all transfers; writes succeed or fail.
-    fn transfer_all(table: &mut Table, now: f64, succeeds: bool) {
+    fn transfer_all(table: &mut PageTable, now: f64, succeeds: bool) {
         while let Some(job) = table.next_job(now) {
             match job {
-                Job::Write { key, slot, page, .. } => {
+                PageTransfer::Write { key, slot, page, .. } => {
                     drop(page);
                     table.finish_write(&key, slot, succeeds);
                 }
-                Job::Read { key, .. } => table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1),
+                PageTransfer::Read { key, .. } => {
+                    table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1)
+                }
             }
         }
     }
 
-    fn ready(found: &Chain) -> Option<usize> {
-        if let Chain::Ready(pages) = found { Some(pages.len()) } else { None }
+    fn ready(found: &ChainLookup) -> Option<usize> {
+        if let ChainLookup::Ready(pages) = found { Some(pages.len()) } else { None }
     }
 
     #[test]
@@ -578,12 +598,12 @@ mod tests {
         let model = Fingerprint::of([]);
         let parent = PageKey::root(&model);
         let key = chain(1, 1)[0];
-        let record = |written| Header { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
-        let limits = Limits { ram: 4 * PAGE, page: PAGE, slots: 3, policy: Policy::Lru };
-        let mut table = Table::new(model, limits, vec![(0, record(5)), (2, record(7)), (1, record(6))]);
+        let record = |written| PageHeader { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
+        let limits = TableLimits { ram: 4 * PAGE, page: PAGE, slots: 3, policy: EvictionPolicy::Lru };
+        let mut table = PageTable::new(model, limits, vec![(0, record(5)), (2, record(7)), (1, record(6))]);
         assert_eq!((table.stats().disk_pages, table.free_slots.as_slice()), (1, &[1, 0][..]));
         table.prefetch(&[key], 1.0);
-        assert!(matches!(table.next_job(1.0), Some(Job::Read { slot: 2, .. })));
+        assert!(matches!(table.next_job(1.0), Some(PageTransfer::Read { slot: 2, .. })));
     }
 
     #[test]
@@ -598,7 +618,7 @@ mod tests {
             table.prefetch(&a, 2.0);
             let reads: Vec<PageKey> = (0..begun)
                 .map(|_| match table.next_job(2.0) {
-                    Some(Job::Read { key, .. }) => key,
+                    Some(PageTransfer::Read { key, .. }) => key,
                     _ => panic!("two pages are to be read"),
                 })
                 .collect();
@@ -621,8 +641,8 @@ mod tests {
         insert(&mut table, &b, 2.0);
         assert_eq!((table.in_ram(&a), table.in_ram(&b)), (1, 3), "the last pages of the older chain left");
         transfer_all(&mut table, 2.0, true);
-        let Chain::Loading(Some(ticket)) = table.find(&a, 0, 3.0, None) else { panic!("two pages are on disk") };
-        assert!(matches!(table.find(&b, 0, 3.0, None), Chain::Ready(_)), "whoever needs no read goes on");
+        let ChainLookup::Loading(Some(ticket)) = table.find(&a, 0, 3.0, None) else { panic!("two pages are on disk") };
+        assert!(matches!(table.find(&b, 0, 3.0, None), ChainLookup::Ready(_)), "whoever needs no read goes on");
         transfer_all(&mut table, 3.0, true);
         assert_eq!(ready(&table.find(&a, 0, 4.0, Some(&ticket))), Some(3));
         assert_eq!(table.in_ram(&b), 1);
@@ -639,11 +659,11 @@ mod tests {
             insert(&mut table, chain, now as f64);
             transfer_all(&mut table, now as f64, true);
         }
-        let Chain::Loading(Some(first)) = table.find(&chains[0], 0, 5.0, None) else { panic!() };
-        assert!(matches!(table.find(&chains[1], 0, 5.0, None), Chain::Loading(None)));
+        let ChainLookup::Loading(Some(first)) = table.find(&chains[0], 0, 5.0, None) else { panic!() };
+        assert!(matches!(table.find(&chains[1], 0, 5.0, None), ChainLookup::Loading(None)));
         transfer_all(&mut table, 5.0, true);
         drop(first);
-        let Chain::Loading(Some(second)) = table.find(&chains[1], 0, 6.0, None) else { panic!() };
+        let ChainLookup::Loading(Some(second)) = table.find(&chains[1], 0, 6.0, None) else { panic!() };
         transfer_all(&mut table, 6.0, true);
         assert_eq!(ready(&table.find(&chains[1], 0, 7.0, Some(&second))), Some(3));
     }
@@ -690,7 +710,7 @@ mod tests {
         transfer_all(&mut table, 2.0, true);
         insert(&mut table, &chain(3, 4), 3.0);
         transfer_all(&mut table, 3.0, true);
-        let Chain::Loading(ticket) = table.find(&chain(2, 4), 0, 4.0, None) else { panic!() };
+        let ChainLookup::Loading(ticket) = table.find(&chain(2, 4), 0, 4.0, None) else { panic!() };
         transfer_all(&mut table, 4.0, false);
         assert_eq!(ready(&table.find(&chain(2, 4), 0, 5.0, ticket.as_ref())), Some(0));
         assert_eq!(table.stats().read_errors, 4);
@@ -712,8 +732,8 @@ mod tests {
                     0 | 1 => insert(&mut table, &chain, now),
                     2 => transfer_all(&mut table, now, succeeds),
                     3 => match table.find(&chain, 0, now, None) {
-                        Chain::Loading(ticket) => tickets.extend(ticket),
-                        Chain::Ready(pages) => prop_assert!(pages.len() <= chain.len()),
+                        ChainLookup::Loading(ticket) => tickets.extend(ticket),
+                        ChainLookup::Ready(pages) => prop_assert!(pages.len() <= chain.len()),
                     },
                     4 => tickets.clear(),
                     _ => table.park(&chain),
@@ -727,13 +747,13 @@ mod tests {
             let mut ticket = None;
             for now in 100..103 {
                 match table.find(&chain, 0, f64::from(now), ticket.as_ref()) {
-                    Chain::Ready(_) => break,
-                    Chain::Loading(given) => ticket = given,
+                    ChainLookup::Ready(_) => break,
+                    ChainLookup::Loading(given) => ticket = given,
                 }
                 prop_assert!(now < 102, "the chain is never ready");
                 transfer_all(&mut table, f64::from(now), true);
             }
-            let mut used: Vec<Slot> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_slots.iter().copied()).collect();
+            let mut used: Vec<SlotIndex> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_slots.iter().copied()).collect();
             used.sort_unstable();
             prop_assert_eq!(used, (0..slots).collect::<Vec<_>>(), "each slot has one owner");
             prop_assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);

@@ -1,7 +1,8 @@
 //! A store on a real disk: pages survive a restart, broken and foreign records do not count, limits hold.
 
 use hpp_kv::{
-    DiskSettings, Fingerprint, Found, LoadTicket, NewPage, PageKey, PageStore, Policy, StoreError, StoreSettings,
+    DiskSettings, EvictionPolicy, Fingerprint, LoadTicket, NewPage, PageKey, PageLookup, PageStore, PageStoreError,
+    StoreSettings,
 };
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +23,7 @@ fn model(name: &str) -> Fingerprint {
     Fingerprint::of([("model", name)])
 }
 
-fn open(directory: &Path, name: &str, ram_pages: u64, disk_pages: u64) -> Result<Store, StoreError> {
+fn open(directory: &Path, name: &str, ram_pages: u64, disk_pages: u64) -> Result<Store, PageStoreError> {
     let (wake, woken) = channel();
     let settings = StoreSettings {
         fingerprint: model(name),
@@ -33,7 +34,7 @@ fn open(directory: &Path, name: &str, ram_pages: u64, disk_pages: u64) -> Result
             bytes: disk_pages * RECORD,
             share: disk_pages * RECORD,
         }),
-        policy: Policy::Lru,
+        policy: EvictionPolicy::Lru,
     };
     Ok(Store {
         store: PageStore::open(settings, move || {
@@ -73,13 +74,13 @@ impl Store {
         let mut ticket: Option<Arc<LoadTicket>> = None;
         loop {
             match self.store.find(&chain(name, of, pages), 0, ticket.as_ref()) {
-                Found::Pages(found) => {
+                PageLookup::Pages(found) => {
                     for (index, page) in found.iter().enumerate() {
                         assert_eq!(page.payload(), content(of, index), "page {index} of {of}");
                     }
                     return found.len();
                 }
-                Found::Loading(given) => {
+                PageLookup::Loading(given) => {
                     ticket = Some(given.expect("nobody else reads"));
                     self.woken.recv_timeout(WAIT).expect("the store wakes who waits");
                 }
@@ -98,7 +99,7 @@ fn pages_survive_a_restart_and_are_bounded() {
     }
     assert_eq!(first.find("a", 0, 3), 3, "from disk");
     assert!(first.store.stats().ram_bytes <= 4 * RECORD);
-    assert!(matches!(open(dir.path(), "a", 4, 100), Err(StoreError::InUse(_))), "one process at a time");
+    assert!(matches!(open(dir.path(), "a", 4, 100), Err(PageStoreError::InUse(_))), "one process at a time");
     drop(first);
     let second = open(dir.path(), "a", 4, 100).unwrap();
     assert_eq!(second.store.stats().disk_pages, 15);
@@ -161,17 +162,17 @@ fn models_leave_each_other_alone_while_there_is_room() {
     let second = open(dir.path(), "b", 4, 5).unwrap();
     assert_eq!(second.find("b", 1, 4), 4);
     assert!(!dir.path().join(model("a").short()).exists());
-    assert!(matches!(open(dir.path(), "a", 4, 4), Err(StoreError::Full { .. })));
+    assert!(matches!(open(dir.path(), "a", 4, 4), Err(PageStoreError::Full { .. })));
 }
 
 #[test]
 fn limits_that_no_page_fits_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     for (ram, disk) in [(0, 100), (1, 0)] {
-        assert!(matches!(open(dir.path(), "a", ram, disk), Err(StoreError::TooSmall { .. })), "{ram} {disk}");
+        assert!(matches!(open(dir.path(), "a", ram, disk), Err(PageStoreError::TooSmall { .. })), "{ram} {disk}");
     }
     std::fs::write(dir.path().join("file"), "x").unwrap();
-    assert!(matches!(open(&dir.path().join("file"), "a", 1, 1), Err(StoreError::Io { .. })));
+    assert!(matches!(open(&dir.path().join("file"), "a", 1, 1), Err(PageStoreError::Io { .. })));
 }
 
 #[test]

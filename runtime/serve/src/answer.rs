@@ -1,9 +1,9 @@
 //! Answers in OpenAI's format: whole, or as a stream of server-sent events.
 
-use crate::engine_thread::Event;
+use crate::engine_thread::RequestEvent;
 use crate::error::ApiError;
 use crate::logprobs::{Scored, TokenLogprobs};
-use crate::model::Model;
+use crate::model::ServedModel;
 use crate::openai::Usage;
 use axum::Json;
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
@@ -21,36 +21,36 @@ use tokio::sync::mpsc::UnboundedReceiver;
 
 /// Which of OpenAI's formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum ApiFormat {
     /// Chat completions.
     Chat,
     /// Completions.
     Text,
 }
 
-/// One answer on its way.
-pub struct Choice {
-    /// What happens to it.
-    pub events: UnboundedReceiver<Event>,
-    /// What the answer begins with: the prompt, if the request asks for it.
+/// One answer in progress.
+pub struct AnswerChoice {
+    /// Its events.
+    pub events: UnboundedReceiver<RequestEvent>,
+    /// The start of the answer: the prompt, if the request asks for it.
     pub echo: String,
 }
 
 /// All answers to a request.
 pub struct Answers {
-    model: Arc<Model>,
-    format: Format,
+    model: Arc<ServedModel>,
+    format: ApiFormat,
     id: String,
     created: u64,
     /// Answers to one prompt.
     each: usize,
-    choices: Vec<Choice>,
+    choices: Vec<AnswerChoice>,
 }
 
 impl Answers {
     /// Answers with a new id; `each` of them belong to one prompt.
-    pub fn new(model: Arc<Model>, format: Format, each: u64, choices: Vec<Choice>) -> Self {
-        let prefix = if format == Format::Chat { "chatcmpl" } else { "cmpl" };
+    pub fn new(model: Arc<ServedModel>, format: ApiFormat, each: u64, choices: Vec<AnswerChoice>) -> Self {
+        let prefix = if format == ApiFormat::Chat { "chatcmpl" } else { "cmpl" };
         // The keys of the standard library's hasher are random.
         let id = format!("{prefix}-{:016x}", RandomState::new().hash_one(0));
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -63,14 +63,14 @@ impl Answers {
         let Self { model, format, id, created, each, choices } = self;
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
-            let Choice { mut events, echo } = choice;
+            let AnswerChoice { mut events, echo } = choice;
             let mut logprobs = Vec::new();
             let generated = loop {
                 match events.recv().await {
-                    Some(Event::Token { logprobs: Some(scores), .. }) => logprobs.push(scores),
-                    Some(Event::Token { .. } | Event::Text(_)) => {}
-                    Some(Event::Finished(generated)) => break *generated,
-                    Some(Event::Failed(error)) => return Err(error),
+                    Some(RequestEvent::Token { logprobs: Some(scores), .. }) => logprobs.push(scores),
+                    Some(RequestEvent::Token { .. } | RequestEvent::Text(_)) => {}
+                    Some(RequestEvent::Finished(generated)) => break *generated,
+                    Some(RequestEvent::Failed(error)) => return Err(error),
                     None => return Err(ApiError::engine_gone()),
                 }
             };
@@ -79,16 +79,16 @@ impl Answers {
             let logprobs = format.logprobs(&model, &logprobs);
             let finish = finish_reason(&generated);
             written.push(match format {
-                Format::Chat => json!({
+                ApiFormat::Chat => json!({
                     "index": index,
                     "message": {"role": "assistant", "content": text, "refusal": null},
                     "logprobs": logprobs,
                     "finish_reason": finish,
                 }),
-                Format::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}),
+                ApiFormat::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}),
             });
         }
-        let object = if format == Format::Chat { "chat.completion" } else { "text_completion" };
+        let object = if format == ApiFormat::Chat { "chat.completion" } else { "text_completion" };
         let body = json!({
             "id": id,
             "object": object,
@@ -114,10 +114,10 @@ impl Answers {
             unfinished: vec![true; choices.len()],
             ready: VecDeque::new(),
         };
-        let mut sources: Vec<BoxStream<'static, (usize, Event)>> = Vec::new();
-        for (index, Choice { events, echo }) in choices.into_iter().enumerate() {
+        let mut sources: Vec<BoxStream<'static, (usize, RequestEvent)>> = Vec::new();
+        for (index, AnswerChoice { events, echo }) in choices.into_iter().enumerate() {
             writer.begin(index, &echo);
-            let next = move |mut events: UnboundedReceiver<Event>| async move {
+            let next = move |mut events: UnboundedReceiver<RequestEvent>| async move {
                 events.recv().await.map(|event| ((index, event), events))
             };
             sources.push(unfold(events, next).boxed());
@@ -146,14 +146,14 @@ impl Answers {
 
 /// Turns events into chunks of a stream.
 struct ChunkWriter {
-    model: Arc<Model>,
-    format: Format,
+    model: Arc<ServedModel>,
+    format: ApiFormat,
     id: String,
     created: u64,
     /// Answers to one prompt.
     each: usize,
     includes_usage: bool,
-    usages: Vec<hpp_generate::Usage>,
+    usages: Vec<hpp_generate::TokenUsage>,
     /// For each answer, whether neither its end nor an error was sent.
     unfinished: Vec<bool>,
     /// Chunks to send.
@@ -163,34 +163,34 @@ struct ChunkWriter {
 impl ChunkWriter {
     fn begin(&mut self, index: usize, echo: &str) {
         match self.format {
-            Format::Chat => {
+            ApiFormat::Chat => {
                 let delta = json!({"role": "assistant", "content": ""});
                 self.chunk(json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]), None);
             }
-            Format::Text if !echo.is_empty() => self.text(index, echo, Value::Null),
-            Format::Text => {}
+            ApiFormat::Text if !echo.is_empty() => self.text(index, echo, Value::Null),
+            ApiFormat::Text => {}
         }
     }
 
-    fn event(&mut self, index: usize, event: Event) {
+    fn event(&mut self, index: usize, event: RequestEvent) {
         match event {
-            Event::Token { logprobs: None, .. } => {}
-            Event::Token { logprobs: Some(scores), .. } => {
+            RequestEvent::Token { logprobs: None, .. } => {}
+            RequestEvent::Token { logprobs: Some(scores), .. } => {
                 let logprobs = self.format.logprobs(&self.model, &[scores]);
                 self.text(index, "", logprobs);
             }
-            Event::Text(text) => self.text(index, &text, Value::Null),
-            Event::Finished(generated) => {
+            RequestEvent::Text(text) => self.text(index, &text, Value::Null),
+            RequestEvent::Finished(generated) => {
                 self.unfinished[index] = false;
                 self.usages.push(generated.usage);
                 let finish = finish_reason(&generated);
                 let choice = match self.format {
-                    Format::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish}),
-                    Format::Text => json!({"index": index, "text": "", "logprobs": null, "finish_reason": finish}),
+                    ApiFormat::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish}),
+                    ApiFormat::Text => json!({"index": index, "text": "", "logprobs": null, "finish_reason": finish}),
                 };
                 self.chunk(json!([choice]), None);
             }
-            Event::Failed(error) => {
+            RequestEvent::Failed(error) => {
                 self.unfinished[index] = false;
                 self.send(&error.to_json());
             }
@@ -199,10 +199,10 @@ impl ChunkWriter {
 
     fn text(&mut self, index: usize, text: &str, logprobs: Value) {
         let choice = match self.format {
-            Format::Chat => {
+            ApiFormat::Chat => {
                 json!({"index": index, "delta": {"content": text}, "logprobs": logprobs, "finish_reason": null})
             }
-            Format::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}),
+            ApiFormat::Text => json!({"index": index, "text": text, "logprobs": logprobs, "finish_reason": null}),
         };
         self.chunk(json!([choice]), None);
     }
@@ -219,7 +219,7 @@ impl ChunkWriter {
     }
 
     fn chunk(&mut self, choices: Value, usage: Option<Usage>) {
-        let object = if self.format == Format::Chat { "chat.completion.chunk" } else { "text_completion" };
+        let object = if self.format == ApiFormat::Chat { "chat.completion.chunk" } else { "text_completion" };
         let mut chunk = json!({
             "id": self.id,
             "object": object,
@@ -238,16 +238,16 @@ impl ChunkWriter {
     }
 }
 
-impl Format {
+impl ApiFormat {
     /// Probabilities of tokens; null if there are none.
-    fn logprobs(self, model: &Model, tokens: &[TokenLogprobs]) -> Value {
+    fn logprobs(self, model: &ServedModel, tokens: &[TokenLogprobs]) -> Value {
         let text = |scored: &Scored| model.token_text(scored.id);
         let tokens: Vec<&TokenLogprobs> = tokens.iter().filter(|token| !model.ends_text(token.chosen.id)).collect();
         if tokens.is_empty() {
             return Value::Null;
         }
         match self {
-            Format::Chat => {
+            ApiFormat::Chat => {
                 let entry = |scored: &Scored| {
                     let text = text(scored);
                     json!({"token": text, "logprob": scored.logprob, "bytes": text.as_bytes()})
@@ -259,7 +259,7 @@ impl Format {
                 });
                 json!({"content": content.collect::<Vec<Value>>(), "refusal": null})
             }
-            Format::Text => {
+            ApiFormat::Text => {
                 let top = |token: &&TokenLogprobs| -> Value {
                     token
                         .top

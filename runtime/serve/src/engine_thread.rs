@@ -1,19 +1,19 @@
 //! The thread of an engine: takes requests from a queue, runs passes over all of them, and reports each token.
 //!
-//! Between two passes it takes new requests, drops those whose client is gone or whose time is over, and starts waiting ones as long as
-//! sequences are free. A sequence whose request is answered is kept: a later prompt that begins with the same tokens starts after them.
-//! The sequence that was used longest ago is dropped when another needs its place. Then, and after a restart, its states are restored from
-//! the pages of the cache: a request whose pages are still on disk waits for them while others run.
+//! Between two passes it takes new requests, drops those whose client has disconnected or whose time limit has passed, and starts waiting
+//! requests while sequences are free. It keeps the sequence of an answered request, so that a later prompt with the same prefix starts
+//! after it. If another request needs the place, the least recently used sequence is dropped. Later requests, also after a restart, restore
+//! its states from the pages of the cache: a request whose pages are still on disk waits for them while others run.
 
 use crate::error::{ApiError, ServeError};
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
-use hpp_generate::kv::{Found, LoadTicket};
+use hpp_generate::kv::{LoadTicket, PageLookup};
 use hpp_generate::speculate::{NgramDrafter, Speculation};
 use hpp_generate::text::TextTokenizer;
-use hpp_generate::{Batch, Event as GenerationEvent, FinishReason, Finished, GenerateError, Generated, Generation};
-use hpp_generate::{Request, RequestId, TokenSequence};
+use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
+use hpp_generate::{GenerationRequest, RequestId, TokenSequence};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,8 +21,8 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Without a cache: tokens of a prompt in one pass, and the grid on which a kept sequence is cut: the rest of a prompt is computed in the same chunks
-/// whether its start was kept or not, so its logits are the same.
+/// Without a cache: tokens of a prompt in one pass, and the grid to which a kept sequence is truncated. The rest of a prompt is computed in
+/// the same chunks whether or not its start was kept, so its logits are the same.
 const GRID: usize = 128;
 /// How long a request can be overtaken by more important ones.
 const MOST_OVERTAKEN: Duration = Duration::from_secs(60);
@@ -39,7 +39,7 @@ pub struct LoadedEngine<B: Backend> {
     pub max_sequences: usize,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
-    /// Whether to draft tokens that followed the last time a text ended as it does now.
+    /// Whether to use speculative decoding with n-grams.
     pub ngram_drafts: bool,
 }
 
@@ -50,50 +50,50 @@ pub struct EngineLimits {
     pub queue: usize,
 }
 
-/// A request on its way to the engine.
+/// A request for the engine.
 pub struct Submission {
     /// What to generate.
-    pub request: Request,
-    /// Takes what happens. The request is cancelled when the receiver is dropped.
-    pub events: UnboundedSender<Event>,
-    /// When it ends at the latest.
+    pub request: GenerationRequest,
+    /// Receives its events. Dropping the receiver cancels the request.
+    pub events: UnboundedSender<RequestEvent>,
+    /// Its deadline.
     pub deadline: Option<Instant>,
     /// Reports the logarithms of this many most likely tokens' probabilities, and of the chosen one's.
     pub top_logprobs: Option<usize>,
     /// When it arrived.
     pub arrived: Instant,
-    /// Whose states it continues and adds to, and how important they are.
+    /// The session that it continues, and its priority.
     pub hints: CacheHints,
 }
 
-/// What a client says about the states of its request.
+/// The client's hints about the states of its request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheHints {
-    /// The conversation: its answers' states are saved and used too, not only those of prompts.
+    /// The conversation: the states of its answers are saved and reused too, not only those of prompts.
     pub session: Option<String>,
     /// More important requests start first, and their states are kept longer.
     pub priority: i32,
-    /// Nothing follows soon: states leave memory after the answer, to disk if there is one.
+    /// No request follows soon: states are evicted from memory after the answer, to disk if there is one.
     pub park: bool,
 }
 
 /// Wakes the thread of an engine.
-pub type Wake = Box<dyn Fn() + Send + Sync>;
+pub type WakeFn = Box<dyn Fn() + Send + Sync>;
 
-enum Message {
+enum EngineCommand {
     Submit(Box<Submission>),
     /// A page has been read or written.
     Wake,
 }
 
-/// What happens to a request.
+/// An event of a request.
 #[derive(Debug)]
-pub enum Event {
+pub enum RequestEvent {
     /// A token was chosen; its text follows when it is complete.
     Token {
         /// The token.
         id: u32,
-        /// If asked for.
+        /// If requested.
         logprobs: Option<TokenLogprobs>,
     },
     /// More text; never part of a stop text.
@@ -104,11 +104,11 @@ pub enum Event {
     Failed(ApiError),
 }
 
-/// The way to an engine's thread. Cheap to clone; the thread ends once every clone is dropped.
+/// The queue of an engine's thread. Cheap to clone; the thread ends once every clone is dropped.
 #[derive(Clone)]
 pub struct EngineQueue {
-    messages: Sender<Message>,
-    /// The thread ends once no queue has this.
+    messages: Sender<EngineCommand>,
+    /// The thread ends once all senders are dropped.
     _open: Arc<()>,
     waiting: Arc<AtomicUsize>,
     limits: EngineLimits,
@@ -131,7 +131,7 @@ impl EngineQueue {
             return Err(ApiError::Busy { waiting });
         }
         for (sent, submission) in submissions.into_iter().enumerate() {
-            if self.messages.send(Message::Submit(Box::new(submission))).is_err() {
+            if self.messages.send(EngineCommand::Submit(Box::new(submission))).is_err() {
                 self.waiting.fetch_sub(count - sent, Ordering::SeqCst);
                 return Err(ApiError::engine_gone());
             }
@@ -141,12 +141,12 @@ impl EngineQueue {
 }
 
 /// Loads an engine on a thread of its own and serves it until every queue to it is dropped, or `stop` is set. Returns when it is loaded.
-/// `load` is given what its cache calls whenever a page has been read or written.
+/// `load` gets the function that its cache calls whenever a page has been read or written.
 ///
 /// # Errors
 /// What `load` reports.
 pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
-    load: impl FnOnce(Wake) -> Result<LoadedEngine<B>, E> + Send + 'static,
+    load: impl FnOnce(WakeFn) -> Result<LoadedEngine<B>, E> + Send + 'static,
     limits: EngineLimits,
     metrics: ModelMetrics,
     stop: Arc<AtomicBool>,
@@ -154,7 +154,7 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
     let (messages, inbox) = channel();
     let (waiting, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(()));
     let (waker, queues) = (messages.clone(), Arc::downgrade(&open));
-    let wake: Wake = Box::new(move || drop(waker.send(Message::Wake)));
+    let wake: WakeFn = Box::new(move || drop(waker.send(EngineCommand::Wake)));
     let queue = EngineQueue { messages, _open: open, waiting: Arc::clone(&waiting), limits, metrics: metrics.clone() };
     let (loaded, is_loaded) = channel();
     let run = move || {
@@ -195,20 +195,20 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
     }
 }
 
-/// A request that is not started.
+/// A request that waits.
 struct Waiting {
     submission: Submission,
-    /// While its pages are being read.
+    /// Set while its pages are being read.
     ticket: Option<Arc<LoadTicket>>,
     /// Whether it cannot start before pages have been read.
     is_loading: bool,
-    /// Stored pages that were in RAM when it came.
+    /// Stored pages that were in RAM when it arrived.
     in_ram: usize,
 }
 
 /// A request in the batch.
 struct Running {
-    events: UnboundedSender<Event>,
+    events: UnboundedSender<RequestEvent>,
     deadline: Option<Instant>,
     top_logprobs: Option<usize>,
     arrived: Instant,
@@ -222,13 +222,13 @@ struct EngineThread<B: Backend> {
     ngram_drafts: bool,
     grid: usize,
     max_sequences: usize,
-    inbox: Receiver<Message>,
+    inbox: Receiver<EngineCommand>,
     queues: Weak<()>,
-    /// Requests that were submitted and are not started, in the inbox or in `waiting`.
+    /// Submitted requests that wait, in the inbox or in `waiting`.
     queued: Arc<AtomicUsize>,
     waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
-    /// Sequences of answered requests, the one used longest ago first.
+    /// Sequences of answered requests, the least recently used first.
     kept: Vec<TokenSequence<B>>,
     metrics: ModelMetrics,
     reported_cache: Instant,
@@ -261,7 +261,7 @@ impl<B: Backend> EngineThread<B> {
             match self.inbox.recv_timeout(IDLE_CHECK) {
                 Ok(message) => self.take(message),
                 Err(_) if self.stop.load(Ordering::SeqCst) || !self.waiting.is_empty() => {
-                    self.take(Message::Wake);
+                    self.take(EngineCommand::Wake);
                     return true;
                 }
                 Err(_) if self.queues.strong_count() == 0 => return false,
@@ -270,14 +270,14 @@ impl<B: Backend> EngineThread<B> {
         }
     }
 
-    fn take(&mut self, message: Message) {
+    fn take(&mut self, message: EngineCommand) {
         match message {
-            Message::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
-            Message::Submit(submission) => self.enqueue(*submission),
+            EngineCommand::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
+            EngineCommand::Submit(submission) => self.enqueue(*submission),
         }
     }
 
-    /// Puts a request behind those that are as important or have been overtaken for long. What of its prompt is stored on disk is
+    /// Puts a request behind those that are as important or have been overtaken for long. Pages of its prompt on disk are
     /// read while it waits.
     fn enqueue(&mut self, submission: Submission) {
         let mut in_ram = 0;
@@ -294,7 +294,7 @@ impl<B: Backend> EngineThread<B> {
         self.waiting.insert(at, Waiting { submission, ticket: None, is_loading: false, in_ram });
     }
 
-    /// Drops requests whose client is gone or whose time is over.
+    /// Drops requests whose client has disconnected or whose deadline has passed.
     fn drop_ended(&mut self) {
         let now = Instant::now();
         let is_late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
@@ -304,7 +304,7 @@ impl<B: Backend> EngineThread<B> {
             let (gone, late) = (submission.events.is_closed(), is_late(submission.deadline));
             if gone || late {
                 self.metrics.ended(ended(gone));
-                let _ = submission.events.send(Event::Failed(ApiError::Timeout));
+                let _ = submission.events.send(RequestEvent::Failed(ApiError::Timeout));
             }
             !gone && !late
         });
@@ -321,7 +321,7 @@ impl<B: Backend> EngineThread<B> {
             let removed = self.running.remove(&id);
             let park = removed.as_ref().is_some_and(|running| running.park);
             if let Some(running) = removed {
-                let _ = running.events.send(Event::Failed(ApiError::Timeout));
+                let _ = running.events.send(RequestEvent::Failed(ApiError::Timeout));
             }
             if let Some(finished) = self.batch.cancel(id) {
                 self.keep(finished.sequence, park);
@@ -329,7 +329,7 @@ impl<B: Backend> EngineThread<B> {
         }
     }
 
-    /// Starts requests in order, but for those whose pages are being read, as long as sequences are free.
+    /// Starts requests in order while sequences are free, except those whose pages are being read.
     fn start_waiting(&mut self) {
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut still_waiting = VecDeque::new();
@@ -337,7 +337,7 @@ impl<B: Backend> EngineThread<B> {
             let sequence = if self.batch.len() < self.max_sequences { self.sequence_for(&mut next) } else { None };
             match sequence {
                 Some(sequence) => {
-                    // Pages are read for one request at a time: now for the first of those that wait.
+                    // Pages are read for one request at a time: now for the first one that waits.
                     if next.ticket.take().is_some() {
                         still_waiting.append(&mut waiting);
                         waiting = std::mem::take(&mut still_waiting);
@@ -371,12 +371,12 @@ impl<B: Backend> EngineThread<B> {
             }
             Err(error) => {
                 self.metrics.ended("failed");
-                let _ = events.send(Event::Failed(error.into()));
+                let _ = events.send(RequestEvent::Failed(error.into()));
             }
         }
     }
 
-    /// What a request starts from: the kept sequence or the stored pages that have most in common with its prompt, else an empty
+    /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, else an empty
     /// sequence. `None` while pages are being read.
     fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<TokenSequence<B>> {
         if waiting.is_loading {
@@ -391,13 +391,13 @@ impl<B: Backend> EngineThread<B> {
         let mut pages = Vec::new();
         let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
         if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
-            // Of as many tokens, those of a kept sequence need no copy. But going back to a short common start would lose the rest of
-            // another conversation, and some states cannot go back.
+            // With equally many tokens, a kept sequence needs no copy. But truncating it to a short common prefix would lose the
+            // rest of another conversation, and some states cannot go back.
             let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
             if !found.is_empty() && (!is_best || found.len() * self.grid > in_best) {
                 match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
-                    Found::Pages(loaded) => pages = loaded,
-                    Found::Loading(ticket) => {
+                    PageLookup::Pages(loaded) => pages = loaded,
+                    PageLookup::Loading(ticket) => {
                         waiting.ticket = ticket.or(waiting.ticket.take());
                         waiting.is_loading = true;
                         return None;
@@ -428,7 +428,7 @@ impl<B: Backend> EngineThread<B> {
         Some(restored.ok().flatten().unwrap_or_default())
     }
 
-    /// Keeps the sequence of an answered request, unless nothing follows soon.
+    /// Keeps the sequence of an answered request, unless its client says that no request follows soon.
     fn keep(&mut self, sequence: TokenSequence<B>, park: bool) {
         if park && let Some(cache) = self.batch.cache() {
             cache.park(&sequence);
@@ -471,11 +471,11 @@ impl<B: Backend> EngineThread<B> {
                     FinishReason::Length => "length",
                     FinishReason::Cancelled => "cancelled",
                 });
-                Event::Finished(Box::new(generated))
+                RequestEvent::Finished(Box::new(generated))
             }
             Err(error) => {
                 self.metrics.ended("failed");
-                Event::Failed(error.into())
+                RequestEvent::Failed(error.into())
             }
         };
         let _ = running.events.send(event);
@@ -489,7 +489,7 @@ impl<B: Backend> EngineThread<B> {
         let running = self.running.drain().map(|(_, running)| running.events);
         for events in waiting.chain(running) {
             self.metrics.ended("failed");
-            let _ = events.send(Event::Failed(error.clone()));
+            let _ = events.send(RequestEvent::Failed(error.clone()));
         }
         self.batch.clear();
         self.kept.clear();
@@ -528,11 +528,11 @@ impl Running {
                 }
                 self.last_token = Some(now);
                 metrics.generated_tokens.inc();
-                Event::Token { id, logprobs: self.top_logprobs.map(|top| token_logprobs(logits, id, top)) }
+                RequestEvent::Token { id, logprobs: self.top_logprobs.map(|top| token_logprobs(logits, id, top)) }
             }
-            GenerationEvent::Text(text) => Event::Text(text.to_owned()),
+            GenerationEvent::Text(text) => RequestEvent::Text(text.to_owned()),
         };
-        // A client that is gone is noticed before the next pass.
+        // A disconnected client is noticed before the next pass.
         let _ = self.events.send(event);
     }
 }

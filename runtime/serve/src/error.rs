@@ -16,10 +16,10 @@ const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
 /// An error that a client sees.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ApiError {
-    /// The request cannot be understood or asks for what is not there.
+    /// The request is invalid or asks for something that does not exist.
     #[error("{message}")]
     Invalid {
-        /// What is wrong, and what to do.
+        /// The problem, and what to do.
         message: String,
         /// The field it is about.
         param: Option<&'static str>,
@@ -150,7 +150,7 @@ impl From<GenerateError> for ApiError {
 /// Why serving failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// The address cannot be listened on.
+    /// The server cannot listen on the address.
     #[error("cannot listen on {address}")]
     Listen {
         /// The address.
@@ -159,12 +159,12 @@ pub enum ServeError {
         source: io::Error,
     },
     /// An origin is no HTTP header value.
-    #[error("{0:?} is no origin of a page, such as http://localhost:3000")]
+    #[error("{0:?} is not an origin of a page, such as http://localhost:3000")]
     Origin(String),
     /// The thread of an engine ended while it loaded.
     #[error("the engine's thread ended while it loaded")]
     EngineThread,
-    /// The system refused something else.
+    /// Another error of the system.
     #[error("cannot serve")]
     Io(#[from] io::Error),
 }
@@ -184,7 +184,7 @@ impl ServeError {
     }
 }
 
-/// Checks that an address can be listened on, before models are loaded.
+/// Checks that the server can listen on an address, before models are loaded.
 ///
 /// # Errors
 /// It is in use, not allowed, or not of this machine.

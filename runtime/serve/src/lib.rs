@@ -1,9 +1,9 @@
 //! An HTTP server with OpenAI's API over a language model.
 //!
 //! - [`serve`] listens, checks API keys and sizes, and routes requests ([`openai`] has the types of the API).
-//! - A [`Model`] turns a request's text into tokens and submits it to the thread of its engine.
+//! - A [`ServedModel`] turns a request's text into tokens and submits it to the thread of its engine.
 //! - The engine's thread (`engine_thread`) runs one pass after the other over a [`Batch`](hpp_generate::Batch). Requests join and leave
-//!   between passes. It keeps the states of answered requests, so that a prompt that begins with the same tokens starts after them.
+//!   between passes. It keeps the states of answered requests, so that a prompt with the same prefix starts after it.
 //!
 //! Knows no command line, no signals and no backend. Opens no file: paths come from the command line only, never from a request.
 
@@ -16,8 +16,8 @@ mod model;
 pub mod openai;
 mod server;
 
-pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, Wake};
+pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, WakeFn};
 pub use error::{ApiError, ServeError, check_address};
 pub use metrics::{Metrics, ModelMetrics};
-pub use model::{EngineHandle, Model, ModelSettings, Placement, RequestOptions};
+pub use model::{EngineHandle, ModelSettings, RequestOptions, ServedModel, WeightPlacement};
 pub use server::{ServeSettings, Shutdown, serve};

@@ -1,4 +1,4 @@
-//! Logarithms of probabilities, for requests that ask for them.
+//! Log probabilities of tokens, for requests that ask for them.
 
 use hpp_generate::sampling::{exp_sum, max_logit};
 

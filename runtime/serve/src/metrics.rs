@@ -1,4 +1,4 @@
-//! Counters, gauges and histograms for Prometheus, one of each for every model.
+//! Counters, gauges and histograms for Prometheus, by model.
 
 use hpp_generate::kv::StoreStats;
 use prometheus_client::encoding::{EncodeLabelSet, text::encode};
@@ -71,7 +71,7 @@ struct CacheFamilies {
 pub struct CacheMetrics {
     model: String,
     families: CacheFamilies,
-    /// What was reported last.
+    /// The last reported values.
     last: StoreStats,
 }
 
@@ -82,7 +82,7 @@ pub struct ModelMetrics {
     requests: Family<FinishLabels, Counter>,
     /// Prompt tokens of requests that were started.
     pub prompt_tokens: Counter,
-    /// Of these, tokens whose states were there already.
+    /// Of these, tokens whose states were reused.
     pub cached_tokens: Counter,
     /// Tokens generated.
     pub generated_tokens: Counter,
@@ -98,7 +98,7 @@ pub struct ModelMetrics {
     pub idle_sequences: Gauge,
     /// Bytes of states, of running and of idle sequences.
     pub state_bytes: Gauge,
-    /// Weights brought from disk or to a device, bytes.
+    /// Weights read from disk or copied to a device, bytes.
     pub weight_bytes: Counter,
     /// Seconds from the arrival of a request to its first token.
     pub first_token: Histogram,
@@ -145,7 +145,7 @@ impl Metrics {
             "Prompt tokens of requests that were started",
             this.prompt_tokens.clone(),
         );
-        registry.register("hpp_cached_tokens", "Prompt tokens whose states were kept", this.cached_tokens.clone());
+        registry.register("hpp_cached_tokens", "Prompt tokens whose states were reused", this.cached_tokens.clone());
         registry.register("hpp_generated_tokens", "Generated tokens", this.generated_tokens.clone());
         registry.register("hpp_passes", "Passes over the weights", this.passes.clone());
         let help = "Tokens computed as rows of a batch of several requests";
@@ -221,18 +221,18 @@ impl CacheFamilies {
         registry.register("hpp_kv_pages", "KV pages in a tier; those in RAM may be on disk too", self.pages.clone());
         registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
         registry.register("hpp_kv_misses", "KV pages that prompts had to compute", self.misses.clone());
-        registry.register("hpp_kv_evictions", "KV pages that left a tier to make room", self.evictions.clone());
-        registry.register("hpp_kv_refused", "KV pages that found no room", self.refused.clone());
+        registry.register("hpp_kv_evictions", "KV pages evicted from a tier", self.evictions.clone());
+        registry.register("hpp_kv_refused", "KV pages that were not kept for lack of room", self.refused.clone());
         registry.register("hpp_kv_written_pages", "KV pages written to disk", self.written.clone());
         registry.register("hpp_kv_read_pages", "KV pages read from disk", self.read.clone());
         let read_seconds = self.read_seconds.clone();
-        registry.register_with_unit("hpp_kv_read_time", "Time of these reads, added up", Unit::Seconds, read_seconds);
+        registry.register_with_unit("hpp_kv_read_time", "Total time of the reads", Unit::Seconds, read_seconds);
         registry.register("hpp_kv_errors", "Reads and writes of KV pages that failed", self.errors.clone());
     }
 }
 
 impl CacheMetrics {
-    /// Adds what has happened since the last report.
+    /// Adds the counts since the last report.
     pub fn report(&mut self, now: &StoreStats) {
         let (families, last) = (&self.families, &self.last);
         let model = Labels { model: self.model.clone() };

@@ -1,12 +1,14 @@
 //! A model that is served: turns requests into tokens and submits them to the thread of its engine.
 
-use crate::engine_thread::{CacheHints, EngineLimits, EngineQueue, Event, LoadedEngine, Submission, Wake, start};
+use crate::engine_thread::{
+    CacheHints, EngineLimits, EngineQueue, LoadedEngine, RequestEvent, Submission, WakeFn, start,
+};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, TextTokenizer};
-use hpp_generate::{PromptEncoder, Request, check_prompt};
+use hpp_generate::{GenerationRequest, PromptEncoder, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde::Serialize;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// What a model is made of.
+/// The settings of a model.
 pub struct ModelSettings {
     /// The name in requests.
     pub name: String,
@@ -30,12 +32,12 @@ pub struct ModelSettings {
     /// Limits of its engine.
     pub limits: EngineLimits,
     /// Where its weights lie.
-    pub placement: Vec<Placement>,
+    pub placement: Vec<WeightPlacement>,
 }
 
-/// Weights that lie in one place.
+/// Weights on one device with one residency.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Placement {
+pub struct WeightPlacement {
     /// The plan's device.
     pub device: String,
     /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
@@ -50,14 +52,14 @@ pub struct Placement {
 }
 
 /// A model with its engine.
-pub struct Model {
+pub struct ServedModel {
     settings: ModelSettings,
     queue: EngineQueue,
     /// Seconds since 1970 when it was loaded.
     created: u64,
 }
 
-/// What a request asks for, apart from its prompt.
+/// The options of a request.
 #[derive(Clone, Debug, Default)]
 pub struct RequestOptions {
     /// Most tokens to generate.
@@ -66,33 +68,33 @@ pub struct RequestOptions {
     pub stop: Vec<String>,
     /// How tokens are chosen.
     pub sampling: SamplingOverrides,
-    /// Whether to go on after the tokens that end a text.
+    /// Whether to continue after the tokens that end a text.
     pub ignore_eos: bool,
     /// Most likely tokens to report with each token.
     pub top_logprobs: Option<usize>,
     /// Time limit.
     pub timeout: Option<Duration>,
-    /// What the client says about states.
+    /// The client's hints about states.
     pub hints: CacheHints,
 }
 
 /// The thread of an engine. It ends once its model is dropped.
 pub type EngineHandle = JoinHandle<()>;
 
-impl Model {
+impl ServedModel {
     /// Loads the engine on a thread of its own.
     ///
     /// # Errors
     /// What `load` reports.
     pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
         settings: ModelSettings,
-        load: impl FnOnce(Wake) -> Result<LoadedEngine<B>, E> + Send + 'static,
+        load: impl FnOnce(WakeFn) -> Result<LoadedEngine<B>, E> + Send + 'static,
         metrics: ModelMetrics,
         stop: Arc<AtomicBool>,
-    ) -> Result<(Model, EngineHandle), E> {
+    ) -> Result<(ServedModel, EngineHandle), E> {
         let (queue, thread) = start(load, settings.limits, metrics, stop)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Ok((Model { settings, queue, created }, thread))
+        Ok((ServedModel { settings, queue, created }, thread))
     }
 
     /// The name in requests.
@@ -111,7 +113,7 @@ impl Model {
     }
 
     /// Where its weights lie.
-    pub fn placement(&self) -> &[Placement] {
+    pub fn placement(&self) -> &[WeightPlacement] {
         &self.settings.placement
     }
 
@@ -136,7 +138,7 @@ impl Model {
         self.tokenizer()?.decode(tokens).map_err(failed)
     }
 
-    /// The text of one token; what is no complete character is replaced.
+    /// The text of one token; incomplete characters are replaced.
     pub fn token_text(&self, token: u32) -> String {
         self.tokenizer().ok().and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default()
     }
@@ -154,7 +156,7 @@ impl Model {
         &self,
         prompt: Vec<u32>,
         options: &RequestOptions,
-    ) -> Result<(Submission, UnboundedReceiver<Event>), ApiError> {
+    ) -> Result<(Submission, UnboundedReceiver<RequestEvent>), ApiError> {
         let settings = &self.settings;
         check_prompt(&prompt, settings.context)
             .map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })?;
@@ -164,7 +166,7 @@ impl Model {
         if !options.stop.is_empty() {
             self.tokenizer()?;
         }
-        let request = Request {
+        let request = GenerationRequest {
             prompt,
             max_new_tokens: options.max_tokens.unwrap_or(u64::MAX),
             eos_token_ids: if options.ignore_eos { vec![] } else { settings.eos_token_ids.clone() },

@@ -1,9 +1,9 @@
 //! Routes, API keys, limits and shutdown.
 
-use crate::answer::{Answers, Choice, Format};
+use crate::answer::{AnswerChoice, Answers, ApiFormat};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
-use crate::model::{EngineHandle, Model, RequestOptions};
+use crate::model::{EngineHandle, RequestOptions, ServedModel};
 use crate::openai::{ChatRequest, CompletionRequest, OnePrompt, Settings};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
@@ -27,7 +27,7 @@ use tower_http::cors::{Any, CorsLayer};
 pub struct ServeSettings {
     /// Where to listen.
     pub address: SocketAddr,
-    /// Keys of which a request must give one; empty: none is needed.
+    /// API keys. A request must send one of them, unless there are none.
     pub api_keys: Vec<String>,
     /// Largest request, bytes.
     pub max_body: usize,
@@ -60,7 +60,7 @@ impl Shutdown {
 }
 
 struct App {
-    models: Vec<Arc<Model>>,
+    models: Vec<Arc<ServedModel>>,
     metrics: Metrics,
     settings: ServeSettings,
 }
@@ -69,13 +69,13 @@ type SharedApp = Arc<App>;
 
 /// Serves models until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
 pub fn serve(
-    models: Vec<(Model, EngineHandle)>,
+    models: Vec<(ServedModel, EngineHandle)>,
     metrics: Metrics,
     settings: ServeSettings,
     shutdown: &Shutdown,
     on_ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
-    let (models, engines): (Vec<Model>, Vec<EngineHandle>) = models.into_iter().unzip();
+    let (models, engines): (Vec<ServedModel>, Vec<EngineHandle>) = models.into_iter().unzip();
     let cors = cors(&settings.cors_origins)?;
     let grace = settings.grace;
     let app = Arc::new(App { models: models.into_iter().map(Arc::new).collect(), metrics, settings });
@@ -158,7 +158,7 @@ fn is_equal(a: &str, b: &str) -> bool {
 }
 
 impl App {
-    fn model(&self, name: Option<&str>) -> Result<Arc<Model>, ApiError> {
+    fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         let found = match (name, self.models.as_slice()) {
             (None, [only]) => Some(only),
             (None, _) => return Err(ApiError::field("model", "`model` is missing; GET /v1/models lists them")),
@@ -238,7 +238,7 @@ async fn chat(
     let conversation = request.conversation()?;
     let model = Arc::clone(&question.model);
     let prompt = blocking(move || model.encode_conversation(&conversation)).await?;
-    question.answer(Format::Chat, vec![(prompt, String::new())]).await
+    question.answer(ApiFormat::Chat, vec![(prompt, String::new())]).await
 }
 
 async fn complete(
@@ -260,12 +260,12 @@ async fn complete(
         };
         prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()
     });
-    question.answer(Format::Text, encoded.await?).await
+    question.answer(ApiFormat::Text, encoded.await?).await
 }
 
 /// What chat and text completions have in common.
 struct Question {
-    model: Arc<Model>,
+    model: Arc<ServedModel>,
     options: RequestOptions,
     /// Answers to each prompt.
     answers: u64,
@@ -275,7 +275,7 @@ struct Question {
 
 impl Question {
     /// Submits each prompt, as tokens with the text that its answers begin with, once for each answer; answers have seeds of their own.
-    async fn answer(self, format: Format, prompts: Vec<(Vec<u32>, String)>) -> Result<Response, ApiError> {
+    async fn answer(self, format: ApiFormat, prompts: Vec<(Vec<u32>, String)>) -> Result<Response, ApiError> {
         let (mut submissions, mut choices) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {
             for index in 0..self.answers {
@@ -283,7 +283,7 @@ impl Question {
                 options.sampling.seed = options.sampling.seed.map(|seed| seed.wrapping_add(index));
                 let (submission, events) = self.model.prepare(prompt.clone(), &options)?;
                 submissions.push(submission);
-                choices.push(Choice { events, echo: echo.clone() });
+                choices.push(AnswerChoice { events, echo: echo.clone() });
             }
         }
         self.model.submit(submissions)?;
@@ -292,7 +292,7 @@ impl Question {
     }
 }
 
-fn description(model: &Model) -> Value {
+fn description(model: &ServedModel) -> Value {
     json!({
         "id": model.name(),
         "object": "model",

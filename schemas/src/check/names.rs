@@ -22,8 +22,8 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         unique(found, &format!("{place}.outputs"), partition.outputs.iter().map(|output| &output.name));
         let reserved = matches!(partition.name.as_str(), "model" | "state");
         found.require(!reserved, &place, format!("the partition name {:?} is reserved", partition.name));
-        for (form, field) in partition.forms().zip(["", ".prefill"]) {
-            providers(found, &format!("{place}{field}"), form.providers, device(plan, form.device));
+        for (variant, field) in partition.variants().zip(["", ".prefill"]) {
+            providers(found, &format!("{place}{field}"), variant.providers, device(plan, variant.device));
         }
         found.require(
             device(plan, &partition.device).is_some(),

@@ -42,20 +42,20 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
 
 fn partition_paths(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition) {
     upward(found, &format!("{place}.weights_dir"), &partition.weights_dir);
-    for (form, field) in partition.forms().zip(["", ".prefill"]) {
+    for (variant, field) in partition.variants().zip(["", ".prefill"]) {
         let file_place = format!("{place}{field}.file");
         // The partition of an unsplit plan is the source model itself.
-        match field.is_empty() && form.file == plan.model.source {
-            true => upward(found, &file_place, form.file),
-            false => inside(found, &file_place, form.file),
+        match field.is_empty() && variant.file == plan.model.source {
+            true => upward(found, &file_place, variant.file),
+            false => inside(found, &file_place, variant.file),
         }
-        recorded(plan, found, &file_place, form.file);
-        if let Some(file) = form.host_file {
+        recorded(plan, found, &file_place, variant.file);
+        if let Some(file) = variant.host_file {
             let place = format!("{place}{field}.host_file");
             inside(found, &place, file);
             recorded(plan, found, &place, file);
         }
-        for (number, weight) in form.weights.iter().enumerate() {
+        for (number, weight) in variant.weights.iter().enumerate() {
             inside(found, &format!("{place}{field}.weights[{number}].file"), &weight.file);
         }
     }

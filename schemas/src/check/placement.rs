@@ -1,15 +1,15 @@
 //! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
-use crate::{DeviceKind, Experts, Form, Partition, Plan, Residency, WeightInput};
+use crate::{DeviceKind, Experts, Partition, PartitionVariant, Plan, Residency, WeightInput};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
     for (at, partition) in plan.partitions.iter().enumerate() {
-        for (form, field) in partition.forms().zip(["", ".prefill"]) {
+        for (variant, field) in partition.variants().zip(["", ".prefill"]) {
             let place = format!("partitions[{at}]{field}");
-            streamed(plan, found, &place, &form);
-            weights(plan, found, &place, partition, &form);
+            streamed(plan, found, &place, &variant);
+            weights(plan, found, &place, partition, &variant);
         }
         if let Some(wanted) = &partition.experts {
             experts(plan, found, &format!("partitions[{at}].experts"), partition, wanted);
@@ -43,20 +43,20 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     }
 }
 
-fn streamed(plan: &Plan, found: &mut Findings, place: &str, form: &Form<'_>) {
-    let Some(device) = names::device(plan, form.device) else {
+fn streamed(plan: &Plan, found: &mut Findings, place: &str, variant: &PartitionVariant<'_>) {
+    let Some(device) = names::device(plan, variant.device) else {
         // `names` checks the device for decoding.
         if place.ends_with(".prefill") {
-            found.error(place, format!("the plan has no device {:?}", form.device));
+            found.error(place, format!("the plan has no device {:?}", variant.device));
         }
         return;
     };
     let name = &device.name;
-    let (is_possible, why) = match (form.residency, device.kind) {
+    let (is_possible, why) = match (variant.residency, device.kind) {
         (Residency::Resident, _) => return,
         (Residency::Streamed, DeviceKind::Gpu) => {
             let what = "weights that are streamed to a GPU must be inputs of the file";
-            found.require(!form.weights.is_empty(), place, what);
+            found.require(!variant.weights.is_empty(), place, what);
             (device.ring.is_some(), format!("{name} has no ring to stream weights into"))
         }
         (Residency::Streamed, DeviceKind::Cpu) => {
@@ -85,9 +85,9 @@ fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition
     found.require((1..=*count).contains(active), place, format!("{active} of {count} experts cannot be selected"));
     found.require(!weights.is_empty(), place, "no weight holds the experts");
     found.require(bytes.0 <= partition.bytes.weights.0, place, "the experts are larger than the weights");
-    let is_streamed = partition.forms().all(|form| {
-        let device = names::device(plan, form.device);
-        form.residency == Residency::Streamed && device.is_some_and(|device| device.kind == DeviceKind::Cpu)
+    let is_streamed = partition.variants().all(|variant| {
+        let device = names::device(plan, variant.device);
+        variant.residency == Residency::Streamed && device.is_some_and(|device| device.kind == DeviceKind::Cpu)
     });
     found.require(is_streamed, place, "experts are read by demand only where the host computes and streams");
     let cache = names::device(plan, &partition.device).and_then(|device| device.expert_cache);
@@ -96,15 +96,15 @@ fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition
 }
 
 /// Weight inputs are on a GPU, have unique names, and are within files that the plan records.
-fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, form: &Form<'_>) {
-    let on_host = names::device(plan, form.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
+fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, variant: &PartitionVariant<'_>) {
+    let on_host = names::device(plan, variant.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
     found.require(
-        !on_host || form.weights.is_empty(),
+        !on_host || variant.weights.is_empty(),
         place,
         "weights must be constants on the host, because kernels can pack only constants",
     );
     let mut seen: BTreeSet<&str> = partition.inputs.iter().map(|input| input.name.as_str()).collect();
-    for (number, weight) in form.weights.iter().enumerate() {
+    for (number, weight) in variant.weights.iter().enumerate() {
         let place = format!("{place}.weights[{number}]");
         found.require(seen.insert(&weight.name), &place, format!("{:?} occurs twice", weight.name));
         match end(weight) {

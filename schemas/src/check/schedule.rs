@@ -16,7 +16,7 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
 type DeviceOf = for<'p> fn(&'p Partition) -> &'p str;
 
 fn phase(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step], device: DeviceOf) {
-    let mut done = Progress { device, ran: BTreeSet::new(), copied: BTreeSet::new() };
+    let mut done = ScheduleProgress { device, ran: BTreeSet::new(), copied: BTreeSet::new() };
     for (at, step) in steps.iter().enumerate() {
         let place = format!("{place}[{at}]");
         match step {
@@ -30,14 +30,14 @@ fn phase(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step], device:
 }
 
 /// The effect of the steps so far.
-struct Progress<'a> {
+struct ScheduleProgress<'a> {
     device: DeviceOf,
     ran: BTreeSet<&'a str>,
     /// (producer, value, target device) of the copies so far.
     copied: BTreeSet<(&'a str, &'a str, &'a str)>,
 }
 
-fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, done: &mut Progress<'a>) {
+fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, done: &mut ScheduleProgress<'a>) {
     let Some(partition) = plan.partitions.iter().find(|partition| partition.name == name) else {
         return found.error(place, format!("the plan has no partition {name:?}"));
     };
@@ -54,7 +54,13 @@ fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, don
     found.require(done.ran.insert(name), place, format!("{name:?} runs twice"));
 }
 
-fn copy_values<'a>(plan: &'a Plan, found: &mut Findings, place: &str, copy: &'a CopyStep, done: &mut Progress<'a>) {
+fn copy_values<'a>(
+    plan: &'a Plan,
+    found: &mut Findings,
+    place: &str,
+    copy: &'a CopyStep,
+    done: &mut ScheduleProgress<'a>,
+) {
     for device in [&copy.from, &copy.to] {
         let known = names::device(plan, device).is_some();
         found.require(known, place, format!("the plan has no device {device:?}"));

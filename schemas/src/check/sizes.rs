@@ -42,17 +42,17 @@ fn totals(plan: &Plan, found: &mut Findings) {
 /// one partition, the largest workspace, and the margin. `None` on overflow of 64 bits.
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
     let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
-    let here = || plan.partitions.iter().filter(computes);
+    let computing = || plan.partitions.iter().filter(computes);
     // State kept elsewhere in both phases is copied here for one run; state that moves between phases stays here during
     // one of them.
     let visits = |partition: &Partition| {
-        let at_home = |state: &&crate::State| partition.forms().any(|form| form.device == state.device);
+        let at_home = |state: &&crate::State| partition.variants().any(|variant| variant.device == state.device);
         plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))
     };
     let weights = plan.weights_on(device)?;
-    let at_home = here().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
-    let visiting = here().filter(|partition| visits(partition)).map(|partition| partition.bytes.kv).max();
-    let workspace = here().map(|partition| partition.bytes.workspace).max();
+    let at_home = computing().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
+    let visiting = computing().filter(|partition| visits(partition)).map(|partition| partition.bytes.kv).max();
+    let workspace = computing().map(|partition| partition.bytes.workspace).max();
     let ring = plan.devices.iter().find(|other| other.name == device).and_then(|device| device.ring);
     let ring = ring.map_or(Some(0), |ring| ring.slot_bytes.0.checked_mul(u64::from(ring.slots)))?;
     let fixed = [ByteSize(weights), ByteSize(ring), plan.budgets.margin];

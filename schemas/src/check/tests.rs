@@ -2,7 +2,7 @@
 
 use super::Severity;
 use crate::{
-    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Placement, Plan,
+    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Plan, PrefillVariant,
     Provider, Residency, Ring, StateUpdate, Step, WeightInput,
 };
 
@@ -159,9 +159,9 @@ fn stream_first(plan: &mut Plan) {
     plan.devices[0].ring = RING;
 }
 
-fn prefill(plan: &Plan, device: &str) -> Option<Placement> {
+fn prefill(plan: &Plan, device: &str) -> Option<PrefillVariant> {
     let (file, weights) = (plan.partitions[0].file.clone(), weight_inputs());
-    Some(Placement {
+    Some(PrefillVariant {
         device: device.into(),
         residency: Residency::Streamed,
         file,

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Tokenizer, special tokens and recommended sampling.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Generation {
+pub struct GenerationConfig {
     /// `tokenizer.json`, relative to the plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tokenizer: Option<String>,

@@ -29,7 +29,7 @@ pub struct Partition {
     pub host_file: Option<String>,
     /// How it computes in prefill, if that differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub prefill: Option<Placement>,
+    pub prefill: Option<PrefillVariant>,
     /// If it begins with a mixture of experts: the experts, which the runtime reads from disk by demand.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
@@ -138,7 +138,7 @@ pub enum Residency {
     /// In the memory of its device.
     #[default]
     Resident,
-    /// Not in the memory of its device. Weights of a GPU are in host memory, or on disk as far as that is too small, and
+    /// Not in the memory of its device. Weights of a GPU are in host memory, or on disk if that is too small, and
     /// copied into a slot before each run. Weights of the host are on disk and read before each run, except for the
     /// locked part.
     Streamed,
@@ -150,7 +150,7 @@ pub enum Residency {
 /// How a partition computes in prefill, if that differs from decoding.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Placement {
+pub struct PrefillVariant {
     /// Device.
     pub device: String,
     /// Residency of its weights there.
@@ -196,7 +196,7 @@ impl WeightInput {
 
 /// How a partition computes in one phase, borrowed from the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Form<'a> {
+pub struct PartitionVariant<'a> {
     /// Device.
     pub device: &'a str,
     /// Residency of its weights there.
@@ -220,8 +220,8 @@ impl Residency {
 
 impl Partition {
     /// How it computes while decoding, and in both phases without `prefill`.
-    pub fn form(&self) -> Form<'_> {
-        Form {
+    pub fn decode_variant(&self) -> PartitionVariant<'_> {
+        PartitionVariant {
             device: &self.device,
             residency: self.residency,
             file: &self.file,
@@ -232,29 +232,29 @@ impl Partition {
     }
 
     /// How it computes in prefill.
-    pub fn prefill_form(&self) -> Form<'_> {
-        self.prefill.as_ref().map_or(self.form(), |placement| Form {
-            device: &placement.device,
-            residency: placement.residency,
-            file: &placement.file,
-            providers: &placement.providers,
-            weights: &placement.weights,
-            host_file: placement.host_file.as_deref(),
+    pub fn prefill_variant(&self) -> PartitionVariant<'_> {
+        self.prefill.as_ref().map_or(self.decode_variant(), |variant| PartitionVariant {
+            device: &variant.device,
+            residency: variant.residency,
+            file: &variant.file,
+            providers: &variant.providers,
+            weights: &variant.weights,
+            host_file: variant.host_file.as_deref(),
         })
     }
 
-    /// Its distinct forms: for decoding, and for prefill if that differs.
-    pub fn forms(&self) -> impl Iterator<Item = Form<'_>> {
-        std::iter::once(self.form()).chain(self.prefill.is_some().then(|| self.prefill_form()))
+    /// Its distinct variants: for decoding, and for prefill if that differs.
+    pub fn variants(&self) -> impl Iterator<Item = PartitionVariant<'_>> {
+        std::iter::once(self.decode_variant()).chain(self.prefill.is_some().then(|| self.prefill_variant()))
     }
 
     /// Device that it computes on in prefill.
     pub fn prefill_device(&self) -> &str {
-        self.prefill_form().device
+        self.prefill_variant().device
     }
 
     /// Whether its weights are streamed in either phase.
     pub fn is_streamed(&self) -> bool {
-        self.forms().any(|form| form.residency == Residency::Streamed)
+        self.variants().any(|variant| variant.residency == Residency::Streamed)
     }
 }

@@ -35,7 +35,7 @@ pub enum PromptContent {
     /// Text to continue.
     Text(String),
     /// A conversation for the model's chat template.
-    Messages(Vec<Message>),
+    Messages(Vec<ChatTurn>),
     /// Token ids.
     Tokens(Vec<u32>),
 }
@@ -43,7 +43,7 @@ pub enum PromptContent {
 /// One turn of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Message {
+pub struct ChatTurn {
     /// `system`, `user`, `assistant`, ...
     pub role: String,
     /// Its text.

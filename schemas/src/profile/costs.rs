@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub struct PassCosts {
     /// Times of tokens of a model with the same numbers of states and logits that computes nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub timing: Option<Timing>,
+    pub timing: Option<TimingStats>,
     /// Reason of a failed measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -78,10 +78,10 @@ pub struct CostPoint {
     pub ms: Option<f64>,
     /// Runs of the partition with one block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub single: Option<Timing>,
+    pub single: Option<TimingStats>,
     /// Runs of the partition with `run_length` blocks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub run: Option<Timing>,
+    pub run: Option<TimingStats>,
     /// Reason of a failed measurement; of the run of blocks if there is a time for the single block.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<String>,
@@ -90,7 +90,7 @@ pub struct CostPoint {
 /// Times of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-pub struct Timing {
+pub struct TimingStats {
     /// Measured runs, without warm-up.
     #[schemars(range(min = 1))]
     pub runs: u32,

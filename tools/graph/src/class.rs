@@ -2,7 +2,7 @@
 //! are ignored.
 
 use crate::Graph;
-use crate::isomorphism::{BlockView, Mapping};
+use crate::isomorphism::{BlockView, Isomorphism};
 use crate::segmentation::{ClassId, Segmentation};
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ pub(crate) fn classify(graph: &Graph, segmentation: &mut Segmentation) {
     let mut next = 0;
     for (i, view) in views.iter().enumerate() {
         let representatives = by_hash.entry(view.hash()).or_default();
-        let same = representatives.iter().find(|r| Mapping::between(graph, &views[**r], view).is_some());
+        let same = representatives.iter().find(|r| Isomorphism::between(graph, &views[**r], view).is_some());
         segmentation.blocks[i].class = match same {
             Some(representative) => segmentation.blocks[*representative].class,
             None => {
@@ -26,6 +26,6 @@ pub(crate) fn classify(graph: &Graph, segmentation: &mut Segmentation) {
 }
 
 /// The isomorphism between two blocks of one class; `None` if there is none.
-pub fn map_block(graph: &Graph, segmentation: &Segmentation, from: usize, to: usize) -> Option<Mapping> {
-    Mapping::between(graph, &BlockView::of(graph, segmentation, from), &BlockView::of(graph, segmentation, to))
+pub fn map_block(graph: &Graph, segmentation: &Segmentation, from: usize, to: usize) -> Option<Isomorphism> {
+    Isomorphism::between(graph, &BlockView::of(graph, segmentation, from), &BlockView::of(graph, segmentation, to))
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 /// The nodes and values of one partition.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Part {
+pub struct PartitionGraph {
     /// The blocks inside.
     pub blocks: Range<usize>,
     /// Every node that the part runs, in execution order, including the weight-only nodes that it reads.
@@ -30,7 +30,7 @@ pub struct Part {
     pub same_shape: BTreeMap<ValueId, ValueId>,
 }
 
-impl Part {
+impl PartitionGraph {
     /// Inputs that earlier parts produce.
     pub fn boundary_inputs(&self) -> &[ValueId] {
         &self.inputs[self.model_inputs + self.state_inputs..]
@@ -81,7 +81,11 @@ pub enum CutError {
 }
 
 /// Cuts a model into one part per group of consecutive blocks.
-pub fn cut(graph: &Graph, segmentation: &Segmentation, groups: &[Range<usize>]) -> Result<Vec<Part>, CutError> {
+pub fn cut(
+    graph: &Graph,
+    segmentation: &Segmentation,
+    groups: &[Range<usize>],
+) -> Result<Vec<PartitionGraph>, CutError> {
     check_groups(segmentation.blocks.len(), groups)?;
     let mut cutter = Cutter::new(graph, segmentation, groups);
     cutter.place_owned_nodes();
@@ -312,7 +316,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    fn finish(self, groups: &[Range<usize>]) -> Vec<Part> {
+    fn finish(self, groups: &[Range<usize>]) -> Vec<PartitionGraph> {
         let homes: Vec<usize> = self.graph.node_ids().map(|id| self.home(id)).collect();
         let is_duplicate =
             |part: usize, id: NodeId| homes[id.0 as usize] != part && !self.segmentation.weights.is_weight_only(id);
@@ -330,7 +334,16 @@ impl<'a> Cutter<'a> {
             let sent = draft.outputs.iter().copied().filter(|v| !self.graph.outputs.contains(v));
             let outputs = unique(returned.chain(sent));
             let (blocks, same_shape) = (blocks.clone(), draft.same_shape.clone());
-            parts.push(Part { blocks, nodes, duplicated, inputs, model_inputs, state_inputs, outputs, same_shape });
+            parts.push(PartitionGraph {
+                blocks,
+                nodes,
+                duplicated,
+                inputs,
+                model_inputs,
+                state_inputs,
+                outputs,
+                same_shape,
+            });
         }
         parts
     }

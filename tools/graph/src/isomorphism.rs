@@ -19,7 +19,7 @@ pub(crate) struct BlockView {
 
 /// An isomorphism from one block to another.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Mapping {
+pub struct Isomorphism {
     /// Corresponding nodes, weight-only nodes included.
     pub nodes: BTreeMap<NodeId, NodeId>,
     /// Corresponding values, weights and outer values included.
@@ -179,9 +179,9 @@ fn same_kind(a: &crate::Node, b: &crate::Node) -> bool {
     domain(a) == domain(b) && a.op_type == b.op_type && a.attributes == b.attributes && shape(a) == shape(b)
 }
 
-impl Mapping {
+impl Isomorphism {
     /// The isomorphism between two blocks, if refinement finds one.
-    pub(crate) fn between(graph: &Graph, a: &BlockView, b: &BlockView) -> Option<Mapping> {
+    pub(crate) fn between(graph: &Graph, a: &BlockView, b: &BlockView) -> Option<Isomorphism> {
         let mut by_color: BTreeMap<u64, (Vec<NodeId>, Vec<NodeId>)> = BTreeMap::new();
         for (node, color) in a.nodes.iter().zip(&a.colors) {
             by_color.entry(*color).or_default().0.push(*node);
@@ -190,7 +190,7 @@ impl Mapping {
             by_color.entry(*color).or_default().1.push(*node);
         }
         // Nodes of equal colour are usually interchangeable; pairing them in execution order is consistent.
-        let mut mapping = Mapping::default();
+        let mut mapping = Isomorphism::default();
         for (left, right) in by_color.into_values() {
             if left.len() != right.len() {
                 return None;

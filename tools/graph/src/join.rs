@@ -1,6 +1,6 @@
 //! Checks that parts add up to the model: the inverse of [`crate::cut`], used by tests.
 
-use crate::{Graph, Node, NodeId, Origin, Part, ValueId};
+use crate::{Graph, Node, NodeId, Origin, PartitionGraph, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The reason why parts do not add up to the model.
@@ -11,7 +11,11 @@ pub struct JoinError(String);
 /// Checks that parts, run in order, compute the model. Returns the nodes that they run, each once.
 ///
 /// Unread weight-only nodes may be missing; every other node must run in exactly one part, duplicates aside.
-pub fn join(graph: &Graph, parts: &[Part], is_weight_only: impl Fn(NodeId) -> bool) -> Result<Vec<NodeId>, JoinError> {
+pub fn join(
+    graph: &Graph,
+    parts: &[PartitionGraph],
+    is_weight_only: impl Fn(NodeId) -> bool,
+) -> Result<Vec<NodeId>, JoinError> {
     let mut available: BTreeSet<ValueId> = graph.inputs.iter().copied().collect();
     let mut owners: BTreeMap<NodeId, usize> = BTreeMap::new();
     for (index, part) in parts.iter().enumerate() {
@@ -43,7 +47,7 @@ fn label(node: &Node) -> String {
 fn check_part(
     graph: &Graph,
     index: usize,
-    part: &Part,
+    part: &PartitionGraph,
     available: &BTreeSet<ValueId>,
 ) -> Result<Vec<ValueId>, JoinError> {
     let name = |v: ValueId| &graph.value(v).name;

@@ -24,11 +24,11 @@ mod states;
 mod weights;
 
 pub use class::map_block;
-pub use cut::{CutError, Part, cut};
+pub use cut::{CutError, PartitionGraph, cut};
 pub use dot::{Fold, to_dot};
 pub use experts::Mixture;
 pub use graph::*;
-pub use isomorphism::Mapping;
+pub use isomorphism::Isomorphism;
 pub use join::{JoinError, join};
 pub use segment::segment;
 pub use segmentation::{Block, BlockKind, BlockState, Boundary, ClassId, Segmentation};

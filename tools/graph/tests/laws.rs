@@ -3,7 +3,7 @@
 mod build;
 
 use build::Build;
-use hpp_graph::{Graph, NodeId, Part, Segmentation, cut, join, segment};
+use hpp_graph::{Graph, NodeId, PartitionGraph, Segmentation, cut, join, segment};
 use hpp_schema::DType;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -145,7 +145,7 @@ fn crossing_values_are_in_boundaries(graph: &Graph, s: &Segmentation) -> Result<
 }
 
 /// A part lists exactly the inputs that it reads, and exactly one earlier part returns each boundary input.
-fn parts_are_tight(graph: &Graph, parts: &[Part]) -> Result<(), TestCaseError> {
+fn parts_are_tight(graph: &Graph, parts: &[PartitionGraph]) -> Result<(), TestCaseError> {
     let mut senders: BTreeMap<_, usize> = BTreeMap::new();
     for part in parts {
         for value in part.boundary_inputs() {
@@ -166,7 +166,7 @@ fn parts_are_tight(graph: &Graph, parts: &[Part]) -> Result<(), TestCaseError> {
 }
 
 /// The nodes of all parts as text by names. Duplicates collapse, because they produce the same values.
-fn rejoined(graph: &Graph, parts: &[Part]) -> BTreeSet<String> {
+fn rejoined(graph: &Graph, parts: &[PartitionGraph]) -> BTreeSet<String> {
     parts.iter().flat_map(|p| &p.nodes).map(|id| describe(graph, *id)).collect()
 }
 

@@ -233,7 +233,7 @@ fn embeddings_for_each_layer_stay_with_the_embedding() {
     let graph = n.finish(&x);
     let s = check(&graph, 4);
     let parts = cut(&graph, &s, &[0..1, 1..3, 3..6]).unwrap();
-    let tables = |p: &hpp_graph::Part| p.nodes.iter().filter(|n| graph.node(**n).op_type == "Gather").count();
+    let tables = |p: &hpp_graph::PartitionGraph| p.nodes.iter().filter(|n| graph.node(**n).op_type == "Gather").count();
     assert_eq!(parts.iter().map(tables).collect::<Vec<_>>(), [2, 0, 0]);
     assert_eq!(widths(&s), [2, 2, 2, 2, 1]);
 }

@@ -69,10 +69,10 @@ fn ticks(child: Option<u32>) -> Option<Ticks> {
     // Time that the hypervisor gives to other guests is not idle either.
     let busy = busy + stat.steal.unwrap_or(0);
     let waited_for = |stat: &Stat| u64::try_from(stat.cutime + stat.cstime).unwrap_or(0);
-    let of = |stat: &Stat| stat.utime + stat.stime + waited_for(stat);
+    let cpu_ticks = |stat: &Stat| stat.utime + stat.stime + waited_for(stat);
     let own = Process::myself().and_then(|process| process.stat()).ok()?;
     let child = child.and_then(|id| i32::try_from(id).ok()).and_then(|id| Process::new(id).ok()?.stat().ok());
-    Some(Ticks { total: busy + idle, busy, own: of(&own) + child.as_ref().map_or(0, of) })
+    Some(Ticks { total: busy + idle, busy, own: cpu_ticks(&own) + child.as_ref().map_or(0, cpu_ticks) })
 }
 
 #[cfg(not(target_os = "linux"))]

@@ -15,7 +15,7 @@ const MAX_LINKS: usize = 40;
 /// The reason why a file could not be written.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write {}", path.display())]
-pub struct WriteError {
+pub struct FileWriteError {
     /// The file, as the user named it.
     pub path: PathBuf,
     /// The cause.
@@ -39,8 +39,8 @@ enum Sink {
 
 impl OutputFile {
     /// Begins a result for `path`. Fails here, not at the end, if the path cannot be written.
-    pub fn create(path: &Path) -> Result<Self, WriteError> {
-        let error = |source| WriteError { path: path.to_owned(), source };
+    pub fn create(path: &Path) -> Result<Self, FileWriteError> {
+        let error = |source| FileWriteError { path: path.to_owned(), source };
         Ok(Self { path: path.to_owned(), sink: sink(path).map_err(error)? })
     }
 
@@ -58,17 +58,17 @@ impl OutputFile {
     }
 
     /// Flushes the result to disk and renames it, or copies it to the stream.
-    pub fn finish(self) -> Result<(), WriteError> {
+    pub fn finish(self) -> Result<(), FileWriteError> {
         let path = self.path;
-        deliver(self.sink).map_err(|source| WriteError { path, source })
+        deliver(self.sink).map_err(|source| FileWriteError { path, source })
     }
 }
 
 /// Writes a complete result.
-pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FileWriteError> {
     let mut file = OutputFile::create(path)?;
     if let Err(source) = file.file().write_all(bytes) {
-        return Err(WriteError { path: path.to_owned(), source });
+        return Err(FileWriteError { path: path.to_owned(), source });
     }
     file.finish()
 }

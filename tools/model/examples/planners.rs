@@ -111,12 +111,12 @@ fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
 
 /// The options to plan with: for large models also each objective, and the mechanisms that `--kv cpu` allows.
 fn options(problem: &Problem) -> Vec<Options> {
-    let of = |objective, mechanisms| Options { planner: Planner::Exact, objective, mechanisms, slots: None };
-    let mut all = vec![of(Objective::Mixed, Mechanisms::All)];
+    let options_for = |objective, mechanisms| Options { planner: Planner::Exact, objective, mechanisms, slots: None };
+    let mut all = vec![options_for(Objective::Mixed, Mechanisms::All)];
     if problem.blocks.len() > 12 {
-        all.push(of(Objective::Decode, Mechanisms::All));
-        all.push(of(Objective::Prefill, Mechanisms::All));
-        all.push(of(Objective::Mixed, Mechanisms::ResidentCpuDisk));
+        all.push(options_for(Objective::Decode, Mechanisms::All));
+        all.push(options_for(Objective::Prefill, Mechanisms::All));
+        all.push(options_for(Objective::Mixed, Mechanisms::ResidentCpuDisk));
     }
     all
 }
@@ -126,7 +126,7 @@ fn line(model: &Path, machine: &str, problem: &Problem, options: &Options) -> St
     let (ms, gap) = match plan(problem, options) {
         Ok(solution) => (format!("{:.6}", solution.objective_ms), format!("{:.6}", solution.gap())),
         Err(over_budget) => {
-            (format!("refused: {} MiB for {}", over_budget.required_budget() >> 20, over_budget.place), "0".to_owned())
+            (format!("refused: {} MiB for {}", over_budget.required_budget() >> 20, over_budget.device), "0".to_owned())
         }
     };
     let seconds = begun.elapsed().as_secs_f64();

@@ -5,8 +5,8 @@ use crate::costs::Scenario;
 use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{Mixture, Part, Segmentation, ValueId};
-use hpp_partition::{Choice, Demand, KvHome, Phase, Where};
+use hpp_graph::{Mixture, PartitionGraph, Segmentation, ValueId};
+use hpp_partition::{BlockPlacement, Demand, KvHome, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -17,14 +17,14 @@ pub struct PartitionSpec {
     /// Positions of the blocks.
     pub blocks: Range<usize>,
     /// Where they compute, in each phase.
-    pub choice: Choice,
+    pub placement: BlockPlacement,
 }
 
 /// How weights of the host are read from disk in each pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskStreaming {
-    /// The share of each partition's weights that is pinned in memory, 0 to 1.
-    pub pinned_share: f64,
+    /// The share of each partition's weights that is locked in memory, 0 to 1.
+    pub locked_share: f64,
     /// Memory for the rest while it is read, bytes; `None` if only tables stay on disk.
     pub window: Option<u64>,
     /// Memory for experts that were read by demand, bytes; `None` if the runtime reads whole mixtures.
@@ -45,7 +45,7 @@ pub struct Decision<'a> {
     /// The model.
     pub analysis: &'a Analysis,
     /// Its blocks, as the planner sees them.
-    pub blocks: &'a [hpp_partition::Block],
+    pub blocks: &'a [hpp_partition::BlockSpec],
     /// Runs of blocks that become partitions, in order.
     pub partitions: &'a [PartitionSpec],
     /// The mixture that each partition begins with, where its experts are read by demand.
@@ -61,7 +61,7 @@ pub struct Decision<'a> {
     /// The memory that holds state.
     pub kv: KvHome,
     /// The cut: one part of the graph for each partition.
-    pub parts: &'a [Part],
+    pub parts: &'a [PartitionGraph],
     /// Batch, context, prompt and answer lengths that the costs assume.
     pub scenario: Scenario,
     /// The reason for each partition's place.
@@ -99,7 +99,7 @@ pub fn assemble(decision: &Decision) -> Plan {
 fn partition_names(decision: &Decision) -> Vec<String> {
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let name = |spec: &PartitionSpec| {
-        let stem = if spec.choice.decode == Where::Cpu { "cpu" } else { "gpu" };
+        let stem = if spec.placement.decode == Placement::Cpu { "cpu" } else { "gpu" };
         let count = counts.entry(stem).or_default();
         *count += 1;
         format!("{stem}_{}", *count - 1)
@@ -108,7 +108,7 @@ fn partition_names(decision: &Decision) -> Vec<String> {
 }
 
 /// The name of the device of a place.
-fn device_name(place: Where) -> String {
+fn device_name(place: Placement) -> String {
     match place.gpu() {
         None => "cpu".to_owned(),
         Some(gpu) => format!("gpu{gpu}"),
@@ -116,19 +116,19 @@ fn device_name(place: Where) -> String {
 }
 
 /// The residency of a partition's weights if it computes at this place.
-fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Where) -> Residency {
+fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Placement) -> Residency {
     match (place, disk) {
-        (Where::Cpu, Some(disk)) if spec.blocks.clone().all(|block| disk.is_table[block]) => Residency::Mapped,
-        (Where::Cpu, Some(disk)) if disk.holds_all() => Residency::Resident,
-        (Where::Cpu, Some(_)) | (Where::Streamed(_), _) => Residency::Streamed,
-        (Where::Cpu | Where::Resident(_), _) => Residency::Resident,
+        (Placement::Cpu, Some(disk)) if spec.blocks.clone().all(|block| disk.is_table[block]) => Residency::Mapped,
+        (Placement::Cpu, Some(disk)) if disk.holds_all() => Residency::Resident,
+        (Placement::Cpu, Some(_)) | (Placement::Streamed(_), _) => Residency::Streamed,
+        (Placement::Cpu | Placement::Resident(_), _) => Residency::Resident,
     }
 }
 
 /// Execution providers for a part, the preferred one first, without those that compute one of its operators wrongly.
-fn providers(decision: &Decision, part: &Part, place: Where) -> Vec<Provider> {
+fn providers(decision: &Decision, part: &PartitionGraph, place: Placement) -> Vec<Provider> {
     let mut providers = match place {
-        Where::Cpu => vec![Provider::Cpu],
+        Placement::Cpu => vec![Provider::Cpu],
         _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
     };
     let graph = &decision.analysis.graph;
@@ -136,9 +136,9 @@ fn providers(decision: &Decision, part: &Part, place: Where) -> Vec<Provider> {
     providers
 }
 
-fn model(decision: &Decision) -> Model {
+fn model(decision: &Decision) -> SourceModel {
     let a = decision.analysis;
-    Model {
+    SourceModel {
         name: a.name.clone(),
         source: String::new(),
         tapped: None,
@@ -155,14 +155,16 @@ fn model(decision: &Decision) -> Model {
 
 /// The host, and every GPU that has a budget or a partition.
 fn devices(decision: &Decision) -> Vec<Device> {
-    let places = decision.partitions.iter().flat_map(|spec| [spec.choice.prefill, spec.choice.decode]);
-    let used = places.filter_map(Where::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
+    let places = decision.partitions.iter().flat_map(|spec| [spec.placement.prefill, spec.placement.decode]);
+    let used = places.filter_map(Placement::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
-    let gpu =
-        |gpu| Device { ring: ring(decision, gpu), ..Device::new(device_name(Where::Resident(gpu)), DeviceKind::Gpu) };
+    let gpu = |gpu| Device {
+        ring: ring(decision, gpu),
+        ..Device::new(device_name(Placement::Resident(gpu)), DeviceKind::Gpu)
+    };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let expert_cache = decision.disk.as_ref().and_then(|disk| disk.expert_cache).map(ByteSize);
-    let host = Device { window, expert_cache, ..Device::new(device_name(Where::Cpu), DeviceKind::Cpu) };
+    let host = Device { window, expert_cache, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
@@ -170,8 +172,9 @@ fn devices(decision: &Decision) -> Vec<Device> {
 /// exact one.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
-    let streamed =
-        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| spec.choice.of(*phase) == Where::Streamed(gpu));
+    let streamed = |spec: &&PartitionSpec| {
+        Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Streamed(gpu))
+    };
     let blocks = decision.partitions.iter().filter(streamed).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
     Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }
@@ -179,7 +182,7 @@ fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
 fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
     let build = |index: usize| {
         let (spec, part) = (&decision.partitions[index], &decision.parts[index]);
-        let Choice { prefill, decode } = spec.choice;
+        let BlockPlacement { prefill, decode } = spec.placement;
         let blocks = &decision.segmentation.blocks[part.blocks.clone()];
         let demand = demand(decision, index);
         let experts = experts(decision, index);
@@ -191,7 +194,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             residency: residency(decision.disk.as_ref(), spec, decode),
             weights: vec![],
             host_file: None,
-            prefill: (prefill != decode).then(|| Placement {
+            prefill: (prefill != decode).then(|| PrefillVariant {
                 device: device_name(prefill),
                 residency: residency(decision.disk.as_ref(), spec, prefill),
                 file: format!("{}.onnx", names[index]),
@@ -231,12 +234,12 @@ fn experts(decision: &Decision, index: usize) -> Option<Experts> {
     })
 }
 
-/// Bytes of a partition's weights that are pinned in host memory while the rest is read from disk.
+/// Bytes of a partition's weights that are locked in host memory while the rest is read from disk.
 fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref()?;
-    let on_host = Phase::BOTH.iter().any(|phase| spec.choice.of(*phase) == Where::Cpu);
-    let streamed = residency(Some(disk), spec, Where::Cpu) == Residency::Streamed;
-    (on_host && streamed).then_some(ByteSize((disk.pinned_share * weights as f64) as u64))
+    let on_host = Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Cpu);
+    let streamed = residency(Some(disk), spec, Placement::Cpu) == Residency::Streamed;
+    (on_host && streamed).then_some(ByteSize((disk.locked_share * weights as f64) as u64))
 }
 
 /// Memory demand of a partition, with the weights of the nodes that it recomputes.
@@ -294,8 +297,8 @@ fn states(decision: &Decision, names: &[String]) -> Vec<State> {
     let owner = |past: ValueId| decision.parts.iter().position(|part| part.inputs.contains(&past));
     let placed = |s: &crate::states::PlannedState| {
         let index = owner(s.past)?;
-        let follows = decision.partitions[index].choice.decode;
-        let place = if decision.kv == KvHome::Host { Where::Cpu } else { follows };
+        let follows = decision.partitions[index].placement.decode;
+        let place = if decision.kv == KvHome::Host { Placement::Cpu } else { follows };
         Some(State { partition: names[index].clone(), device: device_name(place), ..s.state.clone() })
     };
     decision.analysis.states.iter().filter_map(placed).collect()
@@ -335,7 +338,7 @@ fn steps(partitions: &[Partition], device: impl Fn(&Partition) -> &str) -> Vec<S
 }
 
 /// One buffer for each boundary tensor on each device that writes or reads it.
-fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> {
+fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<BoundaryBuffer> {
     let states: Vec<State> = decision.analysis.states.iter().map(|s| s.state.clone()).collect();
     let bytes = |dtype: DType, shape: &Shape, tokens| {
         let pass = PassSize { batch: decision.scenario.batch, tokens, past: 1 };
@@ -355,7 +358,7 @@ fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> 
             let mut devices: Vec<&str> = std::iter::once(producer).chain(readers).flat_map(both).collect();
             devices.sort_unstable();
             devices.dedup();
-            buffers.extend(devices.into_iter().map(|device| Buffer {
+            buffers.extend(devices.into_iter().map(|device| BoundaryBuffer {
                 value: output.name.clone(),
                 device: device.to_owned(),
                 bytes_per_token: per_token.map(|(two, one)| two - one),
@@ -365,12 +368,12 @@ fn buffers<'a>(decision: &Decision, partitions: &'a [Partition]) -> Vec<Buffer> 
     buffers
 }
 
-fn generation(a: &Analysis) -> Option<Generation> {
-    (a.kind != ModelKind::SingleRun).then(|| Generation {
+fn generation(a: &Analysis) -> Option<GenerationConfig> {
+    (a.kind != ModelKind::SingleRun).then(|| GenerationConfig {
         eos_token_ids: a.config.eos_token_ids.clone(),
         bos_token_id: a.config.bos_token_id,
         sampling: a.config.sampling.clone(),
-        ..Generation::default()
+        ..GenerationConfig::default()
     })
 }
 
@@ -380,11 +383,14 @@ mod tests {
 
     #[test]
     fn residency_follows_place_and_disk_streaming() {
-        let disk = DiskStreaming { pinned_share: 0.5, window: Some(1), expert_cache: None, is_table: vec![true, false] };
-        let spec =
-            |blocks| PartitionSpec { blocks, choice: Choice { prefill: Where::Cpu, decode: Where::Streamed(0) } };
+        let disk =
+            DiskStreaming { locked_share: 0.5, window: Some(1), expert_cache: None, is_table: vec![true, false] };
+        let spec = |blocks| PartitionSpec {
+            blocks,
+            placement: BlockPlacement { prefill: Placement::Cpu, decode: Placement::Streamed(0) },
+        };
         let residencies = |blocks: Range<usize>, disk: Option<&DiskStreaming>| {
-            [Where::Cpu, Where::Resident(0), Where::Streamed(0)]
+            [Placement::Cpu, Placement::Resident(0), Placement::Streamed(0)]
                 .map(|place| residency(disk, &spec(blocks.clone()), place))
         };
         let (resident, streamed) = (Residency::Resident, Residency::Streamed);
@@ -392,7 +398,7 @@ mod tests {
         assert_eq!(residencies(0..2, Some(&disk)), [streamed, resident, streamed]);
         assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
         // If everything except tables fits, only tables stay on disk.
-        let disk = DiskStreaming { pinned_share: 1.0, window: None, ..disk };
+        let disk = DiskStreaming { locked_share: 1.0, window: None, ..disk };
         assert_eq!(residencies(1..2, Some(&disk)), [resident, resident, streamed]);
         assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
     }

@@ -37,23 +37,23 @@ pub fn blocks(
     states: &[PlannedState],
     inputs: &[ModelInput],
     scenario: Scenario,
-) -> Vec<plan::Block> {
-    let counter = Counter::new(graph, segmentation, states, inputs, scenario.batch);
+) -> Vec<plan::BlockSpec> {
+    let counter = CostCounter::new(graph, segmentation, states, inputs, scenario.batch);
     // Without states each token recomputes the whole sequence.
     let decode = match states.is_empty() {
-        true => Moment::new(&counter, scenario.decode_context(), 0),
-        false => Moment::new(&counter, 1, scenario.decode_context() - 1),
+        true => PassPoint::new(&counter, scenario.decode_context(), 0),
+        false => PassPoint::new(&counter, 1, scenario.decode_context() - 1),
     };
-    let one_token = Moment::new(&counter, 1, scenario.decode_context() - 1);
-    let prompt = Moment::new(&counter, scenario.prompt, 0);
-    let widest = Moment::new(&counter, scenario.chunk, scenario.context.saturating_sub(scenario.chunk));
+    let one_token = PassPoint::new(&counter, 1, scenario.decode_context() - 1);
+    let prompt = PassPoint::new(&counter, scenario.prompt, 0);
+    let widest = PassPoint::new(&counter, scenario.chunk, scenario.context.saturating_sub(scenario.chunk));
     let block = |index: usize| {
         let block = &segmentation.blocks[index];
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
         let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
         let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
         let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_stored(*id));
-        plan::Block {
+        plan::BlockSpec {
             label: block.label.clone(),
             kind: kind(block.kind),
             streamed: plan::Streamed::whole(weights.iter().map(|(_, bytes)| bytes).sum()),
@@ -78,23 +78,23 @@ pub fn blocks(
 }
 
 /// A pass at a given length of the sequence.
-pub(crate) struct Moment {
+pub(crate) struct PassPoint {
     /// Tokens in the states after the pass.
     total: u64,
     /// Values of the symbolic dimensions.
     symbols: Symbols,
 }
 
-impl Moment {
+impl PassPoint {
     /// A pass of `tokens` new tokens after `past` tokens.
-    pub fn new(counter: &Counter, tokens: u64, past: u64) -> Self {
+    pub fn new(counter: &CostCounter, tokens: u64, past: u64) -> Self {
         let pass = PassSize { batch: counter.batch, tokens, past };
-        Moment { total: past.saturating_add(tokens), symbols: symbol_values(counter.inputs, &counter.plain, pass) }
+        PassPoint { total: past.saturating_add(tokens), symbols: symbol_values(counter.inputs, &counter.plain, pass) }
     }
 }
 
 /// Computes work and bytes of blocks.
-pub(crate) struct Counter<'a> {
+pub(crate) struct CostCounter<'a> {
     graph: &'a Graph,
     segmentation: &'a Segmentation,
     states: &'a [PlannedState],
@@ -103,7 +103,7 @@ pub(crate) struct Counter<'a> {
     batch: u64,
 }
 
-impl<'a> Counter<'a> {
+impl<'a> CostCounter<'a> {
     pub fn new(
         graph: &'a Graph,
         segmentation: &'a Segmentation,
@@ -112,11 +112,11 @@ impl<'a> Counter<'a> {
         batch: u64,
     ) -> Self {
         let plain = states.iter().map(|s| s.state.clone()).collect();
-        Counter { graph, segmentation, states, inputs, plain, batch }
+        CostCounter { graph, segmentation, states, inputs, plain, batch }
     }
 
     /// Operations of a block in a pass, and bytes of weights and state that it reads.
-    pub fn work(&self, index: usize, moment: &Moment) -> plan::Work {
+    pub fn work(&self, index: usize, moment: &PassPoint) -> plan::Work {
         let nodes = &self.segmentation.blocks[index].nodes;
         let sum = |count: fn(&Graph, NodeId, &Symbols) -> Option<u64>| {
             let counts = nodes.iter().filter_map(|node| count(self.graph, *node, &moment.symbols));
@@ -192,12 +192,12 @@ impl<'a> Counter<'a> {
     }
 }
 
-fn kind(kind: BlockKind) -> plan::BlockKind {
+fn kind(kind: BlockKind) -> plan::BlockRole {
     match kind {
-        BlockKind::Embedding => plan::BlockKind::Embedding,
-        BlockKind::Layer(index) => plan::BlockKind::Layer(index),
-        BlockKind::Head => plan::BlockKind::Head,
-        BlockKind::Stem | BlockKind::Body(_) => plan::BlockKind::Other,
+        BlockKind::Embedding => plan::BlockRole::Embedding,
+        BlockKind::Layer(index) => plan::BlockRole::Layer(index),
+        BlockKind::Head => plan::BlockRole::Head,
+        BlockKind::Stem | BlockKind::Body(_) => plan::BlockRole::Other,
     }
 }
 

@@ -11,10 +11,10 @@ use std::sync::LazyLock;
 /// The default domain in the table.
 const ONNX: &str = "ai.onnx";
 
-static TABLE: LazyLock<Table> = LazyLock::new(|| Table::parse(include_str!("operators/table.txt")));
+static TABLE: LazyLock<OperatorTable> = LazyLock::new(|| OperatorTable::parse(include_str!("operators/table.txt")));
 
 #[derive(Default)]
-struct Table {
+struct OperatorTable {
     runtime: &'static str,
     /// The newest opset of each domain.
     domains: HashMap<&'static str, i64>,
@@ -43,9 +43,9 @@ struct Kernel {
     types: Vec<(&'static str, Vec<&'static str>)>,
 }
 
-impl Table {
-    fn parse(text: &'static str) -> Table {
-        let mut table = Table::default();
+impl OperatorTable {
+    fn parse(text: &'static str) -> OperatorTable {
+        let mut table = OperatorTable::default();
         let mut current = (ONNX, "");
         for line in text.lines() {
             let words: Vec<&'static str> = line.split(' ').collect();

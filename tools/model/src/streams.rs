@@ -2,14 +2,14 @@
 //! written.
 
 use crate::Analysis;
-use hpp_graph::{BlockKind, Graph, Part, ValueId, cut};
+use hpp_graph::{BlockKind, Graph, PartitionGraph, ValueId, cut};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Lifted, VirtualFiles, WeightBytes, embed_structure, lift};
-use hpp_partition::{Block, Streamed};
+use hpp_partition::{BlockSpec, Streamed};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Every block as a part of its own; empty if the model cannot be cut between all blocks.
-fn single_block_parts(analysis: &Analysis) -> Vec<Part> {
+fn single_block_parts(analysis: &Analysis) -> Vec<PartitionGraph> {
     let blocks: Vec<_> = (0..analysis.segmentation.blocks.len()).map(|at| at..at + 1).collect();
     cut(&analysis.graph, &analysis.segmentation, &blocks).unwrap_or_default()
 }
@@ -21,9 +21,9 @@ pub fn shared_weights(analysis: &Analysis) -> HashSet<String> {
     shared(analysis, &single_block_parts(analysis))
 }
 
-fn shared(analysis: &Analysis, parts: &[Part]) -> HashSet<String> {
+fn shared(analysis: &Analysis, parts: &[PartitionGraph]) -> HashSet<String> {
     let graph = &analysis.graph;
-    let is_layer = |part: &&Part| {
+    let is_layer = |part: &&PartitionGraph| {
         let kind = analysis.segmentation.blocks[part.blocks.start].kind;
         matches!(kind, BlockKind::Layer(_) | BlockKind::Body(_))
     };
@@ -35,14 +35,14 @@ fn shared(analysis: &Analysis, parts: &[Part]) -> HashSet<String> {
 }
 
 /// Weights that the nodes of a part read.
-fn weights(graph: &Graph, part: &Part) -> BTreeSet<ValueId> {
+fn weights(graph: &Graph, part: &PartitionGraph) -> BTreeSet<ValueId> {
     let reads = part.nodes.iter().flat_map(|node| graph.node(*node).reads());
     reads.filter(|id| graph.weight(*id).is_some()).collect()
 }
 
 /// Adds to each block the weights of nodes that each partition recomputes, such as rotary tables: every partition file
 /// contains them.
-pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
+pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [BlockSpec]) {
     for (block, part) in blocks.iter_mut().zip(&single_block_parts(analysis)) {
         for id in weights(&analysis.graph, part) {
             if !block.weights.iter().any(|(known, _)| *known == id.0) {
@@ -54,7 +54,7 @@ pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [Block]) {
 
 /// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are
 /// copied.
-pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [Block]) {
+pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) {
     let parts = single_block_parts(analysis);
     let shared = shared(analysis, &parts);
     let extractor = Extractor::new(&analysis.model, &analysis.graph);
@@ -72,7 +72,12 @@ pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [Block]) {
     }
 }
 
-fn lifted(analysis: &Analysis, extractor: &Extractor, part: &Part, shared: &HashSet<String>) -> Option<Lifted> {
+fn lifted(
+    analysis: &Analysis,
+    extractor: &Extractor,
+    part: &PartitionGraph,
+    shared: &HashSet<String>,
+) -> Option<Lifted> {
     let mut proto = extractor.part("", part).ok()?;
     embed_structure(&mut proto, analysis.model.dir(), &VirtualFiles::new()).ok()?;
     lift(&proto, |name| shared.contains(name)).ok()

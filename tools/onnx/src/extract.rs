@@ -9,7 +9,7 @@ use crate::names::{self, default_domain, label};
 use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorAnnotation, ValueInfoProto};
 use crate::typed;
 use crate::walk;
-use hpp_graph::{Graph, Origin, Part, ValueId};
+use hpp_graph::{Graph, Origin, PartitionGraph, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Newest IR version that ONNX Runtime loads.
@@ -46,7 +46,7 @@ impl<'a> Extractor<'a> {
     }
 
     /// The part as a model whose graph is called `name`.
-    pub fn part(&self, name: &str, part: &Part) -> Result<ModelProto, ExtractError> {
+    pub fn part(&self, name: &str, part: &PartitionGraph) -> Result<ModelProto, ExtractError> {
         let nodes = self.nodes(part);
         let used = self.used_names(name, &nodes, part)?;
         let source = self.model.graph_proto();
@@ -83,8 +83,8 @@ impl<'a> Extractor<'a> {
         with_graph(self.model.proto(), graph)
     }
 
-    /// The part's nodes, with shape reads redirected as [`Part::same_shape`] says.
-    fn nodes(&self, part: &Part) -> Vec<NodeProto> {
+    /// The part's nodes, with shape reads redirected as [`PartitionGraph::same_shape`] says.
+    fn nodes(&self, part: &PartitionGraph) -> Vec<NodeProto> {
         let source = &self.model.graph_proto().node;
         let mut nodes: Vec<NodeProto> = part.nodes.iter().map(|id| source[id.0 as usize].clone()).collect();
         let name = |v: &ValueId| self.graph.value(*v).name.clone();
@@ -102,7 +102,12 @@ impl<'a> Extractor<'a> {
     }
 
     /// Every name that the part reads or returns. Fails if a node reads a name before it is available.
-    fn used_names(&self, part_name: &str, nodes: &[NodeProto], part: &Part) -> Result<HashSet<String>, ExtractError> {
+    fn used_names(
+        &self,
+        part_name: &str,
+        nodes: &[NodeProto],
+        part: &PartitionGraph,
+    ) -> Result<HashSet<String>, ExtractError> {
         let weights: HashSet<&str> = names::weights(self.model.graph_proto()).collect();
         let mut available: HashSet<&str> = part.inputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
         let mut used = HashSet::new();
@@ -149,7 +154,7 @@ impl<'a> Extractor<'a> {
     }
 
     /// The exporter's declarations of inner values, in the order of nodes.
-    fn value_infos(&self, nodes: &[NodeProto], part: &Part) -> Vec<ValueInfoProto> {
+    fn value_infos(&self, nodes: &[NodeProto], part: &PartitionGraph) -> Vec<ValueInfoProto> {
         let outputs: HashSet<&str> = part.outputs.iter().map(|v| self.graph.value(*v).name.as_str()).collect();
         let inside = names::produced(nodes).filter(|name| !outputs.contains(name));
         inside.filter_map(|name| self.infos.get(name)).map(|info| (*info).clone()).collect()

@@ -38,6 +38,6 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use virtual_file::{VirtualFile, VirtualFiles};
-pub use weights::{Span, Storage, WeightError, WeightFile, Weights};
+pub use weights::{FileRange, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};

@@ -3,7 +3,7 @@
 use crate::model::Model;
 use crate::proto::TensorProto;
 use crate::tensor;
-use crate::weights::span_of;
+use crate::weights::file_range;
 use half::f16;
 use hpp_schema::DType;
 use std::fs::File;
@@ -42,10 +42,10 @@ fn samples(model: &Model, tensor: &TensorProto) -> Option<Vec<u8>> {
     }
     let weights = model.weights();
     let files = weights.files.iter().enumerate().map(|(index, file)| (file.location.as_str(), index)).collect();
-    let span = span_of(tensor, &files).ok()?;
-    let mut file = File::open(&weights.files[span.file].path).ok()?;
-    for (at, length) in pieces(span.length) {
-        file.seek(SeekFrom::Start(span.offset.checked_add(at)?)).ok()?;
+    let range = file_range(tensor, &files).ok()?;
+    let mut file = File::open(&weights.files[range.file].path).ok()?;
+    for (at, length) in pieces(range.length) {
+        file.seek(SeekFrom::Start(range.offset.checked_add(at)?)).ok()?;
         let start = samples.len();
         samples.resize(start + length as usize, 0);
         file.read_exact(&mut samples[start..]).ok()?;
@@ -59,8 +59,8 @@ fn pieces(bytes: u64) -> Vec<(u64, u64)> {
         return vec![(0, bytes)];
     }
     let last = u128::from(bytes - PIECE);
-    let at = |piece: u64| (u128::from(piece) * last / u128::from(PIECES - 1)) as u64;
-    (0..PIECES).map(|piece| (at(piece) / 4 * 4, PIECE)).collect()
+    let offset_of = |piece: u64| (u128::from(piece) * last / u128::from(PIECES - 1)) as u64;
+    (0..PIECES).map(|piece| (offset_of(piece) / 4 * 4, PIECE)).collect()
 }
 
 #[cfg(test)]

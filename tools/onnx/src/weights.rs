@@ -24,7 +24,7 @@ pub struct WeightFile {
 
 /// A range of a weight file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Span {
+pub struct FileRange {
     /// Index into [`Weights::files`].
     pub file: usize,
     /// First byte.
@@ -39,7 +39,7 @@ pub enum Storage {
     /// In the model file.
     Embedded,
     /// In a weight file.
-    External(Span),
+    External(FileRange),
 }
 
 /// The weight files of a model, and the location of each initializer of its graph.
@@ -143,23 +143,23 @@ impl<'a> Resolver<'a> {
             .bytes
             .ok_or_else(|| TensorError { name: tensor.name().to_owned(), problem: TensorProblem::ExternalStrings })?;
         let file = self.file(tensor.name(), external.location)?;
-        self.span(tensor, &external, wanted, file).map(Storage::External)
+        self.range(tensor, &external, wanted, file).map(Storage::External)
     }
 
-    fn span(
+    fn range(
         &self,
         tensor: &TensorProto,
         external: &ExternalLocation,
         wanted: u64,
         file: usize,
-    ) -> Result<Span, WeightError> {
+    ) -> Result<FileRange, WeightError> {
         let name = || tensor.name().to_owned();
         if let Some(found) = external.length.filter(|length| *length != wanted) {
             return Err(WeightError::WrongLength { name: name(), found, wanted });
         }
         let WeightFile { path, bytes, .. } = &self.files[file];
         match external.offset.checked_add(wanted) {
-            Some(end) if end <= *bytes => Ok(Span { file, offset: external.offset, length: wanted }),
+            Some(end) if end <= *bytes => Ok(FileRange { file, offset: external.offset, length: wanted }),
             _ => Err(WeightError::PastTheEnd {
                 name: name(),
                 path: path.clone(),
@@ -203,12 +203,12 @@ impl<'a> Resolver<'a> {
 }
 
 /// The range of an external tensor of a checked model. `files` maps locations to indices of [`Weights::files`].
-pub fn span_of(tensor: &TensorProto, files: &HashMap<&str, usize>) -> Result<Span, WeightError> {
+pub fn file_range(tensor: &TensorProto, files: &HashMap<&str, usize>) -> Result<FileRange, WeightError> {
     let shape = tensor::shape_of(tensor)?;
     let external = parse_external(tensor)?;
     let unknown = || WeightError::UnknownFile { name: tensor.name().into(), location: external.location.into() };
     let file = files.get(external.location).copied().ok_or_else(unknown)?;
-    Ok(Span { file, offset: external.offset, length: shape.bytes.unwrap_or_default() })
+    Ok(FileRange { file, offset: external.offset, length: shape.bytes.unwrap_or_default() })
 }
 
 /// The directory to which the locations of a model are relative.

@@ -2,7 +2,7 @@
 //!
 //! Covers `fixtures/models`, and the directory in `HPP_MODELS` if it is set.
 
-use hpp_graph::{BlockKind, Graph, Part, Segmentation, StateChange, cut, join, segment};
+use hpp_graph::{BlockKind, Graph, PartitionGraph, Segmentation, StateChange, cut, join, segment};
 use hpp_onnx::Model;
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -221,7 +221,7 @@ fn every_grouping_joins_and_no_part_contains_another() {
     }
 }
 
-fn contains_only_what_it_needs(path: &Path, graph: &Graph, s: &Segmentation, part: &Part) {
+fn contains_only_what_it_needs(path: &Path, graph: &Graph, s: &Segmentation, part: &PartitionGraph) {
     let place = format!("{}: blocks {:?}", path.display(), part.blocks);
     // An embedding that derives positions from the length of the cache reads a state's shape, if it is a part by itself.
     let alone = part.blocks == (0..1);

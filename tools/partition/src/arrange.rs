@@ -1,12 +1,12 @@
-//! Turns counts (how many blocks of each class make each choice) into placements, in several patterns.
+//! Turns counts (how many blocks of each class have each block placement) into placements, in several patterns.
 //!
 //! Blocks that are not streamed form runs, so that a pass has few crossings. Streamed blocks are spread among them in bursts, so that
 //! their copies overlap with the computation of the others.
 
 use crate::evaluate::Goal;
-use crate::program::Counts;
+use crate::program::PlacementCounts;
 use crate::regions::Region;
-use crate::{Choice, Phase, Where};
+use crate::{BlockPlacement, Phase, Placement};
 use std::collections::{BTreeSet, HashSet};
 
 /// Distinct allowed placements with these counts. Tries each class of a region separately, and all classes of a region merged;
@@ -14,35 +14,41 @@ use std::collections::{BTreeSet, HashSet};
 pub(crate) fn arrangements(
     goal: &Goal,
     regions: &[Region],
-    counts: &Counts,
-    allowed: &[Vec<Choice>],
-) -> Vec<Vec<Choice>> {
-    let is_allowed = |choices: &[Choice]| choices.iter().zip(allowed).all(|(choice, allowed)| allowed.contains(choice));
-    let mut all: Vec<Vec<Choice>> = Vec::new();
+    counts: &PlacementCounts,
+    allowed: &[Vec<BlockPlacement>],
+) -> Vec<Vec<BlockPlacement>> {
+    let is_allowed = |placements: &[BlockPlacement]| {
+        placements.iter().zip(allowed).all(|(placement, allowed)| allowed.contains(placement))
+    };
+    let mut all: Vec<Vec<BlockPlacement>> = Vec::new();
     let mut seen = HashSet::new();
     let has_mixed_region = regions.iter().any(|region| region.classes.len() > 1);
     let class_handling: &[Classes] =
         if has_mixed_region { &[Classes::Separate, Classes::Merged] } else { &[Classes::Separate] };
     for pattern in patterns(goal) {
         for classes in class_handling {
-            let mut choices = vec![Choice::both(Where::Cpu); allowed.len()];
+            let mut placements = vec![BlockPlacement::both(Placement::Cpu); allowed.len()];
             for (region, counts) in regions.iter().zip(counts) {
-                pattern.fill(region, counts, *classes, &mut choices);
+                pattern.fill(region, counts, *classes, &mut placements);
             }
-            if is_allowed(&choices) && seen.insert(dedup_key(&choices)) {
-                all.push(choices);
+            if is_allowed(&placements) && seen.insert(dedup_key(&placements)) {
+                all.push(placements);
             }
         }
     }
     all
 }
 
-fn dedup_key(choices: &[Choice]) -> Vec<u16> {
-    choices.iter().flat_map(|choice| [choice.prefill.code(), choice.decode.code()]).collect()
+fn dedup_key(placements: &[BlockPlacement]) -> Vec<u16> {
+    placements.iter().flat_map(|placement| [placement.prefill.code(), placement.decode.code()]).collect()
 }
 
-/// All counts that differ in one block's choice.
-pub(crate) fn neighbours(regions: &[Region], counts: &Counts, allowed: &[Vec<Choice>]) -> Vec<Counts> {
+/// All counts that differ in one block's placement.
+pub(crate) fn neighbours(
+    regions: &[Region],
+    counts: &PlacementCounts,
+    allowed: &[Vec<BlockPlacement>],
+) -> Vec<PlacementCounts> {
     let mut all = Vec::new();
     for (number, region) in regions.iter().enumerate() {
         for (class, members) in region.classes.iter().enumerate() {
@@ -58,9 +64,9 @@ pub(crate) fn neighbours(regions: &[Region], counts: &Counts, allowed: &[Vec<Cho
     all
 }
 
-fn shift(counts: &mut Vec<(Choice, usize)>, from: Choice, to: Choice) {
-    counts.iter_mut().filter(|(choice, _)| *choice == from).for_each(|(_, count)| *count -= 1);
-    match counts.iter_mut().find(|(choice, _)| *choice == to) {
+fn shift(counts: &mut Vec<(BlockPlacement, usize)>, from: BlockPlacement, to: BlockPlacement) {
+    counts.iter_mut().filter(|(placement, _)| *placement == from).for_each(|(_, count)| *count -= 1);
+    match counts.iter_mut().find(|(placement, _)| *placement == to) {
         Some((_, count)) => *count += 1,
         None => counts.push((to, 1)),
     }
@@ -77,7 +83,7 @@ enum Classes {
     Merged,
 }
 
-/// An order of the choices of a class or region.
+/// An order of the block placements of a class or region.
 #[derive(Clone, Copy, Debug)]
 struct Pattern {
     /// The phase whose streamed blocks are spread.
@@ -118,29 +124,35 @@ fn patterns(goal: &Goal) -> Vec<Pattern> {
 }
 
 impl Pattern {
-    /// Writes the region's choices into `choices`.
-    fn fill(self, region: &Region, counts: &[Vec<(Choice, usize)>], classes: Classes, choices: &mut [Choice]) {
+    /// Writes the region's block placements into `placements`.
+    fn fill(
+        self,
+        region: &Region,
+        counts: &[Vec<(BlockPlacement, usize)>],
+        classes: Classes,
+        placements: &mut [BlockPlacement],
+    ) {
         if classes == Classes::Merged {
             let order = self.order(&counts.concat());
-            region.blocks.clone().zip(order).for_each(|(block, choice)| choices[block] = choice);
+            region.blocks.clone().zip(order).for_each(|(block, placement)| placements[block] = placement);
             return;
         }
         for (class, counts) in region.classes.iter().zip(counts) {
             let order = self.order(counts);
-            class.iter().zip(order).for_each(|(block, choice)| choices[*block] = choice);
+            class.iter().zip(order).for_each(|(block, placement)| placements[*block] = placement);
         }
     }
 
-    fn order(self, counts: &[(Choice, usize)]) -> Vec<Choice> {
-        let mut sorted: Vec<Choice> =
-            counts.iter().flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count)).collect();
-        sorted.sort_by_key(|choice| (choice.of(self.phase), *choice));
+    fn order(self, counts: &[(BlockPlacement, usize)]) -> Vec<BlockPlacement> {
+        let mut sorted: Vec<BlockPlacement> =
+            counts.iter().flat_map(|(placement, count)| std::iter::repeat_n(*placement, *count)).collect();
+        sorted.sort_by_key(|placement| (placement.in_phase(self.phase), *placement));
         let (mut streamed, mut host, mut gpus) = (Vec::new(), Vec::new(), Vec::new());
-        for choice in sorted {
-            match choice.of(self.phase) {
-                Where::Streamed(_) => streamed.push(choice),
-                Where::Cpu => host.push(choice),
-                Where::Resident(_) => gpus.push(choice),
+        for placement in sorted {
+            match placement.in_phase(self.phase) {
+                Placement::Streamed(_) => streamed.push(placement),
+                Placement::Cpu => host.push(placement),
+                Placement::Resident(_) => gpus.push(placement),
             }
         }
         match self.among {
@@ -157,13 +169,13 @@ impl Pattern {
     }
 
     /// Spreads the streamed blocks of each GPU among the resident blocks of the same GPU.
-    fn spread_on_each_gpu(self, resident: &[Choice], streamed: &[Choice]) -> Vec<Choice> {
-        let gpu_of = |choice: &Choice| choice.of(self.phase).gpu();
+    fn spread_on_each_gpu(self, resident: &[BlockPlacement], streamed: &[BlockPlacement]) -> Vec<BlockPlacement> {
+        let gpu_of = |placement: &BlockPlacement| placement.in_phase(self.phase).gpu();
         let gpus: BTreeSet<_> = resident.iter().chain(streamed).map(gpu_of).collect();
         let mut order = Vec::new();
         for gpu in gpus {
-            let on_gpu = |choices: &[Choice]| -> Vec<Choice> {
-                choices.iter().copied().filter(|choice| gpu_of(choice) == gpu).collect()
+            let on_gpu = |placements: &[BlockPlacement]| -> Vec<BlockPlacement> {
+                placements.iter().copied().filter(|placement| gpu_of(placement) == gpu).collect()
             };
             order.extend(self.spread(&on_gpu(resident), &on_gpu(streamed)));
         }
@@ -171,8 +183,8 @@ impl Pattern {
     }
 
     /// Spreads bursts of `streamed` evenly among the others.
-    fn spread(self, others: &[Choice], streamed: &[Choice]) -> Vec<Choice> {
-        let bursts: Vec<&[Choice]> = streamed.chunks(self.burst).collect();
+    fn spread(self, others: &[BlockPlacement], streamed: &[BlockPlacement]) -> Vec<BlockPlacement> {
+        let bursts: Vec<&[BlockPlacement]> = streamed.chunks(self.burst).collect();
         let mut order = Vec::new();
         let mut placed = 0;
         for (number, burst) in bursts.iter().enumerate() {

@@ -2,7 +2,7 @@
 //! the least slowdown by contention between the host and a link.
 
 use crate::schedule::merges;
-use crate::{Choice, GpuCosts, Phase, Problem, Where};
+use crate::{BlockPlacement, GpuCosts, Phase, Placement, Problem};
 
 /// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -20,27 +20,27 @@ impl PhaseWork {
     pub fn of_block(
         problem: &Problem,
         block: usize,
-        previous: Option<Where>,
-        choice: Choice,
+        previous: Option<Placement>,
+        placement: BlockPlacement,
         phase: Phase,
     ) -> PhaseWork {
         let mut work = PhaseWork { links: vec![0.0; problem.gpus.len()], ..PhaseWork::default() };
-        let (place, passes) = (choice.of(phase), problem.passes(phase));
+        let (place, passes) = (placement.in_phase(phase), problem.passes(phase));
         let mut ms = problem.block_ms_in_all(block, place, phase);
         if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
             ms += passes as f64 * problem.launch_ms(place);
         }
         work.sequence += ms;
-        if place == Where::Cpu {
+        if place == Placement::Cpu {
             work.host += ms;
         }
-        for transfer in problem.swap_transfers(block, choice, phase) {
+        for transfer in problem.swap_transfers(block, placement, phase) {
             work.sequence += problem.copy_ms(transfer);
             if let Some(gpu) = transfer.to {
                 work.links[gpu] += problem.upload_ms(gpu, transfer.tensors);
             }
         }
-        if let Where::Streamed(gpu) = place {
+        if let Placement::Streamed(gpu) = place {
             work.links[gpu] += passes as f64 * problem.stream_ms(block, gpu);
         }
         if let Some(previous) = previous.filter(|previous| previous.gpu() != place.gpu()) {

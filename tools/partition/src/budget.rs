@@ -1,6 +1,6 @@
 //! Memory budgets: the limits, the demand of blocks, and the error if the demand exceeds a limit.
 
-use crate::{Block, Place};
+use crate::{BlockSpec, DeviceId};
 use hpp_schema::ByteSize;
 use std::collections::BTreeSet;
 
@@ -91,7 +91,7 @@ pub struct Demand {
 
 impl Demand {
     /// The demand of these blocks.
-    pub fn of<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> Demand {
+    pub fn of<'a>(blocks: impl IntoIterator<Item = &'a BlockSpec>) -> Demand {
         let mut seen = BTreeSet::new();
         let mut demand = Demand::default();
         for block in blocks {
@@ -111,13 +111,13 @@ impl Demand {
 /// A placement exceeds a memory budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{place} needs {} but may use {}: weights {}, state {}, workspace {}, {}{} {}",
+    "{device} needs {} but may use {}: weights {}, state {}, workspace {}, {}{} {}",
     ByteSize(demand.total().saturating_add(*margin)).human(), ByteSize(*budget).human(), ByteSize(demand.weights).human(),
-    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), slot_ring(demand), reserve_label(*place), ByteSize(*margin).human()
+    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), slot_ring(demand), reserve_label(*device), ByteSize(*margin).human()
 )]
 pub struct OverBudget {
     /// The device that is too small.
-    pub place: Place,
+    pub device: DeviceId,
     /// The demand of the blocks on it.
     pub demand: Demand,
     /// Its budget, bytes.
@@ -127,10 +127,10 @@ pub struct OverBudget {
 }
 
 /// What [`OverBudget::margin`] is on this device.
-fn reserve_label(place: Place) -> &'static str {
-    match place {
-        Place::Cpu => "the process itself",
-        Place::Gpu(_) => "margin",
+fn reserve_label(device: DeviceId) -> &'static str {
+    match device {
+        DeviceId::Cpu => "the process itself",
+        DeviceId::Gpu(_) => "margin",
     }
 }
 
@@ -141,9 +141,9 @@ fn slot_ring(demand: &Demand) -> String {
 
 impl OverBudget {
     /// Fails if the demand and the margin exceed the budget.
-    pub(crate) fn check(place: Place, demand: Demand, budget: u64, margin: u64) -> Result<(), OverBudget> {
+    pub(crate) fn check(device: DeviceId, demand: Demand, budget: u64, margin: u64) -> Result<(), OverBudget> {
         match demand.total().saturating_add(margin) > budget {
-            true => Err(OverBudget { place, demand, budget, margin }),
+            true => Err(OverBudget { device, demand, budget, margin }),
             false => Ok(()),
         }
     }

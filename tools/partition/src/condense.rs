@@ -1,11 +1,11 @@
 //! Merges weights that the same blocks read, so that the planner adds up fewer numbers.
 
-use crate::Block;
+use crate::BlockSpec;
 use std::collections::BTreeMap;
 
 /// The blocks with one weight for each set of readers, numbered from 0. The demand of any set of blocks stays the same. A model has
 /// about ten weights per block, and the planner adds them up thousands of times.
-pub fn condensed(mut blocks: Vec<Block>) -> Vec<Block> {
+pub fn condensed(mut blocks: Vec<BlockSpec>) -> Vec<BlockSpec> {
     let mut readers: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (reader, block) in blocks.iter().enumerate() {
         for (key, _) in &block.weights {
@@ -51,7 +51,7 @@ mod tests {
                 block.weights = weights.into_keys().map(|key| (key, 10 + u64::from(key) * u64::from(key))).collect();
             }
             let fewer = condensed(blocks.clone());
-            let demand_of_chosen = |blocks: &[Block]| {
+            let demand_of_chosen = |blocks: &[BlockSpec]| {
                 Demand::of(blocks.iter().zip(&chosen).filter(|(_, chosen)| **chosen).map(|(block, _)| block))
             };
             prop_assert_eq!(demand_of_chosen(&fewer), demand_of_chosen(&blocks));

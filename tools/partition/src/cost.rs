@@ -5,11 +5,11 @@ use hpp_schema::memory::state_tokens;
 
 /// A planning unit: an embedding, a layer, a head, or a piece of a model without layers.
 #[derive(Clone, Debug)]
-pub struct Block {
+pub struct BlockSpec {
     /// `embedding`, `layers.3`, `head`.
     pub label: String,
     /// Its kind.
-    pub kind: BlockKind,
+    pub kind: BlockRole,
     /// Weights it reads, as (key, bytes). Blocks that share a weight have the same key for it; it counts once per device.
     pub weights: Vec<(u32, u64)>,
     /// Its weights if they are streamed to a GPU.
@@ -47,7 +47,7 @@ pub struct GrowingState {
     pub token: u64,
 }
 
-/// Bytes to copy of state that is copied only as far as it is filled.
+/// Size in bytes of state of which only the filled part is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FilledState {
     /// Bytes that are always copied.
@@ -93,14 +93,14 @@ impl Streamed {
         self.bytes
     }
 
-    /// Constants that stay on the GPU, in the format of [`Block::weights`].
+    /// Constants that stay on the GPU, in the format of [`BlockSpec::weights`].
     pub(crate) fn constants(&self) -> &[(u32, u64)] {
         self.constants.as_slice()
     }
 }
 
 /// Bytes of a slot that holds any one of these blocks: the i-th piece is as large as the largest i-th piece of any block.
-pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
+pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a BlockSpec>) -> u64 {
     let mut slot: Vec<u64> = Vec::new();
     for pieces in blocks.into_iter().map(|block| &block.streamed.pieces) {
         // Skips blocks equal to the slot, which most blocks are.
@@ -114,7 +114,7 @@ pub fn slot<'a>(blocks: impl IntoIterator<Item = &'a Block>) -> u64 {
 
 /// The kind of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BlockKind {
+pub enum BlockRole {
     /// Token ids to hidden states.
     Embedding,
     /// A repeated layer, by index.
@@ -140,8 +140,8 @@ pub(crate) mod tests {
     use crate::{Budget, Cost, GpuCosts, Problem, Workload};
 
     /// A dense decoder: embedding, `layers` equal layers, head. Weights in units of one byte per `scale`.
-    pub fn dense(layers: u32, scale: u64) -> Vec<Block> {
-        let block = |label: String, kind, key: u32, weights: u64, kv: u64| Block {
+    pub fn dense(layers: u32, scale: u64) -> Vec<BlockSpec> {
+        let block = |label: String, kind, key: u32, weights: u64, kv: u64| BlockSpec {
             label,
             kind,
             weights: vec![(key, weights)],
@@ -157,19 +157,19 @@ pub(crate) mod tests {
             decode: Work { flops: 2 * weights, bytes: weights + kv },
             prefill: Work { flops: 200 * weights, bytes: weights },
         };
-        let mut blocks = vec![block("embedding".into(), BlockKind::Embedding, 0, 2 * scale, 0)];
+        let mut blocks = vec![block("embedding".into(), BlockRole::Embedding, 0, 2 * scale, 0)];
         blocks[0].decode = Work::default();
         for i in 0..layers {
-            blocks.push(block(format!("layers.{i}"), BlockKind::Layer(i), i + 1, scale, scale / 4));
+            blocks.push(block(format!("layers.{i}"), BlockRole::Layer(i), i + 1, scale, scale / 4));
         }
-        blocks.push(block("head".into(), BlockKind::Head, layers + 1, 2 * scale, 0));
+        blocks.push(block("head".into(), BlockRole::Head, layers + 1, 2 * scale, 0));
         blocks
     }
 
     /// The same blocks on a host with 30 GB/s and equal GPUs with 450 GB/s, one for each entry of the budget.
-    pub fn problem(blocks: Vec<Block>, budget: Budget) -> Problem {
+    pub fn problem(blocks: Vec<BlockSpec>, budget: Budget) -> Problem {
         let costs = |bytes_per_ms: f64| -> Vec<Cost> {
-            let cost = |block: &Block| Cost {
+            let cost = |block: &BlockSpec| Cost {
                 decode_ms: block.decode.bytes as f64 / bytes_per_ms,
                 chunk_ms: vec![],
                 prefill_ms: vec![block.prefill.bytes as f64 / bytes_per_ms],

@@ -1,10 +1,10 @@
 //! Evaluates placements by simulation, rejects those that do not fit, and keeps the best.
 
 use crate::memory::usage;
-use crate::schedule::{crossings, handover, places};
+use crate::schedule::{crossings, handover, placements_in_phase};
 use crate::simulate::{disk_ms, sequence_ms};
 use crate::transfer::StateSwap;
-use crate::{Choice, Mechanisms, Phase, Problem};
+use crate::{BlockPlacement, Mechanisms, Phase, Problem};
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
@@ -22,31 +22,31 @@ pub(crate) struct Score {
 
 /// An evaluated placement.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Candidate {
+pub(crate) struct ScoredPlacement {
     pub score: Score,
-    pub choices: Vec<Choice>,
+    pub placements: Vec<BlockPlacement>,
     pub slots: Vec<u32>,
 }
 
-impl Candidate {
-    /// Compares by time, then by crossings, then by choices.
-    pub fn order(&self, other: &Candidate) -> Ordering {
+impl ScoredPlacement {
+    /// Compares by time, then by crossings, then by block placements.
+    pub fn order(&self, other: &ScoredPlacement) -> Ordering {
         let (a, b) = (&self.score, &other.score);
         let by_time =
             match (a.objective - b.objective).abs() <= TIME_TOLERANCE * a.objective.abs().max(b.objective.abs()) {
                 true => Ordering::Equal,
                 false => a.objective.total_cmp(&b.objective),
             };
-        by_time.then(a.crossings.cmp(&b.crossings)).then_with(|| self.choices.cmp(&other.choices))
+        by_time.then(a.crossings.cmp(&b.crossings)).then_with(|| self.placements.cmp(&other.placements))
     }
 
-    pub fn beats(&self, other: &Candidate) -> bool {
+    pub fn beats(&self, other: &ScoredPlacement) -> bool {
         self.order(other) == Ordering::Less
     }
 
-    /// Number of blocks with each choice, number of crossings, slots. Local search starts from placements of different shapes.
-    fn shape(&self) -> (Vec<Choice>, usize, &[u32]) {
-        let mut sorted = self.choices.clone();
+    /// Number of blocks with each block placement, number of crossings, slots. Local search starts from placements of different shapes.
+    fn shape(&self) -> (Vec<BlockPlacement>, usize, &[u32]) {
+        let mut sorted = self.placements.clone();
         sorted.sort();
         (sorted, self.score.crossings, &self.slots)
     }
@@ -77,7 +77,7 @@ pub(crate) struct Evaluator<'a> {
     /// Simulated milliseconds of the partition sequence of each phase, by the codes of places and state swaps.
     sequence_cache: [HashMap<Vec<u32>, f64>; 2],
     /// The best placements, best first, no two with the same shape.
-    best: Vec<Candidate>,
+    best: Vec<ScoredPlacement>,
     keep: usize,
     /// Number of evaluations so far.
     pub evaluations: usize,
@@ -97,22 +97,22 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Evaluates a placement; `None` if it does not fit or never finishes.
-    pub fn evaluate(&mut self, choices: &[Choice]) -> Option<Candidate> {
+    pub fn evaluate(&mut self, placements: &[BlockPlacement]) -> Option<ScoredPlacement> {
         self.evaluations += 1;
-        let usage = usage(self.problem, choices, &self.goal.slots);
+        let usage = usage(self.problem, placements, &self.goal.slots);
         usage.check(self.problem, self.goal.mechanisms).ok()?;
         let mut score = Score { objective: 0.0, crossings: 0 };
         for phase in self.goal.phases() {
-            score.crossings += crossings(&places(choices, phase));
-            let mut ms = self.sequence_ms(choices, phase);
+            score.crossings += crossings(&placements_in_phase(placements, phase));
+            let mut ms = self.sequence_ms(placements, phase);
             let disk = disk_ms(self.problem, usage.disk_read_bytes(self.problem, phase));
             ms = ms.max(disk * self.problem.passes(phase) as f64);
             if phase == Phase::Prefill {
-                ms += handover(self.problem, choices).iter().map(|step| step.ms).sum::<f64>();
+                ms += handover(self.problem, placements).iter().map(|step| step.ms).sum::<f64>();
             }
             score.objective += self.goal.weights[phase as usize] * ms;
         }
-        let candidate = Candidate { score, choices: choices.to_vec(), slots: self.slots(choices) };
+        let candidate = ScoredPlacement { score, placements: placements.to_vec(), slots: self.slots(placements) };
         score.objective.is_finite().then(|| {
             self.keep_if_among_best(&candidate);
             candidate
@@ -120,28 +120,30 @@ impl<'a> Evaluator<'a> {
     }
 
     /// The best placements so far, best first, no two with the same shape.
-    pub fn best(&self) -> &[Candidate] {
+    pub fn best(&self) -> &[ScoredPlacement] {
         &self.best
     }
 
     /// Time of the partition sequence of a phase, milliseconds, without disk and handover of state.
-    fn sequence_ms(&mut self, choices: &[Choice], phase: Phase) -> f64 {
+    fn sequence_ms(&mut self, placements: &[BlockPlacement], phase: Phase) -> f64 {
         let (problem, slots) = (self.problem, &self.goal.slots);
-        let code = |(i, choice): (usize, &Choice)| {
-            let swap = problem.state_swap(i, *choice, phase).map_or(0, StateSwap::code);
-            u32::from(choice.of(phase).code()) | swap << 16
+        let code = |(i, placement): (usize, &BlockPlacement)| {
+            let swap = problem.state_swap(i, *placement, phase).map_or(0, StateSwap::code);
+            u32::from(placement.in_phase(phase).code()) | swap << 16
         };
-        let codes = choices.iter().enumerate().map(code).collect();
-        *self.sequence_cache[phase as usize].entry(codes).or_insert_with(|| sequence_ms(problem, choices, slots, phase))
+        let codes = placements.iter().enumerate().map(code).collect();
+        *self.sequence_cache[phase as usize]
+            .entry(codes)
+            .or_insert_with(|| sequence_ms(problem, placements, slots, phase))
     }
 
     /// Slots of each GPU; 0 if nothing is streamed to it.
-    fn slots(&self, choices: &[Choice]) -> Vec<u32> {
-        let is_streamed_to = |gpu| choices.iter().any(|choice| choice.is_streamed_to(gpu));
+    fn slots(&self, placements: &[BlockPlacement]) -> Vec<u32> {
+        let is_streamed_to = |gpu| placements.iter().any(|placement| placement.is_streamed_to(gpu));
         self.goal.slots.iter().enumerate().map(|(gpu, slots)| if is_streamed_to(gpu) { *slots } else { 0 }).collect()
     }
 
-    fn keep_if_among_best(&mut self, candidate: &Candidate) {
+    fn keep_if_among_best(&mut self, candidate: &ScoredPlacement) {
         let is_full = self.best.len() >= self.keep;
         if is_full && self.best.last().is_some_and(|worst| !candidate.beats(worst)) {
             return;
@@ -151,7 +153,7 @@ impl<'a> Evaluator<'a> {
             Some(_) => return,
             None => self.best.push(candidate.clone()),
         }
-        self.best.sort_by(Candidate::order);
+        self.best.sort_by(ScoredPlacement::order);
         self.best.truncate(self.keep);
     }
 }

@@ -7,13 +7,13 @@
 use crate::bound::PhaseWork;
 use crate::evaluate::{Evaluator, TIME_TOLERANCE};
 use crate::memory::{may_read_disk, state_on_host};
-use crate::{Block, Choice, KvHome, Phase, Problem, Where};
+use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Placement, Problem};
 
 /// Searches for better placements than the evaluator's best. Returns whether the search was complete within `max_steps` steps.
-pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<Choice>], max_steps: usize) -> bool {
+pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<BlockPlacement>], max_steps: usize) -> bool {
     let rest_bounds = rest_bounds(evaluator, allowed);
     let start = PartialPlacement::new(evaluator.problem);
-    let mut search = Search { evaluator, allowed, rest_bounds, steps_left: max_steps, choices: Vec::new() };
+    let mut search = Search { evaluator, allowed, rest_bounds, steps_left: max_steps, placements: Vec::new() };
     search.extend(&start);
     search.steps_left > 0
 }
@@ -23,23 +23,24 @@ pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<Choice>], max_st
 struct RestBound {
     /// Of each phase, milliseconds, with the fastest place of each block in that phase.
     phases: [f64; 2],
-    /// Of the weighted sum of both phases, weighted milliseconds, with the best choice of each block.
+    /// Of the weighted sum of both phases, weighted milliseconds, with the best placement of each block.
     weighted: f64,
 }
 
 /// The bounds of the blocks from each position to the end.
-fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<Choice>]) -> Vec<RestBound> {
+fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<BlockPlacement>]) -> Vec<RestBound> {
     let (problem, weights) = (evaluator.problem, evaluator.goal.weights);
     let mut bounds = vec![RestBound::default(); allowed.len() + 1];
     for block in (0..allowed.len()).rev() {
-        let ms = |choice: &Choice, phase: Phase| problem.block_ms_in_all(block, choice.of(phase), phase);
+        let ms =
+            |placement: &BlockPlacement, phase: Phase| problem.block_ms_in_all(block, placement.in_phase(phase), phase);
         let mut bound = bounds[block + 1];
         for phase in evaluator.goal.phases() {
-            let fastest = allowed[block].iter().map(|choice| ms(choice, phase)).fold(f64::INFINITY, f64::min);
+            let fastest = allowed[block].iter().map(|placement| ms(placement, phase)).fold(f64::INFINITY, f64::min);
             bound.phases[phase as usize] += fastest;
         }
-        let weighted = |choice: &Choice| -> f64 {
-            evaluator.goal.phases().map(|phase| weights[phase as usize] * ms(choice, phase)).sum()
+        let weighted = |placement: &BlockPlacement| -> f64 {
+            evaluator.goal.phases().map(|phase| weights[phase as usize] * ms(placement, phase)).sum()
         };
         bound.weighted += allowed[block].iter().map(weighted).fold(f64::INFINITY, f64::min);
         bounds[block] = bound;
@@ -74,39 +75,39 @@ struct GpuUse {
 
 struct Search<'j, 'p> {
     evaluator: &'j mut Evaluator<'p>,
-    allowed: &'j [Vec<Choice>],
+    allowed: &'j [Vec<BlockPlacement>],
     /// By position of the first remaining block.
     rest_bounds: Vec<RestBound>,
     steps_left: usize,
-    /// Choices of the blocks placed so far.
-    choices: Vec<Choice>,
+    /// Placements of the blocks placed so far.
+    placements: Vec<BlockPlacement>,
 }
 
 impl Search<'_, '_> {
     /// Places the next block in every allowed way, most promising first, and evaluates complete placements.
     fn extend(&mut self, partial: &PartialPlacement) {
-        let depth = self.choices.len();
+        let depth = self.placements.len();
         if depth == self.allowed.len() {
-            self.evaluator.evaluate(&self.choices);
+            self.evaluator.evaluate(&self.placements);
             return;
         }
-        let mut next: Vec<(f64, Choice, PartialPlacement)> = Vec::new();
-        for choice in &self.allowed[depth] {
+        let mut next: Vec<(f64, BlockPlacement, PartialPlacement)> = Vec::new();
+        for placement in &self.allowed[depth] {
             let mut extended = partial.clone();
-            extended.add(self.evaluator.problem, &self.choices, *choice, &self.evaluator.goal.weights);
+            extended.add(self.evaluator.problem, &self.placements, *placement, &self.evaluator.goal.weights);
             if extended.fits(self.evaluator) {
-                next.push((self.lower_bound(&extended, depth + 1), *choice, extended));
+                next.push((self.lower_bound(&extended, depth + 1), *placement, extended));
             }
         }
         next.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for (lower_bound, choice, extended) in next {
+        for (lower_bound, placement, extended) in next {
             if self.steps_left == 0 || !self.can_improve(lower_bound) {
                 return;
             }
             self.steps_left -= 1;
-            self.choices.push(choice);
+            self.placements.push(placement);
             self.extend(&extended);
-            self.choices.pop();
+            self.placements.pop();
         }
     }
 
@@ -118,7 +119,7 @@ impl Search<'_, '_> {
     /// Lower bound of every placement that starts with `partial`, weighted milliseconds.
     fn lower_bound(&self, partial: &PartialPlacement, depth: usize) -> f64 {
         let (goal, rest) = (&self.evaluator.goal, self.rest_bounds[depth]);
-        // Two bounds: each phase on its own, and both phases with the same choices.
+        // Two bounds: each phase on its own, and both phases with the same block placements.
         let (mut by_phase, mut weighted) = (0.0, rest.weighted);
         for phase in goal.phases() {
             let (weight, work) = (goal.weights[phase as usize], &partial.work[phase as usize]);
@@ -148,47 +149,47 @@ impl PartialPlacement {
         }
     }
 
-    /// Adds the next block with this choice.
-    fn add(&mut self, problem: &Problem, before: &[Choice], choice: Choice, weights: &[f64; 2]) {
+    /// Adds the next block with this block placement.
+    fn add(&mut self, problem: &Problem, before: &[BlockPlacement], placement: BlockPlacement, weights: &[f64; 2]) {
         for phase in Phase::BOTH.into_iter().filter(|phase| weights[*phase as usize] > 0.0) {
-            let previous = before.last().map(|choice| choice.of(phase));
-            self.work[phase as usize].add(&PhaseWork::of_block(problem, before.len(), previous, choice, phase));
+            let previous = before.last().map(|placement| placement.in_phase(phase));
+            self.work[phase as usize].add(&PhaseWork::of_block(problem, before.len(), previous, placement, phase));
         }
         let block = before.len();
-        self.handover_ms += problem.handover_ms(block, choice);
-        self.add_memory(problem, before, choice);
+        self.handover_ms += problem.handover_ms(block, placement);
+        self.add_memory(problem, before, placement);
     }
 
-    fn add_memory(&mut self, problem: &Problem, before: &[Choice], choice: Choice) {
+    fn add_memory(&mut self, problem: &Problem, before: &[BlockPlacement], placement: BlockPlacement) {
         let (number, block) = (before.len(), &problem.blocks[before.len()]);
-        for gpu in choice.resident() {
+        for gpu in placement.resident() {
             self.gpus[gpu].weights += new_bytes(problem, before, |b| &b.weights, |c| c.is_resident_on(gpu));
         }
         for phase in Phase::BOTH {
-            let Some(gpu) = choice.of(phase).gpu() else { continue };
+            let Some(gpu) = placement.in_phase(phase).gpu() else { continue };
             let used = &mut self.gpus[gpu];
             match problem.budget.kv {
                 KvHome::Device => used.kv[phase as usize] += block.kv_bytes,
                 // The block has its own buffer, or shares one with other blocks.
-                KvHome::Host if problem.has_own_state_buffer(number, choice, phase) => used.own_kv += block.kv_bytes,
+                KvHome::Host if problem.has_own_state_buffer(number, placement, phase) => used.own_kv += block.kv_bytes,
                 KvHome::Host => used.kv[phase as usize] = used.kv[phase as usize].max(block.kv_bytes),
             }
             used.workspace = used.workspace.max(block.workspace_bytes);
         }
-        for gpu in (0..self.gpus.len()).filter(|gpu| choice.is_streamed_to(*gpu)) {
+        for gpu in (0..self.gpus.len()).filter(|gpu| placement.is_streamed_to(*gpu)) {
             let used = &mut self.gpus[gpu];
             used.largest_streamed = used.largest_streamed.max(problem.streamed_bytes(number));
             used.weights += new_bytes(problem, before, |b| b.streamed.constants(), |c| c.is_streamed_to(gpu));
         }
-        if choice.on_host() {
-            self.host_weights += new_bytes(problem, before, |b| &b.weights, Choice::on_host);
+        if placement.on_host() {
+            self.host_weights += new_bytes(problem, before, |b| &b.weights, BlockPlacement::on_host);
             let read_whole = if problem.reads_rows(number) { 0 } else { problem.weight_bytes(number) };
             self.host_largest = self.host_largest.max(read_whole);
         }
-        if state_on_host(problem, choice) {
+        if state_on_host(problem, placement) {
             self.host_kv += block.kv_bytes;
         }
-        if Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Cpu) {
+        if Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu) {
             self.host_workspace = self.host_workspace.max(block.workspace_bytes);
         }
     }
@@ -212,12 +213,12 @@ impl PartialPlacement {
 /// Bytes of the next block's weights, without those that an earlier selected block has too.
 fn new_bytes(
     problem: &Problem,
-    before: &[Choice],
-    keys_of: fn(&Block) -> &[(u32, u64)],
-    selects: impl Fn(Choice) -> bool,
+    before: &[BlockPlacement],
+    keys_of: fn(&BlockSpec) -> &[(u32, u64)],
+    selects: impl Fn(BlockPlacement) -> bool,
 ) -> u64 {
     let known = |key: u32| {
-        let earlier = problem.blocks.iter().zip(before).filter(|(_, choice)| selects(**choice));
+        let earlier = problem.blocks.iter().zip(before).filter(|(_, placement)| selects(**placement));
         earlier.flat_map(|(block, _)| keys_of(block)).any(|(other, _)| *other == key)
     };
     let weights = keys_of(&problem.blocks[before.len()]);

@@ -38,8 +38,8 @@ pub struct ExpertReads {
 pub struct ExpertMemory {
     /// Memory for experts that were read, bytes.
     pub cache: u64,
-    /// The share of the other weights that stays pinned, 0 to 1.
-    pub rest_pinned: f64,
+    /// The share of the other weights that stays locked, 0 to 1.
+    pub rest_locked: f64,
 }
 
 impl ExpertMemory {
@@ -48,15 +48,15 @@ impl ExpertMemory {
     pub fn divide(available: u64, rest: u64, experts: ExpertReads) -> ExpertMemory {
         let cache = available.saturating_sub(rest).clamp(experts.largest, experts.all.max(experts.largest));
         let room = available.saturating_sub(cache);
-        let rest_pinned = match rest <= room {
+        let rest_locked = match rest <= room {
             true => 1.0,
-            // As without experts: the unpinned rest of one block is in memory too.
+            // As without experts: the unlocked rest of one block is in memory too.
             false => {
                 let (rest, largest) = (rest as f64, experts.largest_rest as f64);
                 ((room as f64 - largest) / (rest - largest)).clamp(0.0, 1.0)
             }
         };
-        ExpertMemory { cache, rest_pinned }
+        ExpertMemory { cache, rest_locked }
     }
 
     /// Expected bytes of experts that a pass reads. Of the selected experts the cache has as large a share as of all, except that a
@@ -83,14 +83,14 @@ mod tests {
     }
 
     #[test]
-    fn other_weights_are_pinned_first_and_a_block_always_fits() {
+    fn other_weights_are_locked_first_and_a_block_always_fits() {
         let experts = ExpertReads { all: 3200, visited: 800, largest: 1600, largest_rest: 100 };
         let divide = |available| ExpertMemory::divide(available, 200, experts);
-        assert_eq!(divide(2800), ExpertMemory { cache: 2600, rest_pinned: 1.0 });
-        assert_eq!(divide(1750), ExpertMemory { cache: 1600, rest_pinned: 0.5 });
-        assert_eq!(divide(1900), ExpertMemory { cache: 1700, rest_pinned: 1.0 });
+        assert_eq!(divide(2800), ExpertMemory { cache: 2600, rest_locked: 1.0 });
+        assert_eq!(divide(1750), ExpertMemory { cache: 1600, rest_locked: 0.5 });
+        assert_eq!(divide(1900), ExpertMemory { cache: 1700, rest_locked: 1.0 });
         // Half of the experts are cached: of a quarter that is selected, 3/8 are hits.
-        let half = ExpertMemory { cache: 1600, rest_pinned: 1.0 };
+        let half = ExpertMemory { cache: 1600, rest_locked: 1.0 };
         assert_eq!(half.read_bytes(experts), 500);
         // A prompt that selects all has no hits, and a cache for all reads nothing.
         assert_eq!(half.read_bytes(ExpertReads { visited: 3200, ..experts }), 3200);

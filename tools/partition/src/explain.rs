@@ -1,9 +1,9 @@
-//! Explains a solution: the cost of each run at other places, the gain from more memory, and the bottleneck of each phase.
+//! Explains a solution: the cost of each run in other placements, the gain from more memory, and the bottleneck of each phase.
 
 use crate::plan::plan_from;
 use crate::{
-    Choice, Mechanisms, Options, OverBudget, Phase, Place, Planner, Problem, Simulation, Solution, Where, evaluate,
-    fits, simulate,
+    BlockPlacement, DeviceId, Mechanisms, Options, OverBudget, Phase, Placement, Planner, Problem, Simulation,
+    Solution, evaluate, fits, simulate,
 };
 use hpp_schema::SpanKind;
 use std::fmt;
@@ -20,7 +20,7 @@ const NEGLIGIBLE: f64 = 1e-6;
 /// The explanation of a solution.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// Runs of neighbours with one choice, in the order of blocks.
+    /// Runs of neighbours with one block placement, in the order of blocks.
     pub runs: Vec<RunExplanation>,
     /// The effect of one more GiB on each GPU; `None` if nothing fits even then.
     pub more_vram: Vec<Option<Change>>,
@@ -31,16 +31,16 @@ pub struct Explanation {
     /// The bottleneck of the time to the first token.
     pub prefill: Bottleneck,
     /// Devices on which one more GiB of memory would reduce the objective.
-    pub scarce: Vec<Place>,
+    pub scarce: Vec<DeviceId>,
 }
 
-/// One run of neighbours with the same choice.
+/// One run of neighbours with the same block placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunExplanation {
     /// Blocks, by position.
     pub blocks: Range<usize>,
-    /// Their choice.
-    pub choice: Choice,
+    /// Their block placement.
+    pub placement: BlockPlacement,
     /// The objective with this run at each other place and everything else unchanged.
     pub elsewhere: Vec<Alternative>,
 }
@@ -49,7 +49,7 @@ pub struct RunExplanation {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Alternative {
     /// The place, in both phases.
-    pub place: Where,
+    pub place: Placement,
     /// The objective, milliseconds.
     pub objective_ms: f64,
     /// The budget that it exceeds there; `None` if it fits.
@@ -71,7 +71,7 @@ pub struct Change {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
     /// Computing on this device.
-    Compute(Place),
+    Compute(DeviceId),
     /// The link to this GPU.
     Link(usize),
     /// Reading weights from disk.
@@ -93,7 +93,7 @@ impl fmt::Display for Bottleneck {
 
 /// Explains a solution of this problem. The gain from more memory is relative to what the planner finds from the solution with the same
 /// memory, so that it is the gain of memory alone. Both are planned without cuts, because another placement has other cuts.
-pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Explanation {
+pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Explanation {
     let cut = problem;
     let problem = &Problem { cuts: Vec::new(), ..problem.clone() };
     let planned = plan_from(problem, options, &[solution]).unwrap_or_else(|_| solution.clone());
@@ -110,8 +110,8 @@ pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: 
         change(&planned, &more, options).ok()
     });
     let helps = |change: &Option<Change>| change.is_some_and(|c| c.objective_ms < -NEGLIGIBLE * planned.objective_ms);
-    let gpus = more_vram.iter().enumerate().filter(|(_, change)| helps(change)).map(|(gpu, _)| Place::Gpu(gpu));
-    let scarce = gpus.chain(helps(&more_ram).then_some(Place::Cpu)).collect();
+    let gpus = more_vram.iter().enumerate().filter(|(_, change)| helps(change)).map(|(gpu, _)| DeviceId::Gpu(gpu));
+    let scarce = gpus.chain(helps(&more_ram).then_some(DeviceId::Cpu)).collect();
     Explanation {
         runs: explain_runs(cut, options, solution, cuts),
         decode: bottleneck(cut, solution, Phase::Decode),
@@ -133,19 +133,19 @@ pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result
 }
 
 /// Computes [`Problem::cuts`] of a placement.
-pub type Cuts<'a> = &'a dyn Fn(&[Choice]) -> Vec<usize>;
+pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 
-/// Each run of neighbours with one choice, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
-pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: Cuts) -> Vec<RunExplanation> {
+/// Each run of neighbours with one block placement, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
+pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for (i, choice) in solution.choices.iter().enumerate() {
+    for (i, placement) in solution.placements.iter().enumerate() {
         match runs.last_mut() {
-            Some(run) if solution.choices[run.start] == *choice => run.end = i + 1,
+            Some(run) if solution.placements[run.start] == *placement => run.end = i + 1,
             _ => runs.push(i..i + 1),
         }
     }
     let explained = |blocks: Range<usize>| RunExplanation {
-        choice: solution.choices[blocks.start],
+        placement: solution.placements[blocks.start],
         elsewhere: alternatives(problem, options, solution, &blocks, cuts),
         blocks,
     };
@@ -158,33 +158,35 @@ fn alternatives(
     options: &Options,
     solution: &Solution,
     run: &Range<usize>,
-    cuts: Cuts,
+    cuts: FindCuts,
 ) -> Vec<Alternative> {
     let mechanisms = match options.planner {
         Planner::Exact => options.mechanisms,
         Planner::Greedy => Mechanisms::ResidentCpu,
     };
-    let others = problem.choices(run.start, mechanisms).into_iter();
-    let others = others.filter(|choice| choice.prefill == choice.decode && *choice != solution.choices[run.start]);
-    let possible = |choice: &Choice| run.clone().all(|i| problem.choices(i, mechanisms).contains(choice));
-    let alternative = |choice: Choice| {
-        let mut choices = solution.choices.clone();
-        choices[run.clone()].fill(choice);
+    let others = problem.placements(run.start, mechanisms).into_iter();
+    let others = others
+        .filter(|placement| placement.prefill == placement.decode && *placement != solution.placements[run.start]);
+    let possible =
+        |placement: &BlockPlacement| run.clone().all(|i| problem.placements(i, mechanisms).contains(placement));
+    let alternative = |placement: BlockPlacement| {
+        let mut placements = solution.placements.clone();
+        placements[run.clone()].fill(placement);
         let mut slots = solution.slots.clone();
-        if let Where::Streamed(gpu) = choice.decode {
+        if let Placement::Streamed(gpu) = placement.decode {
             slots[gpu] = if slots[gpu] == 0 { options.slots.unwrap_or(NEW_RING_SLOTS) } else { slots[gpu] };
         }
-        let problem = Problem { cuts: cuts(&choices), ..problem.clone() };
-        let over_budget = fits(&problem, &choices, &slots, options.mechanisms).err();
-        let objective_ms = evaluate(&problem, options, choices, slots).objective_ms;
-        Alternative { place: choice.decode, objective_ms, over_budget }
+        let problem = Problem { cuts: cuts(&placements), ..problem.clone() };
+        let over_budget = fits(&problem, &placements, &slots, options.mechanisms).err();
+        let objective_ms = evaluate(&problem, options, placements, slots).objective_ms;
+        Alternative { place: placement.decode, objective_ms, over_budget }
     };
     others.filter(possible).map(alternative).collect()
 }
 
 /// The bottleneck of a phase of this solution.
 pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottleneck {
-    let simulation = simulate(problem, &solution.choices, &solution.slots, phase);
+    let simulation = simulate(problem, &solution.placements, &solution.slots, phase);
     let window = simulation.timeline.spans.iter().map(|s| s.start_us + s.duration_us).fold(0.0, f64::max);
     let busy = |lane: &str| {
         let on = simulation.timeline.spans.iter().filter(|span| span.lane == lane && span.kind == SpanKind::Transfer);
@@ -204,8 +206,9 @@ pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottl
 /// The resource that takes the largest part of the time.
 fn largest_part(simulation: &Simulation) -> Bottleneck {
     let gpus = simulation.gpu_ms.iter().enumerate();
-    let mut parts: Vec<(Bottleneck, f64)> = gpus.map(|(gpu, ms)| (Bottleneck::Compute(Place::Gpu(gpu)), *ms)).collect();
-    parts.push((Bottleneck::Compute(Place::Cpu), simulation.cpu_ms));
+    let mut parts: Vec<(Bottleneck, f64)> =
+        gpus.map(|(gpu, ms)| (Bottleneck::Compute(DeviceId::Gpu(gpu)), *ms)).collect();
+    parts.push((Bottleneck::Compute(DeviceId::Cpu), simulation.cpu_ms));
     let known: f64 = parts.iter().map(|(_, ms)| ms).sum::<f64>() + simulation.stall_ms;
     parts.push((Bottleneck::Overhead, (simulation.ms - known).max(0.0)));
     // A block that waits for its weights waits for the link.

@@ -5,18 +5,18 @@
 //! one row of it.
 
 use crate::memory::check_gpu;
-use crate::{Choice, Mechanisms, OverBudget, Problem, Where};
+use crate::{BlockPlacement, Mechanisms, OverBudget, Placement, Problem};
 use std::ops::Range;
 
 /// Places blocks greedily and contiguously by their decode times. Fails if no block fits on a GPU; does not check host memory.
-pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<Choice>, OverBudget> {
+pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<BlockPlacement>, OverBudget> {
     let gain: Vec<f64> = (0..problem.blocks.len()).map(|block| hotness(problem, block)).collect();
     let mut order: Vec<usize> = (0..gain.len()).filter(|block| gain[*block] > 0.0).collect();
     order.sort_by(|a, b| gain[*b].total_cmp(&gain[*a]).then(b.cmp(a)));
     let mut smallest_excess = None;
     for start in order {
         match fill(problem, start..start + 1) {
-            Ok(choices) => return Ok(extend(problem, start..start + 1, choices, &gain)),
+            Ok(placements) => return Ok(extend(problem, start..start + 1, placements, &gain)),
             Err(over_budget) => smallest_excess = smaller(smallest_excess, over_budget),
         }
     }
@@ -26,16 +26,16 @@ pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<Choice>, OverBudget> {
 /// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it.
 fn hotness(problem: &Problem, block: usize) -> f64 {
     let Some(gpu) = problem.gpus.first() else { return 0.0 };
-    let choices = problem.choices(block, Mechanisms::ResidentCpu);
-    if !(0..problem.gpus.len()).all(|gpu| choices.contains(&Choice::both(Where::Resident(gpu)))) {
+    let placements = problem.placements(block, Mechanisms::ResidentCpu);
+    if !(0..problem.gpus.len()).all(|gpu| placements.contains(&BlockPlacement::both(Placement::Resident(gpu)))) {
         return 0.0;
     }
     let saved = problem.cpu[block].decode_ms - gpu.blocks[block].decode_ms;
     saved / (problem.weight_bytes(block) + problem.blocks[block].kv_bytes).max(1) as f64
 }
 
-fn on_host(problem: &Problem) -> Vec<Choice> {
-    vec![Choice::both(Where::Cpu); problem.blocks.len()]
+fn on_host(problem: &Problem) -> Vec<BlockPlacement> {
+    vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()]
 }
 
 /// The error with the smaller required budget.
@@ -47,7 +47,12 @@ fn smaller(a: Option<OverBudget>, b: OverBudget) -> Option<OverBudget> {
 }
 
 /// Adds the hotter neighbour that fits until none fits.
-fn extend(problem: &Problem, mut run: Range<usize>, mut choices: Vec<Choice>, gain: &[f64]) -> Vec<Choice> {
+fn extend(
+    problem: &Problem,
+    mut run: Range<usize>,
+    mut placements: Vec<BlockPlacement>,
+    gain: &[f64],
+) -> Vec<BlockPlacement> {
     loop {
         let mut wider: Vec<(f64, Range<usize>)> = Vec::new();
         if run.end < gain.len() {
@@ -58,43 +63,43 @@ fn extend(problem: &Problem, mut run: Range<usize>, mut choices: Vec<Choice>, ga
         }
         wider.sort_by(|a, b| b.0.total_cmp(&a.0));
         let grown = wider.into_iter().filter(|(gain, _)| *gain > 0.0).find_map(|(_, wide)| {
-            let choices = fill(problem, wide.clone()).ok()?;
-            Some((wide, choices))
+            let placements = fill(problem, wide.clone()).ok()?;
+            Some((wide, placements))
         });
         match grown {
-            Some((wide, filled)) => (run, choices) = (wide, filled),
-            None => return choices,
+            Some((wide, filled)) => (run, placements) = (wide, filled),
+            None => return placements,
         }
     }
 }
 
 /// Places `run` on gpu0 until it is full, then on gpu1, and so on; everything else on the host.
-fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<Choice>, OverBudget> {
-    let mut choices = on_host(problem);
+fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<BlockPlacement>, OverBudget> {
+    let mut placements = on_host(problem);
     let mut gpu = 0;
     for block in run {
-        choices[block] = Choice::both(Where::Resident(gpu));
-        while let Err(over_budget) = check_gpu(problem, &choices, gpu) {
+        placements[block] = BlockPlacement::both(Placement::Resident(gpu));
+        while let Err(over_budget) = check_gpu(problem, &placements, gpu) {
             gpu += 1;
             if gpu >= problem.budget.vram.len() {
                 return Err(over_budget);
             }
-            choices[block] = Choice::both(Where::Resident(gpu));
+            placements[block] = BlockPlacement::both(Placement::Resident(gpu));
         }
     }
-    Ok(choices)
+    Ok(placements)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cost::tests::{dense, problem};
-    use crate::{Budget, Mechanisms, Place, fits};
+    use crate::{Budget, DeviceId, Mechanisms, fits};
     use proptest::prelude::*;
 
     /// The GPU of each block; `.` for the host.
     fn grow(layers: u32, budget: Budget) -> Result<String, OverBudget> {
-        let shown = |choice: Choice| choice.decode.gpu().map_or('.', |gpu| char::from(b'0' + gpu as u8));
+        let shown = |placement: BlockPlacement| placement.decode.gpu().map_or('.', |gpu| char::from(b'0' + gpu as u8));
         Ok(greedy_run(&problem(dense(layers, 1 << 20), budget))?.into_iter().map(shown).collect())
     }
 
@@ -121,7 +126,7 @@ mod tests {
     #[test]
     fn a_gpu_too_small_for_any_block_is_refused_with_the_required_budget() {
         let error = grow(6, of(&[1 << 10])).unwrap_err();
-        assert_eq!(error.place, Place::Gpu(0));
+        assert_eq!(error.device, DeviceId::Gpu(0));
         let found = grow(6, of(&[error.required_budget()])).unwrap();
         assert_eq!(found.matches('0').count(), 1, "{found}");
         assert!(grow(6, of(&[error.required_budget() - 1])).is_err());
@@ -143,10 +148,10 @@ mod tests {
             let mut budget = Budget { margin: margin * mib, ..of(&[vram * mib / 2]) };
             if second > 0 { budget.vram.push(second * mib / 2) }
             let problem = problem(dense(layers, mib), budget);
-            if let Ok(choices) = greedy_run(&problem) {
+            if let Ok(placements) = greedy_run(&problem) {
                 let slots = vec![0; problem.gpus.len()];
-                prop_assert!(fits(&problem, &choices, &slots, Mechanisms::ResidentCpu).is_ok());
-                let on: Vec<usize> = (0..choices.len()).filter(|i| choices[*i].decode.gpu().is_some()).collect();
+                prop_assert!(fits(&problem, &placements, &slots, Mechanisms::ResidentCpu).is_ok());
+                let on: Vec<usize> = (0..placements.len()).filter(|i| placements[*i].decode.gpu().is_some()).collect();
                 prop_assert!(!on.is_empty());
                 prop_assert!(on.windows(2).all(|pair| pair[1] == pair[0] + 1));
             }

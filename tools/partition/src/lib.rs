@@ -33,15 +33,17 @@ mod trials;
 
 pub use budget::{Budget, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
-pub use cost::{Block, BlockKind, FilledState, GrowingState, Streamed, Work, slot};
+pub use cost::{BlockRole, BlockSpec, FilledState, GrowingState, Streamed, Work, slot};
 pub use experts::{ExpertMemory, ExpertReads, Experts};
 pub use explain::{
-    Alternative, Bottleneck, Change, Cuts, Explanation, RunExplanation, bottleneck, change, explain, explain_runs,
+    Alternative, Bottleneck, Change, Explanation, FindCuts, RunExplanation, bottleneck, change, explain, explain_runs,
 };
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
-pub use memory::{HostReads, Usage, fits, usage, usage_of_partitions};
+pub use memory::{HostReads, MemoryUsage, fits, usage, usage_of_partitions};
 pub use plan::{best, evaluate, plan};
-pub use problem::{Choice, Cost, GpuCosts, Mechanisms, Objective, Options, Planner, Problem, Where, Workload};
+pub use problem::{
+    BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,
+};
 pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};
 pub use solution::{Phase, Solution};
@@ -52,18 +54,18 @@ use std::fmt;
 
 /// Where a block computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Place {
+pub enum DeviceId {
     /// On the host.
     Cpu,
     /// On the accelerator with this index.
     Gpu(usize),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Cpu => f.write_str("cpu"),
-            Place::Gpu(index) => write!(f, "gpu{index}"),
+            DeviceId::Cpu => f.write_str("cpu"),
+            DeviceId::Gpu(index) => write!(f, "gpu{index}"),
         }
     }
 }

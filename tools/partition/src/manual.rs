@@ -1,51 +1,51 @@
 //! Manual placement: `--gpu-layers N`, `--stream N` and `--assign 'layers.0-11=gpu,layers.12=stream,head=cpu'`.
 
-use crate::{Block, BlockKind, Place, Where};
+use crate::{BlockRole, BlockSpec, DeviceId, Placement};
 use std::str::FromStr;
 
 /// The last `count` layers on gpu0, the rest on the host; a count above the number of layers puts every block on gpu0.
-pub fn gpu_layers(blocks: &[Block], count: u64) -> Vec<Place> {
+pub fn gpu_layers(blocks: &[BlockSpec], count: u64) -> Vec<DeviceId> {
     let layers = blocks.iter().filter(|block| is_layer(block)).count() as u64;
     if count > layers {
-        return vec![Place::Gpu(0); blocks.len()];
+        return vec![DeviceId::Gpu(0); blocks.len()];
     }
     let mut from_the_end = 0;
-    let mut places: Vec<Place> = (blocks.iter().rev())
+    let mut devices: Vec<DeviceId> = (blocks.iter().rev())
         .map(|block| {
             from_the_end += u64::from(is_layer(block));
-            if is_layer(block) && from_the_end <= count { Place::Gpu(0) } else { Place::Cpu }
+            if is_layer(block) && from_the_end <= count { DeviceId::Gpu(0) } else { DeviceId::Cpu }
         })
         .collect();
-    places.reverse();
-    places
+    devices.reverse();
+    devices
 }
 
 /// Changes up to `count` layers from the host to streaming to gpu0; returns their number. They are spread evenly and include the last
 /// one, so that copies overlap with the host layers in between.
-pub fn stream_layers(blocks: &[Block], places: &mut [Where], count: u64) -> usize {
+pub fn stream_layers(blocks: &[BlockSpec], placements: &mut [Placement], count: u64) -> usize {
     let on_host: Vec<usize> =
-        (0..blocks.len()).filter(|at| is_layer(&blocks[*at]) && places[*at] == Where::Cpu).collect();
+        (0..blocks.len()).filter(|at| is_layer(&blocks[*at]) && placements[*at] == Placement::Cpu).collect();
     let count = usize::try_from(count).unwrap_or(usize::MAX).min(on_host.len());
     for nth in 1..=count {
-        places[on_host[nth * on_host.len() / count - 1]] = Where::Streamed(0);
+        placements[on_host[nth * on_host.len() / count - 1]] = Placement::Streamed(0);
     }
     count
 }
 
-fn is_layer(block: &Block) -> bool {
-    matches!(block.kind, BlockKind::Layer(_) | BlockKind::Other)
+fn is_layer(block: &BlockSpec) -> bool {
+    matches!(block.kind, BlockRole::Layer(_) | BlockRole::Other)
 }
 
 /// A list of `BLOCKS=DEVICE`; later entries override earlier ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assign(Vec<(String, Where)>);
+pub struct Assign(Vec<(String, Placement)>);
 
 /// Why an assignment is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignError {
     /// Syntax error.
     #[error("cannot read {0:?}: write BLOCKS=DEVICE, such as layers.0-11=gpu, head=cpu or all=gpu1:stream")]
-    Form(String),
+    Syntax(String),
     /// Unknown device.
     #[error("{0:?} is not a device: write cpu, gpu, gpu0, gpu1, ..., or stream, gpu1:stream, ...")]
     Device(String),
@@ -75,43 +75,43 @@ impl FromStr for Assign {
     type Err = AssignError;
     fn from_str(text: &str) -> Result<Self, AssignError> {
         let entry = |part: &str| {
-            let (blocks, device) = part.split_once('=').ok_or_else(|| AssignError::Form(part.to_owned()))?;
+            let (blocks, device) = part.split_once('=').ok_or_else(|| AssignError::Syntax(part.to_owned()))?;
             let (blocks, device) = (blocks.trim(), device.trim());
             if blocks.is_empty() {
-                return Err(AssignError::Form(part.to_owned()));
+                return Err(AssignError::Syntax(part.to_owned()));
             }
-            let place = place(device).ok_or_else(|| AssignError::Device(device.to_owned()))?;
-            Ok((blocks.to_owned(), place))
+            let placement = parse_placement(device).ok_or_else(|| AssignError::Device(device.to_owned()))?;
+            Ok((blocks.to_owned(), placement))
         };
         text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Result<_, _>>().map(Assign)
     }
 }
 
 /// `cpu`, `gpu`, `gpu1`, `stream`, `gpu1:stream`.
-fn place(device: &str) -> Option<Where> {
+fn parse_placement(device: &str) -> Option<Placement> {
     let gpu = |name: &str| match name.strip_prefix("gpu")? {
         "" => Some(0),
         index => index.parse().ok(),
     };
     match device {
-        "cpu" => Some(Where::Cpu),
-        "stream" => Some(Where::Streamed(0)),
+        "cpu" => Some(Placement::Cpu),
+        "stream" => Some(Placement::Streamed(0)),
         _ => match device.strip_suffix(":stream") {
-            Some(name) => gpu(name).map(Where::Streamed),
-            None => gpu(device).map(Where::Resident),
+            Some(name) => gpu(name).map(Placement::Streamed),
+            None => gpu(device).map(Placement::Resident),
         },
     }
 }
 
 impl Assign {
-    /// The place of each block that this assignment names; `None` for the others.
-    pub fn places(&self, blocks: &[Block]) -> Result<Vec<Option<Where>>, AssignError> {
-        let mut places = vec![None; blocks.len()];
-        for (pattern, place) in &self.0 {
+    /// The placement of each block that this assignment names; `None` for the others.
+    pub fn placements(&self, blocks: &[BlockSpec]) -> Result<Vec<Option<Placement>>, AssignError> {
+        let mut placements = vec![None; blocks.len()];
+        for (pattern, placement) in &self.0 {
             refuse_partial_ranges(pattern, blocks)?;
             let mut found = false;
-            for (_, slot) in blocks.iter().zip(&mut places).filter(|(block, _)| matches(pattern, block)) {
-                *slot = Some(*place);
+            for (_, slot) in blocks.iter().zip(&mut placements).filter(|(block, _)| matches(pattern, block)) {
+                *slot = Some(*placement);
                 found = true;
             }
             if !found {
@@ -119,25 +119,25 @@ impl Assign {
                 return Err(AssignError::NoBlock { pattern: pattern.clone(), nearest, blocks });
             }
         }
-        Ok(places)
+        Ok(placements)
     }
 
     /// The highest GPU index used, if any.
     pub fn highest_gpu(&self) -> Option<usize> {
-        self.0.iter().filter_map(|(_, place)| place.gpu()).max()
+        self.0.iter().filter_map(|(_, placement)| placement.gpu()).max()
     }
 
     /// Whether any block is streamed.
     pub fn streams(&self) -> bool {
-        self.0.iter().any(|(_, place)| matches!(place, Where::Streamed(_)))
+        self.0.iter().any(|(_, placement)| matches!(placement, Placement::Streamed(_)))
     }
 }
 
-fn matches(pattern: &str, block: &Block) -> bool {
+fn matches(pattern: &str, block: &BlockSpec) -> bool {
     let by_kind = match block.kind {
-        BlockKind::Embedding => matches!(pattern, "embedding" | "embed" | "embed_tokens"),
-        BlockKind::Head => matches!(pattern, "head" | "lm_head"),
-        BlockKind::Layer(_) | BlockKind::Other => pattern == "layers",
+        BlockRole::Embedding => matches!(pattern, "embedding" | "embed" | "embed_tokens"),
+        BlockRole::Head => matches!(pattern, "head" | "lm_head"),
+        BlockRole::Layer(_) | BlockRole::Other => pattern == "layers",
     };
     let in_range = || {
         let (stem, range) = pattern.rsplit_once('.')?;
@@ -150,7 +150,7 @@ fn matches(pattern: &str, block: &Block) -> bool {
 }
 
 /// Refuses a range that is only partly in the model: `layers.0-99` of 24 layers is a mistake.
-fn refuse_partial_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignError> {
+fn refuse_partial_ranges(pattern: &str, blocks: &[BlockSpec]) -> Result<(), AssignError> {
     let numbers = || {
         let (stem, range) = pattern.rsplit_once('.')?;
         let (first, last) = range.split_once('-')?;
@@ -169,9 +169,9 @@ fn refuse_partial_ranges(pattern: &str, blocks: &[Block]) -> Result<(), AssignEr
 }
 
 /// The block with the most similar name, if it is similar enough.
-fn nearest(pattern: &str, blocks: &[Block]) -> Option<String> {
+fn nearest(pattern: &str, blocks: &[BlockSpec]) -> Option<String> {
     const SIMILAR: f64 = 0.8;
-    let likeness = |block: &&Block| strsim::jaro_winkler(pattern, &block.label);
+    let likeness = |block: &&BlockSpec| strsim::jaro_winkler(pattern, &block.label);
     let nearest = blocks.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)))?;
     (likeness(&nearest) >= SIMILAR).then(|| nearest.label.clone())
 }
@@ -180,7 +180,7 @@ fn meant(nearest: &Option<String>) -> String {
     nearest.as_ref().map_or(String::new(), |name| format!(" (did you mean {name}?)"))
 }
 
-fn summary(blocks: &[Block]) -> String {
+fn summary(blocks: &[BlockSpec]) -> String {
     let labels: Vec<&str> = blocks.iter().map(|block| block.label.as_str()).collect();
     match labels.as_slice() {
         [first, second, .., last] if labels.len() > 6 => format!("{first}, {second}, ... {last}"),
@@ -193,8 +193,8 @@ mod tests {
     use super::*;
     use crate::cost::tests::dense;
 
-    fn text<P: ToString>(places: &[P]) -> String {
-        places.iter().map(P::to_string).collect::<Vec<_>>().join(" ")
+    fn text<P: ToString>(placements: &[P]) -> String {
+        placements.iter().map(P::to_string).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
@@ -209,10 +209,10 @@ mod tests {
     /// Layers that are streamed, of six with this many at the end on the GPU for good.
     fn streamed(count: u64, resident: usize) -> (usize, Vec<usize>) {
         let blocks = dense(6, 1000);
-        let mut places = vec![Where::Cpu; 8];
-        places[7 - resident..7].fill(Where::Resident(0));
-        let streamed = stream_layers(&blocks, &mut places, count);
-        (streamed, (0..8).filter(|at| places[*at] == Where::Streamed(0)).map(|at| at - 1).collect())
+        let mut placements = vec![Placement::Cpu; 8];
+        placements[7 - resident..7].fill(Placement::Resident(0));
+        let streamed = stream_layers(&blocks, &mut placements, count);
+        (streamed, (0..8).filter(|at| placements[*at] == Placement::Streamed(0)).map(|at| at - 1).collect())
     }
 
     #[test]
@@ -230,12 +230,12 @@ mod tests {
     #[test]
     fn assignments_apply_in_order() {
         let blocks = dense(4, 1000);
-        let places = |text: &str| text.parse::<Assign>().unwrap().places(&blocks).unwrap();
-        let all = |text: &str| places(text).into_iter().map(Option::unwrap).collect::<Vec<_>>();
-        assert_eq!(text(&all("all=gpu, layers.1-2=cpu, lm_head = gpu1")), "gpu0 gpu0 cpu cpu gpu0 gpu1");
+        let placements = |text: &str| text.parse::<Assign>().unwrap().placements(&blocks).unwrap();
+        let all_placements = |text: &str| placements(text).into_iter().map(Option::unwrap).collect::<Vec<_>>();
+        assert_eq!(text(&all_placements("all=gpu, layers.1-2=cpu, lm_head = gpu1")), "gpu0 gpu0 cpu cpu gpu0 gpu1");
         let streamed = "all=cpu,layers.1=stream,layers.2=gpu:stream,head=gpu1:stream";
-        assert_eq!(text(&all(streamed)), "cpu cpu streamed to gpu0 streamed to gpu0 cpu streamed to gpu1");
-        assert_eq!(places("layers.0=cpu")[..3], [None, Some(Where::Cpu), None]);
+        assert_eq!(text(&all_placements(streamed)), "cpu cpu streamed to gpu0 streamed to gpu0 cpu streamed to gpu1");
+        assert_eq!(placements("layers.0=cpu")[..3], [None, Some(Placement::Cpu), None]);
         let assign: Assign = "all=gpu,head=gpu2:stream".parse().unwrap();
         assert_eq!((assign.highest_gpu(), assign.streams()), (Some(2), true));
         assert!(!"all=gpu".parse::<Assign>().unwrap().streams());
@@ -244,18 +244,18 @@ mod tests {
     #[test]
     fn mistakes_are_named() {
         let blocks = dense(2, 1000);
-        assert!(matches!("layers.0".parse::<Assign>(), Err(AssignError::Form(_))));
-        assert!(matches!("=gpu".parse::<Assign>(), Err(AssignError::Form(_))));
+        assert!(matches!("layers.0".parse::<Assign>(), Err(AssignError::Syntax(_))));
+        assert!(matches!("=gpu".parse::<Assign>(), Err(AssignError::Syntax(_))));
         for device in ["tpu", "gpux", "cpu:stream", "gpu0:streams", "streamed"] {
             assert!(matches!(format!("all={device}").parse::<Assign>(), Err(AssignError::Device(_))), "{device}");
         }
-        let refused = |text: &str| text.parse::<Assign>().unwrap().places(&blocks).unwrap_err().to_string();
+        let refused = |text: &str| text.parse::<Assign>().unwrap().placements(&blocks).unwrap_err().to_string();
         assert!(refused("layers.7=gpu").contains("layers.1"));
         assert!(refused("layer.1=gpu").contains("did you mean layers.1?"));
         assert!(!refused("xyz=gpu").contains("did you mean"));
         assert!(refused("layers.0-99=gpu").contains("there is no layers.99"));
         assert!(refused("layers.1-0=gpu").contains("ends before it begins"));
         assert!(refused("layers.7-9=gpu").contains("layers.1"));
-        assert!("layers.0-1=gpu".parse::<Assign>().unwrap().places(&blocks).is_ok());
+        assert!("layers.0-1=gpu".parse::<Assign>().unwrap().placements(&blocks).is_ok());
     }
 }

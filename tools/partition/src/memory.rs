@@ -7,7 +7,7 @@
 //! own buffers.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
-//! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays pinned and the rest is read in every
+//! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays locked and the rest is read in every
 //! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]): then fewer bytes are read than are
 //! written to memory. Of experts that are read by demand ([`crate::Experts`]) a pass reads only those that its tokens select and that the
 //! cache does not have.
@@ -15,11 +15,13 @@
 use crate::cost::slot;
 use crate::experts::{ExpertMemory, ExpertReads};
 use crate::schedule::merges;
-use crate::{Block, BlockKind, Choice, Demand, KvHome, Mechanisms, OverBudget, Phase, Place, Problem, Where};
+use crate::{
+    BlockPlacement, BlockRole, BlockSpec, Demand, DeviceId, KvHome, Mechanisms, OverBudget, Phase, Placement, Problem,
+};
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct MemoryUsage {
     /// Demand on each GPU.
     pub gpus: Vec<Demand>,
     /// Demand on the host with all weights in memory.
@@ -51,36 +53,37 @@ impl HostReads {
 }
 
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
-pub fn usage(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
+pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let is_read = |i: usize, phase| !matches!(choices[i].of(phase), Where::Resident(_)) && !problem.reads_rows(i);
-    let is_copied = |i: usize, phase| is_read(i, phase) && choices[i].of(phase) != Where::Cpu;
+    let is_read =
+        |i: usize, phase| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
+    let is_copied = |i: usize, phase| is_read(i, phase) && placements[i].in_phase(phase) != Placement::Cpu;
     let reads = |phase: Phase| {
         let all = packed(weights_of(problem, |i| is_read(i, phase)));
         let copied = packed(weights_of(problem, |i| is_copied(i, phase)));
         HostReads { computed: all - copied, copied }
     };
     let largest_read = |phase: Phase| {
-        (0..choices.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
+        (0..placements.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
     };
-    let on_host = |i: &usize| choices[*i].on_host() && !problem.reads_rows(*i);
-    Usage {
-        gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, choices, slots[gpu], gpu)).collect(),
+    let on_host = |i: &usize| placements[*i].on_host() && !problem.reads_rows(*i);
+    MemoryUsage {
+        gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
         host: Demand {
-            weights: packed(weights_of(problem, |i| choices[i].on_host())),
-            kv: (0..choices.len()).filter(|i| state_on_host(problem, choices[*i])).map(|i| kv(problem, i)).sum(),
-            workspace: workspace(problem, choices, |place| place == Where::Cpu),
+            weights: packed(weights_of(problem, |i| placements[i].on_host())),
+            kv: (0..placements.len()).filter(|i| state_on_host(problem, placements[*i])).map(|i| kv(problem, i)).sum(),
+            workspace: workspace(problem, placements, |place| place == Placement::Cpu),
             ring: 0,
         },
         host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
-        expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, choices, phase)),
-        largest_on_host: (0..choices.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
+        expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
+        largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
 }
 
 /// The experts that the host reads by demand in a pass of a phase.
-fn expert_reads(problem: &Problem, choices: &[Choice], phase: Phase) -> ExpertReads {
+fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> ExpertReads {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let sequences = problem.load.sequences.saturating_mul(problem.load.batch);
     let tokens = match phase {
@@ -89,36 +92,39 @@ fn expert_reads(problem: &Problem, choices: &[Choice], phase: Phase) -> ExpertRe
     };
     let mut reads = ExpertReads::default();
     for (index, block) in problem.blocks.iter().enumerate() {
-        let Some(experts) = block.experts.filter(|_| choices[index].of(phase) == Where::Cpu) else { continue };
+        let Some(experts) = block.experts.filter(|_| placements[index].in_phase(phase) == Placement::Cpu) else {
+            continue;
+        };
         reads.all += packed(experts.bytes);
         reads.visited += packed(experts.visited_bytes(tokens));
         reads.largest = reads.largest.max(packed(experts.bytes));
     }
     if reads.all > 0 {
-        let is_read = |i: &usize| !matches!(choices[*i].of(phase), Where::Resident(_)) && !problem.reads_rows(*i);
+        let is_read =
+            |i: &usize| !matches!(placements[*i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(*i);
         let rest = |i: usize| {
             problem.weight_bytes(i).saturating_sub(problem.blocks[i].experts.map_or(0, |experts| experts.bytes))
         };
-        reads.largest_rest = (0..choices.len()).filter(is_read).map(rest).max().map_or(0, packed);
+        reads.largest_rest = (0..placements.len()).filter(is_read).map(rest).max().map_or(0, packed);
     }
     reads
 }
 
 /// The memory use of the partitions of a placement: every partition has its own copy of shared weights, and blocks that are read
 /// from disk are partitions of their own. The planner ignores the difference from [`usage`], because it depends on every cut.
-pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Usage {
+pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let counted_once = usage(problem, choices, slots);
-    let on_host = |i: usize| choices[i].on_host();
-    let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, choices, i));
+    let counted_once = usage(problem, placements, slots);
+    let on_host = |i: usize| placements[i].on_host();
+    let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, placements, i));
     let computed = |phase: Phase| {
-        let is_computed = |i: usize| choices[i].of(phase) == Where::Cpu && !problem.reads_rows(i);
+        let is_computed = |i: usize| placements[i].in_phase(phase) == Placement::Cpu && !problem.reads_rows(i);
         HostReads {
             computed: packed(distinct_bytes(problem, |block| &block.weights, is_computed, |_| true)),
             ..counted_once.host_reads[phase as usize]
         }
     };
-    Usage {
+    MemoryUsage {
         host: Demand { weights: packed(weights), ..counted_once.host },
         host_reads: Phase::BOTH.map(computed),
         ..counted_once.clone()
@@ -126,11 +132,16 @@ pub fn usage_of_partitions(problem: &Problem, choices: &[Choice], slots: &[u32])
 }
 
 /// Checks that a placement fits. The error names the first device that is too small: GPUs in order, then the host.
-pub fn fits(problem: &Problem, choices: &[Choice], slots: &[u32], mechanisms: Mechanisms) -> Result<(), OverBudget> {
-    usage(problem, choices, slots).check(problem, mechanisms)
+pub fn fits(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: &[u32],
+    mechanisms: Mechanisms,
+) -> Result<(), OverBudget> {
+    usage(problem, placements, slots).check(problem, mechanisms)
 }
 
-impl Usage {
+impl MemoryUsage {
     /// Checks the problem's budget.
     pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), OverBudget> {
         for (gpu, demand) in self.gpus.iter().enumerate() {
@@ -138,7 +149,7 @@ impl Usage {
         }
         match problem.budget.ram {
             Some(ram) => {
-                OverBudget::check(Place::Cpu, self.min_host_demand(problem, mechanisms), ram, problem.budget.process)
+                OverBudget::check(DeviceId::Cpu, self.min_host_demand(problem, mechanisms), ram, problem.budget.process)
             }
             None => Ok(()),
         }
@@ -157,11 +168,11 @@ impl Usage {
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.
     ///
-    /// If they do not fit, an equal share of each block stays pinned. With R bytes of available memory, W bytes of weights and l bytes
-    /// of the largest block, the share f solves `f W + (1 - f) l = R`, because the unpinned rest of one block is in memory too.
+    /// If they do not fit, an equal share of each block stays locked. With R bytes of available memory, W bytes of weights and l bytes
+    /// of the largest block, the share f solves `f W + (1 - f) l = R`, because the unlocked rest of one block is in memory too.
     ///
     /// Let C be the weights that the host computes with, c the share of them that is decompressed, and d the bytes read for each
-    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are pinned first, because that saves most reading. A pass loads
+    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are locked first, because that saves most reading. A pass loads
     /// `(1 - f) C` bytes, of which `min(c C, (1 - f) C)` are decompressed. The weights G that are copied to GPUs are not compressed.
     /// The bytes read are
     ///
@@ -172,11 +183,11 @@ impl Usage {
     pub fn disk_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
         let mut reads = self.host_reads[phase as usize];
         let (share, experts) = match self.expert_memory(problem, phase) {
-            None => (self.pinned_share(problem, phase), 0),
+            None => (self.locked_share(problem, phase), 0),
             Some(memory) => {
                 let experts = self.expert_reads[phase as usize];
                 reads.computed = reads.computed.saturating_sub(experts.all);
-                (memory.rest_pinned, memory.read_bytes(experts))
+                (memory.rest_locked, memory.read_bytes(experts))
             }
         };
         if share >= 1.0 {
@@ -204,8 +215,8 @@ impl Usage {
         Some(ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead))
     }
 
-    /// The share of each block's weights that stays pinned in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
-    pub fn pinned_share(&self, problem: &Problem, phase: Phase) -> f64 {
+    /// The share of each block's weights that stays locked in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
+    pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
         let Some(available) = self.room_for_weights(problem).map(|room| room as f64) else { return 1.0 };
         let (reads, largest) = (self.host_reads[phase as usize].all() as f64, self.largest_read[phase as usize] as f64);
         if reads <= available { 1.0 } else { ((available - largest) / (reads - largest)).clamp(0.0, 1.0) }
@@ -213,15 +224,15 @@ impl Usage {
 }
 
 /// Checks one GPU for a placement without streaming.
-pub(crate) fn check_gpu(problem: &Problem, choices: &[Choice], gpu: usize) -> Result<(), OverBudget> {
-    check_gpu_demand(problem, gpu, gpu_demand(problem, choices, 0, gpu))
+pub(crate) fn check_gpu(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> Result<(), OverBudget> {
+    check_gpu_demand(problem, gpu, gpu_demand(problem, placements, 0, gpu))
 }
 
 /// Checks one GPU. An unused GPU always fits.
 fn check_gpu_demand(problem: &Problem, gpu: usize, demand: Demand) -> Result<(), OverBudget> {
     match demand.total() {
         0 => Ok(()),
-        _ => OverBudget::check(Place::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
+        _ => OverBudget::check(DeviceId::Gpu(gpu), demand, problem.budget.vram[gpu], problem.budget.margin),
     }
 }
 
@@ -230,7 +241,7 @@ impl Problem {
     /// every pass.
     pub fn reads_rows(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];
-        numbers.kind == BlockKind::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
+        numbers.kind == BlockRole::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
     }
 }
 
@@ -240,18 +251,21 @@ pub(crate) fn may_read_disk(problem: &Problem, mechanisms: Mechanisms) -> bool {
 }
 
 /// Whether the block's state is in host memory in at least one phase.
-pub(crate) fn state_on_host(problem: &Problem, choice: Choice) -> bool {
-    problem.budget.kv == KvHome::Host || choice.prefill.gpu().is_none() || choice.prefill.gpu() != choice.decode.gpu()
+pub(crate) fn state_on_host(problem: &Problem, placement: BlockPlacement) -> bool {
+    problem.budget.kv == KvHome::Host
+        || placement.prefill.gpu().is_none()
+        || placement.prefill.gpu() != placement.decode.gpu()
 }
 
 fn kv(problem: &Problem, block: usize) -> u64 {
     problem.blocks[block].kv_bytes
 }
 
-fn gpu_demand(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> Demand {
-    let computing = |phase: Phase| (0..choices.len()).filter(move |i| choices[*i].of(phase).gpu() == Some(gpu));
+fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu: usize) -> Demand {
+    let computing =
+        |phase: Phase| (0..placements.len()).filter(move |i| placements[*i].in_phase(phase).gpu() == Some(gpu));
     let has_own_buffer =
-        |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, choices[*i], phase);
+        |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, placements[*i], phase);
     let shared_state = |phase| match problem.budget.kv {
         KvHome::Device => computing(phase).map(|i| kv(problem, i)).sum::<u64>(),
         KvHome::Host => {
@@ -260,15 +274,15 @@ fn gpu_demand(problem: &Problem, choices: &[Choice], slots: u32, gpu: usize) -> 
     };
     let own_state =
         |phase| computing(phase).filter(move |i| has_own_buffer(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
-    let is_streamed = |i: usize| choices[i].is_streamed_to(gpu);
-    let slot = slot((0..choices.len()).filter(|i| is_streamed(*i)).map(|i| &problem.blocks[i]));
-    let is_resident = |i: usize| choices[i].is_resident_on(gpu);
-    let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, choices, i));
+    let is_streamed = |i: usize| placements[i].is_streamed_to(gpu);
+    let slot = slot((0..placements.len()).filter(|i| is_streamed(*i)).map(|i| &problem.blocks[i]));
+    let is_resident = |i: usize| placements[i].is_resident_on(gpu);
+    let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, placements, i));
     Demand {
         weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),
         kv: Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
             + Phase::BOTH.map(own_state).iter().sum::<u64>(),
-        workspace: workspace(problem, choices, |place| place.gpu() == Some(gpu)),
+        workspace: workspace(problem, placements, |place| place.gpu() == Some(gpu)),
         ring: slot.saturating_mul(slots.into()),
     }
 }
@@ -279,16 +293,17 @@ fn weights_of(problem: &Problem, selects: impl Fn(usize) -> bool) -> u64 {
 }
 
 /// Whether a block is in one partition with the block before it.
-fn is_joined(problem: &Problem, choices: &[Choice], block: usize) -> bool {
-    let has_same_choice = |before: usize| choices[before] == choices[block];
-    let merges = |phase: Phase| merges(problem, block, choices[block].of(phase), choices[block].of(phase));
-    block.checked_sub(1).is_some_and(has_same_choice) && Phase::BOTH.into_iter().all(merges)
+fn is_joined(problem: &Problem, placements: &[BlockPlacement], block: usize) -> bool {
+    let has_same_placement = |before: usize| placements[before] == placements[block];
+    let merges =
+        |phase: Phase| merges(problem, block, placements[block].in_phase(phase), placements[block].in_phase(phase));
+    block.checked_sub(1).is_some_and(has_same_placement) && Phase::BOTH.into_iter().all(merges)
 }
 
 /// Bytes of the selected blocks, each key once per partition; `starts_partition` selects the blocks that start a new partition.
 fn distinct_bytes(
     problem: &Problem,
-    keys_of: fn(&Block) -> &[(u32, u64)],
+    keys_of: fn(&BlockSpec) -> &[(u32, u64)],
     selects: impl Fn(usize) -> bool,
     starts_partition: impl Fn(usize) -> bool,
 ) -> u64 {
@@ -310,9 +325,10 @@ fn distinct_bytes(
 }
 
 /// The largest activations of the blocks that compute at a selected place in either phase.
-fn workspace(problem: &Problem, choices: &[Choice], selects: impl Fn(Where) -> bool) -> u64 {
-    let computes = |(_, choice): &(_, &Choice)| Phase::BOTH.iter().any(|phase| selects(choice.of(*phase)));
-    problem.blocks.iter().zip(choices).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
+fn workspace(problem: &Problem, placements: &[BlockPlacement], selects: impl Fn(Placement) -> bool) -> u64 {
+    let computes =
+        |(_, placement): &(_, &BlockPlacement)| Phase::BOTH.iter().any(|phase| selects(placement.in_phase(*phase)));
+    problem.blocks.iter().zip(placements).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! The entry points of the planner.
 
-use crate::evaluate::{Candidate, Evaluator, Goal};
+use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
 use crate::greedy::greedy_run;
 use crate::refuse::{budget_error, refuse_useless_gpus};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
-    Choice, Mechanisms, Objective, Options, OverBudget, Phase, Planner, Problem, Solution, Where, simulate, usage,
+    BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, simulate,
+    usage,
 };
 
 /// A placement with at most this relative gap to the lower bound counts as proven optimal.
@@ -39,8 +40,8 @@ fn best_from(
         Planner::Exact => exact(problem, options, known, count).ok_or_else(|| budget_error(problem, options))?,
     };
     let proven = best.first().is_some_and(|first| bound >= first.score.objective * (1.0 - PROOF_GAP));
-    let finish = |(rank, candidate): (usize, Candidate)| {
-        let solution = evaluate(problem, options, candidate.choices, candidate.slots);
+    let finish = |(rank, candidate): (usize, ScoredPlacement)| {
+        let solution = evaluate(problem, options, candidate.placements, candidate.slots);
         let proven = proven && rank == 0;
         let bound_ms = if proven { solution.objective_ms } else { bound.min(solution.objective_ms) };
         Solution { bound_ms, proven, ..solution }
@@ -49,14 +50,14 @@ fn best_from(
 }
 
 /// Simulates a given placement, without a lower bound. `slots` has one entry per GPU.
-pub fn evaluate(problem: &Problem, options: &Options, choices: Vec<Choice>, slots: Vec<u32>) -> Solution {
-    let decode_ms = simulate(problem, &choices, &slots, Phase::Decode).ms;
-    let prefill_ms = simulate(problem, &choices, &slots, Phase::Prefill).ms;
+pub fn evaluate(problem: &Problem, options: &Options, placements: Vec<BlockPlacement>, slots: Vec<u32>) -> Solution {
+    let decode_ms = simulate(problem, &placements, &slots, Phase::Decode).ms;
+    let prefill_ms = simulate(problem, &placements, &slots, Phase::Prefill).ms;
     // A phase without weight may take infinite time.
     let weigh = |weight: f64, ms: f64| if weight > 0.0 { weight * ms } else { 0.0 };
     let [prefill, decode] = weights(problem, options.objective);
     let objective_ms = weigh(prefill, prefill_ms) + weigh(decode, decode_ms);
-    Solution { choices, slots, decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false }
+    Solution { placements, slots, decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false }
 }
 
 /// The weights of prefill and decode in an objective.
@@ -69,12 +70,12 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 }
 
 /// The placement of the greedy planner.
-fn greedy(problem: &Problem, options: &Options) -> Result<Candidate, OverBudget> {
-    let choices = greedy_run(problem)?;
+fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
+    let placements = greedy_run(problem)?;
     let slots = vec![0; problem.budget.vram.len()];
-    usage(problem, &choices, &slots).check(problem, options.mechanisms)?;
+    usage(problem, &placements, &slots).check(problem, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
-    Evaluator::new(problem, goal, 1).evaluate(&choices).ok_or_else(|| budget_error(problem, options))
+    Evaluator::new(problem, goal, 1).evaluate(&placements).ok_or_else(|| budget_error(problem, options))
 }
 
 /// The best placements over all numbers of slots, and a lower bound; `None` if nothing fits.
@@ -85,9 +86,9 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
     let by_phases = phase_by_phase(problem, options);
     for slots in slots(problem, options) {
         let goal = Goal { weights, mechanisms: options.mechanisms, slots };
-        let found = all.best.iter().map(|found| &found.choices);
-        let known: Vec<&Vec<Choice>> =
-            known.iter().map(|solution| &solution.choices).chain(found).chain(&by_phases).collect();
+        let found = all.best.iter().map(|found| &found.placements);
+        let known: Vec<&Vec<BlockPlacement>> =
+            known.iter().map(|solution| &solution.placements).chain(found).chain(&by_phases).collect();
         // If only the best is requested, a number of slots with a lower bound above it is skipped.
         let known_ms = all.best.iter().map(|found| found.score.objective).filter(|_| count == 1);
         let max_bound = known_ms.fold(f64::INFINITY, f64::min);
@@ -95,8 +96,8 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
         all.bound = all.bound.min(found.bound);
         all.best.extend(found.best);
     }
-    all.best.sort_by(Candidate::order);
-    all.best.dedup_by(|a, b| a.choices == b.choices && a.slots == b.slots);
+    all.best.sort_by(ScoredPlacement::order);
+    all.best.dedup_by(|a, b| a.placements == b.placements && a.slots == b.slots);
     all.best.truncate(count);
     let finish = |candidate| optimize_other_phase(problem, options, weights, candidate);
     all.best = all.best.into_iter().map(finish).collect();
@@ -105,7 +106,7 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
 
 /// Start placements for an objective with both phases: optimized for decoding, then for the prompt with the remaining memory; once with
 /// all memory, once with memory for a slot ring reserved for the prompt. Empty for few blocks, which are searched exhaustively.
-fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
+fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacement>> {
     let has_both_phases = matches!(options.objective, Objective::Mixed | Objective::Throughput);
     let applies = has_both_phases && options.mechanisms.streams();
     if !applies || problem.blocks.len() <= FEW_BLOCKS || problem.budget.vram.is_empty() {
@@ -123,7 +124,7 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
         let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
         let found = search(&reduced, goal, &allowed(&reduced, &options, weights), &[], 1, f64::INFINITY)?;
         let best = found.best.into_iter().next()?;
-        Some(optimize_other_phase(problem, &options, weights, best).choices)
+        Some(optimize_other_phase(problem, &options, weights, best).placements)
     };
     // Both searches are independent and run in parallel.
     std::thread::scope(|scope| {
@@ -133,26 +134,27 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<Choice>> {
     })
 }
 
-/// The allowed choices of each block. If one phase has no weight, a block has the place of the other phase in it, which needs the least
+/// The allowed placements of each block. If one phase has no weight, a block has the place of the other phase in it, which needs the least
 /// memory; or the host, if that changes how state that is kept on the host is swapped.
-fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<Choice>> {
+fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<BlockPlacement>> {
     let both_phases_count = weights.iter().all(|weight| *weight > 0.0);
     let weighted_phase = Phase::BOTH[usize::from(weights[0] == 0.0)];
     let allowed_for_block = |block: usize| {
-        let all = problem.choices(block, options.mechanisms);
+        let all = problem.placements(block, options.mechanisms);
         if all.is_empty() {
-            return vec![Choice::both(Where::Cpu)];
+            return vec![BlockPlacement::both(Placement::Cpu)];
         }
         if both_phases_count {
             return all;
         }
-        let changes_swap = |choice: &Choice| {
-            let usual = problem.state_swap(block, Choice::both(choice.of(weighted_phase)), weighted_phase);
-            choice.of(weighted_phase.other()) == Where::Cpu
+        let changes_swap = |placement: &BlockPlacement| {
+            let usual =
+                problem.state_swap(block, BlockPlacement::both(placement.in_phase(weighted_phase)), weighted_phase);
+            placement.in_phase(weighted_phase.other()) == Placement::Cpu
                 && usual.is_some()
-                && problem.state_swap(block, *choice, weighted_phase) != usual
+                && problem.state_swap(block, *placement, weighted_phase) != usual
         };
-        all.into_iter().filter(|choice| choice.prefill == choice.decode || changes_swap(choice)).collect()
+        all.into_iter().filter(|placement| placement.prefill == placement.decode || changes_swap(placement)).collect()
     };
     (0..problem.blocks.len()).map(allowed_for_block).collect()
 }

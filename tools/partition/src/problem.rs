@@ -2,13 +2,13 @@
 //!
 //! Units are milliseconds and bytes. This crate does not know the source of the numbers (a profile, a machine file, assumptions).
 
-use crate::{Block, Budget};
+use crate::{BlockSpec, Budget};
 
 /// The input of the planner.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// Blocks in execution order.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<BlockSpec>,
     /// Times on the host, in the order of blocks.
     pub cpu: Vec<Cost>,
     /// Times on each GPU, one entry for each entry of `budget.vram`.
@@ -74,9 +74,9 @@ pub struct Workload {
     pub passes: Vec<u64>,
 }
 
-/// Where a block computes, and how its weights get there.
+/// Where a block computes in one phase, and how its weights get there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Where {
+pub enum Placement {
     /// Computed on the host.
     Cpu,
     /// Computed on a GPU where its weights are resident.
@@ -87,11 +87,11 @@ pub enum Where {
 
 /// Where a block computes in each phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Choice {
+pub struct BlockPlacement {
     /// For the prompt.
-    pub prefill: Where,
+    pub prefill: Placement,
     /// For each generated token.
-    pub decode: Where,
+    pub decode: Placement,
 }
 
 /// What the planner minimizes.
@@ -152,22 +152,22 @@ pub struct Options {
     pub slots: Option<u32>,
 }
 
-impl Where {
+impl Placement {
     /// A small number for each place, fast to compare and to hash.
     pub(crate) fn code(self) -> u16 {
         let offset = |gpu: usize| u16::try_from(2 * gpu).expect("no machine has thousands of GPUs");
         match self {
-            Where::Cpu => 0,
-            Where::Resident(gpu) => 1 + offset(gpu),
-            Where::Streamed(gpu) => 2 + offset(gpu),
+            Placement::Cpu => 0,
+            Placement::Resident(gpu) => 1 + offset(gpu),
+            Placement::Streamed(gpu) => 2 + offset(gpu),
         }
     }
 
     /// The GPU it computes on.
     pub fn gpu(self) -> Option<usize> {
         match self {
-            Where::Cpu => None,
-            Where::Resident(gpu) | Where::Streamed(gpu) => Some(gpu),
+            Placement::Cpu => None,
+            Placement::Resident(gpu) | Placement::Streamed(gpu) => Some(gpu),
         }
     }
 }

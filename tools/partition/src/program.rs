@@ -1,7 +1,7 @@
-//! The mixed-integer program: how many blocks of each class make each choice. It is a relaxation (it ignores which block of a class
-//! makes which choice), so its optimum is a lower bound of every placement, and its counts are a good start for a search.
+//! The mixed-integer program: how many blocks of each class have each block placement. It is a relaxation (it ignores which block of a class
+//! has which block placement), so its optimum is a lower bound of every placement, and its counts are a good start for a search.
 //!
-//! Variables: for each region and class a count for each choice; for each phase and region the first and last place and the number
+//! Variables: for each region and class a count for each block placement; for each phase and region the first and last place and the number
 //! of changes from one place to another, which determine launches and crossings. Memory is linear in the counts
 //! ([`memory_constraints`]); the time of a phase is at least each of the linear expressions in [`time`].
 
@@ -12,7 +12,7 @@ mod time;
 
 use crate::evaluate::Goal;
 use crate::regions::Region;
-use crate::{Choice, Phase, Problem, Where};
+use crate::{BlockPlacement, Phase, Placement, Problem};
 use linear::{LinearExpr, LinearModel};
 use memory_constraints::{add_gpu_limit, add_memory_constraints, host_demand};
 use microlp::{SolveOptions, SolveOutcome, Variable};
@@ -22,11 +22,11 @@ use time::add_time_constraints;
 /// Maximum number of branch-and-bound nodes; the solver then stops with the bound it has.
 pub(crate) const MAX_NODES: u64 = 1500;
 
-/// By region and class: the number of blocks that make each choice.
-pub(crate) type Counts = Vec<Vec<Vec<(Choice, usize)>>>;
+/// By region and class: the number of blocks with each block placement.
+pub(crate) type PlacementCounts = Vec<Vec<Vec<(BlockPlacement, usize)>>>;
 
-/// By region and class: the variable of each choice, the number of blocks that make it.
-type CountVariables = Vec<Vec<Vec<(Choice, Variable)>>>;
+/// By region and class: the variable of each block placement, the number of blocks that have it.
+type CountVariables = Vec<Vec<Vec<(BlockPlacement, Variable)>>>;
 
 /// A solution of the program.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub(crate) struct ProgramSolution {
     /// Lower bound of every placement, weighted milliseconds.
     pub bound: f64,
     /// `None` if no integer solution was found.
-    pub counts: Option<Counts>,
+    pub counts: Option<PlacementCounts>,
 }
 
 /// The result of solving the program.
@@ -48,7 +48,7 @@ pub(crate) enum Outcome {
 }
 
 /// A program under construction.
-struct Program<'a> {
+struct IntegerProgram<'a> {
     problem: &'a Problem,
     goal: &'a Goal,
     regions: &'a [Region],
@@ -58,19 +58,19 @@ struct Program<'a> {
     memory_unit: f64,
 }
 
-/// Solves the program for these regions. `allowed` has the choices of each block; `nodes` limits branch and bound.
+/// Solves the program for these regions. `allowed` has the placements of each block; `nodes` limits branch and bound.
 pub(crate) fn solve(
     problem: &Problem,
     goal: &Goal,
     regions: &[Region],
-    allowed: &[Vec<Choice>],
+    allowed: &[Vec<BlockPlacement>],
     nodes: u64,
 ) -> Outcome {
-    let mut program = Program::new(problem, goal, regions, allowed);
+    let mut program = IntegerProgram::new(problem, goal, regions, allowed);
     add_memory_constraints(&mut program);
     let scale = program.objective_unit();
     // If no block may change its place between the phases, both phases share one order of places.
-    let same_in_both_phases = allowed.iter().flatten().all(|choice| choice.prefill == choice.decode);
+    let same_in_both_phases = allowed.iter().flatten().all(|placement| placement.prefill == placement.decode);
     let mut previous = None;
     for phase in goal.phases() {
         let order =
@@ -92,9 +92,9 @@ pub(crate) fn min_host_placement(
     problem: &Problem,
     goal: &Goal,
     regions: &[Region],
-    allowed: &[Vec<Choice>],
-) -> Option<Vec<Choice>> {
-    let mut program = Program::new(problem, goal, regions, allowed);
+    allowed: &[Vec<BlockPlacement>],
+) -> Option<Vec<BlockPlacement>> {
+    let mut program = IntegerProgram::new(problem, goal, regions, allowed);
     (0..problem.budget.vram.len()).for_each(|gpu| add_gpu_limit(&mut program, gpu));
     let objective = program.model.nonnegative(1.0);
     let host = host_demand(&mut program);
@@ -105,12 +105,12 @@ pub(crate) fn min_host_placement(
     let Outcome::Bounded(ProgramSolution { counts: Some(counts), .. }) = solved(outcome, 1.0, &program.counts) else {
         return None;
     };
-    let mut choices = vec![Choice::both(Where::Cpu); problem.blocks.len()];
+    let mut placements = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
     for (class, counts) in regions.iter().flat_map(|region| &region.classes).zip(counts.iter().flatten()) {
-        let all = counts.iter().flat_map(|(choice, count)| std::iter::repeat_n(*choice, *count));
-        class.iter().zip(all).for_each(|(block, choice)| choices[*block] = choice);
+        let all = counts.iter().flat_map(|(placement, count)| std::iter::repeat_n(*placement, *count));
+        class.iter().zip(all).for_each(|(block, placement)| placements[*block] = placement);
     }
-    Some(choices)
+    Some(placements)
 }
 
 /// The bound in weighted milliseconds, and the rounded counts. `scale` is the unit of the objective.
@@ -124,24 +124,26 @@ fn solved(outcome: SolveOutcome, scale: f64, variables: &CountVariables) -> Outc
             return Outcome::Bounded(ProgramSolution { bound, counts: None });
         }
     };
-    let count_of = |(choice, variable): &(Choice, Variable)| {
+    let count_of = |(placement, variable): &(BlockPlacement, Variable)| {
         let count = solution.var_value(*variable).round() as usize;
-        (count > 0).then_some((*choice, count))
+        (count > 0).then_some((*placement, count))
     };
-    let of_class = |choices: &Vec<(Choice, Variable)>| choices.iter().filter_map(count_of).collect();
-    let of_region = |classes: &Vec<Vec<(Choice, Variable)>>| classes.iter().map(of_class).collect();
+    let of_class = |placements: &Vec<(BlockPlacement, Variable)>| placements.iter().filter_map(count_of).collect();
+    let of_region = |classes: &Vec<Vec<(BlockPlacement, Variable)>>| classes.iter().map(of_class).collect();
     let counts = variables.iter().map(of_region).collect();
     Outcome::Bounded(ProgramSolution { bound: safe(solution.stats().best_bound), counts: Some(counts) })
 }
 
-impl<'a> Program<'a> {
-    fn new(problem: &'a Problem, goal: &'a Goal, regions: &'a [Region], allowed: &[Vec<Choice>]) -> Self {
+impl<'a> IntegerProgram<'a> {
+    fn new(problem: &'a Problem, goal: &'a Goal, regions: &'a [Region], allowed: &[Vec<BlockPlacement>]) -> Self {
         let mut model = LinearModel::new();
         let mut counts = Vec::new();
         for region in regions {
             let classes = region.classes.iter().map(|class| {
-                let variables: Vec<(Choice, Variable)> =
-                    allowed[class[0]].iter().map(|choice| (*choice, model.integer_variable(class.len()))).collect();
+                let variables: Vec<(BlockPlacement, Variable)> = allowed[class[0]]
+                    .iter()
+                    .map(|placement| (*placement, model.integer_variable(class.len())))
+                    .collect();
                 let all = LinearExpr::sum(variables.iter().map(|(_, variable)| *variable));
                 model.equal(&all, class.len() as f64);
                 variables
@@ -150,12 +152,12 @@ impl<'a> Program<'a> {
         }
         let largest = problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0);
         let largest = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).fold(largest, u64::max);
-        Program { problem, goal, regions, model, counts, memory_unit: (largest as f64 / 64.0).max(1.0) }
+        IntegerProgram { problem, goal, regions, model, counts, memory_unit: (largest as f64 / 64.0).max(1.0) }
     }
 
     /// Unit of the objective, weighted milliseconds: 1/64 of the slowest finite placement without streaming.
     fn objective_unit(&self) -> f64 {
-        let places = || std::iter::once(Where::Cpu).chain((0..self.problem.gpus.len()).map(Where::Resident));
+        let places = || std::iter::once(Placement::Cpu).chain((0..self.problem.gpus.len()).map(Placement::Resident));
         let slowest_ms = |block: usize, phase: Phase| {
             let ms = places().map(|place| self.problem.block_ms_in_all(block, place, phase));
             ms.filter(|ms| ms.is_finite()).fold(0.0, f64::max)
@@ -169,9 +171,9 @@ impl<'a> Program<'a> {
         if objective > 0.0 { objective / 64.0 } else { 1.0 }
     }
 
-    /// Number of blocks of a class with a selected choice.
-    fn count(&self, region: usize, class: usize, selects: impl Fn(Choice) -> bool) -> LinearExpr {
-        let selected = self.counts[region][class].iter().filter(|(choice, _)| selects(*choice));
+    /// Number of blocks of a class with a selected block placement.
+    fn count(&self, region: usize, class: usize, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
+        let selected = self.counts[region][class].iter().filter(|(placement, _)| selects(*placement));
         LinearExpr::sum(selected.map(|(_, variable)| *variable))
     }
 
@@ -187,9 +189,9 @@ impl<'a> Program<'a> {
     }
 
     /// Places that at least one block may have in a phase, sorted.
-    fn places(&self, phase: Phase) -> Vec<Where> {
-        let all = self.counts.iter().flatten().flatten().map(|(choice, _)| choice.of(phase));
-        let places: std::collections::BTreeSet<Where> = all.collect();
+    fn places(&self, phase: Phase) -> Vec<Placement> {
+        let all = self.counts.iter().flatten().flatten().map(|(placement, _)| placement.in_phase(phase));
+        let places: std::collections::BTreeSet<Placement> = all.collect();
         places.into_iter().collect()
     }
 }

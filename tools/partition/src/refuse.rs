@@ -4,20 +4,21 @@ use crate::evaluate::Goal;
 use crate::memory::usage;
 use crate::program::min_host_placement;
 use crate::regions::regions;
-use crate::{Block, Choice, Demand, Options, OverBudget, Place, Problem, Where};
+use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
 
 /// Refuses a budget within which no GPU can hold any block: it is probably a mistake.
 pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Result<(), OverBudget> {
     let budget = &problem.budget;
     let check_alone = |block: usize, gpu: usize| {
-        let Block { kv_bytes: kv, workspace_bytes: workspace, .. } = problem.blocks[block];
+        let BlockSpec { kv_bytes: kv, workspace_bytes: workspace, .. } = problem.blocks[block];
         let demand = Demand { weights: problem.weight_bytes(block), kv, workspace, ring: 0 };
-        OverBudget::check(Place::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
+        OverBudget::check(DeviceId::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
     };
     let mut smallest_excess: Option<OverBudget> = None;
     for gpu in 0..budget.vram.len() {
         for block in 0..problem.blocks.len() {
-            if !problem.choices(block, options.mechanisms).contains(&Choice::both(Where::Resident(gpu))) {
+            if !problem.placements(block, options.mechanisms).contains(&BlockPlacement::both(Placement::Resident(gpu)))
+            {
                 continue;
             }
             match check_alone(block, gpu) {
@@ -40,16 +41,17 @@ pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
     let slots = if options.mechanisms.streams() { options.slots.unwrap_or(3) } else { 0 };
     let slots = vec![slots; problem.budget.vram.len()];
     let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
-    let allowed: Vec<Vec<Choice>> =
-        (0..problem.blocks.len()).map(|block| problem.choices(block, options.mechanisms)).collect();
-    let first = |choices: &Vec<Choice>| choices.first().copied().unwrap_or(Choice::both(Where::Cpu));
+    let allowed: Vec<Vec<BlockPlacement>> =
+        (0..problem.blocks.len()).map(|block| problem.placements(block, options.mechanisms)).collect();
+    let first =
+        |placements: &Vec<BlockPlacement>| placements.first().copied().unwrap_or(BlockPlacement::both(Placement::Cpu));
     let regions = regions(problem, &allowed);
-    let choices =
+    let placements =
         min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
-    let usage = usage(problem, &choices, &slots);
+    let usage = usage(problem, &placements, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
     let host = OverBudget {
-        place: Place::Cpu,
+        device: DeviceId::Cpu,
         demand: usage.min_host_demand(problem, options.mechanisms),
         budget: ram,
         margin: problem.budget.process,

@@ -4,7 +4,7 @@
 //! different blocks, similar ones share a class. The program then uses the minimum of each of their numbers, so its bound stays a
 //! lower bound.
 
-use crate::{Block, Choice, Problem};
+use crate::{BlockPlacement, BlockSpec, Problem};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -25,8 +25,8 @@ pub(crate) struct Region {
     pub classes: Vec<Vec<usize>>,
 }
 
-/// Divides the blocks into regions. Blocks in one class have the same allowed choices.
-pub(crate) fn regions(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Region> {
+/// Divides the blocks into regions. Blocks in one class have the same allowed block placements.
+pub(crate) fn regions(problem: &Problem, allowed: &[Vec<BlockPlacement>]) -> Vec<Region> {
     let runs = equal_runs(problem, allowed);
     if runs.len() <= MAX_REGIONS {
         return runs.iter().map(one_class).collect();
@@ -60,7 +60,7 @@ fn irregular<'a>(problem: &Problem, runs: impl Iterator<Item = &'a Range<usize>>
 }
 
 /// Runs of equal neighbours; a cut ends a run.
-fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
+fn equal_runs(problem: &Problem, allowed: &[Vec<BlockPlacement>]) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for i in 0..problem.blocks.len() {
         match runs.last_mut() {
@@ -72,15 +72,15 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<Choice>]) -> Vec<Range<usize>> {
 }
 
 /// Whether two blocks are interchangeable.
-fn are_equal(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> bool {
+fn are_equal(problem: &Problem, allowed: &[Vec<BlockPlacement>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
-        let Block { kv_bytes, kv_tensors, kv_grows, kv_filled, workspace_bytes, .. } = problem.blocks[i];
+        let BlockSpec { kv_bytes, kv_tensors, kv_grows, kv_filled, workspace_bytes, .. } = problem.blocks[i];
         let state = (kv_bytes, kv_tensors, kv_grows, kv_filled);
         (problem.weight_bytes(i), problem.streamed_bytes(i), state, workspace_bytes)
     };
     // Inputs of the model are not a boundary, so the first block's are not compared.
     let boundary = |i: usize| {
-        let Block { boundary_bytes, boundary_tensors, .. } = problem.blocks[i];
+        let BlockSpec { boundary_bytes, boundary_tensors, .. } = problem.blocks[i];
         (i > 0).then_some((boundary_bytes, boundary_tensors))
     };
     let same_boundary = a == 0 || boundary(a) == boundary(b);
@@ -94,7 +94,7 @@ fn are_equal(problem: &Problem, allowed: &[Vec<Choice>], a: usize, b: usize) -> 
 }
 
 /// The weights or the constants of a block, as (key, bytes).
-pub(crate) type KeysOf = fn(&Block) -> &[(u32, u64)];
+pub(crate) type KeysOf = fn(&BlockSpec) -> &[(u32, u64)];
 
 const WEIGHTS: KeysOf = |block| &block.weights;
 const CONSTANTS: KeysOf = |block| block.streamed.constants();
@@ -115,7 +115,7 @@ pub(crate) fn large_shared(problem: &Problem, keys_of: KeysOf, block: usize) -> 
 }
 
 /// The classes of a range of blocks.
-fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> Vec<Vec<usize>> {
+fn classes(problem: &Problem, allowed: &[Vec<BlockPlacement>], blocks: Range<usize>) -> Vec<Vec<usize>> {
     let mut classes: Vec<Vec<usize>> = Vec::new();
     for i in blocks {
         match classes.iter_mut().find(|class| are_equal(problem, allowed, class[0], i)) {
@@ -134,8 +134,8 @@ fn classes(problem: &Problem, allowed: &[Vec<Choice>], blocks: Range<usize>) -> 
     classes
 }
 
-/// The two classes with the same allowed choices that are most similar in bytes and host time, and their relative difference.
-fn closest(problem: &Problem, allowed: &[Vec<Choice>], classes: &[Vec<usize>]) -> Option<(usize, usize, f64)> {
+/// The two classes with the same allowed block placements that are most similar in bytes and host time, and their relative difference.
+fn closest(problem: &Problem, allowed: &[Vec<BlockPlacement>], classes: &[Vec<usize>]) -> Option<(usize, usize, f64)> {
     let relative = |x: f64, y: f64| if x == y { 0.0 } else { (x - y).abs() / x.max(y) };
     let bytes = |i: usize| (problem.weight_bytes(i) + problem.blocks[i].kv_bytes) as f64;
     let mut closest: Option<(usize, usize, f64)> = None;

@@ -1,6 +1,6 @@
 //! Groups blocks into partitions: runs of neighbours on one device, with additional cuts on request.
 
-use crate::{Block, Place};
+use crate::{BlockSpec, DeviceId};
 use std::ops::Range;
 
 /// A run of blocks that becomes one partition.
@@ -9,17 +9,17 @@ pub struct Run {
     /// Blocks, by position.
     pub blocks: Range<usize>,
     /// Where they compute.
-    pub place: Place,
+    pub device: DeviceId,
 }
 
 /// The fewest partitions of this placement, or `at_least` of them (at most one per block). Additional cuts halve the run with
 /// the most weight bytes at the block boundary nearest its middle.
-pub fn runs(blocks: &[Block], places: &[Place], at_least: usize) -> Vec<Run> {
+pub fn runs(blocks: &[BlockSpec], devices: &[DeviceId], at_least: usize) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
-    for (i, place) in places.iter().enumerate() {
+    for (i, device) in devices.iter().enumerate() {
         match runs.last_mut() {
-            Some(run) if run.place == *place => run.blocks.end = i + 1,
-            _ => runs.push(Run { blocks: i..i + 1, place: *place }),
+            Some(run) if run.device == *device => run.blocks.end = i + 1,
+            _ => runs.push(Run { blocks: i..i + 1, device: *device }),
         }
     }
     let bytes = |range: &Range<usize>| -> u64 {
@@ -34,9 +34,9 @@ pub fn runs(blocks: &[Block], places: &[Place], at_least: usize) -> Vec<Run> {
         let middle = (range.start + 1..range.end)
             .min_by_key(|cut| bytes(&(range.start..*cut)).abs_diff(bytes(&(*cut..range.end))))
             .unwrap_or(range.start + 1);
-        let place = runs[largest].place;
+        let device = runs[largest].device;
         runs[largest].blocks.end = middle;
-        runs.insert(largest + 1, Run { blocks: middle..range.end, place });
+        runs.insert(largest + 1, Run { blocks: middle..range.end, device });
     }
     runs
 }
@@ -51,14 +51,14 @@ mod tests {
         #[test]
         fn runs_cover_every_block_once(layers in 1u32..10, on in proptest::collection::vec(0usize..3, 12), at_least in 0usize..16) {
             let blocks = dense(layers, 1000);
-            let places: Vec<Place> =
-                (0..blocks.len()).map(|i| if on[i] == 0 { Place::Cpu } else { Place::Gpu(on[i] - 1) }).collect();
-            let runs = runs(&blocks, &places, at_least);
+            let devices: Vec<DeviceId> =
+                (0..blocks.len()).map(|i| if on[i] == 0 { DeviceId::Cpu } else { DeviceId::Gpu(on[i] - 1) }).collect();
+            let runs = runs(&blocks, &devices, at_least);
             let mut next = 0;
             for run in &runs {
                 prop_assert_eq!(run.blocks.start, next);
                 prop_assert!(!run.blocks.is_empty());
-                prop_assert!(run.blocks.clone().all(|i| places[i] == run.place));
+                prop_assert!(run.blocks.clone().all(|i| devices[i] == run.device));
                 next = run.blocks.end;
             }
             prop_assert_eq!(next, blocks.len());
@@ -69,9 +69,9 @@ mod tests {
     #[test]
     fn blocks_at_one_place_are_one_partition() {
         let blocks = dense(4, 1000);
-        assert_eq!(runs(&blocks, &[Place::Cpu; 6], 0).len(), 1);
-        let cut = runs(&blocks, &[Place::Cpu; 6], 2);
+        assert_eq!(runs(&blocks, &[DeviceId::Cpu; 6], 0).len(), 1);
+        let cut = runs(&blocks, &[DeviceId::Cpu; 6], 2);
         assert_eq!(cut[0].blocks, 0..3);
-        assert_eq!(runs(&blocks, &[Place::Cpu; 6], 99).len(), 6);
+        assert_eq!(runs(&blocks, &[DeviceId::Cpu; 6], 99).len(), 6);
     }
 }

@@ -6,13 +6,13 @@
 //! exhaustive search ([`crate::exhaust`]) proves the best.
 
 use crate::arrange::{arrangements, neighbours};
-use crate::evaluate::{Candidate, Evaluator, Goal, TIME_TOLERANCE};
+use crate::evaluate::{Evaluator, Goal, ScoredPlacement, TIME_TOLERANCE};
 use crate::exhaust::exhaust;
 use crate::greedy::greedy_run;
 use crate::improve::improve;
-use crate::program::{Counts, MAX_NODES, Outcome, ProgramSolution, solve};
+use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve};
 use crate::regions::{Region, regions};
-use crate::{Choice, Options, Phase, Problem, Where, fits};
+use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
 /// Numbers of slots to try if the options do not give one: with 2 slots copies stall, and more than 4 gain nothing.
 pub(crate) const SLOTS: [u32; 2] = [3, 4];
@@ -46,7 +46,7 @@ fn max_nodes(problem: &Problem) -> u64 {
 /// The result of a search.
 pub(crate) struct SearchResult {
     /// The best placements, best first.
-    pub best: Vec<Candidate>,
+    pub best: Vec<ScoredPlacement>,
     /// Lower bound of every placement, weighted milliseconds.
     pub bound: f64,
 }
@@ -56,8 +56,8 @@ pub(crate) struct SearchResult {
 pub(crate) fn search(
     problem: &Problem,
     goal: Goal,
-    allowed: &[Vec<Choice>],
-    known: &[&Vec<Choice>],
+    allowed: &[Vec<BlockPlacement>],
+    known: &[&Vec<BlockPlacement>],
     count: usize,
     max_bound: f64,
 ) -> Option<SearchResult> {
@@ -78,8 +78,8 @@ pub(crate) fn search(
         return Some(SearchResult { best: Vec::new(), bound });
     }
     let mut evaluator = Evaluator::new(problem, goal, count.max(STARTS));
-    for choices in simple_placements(problem, &evaluator.goal, allowed) {
-        evaluator.evaluate(&choices);
+    for placements in simple_placements(problem, &evaluator.goal, allowed) {
+        evaluator.evaluate(&placements);
     }
     if let Some(counts) = counts {
         climb(&mut evaluator, &regions, counts, allowed, bound);
@@ -89,8 +89,8 @@ pub(crate) fn search(
     {
         climb(&mut evaluator, &regions, counts, allowed, bound);
     }
-    known.iter().for_each(|choices| drop(evaluator.evaluate(choices)));
-    let starts: Vec<Candidate> = evaluator.best().iter().take(STARTS).cloned().collect();
+    known.iter().for_each(|placements| drop(evaluator.evaluate(placements)));
+    let starts: Vec<ScoredPlacement> = evaluator.best().iter().take(STARTS).cloned().collect();
     for start in starts {
         if evaluator.best()[0].score.objective > bound {
             improve(&mut evaluator, allowed, start, scaled(problem, MAX_IMPROVE_EVALUATIONS));
@@ -106,12 +106,17 @@ pub(crate) fn search(
 
 /// Counts from a smaller program, in which blocks have the same place in both phases, or are streamed for the prompt and decode on the
 /// host. The solver solves it quickly where the whole program is too large, and it often has the best counts.
-fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed: &[Vec<Choice>]) -> Option<Counts> {
-    let is_usual = |choice: &Choice| {
-        choice.prefill == choice.decode || matches!((choice.prefill, choice.decode), (Where::Streamed(_), Where::Cpu))
+fn counts_of_smaller_program(
+    evaluator: &Evaluator,
+    regions: &[Region],
+    allowed: &[Vec<BlockPlacement>],
+) -> Option<PlacementCounts> {
+    let is_usual = |placement: &BlockPlacement| {
+        placement.prefill == placement.decode
+            || matches!((placement.prefill, placement.decode), (Placement::Streamed(_), Placement::Cpu))
     };
-    let usual: Vec<Vec<Choice>> =
-        allowed.iter().map(|choices| choices.iter().copied().filter(is_usual).collect()).collect();
+    let usual: Vec<Vec<BlockPlacement>> =
+        allowed.iter().map(|placements| placements.iter().copied().filter(is_usual).collect()).collect();
     if usual == allowed || usual.iter().any(Vec::is_empty) {
         return None;
     }
@@ -123,14 +128,20 @@ fn counts_of_smaller_program(evaluator: &Evaluator, regions: &[Region], allowed:
 }
 
 /// Hill climbing over counts: evaluates all patterns of these and of neighbouring counts, while the best placement improves.
-fn climb(evaluator: &mut Evaluator, regions: &[Region], mut counts: Counts, allowed: &[Vec<Choice>], bound: f64) {
+fn climb(
+    evaluator: &mut Evaluator,
+    regions: &[Region],
+    mut counts: PlacementCounts,
+    allowed: &[Vec<BlockPlacement>],
+    bound: f64,
+) {
     let limit = evaluator.evaluations + scaled(evaluator.problem, MAX_CLIMB_EVALUATIONS);
     let mut best = best_arrangement(evaluator, regions, &counts, allowed);
     while evaluator.best().first().is_some_and(|best| best.score.objective > bound) {
         let mut better = None;
         for other in neighbours(regions, &counts, allowed) {
             let candidate = best_arrangement(evaluator, regions, &other, allowed);
-            let is_better = |candidate: &Candidate| best.as_ref().is_none_or(|best| candidate.beats(best));
+            let is_better = |candidate: &ScoredPlacement| best.as_ref().is_none_or(|best| candidate.beats(best));
             if let Some(candidate) = candidate.filter(is_better) {
                 best = Some(candidate);
                 better = Some(other);
@@ -150,45 +161,50 @@ fn climb(evaluator: &mut Evaluator, regions: &[Region], mut counts: Counts, allo
 fn best_arrangement(
     evaluator: &mut Evaluator,
     regions: &[Region],
-    counts: &Counts,
-    allowed: &[Vec<Choice>],
-) -> Option<Candidate> {
+    counts: &PlacementCounts,
+    allowed: &[Vec<BlockPlacement>],
+) -> Option<ScoredPlacement> {
     let all = arrangements(&evaluator.goal, regions, counts, allowed);
-    all.iter().filter_map(|choices| evaluator.evaluate(choices)).min_by(Candidate::order)
+    all.iter().filter_map(|placements| evaluator.evaluate(placements)).min_by(ScoredPlacement::order)
 }
 
 /// Simple starting placements: one place for all blocks, and the greedy planner's placement.
-fn simple_placements(problem: &Problem, goal: &Goal, allowed: &[Vec<Choice>]) -> Vec<Vec<Choice>> {
-    let mut places = vec![Where::Cpu];
-    places.extend((0..problem.budget.vram.len()).map(Where::Resident));
+fn simple_placements(problem: &Problem, goal: &Goal, allowed: &[Vec<BlockPlacement>]) -> Vec<Vec<BlockPlacement>> {
+    let mut places = vec![Placement::Cpu];
+    places.extend((0..problem.budget.vram.len()).map(Placement::Resident));
     if goal.mechanisms.streams() {
-        places.extend((0..problem.budget.vram.len()).map(Where::Streamed));
+        places.extend((0..problem.budget.vram.len()).map(Placement::Streamed));
     }
-    let everywhere = places.into_iter().map(|place| vec![Choice::both(place); problem.blocks.len()]);
-    let is_allowed = |choices: &Vec<Choice>| choices.iter().zip(allowed).all(|(c, allowed)| allowed.contains(c));
+    let everywhere = places.into_iter().map(|place| vec![BlockPlacement::both(place); problem.blocks.len()]);
+    let is_allowed =
+        |placements: &Vec<BlockPlacement>| placements.iter().zip(allowed).all(|(c, allowed)| allowed.contains(c));
     everywhere.chain(greedy_run(problem).ok()).filter(is_allowed).collect()
 }
 
 /// Moves blocks from the host to a place in one phase, one after another, while they fit.
 fn fill_place(
     evaluator: &Evaluator,
-    allowed: &[Vec<Choice>],
-    from: &[Choice],
+    allowed: &[Vec<BlockPlacement>],
+    from: &[BlockPlacement],
     phase: Phase,
-    place: Where,
-) -> Vec<Choice> {
-    let mut choices = from.to_vec();
-    for (block, allowed) in allowed.iter().enumerate().filter(|(block, _)| from[*block].of(phase) == Where::Cpu) {
-        let (other, other_place) = (phase.other(), from[block].of(phase.other()));
-        let moved = allowed.iter().find(|choice| choice.of(phase) == place && choice.of(other) == other_place);
-        if let Some(choice) = moved {
-            let before = std::mem::replace(&mut choices[block], *choice);
-            if fits(evaluator.problem, &choices, &evaluator.goal.slots, evaluator.goal.mechanisms).is_err() {
-                choices[block] = before;
+    place: Placement,
+) -> Vec<BlockPlacement> {
+    let mut placements = from.to_vec();
+    for (block, allowed) in
+        allowed.iter().enumerate().filter(|(block, _)| from[*block].in_phase(phase) == Placement::Cpu)
+    {
+        let (other, other_place) = (phase.other(), from[block].in_phase(phase.other()));
+        let moved = allowed
+            .iter()
+            .find(|placement| placement.in_phase(phase) == place && placement.in_phase(other) == other_place);
+        if let Some(placement) = moved {
+            let before = std::mem::replace(&mut placements[block], *placement);
+            if fits(evaluator.problem, &placements, &evaluator.goal.slots, evaluator.goal.mechanisms).is_err() {
+                placements[block] = before;
             }
         }
     }
-    choices
+    placements
 }
 
 /// If the objective has one phase only, optimizes the other phase with the remaining memory.
@@ -196,20 +212,20 @@ pub(crate) fn optimize_other_phase(
     problem: &Problem,
     options: &Options,
     weights: [f64; 2],
-    candidate: Candidate,
-) -> Candidate {
+    candidate: ScoredPlacement,
+) -> ScoredPlacement {
     let optimized = Phase::BOTH.into_iter().find(|phase| weights[phase.other() as usize] == 0.0);
     let Some(optimized) = optimized.filter(|_| options.mechanisms.streams()) else { return candidate };
-    // Choices that keep the block's place and its state swaps in the optimized phase.
-    let choices_for_other = |block: usize| -> Vec<Choice> {
-        let current = candidate.choices[block];
+    // Placements that keep the block's place and its state swaps in the optimized phase.
+    let placements_for_other = |block: usize| -> Vec<BlockPlacement> {
+        let current = candidate.placements[block];
         let swap = problem.state_swap(block, current, optimized);
-        let all = problem.choices(block, options.mechanisms).into_iter();
-        all.filter(|choice| choice.of(optimized) == current.of(optimized))
-            .filter(|choice| problem.state_swap(block, *choice, optimized) == swap)
+        let all = problem.placements(block, options.mechanisms).into_iter();
+        all.filter(|placement| placement.in_phase(optimized) == current.in_phase(optimized))
+            .filter(|placement| problem.state_swap(block, *placement, optimized) == swap)
             .collect()
     };
-    let allowed: Vec<Vec<Choice>> = (0..problem.blocks.len()).map(choices_for_other).collect();
+    let allowed: Vec<Vec<BlockPlacement>> = (0..problem.blocks.len()).map(placements_for_other).collect();
     let mut other_weights = [1.0; 2];
     other_weights[optimized as usize] = 0.0;
     // An existing ring keeps its slots.
@@ -217,23 +233,24 @@ pub(crate) fn optimize_other_phase(
     let slots = vec![options.slots.or(ring).unwrap_or(SLOTS[0]); problem.budget.vram.len()];
     let goal = |weights| Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
     let mut evaluator = Evaluator::new(problem, goal(other_weights), 1);
-    evaluator.evaluate(&candidate.choices);
+    evaluator.evaluate(&candidate.placements);
     for gpu in 0..problem.budget.vram.len() {
-        let filled = fill_place(&evaluator, &allowed, &candidate.choices, optimized.other(), Where::Streamed(gpu));
+        let filled =
+            fill_place(&evaluator, &allowed, &candidate.placements, optimized.other(), Placement::Streamed(gpu));
         evaluator.evaluate(&filled);
     }
     let regions = regions(problem, &allowed);
     if let Outcome::Bounded(ProgramSolution { counts: Some(counts), .. }) =
         solve(problem, &evaluator.goal, &regions, &allowed, MAX_NODES)
     {
-        for choices in arrangements(&evaluator.goal, &regions, &counts, &allowed) {
-            evaluator.evaluate(&choices);
+        for placements in arrangements(&evaluator.goal, &regions, &counts, &allowed) {
+            evaluator.evaluate(&placements);
         }
     }
     let Some(start) = evaluator.best().first().cloned() else { return candidate };
     let better = improve(&mut evaluator, &allowed, start, MAX_IMPROVE_EVALUATIONS);
     // The optimized phase must not become slower, for example by weights that now come from disk.
-    match Evaluator::new(problem, goal(weights), 1).evaluate(&better.choices) {
+    match Evaluator::new(problem, goal(weights), 1).evaluate(&better.placements) {
         Some(same) if same.score.objective <= candidate.score.objective * (1.0 + TIME_TOLERANCE) => same,
         _ => candidate,
     }

@@ -8,11 +8,11 @@ mod machine;
 mod record;
 
 use crate::memory::usage;
-use crate::schedule::{Step, copies, handover, places, steps};
-use crate::{Choice, Phase, Place, Problem, Where};
+use crate::schedule::{ScheduleStep, copies, handover, placements_in_phase, steps};
+use crate::{BlockPlacement, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::Simulator;
-use record::{BETWEEN_PASSES, DISK, NoRecorder, Recorder, SpanRecorder, lane_from, lane_to};
+use record::{BETWEEN_PASSES, DISK, NoRecorder, SimulationObserver, SpanRecorder, lane_from, lane_to};
 
 /// Maximum number of tokens to simulate. If no period is found, the second half is taken as the steady state.
 const MAX_TOKENS: usize = 64;
@@ -40,16 +40,16 @@ pub struct Simulation {
     pub disk_bytes: u64,
 }
 
-/// Simulates one phase of a placement. `choices` has one entry per block, `slots` one per GPU.
-pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> Simulation {
-    let places = places(choices, phase);
+/// Simulates one phase of a placement. `placements` has one entry per block, `slots` one per GPU.
+pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase) -> Simulation {
+    let places = placements_in_phase(placements, phase);
     let per_pass = copies(problem, &places).iter().map(|copies| copies.len() as u64).collect();
     let mut spans = SpanRecorder { problem, copies: per_pass, pass: 0, spans: Vec::new() };
-    let mut window = run(problem, choices, slots, phase, &mut spans);
+    let mut window = run(problem, placements, slots, phase, &mut spans);
     if !window.end.is_finite() {
         return Simulation { ms: f64::INFINITY, ..Simulation::default() };
     }
-    let disk_read_bytes = usage(problem, choices, slots).disk_read_bytes(problem, phase);
+    let disk_read_bytes = usage(problem, placements, slots).disk_read_bytes(problem, phase);
     let disk_ms = disk_ms(problem, disk_read_bytes) * window.passes as f64;
     if window.end - window.start < disk_ms {
         let stall = (window.end, window.start + disk_ms);
@@ -69,26 +69,26 @@ pub fn simulate(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Pha
     if phase == Phase::Prefill {
         let mut simulator = Simulator::new(problem, vec![], slots, None, &mut spans);
         simulator.skip_to(window.end);
-        simulator.run_steps(&handover(problem, choices), window.passes);
+        simulator.run_steps(&handover(problem, placements), window.passes);
         window.end = simulator.now();
     }
-    let bytes_moved = bytes_moved(problem, choices, &places, phase);
+    let bytes_moved = bytes_moved(problem, placements, &places, phase);
     let disk_bytes = disk_read_bytes * problem.passes(phase) as u64;
     Simulation { bytes_moved, disk_bytes, ..summary(problem, window, spans.spans, phase) }
 }
 
 /// Bytes of boundaries, state swaps, weights and, for a prompt, the handover of state.
-fn bytes_moved(problem: &Problem, choices: &[Choice], places: &[Where], phase: Phase) -> u64 {
-    let copied_bytes = |steps: Vec<Step>| -> u64 { steps.iter().map(Step::bytes).sum() };
+fn bytes_moved(problem: &Problem, placements: &[BlockPlacement], places: &[Placement], phase: Phase) -> u64 {
+    let copied_bytes = |steps: Vec<ScheduleStep>| -> u64 { steps.iter().map(ScheduleStep::bytes).sum() };
     let weights: u64 = copies(problem, places).iter().flatten().map(|(block, _)| problem.streamed_bytes(*block)).sum();
-    let in_pass = |pass| copied_bytes(steps(problem, choices, phase, pass)) + weights;
-    let handover_bytes = if phase == Phase::Prefill { copied_bytes(handover(problem, choices)) } else { 0 };
+    let in_pass = |pass| copied_bytes(steps(problem, placements, phase, pass)) + weights;
+    let handover_bytes = if phase == Phase::Prefill { copied_bytes(handover(problem, placements)) } else { 0 };
     (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handover_bytes
 }
 
 /// Time of the partition sequence of a phase, milliseconds, without disk and handover of state; per token in decode.
-pub(crate) fn sequence_ms(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase) -> f64 {
-    run(problem, choices, slots, phase, &mut NoRecorder).per_unit(phase)
+pub(crate) fn sequence_ms(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase) -> f64 {
+    run(problem, placements, slots, phase, &mut NoRecorder).per_unit(phase)
 }
 
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
@@ -123,14 +123,20 @@ impl Window {
 }
 
 /// Simulates the partition sequence of a phase.
-fn run<R: Recorder>(problem: &Problem, choices: &[Choice], slots: &[u32], phase: Phase, recorder: &mut R) -> Window {
-    let copies = copies(problem, &places(choices, phase));
+fn run<R: SimulationObserver>(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: &[u32],
+    phase: Phase,
+    recorder: &mut R,
+) -> Window {
+    let copies = copies(problem, &placements_in_phase(placements, phase));
     match phase {
         Phase::Prefill => {
             let passes = problem.passes(phase);
             let mut simulator = Simulator::new(problem, copies, slots, Some(passes as u64), recorder);
             let finishes =
-                (0..passes).all(|pass| simulator.run_steps(&steps(problem, choices, phase, pass), pass as u64));
+                (0..passes).all(|pass| simulator.run_steps(&steps(problem, placements, phase, pass), pass as u64));
             if finishes {
                 Window { start: 0.0, end: simulator.now(), passes: passes as u64 }
             } else {
@@ -138,14 +144,14 @@ fn run<R: Recorder>(problem: &Problem, choices: &[Choice], slots: &[u32], phase:
             }
         }
         Phase::Decode => {
-            let steps = steps(problem, choices, phase, 0);
+            let steps = steps(problem, placements, phase, 0);
             decode(Simulator::new(problem, copies, slots, None, recorder), &steps)
         }
     }
 }
 
 /// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state.
-fn decode<R: Recorder>(mut simulator: Simulator<'_, R>, steps: &[Step]) -> Window {
+fn decode<R: SimulationObserver>(mut simulator: Simulator<'_, R>, steps: &[ScheduleStep]) -> Window {
     // The time and state before each token.
     let mut history = vec![(0.0, simulator.copy_state())];
     for token in 0..MAX_TOKENS {
@@ -188,8 +194,8 @@ fn summary(problem: &Problem, window: Window, all: Vec<Span>, phase: Phase) -> S
     let gpus = 0..problem.gpus.len();
     Simulation {
         ms: window.per_unit(phase),
-        cpu_ms: compute_ms(Place::Cpu.to_string()),
-        gpu_ms: gpus.clone().map(|gpu| compute_ms(Place::Gpu(gpu).to_string())).collect(),
+        cpu_ms: compute_ms(DeviceId::Cpu.to_string()),
+        gpu_ms: gpus.clone().map(|gpu| compute_ms(DeviceId::Gpu(gpu).to_string())).collect(),
         transfer_ms: gpus.map(|gpu| sum_ms(&|span| span.lane == lane_to(gpu) || span.lane == lane_from(gpu))).collect(),
         stall_ms: sum_ms(&|span| span.kind == SpanKind::Stall),
         timeline: Timeline { spans },

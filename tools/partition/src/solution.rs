@@ -1,6 +1,6 @@
-//! The result of planning: a choice for each block, its simulated times, and a lower bound.
+//! The result of planning: the placement of each block, its simulated times, and a lower bound.
 
-use crate::{Choice, Where};
+use crate::{BlockPlacement, Placement};
 use std::fmt;
 
 /// A phase of inference.
@@ -38,7 +38,7 @@ impl fmt::Display for Phase {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Solution {
     /// One for each block.
-    pub choices: Vec<Choice>,
+    pub placements: Vec<BlockPlacement>,
     /// Slots in the slot ring of each GPU; 0 if nothing is streamed to it.
     pub slots: Vec<u32>,
     /// One decoded token, milliseconds, in the steady state.
@@ -63,14 +63,14 @@ impl Solution {
     }
 }
 
-impl Choice {
+impl BlockPlacement {
     /// The same place in both phases.
-    pub const fn both(place: Where) -> Choice {
-        Choice { prefill: place, decode: place }
+    pub const fn both(place: Placement) -> BlockPlacement {
+        BlockPlacement { prefill: place, decode: place }
     }
 
     /// The place in this phase.
-    pub fn of(self, phase: Phase) -> Where {
+    pub fn in_phase(self, phase: Phase) -> Placement {
         match phase {
             Phase::Prefill => self.prefill,
             Phase::Decode => self.decode,
@@ -78,12 +78,12 @@ impl Choice {
     }
 }
 
-impl fmt::Display for Where {
+impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Where::Cpu => f.write_str("cpu"),
-            Where::Resident(gpu) => write!(f, "gpu{gpu}"),
-            Where::Streamed(gpu) => write!(f, "streamed to gpu{gpu}"),
+            Placement::Cpu => f.write_str("cpu"),
+            Placement::Resident(gpu) => write!(f, "gpu{gpu}"),
+            Placement::Streamed(gpu) => write!(f, "streamed to gpu{gpu}"),
         }
     }
 }

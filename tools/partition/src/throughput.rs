@@ -1,15 +1,15 @@
 //! Passes over several sequences, and over several tokens of one: their times, and the number of sequences to run together.
 //!
-//! The runtime brings the weights of a partition once and then runs it for each sequence of the pass. So with `n` sequences everything
+//! The runtime fetches the weights of a partition once and then runs it for each sequence of the pass. So with `n` sequences everything
 //! that belongs to a sequence counts `n` times (computing, launches, boundaries, states, the overhead of a pass), and the weights that
-//! are read from disk or copied to a GPU count once. Where the runtime computes the tokens of all sequences as rows of one run, a run counts
-//! once, with the time of as many tokens of one sequence. [`Problem::with_sequences`] makes that problem of the one for a single sequence;
-//! simulator, memory limits and planner apply to it as they are. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
+//! are read from disk or copied to a GPU count once. If the runtime computes the tokens of all sequences as rows of one run, a run counts
+//! once, with the time of as many tokens of one sequence. [`Problem::with_sequences`] makes that problem from the one for a single sequence;
+//! the simulator, memory limits and the planner apply to it unchanged. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
 //! schedule.
 
 use crate::{
-    Block, Choice, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Problem, Solution, Where,
-    Workload,
+    BlockPlacement, BlockSpec, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase, Placement,
+    Problem, Solution, Workload,
 };
 use crate::{fits, plan, simulate};
 
@@ -36,7 +36,7 @@ pub struct PassTime {
 /// What a placement gives with several sequences, and with several tokens of one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Throughput {
-    /// Times of passes: of one token of 1, 2, 4, ... sequences, as far as they fit in memory, and of [`CHUNK_TOKENS`] of one sequence.
+    /// Times of passes: of one token of 1, 2, 4, ... sequences that fit in memory, and of [`CHUNK_TOKENS`] of one sequence.
     pub passes: Vec<PassTime>,
     /// The number of sequences to run together.
     pub sequences: u64,
@@ -61,7 +61,7 @@ impl Problem {
         };
         let costs = |all: &[Cost]| all.iter().map(cost).collect();
         let many = |bytes: u64| bytes.saturating_mul(sequences);
-        let block = |block: &Block| Block {
+        let block = |block: &BlockSpec| BlockSpec {
             kv_bytes: many(block.kv_bytes),
             kv_tensors: many(block.kv_tensors),
             kv_grows: block.kv_grows.map(|grows| GrowingState { fixed: many(grows.fixed), token: many(grows.token) }),
@@ -88,8 +88,8 @@ impl Problem {
     }
 
     /// Whether a placement computes the tokens of several sequences as rows of one run.
-    fn computes_rows(&self, choices: &[Choice]) -> bool {
-        self.batches_rows && choices.iter().all(|choice| choice.decode == Where::Cpu)
+    fn computes_rows(&self, placements: &[BlockPlacement]) -> bool {
+        self.batches_rows && placements.iter().all(|placement| placement.decode == Placement::Cpu)
     }
 
     /// The problem in which a token is `CHUNK_TOKENS[chunk]` tokens at once, and the prompt one such pass.
@@ -100,8 +100,10 @@ impl Problem {
             Cost { decode_ms: ms, prefill_ms: vec![ms], ..cost.clone() }
         };
         let costs = |all: &[Cost]| all.iter().map(cost).collect();
-        let block =
-            |block: &Block| Block { boundary_bytes: block.boundary_bytes.saturating_mul(tokens), ..block.clone() };
+        let block = |block: &BlockSpec| BlockSpec {
+            boundary_bytes: block.boundary_bytes.saturating_mul(tokens),
+            ..block.clone()
+        };
         Problem {
             blocks: self.blocks.iter().map(block).collect(),
             cpu: costs(&self.cpu),
@@ -139,17 +141,17 @@ impl Cost {
 
 /// What a placement gives with several sequences. `problem` is for one sequence.
 pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> Throughput {
-    let decode_ms = |problem: &Problem| simulate(problem, &solution.choices, &solution.slots, Phase::Decode).ms;
-    let as_rows = problem.computes_rows(&solution.choices);
+    let decode_ms = |problem: &Problem| simulate(problem, &solution.placements, &solution.slots, Phase::Decode).ms;
+    let as_rows = problem.computes_rows(&solution.placements);
     let mut passes = Vec::new();
     let mut best = (1, 0.0);
     for sequences in SEQUENCES {
         let many = problem.with_sequences(sequences, as_rows);
-        if fits(&many, &solution.choices, &solution.slots, options.mechanisms).is_err() {
+        if fits(&many, &solution.placements, &solution.slots, options.mechanisms).is_err() {
             break;
         }
         let ms = decode_ms(&many);
-        let prompt_ms = simulate(&many, &solution.choices, &solution.slots, Phase::Prefill).ms;
+        let prompt_ms = simulate(&many, &solution.placements, &solution.slots, Phase::Prefill).ms;
         passes.push(PassTime { sequences, tokens: 1, ms });
         let rate = tokens_per_second(&many, prompt_ms, ms);
         if rate > best.1 * LEAST_GAIN {
@@ -204,13 +206,13 @@ pub fn tokens_per_second(problem: &Problem, prompt_ms: f64, token_ms: f64) -> f6
 /// The most tokens of a pass that take less time where single tokens compute than where prompts compute, to which the states must be
 /// moved and back. `chunks` has the times where single tokens compute.
 fn decode_tokens(problem: &Problem, solution: &Solution, chunks: &[PassTime]) -> u64 {
-    if solution.choices.iter().all(|choice| choice.prefill == choice.decode) {
+    if solution.placements.iter().all(|placement| placement.prefill == placement.decode) {
         return 1;
     }
-    let moves = solution.choices.iter().enumerate().map(|(block, choice)| problem.handover_ms(block, *choice));
+    let moves = solution.placements.iter().enumerate().map(|(block, placement)| problem.handover_ms(block, *placement));
     let moves_ms = 2.0 * moves.sum::<f64>();
     let prompt_ms = |chunk: usize| {
-        simulate(&problem.with_chunk(chunk), &solution.choices, &solution.slots, Phase::Prefill).ms + moves_ms
+        simulate(&problem.with_chunk(chunk), &solution.placements, &solution.slots, Phase::Prefill).ms + moves_ms
     };
     let is_faster = |(chunk, pass): (usize, &PassTime)| (pass.ms <= prompt_ms(chunk)).then_some(pass.tokens);
     chunks.iter().enumerate().map_while(is_faster).last().unwrap_or(1)
@@ -244,7 +246,7 @@ mod tests {
     }
 
     fn on_host(problem: &Problem) -> Solution {
-        evaluate(problem, &OPTIONS, vec![Choice::both(Where::Cpu); problem.blocks.len()], vec![])
+        evaluate(problem, &OPTIONS, vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()], vec![])
     }
 
     fn times(throughput: &Throughput) -> Vec<(u64, u64, f64)> {
@@ -270,7 +272,7 @@ mod tests {
         let problem = from_disk(Some(200 << 20), 1e5);
         let solution = on_host(&problem);
         let found = throughput(&problem, &OPTIONS, &solution);
-        let computing = simulate(&from_disk(None, 1e5), &solution.choices, &[], Phase::Decode).ms;
+        let computing = simulate(&from_disk(None, 1e5), &solution.placements, &[], Phase::Decode).ms;
         let ratio = solution.decode_ms / computing;
         assert!(ratio > 8.0, "{ratio}");
         // Their states take memory from weights, so that not all of the ratio is free.
@@ -305,12 +307,14 @@ mod tests {
         let alone = plan(&problem, &OPTIONS).unwrap();
         let (many, together) = plan_throughput(&problem, &OPTIONS).unwrap();
         assert_eq!(many.load.sequences, 1, "nothing is shared where everything is resident: {together:?}");
-        assert_eq!(alone.choices, together.choices);
+        assert_eq!(alone.placements, together.placements);
         // On a host that reads from a slow disk the weights are shared.
         let problem = from_disk(Some(200 << 20), 1e5);
         let (many, together) = plan_throughput(&problem, &OPTIONS).unwrap();
         assert!(many.load.sequences >= 16, "{}", many.load.sequences);
-        assert!(together.decode_ms > 0.0 && together.choices.iter().all(|choice| choice.decode == Where::Cpu));
+        assert!(
+            together.decode_ms > 0.0 && together.placements.iter().all(|placement| placement.decode == Placement::Cpu)
+        );
     }
 
     #[test]
@@ -330,8 +334,11 @@ mod tests {
         assert!((eight / solution.decode_ms - 2.0).abs() < 0.01, "{eight}");
         assert!(found.sequences >= 8, "{found:?}");
         // Some of it on a GPU: no rows.
-        assert!(!problem.computes_rows(&[Choice::both(Where::Cpu), Choice::both(Where::Resident(0))]));
-        assert!(problem.computes_rows(&[Choice { prefill: Where::Streamed(0), decode: Where::Cpu }]));
+        assert!(
+            !problem
+                .computes_rows(&[BlockPlacement::both(Placement::Cpu), BlockPlacement::both(Placement::Resident(0))])
+        );
+        assert!(problem.computes_rows(&[BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu }]));
     }
 
     #[test]
@@ -354,9 +361,9 @@ mod tests {
         let blocks = dense(4, 30_000_000);
         let mut problem = problem(blocks, Budget { vram: vec![200_000_000], ..Budget::default() });
         problem.gpus[0].to_device = 3e6;
-        let choice = Choice { prefill: Where::Streamed(0), decode: Where::Cpu };
-        let choices: Vec<Choice> = problem.blocks.iter().map(|_| choice).collect();
-        let solution = evaluate(&problem, &OPTIONS, choices, vec![3]);
+        let placement = BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu };
+        let placements: Vec<BlockPlacement> = problem.blocks.iter().map(|_| placement).collect();
+        let solution = evaluate(&problem, &OPTIONS, placements, vec![3]);
         let found = throughput(&problem, &OPTIONS, &solution);
         assert!(found.decode_tokens >= 4 && found.decode_tokens < 32, "{found:?}");
     }

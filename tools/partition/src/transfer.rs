@@ -1,6 +1,6 @@
 //! Times of computation and of transfers: a block in a phase, a boundary, streamed weights, state.
 
-use crate::{Block, Choice, Cost, GrowingState, KvHome, Mechanisms, Phase, Problem, Where};
+use crate::{BlockPlacement, BlockSpec, Cost, GrowingState, KvHome, Mechanisms, Phase, Placement, Problem};
 
 /// Tensors that are copied one after another, each with its own latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ impl Problem {
     }
 
     /// Time of one block in one pass, milliseconds, without launch cost and state swaps.
-    pub(crate) fn block_ms(&self, block: usize, place: Where, phase: Phase, pass: usize) -> f64 {
+    pub(crate) fn block_ms(&self, block: usize, place: Placement, phase: Phase, pass: usize) -> f64 {
         let ms = |cost: &Cost| match phase {
             Phase::Decode => cost.decode_ms,
             Phase::Prefill => cost.prefill_ms[pass],
@@ -69,12 +69,12 @@ impl Problem {
     }
 
     /// Time of one block in all passes of a phase, milliseconds.
-    pub(crate) fn block_ms_in_all(&self, block: usize, place: Where, phase: Phase) -> f64 {
+    pub(crate) fn block_ms_in_all(&self, block: usize, place: Placement, phase: Phase) -> f64 {
         (0..self.passes(phase)).map(|pass| self.block_ms(block, place, phase, pass)).sum()
     }
 
     /// Launch cost of a partition, milliseconds.
-    pub(crate) fn launch_ms(&self, place: Where) -> f64 {
+    pub(crate) fn launch_ms(&self, place: Placement) -> f64 {
         place.gpu().map_or(self.cpu_launch_ms, |gpu| self.gpus[gpu].launch_ms)
     }
 
@@ -110,42 +110,47 @@ impl Problem {
     }
 
     /// The device that keeps a block's state between tokens; `None` is the host.
-    fn home(&self, choice: Choice) -> Option<usize> {
-        choice.decode.gpu().filter(|_| self.budget.kv == KvHome::Device)
+    fn home(&self, placement: BlockPlacement) -> Option<usize> {
+        placement.decode.gpu().filter(|_| self.budget.kv == KvHome::Device)
     }
 
     /// How a block's state is swapped in a phase; `None` if the computing device keeps it between tokens.
-    pub(crate) fn state_swap(&self, block: usize, choice: Choice, phase: Phase) -> Option<StateSwap> {
+    pub(crate) fn state_swap(&self, block: usize, placement: BlockPlacement, phase: Phase) -> Option<StateSwap> {
         self.state(block)?;
-        let home = self.home(choice);
-        let computes_on = choice.of(phase).gpu();
+        let home = self.home(placement);
+        let computes_on = placement.in_phase(phase).gpu();
         // If the other phase computes where the state is kept, the block has its own buffer on the computing device of this phase.
-        let until_phase_ends = self.blocks[block].kv_grows.is_none() && choice.of(phase.other()).gpu() == home;
+        let until_phase_ends = self.blocks[block].kv_grows.is_none() && placement.in_phase(phase.other()).gpu() == home;
         (computes_on != home).then_some(StateSwap { home, computes_on, until_phase_ends })
     }
 
     /// Whether a block's state has its own buffer on the computing device of a phase.
-    pub(crate) fn has_own_state_buffer(&self, block: usize, choice: Choice, phase: Phase) -> bool {
-        self.state_swap(block, choice, phase).is_some_and(|swap| swap.until_phase_ends)
+    pub(crate) fn has_own_state_buffer(&self, block: usize, placement: BlockPlacement, phase: Phase) -> bool {
+        self.state_swap(block, placement, phase).is_some_and(|swap| swap.until_phase_ends)
     }
 
     /// The transfer of a block's state after the prompt to the device that keeps it; `None` if it is there already.
-    pub(crate) fn handover(&self, block: usize, choice: Choice) -> Option<Transfer> {
-        let swap = self.state_swap(block, choice, Phase::Prefill).filter(|swap| swap.until_phase_ends)?;
+    pub(crate) fn handover(&self, block: usize, placement: BlockPlacement) -> Option<Transfer> {
+        let swap = self.state_swap(block, placement, Phase::Prefill).filter(|swap| swap.until_phase_ends)?;
         let bytes = self.in_place_bytes(block, swap, self.prefill_tokens());
         let tensors = Tensors { number: self.state(block)?.number, bytes };
         Some(Transfer { from: swap.computes_on, to: swap.home, tensors })
     }
 
     /// Time of that transfer, milliseconds.
-    pub(crate) fn handover_ms(&self, block: usize, choice: Choice) -> f64 {
-        self.handover(block, choice).map_or(0.0, |transfer| self.copy_ms(transfer))
+    pub(crate) fn handover_ms(&self, block: usize, placement: BlockPlacement) -> f64 {
+        self.handover(block, placement).map_or(0.0, |transfer| self.copy_ms(transfer))
     }
 
     /// The transfers of a block's state in all passes of a phase.
-    pub(crate) fn swap_transfers(&self, block: usize, choice: Choice, phase: Phase) -> impl Iterator<Item = Transfer> {
+    pub(crate) fn swap_transfers(
+        &self,
+        block: usize,
+        placement: BlockPlacement,
+        phase: Phase,
+    ) -> impl Iterator<Item = Transfer> {
         let swap =
-            self.state_swap(block, choice, phase).filter(|swap| !swap.until_phase_ends || phase == Phase::Decode);
+            self.state_swap(block, placement, phase).filter(|swap| !swap.until_phase_ends || phase == Phase::Decode);
         let in_all_passes =
             move |swap| (0..self.passes(phase)).flat_map(move |pass| self.pass_transfers(block, swap, phase, pass));
         swap.into_iter().flat_map(in_all_passes)
@@ -178,7 +183,7 @@ impl Problem {
 
     /// Bytes to copy of in-place state with this many tokens.
     fn in_place_bytes(&self, block: usize, swap: StateSwap, tokens: u64) -> u64 {
-        let Block { kv_bytes, kv_filled, .. } = self.blocks[block];
+        let BlockSpec { kv_bytes, kv_filled, .. } = self.blocks[block];
         kv_filled.filter(|_| swap.home.is_none()).map_or(kv_bytes, |filled| filled.bytes(tokens))
     }
 
@@ -193,58 +198,58 @@ impl Problem {
         download_ms + transfer.to.map_or(0.0, |gpu| self.upload_ms(gpu, transfer.tensors))
     }
 
-    /// The choices of a block: every pair of places with finite times. A block that is resident on a GPU in one phase is not streamed
+    /// The placements of a block: every pair of places with finite times. A block that is resident on a GPU in one phase is not streamed
     /// to the same GPU in the other.
-    pub fn choices(&self, block: usize, mechanisms: Mechanisms) -> Vec<Choice> {
+    pub fn placements(&self, block: usize, mechanisms: Mechanisms) -> Vec<BlockPlacement> {
         let gpus = || 0..self.gpus.len().min(self.budget.vram.len());
-        let mut places = vec![Where::Cpu];
-        places.extend(gpus().map(Where::Resident));
+        let mut places = vec![Placement::Cpu];
+        places.extend(gpus().map(Placement::Resident));
         if mechanisms.streams() {
-            places.extend(gpus().map(Where::Streamed));
+            places.extend(gpus().map(Placement::Streamed));
         }
         let can_stream = |place| match place {
-            Where::Streamed(gpu) => self.stream_ms(block, gpu).is_finite(),
+            Placement::Streamed(gpu) => self.stream_ms(block, gpu).is_finite(),
             _ => true,
         };
         let usable =
-            |place: &Where, phase| self.block_ms_in_all(block, *place, phase).is_finite() && can_stream(*place);
+            |place: &Placement, phase| self.block_ms_in_all(block, *place, phase).is_finite() && can_stream(*place);
         let pairs = places.iter().filter(|p| usable(p, Phase::Prefill)).flat_map(|prefill| {
             let decode = places.iter().filter(|p| usable(p, Phase::Decode));
-            decode.map(|decode| Choice { prefill: *prefill, decode: *decode })
+            decode.map(|decode| BlockPlacement { prefill: *prefill, decode: *decode })
         });
-        pairs.filter(|choice| choice.is_legal(mechanisms)).collect()
+        pairs.filter(|placement| placement.is_legal(mechanisms)).collect()
     }
 }
 
-impl Choice {
-    /// Whether the runtime supports this choice with these mechanisms.
+impl BlockPlacement {
+    /// Whether the runtime supports this block placement with these mechanisms.
     pub fn is_legal(self, mechanisms: Mechanisms) -> bool {
         let same_gpu = self.prefill.gpu().is_some() && self.prefill.gpu() == self.decode.gpu();
         match mechanisms.streams() {
             true => !same_gpu || self.prefill == self.decode,
-            false => self.prefill == self.decode && !matches!(self.prefill, Where::Streamed(_)),
+            false => self.prefill == self.decode && !matches!(self.prefill, Placement::Streamed(_)),
         }
     }
 
     /// GPUs where the block's weights are resident: at most one for each phase.
     pub(crate) fn resident(self) -> impl Iterator<Item = usize> {
-        let resident_gpu = |place| if let Where::Resident(gpu) = place { Some(gpu) } else { None };
+        let resident_gpu = |place| if let Placement::Resident(gpu) = place { Some(gpu) } else { None };
         let decode = resident_gpu(self.decode).filter(|_| self.decode != self.prefill);
         resident_gpu(self.prefill).into_iter().chain(decode)
     }
 
     /// Whether the block's weights are resident on this GPU in either phase.
     pub(crate) fn is_resident_on(self, gpu: usize) -> bool {
-        [self.prefill, self.decode].contains(&Where::Resident(gpu))
+        [self.prefill, self.decode].contains(&Placement::Resident(gpu))
     }
 
     /// Whether the block is streamed to this GPU in either phase.
     pub(crate) fn is_streamed_to(self, gpu: usize) -> bool {
-        [self.prefill, self.decode].contains(&Where::Streamed(gpu))
+        [self.prefill, self.decode].contains(&Placement::Streamed(gpu))
     }
 
     /// Whether the host holds the block's weights, to compute with them or to copy them.
     pub(crate) fn on_host(self) -> bool {
-        !matches!((self.prefill, self.decode), (Where::Resident(_), Where::Resident(_)))
+        !matches!((self.prefill, self.decode), (Placement::Resident(_), Placement::Resident(_)))
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::derive::{PHASES, phase_costs_mut};
 use crate::settings::Settled;
-use crate::targets::{BlockFacts, Target};
+use crate::targets::{BlockFacts, BlockTarget};
 use hpp_model::Analysis;
 use hpp_schema::{
     ByteSize, ClassCosts, Host, MeasuredMachine, PROFILE_VERSION, PhaseCosts, Profile, ProfileSettings, ProfiledBlock,
@@ -25,7 +25,7 @@ pub fn profiled_model(analysis: &Analysis, blocks: &[BlockFacts], hash: String, 
 }
 
 /// Makes a new profile without measurements.
-pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, targets: &[Target]) -> Profile {
+pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, targets: &[BlockTarget]) -> Profile {
     let mut profile = Profile {
         hpp_profile: PROFILE_VERSION,
         model,
@@ -46,7 +46,7 @@ pub fn begin(model: ProfiledModel, host: Host, date: String, settled: Settled, t
 }
 
 /// Adds the missing entries for targets and providers; existing entries stay.
-pub fn add_entries(profile: &mut Profile, targets: &[Target]) {
+pub fn add_entries(profile: &mut Profile, targets: &[BlockTarget]) {
     let ProfileSettings { providers, all_blocks, .. } = profile.settings.clone();
     for target in targets {
         let block = profile.model.blocks[target.block].label.clone();

@@ -7,7 +7,7 @@ mod process;
 use crate::interrupt::Interrupt;
 use hpp_schema::Host;
 use hpp_schema::probe::{PROBE_VERSION, Reply, Request};
-use process::{Event, Process};
+use process::{ChildEvent, Process};
 use std::ffi::OsString;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ impl ChildError {
             ChildError::Start { .. } | ChildError::Version { .. } => {
                 Some("put the hpp-exec of this version beside hpp-profile, or name it in HPP_EXEC")
             }
-            ChildError::NotReady { .. } => Some("`hpp-exec devices` says what stands in the way"),
+            ChildError::NotReady { .. } => Some("`hpp-exec devices` says why"),
         }
     }
 }
@@ -107,7 +107,7 @@ impl Prober {
     pub fn answer(&mut self) -> Result<Option<Reply>, RequestError> {
         let Some(child) = &mut self.child else { return Ok(None) };
         match child.next(self.launcher.reply_timeout, &self.interrupt) {
-            Event::Reply(reply) => match *reply {
+            ChildEvent::Reply(reply) => match *reply {
                 Reply::Done => Ok(None),
                 Reply::Failed { reason } => {
                     info!(reason, "request refused");
@@ -118,18 +118,18 @@ impl Prober {
                     Ok(Some(reply))
                 }
             },
-            Event::Garbage(line) => {
+            ChildEvent::Garbage(line) => {
                 self.child = None;
                 Err(RequestError::Lost(format!("hpp-exec wrote a line that is not a reply: {line:?}")))
             }
-            Event::Timeout => {
+            ChildEvent::Timeout => {
                 self.child = None;
                 let seconds = self.launcher.reply_timeout.as_secs_f64();
                 info!(seconds, "child killed: no reply");
                 Err(RequestError::Lost(format!("it hung: no answer for {seconds} s")))
             }
-            Event::End => Err(self.lost()),
-            Event::Interrupted => {
+            ChildEvent::End => Err(self.lost()),
+            ChildEvent::Interrupted => {
                 self.child = None;
                 Err(RequestError::Interrupted)
             }
@@ -158,7 +158,7 @@ impl Prober {
         let started = Process::start(&self.launcher);
         let mut child = started.map_err(|source| ChildError::Start { program: program(), source })?;
         let why = match child.next(self.launcher.reply_timeout, &self.interrupt) {
-            Event::Reply(reply) => match *reply {
+            ChildEvent::Reply(reply) => match *reply {
                 Reply::Ready { version: PROBE_VERSION, host } => {
                     info!(child = child.id(), program = %program().display(), "child started");
                     return Ok((child, host));
@@ -168,10 +168,10 @@ impl Prober {
                 }
                 other => format!("it began with {other:?}"),
             },
-            Event::Garbage(line) => format!("it began with {line:?}"),
-            Event::Timeout => format!("nothing for {} s", self.launcher.reply_timeout.as_secs_f64()),
-            Event::End => child.describe_exit(),
-            Event::Interrupted => return Err(RequestError::Interrupted),
+            ChildEvent::Garbage(line) => format!("it began with {line:?}"),
+            ChildEvent::Timeout => format!("nothing for {} s", self.launcher.reply_timeout.as_secs_f64()),
+            ChildEvent::End => child.describe_exit(),
+            ChildEvent::Interrupted => return Err(RequestError::Interrupted),
         };
         Err(ChildError::NotReady { program: program(), why }.into())
     }

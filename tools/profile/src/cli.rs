@@ -8,12 +8,10 @@ use std::path::PathBuf;
 /// and disk, and statistics of a prompt corpus. Writes a profile for hpp-split --profile.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "hpp-profile", version, arg_required_else_help = true)]
-#[command(
-    after_help = "Exit codes: 0 done, 1 failed and the message says why and what to do, 2 the command line was not \
-                        understood, 130 interrupted."
-)]
+#[command(after_help = "Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command \
+                        line, 130 interrupted.")]
 pub struct Cli {
-    /// An ONNX file, or the directory an exporter wrote.
+    /// An ONNX file, or the directory that an exporter wrote.
     pub model: PathBuf,
 
     /// Prompts to run: a .jsonl file of {"prompt": ..}, {"text": ..} or {"messages": [..]} lines, or a .txt file with one prompt
@@ -38,7 +36,7 @@ pub struct Cli {
     /// Prompt lengths at which prefill is measured [default: 16 to 2048 tokens, up to the model's context].
     #[arg(long, value_name = "TOKENS,..", value_delimiter = ',')]
     pub prefill_tokens: Vec<u64>,
-    /// Fewer runs of fewer cases: half a minute to minutes instead of many.
+    /// Fewer runs of fewer cases: takes half a minute to a few minutes.
     #[arg(long)]
     pub quick: bool,
     /// Measure every block instead of one block of each class of equal blocks.
@@ -77,7 +75,7 @@ pub struct Cli {
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
     /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by module,
-    /// such as HPP_LOG=info,hpp_model=debug. HPP_LOG also holds for hpp-exec, whose log appears at level debug.
+    /// such as HPP_LOG=info,hpp_model=debug. HPP_LOG also applies to hpp-exec, whose log appears at level debug.
     #[arg(short, long, action = ArgAction::Count)]
     pub verbose: u8,
 

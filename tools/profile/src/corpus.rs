@@ -112,8 +112,8 @@ impl Corpus {
     }
 
     /// The prompts after the first `done`, without invalid lines.
-    pub fn prompts_after(&self, done: u64) -> Result<Prompts, CorpusError> {
-        Ok(Prompts { lines: self.lines()?, skip: done, left: self.prompts.saturating_sub(done) })
+    pub fn prompts_after(&self, done: u64) -> Result<CorpusPrompts, CorpusError> {
+        Ok(CorpusPrompts { lines: self.lines()?, skip: done, left: self.prompts.saturating_sub(done) })
     }
 
     /// The file.
@@ -133,13 +133,13 @@ impl Corpus {
 }
 
 /// Iterator over the prompts of a corpus.
-pub struct Prompts {
+pub struct CorpusPrompts {
     lines: Lines,
     skip: u64,
     left: u64,
 }
 
-impl Iterator for Prompts {
+impl Iterator for CorpusPrompts {
     type Item = Result<Prompt, CorpusError>;
 
     fn next(&mut self) -> Option<Self::Item> {

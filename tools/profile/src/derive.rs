@@ -4,7 +4,7 @@
 //! `launch = (sum of the T_1 - T_m) / (m - 1)`, and `block = T_1 - launch`; for equal blocks that is `(T_m - T_1) / (m - 1)`.
 //! Pure: the result depends on the timings only, not on their order.
 
-use crate::fit::{Sample, Shape, fit};
+use crate::fit::{CurveTerms, Sample, fit};
 use hpp_partition::Phase;
 use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
 
@@ -108,9 +108,9 @@ impl LaunchCosts {
     /// partition.
     fn median(&self) -> Option<f64> {
         let possible = |launch: &Launch| launch.ms.clamp(0.0, launch.single_ms);
-        let of = |phase| self.points.iter().filter(move |launch| launch.phase == phase);
-        let smallest = of(Phase::Prefill).min_by_key(|launch| launch.tokens);
-        median(of(Phase::Decode).map(possible).collect()).or(smallest.map(possible))
+        let launches_of = |phase| self.points.iter().filter(move |launch| launch.phase == phase);
+        let smallest = launches_of(Phase::Prefill).min_by_key(|launch| launch.tokens);
+        median(launches_of(Phase::Decode).map(possible).collect()).or(smallest.map(possible))
     }
 
     fn at(&self, phase: Phase, tokens: u64) -> Option<f64> {
@@ -131,16 +131,16 @@ fn finish(costs: &mut ProviderCosts, launched: &LaunchCosts, typical: Option<f64
         }
         let sample = |point: &CostPoint| Some(Sample { tokens: point.tokens, ms: point.ms? });
         let samples: Vec<Sample> = costs.points.iter().filter_map(sample).collect();
-        let shape = if phase == Phase::Decode { Shape::Decode } else { Shape::Prefill };
+        let shape = if phase == Phase::Decode { CurveTerms::Decode } else { CurveTerms::Prefill };
         costs.fit = fit(shape, fitted(shape, &samples));
     }
 }
 
 /// The samples that a curve is fitted to. Kernels compute short passes differently, so that no parabola goes through them and long ones:
 /// they are left out if there are enough others. Precondition: sorted by tokens.
-fn fitted(shape: Shape, samples: &[Sample]) -> &[Sample] {
+fn fitted(shape: CurveTerms, samples: &[Sample]) -> &[Sample] {
     let long = &samples[samples.partition_point(|sample| sample.tokens < SHORTEST_FITTED)..];
-    if shape == Shape::Prefill && long.len() >= ENOUGH_FITTED { long } else { samples }
+    if shape == CurveTerms::Prefill && long.len() >= ENOUGH_FITTED { long } else { samples }
 }
 
 /// The median; `None` without numbers.

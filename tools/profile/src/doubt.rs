@@ -2,7 +2,7 @@
 
 use crate::derive::{PHASES, phase_costs};
 use hpp_partition::Phase;
-use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts, Timing};
+use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts, TimingStats};
 
 /// Largest relative error of a fitted curve at which the curve still predicts the times between its points.
 const WORST_FIT: f64 = 0.25;
@@ -15,8 +15,9 @@ const MEASURABLE: f64 = 0.05;
 pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
     let is_unreliable =
         |costs: &ProviderCosts| PHASES.iter().any(|phase| disagrees(costs, *phase) || varies(costs, *phase));
-    let on = |costs: &&ProviderCosts| costs.provider == provider;
-    let unreliable = profile.classes.iter().filter(|class| class.providers.iter().filter(on).any(is_unreliable));
+    let is_of_provider = |costs: &&ProviderCosts| costs.provider == provider;
+    let unreliable =
+        profile.classes.iter().filter(|class| class.providers.iter().filter(is_of_provider).any(is_unreliable));
     unreliable.map(|class| class.block.as_str()).collect()
 }
 
@@ -28,6 +29,6 @@ fn disagrees(costs: &ProviderCosts, phase: Phase) -> bool {
 
 fn varies(costs: &ProviderCosts, phase: Phase) -> bool {
     let timings = |point: &CostPoint| [point.single, point.run];
-    let varies = |timing: Timing| timing.median_ms > MEASURABLE && timing.p90_ms > WORST_SPREAD * timing.median_ms;
+    let varies = |timing: TimingStats| timing.median_ms > MEASURABLE && timing.p90_ms > WORST_SPREAD * timing.median_ms;
     phase_costs(costs, phase).points.iter().flat_map(timings).flatten().any(varies)
 }

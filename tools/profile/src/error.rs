@@ -4,7 +4,7 @@ use crate::child::ChildError;
 use crate::corpus::CorpusError;
 use crate::interrupt::INTERRUPTED;
 use crate::pieces::PieceError;
-use crate::store::StoreError;
+use crate::store::ProfileStoreError;
 use hpp_io::{LogFilterError, StdoutError};
 use hpp_model::ModelError;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ pub enum ProfileError {
     #[error(transparent)]
     Corpus(#[from] CorpusError),
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(#[from] ProfileStoreError),
     #[error(transparent)]
     Child(#[from] ChildError),
     #[error(transparent)]

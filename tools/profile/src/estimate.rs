@@ -5,7 +5,7 @@ use crate::effort::{Effort, most_held};
 use crate::jobs::Estimate;
 use hpp_model::{Analysis, Scenario};
 use hpp_partition::Phase;
-use hpp_partition::{Block, Work};
+use hpp_partition::{BlockSpec, Work};
 use hpp_schema::Provider;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -22,19 +22,19 @@ const LAUNCH: f64 = 1e-4;
 const SESSION: f64 = 0.05;
 
 /// Estimates for one model.
-pub struct Roofline<'a> {
+pub struct RooflineEstimator<'a> {
     analysis: &'a Analysis,
     effort: Effort,
     /// Bytes of the model's weights: about the bytes read between two runs.
     all_weights: u64,
     /// Work of all blocks by token count.
-    blocks: RefCell<BTreeMap<u64, Rc<[Block]>>>,
+    blocks: RefCell<BTreeMap<u64, Rc<[BlockSpec]>>>,
 }
 
-impl<'a> Roofline<'a> {
+impl<'a> RooflineEstimator<'a> {
     /// For a model, measured with this effort.
     pub fn new(analysis: &'a Analysis, effort: Effort, all_weights: u64) -> Self {
-        Roofline { analysis, effort, all_weights, blocks: RefCell::default() }
+        RooflineEstimator { analysis, effort, all_weights, blocks: RefCell::default() }
     }
 
     pub fn analysis(&self) -> &'a Analysis {
@@ -65,20 +65,20 @@ impl<'a> Roofline<'a> {
         })
     }
 
-    fn facts(&self, tokens: u64) -> Rc<[Block]> {
+    fn facts(&self, tokens: u64) -> Rc<[BlockSpec]> {
         let mut cache = self.blocks.borrow_mut();
         cache.entry(tokens).or_insert_with(|| blocks_at(self.analysis, tokens).into()).clone()
     }
 }
 
 /// The planner's view of every block at one token count, for decoding and for prefill.
-pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<Block> {
+pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<BlockSpec> {
     let context = analysis.context.max(tokens);
     let load = Scenario { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }
 
-impl Estimate for Roofline<'_> {
+impl Estimate for RooflineEstimator<'_> {
     fn load(&self, blocks: &Range<usize>, _: Provider) -> f64 {
         let all = &self.analysis.segmentation.blocks[blocks.clone()];
         let weight = |id: &hpp_graph::ValueId| self.analysis.graph.weight(*id).map_or(0, |weight| weight.bytes);
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn a_case_holds_weights_states_and_activations() {
         let analysis = sample::analysis("genai/llama3-fp32-cpu");
-        let roofline = |weights| Roofline::new(&analysis, Effort::Quick, weights);
+        let roofline = |weights| RooflineEstimator::new(&analysis, Effort::Quick, weights);
         let held = |blocks, phase, tokens| roofline(0).held(&blocks, phase, tokens);
         let weights: u64 = analysis.segmentation.blocks[1].weights.iter().map(|id| weight(&analysis, *id)).sum();
         let states = |layers: u64, tokens| {

@@ -15,28 +15,28 @@ pub struct Sample {
 
 /// Which powers of the token count a phase's time may grow with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum CurveTerms {
     /// `{1, t}`: a token reads the weights and the context.
     Decode,
     /// `{1, t, t^2}`: a pass computes each token and attends from each token to each other.
     Prefill,
 }
 
-impl Shape {
+impl CurveTerms {
     /// The powers that this many samples determine. One sample determines a constant for decoding, a line through zero for prefill.
     fn powers(self, samples: usize) -> &'static [i32] {
         match (self, samples) {
-            (Shape::Decode, 1) => &[0],
-            (Shape::Prefill, 1) => &[1],
-            (Shape::Decode, _) | (Shape::Prefill, 2) => &[0, 1],
-            (Shape::Prefill, _) => &[0, 1, 2],
+            (CurveTerms::Decode, 1) => &[0],
+            (CurveTerms::Prefill, 1) => &[1],
+            (CurveTerms::Decode, _) | (CurveTerms::Prefill, 2) => &[0, 1],
+            (CurveTerms::Prefill, _) => &[0, 1, 2],
         }
     }
 }
 
 /// The curve with the least sum of squared relative errors; `None` without samples. Times of zero or less (blocks below the noise
 /// of the launch cost) count as one nanosecond.
-pub fn fit(shape: Shape, samples: &[Sample]) -> Option<Fit> {
+pub fn fit(shape: CurveTerms, samples: &[Sample]) -> Option<Fit> {
     const SMALLEST_MS: f64 = 1e-6;
     let mut samples: Vec<Sample> = samples.iter().copied().filter(|s| s.ms.is_finite()).collect();
     samples.iter_mut().for_each(|sample| sample.ms = sample.ms.max(SMALLEST_MS));
@@ -49,11 +49,17 @@ pub fn fit(shape: Shape, samples: &[Sample]) -> Option<Fit> {
         .map(|s| powers.iter().map(|power| (s.tokens as f64 / scale).powi(*power) / s.ms).collect())
         .collect();
     let scaled = non_negative(&rows, powers.len());
-    let of = |power: i32| {
+    let coefficient = |power: i32| {
         let at = powers.iter().position(|other| *other == power);
         at.map_or(0.0, |at| scaled[at] / scale.powi(power))
     };
-    let curve = Fit { constant_ms: of(0), linear_ms: of(1), quadratic_ms: of(2), worst_relative_error: 0.0, r2: 1.0 };
+    let curve = Fit {
+        constant_ms: coefficient(0),
+        linear_ms: coefficient(1),
+        quadratic_ms: coefficient(2),
+        worst_relative_error: 0.0,
+        r2: 1.0,
+    };
     Some(with_quality(curve, &samples))
 }
 
@@ -136,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_line_is_found_again() {
-        let fit = fit(Shape::Decode, &samples(&[(100, 1.2), (200, 1.4), (1000, 3.0)])).unwrap();
+        let fit = fit(CurveTerms::Decode, &samples(&[(100, 1.2), (200, 1.4), (1000, 3.0)])).unwrap();
         assert!(near(fit.constant_ms, 1.0) && near(fit.linear_ms, 0.002) && fit.quadratic_ms == 0.0, "{fit:?}");
         assert!(fit.worst_relative_error < 1e-9 && near(fit.r2, 1.0));
     }
@@ -145,14 +151,14 @@ mod tests {
     fn a_parabola_is_found_again_across_magnitudes() {
         let ms = |t: f64| 0.5 + 0.01 * t + 2e-5 * t * t;
         let points: Vec<(u64, f64)> = [1, 16, 64, 512, 2048, 8192].map(|t| (t, ms(t as f64))).into();
-        let fit = fit(Shape::Prefill, &samples(&points)).unwrap();
+        let fit = fit(CurveTerms::Prefill, &samples(&points)).unwrap();
         assert!((fit.constant_ms - 0.5).abs() < 1e-6 && (fit.linear_ms - 0.01).abs() < 1e-9, "{fit:?}");
         assert!((fit.quadratic_ms - 2e-5).abs() < 1e-12 && (fit.r2 - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn what_falls_with_tokens_is_a_constant() {
-        let fit = fit(Shape::Decode, &samples(&[(128, 1.1), (2048, 1.0)])).unwrap();
+        let fit = fit(CurveTerms::Decode, &samples(&[(128, 1.1), (2048, 1.0)])).unwrap();
         assert_eq!(fit.linear_ms, 0.0);
         // The constant that is best by relative error: sum(1/y) / sum(1/y^2).
         assert!(near(fit.constant_ms, (1.0 / 1.1 + 1.0) / (1.0 / 1.21 + 1.0)), "{fit:?}");
@@ -162,13 +168,13 @@ mod tests {
     #[test]
     fn errors_count_relative_to_the_time() {
         // One point of a straight line is 10 % too slow; a small and a large point pull alike.
-        let at = |wrong: usize| {
+        let errors_with_outlier = |wrong: usize| {
             let mut points = [(10, 10.0), (100, 100.0), (1000, 1000.0)];
             points[wrong].1 *= 1.1;
-            let fit = fit(Shape::Prefill, &samples(&points[..])).unwrap();
+            let fit = fit(CurveTerms::Prefill, &samples(&points[..])).unwrap();
             (fit.ms(10) / 10.0, fit.ms(1000) / 1000.0)
         };
-        let (small, large) = (at(0), at(2));
+        let (small, large) = (errors_with_outlier(0), errors_with_outlier(2));
         assert!(small.0 > 1.05 && (small.1 - 1.0).abs() < 0.05, "{small:?}");
         assert!(large.1 > 1.05 && (large.0 - 1.0).abs() < 0.05, "{large:?}");
     }
@@ -176,18 +182,18 @@ mod tests {
     #[test]
     fn one_point_says_what_it_can() {
         let one = samples(&[(128, 2.0)]);
-        assert_eq!(fit(Shape::Decode, &one).unwrap().ms(4096), 2.0);
-        assert!(near(fit(Shape::Prefill, &one).unwrap().ms(256), 4.0));
-        assert_eq!(fit(Shape::Decode, &[]), None);
-        assert_eq!(fit(Shape::Decode, &samples(&[(128, f64::NAN)])), None);
+        assert_eq!(fit(CurveTerms::Decode, &one).unwrap().ms(4096), 2.0);
+        assert!(near(fit(CurveTerms::Prefill, &one).unwrap().ms(256), 4.0));
+        assert_eq!(fit(CurveTerms::Decode, &[]), None);
+        assert_eq!(fit(CurveTerms::Decode, &samples(&[(128, f64::NAN)])), None);
         // The same token count twice is still one point.
-        let twice = fit(Shape::Decode, &samples(&[(128, 2.0), (128, 2.0)])).unwrap();
+        let twice = fit(CurveTerms::Decode, &samples(&[(128, 2.0), (128, 2.0)])).unwrap();
         assert_eq!((twice.constant_ms, twice.linear_ms), (2.0, 0.0));
     }
 
     #[test]
     fn times_of_zero_are_borne() {
-        let fit = fit(Shape::Decode, &samples(&[(128, 0.0), (2048, 0.0)])).unwrap();
+        let fit = fit(CurveTerms::Decode, &samples(&[(128, 0.0), (2048, 0.0)])).unwrap();
         assert!(fit.ms(128) < 1e-5 && fit.r2.is_finite() && fit.worst_relative_error.is_finite());
     }
 
@@ -206,16 +212,16 @@ mod tests {
             prefill: bool,
         ) {
             let samples: Vec<Sample> = times.iter().map(|(tokens, ms)| Sample { tokens: *tokens, ms: *ms }).collect();
-            let shape = if prefill { Shape::Prefill } else { Shape::Decode };
+            let shape = if prefill { CurveTerms::Prefill } else { CurveTerms::Decode };
             let found = fit(shape, &samples).unwrap();
-            let of = |fit: &Fit| [fit.constant_ms, fit.linear_ms, fit.quadratic_ms];
-            prop_assert!(of(&found).iter().all(|x| *x >= 0.0 && x.is_finite()));
+            let coefficients = |fit: &Fit| [fit.constant_ms, fit.linear_ms, fit.quadratic_ms];
+            prop_assert!(coefficients(&found).iter().all(|x| *x >= 0.0 && x.is_finite()));
             let best = cost(&found, &samples);
             let powers = shape.powers(samples.len());
             let largest = samples.iter().map(|s| s.ms).fold(0.0, f64::max);
             for power in powers {
                 for step in [1e-3, -1e-3, 1e-6, -1e-6] {
-                    let mut other = of(&found);
+                    let mut other = coefficients(&found);
                     let reach = samples.iter().map(|s| s.tokens).max().unwrap() as f64;
                     let at = *power as usize;
                     other[at] = (other[at] + step * largest / reach.powi(*power)).max(0.0);
@@ -234,7 +240,7 @@ mod tests {
             let made = Fit { constant_ms: c, linear_ms: l, quadratic_ms: q, worst_relative_error: 0.0, r2: 1.0 };
             let samples: Vec<Sample> =
                 [16, 64, 256, 1024, 2048].map(|tokens| Sample { tokens, ms: made.ms(tokens) }).into();
-            let found = fit(Shape::Prefill, &samples).unwrap();
+            let found = fit(CurveTerms::Prefill, &samples).unwrap();
             prop_assert!(found.worst_relative_error < 1e-5, "{made:?} {found:?}");
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::derive::{costs_of, median, phase_costs};
 use crate::doubt::unreliable_blocks;
-use crate::estimate::{Roofline, blocks_at};
+use crate::estimate::{RooflineEstimator, blocks_at};
 use hpp_partition::Phase;
 use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider};
 
@@ -11,7 +11,7 @@ const FLAT: f64 = 0.15;
 
 /// `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)` with its terms, of each block on each measured device: decoding at the longest
 /// context, prefill of the most tokens. Skips blocks without times in both phases on both devices.
-pub fn hotness(profile: &Profile, roofline: &Roofline) -> Vec<BlockHotness> {
+pub fn hotness(profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockHotness> {
     let longest = |tokens: &[u64]| tokens.iter().max().copied();
     let (context, pass) = (longest(&profile.settings.contexts), longest(&profile.settings.prefill_tokens));
     let Some((context, pass)) = context.zip(pass) else { return vec![] };
@@ -53,7 +53,7 @@ pub enum Evenness {
 
 /// Whether layers differ in hotness, and what decides a placement.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Verdict {
+pub struct HotnessVerdict {
     /// The device's provider; `None` if no device was measured, then host time per byte is compared.
     pub provider: Option<Provider>,
     pub evenness: Evenness,
@@ -63,7 +63,7 @@ pub struct Verdict {
 }
 
 /// The verdict on a model's layers when decoding; `None` until at least two layers are measured.
-pub fn verdict(profile: &Profile) -> Option<Verdict> {
+pub fn verdict(profile: &Profile) -> Option<HotnessVerdict> {
     let provider = profile.hotness.first().map(|entry| entry.provider);
     let layers: Vec<f64> = match provider {
         Some(of) => {
@@ -87,7 +87,7 @@ pub fn verdict(profile: &Profile) -> Option<Verdict> {
             "layers seem to differ, {least:.1} to {most:.1} ms per GiB, but the measurements were disturbed: profile again on an idle machine"
         )],
     };
-    Some(Verdict { provider, evenness, spread, lines })
+    Some(HotnessVerdict { provider, evenness, spread, lines })
 }
 
 /// Whether differences between layers may come from other programs on the machine.
@@ -100,11 +100,11 @@ fn is_disturbed(profile: &Profile) -> bool {
 fn time_per_gib(profile: &Profile) -> Vec<f64> {
     let Some(context) = profile.settings.contexts.iter().max() else { return vec![] };
     let layers = profile.model.blocks.iter().filter(|block| is_layer(&block.label));
-    let of = |block: &hpp_schema::ProfiledBlock| {
+    let ms_per_gib = |block: &hpp_schema::ProfiledBlock| {
         let fit = costs_of(profile, block, Provider::Cpu)?.decode.fit?;
         Some(terms(fit.ms(*context), 0.0, block.weight_bytes.0, 0).ms_per_gib)
     };
-    layers.filter_map(of).collect()
+    layers.filter_map(ms_per_gib).collect()
 }
 
 /// Whether a label is a layer's; `hpp_graph::segment` makes the labels.

@@ -7,18 +7,18 @@ use std::ops::Range;
 
 /// A block alone, or a run of blocks that begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Part {
+pub enum JobScope {
     Single,
     Run,
 }
 
 /// One session of the child: blocks as a partition under one provider, and the cases to time.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Job {
+pub struct ProbeJob {
     /// Index among the profile's classes.
     pub entry: usize,
     pub provider: Provider,
-    pub part: Part,
+    pub part: JobScope,
     pub blocks: Range<usize>,
     /// The cases, in the order of tokens.
     pub cases: Vec<(Phase, u64)>,
@@ -39,31 +39,31 @@ pub trait Estimate {
 }
 
 /// Every remaining job. Order: the host before devices, single blocks before runs, then fewest seconds per represented block.
-pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<Job> {
+pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<ProbeJob> {
     let mut jobs = Vec::new();
     for (entry, class) in profile.classes.iter().enumerate() {
         let Some(first) = profile.model.blocks.iter().position(|block| block.label == class.block) else { continue };
         let of_class = profile.model.blocks.iter().filter(|block| block.class == class.class).count();
         let represented_blocks = if profile.settings.all_blocks { 1 } else { of_class };
         for costs in class.providers.iter().filter(|costs| costs.failure.is_none()) {
-            for part in [Part::Single, Part::Run] {
-                let length = if part == Part::Run { costs.run_length as usize } else { 1 };
+            for part in [JobScope::Single, JobScope::Run] {
+                let length = if part == JobScope::Run { costs.run_length as usize } else { 1 };
                 let blocks = first..(first + length).min(profile.model.blocks.len());
                 let mut cases = missing(profile, costs, part);
-                cases.retain(|(phase, tokens)| part == Part::Single || estimate.fits(&blocks, *phase, *tokens));
-                if cases.is_empty() || (part == Part::Run && length < 2) {
+                cases.retain(|(phase, tokens)| part == JobScope::Single || estimate.fits(&blocks, *phase, *tokens));
+                if cases.is_empty() || (part == JobScope::Run && length < 2) {
                     continue;
                 }
                 let runs = cases.iter().map(|(phase, t)| estimate.case(&blocks, costs.provider, *phase, *t));
                 let seconds = estimate.load(&blocks, costs.provider) + runs.sum::<f64>();
                 let provider = costs.provider;
-                jobs.push(Job { entry, provider, part, blocks, cases, seconds, represented_blocks });
+                jobs.push(ProbeJob { entry, provider, part, blocks, cases, seconds, represented_blocks });
             }
         }
     }
-    let seconds_per_block = |job: &Job| job.seconds / job.represented_blocks.max(1) as f64;
+    let seconds_per_block = |job: &ProbeJob| job.seconds / job.represented_blocks.max(1) as f64;
     jobs.sort_by(|a, b| {
-        let device = |job: &Job| job.provider != Provider::Cpu;
+        let device = |job: &ProbeJob| job.provider != Provider::Cpu;
         let by_seconds = seconds_per_block(a).total_cmp(&seconds_per_block(b));
         device(a).cmp(&device(b)).then(a.part.cmp(&b.part)).then(by_seconds)
     });
@@ -71,7 +71,7 @@ pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<Job> {
 }
 
 /// Cases that have neither a time nor a recorded failure.
-fn missing(profile: &Profile, costs: &ProviderCosts, part: Part) -> Vec<(Phase, u64)> {
+fn missing(profile: &Profile, costs: &ProviderCosts, part: JobScope) -> Vec<(Phase, u64)> {
     let settings = &profile.settings;
     let mut cases = Vec::new();
     for (phase, wanted) in [(Phase::Decode, &settings.contexts), (Phase::Prefill, &settings.prefill_tokens)] {
@@ -83,10 +83,10 @@ fn missing(profile: &Profile, costs: &ProviderCosts, part: Part) -> Vec<(Phase, 
 }
 
 /// Whether a point has a time or a recorded failure.
-fn is_measured(point: &CostPoint, part: Part) -> bool {
+fn is_measured(point: &CostPoint, part: JobScope) -> bool {
     let timing = match part {
-        Part::Single => point.single,
-        Part::Run => point.run,
+        JobScope::Single => point.single,
+        JobScope::Run => point.run,
     };
     timing.is_some() || point.failure.is_some()
 }
@@ -132,8 +132,8 @@ mod tests {
     }
 
     fn order(profile: &Profile) -> Vec<String> {
-        let name = |job: &Job| {
-            let run = if job.part == Part::Run { "+" } else { "" };
+        let name = |job: &ProbeJob| {
+            let run = if job.part == JobScope::Run { "+" } else { "" };
             format!("{:?} {}{run}", job.provider, profile.classes[job.entry].block)
         };
         jobs(profile, &PLAIN).iter().map(name).collect()
@@ -184,9 +184,9 @@ mod tests {
     #[test]
     fn runs_that_take_too_much_memory_are_skipped() {
         let jobs = jobs(&profile(), &Plain { longest_run: 100 });
-        let run = jobs.iter().find(|job| job.part == Part::Run).unwrap();
+        let run = jobs.iter().find(|job| job.part == JobScope::Run).unwrap();
         assert_eq!(run.cases, [(Phase::Decode, 100), (Phase::Prefill, 10)]);
-        let single = jobs.iter().find(|job| job.part == Part::Single).unwrap();
+        let single = jobs.iter().find(|job| job.part == JobScope::Single).unwrap();
         assert_eq!(single.cases.len(), 3, "one block is always timed");
     }
 

@@ -11,7 +11,7 @@ use crate::child::{Prober, RequestError};
 use crate::derive::derive;
 use crate::effort::Effort;
 use crate::error::ProfileError;
-use crate::estimate::Roofline;
+use crate::estimate::RooflineEstimator;
 use crate::hotness::hotness;
 use crate::progress::Progress;
 use crate::rates::rates;
@@ -19,14 +19,14 @@ use crate::store::Store;
 use hpp_io::CpuMonitor;
 use hpp_model::Analysis;
 use hpp_schema::probe::{Reply, Request};
-use hpp_schema::{Profile, Timing};
+use hpp_schema::{Profile, TimingStats};
 use std::path::Path;
 use tempfile::TempDir;
 
 pub use corpus::CorpusRun;
 
 /// The state of a profiling run.
-pub struct Measure<'a> {
+pub struct ProfilingRun<'a> {
     pub analysis: &'a Analysis,
     pub profile: Profile,
     pub store: &'a Store,
@@ -37,13 +37,13 @@ pub struct Measure<'a> {
     /// The CPU share of other programs in the profile that is resumed.
     pub share_before: Option<f64>,
     pub effort: Effort,
-    pub estimate: Roofline<'a>,
+    pub estimate: RooflineEstimator<'a>,
     pub cache: u64,
     /// A directory for files the child reads.
     pub work_dir: &'a Path,
 }
 
-impl Measure<'_> {
+impl ProfilingRun<'_> {
     /// Saves a new measurement, the values derived from all measurements, and the CPU share of other programs.
     pub fn save(&mut self) -> Result<(), ProfileError> {
         let others = self.cpu_share.others_share(self.prober.child_id());
@@ -98,8 +98,8 @@ impl Measure<'_> {
 }
 
 /// Checks that a timing is finite, not negative and ordered.
-fn plausible(timing: Timing) -> Result<Timing, String> {
-    let Timing { runs, median_ms, p10_ms, p90_ms } = timing;
+fn plausible(timing: TimingStats) -> Result<TimingStats, String> {
+    let TimingStats { runs, median_ms, p10_ms, p90_ms } = timing;
     let times = [p10_ms, median_ms, p90_ms];
     let ordered = p10_ms <= median_ms && median_ms <= p90_ms;
     match runs > 0 && ordered && times.iter().all(|ms| ms.is_finite() && *ms >= 0.0) {

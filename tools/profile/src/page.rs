@@ -1,7 +1,7 @@
 //! Writes the HTML report: computes the work of each block and a sweep of VRAM budgets, and renders them with the profile.
 
 use crate::error::ProfileError;
-use crate::estimate::{Roofline, blocks_at};
+use crate::estimate::{RooflineEstimator, blocks_at};
 use crate::report::{BlockWork, ReportInput, Sweep, render};
 use crate::store;
 use hpp_model::{Analysis, CostSource, DEFAULT_CHUNK, Scenario, problem};
@@ -17,22 +17,27 @@ const NEW_TOKENS: u64 = 128;
 const POINTS: u64 = 12;
 
 /// Writes the report.
-pub fn write(path: &Path, analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Result<(), ProfileError> {
+pub fn write(
+    path: &Path,
+    analysis: &Analysis,
+    profile: &Profile,
+    roofline: &RooflineEstimator,
+) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
     let page = render(&ReportInput { profile, work: &work, sweep: &sweep });
     Ok(store::write(path, page.as_bytes())?)
 }
 
 /// Operations and bytes of each block at every measured token count.
-fn work(analysis: &Analysis, profile: &Profile, roofline: &Roofline) -> Vec<BlockWork> {
+fn work(analysis: &Analysis, profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockWork> {
     let blocks = blocks_at(analysis, 1);
-    let of = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
-    let one = |(index, block): (usize, &hpp_partition::Block)| BlockWork {
+    let work_at = |phase, tokens: &[u64], block| tokens.iter().map(|t| (*t, roofline.work(phase, *t, block))).collect();
+    let block_work = |(index, block): (usize, &hpp_partition::BlockSpec)| BlockWork {
         block: block.label.clone(),
-        decode: of(Phase::Decode, &profile.settings.contexts, index),
-        prefill: of(Phase::Prefill, &profile.settings.prefill_tokens, index),
+        decode: work_at(Phase::Decode, &profile.settings.contexts, index),
+        prefill: work_at(Phase::Prefill, &profile.settings.prefill_tokens, index),
     };
-    blocks.iter().enumerate().map(one).collect()
+    blocks.iter().enumerate().map(block_work).collect()
 }
 
 /// Plans for evenly spaced budgets up to 9/8 of the model's size.

@@ -1,10 +1,10 @@
-//! Writes consecutive blocks as a partition that the child can load, with inputs for it.
+//! Writes consecutive blocks as a partition that the child process can load, with inputs for it.
 
 mod case;
 
 pub use case::Repeats;
 
-use hpp_graph::{Part, cut, infer};
+use hpp_graph::{PartitionGraph, cut, infer};
 use hpp_model::{Analysis, host_kernels};
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, link, needs_externalising, write_model};
 use hpp_schema::{Dim, HostKernels};
@@ -60,7 +60,7 @@ pub struct Piece {
     pub file: PathBuf,
     /// What its operators and the whole model's weights demand of CPU kernels.
     pub host_kernels: HostKernels,
-    part: Part,
+    part: PartitionGraph,
 }
 
 impl<'a> Pieces<'a> {

@@ -182,19 +182,19 @@ mod tests {
         assert_eq!(remaining.left(Instant::now()), None);
         remaining.expect(100.0);
         let begun = remaining.since.unwrap();
-        let at = |seconds| begun + Duration::from_secs(seconds);
-        assert_eq!(remaining.left(at(5)), None, "the pace is not known yet");
+        let after = |seconds| begun + Duration::from_secs(seconds);
+        assert_eq!(remaining.left(after(5)), None, "the pace is not known yet");
         // A tenth took twice as long as expected: nine tenths take 180 s more.
-        remaining.done(10.0, at(20));
-        assert_eq!(remaining.left(at(20)).unwrap().as_secs(), 180);
-        assert_eq!(remaining.left(at(50)).unwrap().as_secs(), 150, "the countdown continues");
-        assert_eq!(remaining.left(at(900)).unwrap().as_secs(), 0);
+        remaining.done(10.0, after(20));
+        assert_eq!(remaining.left(after(20)).unwrap().as_secs(), 180);
+        assert_eq!(remaining.left(after(50)).unwrap().as_secs(), 150, "the countdown continues");
+        assert_eq!(remaining.left(after(900)).unwrap().as_secs(), 0);
         // The next tenth took no time at all.
-        remaining.done(10.0, at(20));
-        assert_eq!(remaining.left(at(20)).unwrap().as_secs(), 80);
+        remaining.done(10.0, after(20));
+        assert_eq!(remaining.left(after(20)).unwrap().as_secs(), 80);
         assert!((remaining.part() - 0.2).abs() < 1e-9);
-        remaining.done(200.0, at(21));
-        assert_eq!((remaining.part(), remaining.left(at(21)).unwrap().as_secs()), (1.0, 0));
+        remaining.done(200.0, after(21));
+        assert_eq!((remaining.part(), remaining.left(after(21)).unwrap().as_secs()), (1.0, 0));
     }
 
     #[test]

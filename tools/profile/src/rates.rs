@@ -3,15 +3,15 @@
 
 use crate::cli::provider_name;
 use crate::derive::{PHASES, median, phase_costs};
-use crate::estimate::Roofline;
-use crate::fit::{Sample, Shape, fit};
+use crate::estimate::RooflineEstimator;
+use crate::fit::{CurveTerms, Sample, fit};
 use hpp_schema::{
     BandwidthCurve, BandwidthPath, BandwidthPoint, Contention, CpuRates, DiskRates, GpuRates, HostDevice, Link,
     MACHINE_VERSION, Machine, Profile, Provider,
 };
 
 /// The rates; `None` until memory bandwidth, arithmetic and launch cost of the host are measured.
-pub fn rates(profile: &Profile, roofline: &Roofline) -> Option<Machine> {
+pub fn rates(profile: &Profile, roofline: &RooflineEstimator) -> Option<Machine> {
     let of_host = curve(profile, |path| *path == BandwidthPath::RamRead)?;
     let cpu = CpuRates {
         memory: profile.host.memory,
@@ -32,7 +32,7 @@ pub fn rates(profile: &Profile, roofline: &Roofline) -> Option<Machine> {
     Some(Machine { hpp_machine: MACHINE_VERSION, name, sources, cpu, gpus, disk })
 }
 
-fn gpu(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<GpuRates> {
+fn gpu(profile: &Profile, roofline: &RooflineEstimator, provider: Provider) -> Option<GpuRates> {
     let device = profile.host.devices.iter().find(|device| device.provider == provider)?;
     let (memory_gb_per_s, tflops) = achieved(profile, roofline, provider)?;
     let contention = profile.machine.contention.iter().find(|found| found.provider == provider);
@@ -55,7 +55,7 @@ fn memory(device: &HostDevice, profile: &Profile) -> hpp_schema::ByteSize {
 }
 
 /// The highest memory bandwidth (1e9 bytes per second) and arithmetic rate (1e12 operations per second) of any measured block.
-fn achieved(profile: &Profile, roofline: &Roofline, provider: Provider) -> Option<(f64, f64)> {
+fn achieved(profile: &Profile, roofline: &RooflineEstimator, provider: Provider) -> Option<(f64, f64)> {
     let (mut bandwidth, mut tflops) = (0.0f64, 0.0f64);
     for entry in &profile.classes {
         let block = profile.model.blocks.iter().position(|block| block.label == entry.block)?;
@@ -86,14 +86,14 @@ fn launch_us(profile: &Profile, provider: Provider) -> Option<f64> {
 
 /// The link's rates from pinned memory if measured, else from pageable memory.
 fn link(profile: &Profile, provider: Provider) -> Option<Link> {
-    let of = |to: bool| {
+    let link_rate = |to: bool| {
         let pinned = |is: bool| {
             let path = BandwidthPath::Link { provider, to_device: to, pinned: is };
             curve(profile, |other| *other == path)
         };
         pinned(true).or_else(|| pinned(false))
     };
-    let (to, from) = (of(true)?, of(false)?);
+    let (to, from) = (link_rate(true)?, link_rate(false)?);
     Some(Link {
         to_device_gb_per_s: rate(to)?,
         from_device_gb_per_s: rate(from)?,
@@ -105,7 +105,7 @@ fn link(profile: &Profile, provider: Provider) -> Option<Link> {
 fn latency_us(curve: &BandwidthCurve) -> Option<f64> {
     let ms = |bytes: u64, gb_per_s: f64| bytes as f64 / gb_per_s / 1e6;
     let times = curve.points.iter().map(|p| Sample { tokens: p.bytes, ms: ms(p.bytes, p.gb_per_s) });
-    let line = fit(Shape::Decode, &times.collect::<Vec<_>>())?;
+    let line = fit(CurveTerms::Decode, &times.collect::<Vec<_>>())?;
     // One size alone does not separate latency from bandwidth.
     Some(if curve.points.len() > 1 { line.constant_ms * 1e3 } else { 0.0 })
 }

@@ -6,14 +6,14 @@ use crate::cli::Cli;
 use crate::corpus::Corpus;
 use crate::effort::{Effort, last_level_cache};
 use crate::error::ProfileError;
-use crate::estimate::Roofline;
+use crate::estimate::RooflineEstimator;
 use crate::interrupt::Interrupt;
 use crate::jobs::jobs;
-use crate::measure::{CorpusRun, Measure};
+use crate::measure::{CorpusRun, ProfilingRun};
 use crate::page;
 use crate::progress::Progress;
-use crate::settings::{self, Limits};
-use crate::store::{Store, StoreError, parent};
+use crate::settings::{self, ModelLimits};
+use crate::store::{ProfileStoreError, Store, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
@@ -50,8 +50,8 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
     };
     let (work_dir, cache) = (work_dir(&cli.out)?, last_level_cache());
     let effort = if profile.settings.quick { Effort::Quick } else { Effort::Thorough };
-    let estimate = Roofline::new(&analysis, effort, profile.model.weight_bytes.0);
-    let mut measure = Measure {
+    let estimate = RooflineEstimator::new(&analysis, effort, profile.model.weight_bytes.0);
+    let mut measure = ProfilingRun {
         analysis: &analysis,
         cpu_share: CpuMonitor::start(prober.child_id()),
         share_before: profile.others_cpu_share,
@@ -74,7 +74,7 @@ pub fn run(cli: &Cli) -> Result<(), ProfileError> {
 }
 
 /// Runs every stage in order.
-fn measure_all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
+fn measure_all(cli: &Cli, measure: &mut ProfilingRun, corpus: Option<&CorpusRun>) -> Result<(), ProfileError> {
     // Not `save`: a resumed profile with nothing left to measure must stay unchanged.
     measure.save_derived()?;
     let mut seconds = measure.machine_seconds() + measure.pass_seconds();
@@ -88,7 +88,7 @@ fn measure_all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> 
     if let Some(run) = corpus {
         measure.corpus(run)?;
         if cli.sensitivity {
-            let prompts = run.corpus.prompts_after(0)?.take(Measure::SENSITIVITY_PROMPTS);
+            let prompts = run.corpus.prompts_after(0)?.take(ProfilingRun::SENSITIVITY_PROMPTS);
             let prompts = prompts.collect::<Result<Vec<_>, _>>()?;
             measure.sensitivity(&prompts)?;
         }
@@ -96,7 +96,7 @@ fn measure_all(cli: &Cli, measure: &mut Measure, corpus: Option<&CorpusRun>) -> 
     Ok(())
 }
 
-fn finish(cli: &Cli, measure: &Measure) -> Result<(), ProfileError> {
+fn finish(cli: &Cli, measure: &ProfilingRun) -> Result<(), ProfileError> {
     if let Some(path) = &cli.report {
         page::write(path, measure.analysis, &measure.profile, &measure.estimate)?;
     }
@@ -182,7 +182,7 @@ fn resume(
     let host_differences = if cli.allow_other_machine { vec![] } else { host_differences(host, &profile.host) };
     let same_model = differences.is_empty();
     differences.extend(host_differences.iter().map(|what| format!("another machine: {what}")));
-    let limits: Limits = settings::limits(analysis);
+    let limits: ModelLimits = settings::limits(analysis);
     let settled = match settings::settle_again(cli, limits, &profile)? {
         Ok(settled) => Some(settled),
         Err(more) => {
@@ -199,7 +199,7 @@ fn resume(
             true => "measure anew with --force, or continue it all the same with --allow-other-machine",
             false => "give what it was begun with, choose another --out, or measure anew with --force",
         };
-        return Err(StoreError::Other { path: store.path().to_owned(), differences, hint }.into());
+        return Err(ProfileStoreError::Other { path: store.path().to_owned(), differences, hint }.into());
     };
     profile.settings = settled.settings;
     profile.notes.extend(settled.notes.into_iter().filter(|note| !note.is_empty()));

@@ -3,10 +3,10 @@
 use crate::begin::{begin, profiled_model};
 use crate::jobs::point_mut;
 use crate::settings::Settled;
-use crate::targets::{BlockFacts, RunBytes, Target, facts, targets};
+use crate::targets::{BlockFacts, BlockTarget, RunBytes, facts, targets};
 use hpp_model::{Analysis, LogitsMode, analyse};
 use hpp_partition::Phase;
-use hpp_schema::{ByteSize, Host, HostDevice, Profile, ProfileSettings, Provider, Timing};
+use hpp_schema::{ByteSize, Host, HostDevice, Profile, ProfileSettings, Provider, TimingStats};
 use std::path::{Path, PathBuf};
 
 /// A model of this repository.
@@ -49,15 +49,15 @@ pub fn settings(providers: &[Provider]) -> ProfileSettings {
 /// A profile of this model with nothing measured.
 pub fn profile(analysis: &Analysis, settings: ProfileSettings) -> Profile {
     let blocks: Vec<BlockFacts> = facts(&analysis.segmentation, |_| 1 << 20);
-    let targets: Vec<Target> = targets(&blocks, settings.all_blocks, RunBytes { most: u64::MAX, enough: 0 });
+    let targets: Vec<BlockTarget> = targets(&blocks, settings.all_blocks, RunBytes { most: u64::MAX, enough: 0 });
     let bytes = (blocks.len() as u64) << 20;
     let model = profiled_model(analysis, &blocks, "0".repeat(64), bytes);
     begin(model, host(), "2026-01-31T12:00:00Z".into(), Settled { settings, notes: vec![] }, &targets)
 }
 
 /// A timing without spread.
-pub fn timing(median_ms: f64) -> Timing {
-    Timing { runs: 9, median_ms, p10_ms: median_ms, p90_ms: median_ms }
+pub fn timing(median_ms: f64) -> TimingStats {
+    TimingStats { runs: 9, median_ms, p10_ms: median_ms, p90_ms: median_ms }
 }
 
 /// Times a case: the block alone, and the run where there is one.

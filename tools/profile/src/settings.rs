@@ -29,7 +29,7 @@ pub struct Settled {
 
 /// Limits of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ModelLimits {
     /// Longest context, tokens.
     pub context: u64,
     /// Whether it decodes token by token.
@@ -38,7 +38,7 @@ pub struct Limits {
     pub pass: Option<u64>,
 }
 
-pub fn limits(analysis: &Analysis) -> Limits {
+pub fn limits(analysis: &Analysis) -> ModelLimits {
     let context = analysis.config.context_length.unwrap_or(USUAL_CONTEXT).max(1);
     let load = Scenario { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context };
     let tokens = analysis.inputs.iter().find(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
@@ -48,11 +48,11 @@ pub fn limits(analysis: &Analysis) -> Limits {
         _ => input.shape[1].as_fixed(),
     });
     let pass = analysis.prefill_chunk(load).or(fixed).or(if tokens.is_none() { Some(1) } else { None });
-    Limits { context, generates: analysis.kind != ModelKind::SingleRun, pass }
+    ModelLimits { context, generates: analysis.kind != ModelKind::SingleRun, pass }
 }
 
 /// Resolves the settings of a new profile.
-pub fn settle(cli: &Cli, limits: Limits, host: &Host) -> Result<Settled, ProfileError> {
+pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host) -> Result<Settled, ProfileError> {
     let mut notes = Vec::new();
     let contexts = contexts(cli, limits, &mut notes)?;
     let prefill_tokens = prefill_tokens(cli, limits, &mut notes)?;
@@ -70,7 +70,11 @@ pub fn settle(cli: &Cli, limits: Limits, host: &Host) -> Result<Settled, Profile
 
 /// Resolves the settings of a resumed profile: keeps its settings and adds new token counts and providers. Returns every setting
 /// that conflicts.
-pub fn settle_again(cli: &Cli, limits: Limits, before: &Profile) -> Result<Result<Settled, Vec<String>>, ProfileError> {
+pub fn settle_again(
+    cli: &Cli,
+    limits: ModelLimits,
+    before: &Profile,
+) -> Result<Result<Settled, Vec<String>>, ProfileError> {
     let mut settings = before.settings.clone();
     let mut notes = Vec::new();
     let mut differences = Vec::new();
@@ -98,7 +102,7 @@ pub fn settle_again(cli: &Cli, limits: Limits, before: &Profile) -> Result<Resul
 pub fn reply_timeout(cli: &Cli) -> Result<Duration, ProfileError> {
     let seconds = cli.timeout.unwrap_or(if cli.quick { 120.0 } else { 300.0 });
     Duration::try_from_secs_f64(seconds).ok().filter(|timeout| !timeout.is_zero()).ok_or_else(|| {
-        ProfileError::setting(format!("--timeout {seconds} is no time to wait"), "give a number of seconds above 0")
+        ProfileError::setting(format!("--timeout {seconds} is not a valid time"), "give a number of seconds above 0")
     })
 }
 
@@ -111,7 +115,7 @@ pub fn most_prompts(cli: &Cli) -> Result<Option<u64>, ProfileError> {
     }
 }
 
-fn contexts(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<Vec<u64>, ProfileError> {
+fn contexts(cli: &Cli, limits: ModelLimits, notes: &mut Vec<String>) -> Result<Vec<u64>, ProfileError> {
     if !limits.generates {
         return match cli.contexts.is_empty() {
             true => Ok(vec![]),
@@ -125,7 +129,7 @@ fn contexts(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<Vec<u6
     chosen("--contexts", &cli.contexts, usual, limits.context, notes)
 }
 
-fn prefill_tokens(cli: &Cli, limits: Limits, notes: &mut Vec<String>) -> Result<Vec<u64>, ProfileError> {
+fn prefill_tokens(cli: &Cli, limits: ModelLimits, notes: &mut Vec<String>) -> Result<Vec<u64>, ProfileError> {
     if let Some(only) = limits.pass {
         if cli.prefill_tokens.iter().any(|tokens| *tokens != only) {
             return Err(ProfileError::setting(

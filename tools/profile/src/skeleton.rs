@@ -43,7 +43,7 @@ pub fn write(analysis: &Analysis, dir: &Path) -> Result<PathBuf, SkeletonError> 
     plan.states.iter().try_for_each(|state| made.state(state))?;
     let input = |role| plan.model.inputs.iter().find(|input| input.role == role).map(|input| &input.name);
     let ids = input(InputRole::TokenIds).ok_or(SkeletonError::NoTokens)?;
-    made.scores((ids, input(InputRole::LogitPositions)), &scores, analysis.vocab_size)?;
+    made.scores(ids, input(InputRole::LogitPositions), &scores, analysis.vocab_size)?;
     (proto.graph, proto.functions) = (Some(made.0), vec![]);
     let file = PartitionFile { proto: &proto, weights: &plan_dir::real(analysis.model.dir())? };
     Ok(plan_dir::write(dir, analysis, plan, &[file])?)
@@ -79,7 +79,8 @@ impl GraphBuilder {
     /// Adds logits for each token, or for the requested positions: the token's id for every entry of the vocabulary.
     fn scores(
         &mut self,
-        (ids, positions): (&String, Option<&String>),
+        ids: &String,
+        positions: Option<&String>,
         scores: &ModelOutput,
         vocab: Option<u64>,
     ) -> Result<(), SkeletonError> {

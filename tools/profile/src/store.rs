@@ -11,7 +11,7 @@ const MOST_BYTES: u64 = 64 << 20;
 
 /// Why the profile cannot be read, continued or written.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum ProfileStoreError {
     /// The file exists, and neither `--resume` nor `--force` was given.
     #[error("{} is there already", path.display())]
     Exists { path: PathBuf },
@@ -45,17 +45,17 @@ fn lines(texts: &[String]) -> String {
     texts.iter().map(|text| format!("\n  {text}")).collect()
 }
 
-impl StoreError {
+impl ProfileStoreError {
     /// What the user can do.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            StoreError::Exists { .. } => {
+            ProfileStoreError::Exists { .. } => {
                 Some("continue it with --resume, replace it with --force, or choose another --out")
             }
-            StoreError::Missing { .. } => Some("leave --resume out to begin one"),
-            StoreError::Read { .. } => Some("measure anew with --force"),
-            StoreError::Other { hint, .. } => Some(hint),
-            StoreError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+            ProfileStoreError::Missing { .. } => Some("leave --resume out to begin one"),
+            ProfileStoreError::Read { .. } => Some("measure anew with --force"),
+            ProfileStoreError::Other { hint, .. } => Some(hint),
+            ProfileStoreError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free space and continue with --resume: what was saved before is whole")
             }
             _ => None,
@@ -79,30 +79,30 @@ impl Store {
     }
 
     /// Refuses if the file exists. A device or a pipe is not overwritten.
-    pub fn refuse_to_overwrite(&self) -> Result<(), StoreError> {
+    pub fn refuse_to_overwrite(&self) -> Result<(), ProfileStoreError> {
         match fs::symlink_metadata(&self.path) {
-            Ok(_) if !is_stream(&self.path) => Err(StoreError::Exists { path: self.path.clone() }),
+            Ok(_) if !is_stream(&self.path) => Err(ProfileStoreError::Exists { path: self.path.clone() }),
             _ => Ok(()),
         }
     }
 
     /// Reads the existing profile.
-    pub fn read(&self) -> Result<Profile, StoreError> {
+    pub fn read(&self) -> Result<Profile, ProfileStoreError> {
         let path = || self.path.clone();
         let text = hpp_io::read_text(&self.path, MOST_BYTES).map_err(|source| match source.kind() {
-            io::ErrorKind::NotFound => StoreError::Missing { path: path() },
-            _ => StoreError::Io { action: "read", path: path(), source },
+            io::ErrorKind::NotFound => ProfileStoreError::Missing { path: path() },
+            _ => ProfileStoreError::Io { action: "read", path: path(), source },
         })?;
-        Profile::from_yaml(&text).map_err(|source| StoreError::Read { path: path(), source })
+        Profile::from_yaml(&text).map_err(|source| ProfileStoreError::Read { path: path(), source })
     }
 
     /// Replaces the file atomically. Does nothing for a stream, which takes a single profile from [`finish`](Self::finish).
-    pub fn save(&self, profile: &Profile) -> Result<(), StoreError> {
+    pub fn save(&self, profile: &Profile) -> Result<(), ProfileStoreError> {
         if is_stream(&self.path) { Ok(()) } else { self.write(profile) }
     }
 
     /// Writes the profile to a stream, which [`save`](Self::save) skips.
-    pub fn finish(&self, profile: &Profile) -> Result<(), StoreError> {
+    pub fn finish(&self, profile: &Profile) -> Result<(), ProfileStoreError> {
         if is_stream(&self.path) { self.write(profile) } else { Ok(()) }
     }
 
@@ -115,15 +115,19 @@ impl Store {
         }
     }
 
-    fn write(&self, profile: &Profile) -> Result<(), StoreError> {
-        let text = profile.to_yaml().map_err(StoreError::Write)?;
+    fn write(&self, profile: &Profile) -> Result<(), ProfileStoreError> {
+        let text = profile.to_yaml().map_err(ProfileStoreError::Write)?;
         write(&self.path, text.as_bytes())
     }
 }
 
 /// Writes a file atomically, or writes the bytes to a stream.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), StoreError> {
-    hpp_io::write_file(path, bytes).map_err(|e| StoreError::Io { action: "write", path: e.path, source: e.source })
+pub fn write(path: &Path, bytes: &[u8]) -> Result<(), ProfileStoreError> {
+    hpp_io::write_file(path, bytes).map_err(|e| ProfileStoreError::Io {
+        action: "write",
+        path: e.path,
+        source: e.source,
+    })
 }
 
 /// The directory a file lies in.

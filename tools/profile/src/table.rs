@@ -139,7 +139,7 @@ fn machine(profile: &Profile, text: &mut String) {
     for contention in &machine.contention {
         let _ = writeln!(
             text,
-            "while both go on, computing takes {:.2} and copies to the {} device {:.2} times as long",
+            "at the same time, computing takes {:.2} and copies to the {} device {:.2} times as long",
             contention.compute,
             provider_name(contention.provider),
             contention.link

@@ -19,7 +19,7 @@ pub struct RunBytes {
 
 /// A block to measure.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Target {
+pub struct BlockTarget {
     pub class: u32,
     pub block: usize,
     /// Blocks in one partition, beginning with this one; 1 where only the block alone is measured.
@@ -47,8 +47,8 @@ pub fn facts(segmentation: &Segmentation, weight_bytes: impl Fn(usize) -> u64) -
 
 /// One block of each class, or every block. Runs have equal blocks; if no class has two neighbours (layers of two kinds that
 /// alternate), they have different blocks.
-pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<Target> {
-    let mut targets: Vec<Target> = Vec::new();
+pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<BlockTarget> {
+    let mut targets: Vec<BlockTarget> = Vec::new();
     for (at, block) in blocks.iter().enumerate() {
         let known = targets.iter().any(|target| target.class == block.class);
         if !known || each_block {
@@ -56,7 +56,7 @@ pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<
             let block_at = if each_block { at } else { run.start };
             // With `--all-blocks` the run belongs to its first block.
             let run_length = if each_block { 1 } else { run.len() };
-            targets.push(Target { class: block.class, block: block_at, run_length });
+            targets.push(BlockTarget { class: block.class, block: block_at, run_length });
         }
     }
     if each_block {

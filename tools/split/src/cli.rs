@@ -3,7 +3,7 @@
 mod planning;
 mod values;
 
-pub use planning::{ExpertReads, Objective, PlanningArgs};
+pub use planning::{ExpertReads, ObjectiveArg, PlanningArgs};
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};

@@ -7,7 +7,7 @@ use crate::partitioning::Partitioning;
 use crate::predicted::{PredictedTimes, round};
 use crate::reason::reasons;
 use crate::request::PlanningRequest;
-use hpp_graph::{Part, Segmentation, cut};
+use hpp_graph::{PartitionGraph, Segmentation, cut};
 use hpp_model::{Analysis, Decision, assemble};
 use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
@@ -17,7 +17,7 @@ pub struct PlanDraft {
     /// Where blocks compute. Partitions that a cut between them would tear a state apart are joined.
     pub partitioning: Partitioning,
     /// The parts of the graph, one for each partition.
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionGraph>,
     /// The plan.
     pub plan: Plan,
 }
@@ -60,7 +60,7 @@ fn cut_around_states(
     request: &PlanningRequest,
     analysis: &Analysis,
     mut partitioning: Partitioning,
-) -> Result<(Partitioning, Vec<Part>), SplitError> {
+) -> Result<(Partitioning, Vec<PartitionGraph>), SplitError> {
     loop {
         let groups: Vec<_> = partitioning.partitions.iter().map(|partition| partition.blocks.clone()).collect();
         let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
@@ -72,7 +72,7 @@ fn cut_around_states(
 }
 
 /// The part to join with the next one, so that part `reader` comes closer to a part whose state it reads; `None` if it reads only its own.
-fn join_for_state(segmentation: &Segmentation, parts: &[Part], reader: usize) -> Option<usize> {
+fn join_for_state(segmentation: &Segmentation, parts: &[PartitionGraph], reader: usize) -> Option<usize> {
     let foreign = *parts[reader].foreign_states(segmentation).first()?;
     let block = segmentation.states.iter().find(|state| state.pair.past == foreign)?.block;
     let owner = parts.iter().position(|part| part.blocks.contains(&block))?;
@@ -87,9 +87,9 @@ fn predictions(
     source: String,
 ) -> Predictions {
     let objective = request.options.objective;
-    let Solution { choices, slots, .. } = &partitioning.solution;
+    let Solution { placements, slots, .. } = &partitioning.solution;
     let planned = PredictedTimes::of(&partitioning.solution);
-    let single = evaluate(&partitioning.single_problem(request), &request.options, choices.clone(), slots.clone());
+    let single = evaluate(&partitioning.single_problem(request), &request.options, placements.clone(), slots.clone());
     let times = if request.single.is_some() { PredictedTimes::of(&single) } else { planned };
     let scenario = request.scenario;
     let achieved = || Achieved {

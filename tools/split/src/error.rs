@@ -3,7 +3,7 @@
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
 use crate::output::OutputError;
-use hpp_io::{LogFilterError, StdoutError, WriteError};
+use hpp_io::{FileWriteError, LogFilterError, StdoutError};
 use hpp_model::ModelError;
 use hpp_partition::{AssignError, OverBudget};
 use hpp_schema::ByteSize;
@@ -72,7 +72,7 @@ pub enum SplitError {
     Stdout(#[from] StdoutError),
     /// A file named on the command line cannot be written.
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Write(#[from] FileWriteError),
     /// A file could not be read or written.
     #[error("cannot {action} {}", path.display())]
     Io {
@@ -107,7 +107,7 @@ impl SplitError {
         Some(match self {
             SplitError::OverBudget { source, smallest, .. } => {
                 let smallest = ByteSize(*smallest);
-                let flag = if source.place == hpp_partition::Place::Cpu { "--ram" } else { "--vram" };
+                let flag = if source.device == hpp_partition::DeviceId::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 format!(
                     "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context, or move blocks with --assign",

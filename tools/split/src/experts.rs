@@ -4,9 +4,9 @@
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
-use hpp_graph::{Mixture, NodeId, Part, Segmentation, cut};
+use hpp_graph::{Mixture, NodeId, PartitionGraph, Segmentation, cut};
 use hpp_model::{Analysis, PartitionSpec};
-use hpp_partition::{Choice, Where};
+use hpp_partition::{BlockPlacement, Placement};
 
 /// The partitions of a plan. Those of a mixture that is read by demand are divided in two.
 pub struct Divided {
@@ -19,7 +19,7 @@ pub struct Divided {
     /// The blocks, divided where partitions are.
     pub segmentation: Segmentation,
     /// The part of the graph of each partition.
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionGraph>,
 }
 
 /// Divides the partitions of a placement whose experts are read by demand. `parts` are those of the undivided partitions.
@@ -27,7 +27,7 @@ pub fn divide(
     request: &PlanningRequest,
     analysis: &Analysis,
     partitioning: &Partitioning,
-    parts: Vec<Part>,
+    parts: Vec<PartitionGraph>,
 ) -> Result<Divided, SplitError> {
     let specs = &partitioning.partitions;
     let by_demand = partitioning.disk_streaming(request).is_some_and(|disk| disk.expert_cache.is_some());
@@ -71,7 +71,7 @@ pub fn divide(
 
 /// The mixture of a partition that is one block on the host in both phases.
 fn mixture(request: &PlanningRequest, analysis: &Analysis, spec: &PartitionSpec) -> Option<Mixture> {
-    let is_one_on_host = spec.blocks.len() == 1 && spec.choice == Choice::both(Where::Cpu);
+    let is_one_on_host = spec.blocks.len() == 1 && spec.placement == BlockPlacement::both(Placement::Cpu);
     let block = spec.blocks.start;
     request.problem.blocks[block].experts.filter(|_| is_one_on_host)?;
     Mixture::of(&analysis.graph, &analysis.segmentation.blocks[block])

@@ -11,7 +11,7 @@ use crate::reason::{difference, is_rounding, place_name};
 use crate::request::PlanningRequest;
 use crate::table;
 use hpp_model::{Analysis, analyse};
-use hpp_partition::{Change, Choice, Explanation, Place, RunExplanation, Solution, change, evaluate};
+use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};
 use hpp_schema::ModelKind;
 use serde::Serialize;
 
@@ -56,7 +56,7 @@ pub fn explain(
     costs: &Costs,
 ) -> Result<ExplanationReport, SplitError> {
     // The same problem and cuts as for the reasons in the table, so that both show the same times.
-    let cuts = |choices: &[Choice]| partitioning.cuts_for(request, choices);
+    let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
     let explanation =
         hpp_partition::explain(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
     let mut changes = more_memory(&explanation, &partitioning.solution);
@@ -65,14 +65,14 @@ pub fn explain(
     Ok(ExplanationReport {
         partitions: explanation.runs.iter().map(|run| reason(request, run, now)).collect(),
         limits: [explanation.decode, explanation.prefill].map(|limit| limit.to_string()),
-        scarce: explanation.scarce.iter().map(Place::to_string).collect(),
+        scarce: explanation.scarce.iter().map(DeviceId::to_string).collect(),
         changes,
     })
 }
 
 fn reason(request: &PlanningRequest, run: &RunExplanation, now: f64) -> PartitionReason {
     let labels: Vec<String> = request.problem.blocks[run.blocks.clone()].iter().map(|b| b.label.clone()).collect();
-    let (prefill, decode) = (place_name(run.choice.prefill), place_name(run.choice.decode));
+    let (prefill, decode) = (place_name(run.placement.prefill), place_name(run.placement.decode));
     let elsewhere = run.elsewhere.iter().map(|other| match &other.over_budget {
         Some(over_budget) => format!("{}: {over_budget}", place_name(other.place)),
         None => {
@@ -124,8 +124,8 @@ fn other_context(
     let other_request = PlanningRequest::new(args, &other, costs, &request.local)?;
     let options = request.options;
     // Compare both without cuts: the other placement would have other cuts.
-    let Solution { choices, slots, .. } = partitioning.solution.clone();
-    let now = evaluate(&request.problem, &options, choices, slots);
+    let Solution { placements, slots, .. } = partitioning.solution.clone();
+    let now = evaluate(&request.problem, &options, placements, slots);
     Ok(Some(match change(&now, &other_request.problem, &options) {
         Ok(change) => what_if(what, Some(&change), &now),
         Err(over_budget) => WhatIf { refused: Some(over_budget.to_string()), ..what_if(what, None, &now) },

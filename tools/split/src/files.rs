@@ -1,11 +1,11 @@
-//! Writes a plan directory: weight files, partitions, the tapped model, file records, and `plan.yaml` last.
+//! Writes a plan directory: weight files, partitions, the tapped model, file records, and at the end `plan.yaml`.
 
 use crate::destination::{Destination, Unplaceable};
 use crate::error::SplitError;
 use crate::output::{OutputDir, PLAN_FILE};
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
-use hpp_graph::{Part, ValueId};
+use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, needs_externalising};
@@ -65,14 +65,14 @@ impl<'a> PlanWriter<'a> {
         options: WriteOptions,
         analysis: &'a Analysis,
         target: &Path,
-        parts: &[Part],
+        parts: &[PartitionGraph],
         plan: Plan,
     ) -> Result<Plan, SplitError> {
         PlanWriter { options, analysis, to: Destination::new(target, None)? }.write(parts, plan)
     }
 
     /// Writes all files and moves them into place, or removes them on an error.
-    pub fn finish(mut self, parts: &[Part], plan: Plan) -> Result<WrittenPlan, SplitError> {
+    pub fn finish(mut self, parts: &[PartitionGraph], plan: Plan) -> Result<WrittenPlan, SplitError> {
         let written = self.write(parts, plan);
         let (output, hard_links) = self.to.finish();
         let Some(output) = output else { return Ok(WrittenPlan { plan: written?, hard_links }) };
@@ -94,7 +94,7 @@ impl<'a> PlanWriter<'a> {
     }
 
     /// Writes all files to the destination; returns the plan with paths and file records.
-    fn write(&mut self, parts: &[Part], mut plan: Plan) -> Result<Plan, SplitError> {
+    fn write(&mut self, parts: &[PartitionGraph], mut plan: Plan) -> Result<Plan, SplitError> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
         for (partition, (_, proto)) in plan.partitions.iter_mut().zip(&protos) {
@@ -126,7 +126,12 @@ impl<'a> PlanWriter<'a> {
     }
 
     /// The models to write, by file name: partitions first, in order.
-    fn protos(&mut self, model: &Model, parts: &[Part], plan: &Plan) -> Result<Vec<(String, ModelProto)>, SplitError> {
+    fn protos(
+        &mut self,
+        model: &Model,
+        parts: &[PartitionGraph],
+        plan: &Plan,
+    ) -> Result<Vec<(String, ModelProto)>, SplitError> {
         let extractor = Extractor::new(model, &self.analysis.graph);
         let mut protos = Vec::new();
         for (part, partition) in parts.iter().zip(&plan.partitions) {
@@ -150,7 +155,7 @@ impl<'a> PlanWriter<'a> {
     }
 
     /// Every tensor that crosses between partitions.
-    fn taps(&self, parts: &[Part], plan: &Plan) -> Vec<ValueId> {
+    fn taps(&self, parts: &[PartitionGraph], plan: &Plan) -> Vec<ValueId> {
         let mut taps = Vec::new();
         for (part, partition) in parts.iter().zip(&plan.partitions) {
             let crossing = part.outputs.iter().zip(&partition.outputs).filter(|(_, o)| o.to == OutputUse::Boundary);
@@ -203,11 +208,9 @@ impl<'a> PlanWriter<'a> {
     fn place(&mut self, model: &Model, plan: &Plan) -> Result<String, SplitError> {
         // All weight inputs come from one directory, and formerly embedded ones are in a file of the plan directory.
         let is_gpu = |device: &str| plan.devices.iter().any(|d| d.name == device && d.kind == DeviceKind::Gpu);
-        let streams = plan
-            .partitions
-            .iter()
-            .flat_map(Partition::forms)
-            .any(|form| is_gpu(form.device) && (form.residency == Residency::Streamed || self.options.movable));
+        let streams = plan.partitions.iter().flat_map(Partition::variants).any(|variant| {
+            is_gpu(variant.device) && (variant.residency == Residency::Streamed || self.options.movable)
+        });
         if self.options.in_place && !streams && !needs_externalising(&self.analysis.model) {
             return Ok(self.to.relative(self.analysis.model.dir()));
         }
@@ -289,8 +292,8 @@ impl<'a> PlanWriter<'a> {
             records.add_own(SLOTS_FILE, FileRole::Weights)?;
         }
         let mut seen = HashSet::new();
-        let forms = plan.partitions.iter().flat_map(Partition::forms);
-        let files = forms.flat_map(|form| [Some(form.file), form.host_file]).flatten();
+        let variants = plan.partitions.iter().flat_map(Partition::variants);
+        let files = variants.flat_map(|variant| [Some(variant.file), variant.host_file]).flatten();
         for file in files.filter(|file| seen.insert(*file)) {
             records.add(file, FileRole::Partition)?;
         }

@@ -1,7 +1,7 @@
-//! Groups blocks with the same choice into partitions.
+//! Groups blocks with the same block placement into partitions.
 
 use hpp_model::PartitionSpec;
-use hpp_partition::{Choice, KvHome, Phase, Place, Problem, Where, runs};
+use hpp_partition::{BlockPlacement, DeviceId, KvHome, Phase, Placement, Problem, runs};
 
 /// Kinds of blocks that need a partition of their own, besides streamed ones and GPU blocks whose state is in host
 /// memory.
@@ -15,30 +15,35 @@ pub struct OwnPartition {
     pub movable: bool,
 }
 
-/// Groups adjacent blocks with the same choice into the fewest partitions, or into `min_partitions` if that is more (at
+/// Groups adjacent blocks with the same block placement into the fewest partitions, or into `min_partitions` if that is more (at
 /// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights.
 /// While state is kept in host memory, each GPU block is a partition of its own, so that the device holds the state of
 /// one block at a time.
-pub fn group(problem: &Problem, choices: &[Choice], min_partitions: usize, rules: OwnPartition) -> Vec<PartitionSpec> {
+pub fn group(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    min_partitions: usize,
+    rules: OwnPartition,
+) -> Vec<PartitionSpec> {
     // `runs` joins adjacent blocks with equal places: give each group a number and pass it as a GPU index.
     let mut group = 0;
-    let mut groups = Vec::with_capacity(choices.len());
-    let is_alone = |at: usize| needs_own_partition(problem, at, choices[at], rules);
-    for (at, choice) in choices.iter().enumerate() {
-        if at > 0 && (choices[at - 1] != *choice || is_alone(at) || is_alone(at - 1)) {
+    let mut groups = Vec::with_capacity(placements.len());
+    let is_alone = |at: usize| needs_own_partition(problem, at, placements[at], rules);
+    for (at, placement) in placements.iter().enumerate() {
+        if at > 0 && (placements[at - 1] != *placement || is_alone(at) || is_alone(at - 1)) {
             group += 1;
         }
-        groups.push(Place::Gpu(group));
+        groups.push(DeviceId::Gpu(group));
     }
     let runs = runs(&problem.blocks, &groups, min_partitions);
-    runs.into_iter().map(|run| PartitionSpec { choice: choices[run.blocks.start], blocks: run.blocks }).collect()
+    runs.into_iter().map(|run| PartitionSpec { placement: placements[run.blocks.start], blocks: run.blocks }).collect()
 }
 
-fn needs_own_partition(problem: &Problem, block: usize, choice: Choice, rules: OwnPartition) -> bool {
+fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacement, rules: OwnPartition) -> bool {
     let has_state = problem.blocks[block].kv_bytes > 0;
-    Phase::BOTH.iter().any(|phase| match choice.of(*phase) {
-        Where::Streamed(_) => true,
-        Where::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),
-        Where::Cpu => rules.from_disk || (rules.tables && problem.reads_rows(block)),
+    Phase::BOTH.iter().any(|phase| match placement.in_phase(*phase) {
+        Placement::Streamed(_) => true,
+        Placement::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),
+        Placement::Cpu => rules.from_disk || (rules.tables && problem.reads_rows(block)),
     })
 }

@@ -55,7 +55,7 @@ impl LocalMachine {
         self.gpus.iter().map_while(|gpu| gpu.free).map(rounded_down).collect()
     }
 
-    /// One line with the default budgets of the host and the GPUs, as far as they are used.
+    /// One line with the default budgets of the host and the GPUs that are used.
     pub fn note(&self, host: bool, gpus: bool) -> Option<String> {
         let human = |bytes: u64| ByteSize(bytes).human();
         let host = self.host.zip(self.ram()).filter(|_| host).map(|(memory, ram)| {

@@ -2,9 +2,9 @@
 
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::Partitioning;
-use hpp_graph::Part;
+use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, unknown_operators, without_cpu_kernel};
-use hpp_partition::{Phase, Where};
+use hpp_partition::{Phase, Placement};
 
 const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtime supports (torch.onnx.export takes opset_version); if \
                        a custom operator library provides them, give --allow-unknown-operators";
@@ -20,14 +20,16 @@ pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
 pub fn check_host(
     analysis: &Analysis,
     partitioning: &Partitioning,
-    parts: &[Part],
+    parts: &[PartitionGraph],
     allow: bool,
 ) -> Result<(), InputErrors> {
     if allow {
         return Ok(());
     }
-    let on_host = |choice: hpp_partition::Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Cpu);
-    let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.choice));
+    let on_host = |placement: hpp_partition::BlockPlacement| {
+        Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
+    };
+    let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.placement));
     let nodes = partitions.flat_map(|(_, part)| part.nodes.iter().copied());
     refuse(without_cpu_kernel(&analysis.graph, nodes), NO_KERNEL)
 }

@@ -1,5 +1,5 @@
-//! From a planning request to a place for every block, by the planner or manually, and to the partitions that follow
-//! from it.
+//! From a planning request to a placement of every block, by the planner or manually, and to the partitions that
+//! follow from it.
 
 use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
 use crate::error::SplitError;
@@ -8,8 +8,8 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    Block, Choice, ExpertMemory, Mechanisms, Options, OverBudget, Phase, Place, Problem, Solution, Usage, Where, evaluate, fits,
-    gpu_layers, plan, stream_layers, usage_of_partitions,
+    BlockPlacement, BlockSpec, DeviceId, ExpertMemory, Mechanisms, MemoryUsage, Options, OverBudget, Phase, Placement,
+    Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -20,7 +20,7 @@ const DEFAULT_SLOTS: u32 = 3;
 /// A place for every block, its predicted times, and the partitions that it makes of the model.
 #[derive(Clone, Debug)]
 pub struct Partitioning {
-    /// A choice for every block, with predicted times.
+    /// The placement of every block, with predicted times.
     pub solution: Solution,
     /// Runs of blocks that become partitions, in order. Invariant: they cover all blocks.
     pub partitions: Vec<PartitionSpec>,
@@ -54,10 +54,10 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
     for partition in &partitioning.partitions {
         let blocks = &problem.blocks[partition.blocks.clone()];
         let (first, last) = (blocks.first().map(|block| &*block.label), blocks.last().map(|block| &*block.label));
-        tracing::debug!(first, last, prefill = %partition.choice.prefill, decode = %partition.choice.decode, "partition");
+        tracing::debug!(first, last, prefill = %partition.placement.prefill, decode = %partition.placement.decode, "partition");
     }
     partitioning.check(request)?;
-    refuse_split_kv(&request.problem.blocks, &partitioning.solution.choices, args.kv)?;
+    refuse_split_kv(&request.problem.blocks, &partitioning.solution.placements, args.kv)?;
     refuse_too_many(&partitioning.partitions, args.max_partitions)?;
     Ok(partitioning)
 }
@@ -73,8 +73,10 @@ pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solut
 /// time. A block that is streamed or changes its device between phases is a partition of its own in both phases; the
 /// planner does not count the launches of those partitions, so a solution may turn out slower than predicted.
 fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Partitioning) -> Option<Partitioning> {
-    let is_dynamic = |choice: &Choice| choice.prefill != choice.decode || matches!(choice.decode, Where::Streamed(_));
-    if !planned.solution.choices.iter().any(is_dynamic) {
+    let is_dynamic = |placement: &BlockPlacement| {
+        placement.prefill != placement.decode || matches!(placement.decode, Placement::Streamed(_))
+    };
+    if !planned.solution.placements.iter().any(is_dynamic) {
         return None;
     }
     let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
@@ -87,7 +89,8 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
 /// A solution by the planner or by manual placement, and whether it is manual.
 fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
     let problem = &request.problem;
-    let all_on_host = || evaluate_manual(request, args, vec![Choice::both(Where::Cpu); problem.blocks.len()], &[]);
+    let all_on_host =
+        || evaluate_manual(request, args, vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()], &[]);
     let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
         || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
     let (solution, is_manual) = if is_counted {
@@ -109,11 +112,11 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
         }
     };
     let Some(assign) = &args.assign else { return Ok((solution, is_manual)) };
-    let places = assign.places(&problem.blocks)?;
+    let places = assign.placements(&problem.blocks)?;
     refuse_missing_gpus(request, places.iter().flatten())?;
-    let named = places.into_iter().map(|place| place.map(Choice::both));
-    let choices = named.zip(solution.choices).map(|(named, choice)| named.unwrap_or(choice)).collect();
-    Ok((evaluate_manual(request, args, choices, &solution.slots), true))
+    let named = places.into_iter().map(|place| place.map(BlockPlacement::both));
+    let placements = named.zip(solution.placements).map(|(named, placement)| named.unwrap_or(placement)).collect();
+    Ok((evaluate_manual(request, args, placements, &solution.slots), true))
 }
 
 /// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
@@ -121,10 +124,10 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
     let blocks = &request.problem.blocks;
     let count = if let Some(LayerCount::Count(count)) = args.gpu_layers { count } else { 0 };
     let resident = gpu_layers(blocks, count).into_iter().map(|place| match place {
-        Place::Cpu => Where::Cpu,
-        Place::Gpu(gpu) => Where::Resident(gpu),
+        DeviceId::Cpu => Placement::Cpu,
+        DeviceId::Gpu(gpu) => Placement::Resident(gpu),
     });
-    let mut places: Vec<Where> = resident.collect();
+    let mut places: Vec<Placement> = resident.collect();
     if let Some(LayerCount::Count(count)) = args.planning.stream {
         let streamed = stream_layers(blocks, &mut places, count);
         if streamed == 0 {
@@ -139,13 +142,19 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
         }
     }
     refuse_missing_gpus(request, places.iter())?;
-    Ok(evaluate_manual(request, args, places.into_iter().map(Choice::both).collect(), &[]))
+    Ok(evaluate_manual(request, args, places.into_iter().map(BlockPlacement::both).collect(), &[]))
 }
 
 /// Predicts the times of a manual placement. A GPU that streams has the planner's number of slots (`planned`), else
 /// `--slots`, else the default.
-fn evaluate_manual(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Choice>, planned: &[u32]) -> Solution {
-    let streams = |gpu| choices.iter().any(|c| Phase::BOTH.iter().any(|phase| c.of(*phase) == Where::Streamed(gpu)));
+fn evaluate_manual(
+    request: &PlanningRequest,
+    args: &SplitArgs,
+    placements: Vec<BlockPlacement>,
+    planned: &[u32],
+) -> Solution {
+    let streams =
+        |gpu| placements.iter().any(|c| Phase::BOTH.iter().any(|phase| c.in_phase(*phase) == Placement::Streamed(gpu)));
     let given = args.planning.slots.unwrap_or(DEFAULT_SLOTS);
     let slots = |gpu: usize| match planned.get(gpu) {
         _ if !streams(gpu) => 0,
@@ -153,14 +162,14 @@ fn evaluate_manual(request: &PlanningRequest, args: &SplitArgs, choices: Vec<Cho
         _ => given,
     };
     let slots = (0..request.problem.gpus.len()).map(slots).collect();
-    evaluate(&request.problem, &request.options, choices, slots)
+    evaluate(&request.problem, &request.options, placements, slots)
 }
 
 impl Partitioning {
     /// Groups blocks into at least `min_partitions` partitions and predicts the times with their launches. `proven`
     /// survives only if the extra cuts cost nothing.
     pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, is_manual: bool) -> Self {
-        let partitions = partitions(request, min_partitions, &solution.choices, &solution.slots);
+        let partitions = partitions(request, min_partitions, &solution.placements, &solution.slots);
         Partitioning { solution, partitions, is_manual, min_partitions }.reevaluated(request)
     }
 
@@ -169,14 +178,14 @@ impl Partitioning {
         starts(&self.partitions)
     }
 
-    /// The cuts that other choices for the same blocks would lead to.
-    pub fn cuts_for(&self, request: &PlanningRequest, choices: &[Choice]) -> Vec<usize> {
-        starts(&partitions(request, self.min_partitions, choices, &self.solution.slots))
+    /// The cuts that other block placements for the same blocks would lead to.
+    pub fn cuts_for(&self, request: &PlanningRequest, placements: &[BlockPlacement]) -> Vec<usize> {
+        starts(&partitions(request, self.min_partitions, placements, &self.solution.slots))
     }
 
     /// How the host's weights are read from disk; `None` where host memory holds them all.
     pub fn disk_streaming(&self, request: &PlanningRequest) -> Option<DiskStreaming> {
-        disk_streaming(&self.problem(request), &self.solution.choices, &self.solution.slots)
+        disk_streaming(&self.problem(request), &self.solution.placements, &self.solution.slots)
     }
 
     /// The request's problem with the cuts between these partitions.
@@ -192,8 +201,8 @@ impl Partitioning {
     /// The same placement with times predicted from the request's current costs, one launch per partition.
     pub fn reevaluated(mut self, request: &PlanningRequest) -> Self {
         let problem = self.problem(request);
-        let Solution { choices, slots, objective_ms, bound_ms, proven, .. } = self.solution;
-        let evaluated = evaluate(&problem, &request.options, choices, slots);
+        let Solution { placements, slots, objective_ms, bound_ms, proven, .. } = self.solution;
+        let evaluated = evaluate(&problem, &request.options, placements, slots);
         let proven = proven && evaluated.objective_ms <= objective_ms * (1.0 + 1e-9);
         self.solution = Solution { bound_ms, proven, ..evaluated };
         self
@@ -209,11 +218,11 @@ impl Partitioning {
 
     /// Refuses a placement that exceeds the memory of a device.
     pub fn check(&self, request: &PlanningRequest) -> Result<(), SplitError> {
-        let Solution { choices, slots, .. } = &self.solution;
-        fits(&request.problem, choices, slots, request.options.mechanisms).map_err(over_budget(request))?;
+        let Solution { placements, slots, .. } = &self.solution;
+        fits(&request.problem, placements, slots, request.options.mechanisms).map_err(over_budget(request))?;
         // Several partitions on the host may each hold a copy of a shared weight.
         let problem = self.problem(request);
-        let on_host = Usage { gpus: vec![], ..usage_of_partitions(&problem, choices, slots) };
+        let on_host = MemoryUsage { gpus: vec![], ..usage_of_partitions(&problem, placements, slots) };
         on_host.check(&problem, request.options.mechanisms).map_err(over_budget(request))
     }
 
@@ -222,7 +231,7 @@ impl Partitioning {
         let joined = self.partitions.remove(index).blocks;
         let next = &mut self.partitions[index];
         next.blocks.start = joined.start;
-        self.solution.choices[joined].fill(next.choice);
+        self.solution.placements[joined].fill(next.placement);
         self.reevaluated(request)
     }
 }
@@ -234,17 +243,17 @@ fn starts(partitions: &[PartitionSpec]) -> Vec<usize> {
 fn partitions(
     request: &PlanningRequest,
     min_partitions: usize,
-    choices: &[Choice],
+    placements: &[BlockPlacement],
     slots: &[u32],
 ) -> Vec<PartitionSpec> {
     let grouped = |problem: &Problem| {
-        let disk = disk_streaming(problem, choices, slots);
+        let disk = disk_streaming(problem, placements, slots);
         let rules = OwnPartition {
             from_disk: disk.as_ref().is_some_and(|disk| !disk.holds_all()),
             tables: disk.is_some(),
             movable: request.movable,
         };
-        group(&request.problem, choices, min_partitions, rules)
+        group(&request.problem, placements, min_partitions, rules)
     };
     // Each partition holds constants of its own: weights that fit in host memory as one partition may not fit as
     // several. The second pass decides about disk streaming with the cuts of the first.
@@ -253,38 +262,43 @@ fn partitions(
 }
 
 /// How the host's weights are read so that both phases stay within the host budget; `None` if everything fits.
-fn disk_streaming(problem: &Problem, choices: &[Choice], slots: &[u32]) -> Option<DiskStreaming> {
-    let usage = usage_of_partitions(problem, choices, slots);
+fn disk_streaming(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> Option<DiskStreaming> {
+    let usage = usage_of_partitions(problem, placements, slots);
     if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
         return None;
     }
     let is_table = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
-    let window = |pinned_share: f64, largest: u64| ((1.0 - pinned_share) * largest as f64) as u64 + READ_AHEAD;
+    let window = |locked_share: f64, largest: u64| ((1.0 - locked_share) * largest as f64) as u64 + READ_AHEAD;
     let memories: Vec<ExpertMemory> =
         Phase::BOTH.into_iter().filter_map(|phase| usage.expert_memory(problem, phase)).collect();
     // A phase without experts on the host reads its weights as if there were none.
     if let [prefill, decode] = memories[..] {
-        let pinned_share = prefill.rest_pinned.min(decode.rest_pinned);
+        let locked_share = prefill.rest_locked.min(decode.rest_locked);
         let largest = usage.expert_reads.into_iter().map(|reads| reads.largest_rest).max().unwrap_or(0);
         let expert_cache = Some(prefill.cache.min(decode.cache));
-        return Some(DiskStreaming { pinned_share, window: Some(window(pinned_share, largest)), expert_cache, is_table });
+        return Some(DiskStreaming {
+            locked_share,
+            window: Some(window(locked_share, largest)),
+            expert_cache,
+            is_table,
+        });
     }
-    let pinned_share = Phase::BOTH.map(|phase| usage.pinned_share(problem, phase)).into_iter().fold(1.0, f64::min);
+    let locked_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
     let largest = usage.largest_read.into_iter().max().unwrap_or(0);
-    let window = (pinned_share < 1.0).then(|| window(pinned_share, largest));
-    Some(DiskStreaming { pinned_share, window, expert_cache: None, is_table })
+    let window = (locked_share < 1.0).then(|| window(locked_share, largest));
+    Some(DiskStreaming { locked_share, window, expert_cache: None, is_table })
 }
 
 /// Converts the planner's error into this command's, with the smallest budget that would suffice.
 pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitError + '_ {
     |source| {
-        let what = match source.place {
-            Place::Cpu if request.problem.gpus.is_empty() => "the model does not fit in host memory".to_owned(),
-            Place::Cpu => "the blocks that the GPUs do not hold do not fit in host memory".to_owned(),
-            Place::Gpu(index) => format!("the budget of gpu{index} is too small"),
+        let what = match source.device {
+            DeviceId::Cpu if request.problem.gpus.is_empty() => "the model does not fit in host memory".to_owned(),
+            DeviceId::Cpu => "the blocks that the GPUs do not hold do not fit in host memory".to_owned(),
+            DeviceId::Gpu(index) => format!("the budget of gpu{index} is too small"),
         };
-        let smallest = match source.place {
-            Place::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
+        let smallest = match source.device {
+            DeviceId::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
             _ => source.required_budget(),
         };
         SplitError::OverBudget { what, smallest, source }
@@ -293,7 +307,7 @@ pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitErr
 
 fn refuse_missing_gpus<'a>(
     request: &PlanningRequest,
-    places: impl Iterator<Item = &'a Where>,
+    places: impl Iterator<Item = &'a Placement>,
 ) -> Result<(), SplitError> {
     let gpus = request.problem.gpus.len();
     match places.filter_map(|place| place.gpu()).find(|gpu| *gpu >= gpus) {
@@ -305,8 +319,8 @@ fn refuse_missing_gpus<'a>(
     }
 }
 
-fn refuse_split_kv(blocks: &[Block], choices: &[Choice], kv: KvHomeArg) -> Result<(), SplitError> {
-    let on_host = blocks.iter().zip(choices).filter(|(b, c)| b.kv_bytes > 0 && c.decode == Where::Cpu).count();
+fn refuse_split_kv(blocks: &[BlockSpec], placements: &[BlockPlacement], kv: KvHomeArg) -> Result<(), SplitError> {
+    let on_host = blocks.iter().zip(placements).filter(|(b, c)| b.kv_bytes > 0 && c.decode == Placement::Cpu).count();
     if kv == KvHomeArg::Gpu && on_host > 0 {
         return Err(SplitError::setting(
             format!("--kv gpu, but {on_host} layers with a KV cache compute on the CPU"),

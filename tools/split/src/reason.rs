@@ -4,7 +4,7 @@ use crate::amount::{self, MEASURED};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use hpp_model::{DiskStreaming, PartitionSpec};
-use hpp_partition::{Alternative, BlockKind, Choice, Objective, RunExplanation, Where, explain_runs};
+use hpp_partition::{Alternative, BlockPlacement, BlockRole, Objective, Placement, RunExplanation, explain_runs};
 use hpp_schema::ByteSize;
 
 /// One reason for each partition, in order.
@@ -17,7 +17,7 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         return partitioning.partitions.iter().map(|partition| without_gpus(partition, disk.as_ref())).collect();
     }
     // Count the launch of each partition, as the predicted time does.
-    let cuts = |choices: &[Choice]| partitioning.cuts_for(request, choices);
+    let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
     let runs = explain_runs(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
     let run_of = |partition: &PartitionSpec| runs.iter().find(|run| run.blocks.contains(&partition.blocks.start));
     partitioning
@@ -34,12 +34,14 @@ fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> Stri
         Some(disk) if partition.blocks.clone().all(|block| disk.is_table[block]) => TABLE.to_owned(),
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
         Some(disk) if disk.expert_cache.is_some() => {
-            let pinned = 100.0 * disk.pinned_share;
-            format!("experts are read from disk as tokens select them; {pinned:.0} % of other weights fit in host memory")
+            let locked = 100.0 * disk.locked_share;
+            format!(
+                "experts are read from disk as tokens select them; {locked:.0} % of other weights fit in host memory"
+            )
         }
         Some(disk) => format!(
             "{:.0} % of its weights fit in host memory, the rest is read from disk in each pass",
-            100.0 * disk.pinned_share
+            100.0 * disk.locked_share
         ),
     }
 }
@@ -48,8 +50,8 @@ const TABLE: &str = "embedding table: each token reads one row";
 
 fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExplanation) -> String {
     let inside = &request.problem.blocks[run.blocks.clone()];
-    let table = inside.iter().all(|block| block.kind == BlockKind::Embedding);
-    if table && run.choice.decode == Where::Cpu {
+    let table = inside.iter().all(|block| block.kind == BlockRole::Embedding);
+    if table && run.placement.decode == Placement::Cpu {
         return TABLE.to_owned();
     }
     let now = partitioning.solution.objective_ms;
@@ -71,7 +73,7 @@ fn compared(request: &PlanningRequest, other: &Alternative, now: f64) -> String 
     match &other.over_budget {
         Some(over_budget) => {
             let short = over_budget.required_budget().saturating_sub(over_budget.budget);
-            format!("does not fit on {}: {} too much", over_budget.place, ByteSize(short).human())
+            format!("does not fit on {}: {} too much", over_budget.device, ByteSize(short).human())
         }
         None => {
             let change = difference(other.objective_ms - now, now, request.options.objective);
@@ -81,11 +83,11 @@ fn compared(request: &PlanningRequest, other: &Alternative, now: f64) -> String 
 }
 
 /// `on the CPU`, `on gpu0`, `streamed to gpu0`.
-pub fn place_name(place: Where) -> String {
+pub fn place_name(place: Placement) -> String {
     match place {
-        Where::Cpu => "on the CPU".to_owned(),
-        Where::Resident(gpu) => format!("on gpu{gpu}"),
-        Where::Streamed(gpu) => format!("streamed to gpu{gpu}"),
+        Placement::Cpu => "on the CPU".to_owned(),
+        Placement::Resident(gpu) => format!("on gpu{gpu}"),
+        Placement::Streamed(gpu) => format!("streamed to gpu{gpu}"),
     }
 }
 

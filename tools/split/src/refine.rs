@@ -13,7 +13,7 @@ use crate::request::PlanningRequest;
 use bench::{BenchResult, BenchRunner};
 use feedback::CostFeedback;
 use hpp_model::{Analysis, PartitionSpec};
-use hpp_partition::{Choice, best, plan};
+use hpp_partition::{BlockPlacement, best, plan};
 use serde::Serialize;
 use std::path::Path;
 
@@ -54,7 +54,7 @@ pub fn refine(
             Some(solution) => solution,
             None => plan(&request.problem, &request.options).map_err(over_budget(request))?,
         };
-        if trials.contains(&next.choices) {
+        if trials.contains(&next.placements) {
             if queue.is_empty() {
                 break;
             }
@@ -83,8 +83,8 @@ struct Trials<'a> {
 }
 
 impl Trials<'_> {
-    fn contains(&self, choices: &[Choice]) -> bool {
-        self.done.iter().any(|trial| trial.partitioning.solution.choices == choices)
+    fn contains(&self, placements: &[BlockPlacement]) -> bool {
+        self.done.iter().any(|trial| trial.partitioning.solution.placements == placements)
     }
 
     fn measure(&mut self, request: &PlanningRequest, partitioning: Partitioning) -> Result<&Trial, SplitError> {
@@ -121,7 +121,7 @@ impl Trials<'_> {
 fn describe(request: &PlanningRequest, partitioning: &Partitioning) -> String {
     let describe_one = |partition: &PartitionSpec| {
         let blocks = request.problem.blocks[partition.blocks.clone()].iter().map(|block| block.label.clone());
-        format!("{}: {}", partition.choice.decode, crate::table::blocks(&blocks.collect::<Vec<_>>()))
+        format!("{}: {}", partition.placement.decode, crate::table::blocks(&blocks.collect::<Vec<_>>()))
     };
     partitioning.partitions.iter().map(describe_one).collect::<Vec<_>>().join("; ")
 }

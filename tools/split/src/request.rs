@@ -91,7 +91,7 @@ impl PlanningRequest {
     }
 }
 
-/// Memory of this machine, as far as the plan needs it: nothing if the plan is for a described or profiled machine.
+/// The memory of this machine that the plan needs; nothing if the plan is for a described or profiled machine.
 pub fn local_machine(args: &SplitArgs, costs: &Costs) -> LocalMachine {
     if !matches!(costs, Costs::Assumed) {
         return LocalMachine::default();

@@ -1,6 +1,6 @@
 //! The `hpp-exec` command line that runs a written plan, with the options its model needs.
 
-use hpp_schema::{Dim, Generation, InputRole, ModelInput, ModelKind, Plan};
+use hpp_schema::{Dim, GenerationConfig, InputRole, ModelInput, ModelKind, Plan};
 use std::path::Path;
 
 /// `run it: hpp-exec ...`, with placeholders for the inputs that the user must supply.
@@ -12,8 +12,8 @@ pub fn run_hint(path: &Path, plan: &Plan) -> String {
         ModelKind::SingleRun => format!("hpp-exec {path} --inputs in.npz --outputs out.npz"),
         _ => {
             let prompt = match &plan.generation {
-                Some(Generation { tokenizer: Some(_), chat_template: Some(_), .. }) => "--chat --prompt \"...\"",
-                Some(Generation { tokenizer: Some(_), .. }) => "--prompt \"...\"",
+                Some(GenerationConfig { tokenizer: Some(_), chat_template: Some(_), .. }) => "--chat --prompt \"...\"",
+                Some(GenerationConfig { tokenizer: Some(_), .. }) => "--prompt \"...\"",
                 _ => "--tokens 1,2,3",
             };
             let embeds = plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings);

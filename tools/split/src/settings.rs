@@ -1,6 +1,6 @@
 //! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{LayerCount, Objective, SplitArgs};
+use crate::cli::{LayerCount, ObjectiveArg, SplitArgs};
 use crate::input_errors::InputErrors;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
@@ -101,7 +101,7 @@ fn throughput(args: &SplitArgs, errors: &mut InputErrors) {
         || planning.at_least.is_some()
         || planning.first_token_within.is_some();
     errors.require(
-        planning.objective != Objective::Throughput || !is_for_one,
+        planning.objective != ObjectiveArg::Throughput || !is_for_one,
         "--objective throughput plans for many sequences, and --refine, --sweep-vram, --at-least and --first-token-within \
          are for one",
         "omit one of them",

@@ -11,7 +11,7 @@ use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::sequences::choose_sequences;
 use crate::{operators, presets, print, request, settings, sweep, targets, trace};
-use hpp_graph::Part;
+use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, analyse, faulty_blocks};
 use hpp_partition::Objective;
 use hpp_schema::{Plan, Provider};
@@ -119,7 +119,7 @@ fn default_out(analysis: &Analysis) -> PathBuf {
 fn write(
     args: &SplitArgs,
     analysis: &Analysis,
-    parts: &[Part],
+    parts: &[PartitionGraph],
     plan: Plan,
     out_dir: &Path,
 ) -> Result<Plan, SplitError> {

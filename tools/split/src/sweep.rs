@@ -83,7 +83,7 @@ fn point(request: &PlanningRequest, args: &SplitArgs, vram: u64) -> Point {
             Point { vram, plan: Some(expectation(&partitioning.solution)), refused: None }
         }
         Some(Err(over_budget)) => {
-            let refused = format!("{} needs {}", over_budget.place, ByteSize(over_budget.required_budget()).human());
+            let refused = format!("{} needs {}", over_budget.device, ByteSize(over_budget.required_budget()).human());
             Point { vram, plan: None, refused: Some(refused) }
         }
         None => Point { vram, plan: None, refused: None },
@@ -92,12 +92,12 @@ fn point(request: &PlanningRequest, args: &SplitArgs, vram: u64) -> Point {
 
 fn expectation(solution: &Solution) -> Expectation {
     let count = |streamed: bool| {
-        let is_counted = |choice: &&hpp_partition::Choice| match choice.decode {
-            hpp_partition::Where::Cpu => false,
-            hpp_partition::Where::Resident(_) => !streamed,
-            hpp_partition::Where::Streamed(_) => streamed,
+        let is_counted = |placement: &&hpp_partition::BlockPlacement| match placement.decode {
+            hpp_partition::Placement::Cpu => false,
+            hpp_partition::Placement::Resident(_) => !streamed,
+            hpp_partition::Placement::Streamed(_) => streamed,
         };
-        solution.choices.iter().filter(is_counted).count()
+        solution.placements.iter().filter(is_counted).count()
     };
     Expectation {
         tokens_per_s: round(1e3 / solution.decode_ms),

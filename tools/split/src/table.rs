@@ -4,8 +4,8 @@ use crate::amount::{self, ESTIMATED, MEASURED};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
-    Achieved, ByteSize, Device, DeviceKind, Form, ModelKind, ObjectiveKind, Partition, Plan, PredictedThroughput,
-    Residency, Ring,
+    Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
+    PredictedThroughput, Residency, Ring,
 };
 use std::fmt::Write as _;
 
@@ -58,16 +58,16 @@ fn row(partitions: &[Partition]) -> Vec<String> {
 
 /// `gpu0`, `gpu0 streamed`, `cpu from disk`, `cpu (prompt: gpu0 streamed)`.
 fn device(partition: &Partition) -> String {
-    let form = |device: &str, residency: Residency| match residency {
+    let describe = |device: &str, residency: Residency| match residency {
         Residency::Resident => device.to_owned(),
         Residency::Streamed if device == "cpu" => format!("{device} from disk"),
         Residency::Streamed => format!("{device} streamed"),
         Residency::Mapped => format!("{device} mapped"),
     };
-    let decode = form(&partition.device, partition.residency);
+    let decode = describe(&partition.device, partition.residency);
     match &partition.prefill {
         None => decode,
-        Some(prefill) => format!("{decode} (prompt: {})", form(&prefill.device, prefill.residency)),
+        Some(prefill) => format!("{decode} (prompt: {})", describe(&prefill.device, prefill.residency)),
     }
 }
 
@@ -174,24 +174,24 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// Bytes of host memory in use, and their large items as text: weights that compute there, pinned parts of weights read
+/// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
 /// from disk, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
 /// `limit`.
 fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u64, String) {
     let human = |bytes: u64| ByteSize(bytes).human();
     let held = |partition: &Partition| match partition
-        .forms()
-        .find(|form| form.device == host.name)
-        .map(|form| form.residency)
+        .variants()
+        .find(|variant| variant.device == host.name)
+        .map(|variant| variant.residency)
     {
         Some(Residency::Resident) => partition.bytes.weights.0,
         Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
         Some(Residency::Mapped) | None => 0,
     };
-    let streams = |form: &Form| form.device != host.name && form.residency == Residency::Streamed;
+    let streams = |variant: &PartitionVariant| variant.device != host.name && variant.residency == Residency::Streamed;
     let sum = |bytes: &dyn Fn(&Partition) -> u64| plan.partitions.iter().map(bytes).fold(0, u64::saturating_add);
     // Weights that compute on the host in the other phase count twice: kernels hold them in a packed layout.
-    let streamed = sum(&|p| if p.forms().any(|form| streams(&form)) { p.bytes.weights.0 } else { 0 });
+    let streamed = sum(&|p| if p.variants().any(|variant| streams(&variant)) { p.bytes.weights.0 } else { 0 });
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
     let process = limit.map_or(0, |_| PROCESS);
     let required = [held, window, other, process].into_iter().fold(0, u64::saturating_add);
@@ -202,7 +202,7 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     }
     if window > 0 {
         parts +=
-            &format!(", {} of weights pinned, {} of buffers to read the rest from disk", human(held), human(window));
+            &format!(", {} of weights locked, {} of buffers to read the rest from disk", human(held), human(window));
     }
     if kept < streamed {
         let (kept, streamed) = (human(kept), human(streamed));

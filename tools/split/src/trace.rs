@@ -24,7 +24,7 @@ fn timeline(request: &PlanningRequest, partitioning: &Partitioning) -> Timeline 
     let solution = &partitioning.solution;
     let problem = partitioning.problem(request);
     let [prefill, decode] =
-        [Phase::Prefill, Phase::Decode].map(|phase| simulate(&problem, &solution.choices, &solution.slots, phase));
+        [Phase::Prefill, Phase::Decode].map(|phase| simulate(&problem, &solution.placements, &solution.slots, phase));
     let passes = request.problem.load.passes.len() as u64;
     let mut start_us = prefill.ms * 1e3;
     let mut timeline = prefill.timeline;

@@ -4,7 +4,7 @@
 use crate::error::SplitError;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Lifted, LiftedWeight, VirtualFiles, WeightBytes, WeightError, embed_structure};
-use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency, WeightInput};
+use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, WeightInput};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 
@@ -51,8 +51,8 @@ pub fn weights_to_inputs(
     let mut shared_files = convert_partitions(plan, protos, shared, movable, source)?;
     size_rings(plan, &mut shared_files.notes)?;
     shared_files.notes.iter().for_each(|note| eprintln!("note: {note}"));
-    let forms = plan.partitions.iter().flat_map(Partition::forms);
-    let used: HashSet<&str> = forms.flat_map(|form| [Some(form.file), form.host_file]).flatten().collect();
+    let variants = plan.partitions.iter().flat_map(Partition::variants);
+    let used: HashSet<&str> = variants.flat_map(|variant| [Some(variant.file), variant.host_file]).flatten().collect();
     protos.retain(|(name, _)| !own.contains(name) || used.contains(name.as_str()));
     protos.append(&mut shared_files.files);
     Ok(shared_files.slots)
@@ -68,9 +68,11 @@ fn convert_partitions(
     let gpus: BTreeSet<String> = gpus(plan);
     let mut shared_files = SharedFiles::default();
     for (partition, (name, proto)) in plan.partitions.iter_mut().zip(protos) {
-        let converts = |form: &Form| gpus.contains(form.device) && has_weight_inputs(partition, form, movable);
-        let decode = converts(&partition.form());
-        let prefill = partition.prefill.is_some() && converts(&partition.prefill_form());
+        let converts = |variant: &PartitionVariant| {
+            gpus.contains(variant.device) && has_weight_inputs(partition, variant, movable)
+        };
+        let decode = converts(&partition.decode_variant());
+        let prefill = partition.prefill.is_some() && converts(&partition.prefill_variant());
         if !decode && !prefill {
             continue;
         }
@@ -91,8 +93,8 @@ fn gpus(plan: &Plan) -> BTreeSet<String> {
     plan.devices.iter().filter(|device| device.kind == DeviceKind::Gpu).map(|device| device.name.clone()).collect()
 }
 
-fn has_weight_inputs(partition: &Partition, form: &Form, movable: bool) -> bool {
-    match form.residency {
+fn has_weight_inputs(partition: &Partition, variant: &PartitionVariant, movable: bool) -> bool {
+    match variant.residency {
         Residency::Streamed => true,
         Residency::Resident => movable && partition.blocks.len() == 1,
         Residency::Mapped => false,
@@ -119,16 +121,15 @@ impl SharedFiles {
         }
     }
 
-    /// Sets a partition's file and weights in the forms that have weight inputs, and reorders its inputs and outputs as
+    /// Sets a partition's file and weights in the variants that have weight inputs, and reorders its inputs and outputs as
     /// in the file.
     fn assign(&mut self, partition: &mut Partition, lifted: Lifted, [decode, prefill]: [bool; 2]) {
         sort(&mut partition.inputs, &lifted.inputs, |input| &input.name);
         sort(&mut partition.outputs, &lifted.outputs, |output| &output.name);
         let weights: Vec<WeightInput> = lifted.weights.into_iter().map(|weight| self.input(weight)).collect();
         let (file, own) = (self.file_of(lifted.proto), partition.file.clone());
-        if let Some(placement) = partition.prefill.as_mut().filter(|_| prefill) {
-            (placement.file, placement.weights, placement.host_file) =
-                (file.clone(), weights.clone(), Some(own.clone()));
+        if let Some(variant) = partition.prefill.as_mut().filter(|_| prefill) {
+            (variant.file, variant.weights, variant.host_file) = (file.clone(), weights.clone(), Some(own.clone()));
         }
         if decode {
             (partition.file, partition.weights, partition.host_file) = (file, weights, Some(own));

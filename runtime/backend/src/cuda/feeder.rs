@@ -17,7 +17,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 pub(crate) enum FeedWeight {
     /// From pinned memory.
     Pinned(CopyRange),
-    /// From its file: `read` fills `length` bytes of a half, of which `weight` holds the weight.
+    /// From its file: `read` fills `length` bytes of a half; the weight is at `weight` in them.
     Read { read: ReadWeight, length: usize, weight: Range<usize>, to: *mut c_void },
 }
 

@@ -225,7 +225,7 @@ impl Streams {
         Ok(event)
     }
 
-    /// Keeps an event for reuse. The host has waited for it, or a stream has been told to: recording it anew affects neither.
+    /// Keeps an event for reuse. The host has waited for it, or a stream waits for it: recording it again affects neither.
     pub fn recycle(&self, event: CudaEvent) {
         self.state().spare.push(event);
     }

@@ -23,7 +23,7 @@ use std::time::Duration;
 pub(crate) struct WeightCopy {
     pub from: Value,
     pub to: Value,
-    /// The read that fills the staging buffer, of which `from` is a part; `None` if `from` holds the weight already.
+    /// The read that fills the staging buffer around `from`; `None` if `from` holds the weight already.
     pub read: Option<StagedRead>,
 }
 

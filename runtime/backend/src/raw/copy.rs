@@ -43,7 +43,7 @@ pub(super) unsafe fn copy_values(
     }
 }
 
-/// Waits for runs on a device that have returned early and for which it reports no timing, by reading a few bytes back.
+/// Waits for runs that returned early, on a device that reports no timing, by reading a few bytes back.
 pub(crate) fn wait_for_untimed_runs(environment: &Environment, space: &MemorySpace) -> Result<(), BackendError> {
     let Some((on_device, on_host)) = &space.fence else { return Ok(()) };
     let from = Value::view(&Memory::Device(Rc::clone(on_device)), space, DType::Uint8, &[FENCE_BYTES])?;

@@ -16,9 +16,9 @@ use std::rc::Rc;
 #[derive(Clone)]
 pub(crate) enum Memory {
     /// On the host.
-    Host(Rc<HostMemory>),
+    Host(Rc<HostPages>),
     /// On a device, or pinned for one.
-    Device(Rc<DeviceMemory>),
+    Device(Rc<DeviceAllocation>),
 }
 
 impl Memory {
@@ -40,26 +40,26 @@ impl Memory {
 }
 
 /// Host pages, zero until written, or part of them.
-pub(crate) struct HostMemory {
+pub(crate) struct HostPages {
     pages: Rc<Pages>,
     /// Where it starts in the pages. Invariant: `start + length` is at most their length.
     start: usize,
     length: usize,
 }
 
-impl HostMemory {
+impl HostPages {
     pub fn reserve(bytes: u64) -> Result<Self, BackendError> {
         let out = |cause: String| BackendError::OutOfMemory { bytes, place: "host memory".into(), cause };
         let bytes = usize::try_from(bytes).map_err(|_| out("it does not fit the address space".into()))?;
         let pages = Pages::reserve(bytes).map_err(|error| out(error.to_string()))?;
-        Ok(HostMemory { start: 0, length: pages.len(), pages: Rc::new(pages) })
+        Ok(HostPages { start: 0, length: pages.len(), pages: Rc::new(pages) })
     }
 
     /// Part of it, which keeps the pages alive. `None` if it does not lie in it.
     pub fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
         let length = usize::try_from(bytes).ok()?;
         let offset = self.within(offset, length, "shared").ok()?;
-        Some(HostMemory { pages: Rc::clone(&self.pages), start: self.start + offset, length })
+        Some(HostPages { pages: Rc::clone(&self.pages), start: self.start + offset, length })
     }
 
     pub fn len(&self) -> usize {
@@ -88,7 +88,7 @@ impl HostMemory {
     }
 
     /// Copies its first `bytes` to other pages.
-    pub fn copy(&self, to: &HostMemory, bytes: u64) -> Result<(), BackendError> {
+    pub fn copy(&self, to: &HostPages, bytes: u64) -> Result<(), BackendError> {
         let length = usize::try_from(bytes).unwrap_or(usize::MAX);
         let (from, into) = (self.within(0, length, "read")?, to.within(0, length, "written")?);
         // SAFETY: `within` checked both ranges; `copy` permits that both are the same pages; no run is using them (see `Memory`).
@@ -111,7 +111,7 @@ impl HostMemory {
 }
 
 /// A block that a device's allocator made.
-pub(crate) struct DeviceMemory {
+pub(crate) struct DeviceAllocation {
     /// Owns the block: a tensor of bytes.
     block: NonNull<OrtValue>,
     address: *mut c_void,
@@ -119,7 +119,7 @@ pub(crate) struct DeviceMemory {
     allocator: Rc<DeviceAllocator>,
 }
 
-impl DeviceMemory {
+impl DeviceAllocation {
     /// Allocates a block; its contents are undefined.
     pub fn reserve(allocator: Option<&Rc<DeviceAllocator>>, bytes: u64) -> Result<Self, BackendError> {
         let out = |cause: String| BackendError::OutOfMemory { bytes, place: "device memory".into(), cause };
@@ -137,7 +137,7 @@ impl DeviceMemory {
             ort::Error::result_from_status(made).map_err(|error| out(error.message().to_owned()))?;
         }
         let owned = NonNull::new(block).ok_or_else(|| out("ONNX Runtime returned nothing".into()))?;
-        let mut memory = DeviceMemory { block: owned, address, bytes, allocator };
+        let mut memory = DeviceAllocation { block: owned, address, bytes, allocator };
         // SAFETY: the block is a live tensor of numbers.
         unsafe {
             check((ort::api().GetTensorMutableData)(block, &mut address), || "find a device block".into())?;
@@ -155,7 +155,7 @@ impl DeviceMemory {
     }
 }
 
-impl Drop for DeviceMemory {
+impl Drop for DeviceAllocation {
     fn drop(&mut self) {
         // Runs and copies in progress may use it. If waiting fails, the device has failed, and nothing runs there.
         let _ = self.allocator.streams.as_ref().map(|streams| streams.wait());

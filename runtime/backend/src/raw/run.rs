@@ -18,7 +18,7 @@ struct ControlState {
     options: NonNull<OrtRunOptions>,
     /// The options of runs that return before the device has finished.
     unsynchronized: NonNull<OrtRunOptions>,
-    /// Whether runs were told to stop. A run that fails while this is set was stopped, whatever message ONNX Runtime gives.
+    /// Whether a stop was requested. A run that fails while this is set was stopped, whatever ONNX Runtime's message says.
     stopped: AtomicBool,
     /// The load in progress, if any.
     load: Mutex<Option<LoadCanceler>>,
@@ -57,7 +57,7 @@ impl OrtControl {
         self.0.unsynchronized.as_ptr()
     }
 
-    /// Whether runs were told to stop.
+    /// Whether a stop was requested.
     pub(crate) fn stopped(&self) -> bool {
         self.0.stopped.load(Ordering::SeqCst)
     }

@@ -2,7 +2,7 @@
 
 use super::allocator::DeviceAllocator;
 use super::lock::DeviceLock;
-use super::memory::{DeviceMemory, HostMemory, Memory};
+use super::memory::{DeviceAllocation, HostPages, Memory};
 use crate::cuda::streams::Streams;
 use hpp_engine::BackendError;
 use hpp_engine::port::MemoryId;
@@ -26,7 +26,7 @@ pub(crate) struct MemorySpace {
     allocator: Option<Rc<DeviceAllocator>>,
     /// For devices whose runs return early and report no timing: [`FENCE_BYTES`] on the device and on the host. Copying them waits for
     /// those runs.
-    pub(super) fence: Option<(Rc<DeviceMemory>, Memory)>,
+    pub(super) fence: Option<(Rc<DeviceAllocation>, Memory)>,
     /// The streams of a device that computes while the host goes on.
     pub streams: Option<Arc<Streams>>,
 }
@@ -57,7 +57,7 @@ impl MemorySpace {
         let allocator = DeviceAllocator::new(environment, device, kind, lock.clone(), streams.clone())?;
         let mut space = MemorySpace { id, lock, info, allocator: Some(Rc::new(allocator)), fence: None, streams };
         if space.streams.is_none() {
-            let host = Memory::Host(Rc::new(HostMemory::reserve(FENCE_BYTES)?));
+            let host = Memory::Host(Rc::new(HostPages::reserve(FENCE_BYTES)?));
             space.fence = Some((Rc::new(space.reserve(FENCE_BYTES)?), host));
         }
         Ok(space)
@@ -81,8 +81,8 @@ impl MemorySpace {
     }
 
     /// Allocates a block with this space's allocator; its contents are undefined.
-    pub fn reserve(&self, bytes: u64) -> Result<DeviceMemory, BackendError> {
-        DeviceMemory::reserve(self.allocator.as_ref(), bytes)
+    pub fn reserve(&self, bytes: u64) -> Result<DeviceAllocation, BackendError> {
+        DeviceAllocation::reserve(self.allocator.as_ref(), bytes)
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {
@@ -95,9 +95,13 @@ impl MemorySpace {
     }
 
     /// The bytes in use and in total; `None` for the host.
-    pub fn memory_use(&self) -> Option<hpp_engine::port::DeviceMemory> {
+    pub fn memory_use(&self) -> Option<hpp_engine::port::DeviceMemoryInfo> {
         let allocator = self.allocator.as_ref()?;
         let name = format!("{}:{}", self.info.allocation_device().as_str(), self.info.device_id());
-        Some(hpp_engine::port::DeviceMemory { name, used: allocator.stat(c"InUse"), total: allocator.stat(c"Limit") })
+        Some(hpp_engine::port::DeviceMemoryInfo {
+            name,
+            used: allocator.stat(c"InUse"),
+            total: allocator.stat(c"Limit"),
+        })
     }
 }

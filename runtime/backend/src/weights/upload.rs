@@ -10,10 +10,10 @@ use super::file::{SECTOR, WeightFile};
 use crate::buffer::OrtBuffer;
 use crate::cuda::feeder::{FeedWeight, Feeder, PendingFeed};
 use crate::cuda::streams::{CopyRange, QueuedCopies, Streams};
-use crate::environment::Runtime;
+use crate::environment::SharedRuntime;
 use crate::raw::ReadWeight;
 use crate::raw::copier::{BYTES, Copier, PendingCopies, StagedRead, WeightCopy};
-use crate::raw::memory::{HostMemory, Memory};
+use crate::raw::memory::{HostPages, Memory};
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use hpp_engine::BackendError;
@@ -121,7 +121,7 @@ const LINE: u64 = 64;
 
 impl Uploader {
     /// Pins one block of `bytes` for a device, or of half as many, a quarter and so on while pinning fails. Returns the number pinned.
-    pub fn pin(&self, runtime: &Runtime, device: &MemorySpace, bytes: u64) -> u64 {
+    pub fn pin(&self, runtime: &SharedRuntime, device: &MemorySpace, bytes: u64) -> u64 {
         let Ok(Some(space)) = device.pinned(&runtime.environment) else { return 0 };
         let space = Rc::new(space);
         let whole = Some(bytes).filter(|bytes| *bytes > 0);
@@ -212,7 +212,12 @@ impl Uploader {
     }
 
     /// Starts to upload each weight to the buffer at the same index of `to`.
-    pub fn begin(&self, runtime: &Runtime, source: &UploadSource, to: &[&OrtBuffer]) -> Result<Upload, BackendError> {
+    pub fn begin(
+        &self,
+        runtime: &SharedRuntime,
+        source: &UploadSource,
+        to: &[&OrtBuffer],
+    ) -> Result<Upload, BackendError> {
         let Some(device) = to.first().map(|buffer| &buffer.space).filter(|space| space.id != MemoryId::HOST) else {
             return read_to_host(source, to).map(|interval| Upload(UploadState::Done(interval)));
         };
@@ -241,7 +246,7 @@ impl Uploader {
     /// Enqueues the copies on the device's copy stream, or hands them to its feeder if some weights must be read first.
     fn enqueue(
         &self,
-        runtime: &Runtime,
+        runtime: &SharedRuntime,
         source: &UploadSource,
         to: &[&OrtBuffer],
         device: &Rc<MemorySpace>,
@@ -284,7 +289,7 @@ impl Uploader {
         Ok(UploadState::Feeding(Arc::clone(streams), feeder.begin(weights, halves, keep)?))
     }
 
-    fn copier(&self, runtime: &Runtime, memory: MemoryId) -> Result<Rc<Copier>, BackendError> {
+    fn copier(&self, runtime: &SharedRuntime, memory: MemoryId) -> Result<Rc<Copier>, BackendError> {
         let mut copiers = self.0.copiers.borrow_mut();
         if let Some(copier) = copiers.get(&memory) {
             return Ok(Rc::clone(copier));
@@ -296,7 +301,12 @@ impl Uploader {
 
     /// The staging buffer of a device, of at least `bytes`. If it is too small it is replaced by a larger one; copies in progress keep
     /// the old one alive.
-    fn staging(&self, runtime: &Runtime, device: &MemorySpace, bytes: u64) -> Result<UploadStaging, BackendError> {
+    fn staging(
+        &self,
+        runtime: &SharedRuntime,
+        device: &MemorySpace,
+        bytes: u64,
+    ) -> Result<UploadStaging, BackendError> {
         let mut all = self.0.staging.borrow_mut();
         if let Some(staging) = all.get(&device.id).filter(|staging| staging.bytes >= bytes) {
             return Ok(staging.clone());
@@ -305,7 +315,7 @@ impl Uploader {
         let pinned = pinned.and_then(|space| Some((Memory::Device(Rc::new(space.reserve(bytes).ok()?)), space)));
         let (memory, space) = match pinned {
             Some(pinned) => pinned,
-            None => (Memory::Host(Rc::new(HostMemory::reserve(bytes)?)), MemorySpace::host()),
+            None => (Memory::Host(Rc::new(HostPages::reserve(bytes)?)), MemorySpace::host()),
         };
         let staging = UploadStaging { memory, bytes, space: Rc::new(space) };
         all.insert(device.id, staging.clone());
@@ -381,7 +391,7 @@ mod tests {
     /// Reads the first weight of a source as an upload does.
     fn read(source: &UploadSource) -> Result<Vec<u8>, String> {
         let weight = &source.weights[0];
-        let pages = HostMemory::reserve(weight.read_bytes()).unwrap();
+        let pages = HostPages::reserve(weight.read_bytes()).unwrap();
         // SAFETY: the pages live, and only this function uses them.
         let buffer = unsafe { std::slice::from_raw_parts_mut(pages.address(), weight.read_bytes() as usize) };
         weight.reader()(buffer)?;
@@ -413,7 +423,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("weights");
         std::fs::write(&file, vec![5; 10_000]).unwrap();
-        let memory = Memory::Host(Rc::new(HostMemory::reserve(1 << 20).unwrap()));
+        let memory = Memory::Host(Rc::new(HostPages::reserve(1 << 20).unwrap()));
         let pool = PinnedPool { memory, space: Rc::new(MemorySpace::host()), bytes: 1 << 20, used: 0 };
         backend.uploader.0.pinned.borrow_mut().insert(MemoryId(1), pool);
         let copy = HostCopy { pinned: u64::MAX, bypass_page_cache: false };

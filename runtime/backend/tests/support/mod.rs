@@ -137,7 +137,7 @@ impl Recorded {
         let steps = vec![Step::Run("whole".into())];
         Plan {
             hpp_plan: PLAN_VERSION,
-            model: Model {
+            model: SourceModel {
                 name: self.name(),
                 source: file.into(),
                 tapped: None,

@@ -1,18 +1,18 @@
-//! Boundaries: the tensors that one partition leaves for later ones, in every memory that reads them. Boundaries that are never needed at
-//! the same time share buffers.
+//! Boundaries: the tensors that one partition produces for later ones, with a buffer in every memory that reads them. Boundaries that are
+//! never live at the same time share buffers.
 
-use super::{BindingKey, Buffer, BufferId, BufferPool, about, size_of};
+use super::{BindingKey, Buffer, BufferId, BufferPool, BufferView, about, size_of};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{BoundaryId, Table};
+use crate::ids::{BoundaryId, IndexVec};
 use crate::port::{Backend, Dims, MemoryId, Tensor};
 use crate::program::{PassShape, PassSizes};
-use crate::telemetry::{Recorder, Transfer};
+use crate::telemetry::{Recorder, TensorCopy};
 use crate::tensor::HostTensor;
 use hpp_schema::DType;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// What is known of a boundary before a pass.
+/// The part of a boundary that is known before a pass.
 #[derive(Clone, Debug)]
 pub(crate) struct BoundaryLayout {
     pub name: String,
@@ -25,7 +25,7 @@ pub(crate) struct BoundaryLayout {
 
 /// The boundaries of one lane.
 pub(crate) struct Boundaries<B: Backend> {
-    values: Table<BoundaryId, Boundary<B>>,
+    values: IndexVec<BoundaryId, Boundary<B>>,
     buffers: Vec<SharedBuffers<B>>,
 }
 
@@ -99,7 +99,7 @@ impl<B: Backend> Boundary<B> {
 
 impl<B: Backend> Boundaries<B> {
     pub fn new(layouts: impl IntoIterator<Item = BoundaryLayout>) -> Self {
-        let values: Table<BoundaryId, Boundary<B>> = layouts.into_iter().map(Boundary::new).collect();
+        let values: IndexVec<BoundaryId, Boundary<B>> = layouts.into_iter().map(Boundary::new).collect();
         let count = values.iter().map(|boundary| boundary.layout.buffers + 1).max().unwrap_or(0);
         let free = || SharedBuffers { holder: None, by_memory: BTreeMap::new() };
         Boundaries { values, buffers: (0..count).map(|_| free()).collect() }
@@ -155,15 +155,14 @@ impl<B: Backend> Boundaries<B> {
         id: BoundaryId,
         pool: &BufferPool<B>,
         home: MemoryId,
-    ) -> Result<Option<(&Buffer<B>, BindingKey)>, EngineError> {
+    ) -> Result<Option<BufferView<'_, B>>, EngineError> {
         let boundary = &mut self.values[id];
         boundary.home = home;
         let Some(dims) = boundary.dims.clone() else { return Ok(None) };
         let shared = &mut self.buffers[boundary.layout.buffers];
         shared.holder = Some(id);
         let buffer = shared.reserve(pool, home, &boundary.layout, &dims)?;
-        let key = BindingKey { buffer: buffer.id, dims };
-        Ok(Some((buffer, key)))
+        Ok(Some(BufferView { buffer, dims }))
     }
 
     /// The producer has run and left the value in `home`: in the buffer, or in a tensor it `allocated`.
@@ -204,7 +203,7 @@ impl<B: Backend> Boundaries<B> {
         copied.map_err(about(name))?;
         boundary.valid_in.push(memory);
         let bytes = size_of(name, *dtype, &dims)?;
-        recorder.copied(&Transfer { name, from: boundary.home, to: memory, bytes }, pool.since(start));
+        recorder.copied(&TensorCopy { name, from: boundary.home, to: memory, bytes }, pool.since(start));
         Ok(())
     }
 

@@ -2,14 +2,14 @@
 
 use super::{Boundaries, BufferPool, InputBuffers};
 use crate::error::EngineError;
-use crate::ids::{BoundaryId, InputId, Table};
+use crate::ids::{BoundaryId, IndexVec, InputId};
 use crate::port::{Backend, MemoryId};
 use crate::program::{BoundaryCopy, PassSizes};
 use crate::telemetry::Recorder;
 
 /// Model inputs and boundaries of one item at a time. A runtime has as many as its largest pass had items.
 pub(crate) struct Lane<B: Backend> {
-    pub inputs: Table<InputId, InputBuffers<B>>,
+    pub inputs: IndexVec<InputId, InputBuffers<B>>,
     pub boundaries: Boundaries<B>,
 }
 
@@ -17,7 +17,7 @@ impl<B: Backend> Lane<B> {
     /// A lane for the same tensors, with buffers of its own. `context`: most tokens of a sequence.
     pub fn another(&self, pool: &BufferPool<B>, context: u64) -> Result<Self, EngineError> {
         let inputs =
-            self.inputs.iter().map(|input| input.another(pool, context)).collect::<Result<Table<_, _>, _>>()?;
+            self.inputs.iter().map(|input| input.another(pool, context)).collect::<Result<IndexVec<_, _>, _>>()?;
         Ok(Lane { inputs, boundaries: self.boundaries.another() })
     }
 

@@ -1,7 +1,7 @@
-//! Tensors between runs: buffers with ids, and what is kept in them.
+//! Tensors between runs: buffers with ids, and the model inputs, boundaries and states in them.
 //!
-//! A binding is renewed only when the buffer or the shape that it needs has changed, which a [`BindingKey`] tells. While decoding
-//! that is the mask and appended states; all other bindings stay and their bytes change in place.
+//! The engine renews a binding only if its buffer or shape has changed ([`BindingKey`]). While decoding, only the mask and appended
+//! states change their shape; all other bindings stay, and their bytes change in place.
 
 mod boundary;
 mod lane;
@@ -39,11 +39,24 @@ pub(crate) struct Buffer<B: Backend> {
     pub memory: MemoryId,
 }
 
-/// What a port is bound to: the buffer, and the shape of the view. Equal keys need no new binding.
+/// The buffer that a port is bound to, and the shape of the view. Equal keys need no new binding.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BindingKey {
     pub buffer: BufferId,
     pub dims: Dims,
+}
+
+/// A buffer to bind, and the shape of the view of its first bytes.
+pub(crate) struct BufferView<'a, B: Backend> {
+    pub buffer: &'a Buffer<B>,
+    pub dims: Dims,
+}
+
+impl<B: Backend> BufferView<'_, B> {
+    /// Identifies what is bound.
+    pub fn key(self) -> BindingKey {
+        BindingKey { buffer: self.buffer.id, dims: self.dims }
+    }
 }
 
 /// Reserves buffers and assigns their ids.

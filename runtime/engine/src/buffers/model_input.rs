@@ -4,7 +4,7 @@ use super::{Buffer, BufferPool, about, size_of};
 use crate::error::EngineError;
 use crate::port::{Backend, Dims, MemoryId};
 use crate::program::PassSizes;
-use crate::telemetry::{Recorder, Transfer};
+use crate::telemetry::{Recorder, TensorCopy};
 use crate::tensor::{HostTensor, f32_to_floats, integers};
 use hpp_schema::{DType, Dim, InputRole, ModelInput};
 use std::collections::BTreeMap;
@@ -235,7 +235,7 @@ impl<B: Backend> InputBuffers<B> {
             if changed || buffer.id != before {
                 let start = pool.backend.now();
                 pool.copy(host, buffer, *dtype, dims).map_err(about(name))?;
-                let transfer = Transfer { name, from: MemoryId::HOST, to: buffer.memory, bytes };
+                let transfer = TensorCopy { name, from: MemoryId::HOST, to: buffer.memory, bytes };
                 recorder.copied(&transfer, pool.since(start));
             }
         }

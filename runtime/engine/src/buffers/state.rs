@@ -3,7 +3,7 @@
 //! An in-place state is one buffer, bound as past and present. Appended and replaced states are double-buffered, so that a run
 //! never writes what it reads and nothing is copied between steps. The two buffers swap only after a whole pass has succeeded.
 
-use super::{BindingKey, Buffer, BufferPool, about, size_of};
+use super::{Buffer, BufferPool, BufferView, about, size_of};
 use crate::error::{BackendError, EngineError};
 use crate::port::{Backend, Dims, MemoryId};
 use crate::program::{SymbolTable, token_axis};
@@ -154,7 +154,7 @@ impl<B: Backend> StateBuffers<B> {
     }
 
     /// The buffer and shape to bind as past when the sequence has `length` tokens.
-    pub fn past(&self, layout: &StateLayout, length: u64) -> Result<(&Buffer<B>, BindingKey), EngineError> {
+    pub fn past(&self, layout: &StateLayout, length: u64) -> Result<BufferView<'_, B>, EngineError> {
         let (buffer, dims) = match (self, layout.update) {
             (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
             (StateBuffers::Rows { buffer, dims }, _) => (buffer, dims.clone()),
@@ -167,11 +167,11 @@ impl<B: Backend> StateBuffers<B> {
                 return Err(EngineError::MissingInput { name: layout.past.clone(), dtype: layout.dtype });
             }
         };
-        Ok((buffer, BindingKey { buffer: buffer.id, dims }))
+        Ok(BufferView { buffer, dims })
     }
 
     /// The buffer and shape to bind as present when the sequence will have `total` tokens; `None` for read-only states.
-    pub fn present(&self, layout: &StateLayout, total: u64) -> Option<(&Buffer<B>, BindingKey)> {
+    pub fn present(&self, layout: &StateLayout, total: u64) -> Option<BufferView<'_, B>> {
         let (buffer, dims) = match (self, layout.update) {
             (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
             (StateBuffers::Rows { buffer, dims }, _) => (buffer, dims.clone()),
@@ -181,7 +181,7 @@ impl<B: Backend> StateBuffers<B> {
             (StateBuffers::Double { buffers, past }, _) => (&buffers[1 - *past], layout.full.clone()),
             (StateBuffers::Given(_), _) => return None,
         };
-        Some((buffer, BindingKey { buffer: buffer.id, dims }))
+        Some(BufferView { buffer, dims })
     }
 
     /// Makes room for `total` tokens in a partial layout; the sequence has `length` now. Elements past them are zero.
@@ -298,7 +298,7 @@ impl LayoutChange {
         let grows = self.after > self.before;
         (0..rows)
             .map(|row| if grows { rows - 1 - row } else { row })
-            .try_for_each(|row| self.move_row(layout, pool, (buffer, buffer), row, scratch))
+            .try_for_each(|row| self.move_row(layout, pool, buffer, buffer, row, scratch))
     }
 
     /// The same for a buffer on a device, through one on the host.
@@ -311,7 +311,7 @@ impl LayoutChange {
     ) -> Result<(), BackendError> {
         let (rows, token_bytes) = self.rows(layout);
         let host = pool.reserve(MemoryId::HOST, rows * self.after * token_bytes)?;
-        (0..rows).try_for_each(|row| self.move_row(layout, pool, (buffer, &host), row, scratch))?;
+        (0..rows).try_for_each(|row| self.move_row(layout, pool, buffer, &host, row, scratch))?;
         pool.copy(&host, buffer, layout.dtype, &layout.dims(self.after))
     }
 
@@ -326,7 +326,8 @@ impl LayoutChange {
         &self,
         layout: &StateLayout,
         pool: &BufferPool<B>,
-        (from, to): (&Buffer<B>, &Buffer<B>),
+        from: &Buffer<B>,
+        to: &Buffer<B>,
         row: u64,
         scratch: &mut Vec<u8>,
     ) -> Result<(), BackendError> {

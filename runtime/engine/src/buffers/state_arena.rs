@@ -2,7 +2,7 @@
 
 use super::{Buffer, BufferPool, StateBuffers, StateLayout, about, size_of};
 use crate::error::EngineError;
-use crate::ids::{StateId, Table};
+use crate::ids::{IndexVec, StateId};
 use crate::port::{Backend, Dims};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 /// A buffer `[rows, ...]` for each state of a plan. Invariant: all states are updated in place and lie on the host.
 pub(crate) struct StateArena<B: Backend> {
-    states: Table<StateId, ArenaState<B>>,
+    states: IndexVec<StateId, ArenaState<B>>,
     free: Rc<RefCell<BTreeSet<u64>>>,
 }
 
@@ -34,8 +34,8 @@ impl Drop for ArenaRow {
 }
 
 impl<B: Backend> StateArena<B> {
-    /// Reserves buffers for so many sequences. The host allocates their pages when they are first written.
-    pub fn new(layouts: &Table<StateId, StateLayout>, pool: &BufferPool<B>, rows: u64) -> Result<Self, EngineError> {
+    /// Reserves buffers with one row per sequence. The system allocates their pages when they are first written.
+    pub fn new(layouts: &IndexVec<StateId, StateLayout>, pool: &BufferPool<B>, rows: u64) -> Result<Self, EngineError> {
         let reserve = |layout: &StateLayout| {
             let row_bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
             let buffer = pool.reserve(layout.memory, row_bytes.saturating_mul(rows)).map_err(about(&layout.past))?;
@@ -59,10 +59,10 @@ impl<B: Backend> StateArena<B> {
     /// The states of the sequence that has a row.
     pub fn states_of(
         &self,
-        layouts: &Table<StateId, StateLayout>,
+        layouts: &IndexVec<StateId, StateLayout>,
         pool: &BufferPool<B>,
         row: u64,
-    ) -> Option<Table<StateId, StateBuffers<B>>> {
+    ) -> Option<IndexVec<StateId, StateBuffers<B>>> {
         let slices = self.states.iter().zip(layouts.iter());
         let own = slices.map(|(state, layout)| Some(StateBuffers::in_place(layout, state.slice(pool, row..row + 1)?)));
         own.collect()
@@ -71,10 +71,10 @@ impl<B: Backend> StateArena<B> {
     /// The states of consecutive rows as those of one batch.
     pub fn states_of_rows(
         &self,
-        layouts: &Table<StateId, StateLayout>,
+        layouts: &IndexVec<StateId, StateLayout>,
         pool: &BufferPool<B>,
         rows: Range<u64>,
-    ) -> Option<Table<StateId, StateBuffers<B>>> {
+    ) -> Option<IndexVec<StateId, StateBuffers<B>>> {
         let batch = |(state, layout): (&ArenaState<B>, &StateLayout)| {
             let mut dims: Dims = layout.full.clone();
             *dims.first_mut()? = rows.end - rows.start;

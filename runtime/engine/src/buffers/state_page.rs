@@ -1,7 +1,7 @@
-//! Pages of states: what the states of a sequence hold for a range of its tokens, copied out in one piece and back in.
+//! KV pages: the contents of a sequence's states for a range of its tokens, copied out as one record and back in.
 //!
-//! A page of `n` tokens has, for each state in the program's order: of a state with an axis of tokens, the `n` tokens of each of its
-//! rows; of any other (convolution, recurrent, a sliding window), all of it as it was at the page's end.
+//! A page of `n` tokens holds, for each state in the program's order, either the `n` tokens of each row, if the state has an axis of
+//! tokens, or a copy of the whole state at the page's end (convolution, recurrent, a sliding window).
 
 use super::{Buffer, BufferPool, StateBuffers, StateLayout, about, size_of};
 use crate::error::{BackendError, EngineError};
@@ -14,14 +14,14 @@ use std::ops::Range;
 /// The part of a page that belongs to one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PagePart {
-    /// So many rows with an axis of tokens.
+    /// This many rows with an axis of tokens.
     Tokens { rows: u64, token_bytes: u64 },
     /// The whole state at the page's end.
     Snapshot { bytes: u64 },
 }
 
 impl PagePart {
-    /// How a page holds a state; `None` if it cannot: the caller gave the state, or a token's part is no whole number of bytes.
+    /// How a page holds a state; `None` if it cannot, because the caller gave the state or a token does not fill whole bytes.
     pub fn new(layout: &StateLayout, context: u64) -> Option<Self> {
         let is_window = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity < context);
         match layout.update {

@@ -1,15 +1,15 @@
-//! Staging of states that lie in one memory and are updated in another: copied to a staging buffer before a run and back after it.
+//! Staging of states that lie in one memory and are updated in another: a copy to a staging buffer before a run, and back after it.
 //!
-//! Where a state is updated away from its home memory in both phases, all stages share the staging buffers, so that the device holds
-//! the states of one stage at a time. Where that is so in one phase only, each state has a staging buffer of its own: it is copied
-//! there and back once for all passes of a prompt.
+//! If both phases update a state away from its home memory, all stages share the staging buffers, so the device holds the states of
+//! one stage at a time. If only one phase does, each state has a staging buffer of its own and is copied there and back once for all
+//! passes of a prompt.
 
-use super::{BindingKey, Buffer, BufferPool, StateLayout, about, size_of};
+use super::{Buffer, BufferPool, BufferView, StateLayout, about, size_of};
 use crate::error::EngineError;
-use crate::ids::{StageId, StateId, Table};
+use crate::ids::{IndexVec, StageId, StateId};
 use crate::port::{Backend, MemoryId};
 use crate::program::Stage;
-use crate::telemetry::{Recorder, Transfer};
+use crate::telemetry::{Recorder, TensorCopy};
 use hpp_schema::StateUpdate;
 use std::collections::BTreeMap;
 
@@ -55,8 +55,8 @@ impl<B: Backend> StateStaging<B> {
     /// Reserves staging buffers for the states that need them.
     pub fn new(
         pool: &BufferPool<B>,
-        layouts: &Table<StateId, StateLayout>,
-        stages: &Table<StageId, Stage>,
+        layouts: &IndexVec<StateId, StateLayout>,
+        stages: &IndexVec<StageId, Stage>,
     ) -> Result<Self, EngineError> {
         let mut assigned = BTreeMap::new();
         let mut planned: Vec<PlannedBuffer> = Vec::new();
@@ -92,28 +92,24 @@ impl<B: Backend> StateStaging<B> {
         pool: &BufferPool<B>,
         at: (StageId, StateId),
         layout: &StateLayout,
-        (home, key): (&'a Buffer<B>, BindingKey),
+        home: BufferView<'a, B>,
         arrival: StateArrival,
         recorder: &mut Recorder,
-    ) -> Result<(&'a Buffer<B>, BindingKey), EngineError> {
-        let Some(assignment) = self.assigned.get(&at) else { return Ok((home, key)) };
+    ) -> Result<BufferView<'a, B>, EngineError> {
+        let Some(assignment) = self.assigned.get(&at) else { return Ok(home) };
         let staging = &self.buffers[assignment.past];
         // An empty state is not read, and an exclusive buffer still holds the state of the pass before.
         if !assignment.exclusive || arrival.first_pass && arrival.length > 0 {
-            copy(pool, layout, home, staging, &key, recorder)?;
+            copy(pool, layout, &home, staging, recorder)?;
         }
-        Ok((staging, BindingKey { buffer: staging.id, dims: key.dims }))
+        Ok(BufferView { buffer: staging, dims: home.dims })
     }
 
     /// Where a stage's run writes the present of a state: its home buffer, or a staging buffer.
-    pub fn present<'a>(
-        &'a self,
-        at: (StageId, StateId),
-        (home, key): (&'a Buffer<B>, BindingKey),
-    ) -> (&'a Buffer<B>, BindingKey) {
-        let Some(assignment) = self.assigned.get(&at) else { return (home, key) };
+    pub fn present<'a>(&'a self, at: (StageId, StateId), home: BufferView<'a, B>) -> BufferView<'a, B> {
+        let Some(assignment) = self.assigned.get(&at) else { return home };
         let staging = &self.buffers[assignment.present];
-        (staging, BindingKey { buffer: staging.id, dims: key.dims })
+        BufferView { buffer: staging, dims: home.dims }
     }
 
     /// Copies the present of a state home: from a shared staging buffer after the run, from an exclusive one after the last pass.
@@ -122,13 +118,14 @@ impl<B: Backend> StateStaging<B> {
         pool: &BufferPool<B>,
         at: (StageId, StateId),
         layout: &StateLayout,
-        (home, key): (&Buffer<B>, BindingKey),
+        home: BufferView<'_, B>,
         when: StateReturn,
         recorder: &mut Recorder,
     ) -> Result<(), EngineError> {
         match self.assigned.get(&at) {
             Some(assignment) if assignment.exclusive == (when == StateReturn::AfterLastPass) => {
-                copy(pool, layout, &self.buffers[assignment.present], home, &key, recorder)
+                let staging = BufferView { buffer: &self.buffers[assignment.present], dims: home.dims };
+                copy(pool, layout, &staging, home.buffer, recorder)
             }
             _ => Ok(()),
         }
@@ -156,15 +153,15 @@ fn assign(planned: &mut Vec<PlannedBuffer>, taken: &mut Vec<usize>, wanted: Plan
 fn copy<B: Backend>(
     pool: &BufferPool<B>,
     layout: &StateLayout,
-    from: &Buffer<B>,
+    from: &BufferView<'_, B>,
     to: &Buffer<B>,
-    key: &BindingKey,
     recorder: &mut Recorder,
 ) -> Result<(), EngineError> {
+    let BufferView { buffer: from, dims } = from;
     let start = pool.synchronize(from.memory, to.memory, recorder).map_err(about(&layout.past))?;
-    pool.copy(from, to, layout.dtype, &key.dims).map_err(about(&layout.past))?;
-    let bytes = size_of(&layout.past, layout.dtype, &key.dims)?;
-    let transfer = Transfer { name: &layout.past, from: from.memory, to: to.memory, bytes };
+    pool.copy(from, to, layout.dtype, dims).map_err(about(&layout.past))?;
+    let bytes = size_of(&layout.past, layout.dtype, dims)?;
+    let transfer = TensorCopy { name: &layout.past, from: from.memory, to: to.memory, bytes };
     recorder.copied(&transfer, pool.since(start));
     Ok(())
 }

@@ -1,14 +1,14 @@
-//! Loading: from a plan and a directory to an engine, with everything checked that can be checked before the first token.
+//! Loading: turns a plan and a directory into an engine, and checks everything that can be checked before the first token.
 
 mod files;
-mod pin;
+mod lock;
 mod sessions;
 
 use crate::buffers::{
     Boundaries, BoundaryLayout, BufferPool, InputBuffers, Lane, StateArena, StateLayout, StateStaging,
 };
 use crate::error::{BackendError, EngineError};
-use crate::ids::{BoundaryId, Id, InputId, StageId, StateId, Table};
+use crate::ids::{BoundaryId, Id, IndexVec, InputId, StageId, StateId};
 use crate::options::{EngineOptions, RowBatching};
 use crate::port::{Backend, MemoryId, Session};
 use crate::program::{
@@ -20,7 +20,7 @@ use crate::telemetry::{PerPhase, Recorder};
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
 use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate};
-use pin::pin_weights;
+use lock::lock_weights;
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -55,7 +55,7 @@ pub(crate) fn load<B: Backend>(
         reporter,
         names: &names,
     };
-    let LoadedSessions { stages, sessions, streams, telemetry, route } = loader.load()?;
+    let LoadedSessions { stages, sessions, pagers, telemetry, route } = loader.load()?;
     backend.finish_loading();
     sessions.iter().filter_map(Session::mapped_file).try_for_each(|path| watch.add_mapped(path))?;
 
@@ -77,7 +77,7 @@ pub(crate) fn load<B: Backend>(
     let host_memory = budget.for_devices(plan, in_use);
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
     let weights =
-        WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(streams, &program.stages) };
+        WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(pagers, &program.stages) };
     let staging = StateStaging::new(&pool, &program.layouts, &program.stages)?;
     let load_time = backend.now().saturating_sub(started);
     let recorder = Recorder::new(device_names(&program.stages), load_time, telemetry);
@@ -99,7 +99,7 @@ pub(crate) fn load<B: Backend>(
         _attached: attached,
     };
     runtime.weights.set_order(&program.run_order(&runtime.route));
-    pin_weights(&program, &mut runtime, budget, reporter)?;
+    lock_weights(&program, &mut runtime, budget, reporter)?;
     if options.row_batching != RowBatching::Off && runtime.max_sequences > 1 && can_batch_rows(&program, &symbols) {
         runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
     }
@@ -134,11 +134,11 @@ fn context(plan: &Plan, options: &EngineOptions) -> Result<u64, EngineError> {
 fn model_inputs<B: Backend>(
     plan: &Plan,
     pool: &BufferPool<B>,
-    stages: &Table<StageId, Stage>,
+    stages: &IndexVec<StageId, Stage>,
     context: u64,
-) -> Result<Table<InputId, InputBuffers<B>>, EngineError> {
+) -> Result<IndexVec<InputId, InputBuffers<B>>, EngineError> {
     let inputs = plan.model.inputs.iter().map(|input| InputBuffers::new(pool, input));
-    let mut inputs = inputs.collect::<Result<Table<_, _>, _>>()?;
+    let mut inputs = inputs.collect::<Result<IndexVec<_, _>, _>>()?;
     for stage_input in stages.iter().flat_map(|stage| &stage.inputs) {
         if let InputSource::ModelInput(input) = stage_input.source {
             inputs[input].add_memory(pool, stage_input.port.memory)?;
@@ -152,7 +152,7 @@ fn boundaries<B: Backend>(
     plan: &Plan,
     names: &NameResolver<'_>,
     symbols: &SymbolTable,
-    buffers: &Table<BoundaryId, usize>,
+    buffers: &IndexVec<BoundaryId, usize>,
 ) -> Boundaries<B> {
     Boundaries::new(names.boundaries.entries().map(|(id, boundary)| {
         let producer = &plan.partitions[boundary.producer.index()];
@@ -170,10 +170,10 @@ fn boundaries<B: Backend>(
 fn state_layouts(
     plan: &Plan,
     symbols: &SymbolTable,
-    stages: &Table<StageId, Stage>,
+    stages: &IndexVec<StageId, Stage>,
     route: &Route,
     context: u64,
-) -> Result<Table<StateId, StateLayout>, EngineError> {
+) -> Result<IndexVec<StateId, StateLayout>, EngineError> {
     let layout = |(index, state): (usize, &hpp_schema::State)| {
         let id = StateId::new(index);
         let computed_in = route.decode.iter().find_map(|stage| stages[*stage].memory_of_state(id));
@@ -209,7 +209,7 @@ fn can_batch_rows(program: &Program, symbols: &SymbolTable) -> bool {
 }
 
 /// The plan's devices by the memory that their stages use.
-fn device_names(stages: &Table<StageId, Stage>) -> BTreeMap<MemoryId, String> {
+fn device_names(stages: &IndexVec<StageId, Stage>) -> BTreeMap<MemoryId, String> {
     let mut names = BTreeMap::new();
     for stage in stages.iter() {
         let inputs = stage.inputs.iter().map(|input| input.port.memory);
@@ -220,7 +220,7 @@ fn device_names(stages: &Table<StageId, Stage>) -> BTreeMap<MemoryId, String> {
 }
 
 /// The boundary that holds the logits: one output of the model, whichever partition produces it.
-fn logits(stages: &Table<StageId, Stage>) -> Option<BoundaryId> {
+fn logits(stages: &IndexVec<StageId, Stage>) -> Option<BoundaryId> {
     stages.iter().flat_map(|stage| &stage.outputs).find_map(|output| match output.sink {
         OutputSink::Logits(boundary) => Some(boundary),
         _ => None,

@@ -1,16 +1,18 @@
-//! Loading the sessions of a plan, and resolving them to stages.
+//! Loads the sessions of a plan and resolves them to stages.
 
 use super::files;
 use crate::cancel::CancelHandle;
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, PartitionId, SessionId, StageId, Table};
+use crate::ids::{Id, IndexVec, PartitionId, SessionId, StageId};
 use crate::options::{EngineOptions, Verify};
 use crate::port::{Backend, ExpertWeights, Fallback, Loaded, Prepared, Session, SessionSpec};
-use crate::program::{InputSource, NameResolver, OutputSink, Route, Routing, Stage, StageInput, StageOutput, match_ports};
+use crate::program::{
+    InputSource, NameResolver, OutputSink, Route, Routing, Stage, StageInput, StageOutput, match_ports,
+};
 use crate::reporter::Reporter;
 use crate::telemetry::StageTelemetry;
 use crate::weights::budget::HostMemoryBudget;
-use hpp_schema::{Form, Partition, Plan, Provider, Residency};
+use hpp_schema::{Partition, PartitionVariant, Plan, Provider, Residency};
 use std::path::Path;
 use std::time::Duration;
 use tracing::info;
@@ -33,17 +35,17 @@ pub(super) struct SessionLoader<'a, B: Backend> {
 
 /// The sessions of a plan and the stages that run them.
 pub(super) struct LoadedSessions<B: Backend> {
-    pub stages: Table<StageId, Stage>,
-    pub sessions: Table<SessionId, B::Session>,
-    pub streams: Table<SessionId, B::WeightStream>,
+    pub stages: IndexVec<StageId, Stage>,
+    pub sessions: IndexVec<SessionId, B::Session>,
+    pub pagers: IndexVec<SessionId, B::WeightPager>,
     /// One entry for each stage.
     pub telemetry: Vec<StageTelemetry>,
     pub route: Route,
 }
 
-/// What a stage was loaded from. Stages with the same class file share its session, and two forms of a partition with the same file
+/// What a stage was loaded from. Stages with the same class file share its session, and two variants of a partition with the same file
 /// are one stage.
-struct LoadedForm<'a> {
+struct LoadedVariant<'a> {
     file: &'a str,
     device: &'a str,
     partition: PartitionId,
@@ -51,14 +53,14 @@ struct LoadedForm<'a> {
 }
 
 /// A session as the backend loads it.
-type LoadedSession<B> = Loaded<<B as Backend>::Session, <B as Backend>::WeightStream>;
+type LoadedSession<B> = Loaded<<B as Backend>::Session, <B as Backend>::WeightPager>;
 
-/// A partition in one of its forms.
+/// A partition in one of its variants.
 #[derive(Clone, Copy)]
-struct FormToLoad<'a> {
+struct VariantToLoad<'a> {
     id: PartitionId,
     partition: &'a Partition,
-    form: Form<'a>,
+    variant: PartitionVariant<'a>,
 }
 
 const HOST_PROVIDERS: &[Provider] = &[Provider::Cpu];
@@ -66,42 +68,42 @@ const HOST_PROVIDERS: &[Provider] = &[Provider::Cpu];
 impl<'a, B: Backend> SessionLoader<'a, B> {
     pub fn load(&self) -> Result<LoadedSessions<B>, EngineError> {
         let mut loaded = LoadedSessions {
-            stages: Table::default(),
-            sessions: Table::default(),
-            streams: Table::default(),
+            stages: IndexVec::default(),
+            sessions: IndexVec::default(),
+            pagers: IndexVec::default(),
             telemetry: vec![],
             route: Route::default(),
         };
-        let mut forms = Vec::new();
+        let mut variants = Vec::new();
         for (index, partition) in self.plan.partitions.iter().enumerate() {
             if self.cancel.is_cancelled() {
                 return Err(EngineError::Cancelled);
             }
             self.reporter.loading(&partition.name, index, self.plan.partitions.len());
-            let load = |form| FormToLoad { id: PartitionId::new(index), partition, form };
+            let load = |variant| VariantToLoad { id: PartitionId::new(index), partition, variant };
             let mut stages = Vec::with_capacity(2);
-            for form in partition.forms() {
-                stages.push(self.load_form(load(form), &mut loaded, &mut forms)?);
+            for variant in partition.variants() {
+                stages.push(self.load_variant(load(variant), &mut loaded, &mut variants)?);
             }
-            // Decode's form comes first; prefill's is the same unless there are two.
+            // Decode's variant comes first; prefill's is the same unless there are two.
             loaded.route.decode.push(stages[0]);
             loaded.route.prefill.push(stages[stages.len() - 1]);
         }
         Ok(loaded)
     }
 
-    /// The stage of a form. If weights are inputs and the device is unavailable, the file for the host is loaded instead.
-    fn load_form(
+    /// The stage of a variant. If weights are inputs and the device is unavailable, the file for the host is loaded instead.
+    fn load_variant(
         &self,
-        wanted: FormToLoad<'a>,
+        wanted: VariantToLoad<'a>,
         loaded: &mut LoadedSessions<B>,
-        forms: &mut Vec<LoadedForm<'a>>,
+        variants: &mut Vec<LoadedVariant<'a>>,
     ) -> Result<StageId, EngineError> {
-        let FormToLoad { id, partition, form } = wanted;
-        let has_class_file = !form.weights.is_empty();
-        let known = forms.iter().find(|known| {
-            let same_owner = if has_class_file { known.device == form.device } else { known.partition == id };
-            known.file == form.file && same_owner
+        let VariantToLoad { id, partition, variant } = wanted;
+        let has_class_file = !variant.weights.is_empty();
+        let known = variants.iter().find(|known| {
+            let same_owner = if has_class_file { known.device == variant.device } else { known.partition == id };
+            known.file == variant.file && same_owner
         });
         let (session, telemetry) = match known.map(|known| known.stage) {
             Some(stage) if !has_class_file => return Ok(stage),
@@ -110,15 +112,15 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
                 let own = StageTelemetry { partition: partition.name.clone(), load: Duration::ZERO, ..first.clone() };
                 (loaded.stages[stage].session, own)
             }
-            None => match self.load_session(partition, &form) {
+            None => match self.load_session(partition, &variant) {
                 Ok((Loaded { session, weights, .. }, telemetry)) => {
-                    loaded.streams.push(weights);
+                    loaded.pagers.push(weights);
                     (loaded.sessions.push(session), telemetry)
                 }
                 Err(EngineError::Load { source: BackendError::NoProvider { refused }, .. })
-                    if form.host_file.is_some() && self.options.fallback == Fallback::Report =>
+                    if variant.host_file.is_some() && self.options.fallback == Fallback::Report =>
                 {
-                    return self.load_on_host(wanted, refused, loaded, forms);
+                    return self.load_on_host(wanted, refused, loaded, variants);
                 }
                 Err(error) => return Err(error),
             },
@@ -126,37 +128,37 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         let stage = self.resolve_stage(wanted, session, &loaded.sessions[session])?;
         let stage = loaded.stages.push(stage);
         loaded.telemetry.push(telemetry);
-        forms.push(LoadedForm { file: form.file, device: form.device, partition: id, stage });
+        variants.push(LoadedVariant { file: variant.file, device: variant.device, partition: id, stage });
         Ok(stage)
     }
 
-    /// Loads a form whose device is unavailable with its weights as constants on the host.
+    /// Loads a variant whose device is unavailable with its weights as constants on the host.
     fn load_on_host(
         &self,
-        wanted: FormToLoad<'a>,
+        wanted: VariantToLoad<'a>,
         refused: Vec<(Provider, String)>,
         loaded: &mut LoadedSessions<B>,
-        forms: &mut Vec<LoadedForm<'a>>,
+        variants: &mut Vec<LoadedVariant<'a>>,
     ) -> Result<StageId, EngineError> {
-        let FormToLoad { partition, form, .. } = wanted;
+        let VariantToLoad { partition, variant, .. } = wanted;
         for (provider, reason) in &refused {
             self.reporter.fallback(&partition.name, *provider, Provider::Cpu, reason);
         }
         info!(
             partition = partition.name,
-            host_file = form.host_file,
+            host_file = variant.host_file,
             "device unavailable, loading the file for the host"
         );
-        let file = form.host_file.unwrap_or(form.file);
-        let form = Form {
+        let file = variant.host_file.unwrap_or(variant.file);
+        let variant = PartitionVariant {
             file,
             residency: Residency::Resident,
             providers: HOST_PROVIDERS,
             weights: &[],
             host_file: None,
-            ..form
+            ..variant
         };
-        let stage = self.load_form(FormToLoad { form, ..wanted }, loaded, forms)?;
+        let stage = self.load_variant(VariantToLoad { variant, ..wanted }, loaded, variants)?;
         loaded.telemetry[stage.index()].refused.extend(refused);
         Ok(stage)
     }
@@ -164,17 +166,17 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
     fn load_session(
         &self,
         partition: &Partition,
-        form: &Form<'_>,
+        variant: &PartitionVariant<'_>,
     ) -> Result<(LoadedSession<B>, StageTelemetry), EngineError> {
         let started = self.backend.now();
-        let file = self.dir.join(form.file);
+        let file = self.dir.join(variant.file);
         let failed = |source| match source {
             BackendError::Stopped => EngineError::Cancelled,
             source => EngineError::Load { partition: partition.name.clone(), file: file.clone(), source },
         };
-        let device = self.plan.devices.iter().find(|device| device.name == form.device);
+        let device = self.plan.devices.iter().find(|device| device.name == variant.device);
         let unknown_device =
-            || BackendError::Misfit { what: form.device.to_owned(), why: "the plan has no such device".into() };
+            || BackendError::Misfit { what: variant.device.to_owned(), why: "the plan has no such device".into() };
         let spec = SessionSpec {
             partition: &partition.name,
             file: &file,
@@ -182,18 +184,18 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             weight_bytes: self.plan.partitions.iter().map(|p| p.bytes.weights.0).fold(0, u64::saturating_add),
             weights_dir: &self.dir.join(&partition.weights_dir),
             device: device.ok_or_else(unknown_device).map_err(failed)?,
-            providers: form.providers,
+            providers: variant.providers,
             fallback: self.options.fallback,
-            residency: self.budget.residency(self.plan, form),
+            residency: self.budget.residency(self.plan, variant),
             experts: partition.experts.as_ref().map(|experts| ExpertWeights {
                 names: &experts.weights,
                 count: usize::try_from(experts.count).unwrap_or(usize::MAX),
             }),
-            weights_are_inputs: !form.weights.is_empty(),
-            has_host_file: form.host_file.is_some() && !self.options.slots_on_host,
+            weights_are_inputs: !variant.weights.is_empty(),
+            has_host_file: variant.host_file.is_some() && !self.options.slots_on_host,
             prepared: Some(Prepared {
                 dir: &self.dir.join(PREPARED),
-                contents: &files::contents(self.plan, form.file),
+                contents: &files::contents(self.plan, variant.file),
                 verify: self.options.verify == Verify::Full,
             }),
         };
@@ -204,7 +206,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         let load = self.backend.now().saturating_sub(started);
         info!(
             partition = partition.name,
-            device = form.device,
+            device = variant.device,
             provider = loaded.provider.name(),
             processor = loaded.processor,
             residency = ?spec.residency,
@@ -214,7 +216,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         );
         let telemetry = StageTelemetry {
             partition: partition.name.clone(),
-            device: form.device.to_owned(),
+            device: variant.device.to_owned(),
             provider: loaded.provider,
             processor: loaded.processor.clone(),
             refused: loaded.refused.clone(),
@@ -225,17 +227,17 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         Ok((loaded, telemetry))
     }
 
-    /// The stage of a form, with every input and output resolved.
+    /// The stage of a variant, with every input and output resolved.
     fn resolve_stage(
         &self,
-        FormToLoad { id, partition, form }: FormToLoad<'_>,
+        VariantToLoad { id, partition, variant }: VariantToLoad<'_>,
         session: SessionId,
         ports: &B::Session,
     ) -> Result<Stage, EngineError> {
         let mismatch = |problems| EngineError::Mismatch { partition: partition.name.clone(), problems };
-        let ports = match_ports(partition, &form, ports.inputs(), ports.outputs()).map_err(mismatch)?;
+        let ports = match_ports(partition, &variant, ports.inputs(), ports.outputs()).map_err(mismatch)?;
         // Weights come after all other inputs.
-        let first_weight = ports.inputs.len() - form.weights.len();
+        let first_weight = ports.inputs.len() - variant.weights.len();
         let mut inputs = Vec::with_capacity(ports.inputs.len());
         for (index, port) in ports.inputs.into_iter().enumerate() {
             let source = match index.checked_sub(first_weight) {
@@ -253,7 +255,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         Ok(Stage {
             name: partition.name.clone(),
             partition: id,
-            device: form.device.to_owned(),
+            device: variant.device.to_owned(),
             session,
             inputs,
             outputs: outputs.collect(),

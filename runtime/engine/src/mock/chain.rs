@@ -1,7 +1,7 @@
-//! Made-up models for tests of time and placement: a chain of partitions on devices, each of which takes as long as a test says.
+//! Synthetic models for tests of timing and placement: a chain of partitions on devices, with run times that the test sets.
 //!
-//! The engine loads and runs them as it does any plan. What they compute is as little as shows whether every token, state and
-//! weight was where it belonged ([`Chain::scores`]).
+//! The engine loads and runs them like any plan. They compute just enough to show whether every token, state and weight was in its
+//! place ([`Chain::scores`]).
 
 mod kernel;
 
@@ -18,12 +18,12 @@ use std::time::Duration;
 pub struct ChainPart {
     /// `None` on the host, `Some(n)` on `gpu<n>`, whose memory is number `n + 1`.
     pub gpu: Option<usize>,
-    /// What a run takes with so many tokens.
+    /// Duration of a run, by its number of tokens.
     pub takes: Rc<dyn Fn(u64) -> Duration>,
     /// Its weights, where they are inputs; else they are constants of its own.
     pub inputs: Option<ChainInputs>,
-    /// How it computes while the prompt is taken in, where that is otherwise.
-    pub prefill: Option<ChainForm>,
+    /// How it computes in prefill, if that differs.
+    pub prefill: Option<ChainVariant>,
     /// Tensors that enter it from the partition before, at least one; nothing enters the first.
     pub enters: usize,
     /// States it carries.
@@ -41,14 +41,14 @@ pub struct ChainInputs {
 
 /// How a partition computes in one phase.
 #[derive(Clone)]
-pub struct ChainForm {
+pub struct ChainVariant {
     /// As in [`ChainPart`].
     pub gpu: Option<usize>,
     /// As in [`ChainPart`].
     pub takes: Rc<dyn Fn(u64) -> Duration>,
     /// As in [`ChainPart`].
     pub inputs: Option<ChainInputs>,
-    /// Whether it is another than the part's own.
+    /// Whether it differs from the part's own.
     pub other: bool,
 }
 
@@ -58,12 +58,12 @@ impl ChainPart {
         ChainPart { gpu, takes, inputs: None, prefill: None, enters: 1, states: 0 }
     }
 
-    fn form(&self) -> ChainForm {
-        ChainForm { gpu: self.gpu, takes: Rc::clone(&self.takes), inputs: self.inputs, other: false }
+    fn decode_variant(&self) -> ChainVariant {
+        ChainVariant { gpu: self.gpu, takes: Rc::clone(&self.takes), inputs: self.inputs, other: false }
     }
 
-    fn prefill_form(&self) -> ChainForm {
-        self.prefill.clone().unwrap_or_else(|| self.form())
+    fn prefill_variant(&self) -> ChainVariant {
+        self.prefill.clone().unwrap_or_else(|| self.decode_variant())
     }
 }
 
@@ -89,7 +89,7 @@ pub struct Chain {
 
 /// Scores for each token.
 const VOCABULARY: u64 = 16;
-/// What enters and what leaves, as a plan describes it.
+/// The model's inputs and outputs, as a plan describes them.
 const IDS: &str = "name: input_ids, dtype: int64, shape: [batch, seq]";
 const POSITIONS: &str = "name: position_ids, dtype: int64, shape: [batch, seq]";
 const SCORES: &str = "name: logits, dtype: float32, shape: [batch, seq, 16]";
@@ -112,10 +112,10 @@ impl Chain {
     /// Writes the files of the plan to `dir` and tells the backend what they hold; the plan, ready to load from `dir`.
     pub fn set_up(&self, dir: &Path, backend: &MockBackend) -> std::io::Result<Plan> {
         for (number, part) in self.parts.iter().enumerate() {
-            for form in [part.form(), part.prefill_form()] {
-                let file = file(number, &form);
+            for variant in [part.decode_variant(), part.prefill_variant()] {
+                let file = file(number, &variant);
                 std::fs::write(dir.join(&file), [])?;
-                backend.model(&file, self.model(number, part, &form));
+                backend.model(&file, self.model(number, part, &variant));
             }
         }
         std::fs::write(dir.join("model.onnx"), [])?;
@@ -124,8 +124,8 @@ impl Chain {
         Plan::from_yaml(&self.plan(&weights)).map_err(std::io::Error::other)
     }
 
-    fn model(&self, number: usize, part: &ChainPart, form: &ChainForm) -> MockModel {
-        let memory = form.gpu.map_or(MemoryId::HOST, |gpu| MemoryId(gpu as u32 + 1));
+    fn model(&self, number: usize, part: &ChainPart, variant: &ChainVariant) -> MockModel {
+        let memory = variant.gpu.map_or(MemoryId::HOST, |gpu| MemoryId(gpu as u32 + 1));
         let port =
             |name: String, dtype, shape: &[Option<u64>], memory| Port { name, dtype, shape: shape.to_vec(), memory };
         let (any, width) = (None, Some(self.width));
@@ -142,7 +142,7 @@ impl Chain {
         let in_place = (0..part.states).map(|state| (inputs.len() + state, outputs.len() + state)).collect();
         inputs.extend((0..part.states).map(|state| wide(past(number, state))));
         outputs.extend((0..part.states).map(|state| wide(present(number, state))));
-        let weights = form.inputs.map(|_| {
+        let weights = variant.inputs.map(|_| {
             let sizes = self.weights.iter().enumerate();
             let first = inputs.len();
             inputs.extend(sizes.map(|(at, size)| port(format!("w{at}"), DType::Float32, &[Some(*size)], memory)));
@@ -151,7 +151,7 @@ impl Chain {
         let states = self.states_at(number, &inputs, part.states);
         let constant = kernel::constant(number, self.weights.len());
         let kernel = kernel::kernel(weights, states, outputs.len() - part.states, constant);
-        MockModel { inputs, outputs, in_place, kernel, takes: None }.taking((0, 1), Rc::clone(&form.takes))
+        MockModel { inputs, outputs, in_place, kernel, takes: None }.taking((0, 1), Rc::clone(&variant.takes))
     }
 
     /// Positions of a part's states among its inputs.
@@ -196,13 +196,15 @@ impl Chain {
         let numbers = || 0..self.parts.len();
         let partitions: Vec<String> = numbers().map(|number| self.partition(number)).collect();
         let states: Vec<String> = numbers().flat_map(|number| self.states(number)).collect();
-        let prefill: Vec<String> = numbers().flat_map(|number| self.steps(number, ChainPart::prefill_form)).collect();
-        let decode: Vec<String> = numbers().flat_map(|number| self.steps(number, ChainPart::form)).collect();
+        let prefill: Vec<String> =
+            numbers().flat_map(|number| self.steps(number, ChainPart::prefill_variant)).collect();
+        let decode: Vec<String> = numbers().flat_map(|number| self.steps(number, ChainPart::decode_variant)).collect();
         let mut files = vec![record("model.onnx", "source", &[]), record(WEIGHTS, "weights", weights)];
-        let forms = |number: usize| {
-            [self.parts[number].form(), self.parts[number].prefill_form()].map(|form| file(number, &form))
+        let variants = |number: usize| {
+            [self.parts[number].decode_variant(), self.parts[number].prefill_variant()]
+                .map(|variant| file(number, &variant))
         };
-        let mut named: Vec<String> = numbers().flat_map(forms).collect();
+        let mut named: Vec<String> = numbers().flat_map(variants).collect();
         named.sort_unstable();
         named.dedup();
         files.extend(named.iter().map(|name| record(name, "partition", &[])));
@@ -246,11 +248,11 @@ impl Chain {
             self.entering(number + 1).map(|name| format!("{{ {}, to: boundary }}", wide(name))).collect();
         outputs.extend((number + 1 == self.parts.len()).then(|| format!("{{ {SCORES}, to: model }}")));
         outputs.extend((0..part.states).map(|at| format!("{{ {}, to: state }}", state(present(number, at)))));
-        let form = part.form();
+        let variant = part.decode_variant();
         let weights = self.weights.iter().sum::<u64>() * 4;
-        let mut text = format!("{{ name: p{number}, weights_dir: ., {}, ", self.described(number, &form));
+        let mut text = format!("{{ name: p{number}, weights_dir: ., {}, ", self.described(number, &variant));
         if part.prefill.is_some() {
-            let _ = write!(text, "prefill: {{ {} }}, ", self.described(number, &part.prefill_form()));
+            let _ = write!(text, "prefill: {{ {} }}, ", self.described(number, &part.prefill_variant()));
         }
         let _ = write!(
             text,
@@ -263,11 +265,11 @@ impl Chain {
         text
     }
 
-    /// Device, residency, file, providers and weights of a form.
-    fn described(&self, number: usize, form: &ChainForm) -> String {
-        let (file, device) = (file(number, form), device(form.gpu));
-        let provider = if form.gpu.is_some() { "webgpu" } else { "cpu" };
-        let streamed = form.inputs.is_some_and(|inputs| inputs.streamed);
+    /// Device, residency, file, providers and weights of a variant.
+    fn described(&self, number: usize, variant: &ChainVariant) -> String {
+        let (file, device) = (file(number, variant), device(variant.gpu));
+        let provider = if variant.gpu.is_some() { "webgpu" } else { "cpu" };
+        let streamed = variant.inputs.is_some_and(|inputs| inputs.streamed);
         let residency = if streamed { "streamed" } else { "resident" };
         let mut offset = number as u64 * self.weights.iter().sum::<u64>() * 4;
         let mut weight = |(at, size): (usize, &u64)| {
@@ -275,7 +277,7 @@ impl Chain {
             offset += size * 4;
             format!("{{ name: p{number}.w{at}, dtype: float32, shape: [{size}], file: {WEIGHTS}, offset: {begins} }}")
         };
-        let weights: Vec<String> = match form.inputs {
+        let weights: Vec<String> = match variant.inputs {
             Some(_) => self.weights.iter().enumerate().map(&mut weight).collect(),
             None => vec![],
         };
@@ -316,11 +318,11 @@ impl Chain {
     }
 
     /// A partition's run in a phase, after the copy of what it reads where that comes from another device.
-    fn steps(&self, number: usize, form: fn(&ChainPart) -> ChainForm) -> Vec<String> {
+    fn steps(&self, number: usize, variant: fn(&ChainPart) -> ChainVariant) -> Vec<String> {
         let run = format!("{{ run: p{number} }}");
-        let at = |number: usize| device(form(&self.parts[number]).gpu);
-        let to = at(number);
-        match number.checked_sub(1).map(at) {
+        let device_of = |number: usize| device(variant(&self.parts[number]).gpu);
+        let to = device_of(number);
+        match number.checked_sub(1).map(device_of) {
             Some(from) if from != to => {
                 let values: Vec<String> = self.entering(number).collect();
                 vec![format!("{{ copy: {{ values: [{}], from: {from}, to: {to} }} }}", values.join(", ")), run]
@@ -330,19 +332,19 @@ impl Chain {
     }
 
     fn gpus(&self) -> usize {
-        let forms = self.parts.iter().flat_map(|part| [part.gpu, part.prefill_form().gpu]);
-        forms.flatten().max().map_or(0, |most| most + 1)
+        let variants = self.parts.iter().flat_map(|part| [part.gpu, part.prefill_variant().gpu]);
+        variants.flatten().max().map_or(0, |most| most + 1)
     }
 }
 
 /// Weights of all parts.
 const WEIGHTS: &str = "weights.bin";
 
-/// The file of a form: one of its own, or that of its class on its device.
-fn file(number: usize, form: &ChainForm) -> String {
-    match (form.inputs, form.gpu) {
+/// The file of a variant: one of its own, or that of its class on its device.
+fn file(number: usize, variant: &ChainVariant) -> String {
+    match (variant.inputs, variant.gpu) {
         (Some(inputs), Some(gpu)) => format!("class{}_{gpu}.onnx", inputs.class),
-        _ if form.other => format!("p{number}_prefill.onnx"),
+        _ if variant.other => format!("p{number}_prefill.onnx"),
         _ => format!("p{number}.onnx"),
     }
 }
@@ -359,7 +361,7 @@ fn present(number: usize, state: usize) -> String {
     format!("present{number}_{state}")
 }
 
-/// What a plan remembers of a file that is small.
+/// The plan's record of a small file.
 fn record(path: &str, role: &str, contents: &[u8]) -> String {
     let bytes = contents.len() as u64;
     let mut hasher = blake3::Hasher::new();

@@ -22,24 +22,24 @@ impl VirtualClock {
     }
 }
 
-/// What a copy between two memories takes: `latency + bytes / bandwidth`.
+/// The duration of a copy between two memories: `latency + bytes / bandwidth`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct LinkCost {
     /// Starting it.
     pub latency: Duration,
-    /// Bytes per millisecond; 0 is without end.
+    /// Bytes per millisecond; 0 is unlimited.
     pub bytes_per_ms: f64,
 }
 
 impl LinkCost {
-    /// What a copy of so many bytes takes.
+    /// The duration of a copy of this many bytes.
     pub fn time(&self, bytes: u64) -> Duration {
         let moving = if self.bytes_per_ms > 0.0 { bytes as f64 / self.bytes_per_ms / 1e3 } else { 0.0 };
         self.latency + Duration::try_from_secs_f64(moving).unwrap_or(Duration::MAX)
     }
 }
 
-/// What each way between memories costs. From one device to another without a way of its own it goes through the host.
+/// The cost of each path between memories. A copy between devices without a path of their own goes through the host.
 #[derive(Debug, Default)]
 pub(super) struct Links(RefCell<BTreeMap<(MemoryId, MemoryId), LinkCost>>);
 
@@ -48,7 +48,7 @@ impl Links {
         self.0.borrow_mut().insert((from, to), cost);
     }
 
-    /// The ways a copy goes, one after the other.
+    /// The paths of a copy, one after the other.
     pub fn legs(&self, from: MemoryId, to: MemoryId) -> impl Iterator<Item = (MemoryId, MemoryId)> + use<> {
         let host = MemoryId::HOST;
         let direct = from == to || from == host || to == host || self.0.borrow().contains_key(&(from, to));

@@ -3,7 +3,7 @@
 use super::VirtualClock;
 use super::tensor::misfit;
 use crate::error::BackendError;
-use crate::port::{ChunkSize, Interval, WeightResidency, WeightStream};
+use crate::port::{ChunkSize, Interval, WeightPager, WeightResidency};
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::rc::Rc;
@@ -70,7 +70,7 @@ pub struct MockWeights(Rc<RefCell<Weights>>);
 
 #[derive(Debug)]
 struct Weights {
-    is_resident: bool,
+    is_unmanaged: bool,
     /// The chunks that every run needs, then one for each expert.
     chunks: Vec<Chunk>,
     /// How many experts there are.
@@ -105,9 +105,9 @@ impl MockWeights {
     ) -> Self {
         let chunk = |resident| Chunk { size: disk.chunk(resident), state: ChunkState::Absent };
         let chunks = bytes.into_iter().map(chunk).collect();
-        let is_resident = residency == WeightResidency::InMemory;
+        let is_unmanaged = residency == WeightResidency::InMemory;
         let selected = Vec::new();
-        MockWeights(Rc::new(RefCell::new(Weights { is_resident, chunks, experts, selected, disk, clock })))
+        MockWeights(Rc::new(RefCell::new(Weights { is_unmanaged, chunks, experts, selected, disk, clock })))
     }
 
     /// An error if a run would compute with weights that are not in memory.
@@ -138,17 +138,17 @@ impl Weights {
 }
 
 /// The stream of a session's weights.
-pub struct MockWeightStream {
+pub struct MockWeightPager {
     weights: MockWeights,
-    /// The sizes of the chunks, as of the last [`pin_and_stream`](WeightStream::pin_and_stream).
+    /// The sizes of the chunks, as of the last [`lock_and_stream`](WeightStream::lock_and_stream).
     sizes: Vec<ChunkSize>,
     /// The chunk of each expert, likewise.
     experts: Vec<Range<usize>>,
 }
 
-impl MockWeightStream {
+impl MockWeightPager {
     pub(super) fn new(weights: MockWeights) -> Self {
-        let mut stream = MockWeightStream { weights, sizes: Vec::new(), experts: Vec::new() };
+        let mut stream = MockWeightPager { weights, sizes: Vec::new(), experts: Vec::new() };
         stream.describe();
         stream
     }
@@ -160,18 +160,18 @@ impl MockWeightStream {
     }
 }
 
-impl WeightStream for MockWeightStream {
-    fn is_resident(&self) -> bool {
-        self.weights.0.borrow().is_resident
+impl WeightPager for MockWeightPager {
+    fn is_unmanaged(&self) -> bool {
+        self.weights.0.borrow().is_unmanaged
     }
 
-    fn pin_and_stream(&mut self, mut pinned: u64) -> Result<Option<String>, BackendError> {
+    fn lock_and_stream(&mut self, mut locked: u64) -> Result<Option<String>, BackendError> {
         {
             let weights = &mut *self.weights.0.borrow_mut();
             let (disk, first_expert) = (weights.disk.clone(), weights.first_expert());
             for chunk in &mut weights.chunks[..first_expert] {
-                let stays = pinned.min(chunk.size.resident);
-                pinned -= stays;
+                let stays = locked.min(chunk.size.resident);
+                locked -= stays;
                 *chunk = Chunk { size: disk.chunk(chunk.size.resident - stays), state: ChunkState::Absent };
             }
             weights.chunks.retain(|chunk| chunk.size.resident > 0);

@@ -11,9 +11,9 @@ mod session;
 mod tensor;
 mod upload;
 
-pub use chain::{Chain, ChainForm, ChainInputs, ChainPart};
+pub use chain::{Chain, ChainInputs, ChainPart, ChainVariant};
 pub use clock::{LinkCost, VirtualClock};
-pub use disk::{MockDisk, MockWeightStream};
+pub use disk::{MockDisk, MockWeightPager};
 pub use session::{Frame, MockBinding, MockModel, MockSession, Takes};
 pub use tensor::{MockBuffer, MockTensor};
 pub use upload::{MockUpload, MockUploadSource};
@@ -57,12 +57,12 @@ struct World {
 }
 
 impl MockBackend {
-    /// A machine with nothing on it.
+    /// A machine without files.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// What a file of this name holds.
+    /// Sets the contents of a file.
     pub fn model(&self, file: &str, model: MockModel) {
         self.0.models.borrow_mut().insert(file.to_owned(), model);
     }
@@ -78,12 +78,12 @@ impl MockBackend {
         &self.0.disk
     }
 
-    /// Most host memory from now on, bytes.
+    /// Sets the host memory limit, bytes.
     pub fn limit_memory(&self, bytes: u64) {
         self.0.memory_limit.set(Some(bytes));
     }
 
-    /// Takes a provider away.
+    /// Makes a provider unavailable.
     pub fn without(&self, provider: Provider) {
         self.0.absent.borrow_mut().push(provider);
     }
@@ -109,12 +109,12 @@ impl MockBackend {
         self.0.queues.waits()
     }
 
-    /// What copies and reads from one memory to another cost from now on; nothing where this was never said.
+    /// Sets the cost of copies and reads from one memory to another; they are free by default.
     pub fn link(&self, from: MemoryId, to: MemoryId, cost: LinkCost) {
         self.0.links.set(from, to, cost);
     }
 
-    /// Host memory that can be pinned at once, bytes; none where this was never said.
+    /// Sets how much host memory can be pinned at once, bytes; none by default.
     pub fn can_pin(&self, bytes: u64) {
         self.0.pinnable.set(bytes);
     }
@@ -124,7 +124,7 @@ impl MockBackend {
         (self.0.pinned.get(), self.0.held.borrow().clone())
     }
 
-    /// A memory has room for so many more bytes from now on.
+    /// Limits how many more bytes a memory has room for.
     pub fn limit_device(&self, memory: MemoryId, bytes: u64) {
         self.0.memory_left.borrow_mut().insert(memory, Rc::new(Cell::new(bytes)));
     }
@@ -180,7 +180,7 @@ impl Backend for MockBackend {
     type Tensor = MockTensor;
     type Session = MockSession;
     type Control = MockControl;
-    type WeightStream = MockWeightStream;
+    type WeightPager = MockWeightPager;
     type UploadSource = MockUploadSource;
     type Upload = MockUpload;
 
@@ -204,7 +204,7 @@ impl Backend for MockBackend {
         let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());
         let time = self.0.links.time(MemoryId::HOST, memory, source.bytes());
         let free = self.0.queues.busy_until(memory).unwrap_or_default().max(self.0.clock.now());
-        self.0.uploads.start(source, to, (free, time), &self.0.clock)
+        self.0.uploads.start(source, to, free, time, &self.0.clock)
     }
 
     fn wait_upload(&self, upload: MockUpload) -> Result<Uploaded, BackendError> {
@@ -235,7 +235,7 @@ impl Backend for MockBackend {
         spec: &SessionSpec<'_>,
         control: &MockControl,
         _: &dyn Reporter,
-    ) -> Result<Loaded<MockSession, MockWeightStream>, BackendError> {
+    ) -> Result<Loaded<MockSession, MockWeightPager>, BackendError> {
         if control.stopped() {
             return Err(BackendError::Stopped);
         }
@@ -249,7 +249,7 @@ impl Backend for MockBackend {
         let weights = self.weights(&name, spec);
         Ok(Loaded {
             session: MockSession::new(model, self.0.clock.clone(), self.0.queues.clone(), weights.clone()),
-            weights: MockWeightStream::new(weights),
+            weights: MockWeightPager::new(weights),
             provider,
             processor: "mock".into(),
             refused,

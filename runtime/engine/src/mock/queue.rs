@@ -1,4 +1,4 @@
-//! Devices that run asynchronously: they work off their queue in order, and the mock's clock advances only when a caller waits.
+//! Asynchronous devices: they process their queue in order, and the mock's clock advances only when a caller waits.
 
 use super::VirtualClock;
 use crate::port::{Interval, MemoryId, TimingToken};
@@ -13,7 +13,7 @@ pub(super) struct Queues(Rc<RefCell<State>>);
 
 #[derive(Debug, Default)]
 struct State {
-    /// When each device has worked off its queue.
+    /// When the queue of each device will be empty.
     busy_until: BTreeMap<MemoryId, Duration>,
     /// Intervals not reported yet.
     unreported: Vec<(TimingToken, Interval)>,
@@ -42,12 +42,12 @@ impl Queues {
         self.0.borrow().busy_until.keys().copied().collect()
     }
 
-    /// When a device will have worked off its queue; `None` for a synchronous device.
+    /// When the queue of a device will be empty; `None` for a synchronous device.
     pub fn busy_until(&self, memory: MemoryId) -> Option<Duration> {
         self.0.borrow().busy_until.get(&memory).copied()
     }
 
-    /// Waits until a device has worked off its queue.
+    /// Waits until the queue of a device is empty.
     pub fn wait(&self, memory: MemoryId, clock: &VirtualClock) {
         let left = self.busy_until(memory).unwrap_or_default().saturating_sub(clock.now());
         if !left.is_zero() {

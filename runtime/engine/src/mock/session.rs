@@ -9,7 +9,7 @@ use crate::port::{MemoryId, Port, Session, Tensor, TimingToken};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// What a partition file holds.
+/// The contents of a partition file.
 #[derive(Clone)]
 pub struct MockModel {
     /// Inputs in the file's order.
@@ -18,7 +18,7 @@ pub struct MockModel {
     pub outputs: Vec<Port>,
     /// Pairs of input and output that must be one buffer; all others must not be.
     pub in_place: Vec<(usize, usize)>,
-    /// What it computes.
+    /// Its computation.
     pub kernel: Kernel,
     /// How long that takes on the mock's clock; no time if `None`.
     pub takes: Option<Takes>,
@@ -81,8 +81,8 @@ impl Frame<'_> {
         self.model.outputs[index].shape.last().copied().flatten().unwrap_or(1)
     }
 
-    /// Where to write an output of this shape; `None` if nobody wants it. A shape other than the bound one is an error, as
-    /// it is in a real runtime.
+    /// Where to write an output of this shape; `None` if it is not bound. A shape other than the bound one is an error, as
+    /// in a real runtime.
     pub fn output(&mut self, index: usize, shape: &[u64]) -> Result<Option<MockTensor>, BackendError> {
         let port = &self.model.outputs[index];
         match &mut self.binding.outputs[index] {

@@ -20,7 +20,7 @@ struct Bytes {
     bytes: RefCell<Vec<u8>>,
     /// Copies that overwrite it and have not been waited for.
     coming: Cell<u32>,
-    /// What is left of its memory, where that is limited.
+    /// The free bytes of its memory, if that is limited.
     account: Option<Rc<Cell<u64>>>,
 }
 
@@ -37,7 +37,7 @@ impl MockBuffer {
         Self::of(memory, bytes, None)
     }
 
-    /// One that is taken off an account until it is dropped.
+    /// A block that reduces the free bytes of its memory until it is dropped.
     pub(super) fn of(memory: MemoryId, bytes: u64, account: Option<Rc<Cell<u64>>>) -> Result<Self, BackendError> {
         let out = || BackendError::OutOfMemory { bytes, place: "mock memory".into(), cause: "too much".into() };
         let size = usize::try_from(bytes).ok().filter(|size| *size < 1 << 32).ok_or_else(out)?;
@@ -56,7 +56,7 @@ impl MockBuffer {
         self.block.memory
     }
 
-    /// A copy of so many bytes begins: what was here is no number any more.
+    /// A copy of this many bytes begins: fills the bytes with NaNs.
     pub(super) fn overwrite(&self, length: usize) -> Result<(), BackendError> {
         let mut all = self.block.bytes.borrow_mut();
         if length > all.len() {
@@ -67,7 +67,7 @@ impl MockBuffer {
         Ok(())
     }
 
-    /// It has arrived.
+    /// The copy has finished.
     pub(super) fn deliver(&self, bytes: &[u8]) -> Result<(), BackendError> {
         self.block.coming.set(self.block.coming.get().saturating_sub(1));
         self.block.bytes.borrow_mut()[..bytes.len()].copy_from_slice(bytes);

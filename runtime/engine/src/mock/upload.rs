@@ -58,7 +58,8 @@ impl Uploads {
         &self,
         source: &MockUploadSource,
         to: &[&MockBuffer],
-        (free, time): (Duration, Duration),
+        free: Duration,
+        time: Duration,
         clock: &VirtualClock,
     ) -> Result<MockUpload, BackendError> {
         let memory = to.first().map_or(MemoryId::HOST, |buffer| buffer.memory());

@@ -1,4 +1,4 @@
-//! Binding a case: inputs filled, outputs given room, states shared where they are updated in place.
+//! Binds a case: fills inputs, reserves outputs, and shares the buffers of states that are updated in place.
 
 use super::{about, fill::fill, find, run_failed};
 use crate::error::{BackendError, EngineError};
@@ -8,17 +8,17 @@ use hpp_schema::DType;
 use hpp_schema::probe::{Case, Feed};
 use std::time::Duration;
 
-/// Bytes read to learn that a device has finished. Devices copy whole words.
+/// Bytes read back to synchronize with a device. Devices copy whole words.
 const GLANCE: u64 = 16;
 
-/// Everything one case has bound.
+/// The tensors that one case has bound.
 pub(super) struct Bound<B: Backend> {
     binding: <B::Session as Session>::Binding,
-    /// Outputs whose shape nobody knows before a run.
+    /// Outputs whose shape is unknown before a run.
     unknown: Vec<usize>,
     /// The first bytes of an output on a device.
     glance: Option<B::Tensor>,
-    /// Time of such a glance when nothing is pending.
+    /// Duration of this read when nothing is pending.
     idle_glance: Duration,
 }
 
@@ -57,8 +57,8 @@ impl<B: Backend> Bound<B> {
 
     /// One run, timed until its outputs are there.
     ///
-    /// A run on a device may return before it is over. Then a few bytes of an output are read, which waits for it; the time
-    /// such a look takes by itself, the shortest seen, is taken off.
+    /// A run on a device may return before it has finished. Reading a few bytes of an output waits for it; the shortest duration of
+    /// such a read alone is subtracted.
     pub fn run(
         &mut self,
         backend: &B,
@@ -81,7 +81,7 @@ impl<B: Backend> Bound<B> {
         Ok(seen.saturating_sub(started).saturating_sub(self.idle_glance).max(returned))
     }
 
-    /// Reads a little of an output on a device, if there is one.
+    /// Reads a few bytes of an output on a device, if there is one.
     fn look(&mut self, backend: &B, session: &B::Session) -> Result<bool, BackendError> {
         let mut bytes = [0; GLANCE as usize];
         if let Some(glance) = &self.glance {
@@ -117,7 +117,7 @@ fn size_of(name: &str, dtype: DType, shape: &[u64]) -> Result<u64, EngineError> 
     crate::buffers::size_of(name, dtype, shape)
 }
 
-/// Holds a case against the session: every input is fed, and nothing is named that is not there.
+/// Checks a case against the session: every input is fed, and every name exists.
 fn check(case: &Case, inputs: &[Port], outputs: &[Port]) -> Result<(), EngineError> {
     let mut problems = Vec::new();
     for port in inputs.iter().filter(|port| case.inputs.iter().all(|feed| feed.name != port.name)) {

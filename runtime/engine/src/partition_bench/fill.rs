@@ -1,4 +1,4 @@
-//! What made-up inputs hold: the same numbers for the same request, in any element type.
+//! The contents of synthetic inputs: the same numbers for the same request, in any element type.
 
 use crate::error::EngineError;
 use crate::tensor::{byte_len, elements};
@@ -44,7 +44,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Runs of elements that are not all zero, by flat index. An axis that is not there counts as filled.
+/// Ranges of elements that are not all zero, by flat index. A missing axis counts as filled.
 fn spans(feed: &Feed, count: u64) -> Vec<Range<u64>> {
     let (step, filled) = match feed.fill {
         Fill::PartlyNormal { axis, filled, .. } if axis < feed.shape.len() => {

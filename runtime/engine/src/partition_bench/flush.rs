@@ -1,8 +1,8 @@
-//! Cold caches: other memory is read by whoever computes, as the rest of the model does in a pass.
+//! Evicts the caches between runs, as the rest of the model does in a pass.
 //!
-//! The reading is a matrix product of one row with a large matrix, on the same threads or the same device, because private caches
-//! belong to cores and a sleeping pool of threads takes a moment to wake: a partition that is timed next finds both as
-//! another partition of the model would leave them.
+//! It reads other memory by a product of one row with a large matrix, on the threads or the device that computes: private caches
+//! belong to cores, and a sleeping thread pool takes a moment to wake. The next timed partition finds both as another partition of the
+//! model would leave them.
 
 use super::{Spec, about, run_failed};
 use crate::error::{BackendError, EngineError};
@@ -58,7 +58,7 @@ impl<B: Backend> CacheFlusher<B> {
         })
     }
 
-    /// Reserves what will be read, so that no later call has to, and gives back what will not be.
+    /// Reserves the memory that will be read, so that no later call has to, and frees the rest.
     pub fn make_room(&mut self, bytes: u64) -> Result<(), EngineError> {
         let failed = |source| about("memory to read between runs", source);
         let rows = bytes / ROW_BYTES;
@@ -77,7 +77,7 @@ impl<B: Backend> CacheFlusher<B> {
         Ok(())
     }
 
-    /// Reads so many bytes, less up to 64 KiB: whole rows are read.
+    /// Reads about this many bytes: up to 64 KiB fewer, because it reads whole rows.
     pub fn flush(&mut self, bytes: u64) -> Result<(), EngineError> {
         let mut rows = (bytes / ROW_BYTES).min(self.slabs.len() as u64 * ROWS);
         for number in 0..rows.div_ceil(ROWS) as usize {
@@ -86,7 +86,7 @@ impl<B: Backend> CacheFlusher<B> {
             rows -= now;
         }
         let failed = |source| run_failed("flusher", "running", source);
-        // Or what is timed next would wait for it.
+        // Otherwise the next timed run would wait for it.
         self.backend
             .synchronize_all(&mut |_, _| ())
             .and_then(|()| self.backend.synchronize_untimed(self.memory))

@@ -1,8 +1,8 @@
-//! PartitionBenchs: one partition by itself, under exactly one provider, on made-up inputs, timed run by run.
+//! Times one partition alone, under exactly one provider, on synthetic inputs, run by run.
 //!
-//! The session is made as the engine makes those of a plan, bound to memory in the same places and run on the same threads, so
-//! that what is measured here is what a pass will take. Between two runs other memory is read by whoever computes
-//! ([`CacheFlusher`]): in a pass, a partition finds its weights as cold as the rest of the model has left them.
+//! The session is created like those of a plan, bound in the same memories and run on the same threads, so that the measured times are
+//! those of a pass. Between two runs a [`CacheFlusher`] reads other memory: in a pass, the rest of the model evicts a partition's weights
+//! from the caches.
 
 mod bind;
 mod fill;
@@ -23,7 +23,7 @@ use std::time::Duration;
 pub struct PartitionBench<B: Backend> {
     backend: B,
     control: B::Control,
-    loaded: Loaded<B::Session, B::WeightStream>,
+    loaded: Loaded<B::Session, B::WeightPager>,
     name: String,
     load: Duration,
 }
@@ -36,7 +36,7 @@ pub struct RunTimes {
 }
 
 impl<B: Backend> PartitionBench<B> {
-    /// Loads the partition under the provider asked for; where that cannot have all of it, this fails.
+    /// Loads the partition under the requested provider; an error if the provider cannot run all of it.
     pub fn load(backend: &B, probe: &PartitionProbe, reporter: &dyn Reporter) -> Result<Self, EngineError> {
         backend.trim_memory().map_err(|source| about("what the partition before held", source))?;
         let started = backend.now();
@@ -55,7 +55,7 @@ impl<B: Backend> PartitionBench<B> {
         Ok(PartitionBench { backend: backend.clone(), control, loaded, name, load })
     }
 
-    /// The processor it computes on, as its owner calls it.
+    /// The processor it computes on, in the backend's words.
     pub fn processor(&self) -> &str {
         &self.loaded.processor
     }
@@ -65,10 +65,10 @@ impl<B: Backend> PartitionBench<B> {
         self.load
     }
 
-    /// Runs a case: `warmup` runs that do not count, then runs that do, as many as the budget allows. With an flusher, other
+    /// Runs a case: `warmup` runs that do not count, then runs that do, as many as the budget allows. With a flusher, other
     /// memory is read before each.
     pub fn case(&mut self, case: &Case, mut flusher: Option<&mut CacheFlusher<B>>) -> Result<RunTimes, EngineError> {
-        // Before anything of this case is reserved: what the case before held would count as memory that measuring takes.
+        // Before this case reserves memory: the memory of the previous case would count as its own.
         self.backend.trim_memory().map_err(|source| about("what the case before held", source))?;
         if let Some(flusher) = &mut flusher {
             flusher.make_room(case.evict_bytes)?;
@@ -99,7 +99,7 @@ impl<B: Backend> PartitionBench<B> {
     }
 }
 
-/// What a session is made from, where there is no plan.
+/// The settings of a session without a plan.
 struct Spec<'a> {
     name: &'a str,
     file: &'a Path,
@@ -115,7 +115,7 @@ impl Spec<'_> {
         provider: Provider,
         control: &B::Control,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<B::Session, B::WeightStream>, EngineError> {
+    ) -> Result<Loaded<B::Session, B::WeightPager>, EngineError> {
         let device = match provider {
             Provider::Cpu => Device::new("cpu", DeviceKind::Cpu),
             Provider::Cuda | Provider::Webgpu => Device::new("gpu0", DeviceKind::Gpu),

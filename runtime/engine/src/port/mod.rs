@@ -1,4 +1,4 @@
-//! The ports: what the engine needs from whatever runs its partitions. They name no library.
+//! The ports: the traits through which the engine runs partitions. They name no library.
 //!
 //! Two crates implement them: `hpp-backend` over ONNX Runtime, and the mock of this crate (feature `mock`), which checks the
 //! contracts written here.
@@ -7,7 +7,7 @@ mod time;
 mod weights;
 
 pub use time::{Interval, Timing, TimingToken};
-pub use weights::{ChunkSize, ExpertWeights, HostCopy, Uploaded, WeightLocation, WeightResidency, WeightStream};
+pub use weights::{ChunkSize, ExpertWeights, HostCopy, Uploaded, WeightLocation, WeightPager, WeightResidency};
 
 use crate::error::BackendError;
 use crate::reporter::Reporter;
@@ -119,7 +119,7 @@ pub trait Backend: Clone {
     /// A partition ready to run.
     type Session: Session<Tensor = Self::Tensor, Control = Self::Control>;
     /// The weights of a session that may lie on disk.
-    type WeightStream: WeightStream;
+    type WeightPager: WeightPager;
     /// Stops runs from another thread.
     type Control: Control;
     /// The host's side of weights that are copied to a device.
@@ -133,7 +133,7 @@ pub trait Backend: Clone {
         spec: &SessionSpec<'_>,
         control: &Self::Control,
         reporter: &dyn Reporter,
-    ) -> Result<Loaded<Self::Session, Self::WeightStream>, BackendError>;
+    ) -> Result<Loaded<Self::Session, Self::WeightPager>, BackendError>;
     /// Called once after all partitions of a plan are loaded.
     fn finish_loading(&self) {}
     /// Reserves zeroed bytes. On the host, pages are allocated when they are first touched.
@@ -193,7 +193,7 @@ pub trait Backend: Clone {
     fn name_mapped_files(&self, _files: &[&Path]) {}
     /// Memory that this process and the devices use.
     fn memory_use(&self) -> MemoryUse;
-    /// Most host memory this process may use, where the system tells.
+    /// Most host memory this process may use, if the system reports it.
     fn memory_limit(&self) -> Option<u64> {
         None
     }
@@ -260,21 +260,21 @@ pub trait Control: Clone + Send + Sync + 'static {
 /// Memory that this process and the devices use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryUse {
-    /// Peak resident set size, bytes, where the system tells.
+    /// Peak resident set size, bytes, if the system reports it.
     pub peak_resident: Option<u64>,
-    /// Resident set size now, bytes, where the system tells.
+    /// Resident set size now, bytes, if the system reports it.
     pub resident: Option<u64>,
     /// One entry for each device in use.
-    pub devices: Vec<DeviceMemory>,
+    pub devices: Vec<DeviceMemoryInfo>,
 }
 
 /// Memory of one device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DeviceMemory {
+pub struct DeviceMemoryInfo {
     /// The device, in the backend's words.
     pub name: String,
-    /// Bytes that the engine's tensors and weights take there, where the device tells.
+    /// Bytes that the engine's tensors and weights take there, if the device reports it.
     pub used: Option<u64>,
-    /// All it has, where the device tells.
+    /// Total bytes, if the device reports it.
     pub total: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! When things happened, by [`Backend::now`](super::Backend::now).
+//! Intervals of time on the clock of [`Backend::now`](super::Backend::now).
 
 use std::time::Duration;
 

@@ -11,7 +11,7 @@ pub enum WeightResidency {
     /// In the memory of its device.
     #[default]
     InMemory,
-    /// Some pinned in memory ([`WeightStream::pin_and_stream`]), the rest on disk and read before each run.
+    /// Some locked in memory ([`WeightPager::lock_and_stream`]), the rest on disk and read before each run.
     Streamed,
     /// Mapped from their file; the system loads the pages that a run touches.
     Mapped {
@@ -41,18 +41,18 @@ pub struct ExpertWeights<'a> {
 /// The weights of one session that lie on disk between its runs.
 ///
 /// Every session has one; for weights that stay in memory all methods do nothing. It may outlive the session's other handles.
-pub trait WeightStream {
-    /// Whether the weights stay where they are, so that no run needs a fetch or a release.
-    fn is_resident(&self) -> bool;
-    /// Whether warm-up runs before [`pin_and_stream`](Self::pin_and_stream) would show which weights runs read at all.
+pub trait WeightPager {
+    /// Whether the weights need no management: no run needs a fetch or a release.
+    fn is_unmanaged(&self) -> bool;
+    /// Whether warm-up runs before [`lock_and_stream`](Self::lock_and_stream) would show which weights runs read at all.
     fn wants_warm_up(&self) -> bool {
         false
     }
     /// After a warm-up run: records which pages it touched, and drops them.
     fn sample_resident(&mut self) {}
-    /// For streamed weights: reads and pins up to `pinned` bytes of them and drops the others. Until then the system loads pages
+    /// For streamed weights: reads and locks up to `locked` bytes of them and drops the others. Until then the system loads pages
     /// as runs touch them. Returns a warning for the user, if there is one.
-    fn pin_and_stream(&mut self, _pinned: u64) -> Result<Option<String>, BackendError> {
+    fn lock_and_stream(&mut self, _locked: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
     /// The chunks that must be fetched before each run, followed by those of [`experts`](Self::experts); none where all weights stay in
@@ -73,7 +73,7 @@ pub trait WeightStream {
     fn prefetch(&mut self, _chunk: usize) -> Result<(), BackendError> {
         Ok(())
     }
-    /// Waits until a chunk is in memory; when it was read.
+    /// Waits until a chunk is in memory; returns the interval of its read.
     fn wait(&mut self, _chunk: usize) -> Result<Interval, BackendError> {
         Ok(Interval::default())
     }
@@ -96,13 +96,13 @@ pub struct WeightLocation {
 /// How the host keeps weights that are copied to a device: some in pinned memory, the rest in their files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCopy {
-    /// Most bytes in pinned memory, as far as there is room.
+    /// Most bytes in pinned memory.
     pub pinned: u64,
     /// Whether reads bypass the page cache.
     pub bypass_page_cache: bool,
 }
 
-/// Weights that runs from now on find on their device.
+/// The result of an upload that later runs can rely on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Uploaded {
     /// When they were copied.

@@ -1,8 +1,8 @@
-//! Which boundaries may share buffers: those that are never needed at the same time, as registers are allocated by a linear scan.
+//! Liveness of boundaries: those that are never live at the same time share buffers (linear-scan allocation).
 
 use super::schedule::ScheduledOp;
 use super::stage::{InputSource, OutputSink, Stage};
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, Table};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::telemetry::{PerPhase, Phase};
 
 /// The steps of a schedule from a boundary's producer to its last reader.
@@ -15,10 +15,10 @@ struct Lifetime {
 /// For each of `count` boundaries the index of its buffers. Boundaries have one index only if the last reader of one runs before the
 /// producer of the other. Where the phases run partitions in different orders, each boundary has an index of its own.
 pub(crate) fn share_buffers(
-    stages: &Table<StageId, Stage>,
+    stages: &IndexVec<StageId, Stage>,
     schedules: &PerPhase<Vec<ScheduledOp>>,
     count: usize,
-) -> Table<BoundaryId, usize> {
+) -> IndexVec<BoundaryId, usize> {
     let [prefill, decode] = [Phase::Prefill, Phase::Decode].map(|phase| partitions(&schedules[phase]));
     if prefill != decode {
         return (0..count).collect();
@@ -36,7 +36,7 @@ fn partitions(schedule: &[ScheduledOp]) -> Vec<PartitionId> {
 }
 
 /// A boundary without a producer in the schedule lives always.
-fn lifetimes(stages: &Table<StageId, Stage>, order: &[PartitionId], count: usize) -> Vec<Lifetime> {
+fn lifetimes(stages: &IndexVec<StageId, Stage>, order: &[PartitionId], count: usize) -> Vec<Lifetime> {
     let mut lifetimes: Vec<Option<Lifetime>> = vec![None; count];
     let mut extend = |boundary: BoundaryId, first: usize, last: usize| {
         let lifetime = lifetimes[boundary.index()].get_or_insert(Lifetime { first, last });

@@ -13,7 +13,7 @@ pub(crate) use shape::{PassShape, PassSizes, SymbolTable, token_axis};
 pub(crate) use stage::{InputSource, OutputSink, Routing, Stage, StageInput, StageOutput};
 
 use crate::buffers::StateLayout;
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, StateId, Table};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId, StateId};
 use crate::port::MemoryId;
 use crate::telemetry::{PerPhase, Phase};
 use hpp_schema::{ModelKind, Partition, Plan};
@@ -24,15 +24,15 @@ pub(crate) struct Program {
     pub plan: Plan,
     /// Most tokens of one sequence.
     pub context: u64,
-    pub stages: Table<StageId, Stage>,
+    pub stages: IndexVec<StageId, Stage>,
     pub schedules: PerPhase<Vec<ScheduledOp>>,
-    pub layouts: Table<StateId, StateLayout>,
+    pub layouts: IndexVec<StateId, StateLayout>,
     /// The boundary that holds the next-token logits.
     pub logits: Option<BoundaryId>,
 }
 
 /// The stage of each partition in each phase.
-pub(crate) type Route = PerPhase<Table<PartitionId, StageId>>;
+pub(crate) type Route = PerPhase<IndexVec<PartitionId, StageId>>;
 
 impl Program {
     pub fn partition(&self, id: PartitionId) -> &Partition {

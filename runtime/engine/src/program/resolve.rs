@@ -1,9 +1,9 @@
 //! Matches the plan's names with ids and with the ports of sessions.
 
 use super::stage::{InputSource, OutputSink};
-use crate::ids::{BoundaryId, Id, InputId, PartitionId, StateId, Table};
+use crate::ids::{BoundaryId, Id, IndexVec, InputId, PartitionId, StateId};
 use crate::port::Port;
-use hpp_schema::{DType, Form, OutputRole, OutputUse, Partition, Plan, State};
+use hpp_schema::{DType, OutputRole, OutputUse, Partition, PartitionVariant, Plan, State};
 
 /// A partition output that is not a state.
 pub(crate) struct BoundaryName<'a> {
@@ -15,7 +15,7 @@ pub(crate) struct BoundaryName<'a> {
 pub(crate) struct NameResolver<'a> {
     plan: &'a Plan,
     /// In the order of partitions and their outputs.
-    pub boundaries: Table<BoundaryId, BoundaryName<'a>>,
+    pub boundaries: IndexVec<BoundaryId, BoundaryName<'a>>,
 }
 
 impl<'a> NameResolver<'a> {
@@ -86,7 +86,7 @@ pub(crate) struct NamedPorts {
 /// weights, and outputs in the plan's order.
 pub(crate) fn match_ports(
     partition: &Partition,
-    form: &Form<'_>,
+    variant: &PartitionVariant<'_>,
     inputs: &[Port],
     outputs: &[Port],
 ) -> Result<NamedPorts, Vec<String>> {
@@ -95,12 +95,12 @@ pub(crate) fn match_ports(
     let planned_outputs: Vec<PlannedPort> =
         partition.outputs.iter().map(|output| (&*output.name, output.dtype)).collect();
     let mut problems = Vec::new();
-    let ports = if form.weights.is_empty() {
+    let ports = if variant.weights.is_empty() {
         problems.extend(match_by_name("input", &planned_inputs, inputs));
         problems.extend(match_by_name("output", &planned_outputs, outputs));
         NamedPorts { inputs: inputs.to_vec(), outputs: outputs.to_vec() }
     } else {
-        planned_inputs.extend(form.weights.iter().map(|weight| (&*weight.name, weight.dtype)));
+        planned_inputs.extend(variant.weights.iter().map(|weight| (&*weight.name, weight.dtype)));
         problems.extend(match_by_position("input", &planned_inputs, inputs));
         problems.extend(match_by_position("output", &planned_outputs, outputs));
         NamedPorts { inputs: renamed(&planned_inputs, inputs), outputs: renamed(&planned_outputs, outputs) }

@@ -2,14 +2,14 @@
 
 use super::resolve::NameResolver;
 use super::stage::{InputSource, Stage};
-use crate::ids::{BoundaryId, Id, PartitionId, StageId, Table};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::port::MemoryId;
 use hpp_schema::{Plan, Step};
 
 /// One step of a schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ScheduledOp {
-    /// Run a partition, in the form that the runtime's route gives for the phase.
+    /// Run a partition, in the variant that the runtime's route gives for the phase.
     Run(PartitionId),
     /// Copy boundaries to the memories of the stages that will read them.
     Copy(Vec<BoundaryCopy>),
@@ -26,8 +26,8 @@ pub(crate) struct BoundaryCopy {
 pub(crate) fn resolve(
     plan: &Plan,
     names: &NameResolver<'_>,
-    stages: &Table<StageId, Stage>,
-    route: &Table<PartitionId, StageId>,
+    stages: &IndexVec<StageId, Stage>,
+    route: &IndexVec<PartitionId, StageId>,
     steps: &[Step],
 ) -> Vec<ScheduledOp> {
     let mut ops = Vec::with_capacity(steps.len());

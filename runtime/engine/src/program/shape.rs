@@ -24,20 +24,20 @@ impl PassSizes {
         self.past + self.sequence
     }
 
-    fn get(&self, size: PassSize) -> u64 {
+    fn get(&self, size: DimMeaning) -> u64 {
         match size {
-            PassSize::Batch => self.batch,
-            PassSize::Sequence => self.sequence,
-            PassSize::Total => self.total(),
-            PassSize::Past => self.past,
-            PassSize::Rows => self.rows,
+            DimMeaning::Batch => self.batch,
+            DimMeaning::Sequence => self.sequence,
+            DimMeaning::Total => self.total(),
+            DimMeaning::Past => self.past,
+            DimMeaning::Rows => self.rows,
         }
     }
 }
 
 /// What a symbol stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PassSize {
+enum DimMeaning {
     Batch,
     Sequence,
     Total,
@@ -48,7 +48,7 @@ enum PassSize {
 /// The meaning of each symbol in a plan's shapes.
 #[derive(Debug, Default)]
 pub(crate) struct SymbolTable {
-    sizes: BTreeMap<String, PassSize>,
+    sizes: BTreeMap<String, DimMeaning>,
     fixed: BTreeMap<String, Dim>,
 }
 
@@ -58,13 +58,13 @@ impl SymbolTable {
         let mut symbols = SymbolTable::default();
         for input in &plan.model.inputs {
             let dims = input.shape.as_slice();
-            let meanings: &[PassSize] = match input.role {
+            let meanings: &[DimMeaning] = match input.role {
                 InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::PositionIds => {
-                    &[PassSize::Batch, PassSize::Sequence]
+                    &[DimMeaning::Batch, DimMeaning::Sequence]
                 }
-                InputRole::Embeddings => &[PassSize::Batch, PassSize::Sequence],
-                InputRole::AttentionMask => &[PassSize::Batch, PassSize::Total],
-                InputRole::LogitPositions => &[PassSize::Rows],
+                InputRole::Embeddings => &[DimMeaning::Batch, DimMeaning::Sequence],
+                InputRole::AttentionMask => &[DimMeaning::Batch, DimMeaning::Total],
+                InputRole::LogitPositions => &[DimMeaning::Rows],
                 InputRole::UseCacheBranch | InputRole::Free => &[],
             };
             // Position ids with three axes have one before the batch; an input with one axis has no batch axis.
@@ -80,7 +80,7 @@ impl SymbolTable {
         symbols
     }
 
-    fn learn(&mut self, dim: &Dim, meaning: PassSize) {
+    fn learn(&mut self, dim: &Dim, meaning: DimMeaning) {
         if let Some(name) = dim.as_symbol()
             && !self.fixed.contains_key(name)
         {
@@ -92,7 +92,7 @@ impl SymbolTable {
         match state.update {
             StateUpdate::Append { axis, .. } => {
                 if let Some(dim) = state.shape.get(axis) {
-                    self.learn(dim, PassSize::Past);
+                    self.learn(dim, DimMeaning::Past);
                 }
             }
             StateUpdate::InPlace { axis, capacity } => {
@@ -105,7 +105,7 @@ impl SymbolTable {
             StateUpdate::Replace | StateUpdate::ReadOnly => {}
         }
         if let Some(dim) = state.shape.first() {
-            self.learn(dim, PassSize::Batch);
+            self.learn(dim, DimMeaning::Batch);
         }
     }
 
@@ -116,7 +116,7 @@ impl SymbolTable {
 
     /// Whether a dimension is the number of sequences.
     pub fn is_batch(&self, dim: &Dim) -> bool {
-        dim.as_symbol().is_some_and(|name| self.sizes.get(name) == Some(&PassSize::Batch))
+        dim.as_symbol().is_some_and(|name| self.sizes.get(name) == Some(&DimMeaning::Batch))
     }
 
     fn resolve_dim(&self, dim: &Dim) -> Option<PassDim> {
@@ -157,7 +157,7 @@ struct PassDim(Vec<Term>);
 #[derive(Clone, Debug)]
 struct Term {
     coefficient: i64,
-    factors: SmallVec<[PassSize; 2]>,
+    factors: SmallVec<[DimMeaning; 2]>,
 }
 
 impl PassShape {

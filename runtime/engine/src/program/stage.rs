@@ -1,4 +1,4 @@
-//! Stages: partitions loaded in one of their forms, with every input and output resolved to what the engine binds there.
+//! Stages: partitions loaded in one of their variants, with every input and output resolved to what the engine binds there.
 //!
 //! A partition that computes differently in prefill and decode is two stages. Stages whose weights are inputs may share a session.
 
@@ -40,7 +40,7 @@ impl OutputSink {
     }
 }
 
-/// A partition loaded in one form.
+/// A partition loaded in one variant.
 #[derive(Debug)]
 pub(crate) struct Stage {
     /// The partition's name.

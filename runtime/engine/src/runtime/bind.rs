@@ -1,9 +1,9 @@
-//! Binding one item of a pass at one stage, and taking what its run leaves.
+//! Binds one item of a pass at one stage, and takes the outputs of its run.
 
 use super::pass::{PassItem, PassRunner};
 use super::sequence::StageBinding;
 use super::{Runtime, Sequence};
-use crate::buffers::{BindingKey, Buffer, BufferPool, Lane, StateArrival, StateReturn, about};
+use crate::buffers::{BindingKey, BufferPool, BufferView, Lane, StateArrival, StateReturn, about};
 use crate::error::{BackendError, EngineError};
 use crate::ids::StageId;
 use crate::port::{Backend, MemoryId, Port, Session};
@@ -36,24 +36,19 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             let bound = match *source {
                 InputSource::ModelInput(input) => {
                     let buffer = inputs[input].buffer(port.memory);
-                    binder.input(
-                        index,
-                        port,
-                        buffer,
-                        BindingKey { buffer: buffer.id, dims: inputs[input].dims.clone() },
-                    )
+                    binder.input(index, port, BufferView { buffer, dims: inputs[input].dims.clone() })
                 }
                 InputSource::Weight(weight) => {
                     let (buffer, dims) = weights.input(id, weight);
-                    binder.input(index, port, buffer, BindingKey { buffer: buffer.id, dims: dims.clone() })
+                    binder.input(index, port, BufferView { buffer, dims: dims.clone() })
                 }
                 InputSource::State(state) => {
                     let layout = &self.program.layouts[state];
                     let length = sizes.past;
                     let home = states[state].past(layout, length)?;
                     let arrival = StateArrival { first_pass: *is_first, length };
-                    let (buffer, key) = staging.past(pool, (id, state), layout, home, arrival, recorder)?;
-                    binder.input(index, port, buffer, key)
+                    let past = staging.past(pool, (id, state), layout, home, arrival, recorder)?;
+                    binder.input(index, port, past)
                 }
                 InputSource::Boundary(boundary) => {
                     boundaries.copy_to(boundary, pool, port.memory, recorder)?;
@@ -169,9 +164,9 @@ struct Binder<'a, B: Backend> {
 }
 
 impl<B: Backend> Binder<'_, B> {
-    fn input(&mut self, index: usize, port: &Port, buffer: &Buffer<B>, key: BindingKey) -> Result<(), BackendError> {
-        let pool = self.pool;
-        self.input_with(index, key, |key, bind| bind(&pool.view(buffer, port.dtype, &key.dims)?))
+    fn input(&mut self, index: usize, port: &Port, view: BufferView<'_, B>) -> Result<(), BackendError> {
+        let (pool, buffer) = (self.pool, view.buffer);
+        self.input_with(index, view.key(), |key, bind| bind(&pool.view(buffer, port.dtype, &key.dims)?))
     }
 
     /// Binds the tensor that `with` passes on.
@@ -191,20 +186,17 @@ impl<B: Backend> Binder<'_, B> {
     }
 
     /// Binds an output to a buffer; without one, lets the session allocate it.
-    fn output(
-        &mut self,
-        index: usize,
-        port: &Port,
-        buffer: Option<(&Buffer<B>, BindingKey)>,
-    ) -> Result<(), BackendError> {
+    fn output(&mut self, index: usize, port: &Port, view: Option<BufferView<'_, B>>) -> Result<(), BackendError> {
         let StageBinding { binding, outputs, .. } = &mut *self.bound;
-        let Some((buffer, key)) = buffer else {
+        let Some(view) = view else {
             outputs[index] = None;
             return self.session.bind_output_unknown(binding, index);
         };
+        let buffer = view.buffer;
+        let key = view.key();
         if outputs[index].as_ref() != Some(&key) {
-            let view = self.pool.view(buffer, port.dtype, &key.dims)?;
-            self.session.bind_output(binding, index, &view)?;
+            let tensor = self.pool.view(buffer, port.dtype, &key.dims)?;
+            self.session.bind_output(binding, index, &tensor)?;
             outputs[index] = Some(key);
         }
         Ok(())

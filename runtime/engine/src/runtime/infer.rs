@@ -1,5 +1,4 @@
-//! One run from named inputs to named outputs: for models that generate nothing, and for any model whose caller gives every input
-//! and state.
+//! One run from named inputs to named outputs, for models that generate no text and for callers that give every input and state.
 
 use super::Runtime;
 use super::sequence::StageBinding;

@@ -1,4 +1,4 @@
-//! The runtime: everything that a pass changes, and the operations on it. What they follow is the [`Program`].
+//! The runtime: everything that a pass changes, and the operations on it. The immutable part is the [`Program`].
 
 mod bind;
 mod infer;
@@ -15,14 +15,14 @@ pub use infer::NamedTensors;
 pub use pages::PageLayout;
 pub(crate) use row_batch::RowBatcher;
 pub use sequence::Sequence;
-pub(crate) use step::Step;
+pub(crate) use step::StepRequest;
 pub use step::{LogitRows, StepInput, WorkItem};
 
 use crate::buffers::{BufferPool, Lane, StateArena, StateBuffers, StateStaging};
 use crate::cancel::{Attached, CancelHandle};
 use crate::error::EngineError;
 use crate::file_watch::FileWatch;
-use crate::ids::{BoundaryId, SessionId, StageId, Table};
+use crate::ids::{BoundaryId, IndexVec, SessionId, StageId};
 use crate::port::Backend;
 use crate::program::{Program, Route, Stage};
 use crate::telemetry::Recorder;
@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The mutable half of an engine.
 pub(crate) struct Runtime<B: Backend> {
     pub pool: BufferPool<B>,
-    pub sessions: Table<SessionId, B::Session>,
+    pub sessions: IndexVec<SessionId, B::Session>,
     /// At least one; item n of a pass need not use lane n.
     pub lanes: Vec<Lane<B>>,
     pub staging: StateStaging<B>,
@@ -46,7 +46,7 @@ pub(crate) struct Runtime<B: Backend> {
     pub taps: Taps,
     /// Sequences whose states fit the memory budget together.
     pub max_sequences: u64,
-    /// Bytes on their way from a device to the caller.
+    /// Staging for logits on their way from a device to the caller.
     pub scratch: Vec<u8>,
     /// Fails if a file that sessions read is written to.
     pub watch: FileWatch,
@@ -94,7 +94,7 @@ impl<B: Backend> Runtime<B> {
             length: 0,
             limit,
             row: None,
-            states: Table::default(),
+            states: IndexVec::default(),
             bindings,
             taps_version,
             history,
@@ -107,7 +107,7 @@ impl<B: Backend> Runtime<B> {
     }
 
     /// Empty bindings, one for each stage.
-    fn new_bindings(&self, program: &Program) -> Result<Table<StageId, StageBinding<B>>, EngineError> {
+    fn new_bindings(&self, program: &Program) -> Result<IndexVec<StageId, StageBinding<B>>, EngineError> {
         let bind = |stage: &Stage| {
             StageBinding::new(stage, &self.sessions[stage.session])
                 .map_err(|source| stage.failed("being bound", source))

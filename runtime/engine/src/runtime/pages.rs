@@ -1,16 +1,16 @@
-//! KV pages: saves what a sequence's states hold, page by page, and makes a sequence of saved pages.
+//! KV pages: saves the states of a sequence page by page, and makes a sequence from saved pages.
 
 use super::{Runtime, Sequence};
 use crate::buffers::{PagePart, PageRange};
 use crate::error::EngineError;
-use crate::ids::{StateId, Table};
+use crate::ids::{IndexVec, StateId};
 use crate::port::{Backend, MemoryId};
 use crate::program::Program;
 
 /// How a page of a plan's states is laid out.
 #[derive(Clone, Debug)]
 pub struct PageLayout {
-    parts: Table<StateId, PagePart>,
+    parts: IndexVec<StateId, PagePart>,
     tokens: u64,
     is_on_host: bool,
 }
@@ -55,7 +55,7 @@ impl PageLayout {
 }
 
 impl<B: Backend> Runtime<B> {
-    /// Copies consecutive pages, the first of which starts at token `first`, out of a sequence. Each of `pages` has the layout's bytes.
+    /// Copies consecutive pages out of a sequence. The first starts at token `first`; each of `pages` has the layout's bytes.
     pub fn save_pages(
         &mut self,
         program: &Program,

@@ -7,7 +7,7 @@ use crate::error::EngineError;
 use crate::ids::StageId;
 use crate::port::{Backend, Session, Timing};
 use crate::program::{BoundaryCopy, PassSizes, Program, ScheduledOp};
-use crate::telemetry::{Event, Phase};
+use crate::telemetry::{DeviceEvent, Phase};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ impl<B: Backend> Runtime<B> {
         let token = self.sessions[stage.session].run(binding, &self.control);
         let token = token.map_err(|source| stage.failed("running", source))?;
         let timing = token.map_or_else(|| Timing::Measured(self.pool.since(start)), Timing::Pending);
-        self.recorder.record(Event::Run { stage: id, phase }, timing);
+        self.recorder.record(DeviceEvent::Run { stage: id, phase }, timing);
         Ok(())
     }
 }

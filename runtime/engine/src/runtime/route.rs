@@ -48,7 +48,8 @@ impl Routing {
             return;
         }
         let mut order: Vec<usize> = (0..logits.len()).collect();
-        let by_logit = |a: &usize, b: &usize| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal).then(b.cmp(a));
+        let by_logit =
+            |a: &usize, b: &usize| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal).then(b.cmp(a));
         let active = self.active.min(order.len());
         if active < order.len() {
             order.select_nth_unstable_by(active, by_logit);

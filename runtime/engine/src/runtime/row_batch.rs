@@ -1,7 +1,7 @@
 //! Row batching: the next tokens of several sequences as rows of one run, so that a matrix is multiplied once for all of them.
 //!
-//! A run of several rows may use other kernels than a run of one, whose sums round differently. So the first pass with so many rows
-//! computes its items both ways, and rows are batched from then on only if every bit was the same.
+//! A run of several rows may use other kernels than a run of one row, and their sums may round differently. So the first pass with a new
+//! number of rows computes its items both ways, and later passes batch that many rows only if every bit was the same.
 
 use super::pass::PassItem;
 use super::step::{PassLogits, WorkItem};
@@ -23,7 +23,7 @@ const FIRST_CLASS: u64 = 256;
 /// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
 const ROUNDING: f32 = 0.05;
 
-/// After so many classes of batches that may not be used, and none that may, no more are checked.
+/// The check gives up after this many classes of batches that may not be used, if none may.
 const MOST_FAILURES: usize = 3;
 
 static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();

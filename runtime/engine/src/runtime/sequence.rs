@@ -2,7 +2,7 @@
 
 use crate::buffers::{ArenaRow, BindingKey, BufferPool, StateBuffers};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{StageId, StateId, Table};
+use crate::ids::{IndexVec, StageId, StateId};
 use crate::port::{Backend, Session};
 use crate::program::{Program, Stage};
 use crate::tensor::HostTensor;
@@ -13,8 +13,8 @@ pub struct Sequence<B: Backend> {
     pub(super) limit: u64,
     /// Its row in the state arena, if its states are there.
     pub(super) row: Option<ArenaRow>,
-    pub(super) states: Table<StateId, StateBuffers<B>>,
-    pub(super) bindings: Table<StageId, StageBinding<B>>,
+    pub(super) states: IndexVec<StateId, StateBuffers<B>>,
+    pub(super) bindings: IndexVec<StageId, StageBinding<B>>,
     /// The version of the taps that the bindings were made for.
     pub(super) taps_version: u64,
     /// All tokens, for a decoder that keeps no state and computes them again each step.

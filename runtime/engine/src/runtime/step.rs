@@ -7,7 +7,7 @@ use crate::buffers::{PassInput, about};
 use crate::error::EngineError;
 use crate::port::{Backend, MemoryId};
 use crate::program::{PassSizes, Program};
-use crate::telemetry::{Phase, Transfer};
+use crate::telemetry::{Phase, TensorCopy};
 use crate::tensor::{HostTensor, Logits, floats_to_f32};
 use hpp_schema::ModelKind;
 use std::collections::BTreeMap;
@@ -114,7 +114,7 @@ impl LogitRows {
 }
 
 /// What a step takes and returns.
-pub(crate) struct Step<'a> {
+pub(crate) struct StepRequest<'a> {
     pub input: StepInput<'a>,
     pub rows: LogitRows,
     /// Further model inputs, by name.
@@ -145,7 +145,7 @@ impl<B: Backend> Runtime<B> {
     ) -> Result<Vec<Result<(), EngineError>>, EngineError> {
         let mut outcomes = Vec::with_capacity(items.len());
         for WorkItem { sequence, input, rows, extra, logits } in items.iter_mut() {
-            match self.step_with(program, sequence, Step { input: *input, rows: *rows, extra, logits }) {
+            match self.step_with(program, sequence, StepRequest { input: *input, rows: *rows, extra, logits }) {
                 Err(error) if error.concerns_all() => return Err(error),
                 outcome => outcomes.push(outcome),
             }
@@ -188,7 +188,7 @@ impl<B: Backend> Runtime<B> {
         rows: LogitRows,
     ) -> Result<Logits, EngineError> {
         let mut logits = Logits::default();
-        self.step_with(program, sequence, Step { input, rows, extra: &BTreeMap::new(), logits: &mut logits })?;
+        self.step_with(program, sequence, StepRequest { input, rows, extra: &BTreeMap::new(), logits: &mut logits })?;
         Ok(logits)
     }
 
@@ -196,14 +196,14 @@ impl<B: Backend> Runtime<B> {
         &mut self,
         program: &Program,
         sequence: &mut Sequence<B>,
-        step: Step<'_>,
+        step: StepRequest<'_>,
     ) -> Result<(), EngineError> {
         let tokens = accept(program, sequence, step.input)?;
-        let Step { input, rows, extra, logits } = step;
+        let StepRequest { input, rows, extra, logits } = step;
         (logits.rows, logits.vocab) = (0, 0);
         logits.data.clear();
         if program.recomputes() {
-            return self.recompute(program, sequence, tokens, Step { input, rows, extra, logits });
+            return self.recompute(program, sequence, tokens, StepRequest { input, rows, extra, logits });
         }
         self.make_room_in_states(program, sequence, sequence.length + tokens)?;
         let chunk = program.plan.schedule.prefill_chunk.unwrap_or(tokens).clamp(1, tokens);
@@ -263,9 +263,9 @@ impl<B: Backend> Runtime<B> {
         program: &Program,
         sequence: &mut Sequence<B>,
         tokens: u64,
-        step: Step<'_>,
+        step: StepRequest<'_>,
     ) -> Result<(), EngineError> {
-        let Step { input, rows, extra, logits } = step;
+        let StepRequest { input, rows, extra, logits } = step;
         let mut history = std::mem::take(&mut sequence.history);
         let before = (history.tokens.len(), history.embeddings.len());
         match input {
@@ -332,7 +332,7 @@ impl<B: Backend> Runtime<B> {
         boundaries.read_into(id, &self.pool, row_bytes * first, &mut self.scratch)?;
         if home != MemoryId::HOST {
             let bytes = self.scratch.len() as u64;
-            let transfer = Transfer { name, from: home, to: MemoryId::HOST, bytes };
+            let transfer = TensorCopy { name, from: home, to: MemoryId::HOST, bytes };
             self.recorder.copied(&transfer, self.pool.since(start));
         }
         if !floats_to_f32(boundaries.dtype(id), &self.scratch, &mut logits.data) {

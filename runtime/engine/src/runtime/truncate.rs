@@ -1,4 +1,4 @@
-//! Truncation: a sequence drops its last tokens, as far as its states can go back.
+//! Truncation: a sequence drops its last tokens, if its states can go back that far.
 
 use super::Sequence;
 use crate::buffers::{BufferPool, StateLayout};

@@ -1,4 +1,4 @@
-//! Warm-up: two passes on made-up tokens that show which of their weights sessions read.
+//! Warm-up: two passes on synthetic tokens that show which weights each session reads.
 
 use super::{LogitRows, Runtime, StepInput};
 use crate::error::EngineError;

@@ -1,8 +1,8 @@
-//! What the engine measures about itself: times, counts and bytes, all cheap enough to be always on.
+//! The engine's telemetry: times, counts and bytes, cheap enough to be always on.
 
 mod recorder;
 
-pub(crate) use recorder::{Awaited, Event, Recorder, Transfer};
+pub(crate) use recorder::{Awaited, DeviceEvent, Recorder, TensorCopy};
 
 use crate::port::MemoryUse;
 use hpp_schema::Provider;
@@ -15,9 +15,9 @@ const HOST: &str = "cpu";
 /// Which schedule a pass follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Takes in several tokens, or the first.
+    /// Several tokens, or the first.
     Prefill,
-    /// Takes in one more token.
+    /// One more token.
     Decode,
 }
 

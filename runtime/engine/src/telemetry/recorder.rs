@@ -21,12 +21,12 @@ pub(crate) struct Recorder {
     /// The last stage that ran on each lane, in the order of the pass's lanes.
     last: Vec<Option<(StageId, Phase)>>,
     /// Operations whose interval the backend reports later, oldest first.
-    pending: VecDeque<(TimingToken, Event)>,
+    pending: VecDeque<(TimingToken, DeviceEvent)>,
 }
 
-/// Something that may run asynchronously on a device.
+/// An operation that may run asynchronously on a device.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Event {
+pub(crate) enum DeviceEvent {
     /// A stage's run.
     Run { stage: StageId, phase: Phase },
     /// An upload of a stage's weights to a device.
@@ -42,7 +42,7 @@ struct TimelineRecording {
 }
 
 /// A copy of a tensor from one memory to another.
-pub(crate) struct Transfer<'a> {
+pub(crate) struct TensorCopy<'a> {
     pub name: &'a str,
     pub from: MemoryId,
     pub to: MemoryId,
@@ -86,7 +86,7 @@ impl Recorder {
     }
 
     /// A tensor was copied between memories.
-    pub fn copied(&mut self, transfer: &Transfer<'_>, interval: Interval) {
+    pub fn copied(&mut self, transfer: &TensorCopy<'_>, interval: Interval) {
         self.telemetry.copies.add(interval.duration());
         self.telemetry.copied_bytes += transfer.bytes;
         self.pass.copies.add(interval.duration());
@@ -116,20 +116,21 @@ impl Recorder {
 
     /// A run uses an expert that was in memory, or was not.
     pub fn expert_used(&mut self, was_cached: bool) {
-        let count =
-            if was_cached { &mut self.telemetry.expert_hits } else { &mut self.telemetry.expert_misses };
+        let count = if was_cached { &mut self.telemetry.expert_hits } else { &mut self.telemetry.expert_misses };
         *count += 1;
     }
 
     /// An operation has finished, or its interval is reported later.
-    pub fn record(&mut self, event: Event, timing: Timing) {
+    pub fn record(&mut self, event: DeviceEvent, timing: Timing) {
         match (timing, event) {
             (Timing::Pending(token), _) => self.pending.push_back((token, event)),
-            (Timing::Measured(interval), Event::Run { stage, phase }) => self.ran(stage, phase, interval),
-            (Timing::Measured(interval), Event::Upload { stage, memory, bytes }) => {
+            (Timing::Measured(interval), DeviceEvent::Run { stage, phase }) => self.ran(stage, phase, interval),
+            (Timing::Measured(interval), DeviceEvent::Upload { stage, memory, bytes }) => {
                 self.uploaded(stage, memory, bytes, interval);
             }
-            (Timing::Measured(interval), Event::Stall { stage, awaited }) => self.stalled(stage, awaited, interval),
+            (Timing::Measured(interval), DeviceEvent::Stall { stage, awaited }) => {
+                self.stalled(stage, awaited, interval)
+            }
         }
     }
 

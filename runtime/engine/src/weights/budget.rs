@@ -5,12 +5,12 @@ use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{ByteSize, DeviceKind, Form, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency};
 
-/// Host memory left free for heap and code pages that are first touched after weights are pinned, bytes.
+/// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
 const RESERVE: u64 = 4 << 20;
 
-/// Decides where the weights of each partition are between its runs, and how many bytes are pinned.
+/// Decides where the weights of each partition are between its runs, and how many bytes are locked.
 #[derive(Clone, Copy)]
 pub(crate) struct HostMemoryBudget {
     reads: WeightReads,
@@ -24,7 +24,7 @@ pub(crate) struct HostMemoryBudget {
     reserved: u64,
 }
 
-/// What else than weights is in host memory, bytes.
+/// Host memory in use apart from weights, bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct HostMemoryInUse {
     /// The resident set of the process once sessions are loaded, if the system reports it.
@@ -34,7 +34,7 @@ pub(crate) struct HostMemoryInUse {
 }
 
 impl HostMemoryBudget {
-    /// The plan's budget. If this process may use less memory than planned, less is pinned; an error if even nothing pinned is too
+    /// The plan's budget. If this process may use less memory than planned, less is locked; an error if even nothing locked is too
     /// much.
     pub fn new<B: Backend>(
         plan: &Plan,
@@ -57,9 +57,9 @@ impl HostMemoryBudget {
             let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::Streamed));
             return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved });
         };
-        let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
-        let Some(left) = pinned.checked_sub(planned - limit) else {
-            return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - pinned });
+        let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
+        let Some(left) = locked.checked_sub(planned - limit) else {
+            return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - locked });
         };
         reporter.warning(&format!(
             "the plan was made for {} of host memory and this process may use {}: about {} of weights stay in memory instead \
@@ -67,7 +67,7 @@ impl HostMemoryBudget {
             ByteSize(planned).human(),
             ByteSize(limit).human(),
             ByteSize(left).human(),
-            ByteSize(pinned).human()
+            ByteSize(locked).human()
         ));
         Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences, reserved })
     }
@@ -82,7 +82,7 @@ impl HostMemoryBudget {
         self.sequences
     }
 
-    /// The budget for as many of the wanted sequences as fit beside everything but pinned weights, at least one.
+    /// The budget for as many of the wanted sequences as fit beside everything but locked weights, at least one.
     pub fn fit_sequences(self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Self {
         let limit = self.limit.or(plan.budgets.ram.map(|ram| ram.0));
         let Some((limit, rss)) = limit.zip(in_use.rss) else { return self };
@@ -99,21 +99,21 @@ impl HostMemoryBudget {
         self.gpu_fallback == WeightResidency::Streamed
     }
 
-    /// Where a form's weights are between its runs.
-    pub fn residency(&self, plan: &Plan, form: &Form<'_>) -> WeightResidency {
+    /// Where a variant's weights are between its runs.
+    pub fn residency(&self, plan: &Plan, variant: &PartitionVariant<'_>) -> WeightResidency {
         let mapped = self.reads == WeightReads::Mapped;
-        match form.residency {
+        match variant.residency {
             Residency::Mapped => WeightResidency::Mapped { sparse_rows: !mapped },
             // A partition of a GPU: used only if its session falls back to the host.
-            Residency::Resident | Residency::Streamed if !is_on_host(plan, form.device) => self.gpu_fallback,
+            Residency::Resident | Residency::Streamed if !is_on_host(plan, variant.device) => self.gpu_fallback,
             Residency::Streamed if mapped => WeightResidency::Mapped { sparse_rows: false },
             Residency::Streamed => WeightResidency::Streamed,
             Residency::Resident => WeightResidency::InMemory,
         }
     }
 
-    /// Most bytes of streamed weights that are in memory or being read; 0 disables prefetching. `is_fallback` tells for each
-    /// partition whether it was planned for a GPU and streams on the host instead.
+    /// Most bytes of streamed weights that are in memory or being read; 0 disables prefetching. `is_fallback`: for each
+    /// partition, whether it was planned for a GPU and streams on the host instead.
     pub fn window(&self, plan: &Plan, is_fallback: &[bool]) -> u64 {
         self.window_beside(plan, &fallen_back(plan, is_fallback))
     }
@@ -128,39 +128,39 @@ impl HostMemoryBudget {
         planned.max(largest.map_or(0, |largest| largest.saturating_add(READ_AHEAD)))
     }
 
-    /// Bytes of weights to pin for each partition: the planned ones, or all of a partition that fell back to the host
-    /// (`is_fallback`), scaled by one factor so that their sum fits. Where experts are cached, weights that are all planned to be pinned
-    /// are pinned whatever they take in the layout of the kernels, and others leave room for the experts of one partition.
-    pub fn pinned(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Vec<u64> {
+    /// Bytes of weights to lock for each partition: the planned ones, or all of a partition that fell back to the host
+    /// (`is_fallback`), scaled by one factor so that their sum fits. Placement experts are cached, weights that are all planned to be locked
+    /// are locked whatever they take in the layout of the kernels, and others leave room for the experts of one partition.
+    pub fn locked(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Vec<u64> {
         let partitions = plan.partitions.iter().zip(is_fallback);
         let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {
             true => partition.bytes.weights.0,
-            false => planned_pinned(partition),
+            false => planned_locked(partition),
         };
         let wanted: Vec<u64> = partitions.map(wanted).collect();
         let total = wanted.iter().copied().fold(0, u64::saturating_add);
         let cache = planned_expert_cache(plan);
-        let room = self.pinned_in_all(plan, total + cache, &fallen_back(plan, is_fallback), in_use);
+        let room = self.locked_in_all(plan, total + cache, &fallen_back(plan, is_fallback), in_use);
         if cache > 0 && room >= total.saturating_add(largest_experts(plan)) {
             return plan.partitions.iter().zip(wanted).map(|(partition, wanted)| all_or(partition, wanted)).collect();
         }
-        let pinned = if cache > 0 { room.saturating_sub(largest_experts(plan)) } else { room };
-        let share = if total > 0 { pinned as f64 / total as f64 } else { 0.0 };
+        let locked = if cache > 0 { room.saturating_sub(largest_experts(plan)) } else { room };
+        let share = if total > 0 { locked as f64 / total as f64 } else { 0.0 };
         wanted.iter().map(|bytes| (share * *bytes as f64) as u64).collect()
     }
 
-    /// Bytes for experts that were read by demand: what the limit leaves once other weights are pinned; the planned bytes if the system
+    /// Bytes for experts that were read by demand: what the limit leaves once other weights are locked; the planned bytes if the system
     /// does not report the resident set.
     pub fn expert_cache(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> u64 {
         match planned_expert_cache(plan) {
             0 => 0,
-            planned => self.pinned_in_all(plan, planned, &fallen_back(plan, is_fallback), in_use),
+            planned => self.locked_in_all(plan, planned, &fallen_back(plan, is_fallback), in_use),
         }
     }
 
-    /// Bytes of weights to pin in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
+    /// Bytes of weights to lock in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
     /// activations and the window. If the system does not report the resident set, what the plan says.
-    fn pinned_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
+    fn locked_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
         let Some(limit) = self.limit else { return wanted };
         let Some(rss) = in_use.rss else {
             let missing = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(limit));
@@ -175,10 +175,10 @@ impl HostMemoryBudget {
     /// Bytes that the host may hold of weights that are streamed to devices, once all sessions are loaded; `None` without a limit.
     pub fn for_devices(&self, plan: &Plan, in_use: HostMemoryInUse) -> Option<u64> {
         let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
-        let pinned: u64 = plan.partitions.iter().map(planned_pinned).sum();
+        let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
         let states = in_use.states.saturating_mul(self.sequences);
         let window = self.window_beside(plan, &[]);
-        let used = [in_use.rss.unwrap_or(0), pinned, window, states, activations(plan, &[]), self.reserved];
+        let used = [in_use.rss.unwrap_or(0), locked, window, states, activations(plan, &[]), self.reserved];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
     }
 }
@@ -209,7 +209,7 @@ fn all_on_host(plan: &Plan) -> u64 {
 }
 
 /// Bytes of a streamed partition's weights that the plan keeps in memory.
-fn planned_pinned(partition: &Partition) -> u64 {
+fn planned_locked(partition: &Partition) -> u64 {
     partition.bytes.locked.filter(|_| is_streamed(partition)).map_or(0, |locked| locked.0)
 }
 

@@ -6,18 +6,18 @@ use super::prefetch::{Chunk, Prefetcher};
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::BufferPool;
 use crate::error::BackendError;
-use crate::ids::{SessionId, StageId, Table};
-use crate::port::{Backend, ChunkSize, WeightStream};
+use crate::ids::{IndexVec, SessionId, StageId};
+use crate::port::{Backend, ChunkSize, WeightPager};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, PerPhase, Phase};
 use std::ops::Range;
 
-/// The weight streams of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
+/// The weight pagers of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
 /// ones only by evicting their pages after a run.
 pub(crate) struct DiskTier<B: Backend> {
-    streams: Table<SessionId, B::WeightStream>,
+    pagers: IndexVec<SessionId, B::WeightPager>,
     /// The session of each stage.
-    sessions: Table<StageId, SessionId>,
+    sessions: IndexVec<StageId, SessionId>,
     prefetcher: Prefetcher,
     /// Most bytes of chunks that are in memory or being read, without experts; 0 disables prefetching.
     window: u64,
@@ -29,11 +29,11 @@ pub(crate) struct DiskTier<B: Backend> {
 }
 
 impl<B: Backend> DiskTier<B> {
-    /// A tier that prefetches nothing until [`pin_and_stream`](Self::pin_and_stream).
-    pub fn new(streams: Table<SessionId, B::WeightStream>, stages: &Table<StageId, Stage>) -> Self {
+    /// A tier that prefetches nothing until [`lock_and_stream`](Self::lock_and_stream).
+    pub fn new(pagers: IndexVec<SessionId, B::WeightPager>, stages: &IndexVec<StageId, Stage>) -> Self {
         let sessions = stages.iter().map(|stage| stage.session).collect();
         DiskTier {
-            streams,
+            pagers,
             sessions,
             prefetcher: Prefetcher::default(),
             window: 0,
@@ -45,12 +45,12 @@ impl<B: Backend> DiskTier<B> {
 
     /// Whether warm-up runs would show weights that no run reads.
     pub fn wants_warm_up(&self) -> bool {
-        self.streams.iter().any(WeightStream::wants_warm_up)
+        self.pagers.iter().any(WeightPager::wants_warm_up)
     }
 
-    /// Pins `pinned` bytes of a stage's streamed weights; returns a warning for the user, if there is one.
-    pub fn pin_and_stream(&mut self, stage: StageId, pinned: u64) -> Result<Option<String>, BackendError> {
-        self.stream(stage).pin_and_stream(pinned)
+    /// Locks `locked` bytes of a stage's streamed weights; returns a warning for the user, if there is one.
+    pub fn lock_and_stream(&mut self, stage: StageId, locked: u64) -> Result<Option<String>, BackendError> {
+        self.pager(stage).lock_and_stream(locked)
     }
 
     /// Sets the window; [`set_order`](WeightTier::set_order) then plans the reads.
@@ -61,9 +61,9 @@ impl<B: Backend> DiskTier<B> {
     /// Sets the room for experts, bytes; forgets which are cached.
     pub fn set_expert_cache(&mut self, bytes: u64) {
         let experts_of = |stage: StageId| {
-            let stream = &self.streams[self.sessions[stage]];
-            let bytes = |chunks: &Range<usize>| stream.chunks()[chunks.clone()].iter().map(|chunk| chunk.resident).sum();
-            (stage, stream.experts().iter().map(bytes).collect::<Vec<u64>>())
+            let pager = &self.pagers[self.sessions[stage]];
+            let bytes = |chunks: &Range<usize>| pager.chunks()[chunks.clone()].iter().map(|chunk| chunk.resident).sum();
+            (stage, pager.experts().iter().map(bytes).collect::<Vec<u64>>())
         };
         let stages = self.sessions.ids().map(experts_of).filter(|(_, experts)| !experts.is_empty());
         self.experts = ExpertCache::new(bytes, stages.collect::<Vec<_>>());
@@ -97,10 +97,10 @@ impl<B: Backend> DiskTier<B> {
             self.experts.insert(id);
             self.reading.push(id);
             for chunk in self.chunks_of(id) {
-                self.stream(stage).prefetch(chunk)?;
+                self.pager(stage).prefetch(chunk)?;
             }
         }
-        self.stream(stage).select_experts(&selected);
+        self.pager(stage).select_experts(&selected);
         self.selected = selected;
         Ok(())
     }
@@ -111,7 +111,7 @@ impl<B: Backend> DiskTier<B> {
         for index in 0..self.reading.len() {
             for chunk in self.chunks_of(self.reading[index]) {
                 let bytes = self.chunks(stage)[chunk].stored;
-                let interval = self.stream(stage).wait(chunk)?;
+                let interval = self.pager(stage).wait(chunk)?;
                 context.recorder.read_from_disk(stage, bytes, interval);
             }
             waited = Waited::Caller;
@@ -130,31 +130,31 @@ impl<B: Backend> DiskTier<B> {
     fn evict(&mut self, id: ExpertId) {
         self.experts.remove(id);
         for chunk in self.chunks_of(id) {
-            self.stream(id.stage).evict(chunk);
+            self.pager(id.stage).evict(chunk);
         }
     }
 
     fn chunks_of(&self, ExpertId { stage, expert }: ExpertId) -> Range<usize> {
-        self.streams[self.sessions[stage]].experts()[expert as usize].clone()
+        self.pagers[self.sessions[stage]].experts()[expert as usize].clone()
     }
 
     /// The chunks that every run of a stage needs.
     fn always_needed(&self, stage: StageId) -> &[ChunkSize] {
-        let first_of_experts = self.streams[self.sessions[stage]].experts().first().map(|chunks| chunks.start);
+        let first_of_experts = self.pagers[self.sessions[stage]].experts().first().map(|chunks| chunks.start);
         let chunks = self.chunks(stage);
         &chunks[..first_of_experts.unwrap_or(chunks.len())]
     }
 
-    fn stream(&mut self, stage: StageId) -> &mut B::WeightStream {
-        &mut self.streams[self.sessions[stage]]
+    fn pager(&mut self, stage: StageId) -> &mut B::WeightPager {
+        &mut self.pagers[self.sessions[stage]]
     }
 
     fn chunks(&self, stage: StageId) -> &[ChunkSize] {
-        self.streams[self.sessions[stage]].chunks()
+        self.pagers[self.sessions[stage]].chunks()
     }
 
     fn issue(&mut self, chunk: Chunk) -> Result<(), BackendError> {
-        self.stream(chunk.stage).prefetch(chunk.index)
+        self.pager(chunk.stage).prefetch(chunk.index)
     }
 
     fn issue_ahead(&mut self) -> Result<(), BackendError> {
@@ -167,7 +167,7 @@ impl<B: Backend> DiskTier<B> {
 
 impl<B: Backend> WeightTier<B> for DiskTier<B> {
     fn serves(&self, stage: StageId) -> bool {
-        !self.streams[self.sessions[stage]].is_resident()
+        !self.pagers[self.sessions[stage]].is_unmanaged()
     }
 
     fn set_order(&mut self, order: &PerPhase<Vec<StageId>>) {
@@ -198,7 +198,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         }
         if !self.prefetcher.is_expected(stage) {
             for evicted in self.prefetcher.restart(phase, stage) {
-                self.stream(evicted).release();
+                self.pager(evicted).release();
             }
         }
         for _ in 0..self.prefetcher.missing(phase, stage) {
@@ -219,18 +219,18 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         }
         for chunk in 0..self.always_needed(stage).len() {
             let bytes = self.chunks(stage)[chunk].stored;
-            let interval = self.stream(stage).wait(chunk)?;
+            let interval = self.pager(stage).wait(chunk)?;
             context.recorder.read_from_disk(stage, bytes, interval);
         }
         Ok(Waited::Caller)
     }
 
     fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
-        let stream = self.stream(stage);
-        if stream.wants_warm_up() {
-            stream.sample_resident();
+        let pager = self.pager(stage);
+        if pager.wants_warm_up() {
+            pager.sample_resident();
         }
-        stream.release();
+        pager.release();
         self.prefetcher.release(stage);
         self.issue_ahead()
     }

@@ -45,8 +45,7 @@ impl ExpertCache {
             cache.room = cache.room.max(bytes.iter().sum());
             let length = cache.stages.len().max(stage.index() + 1);
             cache.stages.resize_with(length, Vec::new);
-            cache.stages[stage.index()] =
-                bytes.into_iter().map(|bytes| Entry { bytes, ..Entry::default() }).collect();
+            cache.stages[stage.index()] = bytes.into_iter().map(|bytes| Entry { bytes, ..Entry::default() }).collect();
         }
         cache
     }

@@ -18,10 +18,10 @@ pub(crate) use disk::DiskTier;
 
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{StageId, Table};
+use crate::ids::{IndexVec, StageId};
 use crate::port::{Backend, Dims, Timing, TimingToken};
 use crate::program::Stage;
-use crate::telemetry::{Awaited, Event, PerPhase, Phase, Recorder};
+use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase, Recorder};
 
 /// Fetches the weights of the stages it serves.
 ///
@@ -46,10 +46,10 @@ pub(crate) trait WeightTier<B: Backend> {
     fn awaited(&self) -> Awaited;
 }
 
-/// Who waited for the weights of a stage.
+/// What waited for the weights of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Waited {
-    /// Nobody: the run needed no fetch.
+    /// Nothing: the run needed no fetch.
     Nobody,
     /// The caller, if the fetch had not ended before.
     Caller,
@@ -108,7 +108,7 @@ impl<B: Backend> WeightStore<B> {
     pub fn fetch(
         &mut self,
         mut context: TierContext<'_, B>,
-        stages: &Table<StageId, Stage>,
+        stages: &IndexVec<StageId, Stage>,
         stage: StageId,
         phase: Phase,
     ) -> Result<(), EngineError> {
@@ -121,7 +121,7 @@ impl<B: Backend> WeightStore<B> {
     pub fn wait(
         &mut self,
         mut context: TierContext<'_, B>,
-        stages: &Table<StageId, Stage>,
+        stages: &IndexVec<StageId, Stage>,
         stage: StageId,
     ) -> Result<(), EngineError> {
         let Some(tier) = self.tier(stage) else { return Ok(()) };
@@ -132,7 +132,7 @@ impl<B: Backend> WeightStore<B> {
             Waited::Caller => Timing::Measured(context.pool.since(start)),
             Waited::Device(token) => Timing::Pending(token),
         };
-        context.recorder.record(Event::Stall { stage, awaited }, timing);
+        context.recorder.record(DeviceEvent::Stall { stage, awaited }, timing);
         Ok(())
     }
 
@@ -140,7 +140,7 @@ impl<B: Backend> WeightStore<B> {
     pub fn release(
         &mut self,
         mut context: TierContext<'_, B>,
-        stages: &Table<StageId, Stage>,
+        stages: &IndexVec<StageId, Stage>,
         stage: StageId,
     ) -> Result<(), EngineError> {
         let Some(tier) = self.tier(stage) else { return Ok(()) };

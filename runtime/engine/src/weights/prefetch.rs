@@ -24,7 +24,7 @@ pub(crate) struct Chunk {
 pub(crate) struct Prefetcher {
     /// What a pass of each phase needs, in order. Invariant: the chunks of a stage follow each other.
     orders: PerPhase<Vec<Chunk>>,
-    /// By stage index, as far as there are any: whether it has chunks.
+    /// By stage index: whether the stage has chunks. Later stages have none.
     has_chunks: Vec<bool>,
     /// Whether chunks are fetched before their stage runs next.
     ahead: bool,

@@ -13,11 +13,11 @@ use crate::report::Timings;
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use hpp_engine::EngineOptions;
-use hpp_generate::kv::StoreError;
+use hpp_generate::kv::PageStoreError;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
-    Event, FinishReason, GenerateError, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request,
-    SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
+    FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile,
+    PromptEncoder, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::show;
 use rustyline::error::ReadlineError;
@@ -36,7 +36,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let embeddings = open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     ctx.interrupt.graceful();
-    let session = settings.run.session.as_deref().map(|name| Session::open(name, &settings.run.kv)).transpose()?;
+    let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
     let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), ctx)?;
     let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
     ctx.interrupt.immediate();
@@ -52,12 +52,13 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         };
         if is_other_kind {
             return Err(ExecError::Usage {
-                message: "this session was made with a model with a chat template, and this one has none, or the other way round".to_owned(),
+                message: "this session belongs to a model with a chat template, and this model has none, or vice versa"
+                    .to_owned(),
                 hint: "use another --session name with this model".to_owned(),
             });
         }
         let messages = transcript.resume(said);
-        ctx.console.info(&format!("the conversation goes on after {}", counted(messages as u64, "message")));
+        ctx.console.info(&format!("continuing the conversation after {}", counted(messages as u64, "message")));
     }
     let context = context_length(&plan, &settings.run.runtime);
     let file = session.map(|session| session.file);
@@ -76,19 +77,19 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 }
 
 /// A conversation that is kept.
-struct Session {
+struct ChatSession {
     name: String,
     file: SessionFile,
-    /// What was said before.
+    /// The earlier messages.
     said: Option<Conversation>,
     kv: KvArgs,
 }
 
-impl Session {
+impl ChatSession {
     fn open(name: &str, args: &KvArgs) -> Result<Self, ExecError> {
         let directory = directory(args)?;
         let (file, said) = SessionFile::open(directory.clone(), name)?;
-        Ok(Session { name: name.to_owned(), file, said, kv: KvArgs { kv_dir: Some(directory), ..args.clone() } })
+        Ok(ChatSession { name: name.to_owned(), file, said, kv: KvArgs { kv_dir: Some(directory), ..args.clone() } })
     }
 }
 
@@ -97,19 +98,19 @@ fn load(
     settings: &GenerateSettings,
     plan: &PlanFile,
     inputs: ModelInputs,
-    session: Option<&Session>,
+    session: Option<&ChatSession>,
     ctx: &CommandContext<'_>,
 ) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
     let args = &settings.run.runtime;
     let reserved = session.map_or(0, |session| session.kv.ram(&plan.plan));
     let options = EngineOptions { reserved, ..args.engine_options() };
-    let engine = load_engine(&plan.plan, &plan.dir, (args, options), ctx.console, ctx.interrupt)?;
+    let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
     let mut chunk = prompt_chunk(&engine);
     let cache = match session {
         None => None,
-        Some(session) => match open_cache(&engine, &plan.plan, (args, &session.kv), 1, || {}, ctx.console) {
+        Some(session) => match open_cache(&engine, &plan.plan, args, &session.kv, 1, || {}, ctx.console) {
             Err(ExecError::Store(
-                error @ (StoreError::InUse(_) | StoreError::TooSmall { .. } | StoreError::Full { .. }),
+                error @ (PageStoreError::InUse(_) | PageStoreError::TooSmall { .. } | PageStoreError::Full { .. }),
             )) => {
                 ctx.console.warn(&format!("{error}; until then the conversation is computed anew at each start"));
                 None
@@ -136,7 +137,7 @@ struct Chat<'e> {
     file: Option<SessionFile>,
     encoder: &'e PromptEncoder,
     /// The settings of every answer; the prompt changes.
-    request: Request,
+    request: GenerationRequest,
     context: u64,
 }
 
@@ -160,7 +161,7 @@ impl Transcript {
         }
     }
 
-    /// Goes on after what was said in a session. Returns the number of messages, without the system message.
+    /// Continues a saved conversation. Returns the number of its messages, without the system message.
     fn resume(&mut self, said: &Conversation) -> usize {
         match self {
             Transcript::Messages { system, messages } => {
@@ -254,7 +255,7 @@ impl Chat<'_> {
         let before = self.transcript.clone();
         self.transcript.push(Role::User, line);
         let request = match self.transcript.tokens(self.encoder, self.context) {
-            Ok(prompt) => Request { prompt, ..self.request.clone() },
+            Ok(prompt) => GenerationRequest { prompt, ..self.request.clone() },
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;
                 ctx.console.info(&ExecError::from(error).report());
@@ -268,9 +269,9 @@ impl Chat<'_> {
         let tokenizer = self.encoder.tokenizer.as_ref();
         let is_cancelled = || ctx.interrupt.is_requested();
         let out = &mut *ctx.out;
-        let on_event = &mut |event: Event<'_>| match event {
-            Event::Text(text) => Ok(show(out, text)?),
-            Event::Prompt { .. } | Event::Token { .. } => Ok::<_, ExecError>(()),
+        let on_event = &mut |event: GenerationEvent<'_>| match event {
+            GenerationEvent::Text(text) => Ok(show(out, text)?),
+            GenerationEvent::Prompt { .. } | GenerationEvent::Token { .. } => Ok::<_, ExecError>(()),
         };
         let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);

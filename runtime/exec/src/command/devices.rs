@@ -4,7 +4,7 @@ use super::CommandContext;
 use crate::cli::DevicesArgs;
 use crate::error::ExecError;
 use crate::report::table;
-use crate::runtime::Runtime;
+use crate::runtime::OnnxRuntime;
 use hpp_backend::{ProviderReport, ProviderSource, SystemReport};
 use hpp_io::{show, show_json};
 use hpp_schema::ByteSize;
@@ -13,7 +13,7 @@ use std::fmt::Write;
 
 /// Opens the library and prints what it offers.
 pub fn run(args: &DevicesArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
-    let report = Runtime::open(&args.library, ctx.console)?.devices();
+    let report = OnnxRuntime::open(&args.library, ctx.console)?.devices();
     if args.json {
         show_json(ctx.out, &DevicesReport::from(&report))?;
     } else {

@@ -1,24 +1,24 @@
-//! Drafts for speculative decoding: from the text, or from the model of `--draft`, which must have the same tokens.
+//! The drafter for speculative decoding: n-grams of the text, or the draft model of `--draft`, which must have the same tokens.
 
 use super::{CommandContext, load_sequence};
 use crate::cli::RuntimeArgs;
 use crate::error::ExecError;
 use crate::runtime::OrtBackend;
-use crate::settings::{Drafts, GenerateSettings};
+use crate::settings::{DraftMethod, GenerateSettings};
 use hpp_generate::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter, Speculation};
 use hpp_generate::{Generation, ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
 use hpp_schema::{InputRole, Plan, Predictions};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Drafts for any number of texts.
+/// Makes a drafter for each of any number of texts.
 pub struct DraftSource {
     from: Source,
     length: DraftLength,
 }
 
 enum Source {
-    /// There are none.
+    /// No speculation.
     None,
     /// The text itself.
     Ngram,
@@ -36,28 +36,28 @@ impl DraftSource {
     ) -> Result<Self, ExecError> {
         let fixed = settings.run.draft_tokens.map(|tokens| DraftLength::fixed(usize::from(tokens)));
         let length = fixed.unwrap_or_else(|| DraftLength::predicted(&predicted_passes(&plan.plan)));
-        let path = match &settings.drafts {
-            Drafts::None => return Ok(DraftSource { from: Source::None, length }),
-            Drafts::Ngram => return Ok(DraftSource { from: Source::Ngram, length }),
-            Drafts::Model(path) => path,
+        let path = match &settings.draft_method {
+            DraftMethod::None => return Ok(DraftSource { from: Source::None, length }),
+            DraftMethod::Ngram => return Ok(DraftSource { from: Source::Ngram, length }),
+            DraftMethod::Model(path) => path,
         };
-        let draft = PlanFile::open(path)?;
-        check_language_model(&draft.plan)?;
+        let draft_plan = PlanFile::open(path)?;
+        check_language_model(&draft_plan.plan)?;
         let needs = |role: InputRole| matches!(role, InputRole::Embeddings | InputRole::Free);
-        if let Some(input) = draft.plan.model.inputs.iter().find(|input| needs(input.role)) {
-            return Err(unfit(&format!("it reads {}, and a draft gets token ids only", input.name)));
+        if let Some(input) = draft_plan.plan.model.inputs.iter().find(|input| needs(input.role)) {
+            return Err(unfit(&format!("it reads {}, and a draft model gets token ids only", input.name)));
         }
-        check_tokens(plan, encoder, &draft)?;
-        // A draft with a shorter context drafts as far as it can.
-        let most = draft.plan.model.context_length.unwrap_or(u64::MAX);
+        check_tokens(plan, encoder, &draft_plan)?;
+        // A draft model with a shorter context drafts until its context is full.
+        let most = draft_plan.plan.model.context_length.unwrap_or(u64::MAX);
         let context = settings.run.runtime.context.map(|context| context.min(most));
         let args = &RuntimeArgs { context, ..settings.run.runtime.clone() };
         let inputs = ModelInputs::default();
-        let sequence = load_sequence(&draft.plan, &draft.dir, args, inputs, ctx.console, ctx.interrupt)?;
+        let sequence = load_sequence(&draft_plan.plan, &draft_plan.dir, args, inputs, ctx.console, ctx.interrupt)?;
         Ok(DraftSource { from: Source::Model(Rc::new(RefCell::new(sequence))), length })
     }
 
-    /// The generation with drafts from here.
+    /// The generation with a drafter from here.
     pub fn speculate(&self, generation: Generation) -> Generation {
         let drafter: Box<dyn Drafter> = match &self.from {
             Source::None => return generation,
@@ -77,13 +77,13 @@ fn predicted_passes(plan: &Plan) -> Vec<(u64, f64)> {
 }
 
 /// Refuses a draft model whose tokens are not those of the plan.
-fn check_tokens(plan: &PlanFile, encoder: &PromptEncoder, draft: &PlanFile) -> Result<(), ExecError> {
-    let (ours, theirs) = (plan.plan.model.vocab_size, draft.plan.model.vocab_size);
+fn check_tokens(plan: &PlanFile, encoder: &PromptEncoder, draft_plan: &PlanFile) -> Result<(), ExecError> {
+    let (ours, theirs) = (plan.plan.model.vocab_size, draft_plan.plan.model.vocab_size);
     if ours != theirs {
         let size = |size: Option<u64>| size.map_or("an unknown number of".to_owned(), |size| size.to_string());
         return Err(unfit(&format!("it has {} tokens and the model has {}", size(theirs), size(ours))));
     }
-    let draft_encoder = PromptEncoder::open(draft, false)?;
+    let draft_encoder = PromptEncoder::open(draft_plan, false)?;
     let (Some(ours), Some(theirs)) = (&encoder.tokenizer, &draft_encoder.tokenizer) else { return Ok(()) };
     match ours.first_difference(theirs) {
         Some(token) => Err(unfit(&format!("it has another tokenizer: {token:?} is not the same token in both"))),

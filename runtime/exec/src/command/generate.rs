@@ -1,4 +1,4 @@
-//! `hpp-exec PLAN --prompt ...`: generates text after one prompt; streams the text or ends with one JSON object.
+//! `hpp-exec PLAN --prompt ...`: generates text after one prompt. Prints the text as it comes, or one JSON object at the end.
 
 use super::drafts::DraftSource;
 use super::{
@@ -17,8 +17,8 @@ use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
-    Event, FinishReason, Generated, Generation, ModelInputs, PlanFile, PromptEncoder, Request, SingleSequence,
-    check_language_model, check_prompt, generate, prompt_chunk,
+    FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile, PromptEncoder,
+    SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::{show, show_json};
 use hpp_schema::error_line;
@@ -34,7 +34,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         false => PromptFormat::Plain,
     };
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format, &|| {
-        ctx.console.warn("the prompt is empty: what follows is not an answer to anything");
+        ctx.console.warn("the prompt is empty: the model generates text from nothing");
     })?;
     check_prompt(&prompt, context_length(&plan, &settings.run.runtime))?;
     let request = request(settings, &plan, &encoder, prompt)?;
@@ -55,7 +55,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let mut output = Output { out: ctx.out, format, logits, any_token: false, console: ctx.console };
     let watch = ctx.interrupt.cancel_on_request(&sequence.engine().cancel_handle());
     let is_cancelled = || ctx.interrupt.is_requested();
-    let on_event = &mut |event: Event<'_>| output.write(event);
+    let on_event = &mut |event: GenerationEvent<'_>| output.write(event);
     let chunk = prompt_chunk(sequence.engine());
     let generation = drafter.speculate(Generation::new(request.clone(), encoder.tokenizer.clone(), chunk));
     let generated = generate(&mut sequence, generation, &is_cancelled, on_event)?;
@@ -72,7 +72,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let has_template = plan.plan.generation.as_ref().is_some_and(|generation| generation.chat_template.is_some());
     let is_empty = generated.finish_reason == FinishReason::Eos && generated.text.as_deref().is_some_and(str::is_empty);
     if is_empty && has_template && !settings.run.answer.chat {
-        ctx.console.info("hint: the model ended the text at once; --chat asks it as its chat template does");
+        ctx.console.info("hint: the model ended the text at once; --chat formats the prompt with its chat template");
     }
     Ok(code)
 }
@@ -95,13 +95,13 @@ pub fn request(
     plan: &PlanFile,
     encoder: &PromptEncoder,
     prompt: Vec<u32>,
-) -> Result<Request, ExecError> {
+) -> Result<GenerationRequest, ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
     if !settings.run.answer.stop.is_empty() && encoder.tokenizer.is_none() {
         let message = "--stop needs a tokenizer, and this plan has none".to_owned();
         return Err(ExecError::Usage { message, hint: "leave --stop out".to_owned() });
     }
-    Ok(Request {
+    Ok(GenerationRequest {
         prompt,
         max_new_tokens: settings.run.answer.max_new.unwrap_or(u64::MAX),
         eos_token_ids: if settings.run.answer.ignore_eos { vec![] } else { generation.eos_token_ids },
@@ -140,12 +140,12 @@ struct Output<'o> {
 }
 
 impl Output<'_> {
-    fn write(&mut self, event: Event<'_>) -> Result<(), ExecError> {
+    fn write(&mut self, event: GenerationEvent<'_>) -> Result<(), ExecError> {
         match event {
-            Event::Prompt { .. } => Ok(()),
-            Event::Token { id, logits } => self.token(id, logits),
-            Event::Text(text) if self.format == OutputFormat::Text => Ok(show(self.out, text)?),
-            Event::Text(_) => Ok(()),
+            GenerationEvent::Prompt { .. } => Ok(()),
+            GenerationEvent::Token { id, logits } => self.token(id, logits),
+            GenerationEvent::Text(text) if self.format == OutputFormat::Text => Ok(show(self.out, text)?),
+            GenerationEvent::Text(_) => Ok(()),
         }
     }
 
@@ -182,7 +182,7 @@ impl Output<'_> {
 
 fn report(
     settings: &GenerateSettings,
-    request: &Request,
+    request: &GenerationRequest,
     generated: &Generated,
     sequence: &mut SingleSequence<OrtBackend>,
     ctx: &mut CommandContext<'_>,

@@ -6,7 +6,7 @@ use crate::inputs::{InputsError, RequiredInputs, check_inputs};
 use crate::numbers::millis;
 use crate::other_load::OtherLoad;
 use crate::report::{Bytes, StageTimes, memory, run_table};
-use crate::runtime::Runtime;
+use crate::runtime::OnnxRuntime;
 use crate::settings::InferSettings;
 use crate::tensors::{read_npz, write_npz};
 use hpp_engine::HostTensor;
@@ -43,7 +43,7 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     let inputs = check_inputs(tensors, &plan.plan.model, RequiredInputs::All, &settings.inputs)?;
     super::warn_of_memory(&plan.plan, ctx.console);
     let other_load = OtherLoad::start();
-    let runtime = Runtime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
+    let runtime = OnnxRuntime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
     let mut engine = runtime.load(&plan.plan, &plan.dir, &settings.runtime, ctx.console)?;
 
     let started = Instant::now();

@@ -1,20 +1,20 @@
-//! The cache of KV pages of an engine: how much it takes, where it lies, and what decides its bits.
+//! Opens the cache of KV pages of an engine: its size, its directory, and the fingerprint of everything that decides its bits.
 
 use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::runtime::{OrtBackend, Runtime, available_memory, memory_limit};
+use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit};
 use hpp_engine::Engine;
-use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, StoreError};
+use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::sync::Arc;
 
-/// Of a plan's limit of host memory, the part for pages.
+/// The part of a plan's host memory limit that pages may take.
 const SHARE_OF_LIMIT: u64 = 20;
 /// Of this machine's free memory, the part for pages where the plan has no limit.
 const SHARE_OF_FREE: u64 = 10;
-/// Most bytes of RAM for pages unless asked for more.
+/// Most bytes of RAM for pages by default.
 const MOST_RAM: u64 = 4 << 30;
 
 impl KvArgs {
@@ -35,7 +35,8 @@ impl KvArgs {
 pub fn open_cache(
     engine: &Engine<OrtBackend>,
     plan: &Plan,
-    (runtime, args): (&RuntimeArgs, &KvArgs),
+    runtime: &RuntimeArgs,
+    args: &KvArgs,
     models: u64,
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,
@@ -56,7 +57,7 @@ pub fn open_cache(
     }
     if ram < page {
         if is_asked {
-            return Err(StoreError::TooSmall { limit: ram, page }.into());
+            return Err(PageStoreError::TooSmall { limit: ram, page }.into());
         }
         tracing::debug!(ram, page, "no RAM for KV pages");
         return Ok(None);
@@ -92,7 +93,7 @@ fn fingerprint(
     let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
     let stages = engine.telemetry().stages;
     let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
-    let library = Runtime::open_for(plan, runtime, console)?.backend().results_depend_on();
+    let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on();
     // How weights are packed depends on it.
     let memory = format!("{:?}", memory_limit());
     let (page, context) = (page_tokens.to_string(), engine.context().to_string());

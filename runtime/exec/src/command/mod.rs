@@ -21,7 +21,7 @@ use crate::error::ExecError;
 use crate::inputs::{RequiredInputs, check_inputs};
 use crate::interrupt::Interrupt;
 use crate::prompt::PromptSource;
-use crate::runtime::{OrtBackend, Runtime, available_memory};
+use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{CancelHandle, Engine, EngineError, EngineOptions, NamedTensors};
@@ -66,7 +66,7 @@ fn load_sequence(
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<SingleSequence<OrtBackend>, ExecError> {
-    let engine = load_engine(plan, dir, (args, args.engine_options()), console, interrupt)?;
+    let engine = load_engine(plan, dir, args, args.engine_options(), console, interrupt)?;
     Ok(SingleSequence::new(engine, inputs))
 }
 
@@ -74,12 +74,13 @@ fn load_sequence(
 fn load_engine(
     plan: &Plan,
     dir: &Path,
-    (args, options): (&RuntimeArgs, EngineOptions),
+    args: &RuntimeArgs,
+    options: EngineOptions,
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<Engine<OrtBackend>, ExecError> {
     warn_of_memory(plan, console);
-    let runtime = Runtime::open_for(plan, args, console)?;
+    let runtime = OnnxRuntime::open_for(plan, args, console)?;
     let cancel = CancelHandle::new();
     let watch = interrupt.cancel_on_request(&cancel);
     let options = EngineOptions { cancel: Some(cancel), ..options };

@@ -1,4 +1,4 @@
-//! How many sequences run at once on an engine.
+//! The number of sequences that run at once on an engine.
 
 use crate::console::Console;
 use crate::numbers::counted;
@@ -6,7 +6,7 @@ use crate::runtime::{OrtBackend, available_memory};
 use hpp_engine::Engine;
 use hpp_schema::{Plan, Predictions};
 
-/// Of the free memory, the part that states may take where the plan has no limit.
+/// The part of the free memory that states may take if the plan has no limit.
 const STATES_SHARE: f64 = 0.75;
 
 /// The plan's number of sequences; at least `assumed` without measurements, because the planner may underestimate it then.

@@ -13,14 +13,14 @@ use hpp_engine::EngineOptions;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::{Plan, Residency};
 use hpp_serve::{
-    EngineHandle, EngineLimits, LoadedEngine, Metrics, Model, ModelSettings, Placement, ServeSettings, Shutdown, Wake,
-    check_address, serve,
+    EngineHandle, EngineLimits, LoadedEngine, Metrics, ModelSettings, ServeSettings, ServedModel, Shutdown, WakeFn,
+    WeightPlacement, check_address, serve,
 };
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Least sequences of a model by default, so that as many conversations go on at once whether or not they share passes.
+/// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.
 const DEFAULT_SEQUENCES: u64 = 8;
 /// Environment variable with an API key.
 const KEY_VARIABLE: &str = "HPP_API_KEY";
@@ -38,7 +38,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let mut models = Vec::new();
     for (name, plan) in plans {
         ctx.console.info(&format!("loading {name}"));
-        models.push(start(name, plan, args, ctx, (&metrics, &shutdown))?);
+        models.push(start(name, plan, args, ctx, &metrics, &shutdown)?);
     }
     let names: Vec<String> = models.iter().map(|(model, _)| model.name().to_owned()).collect();
     let keys = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
@@ -51,7 +51,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         grace: Duration::from_secs(args.grace),
     };
     if !args.host.is_loopback() && settings.api_keys.is_empty() {
-        ctx.console.warn("everyone who reaches this address may use the server: --api-key asks for a key");
+        ctx.console.warn("anyone who can reach this address may use the server: require a key with --api-key");
     }
     watch(ctx, &shutdown, args.grace);
     let console = Arc::clone(ctx.console);
@@ -82,15 +82,15 @@ fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
 }
 
 /// Where a plan's weights lie, one entry for each device and kind of residency.
-fn placement(plan: &Plan) -> Vec<Placement> {
-    let mut places: Vec<Placement> = Vec::new();
+fn placement(plan: &Plan) -> Vec<WeightPlacement> {
+    let mut places: Vec<WeightPlacement> = Vec::new();
     for partition in &plan.partitions {
         let weights = match partition.residency {
             Residency::Resident => "resident",
             Residency::Streamed => "streamed",
             Residency::Mapped => "mapped",
         };
-        let same = |place: &&mut Placement| place.device == partition.device && place.weights == weights;
+        let same = |place: &&mut WeightPlacement| place.device == partition.device && place.weights == weights;
         let (bytes, pinned) = (partition.bytes.weights.0, partition.bytes.locked.map(|locked| locked.0));
         match places.iter_mut().find(same) {
             Some(place) => {
@@ -98,7 +98,7 @@ fn placement(plan: &Plan) -> Vec<Placement> {
                 place.bytes += bytes;
                 place.pinned_bytes = place.pinned_bytes.into_iter().chain(pinned).reduce(|a, b| a + b);
             }
-            None => places.push(Placement {
+            None => places.push(WeightPlacement {
                 device: partition.device.clone(),
                 weights,
                 partitions: 1,
@@ -116,8 +116,9 @@ fn start(
     plan: PlanFile,
     args: &ServeArgs,
     ctx: &CommandContext<'_>,
-    (metrics, shutdown): (&Metrics, &Shutdown),
-) -> Result<(Model, EngineHandle), ExecError> {
+    metrics: &Metrics,
+    shutdown: &Shutdown,
+) -> Result<(ServedModel, EngineHandle), ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
     let encoder = PromptEncoder::open(&plan, true)?;
     let inputs =
@@ -135,28 +136,29 @@ fn start(
     let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
     let args = args.clone();
     let load = move |wake| {
-        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, (&console, &interrupt))?;
+        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, &console, &interrupt)?;
         Ok(LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts: args.ngram })
     };
     let metrics = metrics.model(&name);
-    Model::start(settings, load, metrics, shutdown.stop_flag())
+    ServedModel::start(settings, load, metrics, shutdown.stop_flag())
 }
 
 fn load_model(
     plan: &PlanFile,
     args: &ServeArgs,
     inputs: ModelInputs,
-    wake: Wake,
-    (console, interrupt): (&Arc<Console>, &Interrupt),
+    wake: WakeFn,
+    console: &Arc<Console>,
+    interrupt: &Interrupt,
 ) -> Result<(Batch<OrtBackend>, usize), ExecError> {
     let (runtime, asked) = (&args.runtime, args.max_sequences);
     let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
     let reserved = args.kv.ram(&plan.plan);
     let row_batching = args.batch.engine_option();
     let options = EngineOptions { sequences: Some(wanted), row_batching, reserved, ..runtime.engine_options() };
-    let engine = load_engine(&plan.plan, &plan.dir, (runtime, options), console, interrupt)?;
+    let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, interrupt)?;
     let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
-    let cache = open_cache(&engine, &plan.plan, (runtime, &args.kv), args.plans.len() as u64, wake, console)?;
+    let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
     let mut batch = Batch::new(engine, inputs);
     cache.into_iter().for_each(|cache| batch.save_in(cache));
     Ok((batch, sequences))
@@ -171,7 +173,7 @@ fn watch(ctx: &CommandContext<'_>, shutdown: &Shutdown, grace: u64) {
         }
         let seconds = counted(grace, "second");
         console.info(&format!(
-            "taking no more requests; those in progress have {seconds}, Ctrl-C again ends them at once"
+            "taking no more requests; those in progress have {seconds} to finish, Ctrl-C again ends them at once"
         ));
         shutdown.request();
     });

@@ -1,4 +1,4 @@
-//! Conversations on disk: `DIR/sessions/NAME.json`, beside the states that were computed of them.
+//! Saved conversations: `DIR/sessions/NAME.json`, beside their saved states.
 
 use crate::cli::KvArgs;
 use crate::error::ExecError;
@@ -22,7 +22,7 @@ pub fn directory(args: &KvArgs) -> Result<PathBuf, ExecError> {
     })
 }
 
-/// What was said.
+/// The messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conversation {
     /// Messages for the chat template, the system message first if there is one.
@@ -40,7 +40,7 @@ pub struct SessionFile {
 }
 
 impl SessionFile {
-    /// Opens the session of a name. Returns what was said in it, if it is not new.
+    /// Opens the session of a name. Returns its conversation, unless it is new.
     pub fn open(directory: PathBuf, name: &str) -> Result<(Self, Option<Conversation>), ExecError> {
         let folder = directory.join("sessions");
         let failed = |path: PathBuf| move |source: io::Error| ExecError::Session { path, source };

@@ -1,11 +1,11 @@
-//! NamedTensors tensors for a model's inputs: checks given ones and reports all problems at once, makes random ones from a seed.
+//! Named tensors for a model's inputs: checks those that the user gives and reports all problems at once, or makes random ones from a seed.
 
 mod random;
 
 pub use random::{random_inputs, random_tokens};
 
 use hpp_engine::{HostTensor, NamedTensors};
-use hpp_schema::{Dim, InputRole, Model, ModelInput};
+use hpp_schema::{Dim, InputRole, ModelInput, SourceModel};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -60,7 +60,7 @@ pub enum RequiredInputs {
 /// Checks the tensors of the file `path` against the model and reports every problem at once.
 pub fn check_inputs(
     tensors: Vec<(String, HostTensor)>,
-    model: &Model,
+    model: &SourceModel,
     required: RequiredInputs,
     path: &Path,
 ) -> Result<NamedTensors, InputsError> {
@@ -116,14 +116,14 @@ pub(crate) mod tests {
     use super::*;
     use hpp_schema::{DType, HostKernels, ModelKind};
 
-    pub(crate) fn model() -> Model {
+    pub(crate) fn model() -> SourceModel {
         let input = |name: &str, dtype, shape: &[&str], role| ModelInput {
             name: name.into(),
             dtype,
             shape: shape.iter().map(|d| d.parse().unwrap()).collect(),
             role,
         };
-        Model {
+        SourceModel {
             name: "m".into(),
             source: "m.onnx".into(),
             tapped: None,

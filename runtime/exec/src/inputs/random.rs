@@ -3,7 +3,7 @@
 use super::InputsError;
 use half::{bf16, f16};
 use hpp_engine::{HostTensor, NamedTensors};
-use hpp_schema::{DType, Dim, InputRole, Model, ModelInput, Symbols};
+use hpp_schema::{DType, Dim, InputRole, ModelInput, SourceModel, Symbols};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -24,7 +24,7 @@ pub fn random_tokens(count: u64, vocab: Option<u64>, seed: u64) -> Vec<u32> {
 }
 
 /// A random tensor for every input of a model that runs once.
-pub fn random_inputs(model: &Model, seed: u64) -> Result<NamedTensors, InputsError> {
+pub fn random_inputs(model: &SourceModel, seed: u64) -> Result<NamedTensors, InputsError> {
     let mut random = ChaCha12Rng::seed_from_u64(seed);
     let sizes = sizes(model);
     let required = model.inputs.iter().filter(|input| super::is_required(input, super::RequiredInputs::All));
@@ -32,7 +32,7 @@ pub fn random_inputs(model: &Model, seed: u64) -> Result<NamedTensors, InputsErr
 }
 
 /// Sizes of the symbolic dimensions: 1 for the batch, the default for all others.
-fn sizes(model: &Model) -> Symbols {
+fn sizes(model: &SourceModel) -> Symbols {
     let symbols = model.inputs.iter().flat_map(|input| &input.shape).flat_map(Dim::symbols);
     let mut sizes: Symbols = symbols.map(|name| (name.to_owned(), DEFAULT_SIZE)).collect();
     let firsts = model.inputs.iter().filter_map(|input| input.shape.first()?.as_symbol());
@@ -44,7 +44,7 @@ fn sizes(model: &Model) -> Symbols {
 
 fn tensor(
     input: &ModelInput,
-    model: &Model,
+    model: &SourceModel,
     sizes: &Symbols,
     random: &mut ChaCha12Rng,
 ) -> Result<HostTensor, InputsError> {

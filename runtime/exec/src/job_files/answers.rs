@@ -1,4 +1,4 @@
-//! The file of answers: one JSON object a line, each written as a whole as soon as it is known. What is there counts as answered.
+//! The file of answers: one JSON object per line, each written whole as soon as it is known. Prompts with a line here count as answered.
 
 use super::prompts::{Answered, JobId};
 use hpp_generate::FinishReason;

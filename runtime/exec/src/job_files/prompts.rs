@@ -130,7 +130,7 @@ pub struct BadLine {
 }
 
 /// Reads prompts, leaving out those that are answered.
-pub struct Prompts {
+pub struct PromptReader {
     path: PathBuf,
     lines: BufReader<File>,
     line: u64,
@@ -159,7 +159,7 @@ impl Answered {
     }
 }
 
-impl Prompts {
+impl PromptReader {
     /// Opens the file. Also returns its number of lines that are not blank.
     pub fn open(path: &Path, answered: Answered) -> io::Result<(Self, usize)> {
         let file = File::open(path)?;
@@ -297,7 +297,7 @@ mod tests {
     fn read(text: &str, answered: Answered) -> (usize, Vec<Result<Job, BadLine>>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), text).unwrap();
-        let (mut prompts, total) = Prompts::open(file.path(), answered).unwrap();
+        let (mut prompts, total) = PromptReader::open(file.path(), answered).unwrap();
         let mut jobs = vec![];
         while let Some(job) = prompts.next_job().unwrap() {
             jobs.push(job);
@@ -360,7 +360,7 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 2, \"prompt\": \"a\"}\n").unwrap();
         let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::from([7, 8]), errors: 2 };
-        let (mut prompts, _) = Prompts::open(file.path(), answered).unwrap();
+        let (mut prompts, _) = PromptReader::open(file.path(), answered).unwrap();
         assert!(!prompts.is_done().unwrap() && !prompts.is_done().unwrap());
         assert_eq!(prompts.next_job().unwrap().unwrap().unwrap().id, JobId::Number(2));
         assert!(prompts.is_done().unwrap());

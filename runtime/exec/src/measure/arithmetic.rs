@@ -5,7 +5,7 @@ use super::{MeasureError, median};
 use crate::console::Console;
 use crate::runtime::OrtBackend;
 use hpp_engine::PartitionBench;
-use hpp_schema::probe::{Case, Fact, Feed, Fill, PartitionProbe};
+use hpp_schema::probe::{Case, Feed, Fill, OutputSpec, PartitionProbe};
 use hpp_schema::{DType, HostKernels, Provider};
 
 /// Rows and columns of each matrix: large enough that the product takes long, while the matrices take little memory.
@@ -41,7 +41,7 @@ fn case() -> Case {
     Case {
         name: "product".into(),
         inputs: vec![feed("a", 1), feed("b", 2)],
-        outputs: vec![Fact { name: "c".into(), dtype: DType::Float32, shape: shape.clone() }],
+        outputs: vec![OutputSpec { name: "c".into(), dtype: DType::Float32, shape: shape.clone() }],
         carried: vec![],
         evict_bytes: 0,
         warmup: 1,

@@ -1,6 +1,6 @@
 //! How much computing on the host and copying to a device slow each other down: both use the host's memory bandwidth.
 
-use super::link::{DeviceId, FIRST_DEVICE, Link};
+use super::link::{FIRST_DEVICE, LinkBuffers, LinkDevice};
 use super::ram::Readers;
 use super::{MeasureError, median};
 use crate::runtime::OrtBackend;
@@ -12,7 +12,7 @@ const READ: u64 = 512 << 20;
 const COPIES: usize = 15;
 
 /// Time of each while the other runs, over its time alone; at least 1.
-pub(crate) struct Contention {
+pub(crate) struct ContentionFactors {
     pub compute: f64,
     pub link: f64,
 }
@@ -24,11 +24,11 @@ pub(crate) fn measure_contention(
     bytes: u64,
     threads: usize,
     free: u64,
-) -> Result<Contention, MeasureError> {
+) -> Result<ContentionFactors, MeasureError> {
     if bytes == 0 {
         return Err(MeasureError::NoSize);
     }
-    let link = Link::new_fastest(backend, DeviceId { provider, name: FIRST_DEVICE }, bytes)?;
+    let link = LinkBuffers::new_fastest(backend, LinkDevice { provider, name: FIRST_DEVICE }, bytes)?;
     let copies = || (0..COPIES).map(|_| link.copies(bytes, 1, true)).collect::<Result<Vec<_>, _>>();
     link.copies(bytes, 2, true)?;
     let copy_alone = median(copies()?);
@@ -36,7 +36,10 @@ pub(crate) fn measure_contention(
     let read_alone = readers.bandwidth();
     let mut together = Ok(Vec::new());
     let read_together = readers.during(|| together = copies());
-    Ok(Contention { compute: slowdown(read_alone, read_together), link: slowdown(median(together?), copy_alone) })
+    Ok(ContentionFactors {
+        compute: slowdown(read_alone, read_together),
+        link: slowdown(median(together?), copy_alone),
+    })
 }
 
 /// The ratio of two numbers. Nothing runs faster beside other load, so a ratio below 1 is noise and becomes 1.

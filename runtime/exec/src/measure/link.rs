@@ -21,7 +21,7 @@ const FENCE_BYTES: u64 = 16;
 
 /// A device of a provider, by its name in plans.
 #[derive(Clone, Copy)]
-pub(super) struct DeviceId<'a> {
+pub(super) struct LinkDevice<'a> {
     pub provider: Provider,
     pub name: &'a str,
 }
@@ -36,7 +36,8 @@ pub(crate) fn link_curves(
     let largest = sizes.last().copied().unwrap_or(0);
     let mut curves = Vec::new();
     for pinned in [false, true] {
-        let Some(link) = Link::new(backend, DeviceId { provider, name: FIRST_DEVICE }, largest, pinned)? else {
+        let Some(link) = LinkBuffers::new(backend, LinkDevice { provider, name: FIRST_DEVICE }, largest, pinned)?
+        else {
             continue;
         };
         for to_device in [true, false] {
@@ -50,12 +51,12 @@ pub(crate) fn link_curves(
 
 /// Large copies to a device without other load, in 1e9 bytes a second.
 pub(crate) fn copy_bandwidth(backend: &OrtBackend, provider: Provider, device: &str) -> Result<f64, MeasureError> {
-    let device = DeviceId { provider, name: device };
-    Link::new_fastest(backend, device, SAMPLE_BYTES)?.bandwidth(SAMPLE_BYTES, true)
+    let device = LinkDevice { provider, name: device };
+    LinkBuffers::new_fastest(backend, device, SAMPLE_BYTES)?.bandwidth(SAMPLE_BYTES, true)
 }
 
 /// A buffer in host memory and one on a device.
-pub(super) struct Link<'a> {
+pub(super) struct LinkBuffers<'a> {
     backend: &'a OrtBackend,
     host: OrtBuffer,
     device: OrtBuffer,
@@ -65,9 +66,9 @@ fn failed(action: &'static str) -> impl FnOnce(BackendError) -> MeasureError {
     move |source| MeasureError::Backend { action, source }
 }
 
-impl<'a> Link<'a> {
+impl<'a> LinkBuffers<'a> {
     /// Reserves both buffers, with pinned host memory if the backend has it.
-    pub fn new_fastest(backend: &'a OrtBackend, device: DeviceId<'_>, bytes: u64) -> Result<Self, MeasureError> {
+    pub fn new_fastest(backend: &'a OrtBackend, device: LinkDevice<'_>, bytes: u64) -> Result<Self, MeasureError> {
         if let Some(pinned) = Self::new(backend, device, bytes, true)? {
             return Ok(pinned);
         }
@@ -77,7 +78,7 @@ impl<'a> Link<'a> {
     /// Reserves both buffers; `None` if host memory cannot be pinned.
     pub fn new(
         backend: &'a OrtBackend,
-        device: DeviceId<'_>,
+        device: LinkDevice<'_>,
         bytes: u64,
         pinned: bool,
     ) -> Result<Option<Self>, MeasureError> {
@@ -94,7 +95,7 @@ impl<'a> Link<'a> {
             },
         };
         let device = backend.reserve(memory, bytes).map_err(failed("reserve device memory"))?;
-        Ok(Some(Link { backend, host, device }))
+        Ok(Some(LinkBuffers { backend, host, device }))
     }
 
     /// 1e9 bytes per second in single copies of `bytes`.

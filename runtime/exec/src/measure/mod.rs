@@ -1,4 +1,4 @@
-//! Measures the machine: memory, disk, links to devices, arithmetic. What cannot be measured is an error, never a number.
+//! Measures the machine: memory, disk, links to devices, arithmetic. A measurement that is impossible is an error, never a number.
 
 mod arithmetic;
 mod contention;
@@ -8,7 +8,7 @@ mod product;
 mod ram;
 
 pub(crate) use arithmetic::matrix_product_tflops;
-pub(crate) use contention::{Contention, measure_contention};
+pub(crate) use contention::{ContentionFactors, measure_contention};
 pub(crate) use disk::read_curve as disk_read_curve;
 pub(crate) use link::{copy_bandwidth, link_curves};
 pub(crate) use product::ProductFile;

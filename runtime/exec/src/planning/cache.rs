@@ -11,7 +11,7 @@
 
 use super::error::PlanningError;
 use super::key::CacheKey;
-use crate::cli::PlanningArgs;
+use crate::cli::AutoPlanArgs;
 use crate::console::Console;
 use etcetera::BaseStrategy;
 use hpp_generate::PLAN_NAME;
@@ -56,7 +56,7 @@ impl LockedPlan {
 
 impl PlanCache {
     /// Opens the directory of `--cache`, else HPP_CACHE, else `hpp` in the user's cache directory. Creates it if it does not exist.
-    pub fn open(args: &PlanningArgs) -> Result<Self, PlanningError> {
+    pub fn open(args: &AutoPlanArgs) -> Result<Self, PlanningError> {
         let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
         let default_dir = || Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("hpp"));
         let dir = args.cache.clone().or_else(|| variable("HPP_CACHE").map(PathBuf::from)).or_else(default_dir);
@@ -96,7 +96,7 @@ impl PlanCache {
             let has_plan = dir.join(PLAN_NAME).is_file();
             if lock.try_lock_shared().is_err() {
                 drop(cache_lock);
-                console.info("another hpp-exec makes the same plan; waiting for it");
+                console.info("another hpp-exec is making the same plan; waiting for it");
                 lock.lock_shared().map_err(failed)?;
                 continue;
             }
@@ -283,7 +283,7 @@ mod tests {
 
         fn cache(&self, limit: u64) -> PlanCache {
             let cache = Some(self.dir.path().join("cache"));
-            PlanCache::open(&PlanningArgs { cache, cache_limit: Some(ByteSize(limit)), ..Default::default() }).unwrap()
+            PlanCache::open(&AutoPlanArgs { cache, cache_limit: Some(ByteSize(limit)), ..Default::default() }).unwrap()
         }
 
         fn key(&self, flag: &str) -> CacheKey {

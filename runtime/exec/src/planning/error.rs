@@ -1,4 +1,4 @@
-//! Why there is no plan for a model.
+//! The errors of planning a model.
 
 use hpp_schema::ByteSize;
 use std::io;

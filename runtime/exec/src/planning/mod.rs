@@ -14,7 +14,7 @@ use crate::console::Console;
 use cache::{LockedPlan, PlanCache};
 use hpp_generate::PLAN_NAME;
 use key::CacheKey;
-use planner::Planner;
+use planner::SplitCommand;
 use std::path::{Path, PathBuf};
 
 /// Extensions of model files. Any other file is read as a plan, whose error then says what is wrong with it.
@@ -44,7 +44,7 @@ impl CachedPlan {
                 _ => Ok(None),
             };
         }
-        let planner = Planner::find(path)?;
+        let planner = SplitCommand::find(path)?;
         let flags = planner::flags(args);
         let key = CacheKey::new(path, planner.path(), &flags)?;
         tracing::info!(planner = %planner.path().display(), ?flags, key = key.directory(), "plan looked for in the cache");

@@ -13,11 +13,11 @@ use std::process::{Command, Stdio};
 const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
 
 /// The hpp-split command.
-pub(super) struct Planner {
+pub(super) struct SplitCommand {
     path: PathBuf,
 }
 
-impl Planner {
+impl SplitCommand {
     /// Finds hpp-split beside this executable, else on PATH.
     pub fn find(model: &Path) -> Result<Self, PlanningError> {
         let name = format!("hpp-split{}", std::env::consts::EXE_SUFFIX);

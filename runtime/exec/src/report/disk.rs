@@ -1,4 +1,4 @@
-//! What reading weights from disk cost: fields for `--json` and lines for people.
+//! The cost of reading weights from disk: fields for `--json` and lines for people.
 
 use crate::numbers::{gb_per_second, millis};
 use hpp_engine::Telemetry;
@@ -94,7 +94,7 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_generate::{FinishReason, GenerationTimings, Usage};
+    use hpp_generate::{FinishReason, GenerationTimings, TokenUsage};
     use std::time::Duration;
 
     #[test]
@@ -126,7 +126,7 @@ mod tests {
             tokens: vec![7; 11],
             text: None,
             finish_reason: FinishReason::Length,
-            usage: Usage { prompt_tokens: 1, reused_tokens: 0, completion_tokens: 11 },
+            usage: TokenUsage { prompt_tokens: 1, reused_tokens: 0, completion_tokens: 11 },
             timings: GenerationTimings { decode: Duration::from_millis(decode), ..GenerationTimings::default() },
         };
         let predicted = Predictions {

@@ -1,4 +1,4 @@
-//! What a run cost: JSON for programs, tables for people.
+//! The report of a run: JSON for programs, tables for people.
 
 pub mod disk;
 pub mod streaming;

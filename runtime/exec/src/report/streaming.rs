@@ -1,4 +1,4 @@
-//! What streaming weights to devices cost: fields for `--json` and a line for people.
+//! The cost of streaming weights to devices: fields for `--json` and a line for people.
 
 use crate::numbers::{gb_per_second, millis};
 use hpp_engine::Telemetry;

@@ -1,7 +1,7 @@
 //! Writes the logits of each step, float32 `[steps, vocab]`, to a `.npy` file that appears once it is complete.
 
-use super::npy_header::Header;
-use hpp_io::{OutputFile, WriteError};
+use super::npy_header::NpyHeader;
+use hpp_io::{FileWriteError, OutputFile};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
 
@@ -17,17 +17,17 @@ pub struct LogitsFile {
 
 impl LogitsFile {
     /// Starts a file that will appear at `path`.
-    pub fn create(path: &Path) -> Result<Self, WriteError> {
+    pub fn create(path: &Path) -> Result<Self, FileWriteError> {
         Ok(Self { file: OutputFile::create(path)?, rows: 0, vocab: None })
     }
 
     /// Adds the logits of one step.
-    pub fn push(&mut self, logits: &[f32]) -> Result<(), WriteError> {
+    pub fn push(&mut self, logits: &[f32]) -> Result<(), FileWriteError> {
         self.try_push(logits).map_err(|source| self.error(source))
     }
 
     /// Completes the file and makes it appear. Without a step its shape is `(0, vocab)`.
-    pub fn finish(mut self, vocab: usize) -> Result<(), WriteError> {
+    pub fn finish(mut self, vocab: usize) -> Result<(), FileWriteError> {
         let header = self.header(vocab);
         let file = self.file.file();
         let written = file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(&header));
@@ -59,11 +59,11 @@ impl LogitsFile {
 
     fn header(&self, vocab: usize) -> Vec<u8> {
         let shape = vec![self.rows, self.vocab.unwrap_or(vocab) as u64];
-        Header { descr: "<f4".to_owned(), fortran_order: false, shape }.to_bytes(HEADER_BYTES)
+        NpyHeader { descr: "<f4".to_owned(), fortran_order: false, shape }.to_bytes(HEADER_BYTES)
     }
 
-    fn error(&self, source: io::Error) -> WriteError {
-        WriteError { path: self.file.path().to_owned(), source }
+    fn error(&self, source: io::Error) -> FileWriteError {
+        FileWriteError { path: self.file.path().to_owned(), source }
     }
 }
 

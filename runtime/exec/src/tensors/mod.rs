@@ -1,8 +1,8 @@
 //! NumPy files: reads tensors from `.npy` and `.npz`, writes tensors to `.npz` and the logits of each step to `.npy`.
 //!
 //! Element types are matched by name, never converted. NumPy has no bfloat16: raw elements of two bytes (`V2`, as `ml_dtypes`
-//! writes them) are read as bfloat16, and bfloat16 is written as the bits in `uint16`. This is an own reader because the npyz crate
-//! panics on hostile headers.
+//! writes them) are read as bfloat16, and bfloat16 is written as the bits in `uint16`. It does not use the npyz crate, which panics on
+//! hostile headers.
 
 mod logits_file;
 mod npy;

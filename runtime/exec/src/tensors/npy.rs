@@ -1,6 +1,6 @@
 //! One array in NumPy's `.npy` format.
 
-use super::npy_header::Header;
+use super::npy_header::NpyHeader;
 use crate::runtime::memory_limit;
 use hpp_engine::HostTensor;
 use hpp_schema::{ByteSize, DType};
@@ -60,7 +60,7 @@ impl MemoryBudget {
 
 /// Reads one array. Elements become little-endian and row-major.
 pub(super) fn read(mut reader: impl Read, budget: &mut MemoryBudget) -> io::Result<HostTensor> {
-    let Header { descr, fortran_order, shape } = Header::read(&mut reader)?;
+    let NpyHeader { descr, fortran_order, shape } = NpyHeader::read(&mut reader)?;
     let (dtype, order) = element(&descr)
         .ok_or_else(|| invalid(format!("its elements are `{descr}`, which is not a tensor's element type")))?;
     let length = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size)).and_then(|n| dtype.bytes_for(n));
@@ -88,7 +88,7 @@ pub(super) fn read(mut reader: impl Read, budget: &mut MemoryBudget) -> io::Resu
 /// Writes one array.
 pub(super) fn write(tensor: &HostTensor, mut writer: impl Write) -> io::Result<()> {
     let descr = numpy_name(tensor.dtype).ok_or_else(|| invalid(format!("NumPy has no array of {}", tensor.dtype)))?;
-    let header = Header { descr: descr.to_owned(), fortran_order: false, shape: tensor.shape.clone() };
+    let header = NpyHeader { descr: descr.to_owned(), fortran_order: false, shape: tensor.shape.clone() };
     writer.write_all(&header.to_bytes(0))?;
     writer.write_all(&tensor.bytes)
 }
@@ -186,7 +186,7 @@ mod tests {
     }
 
     fn file(descr: &str, fortran_order: bool, shape: &[u64], data: &[u8]) -> Vec<u8> {
-        let header = Header { descr: descr.to_owned(), fortran_order, shape: shape.to_vec() };
+        let header = NpyHeader { descr: descr.to_owned(), fortran_order, shape: shape.to_vec() };
         [&header.to_bytes(0), data].concat()
     }
 

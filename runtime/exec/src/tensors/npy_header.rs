@@ -9,7 +9,7 @@ const MAX_BYTES: u32 = 10_000;
 
 /// The fields of a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Header {
+pub struct NpyHeader {
     /// The element type, such as `<f4` or `|b1`.
     pub descr: String,
     /// Whether the first index runs fastest.
@@ -18,7 +18,7 @@ pub struct Header {
     pub shape: Vec<u64>,
 }
 
-impl Header {
+impl NpyHeader {
     /// Reads a header, leaving the reader at the data.
     pub fn read(reader: &mut impl Read) -> io::Result<Self> {
         let mut start = [0; 8];
@@ -71,7 +71,7 @@ struct Parser<'t> {
 }
 
 impl<'t> Parser<'t> {
-    fn header(&mut self) -> Option<Header> {
+    fn header(&mut self) -> Option<NpyHeader> {
         let (mut descr, mut fortran_order, mut shape) = (None, None, None);
         self.expect("{")?;
         while self.expect("}").is_none() {
@@ -88,7 +88,7 @@ impl<'t> Parser<'t> {
                 break;
             }
         }
-        Some(Header { descr: descr?, fortran_order: fortran_order?, shape: shape? })
+        Some(NpyHeader { descr: descr?, fortran_order: fortran_order?, shape: shape? })
     }
 
     fn expect(&mut self, what: &str) -> Option<()> {
@@ -130,15 +130,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn read(text: &str) -> io::Result<Header> {
+    fn read(text: &str) -> io::Result<NpyHeader> {
         let length = u16::try_from(text.len()).unwrap().to_le_bytes();
-        Header::read(&mut &[MAGIC, &[1, 0], &length, text.as_bytes()].concat()[..])
+        NpyHeader::read(&mut &[MAGIC, &[1, 0], &length, text.as_bytes()].concat()[..])
     }
 
     #[test]
     fn reads_what_numpy_writes() {
         let h = read("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }      \n").unwrap();
-        assert_eq!(h, Header { descr: "<f4".into(), fortran_order: false, shape: vec![3, 4] });
+        assert_eq!(h, NpyHeader { descr: "<f4".into(), fortran_order: false, shape: vec![3, 4] });
         assert_eq!(read("{'shape': (), 'fortran_order': True, 'descr': \"|b1\"}").unwrap().shape, Vec::<u64>::new());
         assert_eq!(read("{'descr': '<i8', 'fortran_order': False, 'shape': (7L,)}").unwrap().shape, [7]);
     }
@@ -156,17 +156,17 @@ mod tests {
         ] {
             assert!(read(text).is_err(), "{text}");
         }
-        assert!(Header::read(&mut &b"\x93NUMPY\x09\x00"[..]).is_err());
-        assert!(Header::read(&mut &b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..]).is_err());
+        assert!(NpyHeader::read(&mut &b"\x93NUMPY\x09\x00"[..]).is_err());
+        assert!(NpyHeader::read(&mut &b"\x93NUMPY\x02\x00\xff\xff\xff\xff"[..]).is_err());
     }
 
     proptest! {
         #[test]
         fn written_headers_are_read_back(fortran_order: bool, shape in prop::collection::vec(any::<u64>(), 0..6)) {
-            let header = Header { descr: "<f2".into(), fortran_order, shape };
+            let header = NpyHeader { descr: "<f2".into(), fortran_order, shape };
             let bytes = header.to_bytes(128);
             prop_assert_eq!(bytes.len() % 64, 0);
-            prop_assert_eq!(Header::read(&mut &bytes[..]).unwrap(), header);
+            prop_assert_eq!(NpyHeader::read(&mut &bytes[..]).unwrap(), header);
         }
 
         #[test]

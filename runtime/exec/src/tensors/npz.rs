@@ -1,8 +1,8 @@
-//! NamedTensors arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
+//! Named arrays in NumPy's `.npz` format: a zip archive of `.npy` files, stored or deflated.
 
 use super::npy;
 use hpp_engine::HostTensor;
-use hpp_io::{OutputFile, WriteError};
+use hpp_io::{FileWriteError, OutputFile};
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -43,7 +43,7 @@ pub enum NpzError {
     },
     /// The file cannot be written.
     #[error(transparent)]
-    Write(#[from] WriteError),
+    Write(#[from] FileWriteError),
 }
 
 /// Reads every array, in the archive's order.
@@ -77,7 +77,7 @@ pub fn write_npz(path: &Path, arrays: &[(String, HostTensor)]) -> Result<(), Npz
         archive.start_file(format!("{name}.npy"), options).map_err(|e| error(into_io(e)))?;
         npy::write(tensor, &mut archive).map_err(error)?;
     }
-    let whole = |source| WriteError { path: path.to_owned(), source };
+    let whole = |source| FileWriteError { path: path.to_owned(), source };
     archive.finish().map_err(into_io).and_then(|mut writer| writer.flush()).map_err(whole)?;
     Ok(file.finish()?)
 }

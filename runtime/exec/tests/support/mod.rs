@@ -5,7 +5,7 @@
 #[path = "../../../backend/tests/support/mod.rs"]
 mod recorded;
 
-use hpp_schema::{ByteSize, Device, DeviceKind, FileRecord, FileRole, Generation, Plan, Provider, sample_ranges};
+use hpp_schema::{ByteSize, Device, DeviceKind, FileRecord, FileRole, GenerationConfig, Plan, Provider, sample_ranges};
 pub use recorded::{Recorded, recorded};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -105,13 +105,13 @@ pub fn record(dir: &Path, file: &str, role: FileRole) -> FileRecord {
     }
 }
 
-fn generation(dir: &Path) -> Generation {
+fn generation(dir: &Path) -> GenerationConfig {
     let file = |name: &str| dir.join(name).is_file().then(|| name.to_owned());
-    Generation {
+    GenerationConfig {
         tokenizer: file("tokenizer.json"),
         tokenizer_config: file("tokenizer_config.json"),
         eos_token_ids: vec![0],
-        ..Generation::default()
+        ..GenerationConfig::default()
     }
 }
 

@@ -4,7 +4,7 @@
 //! prefix of that order, cut at a logit below which no token can be drawn. Where rounding makes the prefix too short, the draw
 //! runs again on the whole row.
 
-use super::RandomChoice;
+use super::RandomSampling;
 use super::candidates::Candidates;
 use super::exp_sum::{exp_sum, max_logit};
 use std::collections::HashSet;
@@ -24,7 +24,7 @@ pub fn penalise_repeats(logits: &mut [f32], seen: &HashSet<u32>, penalty: f64) {
 
 /// The token at quantile `chance`, a number in `[0, 1)`, of the distribution that the filters leave, tokens in falling order of
 /// probability. `None` if every logit is minus infinity.
-pub fn draw(logits: &[f32], choice: &RandomChoice, chance: f64, candidates: &mut Candidates) -> Option<u32> {
+pub fn draw(logits: &[f32], choice: &RandomSampling, chance: f64, candidates: &mut Candidates) -> Option<u32> {
     let max = max_logit(logits);
     if max == f32::NEG_INFINITY {
         return None;
@@ -50,7 +50,7 @@ pub fn draw(logits: &[f32], choice: &RandomChoice, chance: f64, candidates: &mut
 /// What a draw from one row depends on. The weight of a token is its probability relative to the most likely token's.
 struct Row<'a> {
     max: f32,
-    choice: &'a RandomChoice,
+    choice: &'a RandomSampling,
     chance: f64,
 }
 
@@ -75,7 +75,7 @@ impl Row<'_> {
     ///
     /// All tokens lighter than a fraction of the mean weight have together less than that fraction of the total.
     fn min_weight(&self, mean: f64) -> f64 {
-        let RandomChoice { top_p, min_p, .. } = *self.choice;
+        let RandomSampling { top_p, min_p, .. } = *self.choice;
         match (top_p < 1.0, min_p > 0.0) {
             (true, _) => (1.0 - top_p) * mean,
             (false, false) => (1.0 - self.chance) * mean,
@@ -102,7 +102,7 @@ impl Row<'_> {
 
     /// How many candidates top-p and min-p keep, at least one, and the sum of their weights.
     fn kept(&self, candidates: &mut Candidates, total: f64, complete: bool) -> Option<(usize, f64)> {
-        let RandomChoice { top_p, min_p, .. } = *self.choice;
+        let RandomSampling { top_p, min_p, .. } = *self.choice;
         if top_p >= 1.0 && min_p <= 0.0 {
             return Some((usize::MAX, total));
         }
@@ -124,10 +124,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const ALL: RandomChoice = RandomChoice { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
+    const ALL: RandomSampling = RandomSampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
 
     /// The same by sorting every token.
-    fn by_full_sort(logits: &[f32], choice: &RandomChoice, chance: f64) -> Option<u32> {
+    fn by_full_sort(logits: &[f32], choice: &RandomSampling, chance: f64) -> Option<u32> {
         let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).filter(|c| c.1 > f32::NEG_INFINITY).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         let best = all.first()?.1;
@@ -157,7 +157,7 @@ mod tests {
     }
 
     /// Tokens that can be drawn.
-    fn drawn(probabilities: &[f64], choice: RandomChoice) -> usize {
+    fn drawn(probabilities: &[f64], choice: RandomSampling) -> usize {
         let logits: Vec<f32> = probabilities.iter().map(|p| p.ln() as f32).collect();
         let mut work = Candidates::default();
         let tokens = (0..1000).map(|n| draw(&logits, &choice, f64::from(n) / 1000.0, &mut work));
@@ -174,20 +174,20 @@ mod tests {
     #[test]
     fn top_p_keeps_the_token_that_reaches_p() {
         for (top_p, left) in [(0.0, 1), (0.49, 1), (0.51, 2), (0.79, 2), (0.81, 3), (1.0, 4)] {
-            assert_eq!(drawn(&[0.3, 0.5, 0.05, 0.15], RandomChoice { top_p, ..ALL }), left, "top-p {top_p}");
+            assert_eq!(drawn(&[0.3, 0.5, 0.05, 0.15], RandomSampling { top_p, ..ALL }), left, "top-p {top_p}");
         }
     }
 
     #[test]
     fn min_p_is_relative_to_the_best() {
         for (min_p, left) in [(0.0, 4), (0.05, 4), (0.2, 3), (0.5, 2), (1.0, 1)] {
-            assert_eq!(drawn(&[0.3, 0.5, 0.05, 0.15], RandomChoice { min_p, ..ALL }), left, "min-p {min_p}");
+            assert_eq!(drawn(&[0.3, 0.5, 0.05, 0.15], RandomSampling { min_p, ..ALL }), left, "min-p {min_p}");
         }
     }
 
     #[test]
     fn top_p_counts_what_top_k_leaves() {
-        let choice = RandomChoice { top_k: 2, top_p: 0.6, ..ALL };
+        let choice = RandomSampling { top_k: 2, top_p: 0.6, ..ALL };
         assert_eq!(drawn(&[0.3, 0.5, 0.05, 0.15], choice), 1, "0.5 of 0.8 is more than 0.6");
     }
 
@@ -195,7 +195,7 @@ mod tests {
     fn an_infinite_logit_has_probability_one() {
         let mut work = Candidates::default();
         for top_p in [0.5, 1.0] {
-            let choice = RandomChoice { top_p, ..ALL };
+            let choice = RandomSampling { top_p, ..ALL };
             assert_eq!(draw(&[1.0, f32::INFINITY, 2.0], &choice, 0.999, &mut work), Some(1));
         }
     }
@@ -225,7 +225,7 @@ mod tests {
             temperature in prop_oneof![Just(1.0), 0.000_001f64..3.0],
             chances in prop::collection::vec(prop_oneof![Just(0.0), Just(1.0 - f64::EPSILON / 2.0), 0.0f64..1.0], 1..8),
         ) {
-            let choice = RandomChoice { temperature, top_k, top_p, min_p, seed: 0 };
+            let choice = RandomSampling { temperature, top_k, top_p, min_p, seed: 0 };
             let mut work = Candidates::default();
             for chance in chances {
                 prop_assert_eq!(draw(&logits, &choice, chance, &mut work), by_full_sort(&logits, &choice, chance));

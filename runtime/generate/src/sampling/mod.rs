@@ -15,7 +15,7 @@ pub use sampler::{Sampler, SamplingError, greedy};
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingParams {
     /// Greedy or random.
-    pub choice: Choice,
+    pub choice: SamplingMethod,
     /// Divides the logits of tokens already in the text (multiplies negative ones); 1 changes nothing.
     pub repetition_penalty: f64,
 }
@@ -24,24 +24,24 @@ impl SamplingParams {
     /// The seed of a random choice.
     pub fn seed(&self) -> Option<u64> {
         match self.choice {
-            Choice::Greedy => None,
-            Choice::Random(choice) => Some(choice.seed),
+            SamplingMethod::Greedy => None,
+            SamplingMethod::Random(choice) => Some(choice.seed),
         }
     }
 }
 
 /// Greedy or random.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice {
+pub enum SamplingMethod {
     /// The token with the largest logit.
     Greedy,
     /// A token drawn by its probability after the filters, in this order.
-    Random(RandomChoice),
+    Random(RandomSampling),
 }
 
 /// The filters between logits and the draw, in the order in which they apply.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RandomChoice {
+pub struct RandomSampling {
     /// Divides the logits; above zero.
     pub temperature: f64,
     /// Keeps this many most likely tokens; 0 keeps all.

@@ -1,23 +1,23 @@
 //! Combines the sampling settings of a request with the defaults of the model's authors.
 
-use super::{Choice, RandomChoice, SamplingParams};
+use super::{RandomSampling, SamplingMethod, SamplingParams};
 use hpp_schema::SamplingDefaults;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The settings that a request gives. `None` takes the authors' default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SamplingOverrides {
-    /// See [`RandomChoice::temperature`]; 0 is a greedy choice.
+    /// See [`RandomSampling::temperature`]; 0 is a greedy choice.
     pub temperature: Option<f64>,
-    /// See [`RandomChoice::top_k`].
+    /// See [`RandomSampling::top_k`].
     pub top_k: Option<usize>,
-    /// See [`RandomChoice::top_p`].
+    /// See [`RandomSampling::top_p`].
     pub top_p: Option<f64>,
-    /// See [`RandomChoice::min_p`].
+    /// See [`RandomSampling::min_p`].
     pub min_p: Option<f64>,
     /// See [`SamplingParams::repetition_penalty`].
     pub repetition_penalty: Option<f64>,
-    /// See [`RandomChoice::seed`]; by default a new one.
+    /// See [`RandomSampling::seed`]; by default a new one.
     pub seed: Option<u64>,
 }
 
@@ -82,16 +82,16 @@ impl SamplingOverrides {
         let repetition_penalty =
             self.repetition_penalty.or(authors.repetition_penalty.filter(|p| *p > 0.0)).unwrap_or(1.0);
         if !is_random {
-            return SamplingParams { choice: Choice::Greedy, repetition_penalty };
+            return SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty };
         }
-        let choice = RandomChoice {
+        let choice = RandomSampling {
             temperature: self.temperature.or(authors.temperature.filter(|t| *t > 0.0)).unwrap_or(1.0),
             top_k: self.top_k.or(authors.top_k.map(|k| k as usize)).unwrap_or(0),
             top_p: self.top_p.or(authors.top_p).unwrap_or(1.0),
             min_p: self.min_p.or(authors.min_p).unwrap_or(0.0),
             seed: self.seed.unwrap_or_else(new_seed),
         };
-        SamplingParams { choice: Choice::Random(choice), repetition_penalty }
+        SamplingParams { choice: SamplingMethod::Random(choice), repetition_penalty }
     }
 }
 
@@ -118,19 +118,19 @@ mod tests {
     #[test]
     fn choices_are_greedy_unless_the_request_or_the_authors_ask_for_random_ones() {
         let nothing = SamplingOverrides::default();
-        assert_eq!(nothing.resolve(&SamplingDefaults::default()).choice, Choice::Greedy);
-        assert_eq!(nothing.resolve(&authors(Some(false))).choice, Choice::Greedy);
-        assert_eq!(nothing.resolve(&authors(None)).choice, Choice::Greedy);
-        assert!(matches!(nothing.resolve(&authors(Some(true))).choice, Choice::Random(_)));
+        assert_eq!(nothing.resolve(&SamplingDefaults::default()).choice, SamplingMethod::Greedy);
+        assert_eq!(nothing.resolve(&authors(Some(false))).choice, SamplingMethod::Greedy);
+        assert_eq!(nothing.resolve(&authors(None)).choice, SamplingMethod::Greedy);
+        assert!(matches!(nothing.resolve(&authors(Some(true))).choice, SamplingMethod::Random(_)));
         let zero = SamplingOverrides { temperature: Some(0.0), top_p: Some(0.5), ..Default::default() };
-        assert_eq!(zero.resolve(&authors(Some(true))).choice, Choice::Greedy);
+        assert_eq!(zero.resolve(&authors(Some(true))).choice, SamplingMethod::Greedy);
     }
 
     #[test]
     fn the_request_takes_precedence_over_the_authors_defaults() {
         let request = SamplingOverrides { top_p: Some(0.5), seed: Some(9), ..Default::default() };
         let sampling = request.resolve(&authors(None));
-        let want = RandomChoice { temperature: 0.6, top_k: 50, top_p: 0.5, min_p: 0.0, seed: 9 };
-        assert_eq!(sampling, SamplingParams { choice: Choice::Random(want), repetition_penalty: 1.1 });
+        let want = RandomSampling { temperature: 0.6, top_k: 50, top_p: 0.5, min_p: 0.0, seed: 9 };
+        assert_eq!(sampling, SamplingParams { choice: SamplingMethod::Random(want), repetition_penalty: 1.1 });
     }
 }

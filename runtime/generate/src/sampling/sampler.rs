@@ -3,7 +3,7 @@
 use super::candidates::Candidates;
 use super::draw::{draw, penalise_repeats};
 use super::exp_sum::{exp_sum, has_nan, max_logit};
-use super::{Choice, SamplingParams};
+use super::{SamplingMethod, SamplingParams};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use std::collections::HashSet;
@@ -67,7 +67,7 @@ impl Sampler {
             &self.penalised
         };
         let token = match (self.params.choice, &mut self.random) {
-            (Choice::Random(choice), Some(random)) => draw(logits, &choice, unit(random), &mut self.candidates),
+            (SamplingMethod::Random(choice), Some(random)) => draw(logits, &choice, unit(random), &mut self.candidates),
             _ if tie > 0.0 && is_tied(logits, tie) => return Ok(None),
             _ => argmax(logits),
         };
@@ -116,33 +116,33 @@ fn unit(random: &mut ChaCha12Rng) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RandomChoice;
+    use super::super::RandomSampling;
     use super::*;
     use proptest::prelude::*;
 
-    fn random(seed: u64) -> RandomChoice {
-        RandomChoice { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed }
+    fn random(seed: u64) -> RandomSampling {
+        RandomSampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed }
     }
 
-    fn sampler(choice: Choice) -> Sampler {
+    fn sampler(choice: SamplingMethod) -> Sampler {
         Sampler::new(SamplingParams { choice, repetition_penalty: 1.0 }, &[])
     }
 
     #[test]
     fn greedy_takes_the_largest_logit_and_the_first_of_equals() {
-        assert_eq!(sampler(Choice::Greedy).next(&[1.0, 5.0, 5.0, -1.0]), Ok(1));
-        assert_eq!(sampler(Choice::Greedy).next(&[f32::NEG_INFINITY, -7.0]), Ok(1));
+        assert_eq!(sampler(SamplingMethod::Greedy).next(&[1.0, 5.0, 5.0, -1.0]), Ok(1));
+        assert_eq!(sampler(SamplingMethod::Greedy).next(&[f32::NEG_INFINITY, -7.0]), Ok(1));
     }
 
     #[test]
     fn near_ties_of_greedy_choices_are_not_decided() {
-        let mut greedy = sampler(Choice::Greedy);
+        let mut greedy = sampler(SamplingMethod::Greedy);
         assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.9999], 1e-4), Ok(None));
         assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.99], 1e-4), Ok(Some(1)));
         assert_eq!(greedy.next_unless_tied(&[-1e6, 10.0, 9.0], 1e-4), Ok(None), "large logits lose digits");
         assert_eq!(greedy.next_unless_tied(&[3.0, 3.0], 0.0), Ok(Some(0)));
         assert_eq!(greedy.next_unless_tied(&[f32::NEG_INFINITY, 3.0], 1e-4), Ok(Some(1)));
-        assert_eq!(sampler(Choice::Random(random(1))).next_unless_tied(&[3.0], 1e-4), Ok(Some(0)));
+        assert_eq!(sampler(SamplingMethod::Random(random(1))).next_unless_tied(&[3.0], 1e-4), Ok(Some(0)));
     }
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn rows_without_a_choice_are_errors() {
-        for choice in [Choice::Greedy, Choice::Random(random(1))] {
+        for choice in [SamplingMethod::Greedy, SamplingMethod::Random(random(1))] {
             let impossible = [f32::NEG_INFINITY; 3];
             assert_eq!(sampler(choice).next(&[0.0, f32::NAN]), Err(SamplingError::NotANumber { token: 1 }));
             assert_eq!(sampler(choice).next(&impossible), Err(SamplingError::NoCandidate { count: 3 }));
@@ -165,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_repetition_penalty_applies_to_greedy_choices() {
-        let settings = SamplingParams { choice: Choice::Greedy, repetition_penalty: 1.5 };
+        let settings = SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty: 1.5 };
         let mut sampler = Sampler::new(settings, &[2]);
         let logits = [1.0, 0.9, 1.2];
         assert_eq!(sampler.next(&logits), Ok(0));
@@ -176,7 +176,7 @@ mod tests {
     #[test]
     fn random_choices_follow_the_probabilities() {
         let logits = [0.6f32.ln(), 0.3f32.ln(), 0.1f32.ln()];
-        let mut s = sampler(Choice::Random(random(7)));
+        let mut s = sampler(SamplingMethod::Random(random(7)));
         let mut counts = [0u32; 3];
         for _ in 0..20_000 {
             counts[s.next(&logits).unwrap() as usize] += 1;
@@ -190,7 +190,7 @@ mod tests {
     fn the_same_seed_gives_the_same_text() {
         let logits: Vec<f32> = (0..50).map(|i| (i as f32 * 0.7).sin()).collect();
         let text = |seed| {
-            let mut s = sampler(Choice::Random(random(seed)));
+            let mut s = sampler(SamplingMethod::Random(random(seed)));
             (0..40).map(|_| s.next(&logits).unwrap()).collect::<Vec<_>>()
         };
         assert_eq!(text(3), text(3));
@@ -200,10 +200,10 @@ mod tests {
     proptest! {
         #[test]
         fn top_k_one_is_greedy(logits in prop::collection::vec(-9.0f32..9.0, 1..60), seed: u64) {
-            let choice = RandomChoice { top_k: 1, ..random(seed) };
+            let choice = RandomSampling { top_k: 1, ..random(seed) };
             prop_assert_eq!(
-                sampler(Choice::Random(choice)).next(&logits),
-                sampler(Choice::Greedy).next(&logits)
+                sampler(SamplingMethod::Random(choice)).next(&logits),
+                sampler(SamplingMethod::Greedy).next(&logits)
             );
         }
 
@@ -212,8 +212,8 @@ mod tests {
             logits in prop::collection::vec(prop::num::f32::ANY, 0..60),
             seed: u64, top_k in 0usize..70, top_p in 0.0f64..=1.0, min_p in 0.0f64..=1.0, temperature in 0.001f64..100.0,
         ) {
-            let choice = RandomChoice { temperature, top_k, top_p, min_p, seed };
-            if let Ok(token) = sampler(Choice::Random(choice)).next(&logits) {
+            let choice = RandomSampling { temperature, top_k, top_p, min_p, seed };
+            if let Ok(token) = sampler(SamplingMethod::Random(choice)).next(&logits) {
                 prop_assert!(logits[token as usize] > f32::NEG_INFINITY);
             }
         }

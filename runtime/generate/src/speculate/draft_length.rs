@@ -1,14 +1,15 @@
-//! How many tokens to draft: the number that gives most tokens per second, by measured acceptance and measured times of passes.
+//! Chooses the number of tokens to draft: the one with the most tokens per second, by measured acceptance and measured times of passes.
 //!
-//! With an acceptance of `a` for each token, a draft of `k` tokens gives `1 + a + ... + a^k` tokens a pass (Leviathan et al.,
-//! arXiv:2211.17192), and the pass takes `t(k + 1)`, after `k` times what drafting a token takes. No draft gives one token in `t(1)`.
+//! With an acceptance rate of `a` per token, a draft of `k` tokens gives `1 + a + ... + a^k` tokens per pass (Leviathan et al.,
+//! arXiv:2211.17192). The pass takes `t(k + 1)`, after `k` times the time of drafting one token. Without a draft, a pass gives one token
+//! in `t(1)`.
 
 use super::CONFIDENCES;
 use std::time::Duration;
 
 /// Longest draft.
 pub const MAX_DRAFT: usize = 31;
-/// A draft must promise this many times the tokens per second of none.
+/// A draft must promise this many times the tokens per second of a pass without a draft.
 const LEAST_GAIN: f64 = 1.05;
 /// Each measurement multiplies the weight of earlier ones of its kind by this.
 const ACCEPTANCE_MEMORY: f64 = 0.97;
@@ -61,7 +62,7 @@ pub struct DraftLength {
     /// Seconds of a pass with one token.
     single: Mean,
     /// Seconds of drafting one token.
-    draft: Mean,
+    drafting: Mean,
     /// Seconds of passes of `2^n` tokens relative to `single`, from `n = 1` on; sizes between count for the next larger.
     relative: [Mean; SIZES],
 }
@@ -86,7 +87,7 @@ impl DraftLength {
         Self { fixed: Some(tokens), ..Self::default() }
     }
 
-    /// The number of tokens to draft, at most `available`; 0 where no draft pays.
+    /// The number of tokens to draft, at most `available`; 0 if no draft pays.
     pub fn choose(&self, confidence: usize, available: usize) -> usize {
         if let Some(fixed) = self.fixed {
             return fixed.min(available);
@@ -94,13 +95,13 @@ impl DraftLength {
         // The first pass has one token: all times are relative to it.
         let Some(single) = self.single_seconds().filter(|single| *single > 0.0) else { return 0 };
         let acceptance = self.acceptance(confidence);
-        let draft = self.draft.average().unwrap_or(0.0) / single;
+        let drafting = self.drafting.average().unwrap_or(0.0) / single;
         let (mut best, mut best_gain) = (0, LEAST_GAIN);
         let (mut tokens, mut all_accepted) = (1.0, 1.0);
         for length in 1..=available.min(MAX_DRAFT) {
             all_accepted *= acceptance;
             tokens += all_accepted;
-            let gain = tokens / (self.relative_time(length + 1) + draft * length as f64);
+            let gain = tokens / (self.relative_time(length + 1) + drafting * length as f64);
             if gain > best_gain {
                 (best, best_gain) = (length, gain);
             }
@@ -126,7 +127,7 @@ impl DraftLength {
 
     /// Drafting `tokens` tokens took `time`.
     pub fn drafted(&mut self, tokens: usize, time: Duration) {
-        self.draft.add(time.as_secs_f64() / tokens.max(1) as f64, TIME_MEMORY);
+        self.drafting.add(time.as_secs_f64() / tokens.max(1) as f64, TIME_MEMORY);
     }
 
     /// Of a draft, `accepted` tokens were right, and then one was wrong if `rejected`.

@@ -32,6 +32,6 @@ pub trait Drafter {
     /// Whether drafting takes no time to speak of.
     fn is_free(&self) -> bool;
 
-    /// Replaces `draft` by at most `most` tokens that may come next.
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError>;
+    /// Replaces `draft_tokens` by at most `most` tokens that may come next.
+    fn draft(&mut self, most: usize, draft_tokens: &mut Vec<u32>) -> Result<(), GenerateError>;
 }

@@ -1,4 +1,4 @@
-//! Drafts by a smaller model with the same tokens, on an engine of its own.
+//! The model drafter: a smaller model with the same tokens, on an engine of its own.
 
 use super::Drafter;
 use crate::error::GenerateError;
@@ -40,8 +40,8 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
         false
     }
 
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError> {
-        draft.clear();
+    fn draft(&mut self, most: usize, draft_tokens: &mut Vec<u32>) -> Result<(), GenerateError> {
+        draft_tokens.clear();
         let mut sequence = self.sequence.borrow_mut();
         if most == 0 || !matches!(sequence.prefill(&self.text, &|| false)?, Prefill::Complete { .. }) {
             return Ok(());
@@ -52,8 +52,8 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
             if probability < LEAST_PROBABILITY {
                 break;
             }
-            draft.push(token);
-            if draft.len() == most || sequence.room() == 0 {
+            draft_tokens.push(token);
+            if draft_tokens.len() == most || sequence.room() == 0 {
                 break;
             }
             sequence.feed(&[token])?;

@@ -1,4 +1,4 @@
-//! Drafts from the text itself: what followed the last time that the text ended as it does now.
+//! The n-gram drafter (prompt lookup): drafts the tokens that followed the previous occurrence of the text's longest repeated suffix.
 
 use super::suffix_automaton::SuffixAutomaton;
 use super::{CONFIDENCES, Drafter};
@@ -23,13 +23,13 @@ impl Drafter for NgramDrafter {
         true
     }
 
-    fn draft(&mut self, most: usize, draft: &mut Vec<u32>) -> Result<(), GenerateError> {
-        draft.clear();
+    fn draft(&mut self, most: usize, draft_tokens: &mut Vec<u32>) -> Result<(), GenerateError> {
+        draft_tokens.clear();
         let Some(found) = self.automaton.repeated_suffix() else { return Ok(()) };
         let text = self.automaton.text();
         // Where the occurrence overlaps the end of the text, the text repeats itself with this period.
         let period = text.len() - found.end;
-        draft.extend((0..most).map(|index| text[found.end + index % period]));
+        draft_tokens.extend((0..most).map(|index| text[found.end + index % period]));
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Speculation on one text: drafts, and learns from what the model chose instead.
+//! Speculation on one text: drafts tokens, and learns the acceptance from the tokens that the model chooses.
 
 use super::{DraftLength, Drafter, MAX_DRAFT};
 use crate::error::GenerateError;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 pub struct Speculation {
     drafter: Box<dyn Drafter>,
     length: DraftLength,
-    /// The current draft. The first `used` of it are verified; the one after them is compared too, which costs nothing.
-    draft: Vec<u32>,
+    /// The drafted tokens. One pass verifies the first `used`; the token after them is compared too, which costs nothing.
+    draft_tokens: Vec<u32>,
     used: usize,
     confidence: usize,
     stats: SpeculationStats,
@@ -34,10 +34,10 @@ impl Speculation {
         Self::with_length(drafter, DraftLength::default())
     }
 
-    /// The same with another choice of the length.
+    /// The same with another [`DraftLength`].
     pub fn with_length(drafter: Box<dyn Drafter>, length: DraftLength) -> Self {
         let stats = SpeculationStats::default();
-        Self { drafter, length, draft: Vec::new(), used: 0, confidence: 0, stats }
+        Self { drafter, length, draft_tokens: Vec::new(), used: 0, confidence: 0, stats }
     }
 
     /// Counts so far.
@@ -52,7 +52,7 @@ impl Speculation {
 
     /// Tokens that may come next, at most `most`.
     pub fn draft(&mut self, most: usize) -> Result<&[u32], GenerateError> {
-        self.draft.clear();
+        self.draft_tokens.clear();
         self.used = 0;
         let Some(confidence) = self.drafter.confidence() else { return Ok(&[]) };
         let wanted = self.length.choose(confidence, most.min(MAX_DRAFT));
@@ -60,20 +60,20 @@ impl Speculation {
         let least = usize::from(is_free);
         let started = Instant::now();
         if wanted.max(least) > 0 {
-            self.drafter.draft(wanted.max(least), &mut self.draft)?;
+            self.drafter.draft(wanted.max(least), &mut self.draft_tokens)?;
         }
         if wanted > 0 && !is_free {
-            self.length.drafted(self.draft.len(), started.elapsed());
+            self.length.drafted(self.draft_tokens.len(), started.elapsed());
         }
-        (self.confidence, self.used) = (confidence, wanted.min(self.draft.len()));
-        Ok(&self.draft[..self.used])
+        (self.confidence, self.used) = (confidence, wanted.min(self.draft_tokens.len()));
+        Ok(&self.draft_tokens[..self.used])
     }
 
     /// A pass of `tokens` tokens, the draft included, took `time`, and the model chose `chosen`.
     pub fn passed(&mut self, tokens: usize, time: Duration, chosen: &[u32]) {
-        let accepted = chosen.iter().zip(&self.draft[..self.used]).take_while(|(a, b)| a == b).count();
+        let accepted = chosen.iter().zip(&self.draft_tokens[..self.used]).take_while(|(a, b)| a == b).count();
         self.length.passed(tokens, time);
-        match (chosen.get(accepted), self.draft.get(accepted)) {
+        match (chosen.get(accepted), self.draft_tokens.get(accepted)) {
             // Without a draft, or after all of it: would the next token have been right?
             (Some(chosen), Some(next)) if accepted == self.used => {
                 self.length.verified(self.confidence, accepted + usize::from(chosen == next), chosen != next);
@@ -85,7 +85,7 @@ impl Speculation {
         self.stats.passes += 1;
         self.stats.drafted += self.used as u64;
         self.stats.accepted += accepted as u64;
-        self.draft.clear();
+        self.draft_tokens.clear();
         self.used = 0;
         self.drafter.extend(chosen);
     }

@@ -3,7 +3,7 @@
 //! Renders as Hugging Face's `apply_chat_template` does. Knows no tokens.
 
 use super::jinja;
-use super::untrusted::{LimitError, Limits, run_limited};
+use super::untrusted::{LimitError, TextLimits, run_limited};
 use minijinja::value::{Serde, Value};
 use minijinja::{Error, context};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use std::time::Duration;
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Limits of compiling or rendering; a real template takes milliseconds and a few megabytes.
-const LIMITS: Limits = Limits { time: Duration::from_secs(30), memory: 512 << 20 };
+const LIMITS: TextLimits = TextLimits { time: Duration::from_secs(30), memory: 512 << 20 };
 
 /// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,7 +2,7 @@
 //!
 //! The file comes with a model and may be hostile, so loading and encoding run under the limits of `untrusted`.
 
-use super::untrusted::{Limits, catch_panic, run_limited};
+use super::untrusted::{TextLimits, catch_panic, run_limited};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::Deserialize;
@@ -135,9 +135,9 @@ fn parse(bytes: Vec<u8>) -> tokenizers::Result<(Tokenizer, u64)> {
 }
 
 /// Limits for reading a file, or encoding a text, of this many bytes: many times what real ones take.
-fn limits(bytes: usize) -> Limits {
+fn limits(bytes: usize) -> TextLimits {
     let bytes = bytes as u64;
-    Limits { time: Duration::from_secs(20 + (bytes >> 20) * 5), memory: (1 << 30) + bytes.saturating_mul(128) }
+    TextLimits { time: Duration::from_secs(20 + (bytes >> 20) * 5), memory: (1 << 30) + bytes.saturating_mul(128) }
 }
 
 /// Refuses a SentencePiece character map that claims to be larger than it is. The library allocates what the map claims, eight bytes

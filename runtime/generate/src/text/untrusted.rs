@@ -21,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Upper limits of one piece of work.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct TextLimits {
     /// Wall-clock time.
     pub time: Duration,
     /// Bytes by which the process's resident memory may grow meanwhile. Checked on Linux only.
@@ -56,7 +56,7 @@ pub fn abandoned_threads() -> usize {
 
 /// Runs work on its own thread and abandons it beyond the limits.
 pub(super) fn run_limited<T: Send + 'static>(
-    limits: Limits,
+    limits: TextLimits,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, LimitError> {
     let (before, started) = (resident_bytes(), Instant::now());
@@ -134,7 +134,7 @@ fn resident_bytes() -> Option<u64> {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits = Limits { time: Duration::from_secs(30), memory: 1 << 30 };
+    const LIMITS: TextLimits = TextLimits { time: Duration::from_secs(30), memory: 1 << 30 };
 
     #[test]
     fn results_come_back_and_panics_become_errors() {
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn work_that_never_ends_is_abandoned() {
-        let limits = Limits { time: Duration::from_millis(20), ..LIMITS };
+        let limits = TextLimits { time: Duration::from_millis(20), ..LIMITS };
         let sleep = || thread::sleep(Duration::from_secs(5));
         assert!(matches!(run_limited(limits, sleep), Err(LimitError::Time(_))));
         assert!(abandoned_threads() > 0);
@@ -155,7 +155,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn work_that_takes_too_much_memory_is_abandoned() {
-        let limits = Limits { memory: 32 << 20, ..LIMITS };
+        let limits = TextLimits { memory: 32 << 20, ..LIMITS };
         let grow = || {
             let mut held = Vec::new();
             // The loop is bounded, so that a failing test does no harm.

@@ -13,7 +13,7 @@ const MAX_LOGPROBS: usize = 20;
 #[derive(Clone, Debug, Deserialize)]
 pub struct CompletionRequest {
     /// The texts.
-    pub prompt: Prompt,
+    pub prompt: CompletionPrompt,
     /// Whether the answer begins with the prompt.
     pub echo: Option<bool>,
     /// Of how many most likely tokens to report probabilities.
@@ -28,7 +28,7 @@ pub struct CompletionRequest {
 /// What to continue.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "`prompt` must be a text, a list of texts, token ids, or a list of lists of token ids")]
-pub enum Prompt {
+pub enum CompletionPrompt {
     /// A text.
     Text(String),
     /// Token ids.
@@ -55,10 +55,10 @@ impl CompletionRequest {
             return Err(ApiError::field("suffix", "`suffix` is not supported: leave it out"));
         }
         let prompts: Vec<OnePrompt> = match self.prompt.clone() {
-            Prompt::Text(text) => vec![OnePrompt::Text(text)],
-            Prompt::Tokens(tokens) => vec![OnePrompt::Tokens(tokens)],
-            Prompt::Texts(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
-            Prompt::TokenLists(lists) => lists.into_iter().map(OnePrompt::Tokens).collect(),
+            CompletionPrompt::Text(text) => vec![OnePrompt::Text(text)],
+            CompletionPrompt::Tokens(tokens) => vec![OnePrompt::Tokens(tokens)],
+            CompletionPrompt::Texts(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
+            CompletionPrompt::TokenLists(lists) => lists.into_iter().map(OnePrompt::Tokens).collect(),
         };
         match prompts.len() {
             1..=MAX_PROMPTS => Ok(prompts),

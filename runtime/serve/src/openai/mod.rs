@@ -1,14 +1,14 @@
-//! The types of OpenAI's API: what is read of a request, and what is written.
+//! The types of OpenAI's API: the fields that are read from requests and written to answers.
 //!
-//! Fields that this server does not know are ignored, as OpenAI's clients expect; fields that would change the answer and cannot be
-//! followed are refused.
+//! The server ignores unknown fields, as OpenAI's clients expect. It refuses fields that would change the answer and that it does not
+//! support.
 
 mod chat;
 mod completion;
 mod settings;
 
 pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
-pub use completion::{CompletionRequest, OnePrompt, Prompt};
+pub use completion::{CompletionPrompt, CompletionRequest, OnePrompt};
 pub use settings::{OneOrMany, Settings, StreamOptions};
 
 use serde::Serialize;
@@ -29,14 +29,14 @@ pub struct Usage {
 /// Where prompt tokens came from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
-    /// Tokens whose states were kept from an earlier request.
+    /// Tokens whose states were reused from an earlier request.
     pub cached_tokens: usize,
 }
 
 impl Usage {
-    /// The sum over answers, of which `each` belong to one prompt, whose tokens count once.
-    pub fn of(answers: &[hpp_generate::Usage], each: usize) -> Self {
-        let sum = |tokens: fn(&hpp_generate::Usage) -> usize| answers.iter().map(tokens).sum::<usize>();
+    /// The sum over answers. The tokens of a prompt count once for its `each` answers.
+    pub fn of(answers: &[hpp_generate::TokenUsage], each: usize) -> Self {
+        let sum = |tokens: fn(&hpp_generate::TokenUsage) -> usize| answers.iter().map(tokens).sum::<usize>();
         let each = each.max(1);
         let prompt_tokens = sum(|usage| usage.prompt_tokens) / each;
         let completion_tokens = sum(|usage| usage.completion_tokens);

@@ -69,7 +69,7 @@ pub fn infer(graph: &mut Graph) -> Report {
     report
 }
 
-/// The elements of small integer tensors, by value, as far as they follow from shapes. Each element is symbolic or
+/// The elements of small integer tensors, by value, if they follow from shapes. Each element is symbolic or
 /// unknown, in row-major order; `None` for other tensors. Call [`infer()`] on `graph` first.
 pub fn contents(graph: &Graph) -> Vec<Option<Vec<Dim>>> {
     let mut elements = contents::of_weights(graph);

@@ -4,10 +4,10 @@
 use super::{Scenario, blocks};
 use crate::{Analysis, LogitsMode, analyse};
 use hpp_graph::cut;
-use hpp_partition::{Block, BlockKind};
+use hpp_partition::{BlockRole, BlockSpec};
 use std::path::Path;
 
-fn fixture(name: &str) -> (Analysis, Vec<Block>) {
+fn fixture(name: &str) -> (Analysis, Vec<BlockSpec>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
     let a = analyse(&path, None, LogitsMode::Requested).unwrap();
     let scenario = Scenario { batch: 1, context: 512, prompt: 100, new_tokens: 40, chunk: 64 };
@@ -59,7 +59,7 @@ fn genai_models_have_two_boundary_tensors_between_layers() {
 fn attention_has_two_state_tensors_and_a_convolution_one() {
     for (name, of_layers) in [("genai/llama3-fp32-cpu", [2, 2, 2, 2]), ("genai/lfm2-fp32-cpu", [1, 2, 1, 2])] {
         let (_, blocks) = fixture(name);
-        let layers = blocks.iter().filter(|block| matches!(block.kind, BlockKind::Layer(_)));
+        let layers = blocks.iter().filter(|block| matches!(block.kind, BlockRole::Layer(_)));
         assert_eq!(layers.map(|block| block.kv_tensors).collect::<Vec<_>>(), of_layers, "{name}");
         assert_eq!((blocks[0].kv_tensors, blocks[5].kv_tensors), (0, 0), "{name}");
     }

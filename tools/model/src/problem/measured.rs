@@ -2,20 +2,20 @@
 
 use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
-use hpp_partition::{Block, BlockKind, CHUNK_TOKENS, Cost, Workload};
+use hpp_partition::{BlockRole, BlockSpec, CHUNK_TOKENS, Cost, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once.
 pub fn costs(
     profile: &Profile,
-    blocks: &[Block],
+    blocks: &[BlockSpec],
     scenario: Scenario,
     workload: &Workload,
     gpus: usize,
 ) -> Result<DeviceCosts, Vec<Finding>> {
     let has_states = blocks.iter().any(|block| block.kv_bytes > 0);
-    let mut reader = Reader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
+    let mut reader = ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
     reader.check_blocks();
     if scenario.batch != 1 {
         reader.report("--batch", format!("the profile measured one sequence in a pass, not {}", scenario.batch));
@@ -35,9 +35,9 @@ pub fn costs(
     }
 }
 
-struct Reader<'a> {
+struct ProfileReader<'a> {
     profile: &'a Profile,
-    blocks: &'a [Block],
+    blocks: &'a [BlockSpec],
     scenario: Scenario,
     workload: &'a Workload,
     /// Whether the model carries states from pass to pass.
@@ -46,7 +46,7 @@ struct Reader<'a> {
     findings: BTreeMap<String, String>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> ProfileReader<'a> {
     fn report(&mut self, place: impl Into<String>, message: String) {
         self.findings.entry(place.into()).or_insert(message);
     }
@@ -67,7 +67,7 @@ impl<'a> Reader<'a> {
         self.blocks.iter().map(|block| self.cost(block, provider).unwrap_or_default()).collect()
     }
 
-    fn cost(&mut self, block: &Block, provider: Provider) -> Option<Cost> {
+    fn cost(&mut self, block: &BlockSpec, provider: Provider) -> Option<Cost> {
         let measured = self.measured(block, provider)?;
         if measured.failure.is_some() && provider != Provider::Cpu {
             return Some(self.infinite());
@@ -107,7 +107,7 @@ impl<'a> Reader<'a> {
     }
 
     /// The entry of this block, else of its class.
-    fn class(&self, block: &Block) -> Option<&'a ClassCosts> {
+    fn class(&self, block: &BlockSpec) -> Option<&'a ClassCosts> {
         let own =
             self.profile.classes.iter().find(|entry| self.profile.settings.all_blocks && entry.block == block.label);
         own.or_else(|| {
@@ -116,7 +116,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn measured(&mut self, block: &Block, provider: Provider) -> Option<&'a ProviderCosts> {
+    fn measured(&mut self, block: &BlockSpec, provider: Provider) -> Option<&'a ProviderCosts> {
         let Some(entry) = self.class(block) else {
             // `check_blocks` reports blocks that the profile lacks entirely.
             if let Some(known) = self.profile.model.blocks.iter().find(|other| other.label == block.label) {
@@ -155,7 +155,7 @@ impl<'a> Reader<'a> {
         let layers: BTreeSet<u32> = self
             .blocks
             .iter()
-            .filter(|b| matches!(b.kind, BlockKind::Layer(_)))
+            .filter(|b| matches!(b.kind, BlockRole::Layer(_)))
             .filter_map(|b| self.class(b))
             .map(|c| c.class)
             .collect();

@@ -1,6 +1,6 @@
 //! The prefill passes of a prompt, and the work of each block in each of them.
 
-use crate::costs::{Counter, Moment};
+use crate::costs::{CostCounter, PassPoint};
 use crate::{Analysis, Scenario};
 use hpp_partition::Work;
 
@@ -18,9 +18,9 @@ pub fn passes(analysis: &Analysis, scenario: Scenario) -> Vec<u64> {
 
 /// Work of each block in each pass: `[pass][block]`.
 pub fn work(analysis: &Analysis, batch: u64, passes: &[u64]) -> Vec<Vec<Work>> {
-    let counter = Counter::new(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, batch);
+    let counter = CostCounter::new(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, batch);
     let count = |at: usize| -> Vec<Work> {
-        let moment = Moment::new(&counter, passes[at], passes[..at].iter().sum());
+        let moment = PassPoint::new(&counter, passes[at], passes[..at].iter().sum());
         (0..analysis.segmentation.blocks.len()).map(|index| counter.work(index, &moment)).collect()
     };
     let last = passes.len().saturating_sub(1);

@@ -3,7 +3,7 @@
 
 use super::{DeviceCosts, gpu_costs, passes, per_ms};
 use crate::Analysis;
-use hpp_partition::{Block, CHUNK_TOKENS, Cost, Work, Workload};
+use hpp_partition::{BlockSpec, CHUNK_TOKENS, Cost, Work, Workload};
 use hpp_schema::Machine;
 
 /// Rates of one processor.
@@ -24,8 +24,8 @@ impl Roofline {
         (work.bytes as f64 / self.bytes).max(work.flops as f64 / self.flops)
     }
 
-    fn costs(self, blocks: &[Block], prefill: &[Vec<Work>]) -> Vec<Cost> {
-        let cost = |(index, block): (usize, &Block)| Cost {
+    fn costs(self, blocks: &[BlockSpec], prefill: &[Vec<Work>]) -> Vec<Cost> {
+        let cost = |(index, block): (usize, &BlockSpec)| Cost {
             decode_ms: self.ms(block.decode),
             chunk_ms: CHUNK_TOKENS.iter().map(|tokens| self.ms(times(block.decode, *tokens))).collect(),
             prefill_ms: prefill.iter().map(|pass| self.ms(pass[index])).collect(),
@@ -42,7 +42,7 @@ fn times(work: Work, tokens: u64) -> Work {
 /// Costs on this machine with its first `gpus` GPUs.
 pub fn costs(
     analysis: &Analysis,
-    blocks: &[Block],
+    blocks: &[BlockSpec],
     workload: &Workload,
     machine: &Machine,
     gpus: usize,

@@ -2,7 +2,7 @@
 
 use super::{CostSource, problem};
 use crate::{Analysis, LogitsMode, Scenario, analyse, avoid_faults};
-use hpp_partition::{Budget, Choice, Mechanisms, Objective, Options, Planner, Problem, plan};
+use hpp_partition::{BlockPlacement, Budget, Mechanisms, Objective, Options, Planner, Problem, plan};
 use hpp_schema::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -133,8 +133,9 @@ fn machine_files_give_roofline_costs() {
 #[test]
 fn the_embedding_reads_a_row_and_a_longer_context_costs_more() {
     let analysis = llama();
-    let at = |prompt| problem(&analysis, scenario(prompt, 512), CostSource::Assumed, Budget::default()).unwrap();
-    let (short, long) = (at(16), at(400));
+    let with_prompt =
+        |prompt| problem(&analysis, scenario(prompt, 512), CostSource::Assumed, Budget::default()).unwrap();
+    let (short, long) = (with_prompt(16), with_prompt(400));
     let table: u64 = short.blocks[0].weights.iter().map(|(_, bytes)| bytes).sum();
     assert!(short.blocks[0].decode.bytes < table / 100);
     assert!(short.cpu[1].decode_ms < long.cpu[1].decode_ms);
@@ -188,7 +189,7 @@ fn time_outside_partitions_is_the_measured_one() {
     assert_eq!((ms(CostSource::Profile(&profile)), ms(CostSource::Machine(&machine))), (assumed, assumed));
     profile.pass = Some(PassCosts { timing: None, failure: Some("it hung".into()) });
     assert_eq!(ms(CostSource::Profile(&profile)), assumed);
-    let timing = Timing { runs: 9, median_ms: 0.25, p10_ms: 0.2, p90_ms: 0.3 };
+    let timing = TimingStats { runs: 9, median_ms: 0.25, p10_ms: 0.2, p90_ms: 0.3 };
     profile.pass = Some(PassCosts { timing: Some(timing), failure: None });
     assert_eq!(ms(CostSource::Profile(&profile)), 0.25);
 }
@@ -299,11 +300,16 @@ fn without_a_cache_a_token_costs_a_pass_over_the_sequence() {
     let tokens = scenario.decode_context() as f64;
     assert_eq!(problem.cpu[1].decode_ms, 1.0 + 0.5 * tokens + 0.0001 * tokens * tokens);
     // Counted work grows with the sequence too.
-    let at = |new_tokens| {
+    let flops_with_new_tokens = |new_tokens| {
         let scenario = Scenario { new_tokens, ..scenario };
         super::problem(&analysis, scenario, CostSource::Assumed, Budget::default()).unwrap().blocks[1].decode.flops
     };
-    assert!(at(4) > at(2), "{} {}", at(4), at(2));
+    assert!(
+        flops_with_new_tokens(4) > flops_with_new_tokens(2),
+        "{} {}",
+        flops_with_new_tokens(4),
+        flops_with_new_tokens(2)
+    );
 }
 
 /// With `all_blocks`, a block's own entry takes precedence over its class.
@@ -334,10 +340,11 @@ fn no_plan_places_a_block_on_a_provider_that_computes_it_wrongly() {
         avoid_faults(&mut problem, &analysis, source);
         let (planner, objective, mechanisms) = (Planner::Exact, Objective::Mixed, Mechanisms::All);
         let options = Options { planner, objective, mechanisms, slots: None };
-        let choices = plan(&problem, &options).unwrap().choices;
-        let blocks = problem.blocks.iter().zip(choices);
-        let on_gpu = |choice: Choice| [choice.prefill, choice.decode].iter().any(|place| place.gpu().is_some());
-        blocks.filter(|(_, choice)| on_gpu(*choice)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
+        let placements = plan(&problem, &options).unwrap().placements;
+        let blocks = problem.blocks.iter().zip(placements);
+        let on_gpu =
+            |placement: BlockPlacement| [placement.prefill, placement.decode].iter().any(|place| place.gpu().is_some());
+        blocks.filter(|(_, placement)| on_gpu(*placement)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
     };
     let count_layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();
     assert_eq!(count_layers(on_gpu(Provider::Cuda)), 4, "a GPU is faster");

@@ -175,13 +175,13 @@ mod tests {
             let error = locate(&path).unwrap_err();
             assert!(matches!(error, LocateError::IsPlan { .. }) && error.hint().is_some(), "{error}");
         }
-        let of = |contents: &str| {
+        let refusal_of = |contents: &str| {
             let file = dir.path().join("model.onnx");
             fs::write(&file, contents).unwrap();
             locate(&file).unwrap_err()
         };
-        let pointer = of("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
+        let pointer = refusal_of("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
         assert!(pointer.hint().is_some_and(|hint| hint.contains("git lfs pull")), "{pointer}");
-        assert!(of("<!DOCTYPE html>").to_string().contains("a text file"));
+        assert!(refusal_of("<!DOCTYPE html>").to_string().contains("a text file"));
     }
 }

@@ -1,6 +1,6 @@
 //! Reads small external tensors (axes, sizes) while the graph is built.
 
-use crate::weights::{Span, WeightError, Weights};
+use crate::weights::{FileRange, WeightError, Weights};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
@@ -16,16 +16,16 @@ impl<'a> SmallReader<'a> {
         SmallReader { weights, open: None }
     }
 
-    /// The bytes of a span. The caller guarantees that it is short.
-    pub fn read(&mut self, name: &str, span: Span) -> Result<Vec<u8>, WeightError> {
-        let path = &self.weights.files[span.file].path;
+    /// The bytes of a range. The caller guarantees that it is short.
+    pub fn read(&mut self, name: &str, range: FileRange) -> Result<Vec<u8>, WeightError> {
+        let path = &self.weights.files[range.file].path;
         let failed = |source| WeightError::Io { name: name.to_owned(), path: path.clone(), source };
         let file = match &mut self.open {
-            Some((open, file)) if *open == span.file => file,
-            slot => &mut slot.insert((span.file, File::open(path).map_err(failed)?)).1,
+            Some((open, file)) if *open == range.file => file,
+            slot => &mut slot.insert((range.file, File::open(path).map_err(failed)?)).1,
         };
-        let mut bytes = vec![0; span.length as usize];
-        file.seek(SeekFrom::Start(span.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(failed)?;
+        let mut bytes = vec![0; range.length as usize];
+        file.seek(SeekFrom::Start(range.offset)).and_then(|_| file.read_exact(&mut bytes)).map_err(failed)?;
         Ok(bytes)
     }
 }

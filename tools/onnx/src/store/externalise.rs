@@ -5,7 +5,7 @@ use crate::model::Model;
 use crate::read::position_in;
 use crate::tensor::{self, TensorError, TensorShape};
 use crate::virtual_file::VirtualFile;
-use crate::weights::{Span, Storage, WeightFile};
+use crate::weights::{FileRange, Storage, WeightFile};
 use crate::write::{WriteError, partial_of};
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -40,14 +40,14 @@ pub fn needs_externalising(model: &Model) -> bool {
 pub fn externalise(model: &Model, dir: &Path, location: &str) -> Result<Model, ExternaliseError> {
     refuse_taken(model, location)?;
     let path = dir.join(location);
-    let spans = match write(model, &path) {
-        Ok(spans) => spans,
+    let ranges = match write(model, &path) {
+        Ok(ranges) => ranges,
         Err(error) => {
             let _ = fs::remove_file(partial_of(&path));
             return Err(error);
         }
     };
-    Ok(relink(model, location, path, &spans))
+    Ok(relink(model, location, path, &ranges))
 }
 
 /// Same as [`externalise`], but returns the contents of the weight file instead of writing it.
@@ -58,14 +58,14 @@ pub fn externalise_virtually(
 ) -> Result<(Model, VirtualFile), ExternaliseError> {
     refuse_taken(model, location)?;
     let mut contents = VirtualFile::default();
-    let (spans, _) = lay_out(model, |offset, raw| {
+    let (ranges, _) = lay_out(model, |offset, raw| {
         match position_in(&model.file, &raw) {
             Some(position) => contents.put_file(offset, &model.path, position, raw.len() as u64),
             None => contents.put_bytes(offset, raw.into_owned().into()),
         }
         Ok(())
     })?;
-    Ok((relink(model, location, dir.join(location), &spans), contents))
+    Ok((relink(model, location, dir.join(location), &ranges), contents))
 }
 
 fn refuse_taken(model: &Model, location: &str) -> Result<(), ExternaliseError> {
@@ -85,40 +85,40 @@ fn moves(model: &Model) -> impl Iterator<Item = Option<TensorShape>> + '_ {
 }
 
 /// Writes the file. Returns offset and length of each initializer that moved.
-fn write(model: &Model, path: &Path) -> Result<Spans, ExternaliseError> {
+fn write(model: &Model, path: &Path) -> Result<Ranges, ExternaliseError> {
     let failed = |source| ExternaliseError::Write(WriteError::new(path, source));
     let partial = partial_of(path);
     let mut source = ModelFile::open(model)?;
     let mut file = File::create(&partial).map_err(failed)?;
-    let (spans, end) = lay_out(model, |offset, raw| {
+    let (ranges, end) = lay_out(model, |offset, raw| {
         file.seek(SeekFrom::Start(offset)).map_err(failed)?;
         source.copy(&raw, &mut file).map_err(failed)
     })?;
     file.set_len(end).and_then(|()| file.sync_all()).map_err(failed)?;
     fs::rename(&partial, path).map_err(failed)?;
-    Ok(spans)
+    Ok(ranges)
 }
 
 /// Offset and length of each initializer that moves.
-type Spans = Vec<Option<(u64, u64)>>;
+type Ranges = Vec<Option<(u64, u64)>>;
 
 /// Assigns an offset to each initializer that moves, and calls `put` with the offset and the bytes. Also returns the
 /// length of the file.
 fn lay_out<'a>(
     model: &'a Model,
     mut put: impl FnMut(u64, Cow<'a, [u8]>) -> Result<(), ExternaliseError>,
-) -> Result<(Spans, u64), ExternaliseError> {
+) -> Result<(Ranges, u64), ExternaliseError> {
     let mut layout = Layout::default();
-    let mut spans = vec![];
+    let mut ranges = vec![];
     for (shape, tensor) in moves(model).zip(&model.graph_proto().initializer) {
         let raw = shape.map(|shape| tensor::embedded_bytes(tensor, &shape)).transpose()?.flatten();
-        let span = raw.as_ref().map(|raw| (layout.place(raw.len() as u64), raw.len() as u64));
-        if let (Some(raw), Some((offset, _))) = (raw, span) {
+        let range = raw.as_ref().map(|raw| (layout.place(raw.len() as u64), raw.len() as u64));
+        if let (Some(raw), Some((offset, _))) = (raw, range) {
             put(offset, raw)?;
         }
-        spans.push(span);
+        ranges.push(range);
     }
-    Ok((spans, layout.end()))
+    Ok((ranges, layout.end()))
 }
 
 /// The model file. Copies ranges without reading its mapped pages.
@@ -142,16 +142,16 @@ impl<'a> ModelFile<'a> {
     }
 }
 
-fn relink(model: &Model, location: &str, path: PathBuf, spans: &[Option<(u64, u64)>]) -> Model {
+fn relink(model: &Model, location: &str, path: PathBuf, ranges: &[Option<(u64, u64)>]) -> Model {
     let mut model = model.clone();
-    let bytes = spans.iter().flatten().map(|(offset, length)| offset + length).max().unwrap_or_default();
+    let bytes = ranges.iter().flatten().map(|(offset, length)| offset + length).max().unwrap_or_default();
     let index = model.weights.files.len();
     model.weights.files.push(WeightFile { location: location.to_owned(), path, bytes });
     let graph = model.proto.graph.get_or_insert_default();
-    for ((tensor, storage), span) in graph.initializer.iter_mut().zip(&mut model.weights.storage).zip(spans) {
-        if let Some((offset, length)) = *span {
+    for ((tensor, storage), range) in graph.initializer.iter_mut().zip(&mut model.weights.storage).zip(ranges) {
+        if let Some((offset, length)) = *range {
             refer(tensor, location, offset, length);
-            *storage = Storage::External(Span { file: index, offset, length });
+            *storage = Storage::External(FileRange { file: index, offset, length });
         }
     }
     model

@@ -10,7 +10,7 @@ use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError};
 use crate::virtual_file::{VirtualFile, VirtualFiles};
 use crate::walk;
-use crate::weights::{Span, WeightError, WeightFile, Weights, span_of};
+use crate::weights::{FileRange, WeightError, WeightFile, Weights, file_range};
 use crate::write::{WriteError, partial_of};
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -53,7 +53,7 @@ pub struct PackProgress {
 
 /// A range to copy, and its offset in the packed file.
 struct RangeCopy {
-    from: Span,
+    from: FileRange,
     to: u64,
 }
 
@@ -86,7 +86,7 @@ pub fn pack_virtually(
     let files = index_files(weights);
     let copies = plan(models, &files, &mut Layout::default())?;
     let mut contents = VirtualFile::default();
-    for RangeCopy { from: Span { file, offset, length }, to } in &copies {
+    for RangeCopy { from: FileRange { file, offset, length }, to } in &copies {
         let file = &weights.files[*file];
         match virtual_files.get(&file.location) {
             Some(source) => contents.put_part(*to, source, *offset, *length),
@@ -112,9 +112,9 @@ fn plan(models: &[ModelProto], files: &FileIndex, layout: &mut Layout) -> Result
     Ok(copies)
 }
 
-fn external(tensor: &TensorProto, files: &FileIndex) -> Result<Option<Span>, PackError> {
+fn external(tensor: &TensorProto, files: &FileIndex) -> Result<Option<FileRange>, PackError> {
     let external = tensor::is_external(tensor).map_err(WeightError::from)?;
-    Ok(if external { Some(span_of(tensor, files)?) } else { None })
+    Ok(if external { Some(file_range(tensor, files)?) } else { None })
 }
 
 fn write(
@@ -147,19 +147,19 @@ struct SourceFiles<'a> {
 }
 
 impl SourceFiles<'_> {
-    fn file(&mut self, span: Span) -> Result<&mut File, PackError> {
-        let from = &self.files[span.file];
+    fn file(&mut self, range: FileRange) -> Result<&mut File, PackError> {
+        let from = &self.files[range.file];
         let file = match self.open.take() {
-            Some((index, file)) if index == span.file => file,
-            _ => File::open(&from.path).map_err(|source| RangeReadError::new(from, span, source))?,
+            Some((index, file)) if index == range.file => file,
+            _ => File::open(&from.path).map_err(|source| RangeReadError::new(from, range, source))?,
         };
-        Ok(&mut self.open.insert((span.file, file)).1)
+        Ok(&mut self.open.insert((range.file, file)).1)
     }
 
-    fn hash(&mut self, span: Span) -> Result<blake3::Hash, PackError> {
+    fn hash(&mut self, range: FileRange) -> Result<blake3::Hash, PackError> {
         let files = self.files;
-        let hash = hash::range_of(self.file(span)?, span.offset..span.offset + span.length);
-        Ok(hash.map_err(|source| RangeReadError::new(&files[span.file], span, source))?)
+        let hash = hash::range_of(self.file(range)?, range.offset..range.offset + range.length);
+        Ok(hash.map_err(|source| RangeReadError::new(&files[range.file], range, source))?)
     }
 }
 
@@ -180,7 +180,7 @@ impl<'a> Target<'a> {
     }
 
     /// Copies the range unless its hash is already correct. Returns whether it was.
-    fn ensure_range(&mut self, sources: &mut SourceFiles, from: Span, to: u64) -> Result<bool, PackError> {
+    fn ensure_range(&mut self, sources: &mut SourceFiles, from: FileRange, to: u64) -> Result<bool, PackError> {
         let wanted = sources.hash(from)?;
         if to + from.length <= self.found && self.hash(from, to)? == wanted {
             return Ok(true);
@@ -192,13 +192,13 @@ impl<'a> Target<'a> {
         }
     }
 
-    fn hash(&mut self, from: Span, to: u64) -> Result<blake3::Hash, PackError> {
+    fn hash(&mut self, from: FileRange, to: u64) -> Result<blake3::Hash, PackError> {
         let hash = hash::range_of(&mut self.file, to..to + from.length);
         hash.map_err(|source| PackError::Write(WriteError::new(self.path, source)))
     }
 
     /// Copies a range in the kernel, which shares blocks if the file system supports it.
-    fn copy(&mut self, sources: &mut SourceFiles, from: Span, to: u64) -> Result<(), PackError> {
+    fn copy(&mut self, sources: &mut SourceFiles, from: FileRange, to: u64) -> Result<(), PackError> {
         let source = sources.file(from)?;
         let copied = source.seek(SeekFrom::Start(from.offset)).and_then(|_| {
             self.file.seek(SeekFrom::Start(to))?;
@@ -213,7 +213,7 @@ impl<'a> Target<'a> {
 }
 
 fn relink(models: &mut [ModelProto], files: &FileIndex, location: &str, copies: &[RangeCopy]) -> Result<(), PackError> {
-    let offsets: HashMap<Span, u64> = copies.iter().map(|copy| (copy.from, copy.to)).collect();
+    let offsets: HashMap<FileRange, u64> = copies.iter().map(|copy| (copy.from, copy.to)).collect();
     for model in models {
         let mut visit = |tensor: &mut TensorProto| {
             let found = external(tensor, files)?;

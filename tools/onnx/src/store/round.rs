@@ -11,7 +11,7 @@ use super::source::{FileIndex, RangeReadError, index_files};
 use crate::proto::{ModelProto, TensorProto};
 use crate::tensor::{self, TensorError};
 use crate::walk;
-use crate::weights::{Span, WeightError, WeightFile, Weights, span_of};
+use crate::weights::{FileRange, WeightError, WeightFile, Weights, file_range};
 use crate::write::{WriteError, partial_of};
 use slabs::Slabs;
 use std::collections::{BTreeMap, HashMap};
@@ -90,8 +90,8 @@ pub fn round(
     Ok(())
 }
 
-/// A source span, and the axis along which it is rounded. Two names may share a span and differ in the axis.
-type RoundedSpan = (Span, Option<usize>);
+/// A source range, and the axis along which it is rounded. Two names may share a range and differ in the axis.
+type RoundedRange = (FileRange, Option<usize>);
 
 struct Writer<'a> {
     weights: &'a Weights,
@@ -99,7 +99,7 @@ struct Writer<'a> {
     rounding: Rounding,
     path: &'a Path,
     layout: Layout,
-    moved: HashMap<RoundedSpan, u64>,
+    moved: HashMap<RoundedRange, u64>,
 }
 
 impl Writer<'_> {
@@ -117,16 +117,16 @@ impl Writer<'_> {
     }
 
     fn copy(&mut self, tensor: &TensorProto, files: &FileIndex, out: &mut BufWriter<File>) -> Result<(), RoundError> {
-        let span = span_of(tensor, files)?;
+        let range = file_range(tensor, files)?;
         let axis = self.axes.get(tensor.name()).copied();
-        if self.moved.contains_key(&(span, axis)) {
+        if self.moved.contains_key(&(range, axis)) {
             return Ok(());
         }
-        let offset = self.layout.place(span.length);
-        self.moved.insert((span, axis), offset);
+        let offset = self.layout.place(range.length);
+        self.moved.insert((range, axis), offset);
         let failed = |source| RoundError::Write(WriteError::new(self.path, source));
         out.seek(SeekFrom::Start(offset)).map_err(failed)?;
-        let mut source = WeightReader::open(&self.weights.files[span.file], span)?;
+        let mut source = WeightReader::open(&self.weights.files[range.file], range)?;
         match axis {
             Some(axis) => {
                 let slabs = Slabs::of(tensor, axis, self.rounding)?;
@@ -137,32 +137,32 @@ impl Writer<'_> {
     }
 }
 
-/// Reads a span of a weight file sequentially.
+/// Reads a range of a weight file sequentially.
 struct WeightReader<'a> {
     from: &'a WeightFile,
-    span: Span,
+    range: FileRange,
     file: BufReader<File>,
 }
 
 impl<'a> WeightReader<'a> {
-    fn open(from: &'a WeightFile, span: Span) -> Result<Self, RangeReadError> {
+    fn open(from: &'a WeightFile, range: FileRange) -> Result<Self, RangeReadError> {
         let opened = File::open(&from.path).and_then(|mut file| {
-            file.seek(SeekFrom::Start(span.offset))?;
+            file.seek(SeekFrom::Start(range.offset))?;
             Ok(BufReader::with_capacity(1 << 20, file))
         });
-        let file = opened.map_err(|source| RangeReadError::new(from, span, source))?;
-        Ok(WeightReader { from, span, file })
+        let file = opened.map_err(|source| RangeReadError::new(from, range, source))?;
+        Ok(WeightReader { from, range, file })
     }
 
     fn fill(&mut self, bytes: &mut [u8]) -> Result<(), RoundError> {
-        Ok(self.file.read_exact(bytes).map_err(|source| RangeReadError::new(self.from, self.span, source))?)
+        Ok(self.file.read_exact(bytes).map_err(|source| RangeReadError::new(self.from, self.range, source))?)
     }
 
-    /// Copies the span. The inner error is one of reading, the outer one of writing.
+    /// Copies the range. The inner error is one of reading, the outer one of writing.
     fn copy(&mut self, out: &mut impl Write) -> io::Result<Result<(), RoundError>> {
-        let copied = io::copy(&mut (&mut self.file).take(self.span.length), out)?;
-        let short = || RangeReadError::short(self.from, self.span).into();
-        Ok(if copied == self.span.length { Ok(()) } else { Err(short()) })
+        let copied = io::copy(&mut (&mut self.file).take(self.range.length), out)?;
+        let short = || RangeReadError::short(self.from, self.range).into();
+        Ok(if copied == self.range.length { Ok(()) } else { Err(short()) })
     }
 }
 
@@ -171,8 +171,8 @@ fn relink(model: &mut ModelProto, writer: &Writer, location: &str) -> Result<(),
     let mut relink = |tensor: &mut TensorProto| {
         let axis = writer.axes.get(tensor.name()).copied();
         if tensor::is_external(tensor)? {
-            let span = span_of(tensor, &files)?;
-            refer(tensor, location, writer.moved[&(span, axis)], span.length);
+            let range = file_range(tensor, &files)?;
+            refer(tensor, location, writer.moved[&(range, axis)], range.length);
         } else if let Some(axis) = axis {
             let shape = tensor::shape_of(tensor)?;
             let slabs = Slabs::of(tensor, axis, writer.rounding)?;

@@ -1,6 +1,6 @@
 //! Source files for packing and rounding: an index by location, and the error of a range that cannot be read.
 
-use crate::weights::{Span, WeightFile, Weights};
+use crate::weights::{FileRange, WeightFile, Weights};
 use std::collections::HashMap;
 use std::io;
 use std::path::PathBuf;
@@ -28,12 +28,12 @@ pub struct RangeReadError {
 }
 
 impl RangeReadError {
-    pub(super) fn new(file: &WeightFile, span: Span, source: io::Error) -> Self {
-        RangeReadError { path: file.path.clone(), offset: span.offset, length: span.length, source }
+    pub(super) fn new(file: &WeightFile, range: FileRange, source: io::Error) -> Self {
+        RangeReadError { path: file.path.clone(), offset: range.offset, length: range.length, source }
     }
 
     /// The file ends before the range does.
-    pub(super) fn short(file: &WeightFile, span: Span) -> Self {
-        Self::new(file, span, io::ErrorKind::UnexpectedEof.into())
+    pub(super) fn short(file: &WeightFile, range: FileRange) -> Self {
+        Self::new(file, range, io::ErrorKind::UnexpectedEof.into())
     }
 }

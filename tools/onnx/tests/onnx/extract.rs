@@ -2,13 +2,13 @@
 
 use crate::build::{body, external, holding, model, node, open, opset, save, tensor, untyped, value, with};
 use crate::models;
-use hpp_graph::{Graph, NodeId, Part, ValueId, cut, infer, segment};
+use hpp_graph::{Graph, NodeId, PartitionGraph, ValueId, cut, infer, segment};
 use hpp_onnx::{ExtractError, Extractor, Model, link, proto::*, write_model};
 use hpp_schema::DType;
 use prost::Message;
 use std::collections::{BTreeMap, HashMap};
 
-fn one_part_per_block(graph: &Graph) -> Vec<Part> {
+fn one_part_per_block(graph: &Graph) -> Vec<PartitionGraph> {
     let segmentation = segment(graph);
     let groups: Vec<_> = (0..segmentation.blocks.len()).map(|i| i..i + 1).collect();
     cut(graph, &segmentation, &groups).unwrap()
@@ -37,7 +37,7 @@ fn every_model_in_one_part_per_block() {
 }
 
 /// Nodes, inputs and outputs of the part, and no weight it does not read.
-fn same_as_in_the_whole(graph: &Graph, part: &Part, written: &Model) {
+fn same_as_in_the_whole(graph: &Graph, part: &PartitionGraph, written: &Model) {
     let again = written.graph().unwrap();
     let names = |graph: &Graph, ids: &[ValueId]| ids.iter().map(|v| graph.value(*v).name.clone()).collect::<Vec<_>>();
     assert_eq!(names(&again, &again.inputs), names(graph, &part.inputs));
@@ -66,13 +66,13 @@ fn the_same_part_gives_the_same_bytes() {
     assert_eq!(once(), once());
 }
 
-fn part(graph: &Graph, nodes: &[u32], inputs: &[&str], outputs: &[&str]) -> Part {
+fn part(graph: &Graph, nodes: &[u32], inputs: &[&str], outputs: &[&str]) -> PartitionGraph {
     let find = |names: &[&str]| names.iter().map(|n| graph.find(n).unwrap()).collect();
-    Part {
+    PartitionGraph {
         nodes: nodes.iter().map(|i| NodeId(*i)).collect(),
         inputs: find(inputs),
         outputs: find(outputs),
-        ..Part::default()
+        ..PartitionGraph::default()
     }
 }
 
@@ -181,7 +181,7 @@ fn a_shape_is_read_from_the_parts_own_state() {
     let model = open(&source).unwrap();
     let graph = model.graph().unwrap();
     let swap = BTreeMap::from([(graph.find("past0").unwrap(), graph.find("past1").unwrap())]);
-    let part = Part { same_shape: swap, ..part(&graph, &[0, 1], &["past1"], &["y"]) };
+    let part = PartitionGraph { same_shape: swap, ..part(&graph, &[0, 1], &["past1"], &["y"]) };
     let written = Extractor::new(&model, &graph).part("p", &part).unwrap().graph.unwrap();
     assert_eq!(written.node[0].input, ["past1"]);
     assert_eq!(written.input.len(), 1);

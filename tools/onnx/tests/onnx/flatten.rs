@@ -233,14 +233,14 @@ fn inner_names_are_renamed_on_collision() {
 #[test]
 fn an_if_within_a_model_stays() {
     // Both branches read the same inputs, so the branch for generation is unknown.
-    let one = || branch(vec![node("Add", &["ids", "past"], &["o"])], ["o", "past"]);
+    let make_branch = || branch(vec![node("Add", &["ids", "past"], &["o"])], ["o", "past"]);
     let two = branch(vec![node("Sub", &["ids", "past"], &["o"])], ["o", "past"]);
-    let model = open(&merged(one(), two)).unwrap();
+    let model = open(&merged(make_branch(), two)).unwrap();
     assert!(model.branch().is_none());
     assert!(model.graph().unwrap().nodes.iter().any(|n| n.op_type == "If"));
 
     // The condition is computed: a part of the model, not a choice of model.
-    let mut computed = merged(one(), branch(vec![node("Abs", &["ids"], &["o"])], ["o", "ids"]));
+    let mut computed = merged(make_branch(), branch(vec![node("Abs", &["ids"], &["o"])], ["o", "ids"]));
     let graph = computed.graph.get_or_insert_default();
     graph.node[1].input[0] = "decided".into();
     graph.node.insert(0, node("Not", &["use_past"], &["decided"]));

@@ -33,13 +33,14 @@ fn expected(values: &[f32], [outer, axis, inner]: [usize; 3], rounding: Rounding
     for o in 0..outer {
         for i in 0..inner {
             for group in (0..axis).collect::<Vec<_>>().chunks(rounding.group) {
-                let at = |a: &usize| (o * axis + a) * inner + i;
-                let largest = group.iter().map(|a| f64::from(values[at(a)].abs())).fold(0.0, f64::max);
+                let index_of = |a: &usize| (o * axis + a) * inner + i;
+                let largest = group.iter().map(|a| f64::from(values[index_of(a)].abs())).fold(0.0, f64::max);
                 for a in group.iter().filter(|_| largest > 0.0) {
                     let scale = largest / levels;
-                    let exact = f64::from(values[at(a)]) / scale;
+                    let exact = f64::from(values[index_of(a)]) / scale;
                     let tie = ((exact - exact.floor()) - 0.5).abs() < 1e-4;
-                    rounded[at(a)] = ((exact.round_ties_even() * scale) as f32, if tie { scale as f32 } else { 0.0 });
+                    rounded[index_of(a)] =
+                        ((exact.round_ties_even() * scale) as f32, if tie { scale as f32 } else { 0.0 });
                 }
             }
         }

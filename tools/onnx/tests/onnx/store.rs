@@ -78,14 +78,14 @@ fn scattered(dir: &Path) -> Model {
     fs::write(dir.join("a.data"), &data).unwrap();
     fs::create_dir_all(dir.join("more")).unwrap();
     fs::write(dir.join("more/b.data"), &data[1000..]).unwrap();
-    let at = |name: &str, file: &str, offset: &str, bytes: i64| {
+    let external = |name: &str, file: &str, offset: &str, bytes: i64| {
         external(name, DType::Uint8, &[bytes], &[("location", file), ("offset", offset)])
     };
     let weights = vec![
-        at("w0", "a.data", "16", 100_000),
-        at("w1", "more/b.data", "0", 5_000),
-        at("w0 again", "a.data", "16", 100_000),
-        at("w2", "a.data", "200000", 200_000),
+        external("w0", "a.data", "16", 100_000),
+        external("w1", "more/b.data", "0", 5_000),
+        external("w0 again", "a.data", "16", 100_000),
+        external("w2", "a.data", "200000", 200_000),
     ];
     Model::open(&save(dir, &holding(weights))).unwrap()
 }

@@ -1,7 +1,7 @@
 //! Every kind of tensor survives reading, the graph and extraction.
 
 use crate::build::{self, header, holding, model, node, open, refusal, save, tensor, value, with};
-use hpp_graph::{Attribute, Part};
+use hpp_graph::{Attribute, PartitionGraph};
 use hpp_onnx::{Extractor, Model, proto::*, write_model};
 use hpp_schema::{DType, Dim};
 
@@ -9,11 +9,11 @@ use hpp_schema::{DType, Dim};
 fn through(model: &ModelProto) -> ModelProto {
     let model = open(model).unwrap_or_else(|e| panic!("{}", build::chain(&e)));
     let graph = model.graph().unwrap();
-    let part = Part {
+    let part = PartitionGraph {
         nodes: graph.node_ids().collect(),
         inputs: graph.inputs.clone(),
         outputs: graph.outputs.clone(),
-        ..Part::default()
+        ..PartitionGraph::default()
     };
     let part = Extractor::new(&model, &graph).part("all", &part).unwrap();
     let dir = tempfile::tempdir().unwrap();

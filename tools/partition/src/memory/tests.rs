@@ -5,9 +5,9 @@ use crate::cost::tests::{dense, problem};
 use crate::{Budget, GrowingState, Packing, Streamed};
 
 /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
-fn placed(text: &str) -> Vec<Choice> {
-    let place = |c: char| if c == '0' { Where::Resident(0) } else { Where::Cpu };
-    text.chars().map(|c| Choice::both(place(c))).collect()
+fn placed(text: &str) -> Vec<BlockPlacement> {
+    let place = |c: char| if c == '0' { Placement::Resident(0) } else { Placement::Cpu };
+    text.chars().map(|c| BlockPlacement::both(place(c))).collect()
 }
 
 #[test]
@@ -15,7 +15,7 @@ fn the_error_has_the_required_budget() {
     let mut problem = problem(dense(2, 1000), Budget { vram: vec![2000], margin: 50, ..Budget::default() });
     let check = |problem: &Problem| fits(problem, &placed(".00."), &[0], Mechanisms::ResidentCpu);
     let error = check(&problem).unwrap_err();
-    assert_eq!(error.place, Place::Gpu(0));
+    assert_eq!(error.device, DeviceId::Gpu(0));
     assert_eq!(check_gpu(&problem, &placed(".00."), 0), Err(error.clone()));
     problem.budget.vram[0] = error.required_budget() - 1;
     assert!(check(&problem).is_err());
@@ -53,11 +53,11 @@ fn with_state_on_the_host_the_gpu_holds_the_state_of_one_block() {
 fn blocks_that_change_devices_have_their_own_state_buffer() {
     let budget = Budget { vram: vec![1 << 20], kv: KvHome::Host, ..Budget::default() };
     let mut problem = problem(dense(4, 1000), budget);
-    let mut choices = placed(".0000.");
-    choices[1..3].iter_mut().for_each(|choice| choice.decode = Where::Cpu);
-    assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 2 * 250);
+    let mut placements = placed(".0000.");
+    placements[1..3].iter_mut().for_each(|placement| placement.decode = Placement::Cpu);
+    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 250 + 2 * 250);
     problem.blocks[1].kv_grows = Some(GrowingState { fixed: 0, token: 1 });
-    assert_eq!(usage(&problem, &choices, &[0]).gpus[0].kv, 250 + 250);
+    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 250 + 250);
 }
 
 /// Constants that streamed blocks share are on the GPU once, and not in slots.
@@ -68,9 +68,9 @@ fn slots_hold_copied_weights_but_no_constants() {
         problem.blocks[number].streamed = Streamed::new(pieces.to_vec(), Some((number as u32 / 3, 100)));
     }
     let on_gpu = |text: &str| {
-        let place = |c: char| if c == 's' { Where::Streamed(0) } else { Where::Cpu };
-        let choices: Vec<Choice> = text.chars().map(|c| Choice::both(place(c))).collect();
-        let usage = usage(&problem, &choices, &[3]);
+        let place = |c: char| if c == 's' { Placement::Streamed(0) } else { Placement::Cpu };
+        let placements: Vec<BlockPlacement> = text.chars().map(|c| BlockPlacement::both(place(c))).collect();
+        let usage = usage(&problem, &placements, &[3]);
         (usage.gpus[0].weights, usage.gpus[0].ring)
     };
     assert_eq!(on_gpu(".s..."), (100, 3 * 900));
@@ -83,7 +83,7 @@ fn slots_hold_copied_weights_but_no_constants() {
 fn host_memory_is_a_budget_too() {
     let problem = problem(dense(2, 1000), Budget { ram: Some(3000), ..Budget::default() });
     let error = fits(&problem, &placed("...."), &[], Mechanisms::ResidentCpu).unwrap_err();
-    assert_eq!((error.place, error.demand.weights), (Place::Cpu, 6000));
+    assert_eq!((error.device, error.demand.weights), (DeviceId::Cpu, 6000));
 }
 
 /// All weights of a small model need less memory than one block and the read-ahead buffers.
@@ -105,13 +105,13 @@ fn the_required_budget_may_be_that_of_all_weights() {
 fn each_partition_of_the_host_holds_its_shared_weights() {
     let mut problem = problem(dense(3, 1000), Budget::default());
     problem.blocks[1..4].iter_mut().for_each(|block| block.weights.push((9, 50)));
-    let choices = placed(".....");
-    let host_weights = |problem: &Problem| usage_of_partitions(problem, &choices, &[]).host.weights;
-    assert_eq!((usage(&problem, &choices, &[]).host.weights, host_weights(&problem)), (7050, 7050));
+    let placements = placed(".....");
+    let host_weights = |problem: &Problem| usage_of_partitions(problem, &placements, &[]).host.weights;
+    assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7050));
     problem.cuts = vec![2];
-    assert_eq!((usage(&problem, &choices, &[]).host.weights, host_weights(&problem)), (7050, 7100));
-    let reads = |usage: Usage| usage.host_reads[Phase::Decode as usize].computed;
-    assert_eq!(reads(usage(&problem, &choices, &[])) + 100, reads(usage_of_partitions(&problem, &choices, &[])));
+    assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7100));
+    let reads = |usage: MemoryUsage| usage.host_reads[Phase::Decode as usize].computed;
+    assert_eq!(reads(usage(&problem, &placements, &[])) + 100, reads(usage_of_partitions(&problem, &placements, &[])));
 }
 
 /// Blocks of 1000 bytes, packed 1200, and a head of twice that.
@@ -128,59 +128,59 @@ fn blocks_on_disk(ram: u64, packing: Packing) -> Problem {
 /// Of 1200 packed bytes of a block 399.6 are decompressed from 199.8 on disk.
 const COMPRESSED: Packing = Packing { growth_permille: 200, decompressed_permille: 333, read_permille: 500 };
 
-/// The pinned share, and the bytes read from disk per decode pass. Places by letter: `s` streamed to the GPU, `0` resident on it, others
+/// The locked share, and the bytes read from disk per decode pass. Places by letter: `s` streamed to the GPU, `0` resident on it, others
 /// on the host.
-fn pinned_and_read(problem: &Problem, text: &str) -> (f64, u64) {
+fn locked_and_read(problem: &Problem, text: &str) -> (f64, u64) {
     let place = |c: char| match c {
-        's' => Where::Streamed(0),
-        '0' => Where::Resident(0),
-        _ => Where::Cpu,
+        's' => Placement::Streamed(0),
+        '0' => Placement::Resident(0),
+        _ => Placement::Cpu,
     };
-    let choices: Vec<Choice> = text.chars().map(|c| Choice::both(place(c))).collect();
+    let placements: Vec<BlockPlacement> = text.chars().map(|c| BlockPlacement::both(place(c))).collect();
     let mut problem = problem.clone();
     problem.budget.vram = vec![1 << 20];
-    let usage = usage(&problem, &choices, &[3]);
-    (usage.pinned_share(&problem, Phase::Decode), usage.disk_read_bytes(&problem, Phase::Decode))
+    let usage = usage(&problem, &placements, &[3]);
+    (usage.locked_share(&problem, Phase::Decode), usage.disk_read_bytes(&problem, Phase::Decode))
 }
 
 /// 4 layers and a head: 6000 bytes, 7200 packed, of which 2397.6 are decompressed from 1198.8 on disk. The largest block has 2400.
 #[test]
-fn uncompressed_bytes_are_pinned_first() {
+fn uncompressed_bytes_are_locked_first() {
     // A share of half needs half of all weights and half of the largest block. A pass loads the other half, among it all decompressed
     // bytes, of which 1198.8 are not read.
-    assert_eq!(pinned_and_read(&blocks_on_disk(4800, COMPRESSED), "....."), (0.5, 3600 - 1198));
-    // Nothing is pinned: a pass reads all compressed and uncompressed bytes.
-    assert_eq!(pinned_and_read(&blocks_on_disk(2400, COMPRESSED), "....."), (0.0, 7200 - 1198));
-    // Three quarters are pinned: a pass loads 1800 bytes, all of them decompressed from half as many.
-    assert_eq!(pinned_and_read(&blocks_on_disk(6000, COMPRESSED), "....."), (0.75, 900));
-    // Exactly the uncompressed bytes are pinned: both cases of the formula agree.
+    assert_eq!(locked_and_read(&blocks_on_disk(4800, COMPRESSED), "....."), (0.5, 3600 - 1198));
+    // Nothing is locked: a pass reads all compressed and uncompressed bytes.
+    assert_eq!(locked_and_read(&blocks_on_disk(2400, COMPRESSED), "....."), (0.0, 7200 - 1198));
+    // Three quarters are locked: a pass loads 1800 bytes, all of them decompressed from half as many.
+    assert_eq!(locked_and_read(&blocks_on_disk(6000, COMPRESSED), "....."), (0.75, 900));
+    // Exactly the uncompressed bytes are locked: both cases of the formula agree.
     let even = Packing { decompressed_permille: 250, ..COMPRESSED };
-    assert_eq!(pinned_and_read(&blocks_on_disk(6000, even), "....."), (0.75, 900));
-    assert_eq!(pinned_and_read(&blocks_on_disk(7199, COMPRESSED), ".....").1, 1);
-    assert_eq!(pinned_and_read(&blocks_on_disk(7200, COMPRESSED), "....."), (1.0, 0));
+    assert_eq!(locked_and_read(&blocks_on_disk(6000, even), "....."), (0.75, 900));
+    assert_eq!(locked_and_read(&blocks_on_disk(7199, COMPRESSED), ".....").1, 1);
+    assert_eq!(locked_and_read(&blocks_on_disk(7200, COMPRESSED), "....."), (1.0, 0));
 }
 
 #[test]
-fn without_compression_a_pass_reads_all_unpinned_bytes() {
+fn without_compression_a_pass_reads_all_unlocked_bytes() {
     let packed = Packing { growth_permille: 200, ..Packing::default() };
-    assert_eq!(pinned_and_read(&blocks_on_disk(4800, packed), "....."), (0.5, 3600));
-    assert_eq!(pinned_and_read(&blocks_on_disk(4000, Packing::default()), "....."), (0.5, 3000));
+    assert_eq!(locked_and_read(&blocks_on_disk(4800, packed), "....."), (0.5, 3600));
+    assert_eq!(locked_and_read(&blocks_on_disk(4000, Packing::default()), "....."), (0.5, 3000));
 }
 
-/// If not everything is pinned, at least one byte is read, even if the compressed file has no bytes.
+/// If not everything is locked, at least one byte is read, even if the compressed file has no bytes.
 #[test]
-fn no_bytes_are_read_only_if_all_are_pinned() {
+fn no_bytes_are_read_only_if_all_are_locked() {
     let all_derived = Packing { growth_permille: 200, decompressed_permille: 1000, read_permille: 0 };
-    assert_eq!(pinned_and_read(&blocks_on_disk(4800, all_derived), "....."), (0.5, 1));
+    assert_eq!(locked_and_read(&blocks_on_disk(4800, all_derived), "....."), (0.5, 1));
 }
 
 /// Weights that are copied to a GPU are read uncompressed; weights that are resident there are not read.
 #[test]
 fn weights_for_gpus_are_not_compressed() {
     // Two layers are copied, 2400 bytes; the host computes with 4800, of which 1598.4 are decompressed.
-    assert_eq!(pinned_and_read(&blocks_on_disk(4800, COMPRESSED), "ss..."), (0.5, 1200 + (2400 - 799)));
-    assert_eq!(pinned_and_read(&blocks_on_disk(6000, COMPRESSED), "ss..."), (0.75, 600 + 600));
-    assert_eq!(pinned_and_read(&blocks_on_disk(4800, COMPRESSED), "sssss"), (0.5, 3600));
-    // One layer is resident on the GPU: 6000 bytes remain, of which 3600 are not pinned.
-    assert_eq!(pinned_and_read(&blocks_on_disk(3840, COMPRESSED), "0...."), (0.4, 3600 - 999));
+    assert_eq!(locked_and_read(&blocks_on_disk(4800, COMPRESSED), "ss..."), (0.5, 1200 + (2400 - 799)));
+    assert_eq!(locked_and_read(&blocks_on_disk(6000, COMPRESSED), "ss..."), (0.75, 600 + 600));
+    assert_eq!(locked_and_read(&blocks_on_disk(4800, COMPRESSED), "sssss"), (0.5, 3600));
+    // One layer is resident on the GPU: 6000 bytes remain, of which 3600 are not locked.
+    assert_eq!(locked_and_read(&blocks_on_disk(3840, COMPRESSED), "0...."), (0.4, 3600 - 999));
 }

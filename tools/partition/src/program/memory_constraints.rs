@@ -1,15 +1,15 @@
 //! Memory constraints: the memory that the chosen block counts use on each device is within its budget. The time bound for reading from
-//! disk uses the same expressions. In units of [`Program::memory_unit`].
+//! disk uses the same expressions. In units of [`IntegerProgram::memory_unit`].
 
-use super::Program;
+use super::IntegerProgram;
 use super::linear::LinearExpr;
 use crate::memory::{may_read_disk, state_on_host};
 use crate::regions::{KeysOf, large_shared, shared};
-use crate::{Choice, KvHome, Phase, Where};
+use crate::{BlockPlacement, KvHome, Phase, Placement};
 use std::collections::BTreeMap;
 
 /// Adds the memory limits of all devices to the program.
-pub(super) fn add_memory_constraints(program: &mut Program) {
+pub(super) fn add_memory_constraints(program: &mut IntegerProgram) {
     for gpu in 0..program.problem.budget.vram.len() {
         add_gpu_limit(program, gpu);
     }
@@ -20,11 +20,12 @@ pub(super) fn add_memory_constraints(program: &mut Program) {
 }
 
 /// Adds the memory limit of one GPU.
-pub(super) fn add_gpu_limit(program: &mut Program, gpu: usize) {
+pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
     let problem = program.problem;
-    let uses_gpu = move |choice: Choice| Phase::BOTH.iter().any(|phase| choice.of(*phase).gpu() == Some(gpu));
-    let is_streamed = move |choice: Choice| choice.is_streamed_to(gpu);
-    let mut fixed = program.weights(|choice| choice.is_resident_on(gpu));
+    let uses_gpu =
+        move |placement: BlockPlacement| Phase::BOTH.iter().any(|phase| placement.in_phase(*phase).gpu() == Some(gpu));
+    let is_streamed = move |placement: BlockPlacement| placement.is_streamed_to(gpu);
+    let mut fixed = program.weights(|placement| placement.is_resident_on(gpu));
     let workspace = program.max_over_selected(uses_gpu, |i| problem.blocks[i].workspace_bytes);
     fixed.add(&workspace, 1.0);
     let constants = program.distinct_bytes(|block| block.streamed.constants(), |_| true, is_streamed);
@@ -35,7 +36,7 @@ pub(super) fn add_gpu_limit(program: &mut Program, gpu: usize) {
     match problem.budget.kv {
         KvHome::Device => {
             for phase in Phase::BOTH {
-                let state = program.state(|choice| choice.of(phase).gpu() == Some(gpu));
+                let state = program.state(|placement| placement.in_phase(phase).gpu() == Some(gpu));
                 program.limit(&fixed.clone().plus(&state, 1.0), limit);
             }
         }
@@ -44,8 +45,8 @@ pub(super) fn add_gpu_limit(program: &mut Program, gpu: usize) {
         KvHome::Host => {
             let kv = |i: usize| problem.blocks[i].kv_bytes;
             let has_growing_state = |i: usize| problem.blocks[i].kv_grows.is_some();
-            let uses_gpu_and_host = move |choice: Choice| uses_gpu(choice) && uses_host(choice);
-            let uses_gpu_only = move |choice: Choice| uses_gpu(choice) && !uses_host(choice);
+            let uses_gpu_and_host = move |placement: BlockPlacement| uses_gpu(placement) && uses_host(placement);
+            let uses_gpu_only = move |placement: BlockPlacement| uses_gpu(placement) && !uses_host(placement);
             let largest_gpu_only_state = program.max_over_selected(uses_gpu_only, kv);
             fixed.add(&program.state_of(|i| !has_growing_state(i), uses_gpu_and_host), 1.0);
             let largest_growing_state =
@@ -57,42 +58,42 @@ pub(super) fn add_gpu_limit(program: &mut Program, gpu: usize) {
 }
 
 /// Whether the block computes on the host in at least one phase.
-fn uses_host(choice: Choice) -> bool {
-    Phase::BOTH.iter().any(|phase| choice.of(*phase) == Where::Cpu)
+fn uses_host(placement: BlockPlacement) -> bool {
+    Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
 }
 
 /// Demand on host memory.
-pub(super) fn host_demand(program: &mut Program) -> LinearExpr {
+pub(super) fn host_demand(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let read_whole = |i: usize| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) };
     let weights = match may_read_disk(problem, program.goal.mechanisms) {
-        true => program.max_over_selected(Choice::on_host, read_whole),
-        false => program.weights(Choice::on_host),
+        true => program.max_over_selected(BlockPlacement::on_host, read_whole),
+        false => program.weights(BlockPlacement::on_host),
     };
     state_and_workspace(program).plus(&weights, problem.budget.packing.growth_factor())
 }
 
 /// Demand on host memory other than weights.
-pub(super) fn state_and_workspace(program: &mut Program) -> LinearExpr {
+pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let workspace = program.max_over_selected(uses_host, |i| problem.blocks[i].workspace_bytes);
-    workspace.plus(&program.state(|choice| state_on_host(problem, choice)), 1.0)
+    workspace.plus(&program.state(|placement| state_on_host(problem, placement)), 1.0)
 }
 
-impl Program<'_> {
+impl IntegerProgram<'_> {
     /// Limits memory use to `bytes`, with a small tolerance: the solver rounds, and a placement that fits exactly must stay feasible.
     /// The evaluator counts exactly.
     fn limit(&mut self, used: &LinearExpr, bytes: u64) {
         self.model.at_most(used, bytes as f64 / self.memory_unit * (1.0 + 1e-9) + 1e-6);
     }
 
-    /// State of the blocks with a selected choice.
-    fn state(&self, selects: impl Fn(Choice) -> bool) -> LinearExpr {
+    /// State of the blocks with a selected block placement.
+    fn state(&self, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
         self.state_of(|_| true, selects)
     }
 
-    /// State of the blocks with a selected choice that `includes` selects.
-    fn state_of(&self, includes: impl Fn(usize) -> bool, selects: impl Fn(Choice) -> bool) -> LinearExpr {
+    /// State of the blocks with a selected block placement that `includes` selects.
+    fn state_of(&self, includes: impl Fn(usize) -> bool, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
         let mut state = LinearExpr::default();
         for (region, class) in self.classes() {
             let kv = |i: usize| if includes(i) { self.problem.blocks[i].kv_bytes as f64 } else { 0.0 };
@@ -102,17 +103,17 @@ impl Program<'_> {
         state
     }
 
-    /// Weights of the blocks with a selected choice, each weight once.
-    fn weights(&mut self, selects: impl Fn(Choice) -> bool) -> LinearExpr {
+    /// Weights of the blocks with a selected block placement, each weight once.
+    fn weights(&mut self, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
         self.distinct_bytes(|block| &block.weights, |_| true, selects)
     }
 
-    /// Bytes of the blocks with a selected choice, each key once; only of classes whose blocks `includes` selects.
+    /// Bytes of the blocks with a selected block placement, each key once; only of classes whose blocks `includes` selects.
     pub(super) fn distinct_bytes(
         &mut self,
         keys_of: KeysOf,
         includes: impl Fn(usize) -> bool,
-        selects: impl Fn(Choice) -> bool,
+        selects: impl Fn(BlockPlacement) -> bool,
     ) -> LinearExpr {
         let problem = self.problem;
         let mut total = LinearExpr::default();
@@ -161,8 +162,12 @@ impl Program<'_> {
         indicator
     }
 
-    /// Upper bound of a number of the blocks with a selected choice. Invariant: at least the number of every selected class.
-    fn max_over_selected(&mut self, selects: impl Fn(Choice) -> bool, number: impl Fn(usize) -> u64) -> LinearExpr {
+    /// Upper bound of a number of the blocks with a selected block placement. Invariant: at least the number of every selected class.
+    fn max_over_selected(
+        &mut self,
+        selects: impl Fn(BlockPlacement) -> bool,
+        number: impl Fn(usize) -> u64,
+    ) -> LinearExpr {
         if (0..self.problem.blocks.len()).all(|i| number(i) == 0) {
             return LinearExpr::default();
         }

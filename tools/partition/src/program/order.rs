@@ -1,13 +1,13 @@
 //! The order of places within and between regions: the first and last place of each region, and how often one place follows another.
 
-use super::Program;
+use super::IntegerProgram;
 use super::linear::LinearExpr;
 use crate::schedule::may_merge;
-use crate::{Phase, Where};
+use crate::{Phase, Placement};
 
 /// The order of places in one phase.
-pub(super) struct PlaceOrder {
-    pub places: Vec<Where>,
+pub(super) struct PlacementOrder {
+    pub places: Vec<Placement>,
     /// By region and place: number of blocks.
     pub counts: Vec<Vec<LinearExpr>>,
     /// By region and place: number of runs of neighbours.
@@ -18,7 +18,7 @@ pub(super) struct PlaceOrder {
     pub between: Vec<Transition>,
 }
 
-/// How often a place follows another; places by position in [`PlaceOrder::places`].
+/// How often a place follows another; places by position in [`PlacementOrder::places`].
 pub(super) struct Transition {
     /// The region of the block that follows.
     pub region: usize,
@@ -34,9 +34,9 @@ struct Ends {
 }
 
 /// Adds the order of places in a phase to the program.
-pub(super) fn add_place_order(program: &mut Program, phase: Phase) -> PlaceOrder {
+pub(super) fn add_place_order(program: &mut IntegerProgram, phase: Phase) -> PlacementOrder {
     let places = program.places(phase);
-    let mut order = PlaceOrder { counts: vec![], runs: vec![], inside: vec![], between: vec![], places };
+    let mut order = PlacementOrder { counts: vec![], runs: vec![], inside: vec![], between: vec![], places };
     let mut previous: Option<Vec<LinearExpr>> = None;
     for region in 0..program.regions.len() {
         let counts: Vec<LinearExpr> = order.places.iter().map(|place| count(program, region, phase, *place)).collect();
@@ -57,21 +57,21 @@ pub(super) fn add_place_order(program: &mut Program, phase: Phase) -> PlaceOrder
 }
 
 /// Number of blocks of a region at a place.
-fn count(program: &Program, region: usize, phase: Phase, place: Where) -> LinearExpr {
+fn count(program: &IntegerProgram, region: usize, phase: Phase, place: Placement) -> LinearExpr {
     let mut total = LinearExpr::default();
     for class in 0..program.regions[region].classes.len() {
-        total.add(&program.count(region, class, |choice| choice.of(phase) == place), 1.0);
+        total.add(&program.count(region, class, |placement| placement.in_phase(phase) == place), 1.0);
     }
     total
 }
 
 /// Adds a walk through the places of a region: it has one first and one last place, and enters each place as often as it leaves it.
 fn add_walk(
-    program: &mut Program,
+    program: &mut IntegerProgram,
     region: usize,
     blocks: usize,
     counts: &[LinearExpr],
-    order: &mut PlaceOrder,
+    order: &mut PlacementOrder,
 ) -> Ends {
     let (first, last) = (one_of(program, counts.len()), one_of(program, counts.len()));
     let mut entered = first.clone();
@@ -94,7 +94,7 @@ fn add_walk(
 }
 
 /// Variables for `places` places of which exactly one is 1 and the others are 0.
-fn one_of(program: &mut Program, places: usize) -> Vec<LinearExpr> {
+fn one_of(program: &mut IntegerProgram, places: usize) -> Vec<LinearExpr> {
     let indicators: Vec<LinearExpr> = (0..places).map(|_| program.model.integer(1)).collect();
     program.model.equal(&sum(&indicators), 1.0);
     indicators
@@ -106,11 +106,11 @@ fn sum<'a>(expressions: impl IntoIterator<Item = &'a LinearExpr>) -> LinearExpr 
 
 /// Joins the last place of the region before to the first place of this region.
 fn join_regions(
-    program: &mut Program,
+    program: &mut IntegerProgram,
     region: usize,
     last: &[LinearExpr],
     first: &[LinearExpr],
-    order: &mut PlaceOrder,
+    order: &mut PlacementOrder,
 ) {
     let number = first.len();
     let pairs: Vec<Vec<LinearExpr>> =
@@ -127,9 +127,9 @@ fn join_regions(
     }
 }
 
-impl PlaceOrder {
+impl PlacementOrder {
     /// Number of partitions at a place: runs if neighbours merge, else blocks.
-    pub fn partitions(&self, program: &Program, place: usize) -> LinearExpr {
+    pub fn partitions(&self, program: &IntegerProgram, place: usize) -> LinearExpr {
         match may_merge(program.problem, self.places[place]) {
             true => {
                 self.runs_cut_at(place, |region| program.problem.cuts.contains(&program.regions[region].blocks.start))

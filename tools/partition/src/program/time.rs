@@ -6,13 +6,13 @@
 //!   blocks, and the copies that do not fit into the rings before their runs, follow one another;
 //! - the disk.
 
-use super::Program;
+use super::IntegerProgram;
 use super::linear::LinearExpr;
 use super::memory_constraints::state_and_workspace;
-use super::order::{PlaceOrder, Transition};
+use super::order::{PlacementOrder, Transition};
 use crate::memory::may_read_disk;
 use crate::transfer::{Tensors, Transfer};
-use crate::{Choice, Phase, Where};
+use crate::{BlockPlacement, Phase, Placement};
 use std::ops::Range;
 
 /// Expressions of the time of a phase, milliseconds.
@@ -39,7 +39,7 @@ impl PhaseTime {
 }
 
 /// Adds the time of a phase to the program; `cost` is the objective's factor for a millisecond.
-pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, phase: Phase, cost: f64) {
+pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &PlacementOrder, phase: Phase, cost: f64) {
     let passes = program.problem.passes(phase) as f64;
     let gpus = program.problem.gpus.len();
     let mut time = PhaseTime {
@@ -56,9 +56,9 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, ph
         let swaps = swap_ms(program, phase, *place, &mut time.links);
         time.sequence.add(&swaps, 1.0);
         match *place {
-            Where::Cpu => time.host = compute,
-            Where::Resident(_) => {}
-            Where::Streamed(gpu) => {
+            Placement::Cpu => time.host = compute,
+            Placement::Resident(_) => {}
+            Placement::Streamed(gpu) => {
                 time.streamed[gpu].add(&compute, 1.0);
                 time.streamed[gpu].add(&swaps, 1.0);
             }
@@ -71,7 +71,7 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, ph
     let sequence = time.with_handover(&time.sequence);
     program.model.at_least(&time.ms, &sequence);
     for gpu in 0..gpus {
-        if let Some(place) = order.places.iter().position(|place| *place == Where::Streamed(gpu)) {
+        if let Some(place) = order.places.iter().position(|place| *place == Placement::Streamed(gpu)) {
             let copies = weight_copies_ms(program, phase, gpu);
             let link = time.with_handover(&time.links[gpu].clone().plus(&copies, 1.0));
             add_tail_after_copies(program, phase, gpu, &time.ms, &link);
@@ -86,12 +86,12 @@ pub(super) fn add_time_constraints(program: &mut Program, order: &PlaceOrder, ph
 }
 
 /// Compute time at a place, including launches.
-fn compute_ms(program: &Program, order: &PlaceOrder, phase: Phase, at: usize) -> LinearExpr {
+fn compute_ms(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, at: usize) -> LinearExpr {
     let (problem, place) = (program.problem, order.places[at]);
     let launch_ms = problem.launch_ms(place) * problem.passes(phase) as f64;
     let mut compute = LinearExpr::default().plus(&order.partitions(program, at), launch_ms);
     for (region, class) in program.classes() {
-        let count = program.count(region, class, |choice| choice.of(phase) == place);
+        let count = program.count(region, class, |placement| placement.in_phase(phase) == place);
         if !count.is_zero() {
             compute.add(&count, program.min_of_class(region, class, |i| problem.block_ms_in_all(i, place, phase)));
         }
@@ -100,14 +100,17 @@ fn compute_ms(program: &Program, order: &PlaceOrder, phase: Phase, at: usize) ->
 }
 
 /// Time of state swaps of the blocks at a place, both directions in all passes; adds the copies to GPUs to `links`.
-fn swap_ms(program: &Program, phase: Phase, place: Where, links: &mut [LinearExpr]) -> LinearExpr {
+fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut [LinearExpr]) -> LinearExpr {
     let problem = program.problem;
     let mut swaps = LinearExpr::default();
     for (region, class) in program.classes() {
-        for (choice, variable) in program.counts[region][class].iter().filter(|(choice, _)| choice.of(phase) == place) {
+        for (placement, variable) in
+            program.counts[region][class].iter().filter(|(placement, _)| placement.in_phase(phase) == place)
+        {
             let count = LinearExpr::sum([*variable]);
             let min_ms = |ms: &dyn Fn(Transfer) -> f64| {
-                program.min_of_class(region, class, |i| problem.swap_transfers(i, *choice, phase).map(ms).sum::<f64>())
+                program
+                    .min_of_class(region, class, |i| problem.swap_transfers(i, *placement, phase).map(ms).sum::<f64>())
             };
             swaps.add(&count, min_ms(&|transfer| problem.copy_ms(transfer)));
             for (gpu, link) in links.iter_mut().enumerate() {
@@ -123,7 +126,7 @@ fn swap_ms(program: &Program, phase: Phase, place: Where, links: &mut [LinearExp
 }
 
 /// Adds the crossings to the sequence and to the links.
-fn add_crossings(program: &Program, order: &PlaceOrder, phase: Phase, time: &mut PhaseTime) {
+fn add_crossings(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, time: &mut PhaseTime) {
     for transition in &order.inside {
         let blocks = program.regions[transition.region].blocks.clone();
         add_crossing(program, order, phase, time, transition, blocks.start + 1..blocks.end);
@@ -136,8 +139,8 @@ fn add_crossings(program: &Program, order: &PlaceOrder, phase: Phase, time: &mut
 
 /// Adds the crossings of one transition: the cheapest boundary into any of `blocks`.
 fn add_crossing(
-    program: &Program,
-    order: &PlaceOrder,
+    program: &IntegerProgram,
+    order: &PlacementOrder,
     phase: Phase,
     time: &mut PhaseTime,
     transition: &Transition,
@@ -164,11 +167,11 @@ fn add_crossing(
 }
 
 /// Time of the handover of state after the prompt.
-fn handover_ms(program: &Program) -> LinearExpr {
+fn handover_ms(program: &IntegerProgram) -> LinearExpr {
     let mut total = LinearExpr::default();
     for (region, class) in program.classes() {
-        for (choice, variable) in &program.counts[region][class] {
-            let ms = program.min_of_class(region, class, |i| program.problem.handover_ms(i, *choice));
+        for (placement, variable) in &program.counts[region][class] {
+            let ms = program.min_of_class(region, class, |i| program.problem.handover_ms(i, *placement));
             total.add(&LinearExpr::sum([*variable]), ms);
         }
     }
@@ -176,7 +179,7 @@ fn handover_ms(program: &Program) -> LinearExpr {
 }
 
 /// Time of the copies of weights to a GPU in all passes.
-fn weight_copies_ms(program: &Program, phase: Phase, gpu: usize) -> LinearExpr {
+fn weight_copies_ms(program: &IntegerProgram, phase: Phase, gpu: usize) -> LinearExpr {
     let passes = program.problem.passes(phase) as f64;
     let mut copies = LinearExpr::default();
     for (region, class) in program.classes() {
@@ -190,7 +193,13 @@ fn weight_copies_ms(program: &Program, phase: Phase, gpu: usize) -> LinearExpr {
 
 /// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable. `sequence`
 /// and `link` include the handover.
-fn add_contention(program: &mut Program, gpu: usize, time: &PhaseTime, sequence: &LinearExpr, link: &LinearExpr) {
+fn add_contention(
+    program: &mut IntegerProgram,
+    gpu: usize,
+    time: &PhaseTime,
+    sequence: &LinearExpr,
+    link: &LinearExpr,
+) {
     let costs = &program.problem.gpus[gpu];
     let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
     let (ms, host) = (&time.ms, &time.host);
@@ -208,8 +217,8 @@ fn add_contention(program: &mut Program, gpu: usize, time: &PhaseTime, sequence:
 
 /// A prompt ends after the last copy, the last streamed block and all blocks after it. The solution decides which region streams last:
 /// the tail of a region is reduced if a later region streams.
-fn add_tail_after_copies(program: &mut Program, phase: Phase, gpu: usize, ms: &LinearExpr, link: &LinearExpr) {
-    let (problem, place) = (program.problem, Where::Streamed(gpu));
+fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize, ms: &LinearExpr, link: &LinearExpr) {
+    let (problem, place) = (program.problem, Placement::Streamed(gpu));
     if phase == Phase::Decode || problem.passes(phase) == 0 {
         return;
     }
@@ -245,7 +254,7 @@ fn add_tail_after_copies(program: &mut Program, phase: Phase, gpu: usize, ms: &L
 /// Limit from the slots: before each of the `runs` of streamed blocks at most one ring of copies can be complete. `total` is the
 /// partition sequence without streamed blocks and all copies.
 fn add_slot_limit(
-    program: &mut Program,
+    program: &mut IntegerProgram,
     gpu: usize,
     phase: Phase,
     ms: &LinearExpr,
@@ -264,10 +273,10 @@ fn add_slot_limit(
     program.model.at_least(ms, &total.plus(runs, -ring_ms));
 }
 
-impl Program<'_> {
+impl IntegerProgram<'_> {
     /// Number of blocks of a class that are streamed to a GPU in a phase.
     fn streamed_count(&self, region: usize, class: usize, phase: Phase, gpu: usize) -> LinearExpr {
-        self.count(region, class, |choice| choice.of(phase) == Where::Streamed(gpu))
+        self.count(region, class, |placement| placement.in_phase(phase) == Placement::Streamed(gpu))
     }
 
     /// 1 if the count of a region is above 0, else 0.
@@ -286,7 +295,7 @@ impl Program<'_> {
     fn min_region_ms(&self, region: usize, phase: Phase, pass: usize) -> f64 {
         let class_ms = |class: usize| {
             let members = self.regions[region].classes[class].len() as f64;
-            let places = self.counts[region][class].iter().map(|(choice, _)| choice.of(phase));
+            let places = self.counts[region][class].iter().map(|(placement, _)| placement.in_phase(phase));
             let ms = |place| self.min_of_class(region, class, |i| self.problem.block_ms(i, place, phase, pass));
             members * places.map(ms).fold(f64::INFINITY, f64::min)
         };
@@ -294,21 +303,21 @@ impl Program<'_> {
     }
 }
 
-/// Adds the time of reading the weights that exceed host memory: a lower bound of that of [`crate::Usage::disk_read_bytes`].
+/// Adds the time of reading the weights that exceed host memory: a lower bound of that of [`crate::MemoryUsage::disk_read_bytes`].
 ///
 /// Let W be the packed weights of a phase, G the part of them that is copied to GPUs, B the other demand on host memory, M the memory,
-/// f the share that stays pinned, c the share that is decompressed and d the bytes read for each decompressed byte. The program has w
+/// f the share that stays locked, c the share that is decompressed and d the bytes read for each decompressed byte. The program has w
 /// and g bytes of the model, at most those of the evaluator. Packed they are p times as large, rounded up: `W >= w p` and `G >= g p`.
 ///
-/// - If all of W stays pinned, nothing is read and `W + B <= M`: both expressions below are at most `W + B - M`, not above 0.
+/// - If all of W stays locked, nothing is read and `W + B <= M`: both expressions below are at most `W + B - M`, not above 0.
 /// - Else `f W <= M - B`, because the rest of the largest block and the read-ahead buffers need memory too (or f is 0 and a placement
 ///   that fits has `B <= M`). The evaluator reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
 ///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
-/// The evaluator also rounds up the bytes that are read. Where experts are read by demand, the evaluator reads less than that, and the
+/// The evaluator also rounds up the bytes that are read. Placement experts are read by demand, the evaluator reads less than that, and the
 /// program counts no reads.
-fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
+fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime) {
     let problem = program.problem;
     if problem.blocks.iter().any(|block| block.experts.is_some()) {
         return;
@@ -319,7 +328,7 @@ fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
     }
     let reads_whole = |i: usize| !problem.reads_rows(i);
     let ms_per_unit = problem.passes(phase) as f64 * program.memory_unit / rate;
-    let is_read = |choice: Choice| !matches!(choice.of(phase), Where::Resident(_));
+    let is_read = |placement: BlockPlacement| !matches!(placement.in_phase(phase), Placement::Resident(_));
     let reads = program.distinct_bytes(|block| &block.weights, reads_whole, is_read);
     // B - M.
     let excess = state_and_workspace(program).plus(&LinearExpr::constant(ram as f64 / program.memory_unit), -1.0);
@@ -327,7 +336,7 @@ fn add_disk_reads(program: &mut Program, phase: Phase, time: &PhaseTime) {
     let (growth, k) = (packing.growth_factor(), packing.unread_share() * packing.decompressed_share());
     let mut read = excess.clone().plus(&reads, growth * (1.0 - k));
     if k > 0.0 {
-        let is_copied = |choice: Choice| matches!(choice.of(phase), Where::Streamed(_));
+        let is_copied = |placement: BlockPlacement| matches!(placement.in_phase(phase), Placement::Streamed(_));
         let copied = program.distinct_bytes(|block| &block.weights, reads_whole, is_copied);
         read.add(&copied, growth * k);
         let read_if_all_decompressed = excess.plus(&reads, growth);

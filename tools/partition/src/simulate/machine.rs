@@ -4,9 +4,9 @@
 //! are copied, a copy at `1 / link_contention` while the host computes, and a copy pauses while a boundary or state is copied in the
 //! same direction (weights are copied in pieces, between which other copies run).
 
-use super::record::{Recorder, WeightCopy};
-use crate::schedule::{Copies, Step, StepKind};
-use crate::{Place, Problem};
+use super::record::{SimulatedCopy, SimulationObserver};
+use crate::schedule::{Copies, ScheduleStep, StepKind};
+use crate::{DeviceId, Problem};
 
 /// Smaller remainders of a copy are rounding errors, milliseconds.
 const ROUNDING_MS: f64 = 1e-12;
@@ -58,7 +58,7 @@ impl CopyEngine {
 
 /// What the partition sequence does at a point in time.
 #[derive(Clone, Copy)]
-enum Activity {
+enum SequenceActivity {
     /// Computes on the host.
     HostCompute,
     /// Copies a boundary or state to this GPU.
@@ -70,7 +70,7 @@ enum Activity {
 }
 
 /// The machine at a point in time.
-pub(super) struct Simulator<'a, R: Recorder> {
+pub(super) struct Simulator<'a, R: SimulationObserver> {
     now: f64,
     copy_engines: Vec<CopyEngine>,
     recorder: &'a mut R,
@@ -88,7 +88,7 @@ impl CopyState {
     }
 }
 
-impl<'a, R: Recorder> Simulator<'a, R> {
+impl<'a, R: SimulationObserver> Simulator<'a, R> {
     /// A machine with empty rings. The copies repeat `passes` times; `None` is unlimited.
     pub fn new(
         problem: &Problem,
@@ -123,7 +123,7 @@ impl<'a, R: Recorder> Simulator<'a, R> {
     }
 
     /// Runs the steps of one pass. Returns false if one of them waits forever.
-    pub fn run_steps(&mut self, steps: &[Step], pass: u64) -> bool {
+    pub fn run_steps(&mut self, steps: &[ScheduleStep], pass: u64) -> bool {
         self.recorder.pass(pass);
         steps.iter().all(|step| self.step(step))
     }
@@ -131,7 +131,7 @@ impl<'a, R: Recorder> Simulator<'a, R> {
     /// Records the copies that are not finished.
     pub fn record_unfinished(&mut self) {
         for (gpu, engine) in self.copy_engines.iter().enumerate().filter(|(_, engine)| engine.is_busy()) {
-            let copy = WeightCopy { gpu, block: engine.block(), number: engine.done, is_complete: false };
+            let copy = SimulatedCopy { gpu, block: engine.block(), number: engine.done, is_complete: false };
             self.recorder.copy(copy, engine.start, self.now);
         }
     }
@@ -141,7 +141,7 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         self.now = now;
     }
 
-    fn step(&mut self, step: &Step) -> bool {
+    fn step(&mut self, step: &ScheduleStep) -> bool {
         if let StepKind::Streamed(gpu) = step.kind
             && !self.wait_for_weights(gpu)
         {
@@ -149,9 +149,9 @@ impl<'a, R: Recorder> Simulator<'a, R> {
         }
         let start = self.now;
         let activity = match step.kind {
-            StepKind::Compute(Place::Cpu) => Activity::HostCompute,
-            StepKind::To(gpu, _) => Activity::CopyTo(gpu),
-            _ => Activity::Other,
+            StepKind::Compute(DeviceId::Cpu) => SequenceActivity::HostCompute,
+            StepKind::To(gpu, _) => SequenceActivity::CopyTo(gpu),
+            _ => SequenceActivity::Other,
         };
         let mut remaining_ms = step.ms;
         while remaining_ms > 0.0 {
@@ -174,7 +174,7 @@ impl<'a, R: Recorder> Simulator<'a, R> {
     fn wait_for_weights(&mut self, gpu: usize) -> bool {
         let start = self.now;
         while self.copy_engines[gpu].done <= self.copy_engines[gpu].freed {
-            self.advance(Activity::Wait, f64::INFINITY);
+            self.advance(SequenceActivity::Wait, f64::INFINITY);
             if !self.now.is_finite() {
                 return false;
             }
@@ -184,10 +184,10 @@ impl<'a, R: Recorder> Simulator<'a, R> {
     }
 
     /// Progress of a step per millisecond: below 1 if copies slow it down.
-    fn step_rate(&mut self, activity: Activity) -> f64 {
+    fn step_rate(&mut self, activity: SequenceActivity) -> f64 {
         self.start_copies();
         match activity {
-            Activity::HostCompute => {
+            SequenceActivity::HostCompute => {
                 let busy = self.copy_engines.iter().filter(|engine| engine.is_busy());
                 1.0 / busy.map(|engine| engine.compute_contention).fold(1.0, f64::max)
             }
@@ -201,12 +201,12 @@ impl<'a, R: Recorder> Simulator<'a, R> {
     }
 
     /// Advances the time until a copy is done, at most by `max_ms` milliseconds; returns the milliseconds that passed.
-    fn advance(&mut self, activity: Activity, max_ms: f64) -> f64 {
+    fn advance(&mut self, activity: SequenceActivity, max_ms: f64) -> f64 {
         self.start_copies();
         let rate = |(gpu, engine): (usize, &CopyEngine)| match activity {
             _ if !engine.is_busy() => 0.0,
-            Activity::CopyTo(other) if other == gpu => 0.0,
-            Activity::HostCompute => 1.0 / engine.link_contention,
+            SequenceActivity::CopyTo(other) if other == gpu => 0.0,
+            SequenceActivity::HostCompute => 1.0 / engine.link_contention,
             _ => 1.0,
         };
         let ms_until_done = |(gpu, engine)| {
@@ -222,7 +222,7 @@ impl<'a, R: Recorder> Simulator<'a, R> {
             if engine.is_busy() && (progress > 0.0 || engine.remaining_ms <= ROUNDING_MS) {
                 engine.remaining_ms -= progress;
                 if engine.remaining_ms <= ROUNDING_MS * self.now.max(1.0) {
-                    let copy = WeightCopy { gpu, block: engine.block(), number: engine.done, is_complete: true };
+                    let copy = SimulatedCopy { gpu, block: engine.block(), number: engine.done, is_complete: true };
                     self.recorder.copy(copy, engine.start, self.now);
                     engine.done += 1;
                     engine.remaining_ms = 0.0;

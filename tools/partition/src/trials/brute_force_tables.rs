@@ -1,8 +1,8 @@
-//! Brute force on one GPU for up to nine blocks: seven choices for each block, forty million placements. The simulator computes the time
+//! Brute force on one GPU for up to nine blocks: seven placements for each block, forty million placements. The simulator computes the time
 //! of each placement of one phase once; tables over sets of blocks hold the memory use.
 
 use super::instances::{from_disk, legal};
-use crate::{Block, BlockKind, Choice, KvHome, Mechanisms, Objective, Phase, Problem, Where, simulate};
+use crate::{BlockPlacement, BlockRole, BlockSpec, KvHome, Mechanisms, Objective, Phase, Placement, Problem, simulate};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -23,8 +23,8 @@ struct Sets {
     /// For each phase, a number with one digit to base six for each block: its place, and whether its state is swapped differently than
     /// with the same place in both phases.
     code: [usize; 2],
-    /// The choice of the previous block, and the resident partition that it belongs to.
-    previous: Option<(Choice, Set)>,
+    /// The placement of the previous block, and the resident partition that it belongs to.
+    previous: Option<(BlockPlacement, Set)>,
     /// Bytes of all resident partitions.
     resident_bytes: u64,
 }
@@ -57,7 +57,7 @@ pub fn brute_force_with_tables(problem: &Problem, objective: Objective, slots: u
 
 fn descend(
     tables: &Tables,
-    legal: &[Choice],
+    legal: &[BlockPlacement],
     objective: Objective,
     slots: u32,
     block: usize,
@@ -70,50 +70,47 @@ fn descend(
         }
         return;
     }
-    for choice in legal {
-        descend(tables, legal, objective, slots, block + 1, sets.with(block, *choice, tables), best);
+    for placement in legal {
+        descend(tables, legal, objective, slots, block + 1, sets.with(block, *placement, tables), best);
     }
 }
 
-fn digit(place: Where) -> usize {
+fn digit(place: Placement) -> usize {
     match place {
-        Where::Cpu => 0,
-        Where::Resident(_) => 1,
-        Where::Streamed(_) => 2,
+        Placement::Cpu => 0,
+        Placement::Resident(_) => 1,
+        Placement::Streamed(_) => 2,
     }
 }
 
 impl Sets {
-    fn with(mut self, block: usize, choice: Choice, tables: &Tables) -> Sets {
+    fn with(mut self, block: usize, placement: BlockPlacement, tables: &Tables) -> Sets {
         let (problem, bit) = (tables.problem, 1 << block);
-        let phases = [choice.prefill, choice.decode];
+        let phases = [placement.prefill, placement.decode];
         let alone = problem.budget.kv == KvHome::Host || problem.cuts.contains(&block);
         let mut partition =
-            self.previous.filter(|(previous, _)| *previous == choice && !alone).map_or(0, |(_, set)| set);
-        if phases.contains(&Where::Resident(0)) {
+            self.previous.filter(|(previous, _)| *previous == placement && !alone).map_or(0, |(_, set)| set);
+        if phases.contains(&Placement::Resident(0)) {
             self.resident_bytes += tables.weights[partition | bit] - tables.weights[partition];
             partition |= bit;
         }
-        self.previous = Some((choice, partition));
-        let differ = choice.prefill.gpu() != choice.decode.gpu();
+        self.previous = Some((placement, partition));
+        let differ = placement.prefill.gpu() != placement.decode.gpu();
         let put = |set: &mut Set, selects: bool| *set |= if selects { bit } else { 0 };
-        put(&mut self.streamed, phases.contains(&Where::Streamed(0)));
-        put(&mut self.on_host, phases.iter().any(|place| *place != Where::Resident(0)));
-        put(&mut self.on_cpu, phases.contains(&Where::Cpu));
-        put(&mut self.state_on_host, problem.budget.kv == KvHome::Host || phases.contains(&Where::Cpu));
-        let goes_home = problem.budget.kv == KvHome::Device || choice.decode == Where::Cpu;
+        put(&mut self.streamed, phases.contains(&Placement::Streamed(0)));
+        put(&mut self.on_host, phases.iter().any(|place| *place != Placement::Resident(0)));
+        put(&mut self.on_cpu, phases.contains(&Placement::Cpu));
+        put(&mut self.state_on_host, problem.budget.kv == KvHome::Host || phases.contains(&Placement::Cpu));
+        let goes_home = problem.budget.kv == KvHome::Device || placement.decode == Placement::Cpu;
         let has_state = problem.blocks[block].kv_bytes > 0 && problem.blocks[block].kv_grows.is_none();
         put(&mut self.moved, differ && goes_home && has_state);
         for (phase, place) in phases.into_iter().enumerate() {
-            put(&mut self.on_gpu[phase], place != Where::Cpu);
-            put(&mut self.reads[phase], place != Where::Resident(0));
-            put(&mut self.copies[phase], place == Where::Streamed(0));
-            let same_place = Choice::both(place);
-            let swaps_differ = !(problem.swap_transfers(block, choice, Phase::BOTH[phase])).eq(problem.swap_transfers(
-                block,
-                same_place,
-                Phase::BOTH[phase],
-            ));
+            put(&mut self.on_gpu[phase], place != Placement::Cpu);
+            put(&mut self.reads[phase], place != Placement::Resident(0));
+            put(&mut self.copies[phase], place == Placement::Streamed(0));
+            let same_place = BlockPlacement::both(place);
+            let swaps_differ = !(problem.swap_transfers(block, placement, Phase::BOTH[phase]))
+                .eq(problem.swap_transfers(block, same_place, Phase::BOTH[phase]));
             self.code[phase] += (digit(place) + if swaps_differ { 3 } else { 0 }) * 6usize.pow(block as u32);
         }
         self
@@ -126,7 +123,7 @@ impl<'a> Tables<'a> {
         let sets = || 0..1usize << blocks;
         let members = |set: Set| (0..blocks).filter(move |i| set >> i & 1 == 1);
         let max = |of: &dyn Fn(usize) -> u64| sets().map(|set| members(set).map(of).max().unwrap_or(0)).collect();
-        let distinct = |of: fn(&Block) -> &[(u32, u64)], set: Set| {
+        let distinct = |of: fn(&BlockSpec) -> &[(u32, u64)], set: Set| {
             let mut all: Vec<(u32, u64)> = members(set).flat_map(|i| of(&problem.blocks[i]).to_vec()).collect();
             all.sort_unstable();
             all.dedup();
@@ -157,24 +154,25 @@ impl<'a> Tables<'a> {
     /// Time of a phase without the handover, milliseconds.
     fn ms(&self, phase: Phase, code: usize) -> f64 {
         let simulated = || {
-            let one = |i: usize| {
+            let placement_of = |i: usize| {
                 let digit = code / 6usize.pow(i as u32) % 6;
-                let place = [Where::Cpu, Where::Resident(0), Where::Streamed(0)][digit % 3];
+                let place = [Placement::Cpu, Placement::Resident(0), Placement::Streamed(0)][digit % 3];
                 let other = match (digit < 3, place) {
                     (true, _) => place,
-                    (false, Where::Cpu) => Where::Resident(0),
-                    (false, _) => Where::Cpu,
+                    (false, Placement::Cpu) => Placement::Resident(0),
+                    (false, _) => Placement::Cpu,
                 };
                 if phase == Phase::Prefill {
-                    Choice { prefill: place, decode: other }
+                    BlockPlacement { prefill: place, decode: other }
                 } else {
-                    Choice { prefill: other, decode: place }
+                    BlockPlacement { prefill: other, decode: place }
                 }
             };
-            let choices: Vec<Choice> = (0..self.problem.blocks.len()).map(one).collect();
-            let handover = |i: usize| self.problem.handover_ms(i, choices[i]);
-            let handover_ms: f64 = if phase == Phase::Prefill { (0..choices.len()).map(handover).sum() } else { 0.0 };
-            simulate(&self.free, &choices, &[self.slots], phase).ms - handover_ms
+            let placements: Vec<BlockPlacement> = (0..self.problem.blocks.len()).map(placement_of).collect();
+            let handover = |i: usize| self.problem.handover_ms(i, placements[i]);
+            let handover_ms: f64 =
+                if phase == Phase::Prefill { (0..placements.len()).map(handover).sum() } else { 0.0 };
+            simulate(&self.free, &placements, &[self.slots], phase).ms - handover_ms
         };
         *self.ms[phase as usize].borrow_mut().entry(code).or_insert_with(simulated)
     }
@@ -198,7 +196,7 @@ impl<'a> Tables<'a> {
         let state_and_workspace = self.state[sets.state_on_host] + self.workspace[sets.on_cpu];
         let mut disk = [0.0; 2];
         if let Some(ram) = budget.host() {
-            let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockKind::Embedding;
+            let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockRole::Embedding;
             let tables: Set = (0..self.problem.blocks.len()).filter(is_table).map(|i| 1 << i).sum();
             let packed = |bytes: u64| (bytes * (1000 + budget.packing.growth_permille)).div_ceil(1000);
             let fits = packed(self.weights[sets.on_host]) + state_and_workspace <= ram;
@@ -215,7 +213,7 @@ impl<'a> Tables<'a> {
                 let read = sets.reads[phase] & !tables;
                 let (reads, largest) = (packed(self.weights[read]), packed(self.largest[read]));
                 let copied = packed(self.weights[sets.copies[phase] & !tables]);
-                // The pinned share f solves f W + (1 - f) l = R; a pass reads the rest.
+                // The locked share f solves f W + (1 - f) l = R; a pass reads the rest.
                 let disk_bytes = || {
                     let room = ram - state_and_workspace - budget.read_ahead;
                     let share = (room as f64 - largest as f64) / (reads as f64 - largest as f64);

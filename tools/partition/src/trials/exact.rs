@@ -2,7 +2,7 @@
 
 use super::brute_force_tables::brute_force_with_tables;
 use super::instances::{brute_force, disk_bound_instance, instance};
-use crate::{KvHome, Mechanisms, Objective, Options, Place, Planner, Problem, evaluate, fits, plan};
+use crate::{DeviceId, KvHome, Mechanisms, Objective, Options, Planner, Problem, evaluate, fits, plan};
 use proptest::prelude::*;
 
 fn options(mechanisms: Mechanisms, objective: Objective, slots: Option<u32>) -> Options {
@@ -22,14 +22,14 @@ fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
             let same = |a: f64, b: f64| (a - b).abs() <= 1e-7 * a.max(b);
             prop_assert!(same(solution.objective_ms, best), "planned {:?}, best {best}", solution);
             prop_assert!(solution.proven && solution.bound_ms == solution.objective_ms);
-            prop_assert!(fits(problem, &solution.choices, &solution.slots, options.mechanisms).is_ok());
-            let again = evaluate(problem, options, solution.choices.clone(), solution.slots.clone());
+            prop_assert!(fits(problem, &solution.placements, &solution.slots, options.mechanisms).is_ok());
+            let again = evaluate(problem, options, solution.placements.clone(), solution.slots.clone());
             prop_assert_eq!(again.objective_ms, solution.objective_ms);
         }
         (Err(over_budget), None) => prop_assert!(over_budget.required_budget() > over_budget.budget),
         (Ok(solution), None) => prop_assert!(false, "planned {solution:?}, but nothing fits"),
         // The planner refuses a GPU that cannot hold any block, even if all blocks fit on the host.
-        (Err(over_budget), Some(_)) => prop_assert!(matches!(over_budget.place, Place::Gpu(_)), "{over_budget}"),
+        (Err(over_budget), Some(_)) => prop_assert!(matches!(over_budget.device, DeviceId::Gpu(_)), "{over_budget}"),
     }
     Ok(())
 }
@@ -109,13 +109,16 @@ fn compare_with_tables(seed: u64, blocks: usize, objective: Objective, slots: u3
             prop_assert!(solution.objective_ms <= best * (1.0 + 1e-7), "planned {solution:?}, best {best}");
             prop_assert!(solution.proven);
             // In rare cases the plan is better than what the tables find: then it must be real.
-            prop_assert!(fits(&problem, &solution.choices, &solution.slots, Mechanisms::All).is_ok(), "{solution:?}");
+            prop_assert!(
+                fits(&problem, &solution.placements, &solution.slots, Mechanisms::All).is_ok(),
+                "{solution:?}"
+            );
             let options = options(Mechanisms::All, objective, Some(slots));
-            let again = evaluate(&problem, &options, solution.choices.clone(), solution.slots.clone());
+            let again = evaluate(&problem, &options, solution.placements.clone(), solution.slots.clone());
             prop_assert_eq!(again.objective_ms, solution.objective_ms);
         }
         (Err(over_budget), None) => prop_assert!(over_budget.required_budget() > over_budget.budget),
-        (Err(over_budget), Some(_)) => prop_assert!(matches!(over_budget.place, Place::Gpu(_)), "{over_budget}"),
+        (Err(over_budget), Some(_)) => prop_assert!(matches!(over_budget.device, DeviceId::Gpu(_)), "{over_budget}"),
         (Ok(solution), None) => prop_assert!(false, "planned {solution:?}, but nothing fits"),
     }
     Ok(())

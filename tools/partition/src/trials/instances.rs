@@ -1,8 +1,8 @@
 //! Random small problems, and a brute-force search for the best placement that uses only the simulator.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing, Phase,
-    Problem, Streamed, Where, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing,
+    Phase, Placement, Problem, Streamed, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -39,7 +39,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
     let d = &mut random;
     let passes: Vec<u64> = (0..1 + d.below(3)).map(|_| 1 + d.below(200)).collect();
     let alike = d.one_in(3);
-    let mut all_blocks: Vec<Block> = Vec::new();
+    let mut all_blocks: Vec<BlockSpec> = Vec::new();
     for i in 0..blocks {
         let copy = alike && i > 0 && i + 1 < blocks;
         let before = all_blocks.last().cloned().filter(|_| copy);
@@ -93,7 +93,7 @@ pub fn disk_bound_instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
     problem.budget.packing =
         Packing { growth_permille: d.below(600), decompressed_permille: d.below(1001), read_permille: d.below(1001) };
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let weights = |block: &Block| block.weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    let weights = |block: &BlockSpec| block.weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
     let largest = packed(problem.blocks.iter().map(weights).max().unwrap_or(0));
     let all = packed(problem.blocks.iter().map(weights).sum());
     let state: u64 = problem.blocks.iter().map(|block| block.kv_bytes).sum();
@@ -112,12 +112,12 @@ fn packing(d: &mut Random) -> Packing {
     Packing { growth_permille, decompressed_permille, read_permille }
 }
 
-fn block(d: &mut Random, i: usize) -> Block {
+fn block(d: &mut Random, i: usize) -> BlockSpec {
     let weights = 100 + d.below(1000);
     let table = i == 0 && d.one_in(3);
-    Block {
+    BlockSpec {
         label: String::new(),
-        kind: if table { BlockKind::Embedding } else { BlockKind::Layer(i as u32) },
+        kind: if table { BlockRole::Embedding } else { BlockRole::Layer(i as u32) },
         weights: vec![(0, weights)],
         streamed: Streamed::whole(weights),
         experts: None,
@@ -133,14 +133,14 @@ fn block(d: &mut Random, i: usize) -> Block {
     }
 }
 
-fn cost(d: &mut Random, block: &Block, rate: f64, passes: usize, alike: bool) -> Cost {
+fn cost(d: &mut Random, block: &BlockSpec, rate: f64, passes: usize, alike: bool) -> Cost {
     let ms = block.weights[0].1 as f64 / 400.0 * rate;
     let mut noise = || if alike { 1.0 } else { d.between(0.5, 1.5) };
     let prefill_ms = (0..passes).map(|_| 3.0 * ms * noise()).collect();
     Cost { decode_ms: ms * noise(), chunk_ms: vec![], prefill_ms }
 }
 
-fn gpu(d: &mut Random, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts {
+fn gpu(d: &mut Random, blocks: &[BlockSpec], passes: usize, alike: bool) -> GpuCosts {
     let rate = d.between(0.1, 1.2);
     let contention = d.one_in(2);
     GpuCosts {
@@ -154,21 +154,21 @@ fn gpu(d: &mut Random, blocks: &[Block], passes: usize, alike: bool) -> GpuCosts
     }
 }
 
-/// Every legal choice; does not use the planner's rules.
-pub fn legal(problem: &Problem, mechanisms: Mechanisms) -> Vec<Choice> {
-    let mut places = vec![Where::Cpu];
+/// Every legal block placement; does not use the planner's rules.
+pub fn legal(problem: &Problem, mechanisms: Mechanisms) -> Vec<BlockPlacement> {
+    let mut places = vec![Placement::Cpu];
     for gpu in 0..problem.gpus.len() {
-        places.push(Where::Resident(gpu));
-        places.push(Where::Streamed(gpu));
+        places.push(Placement::Resident(gpu));
+        places.push(Placement::Streamed(gpu));
     }
     let mut legal = Vec::new();
     for prefill in &places {
         for decode in &places {
-            let choice = Choice { prefill: *prefill, decode: *decode };
+            let placement = BlockPlacement { prefill: *prefill, decode: *decode };
             let mixed = prefill.gpu().is_some() && prefill.gpu() == decode.gpu() && prefill != decode;
-            let fixed = prefill == decode && !matches!(prefill, Where::Streamed(_));
+            let fixed = prefill == decode && !matches!(prefill, Placement::Streamed(_));
             if if mechanisms == Mechanisms::All { !mixed } else { fixed } {
-                legal.push(choice);
+                legal.push(placement);
             }
         }
     }
@@ -177,32 +177,32 @@ pub fn legal(problem: &Problem, mechanisms: Mechanisms) -> Vec<Choice> {
 
 /// Tries every placement. Returns the smallest objective, milliseconds; `None` if nothing fits.
 pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objective, slots: &[u32]) -> Option<f64> {
-    let mut times: [HashMap<Vec<Where>, f64>; 2] = Default::default();
+    let mut times: [HashMap<Vec<Placement>, f64>; 2] = Default::default();
     let mut free = problem.clone();
     free.budget.ram = None;
     let legal = legal(problem, mechanisms);
     let (blocks, mut best) = (problem.blocks.len(), None);
     let mut counter = vec![0usize; blocks];
     loop {
-        let choices: Vec<Choice> = counter.iter().map(|at| legal[*at]).collect();
+        let placements: Vec<BlockPlacement> = counter.iter().map(|at| legal[*at]).collect();
         for slots in slots {
             let slots = vec![*slots; problem.gpus.len()];
             if let Some(disk_bytes) =
-                disk_bytes_if_fits(problem, &choices, slots[..].first().copied().unwrap_or(0), mechanisms)
+                disk_bytes_if_fits(problem, &placements, slots[..].first().copied().unwrap_or(0), mechanisms)
             {
                 let ms = Phase::BOTH.map(|phase| {
-                    let mut key: Vec<Where> = choices.iter().map(|c| c.of(phase)).collect();
-                    key.push(Where::Streamed(slots.first().map_or(0, |s| *s as usize)));
+                    let mut key: Vec<Placement> = placements.iter().map(|c| c.in_phase(phase)).collect();
+                    key.push(Placement::Streamed(slots.first().map_or(0, |s| *s as usize)));
                     // State swaps depend on the device that keeps the state, and on the device that computes the other phase.
-                    let other = |c: &Choice| match (problem.budget.kv, phase) {
-                        (KvHome::Device, Phase::Decode) => Where::Cpu,
-                        _ => c.of(phase.other()).gpu().map_or(Where::Cpu, Where::Resident),
+                    let other = |c: &BlockPlacement| match (problem.budget.kv, phase) {
+                        (KvHome::Device, Phase::Decode) => Placement::Cpu,
+                        _ => c.in_phase(phase.other()).gpu().map_or(Placement::Cpu, Placement::Resident),
                     };
-                    key.extend(choices.iter().map(other));
-                    let handover_ms = if phase == Phase::Prefill { handover(problem, &choices) } else { 0.0 };
+                    key.extend(placements.iter().map(other));
+                    let handover_ms = if phase == Phase::Prefill { handover(problem, &placements) } else { 0.0 };
                     let cached = times[phase as usize].entry(key);
                     let without_disk =
-                        *cached.or_insert_with(|| simulate(&free, &choices, &slots, phase).ms - handover_ms);
+                        *cached.or_insert_with(|| simulate(&free, &placements, &slots, phase).ms - handover_ms);
                     let passes = if phase == Phase::Prefill { problem.load.passes.len() as f64 } else { 1.0 };
                     let disk = match disk_bytes[phase as usize] {
                         0 => 0.0,
@@ -224,12 +224,12 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
     }
 }
 
-fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
-    let moved = problem.blocks.iter().zip(choices).filter(|(_, c)| c.prefill.gpu() != c.decode.gpu());
+fn handover(problem: &Problem, placements: &[BlockPlacement]) -> f64 {
+    let moved = problem.blocks.iter().zip(placements).filter(|(_, c)| c.prefill.gpu() != c.decode.gpu());
     let moved = moved.filter(|(block, c)| block.kv_bytes > 0 && stays_for_phase(problem, block, c));
-    let ms = moved.map(|(block, choice)| {
-        let from = choice.prefill.gpu().map(|g| &problem.gpus[g]);
-        let to = choice.decode.gpu().filter(|_| problem.budget.kv == KvHome::Device).map(|g| &problem.gpus[g]);
+    let ms = moved.map(|(block, placement)| {
+        let from = placement.prefill.gpu().map(|g| &problem.gpus[g]);
+        let to = placement.decode.gpu().filter(|_| problem.budget.kv == KvHome::Device).map(|g| &problem.gpus[g]);
         let (number, bytes) = (block.kv_tensors as f64, block.kv_bytes as f64);
         from.map_or(0.0, |g| number * g.latency_ms + bytes / g.from_device)
             + to.map_or(0.0, |g| number * g.latency_ms + bytes / g.to_device)
@@ -238,15 +238,20 @@ fn handover(problem: &Problem, choices: &[Choice]) -> f64 {
 }
 
 /// Whether state that the prompt computes on another device stays there until all passes of the prompt are done.
-fn stays_for_phase(problem: &Problem, block: &Block, choice: &Choice) -> bool {
-    block.kv_grows.is_none() && (problem.budget.kv == KvHome::Device || choice.decode == Where::Cpu)
+fn stays_for_phase(problem: &Problem, block: &BlockSpec, placement: &BlockPlacement) -> bool {
+    block.kv_grows.is_none() && (problem.budget.kv == KvHome::Device || placement.decode == Placement::Cpu)
 }
 
 /// Bytes read from disk in each phase; `None` if the placement does not fit. Does not use the planner's memory model.
-fn disk_bytes_if_fits(problem: &Problem, choices: &[Choice], slots: u32, mechanisms: Mechanisms) -> Option<[u64; 2]> {
+fn disk_bytes_if_fits(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: u32,
+    mechanisms: Mechanisms,
+) -> Option<[u64; 2]> {
     let blocks = &problem.blocks;
-    let sum = |selects: &dyn Fn(Choice) -> bool| -> u64 {
-        let of = (0..blocks.len()).filter(|i| selects(choices[*i])).flat_map(|i| blocks[i].weights.iter().copied());
+    let sum = |selects: &dyn Fn(BlockPlacement) -> bool| -> u64 {
+        let of = (0..blocks.len()).filter(|i| selects(placements[*i])).flat_map(|i| blocks[i].weights.iter().copied());
         of.collect::<BTreeSet<(u32, u64)>>().iter().map(|(_, bytes)| bytes).sum()
     };
     let bytes_of_partition = |of: Range<usize>| -> u64 {
@@ -257,34 +262,34 @@ fn disk_bytes_if_fits(problem: &Problem, choices: &[Choice], slots: u32, mechani
             .sum()
     };
     // A pass reads only a few rows of a table, so the rest stays on disk and is not read.
-    let is_table = |i: usize| blocks[i].kind == BlockKind::Embedding;
+    let is_table = |i: usize| blocks[i].kind == BlockRole::Embedding;
     let whole = |i: usize| blocks[i].weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
-    let max = |selects: &dyn Fn(Choice) -> bool, of: &dyn Fn(usize) -> u64| -> u64 {
-        (0..blocks.len()).filter(|i| selects(choices[*i])).map(of).max().unwrap_or(0)
+    let max = |selects: &dyn Fn(BlockPlacement) -> bool, of: &dyn Fn(usize) -> u64| -> u64 {
+        (0..blocks.len()).filter(|i| selects(placements[*i])).map(of).max().unwrap_or(0)
     };
-    let either = |c: Choice, place: Where| c.prefill == place || c.decode == place;
+    let either = |c: BlockPlacement, place: Placement| c.prefill == place || c.decode == place;
     for gpu in 0..problem.gpus.len() {
-        let is_here = |w: Where| w.gpu() == Some(gpu);
-        let weights: u64 = resident_partitions(problem, choices, gpu).into_iter().map(bytes_of_partition).sum();
+        let is_here = |w: Placement| w.gpu() == Some(gpu);
+        let weights: u64 = resident_partitions(problem, placements, gpu).into_iter().map(bytes_of_partition).sum();
         let kv = |i: usize| blocks[i].kv_bytes;
         // A block that computes on the host in one phase and on this GPU in the other has its own state buffer here.
-        let has_own_buffer = |i: usize| either(choices[i], Where::Cpu) && blocks[i].kv_grows.is_none();
+        let has_own_buffer = |i: usize| either(placements[i], Placement::Cpu) && blocks[i].kv_grows.is_none();
         let state = Phase::BOTH.map(|phase| {
-            let computing = || (0..blocks.len()).filter(|i| is_here(choices[*i].of(phase)));
+            let computing = || (0..blocks.len()).filter(|i| is_here(placements[*i].in_phase(phase)));
             match problem.budget.kv {
                 KvHome::Device => computing().map(kv).sum::<u64>(),
                 KvHome::Host => computing().filter(|i| !has_own_buffer(*i)).map(kv).max().unwrap_or(0),
             }
         });
-        let at_all = |i: &usize| is_here(choices[*i].prefill) || is_here(choices[*i].decode);
+        let at_all = |i: &usize| is_here(placements[*i].prefill) || is_here(placements[*i].decode);
         let own_state = match problem.budget.kv {
             KvHome::Device => 0,
             KvHome::Host => (0..blocks.len()).filter(at_all).filter(|i| has_own_buffer(*i)).map(kv).sum::<u64>(),
         };
         let workspace = max(&|c| is_here(c.prefill) || is_here(c.decode), &|i| blocks[i].workspace_bytes);
-        let is_streamed = |c| either(c, Where::Streamed(gpu));
+        let is_streamed = |c| either(c, Placement::Streamed(gpu));
         let ring = u64::from(slots) * max(&is_streamed, &|i| blocks[i].streamed.bytes());
-        let constants = (0..blocks.len()).filter(|i| is_streamed(choices[*i]));
+        let constants = (0..blocks.len()).filter(|i| is_streamed(placements[*i]));
         let constants: BTreeSet<(u32, u64)> = constants.flat_map(|i| blocks[i].streamed.constants().to_vec()).collect();
         let constants: u64 = constants.iter().map(|(_, bytes)| bytes).sum();
         let total = weights + constants + state[0].max(state[1]) + own_state + workspace + ring;
@@ -293,14 +298,14 @@ fn disk_bytes_if_fits(problem: &Problem, choices: &[Choice], slots: u32, mechani
         }
     }
     let Some(ram) = problem.budget.host() else { return Some([0, 0]) };
-    let resident = |w: Where| matches!(w, Where::Resident(_));
-    let on_host = |c: Choice| !(resident(c.prefill) && resident(c.decode));
-    let changes_device = |c: Choice| c.prefill.gpu().is_none() || c.prefill.gpu() != c.decode.gpu();
+    let resident = |w: Placement| matches!(w, Placement::Resident(_));
+    let on_host = |c: BlockPlacement| !(resident(c.prefill) && resident(c.decode));
+    let changes_device = |c: BlockPlacement| c.prefill.gpu().is_none() || c.prefill.gpu() != c.decode.gpu();
     let state: u64 = (0..blocks.len())
-        .filter(|i| problem.budget.kv == KvHome::Host || changes_device(choices[*i]))
+        .filter(|i| problem.budget.kv == KvHome::Host || changes_device(placements[*i]))
         .map(|i| blocks[i].kv_bytes)
         .sum();
-    let workspace = max(&|c| either(c, Where::Cpu), &|i| blocks[i].workspace_bytes);
+    let workspace = max(&|c| either(c, Placement::Cpu), &|i| blocks[i].workspace_bytes);
     let disk = mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some();
     let packed = |bytes: u64| bytes + (bytes * problem.budget.packing.growth_permille).div_ceil(1000);
     if packed(sum(&on_host)) + state + workspace <= ram {
@@ -313,12 +318,13 @@ fn disk_bytes_if_fits(problem: &Problem, choices: &[Choice], slots: u32, mechani
     }
     let room = ram - state - workspace - read_ahead;
     let disk_bytes = |phase: Phase| {
-        let read = |c: Choice| !resident(c.of(phase));
-        let all_of = |selects: &dyn Fn(Choice) -> bool| {
-            let of = (0..blocks.len()).filter(|i| selects(choices[*i]) && !is_table(*i));
+        let read = |c: BlockPlacement| !resident(c.in_phase(phase));
+        let all_of = |selects: &dyn Fn(BlockPlacement) -> bool| {
+            let of = (0..blocks.len()).filter(|i| selects(placements[*i]) && !is_table(*i));
             distinct_bytes(blocks, of)
         };
-        let (all, copied) = (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.of(phase) != Where::Cpu)));
+        let (all, copied) =
+            (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.in_phase(phase) != Placement::Cpu)));
         let largest = packed(max(&read, &read_whole));
         match all <= room {
             true => 0,
@@ -328,30 +334,30 @@ fn disk_bytes_if_fits(problem: &Problem, choices: &[Choice], slots: u32, mechani
     Some(Phase::BOTH.map(disk_bytes))
 }
 
-fn distinct_bytes(blocks: &[Block], which: impl Iterator<Item = usize>) -> u64 {
+fn distinct_bytes(blocks: &[BlockSpec], which: impl Iterator<Item = usize>) -> u64 {
     let weights: BTreeSet<(u32, u64)> = which.flat_map(|i| blocks[i].weights.clone()).collect();
     weights.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Bytes read from disk of `all` packed bytes, of which `copied` are copied to GPUs, if a share of them is pinned. Unpinned bytes of the
+/// Bytes read from disk of `all` packed bytes, of which `copied` are copied to GPUs, if a share of them is locked. Unlocked bytes of the
 /// host are decompressed bytes first.
-pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], pinned: f64) -> u64 {
+pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], locked: f64) -> u64 {
     let Packing { decompressed_permille, read_permille, .. } = problem.budget.packing;
     let computed = (all - copied) as f64;
-    let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - pinned) * computed);
-    let not_read = pinned * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
+    let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - locked) * computed);
+    let not_read = locked * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
     (all - not_read as u64).max(1)
 }
 
 /// Runs of blocks that are resident on a GPU and form one partition each.
-fn resident_partitions(problem: &Problem, choices: &[Choice], gpu: usize) -> Vec<Range<usize>> {
+fn resident_partitions(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for at in 0..choices.len() {
-        let choice = choices[at];
+    for at in 0..placements.len() {
+        let placement = placements[at];
         let alone = problem.budget.kv == KvHome::Host || problem.cuts.contains(&at);
         match runs.last_mut() {
-            _ if ![choice.prefill, choice.decode].contains(&Where::Resident(gpu)) => {}
-            Some(run) if run.end == at && choices[at - 1] == choice && !alone => run.end = at + 1,
+            _ if ![placement.prefill, placement.decode].contains(&Placement::Resident(gpu)) => {}
+            Some(run) if run.end == at && placements[at - 1] == placement && !alone => run.end = at + 1,
             _ => runs.push(at..at + 1),
         }
     }
@@ -364,7 +370,7 @@ pub fn shares_weights(problem: &Problem) -> bool {
 }
 
 /// Any legal placement.
-pub fn random_choices(problem: &Problem, seed: u64) -> Vec<Choice> {
+pub fn random_placements(problem: &Problem, seed: u64) -> Vec<BlockPlacement> {
     let legal = legal(problem, Mechanisms::All);
     let mut random = Random(seed);
     problem.blocks.iter().map(|_| legal[random.below(legal.len() as u64) as usize]).collect()

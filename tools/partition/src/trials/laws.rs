@@ -1,9 +1,9 @@
 //! Properties of the simulator that hold for every placement.
 
-use super::instances::{instance, random_choices};
+use super::instances::{instance, random_placements};
 use crate::bound::PhaseWork;
-use crate::schedule::{StepKind, copies, handover, places, steps};
-use crate::{Choice, Phase, Problem, Simulation, Where, simulate};
+use crate::schedule::{StepKind, copies, handover, placements_in_phase, steps};
+use crate::{BlockPlacement, Phase, Placement, Problem, Simulation, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
 
@@ -28,14 +28,14 @@ fn assert_disjoint(mut spans: Vec<&Span>) -> Result<(), TestCaseError> {
 }
 
 /// The work of a phase, added up from its steps.
-fn work(problem: &Problem, choices: &[Choice], phase: Phase) -> PhaseWork {
+fn work(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> PhaseWork {
     let mut work = PhaseWork { links: vec![0.0; problem.gpus.len()], ..PhaseWork::default() };
-    let copies = copies(problem, &places(choices, phase));
+    let copies = copies(problem, &placements_in_phase(placements, phase));
     for pass in 0..problem.passes(phase) {
-        for step in steps(problem, choices, phase, pass) {
+        for step in steps(problem, placements, phase, pass) {
             work.sequence += step.ms;
             match step.kind {
-                StepKind::Compute(crate::Place::Cpu) => work.host += step.ms,
+                StepKind::Compute(crate::DeviceId::Cpu) => work.host += step.ms,
                 StepKind::To(gpu, _) => work.links[gpu] += step.ms,
                 _ => {}
             }
@@ -53,9 +53,9 @@ proptest! {
     #[test]
     fn spans_of_one_lane_or_sequence_do_not_overlap(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
         let problem = instance(seed, blocks, gpus);
-        let choices = random_choices(&problem, seed ^ 1);
+        let placements = random_placements(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
+            let simulation = simulate(&problem, &placements, &vec![slots; gpus], phase);
             let is_in_sequence = |span: &&Span| span.lane != "disk" && !span.name.starts_with("weights of");
             assert_disjoint(simulation.timeline.spans.iter().filter(is_in_sequence).collect())?;
             for gpu in 0..gpus {
@@ -69,9 +69,9 @@ proptest! {
     #[test]
     fn copies_and_streamed_blocks_wait_for_each_other_only(seed: u64, blocks in 1usize..9, slots in 1u32..5) {
         let problem = instance(seed, blocks, 1);
-        let choices = random_choices(&problem, seed ^ 1);
-        let simulation = simulate(&problem, &choices, &[slots], Phase::Prefill);
-        let streamed = |i: usize| choices[i].prefill == Where::Streamed(0);
+        let placements = random_placements(&problem, seed ^ 1);
+        let simulation = simulate(&problem, &placements, &[slots], Phase::Prefill);
+        let streamed = |i: usize| placements[i].prefill == Placement::Streamed(0);
         let labels: Vec<String> = (0..blocks).filter(|i| streamed(*i)).map(|i| problem.blocks[i].label.clone()).collect();
         let computes = |span: &&Span| span.kind == SpanKind::Compute && labels.contains(&span.name);
         let uses: Vec<&Span> = on(&simulation, "gpu0").filter(computes).collect();
@@ -93,13 +93,13 @@ proptest! {
     #[test]
     fn simulated_time_is_at_least_the_lower_bound(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
         let problem = instance(seed, blocks, gpus);
-        let choices = random_choices(&problem, seed ^ 1);
+        let placements = random_placements(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let mut bound = work(&problem, &choices, phase).lower_bound(&problem.gpus);
+            let mut bound = work(&problem, &placements, phase).lower_bound(&problem.gpus);
             if phase == Phase::Prefill {
-                bound += handover(&problem, &choices).iter().map(|step| step.ms).sum::<f64>();
+                bound += handover(&problem, &placements).iter().map(|step| step.ms).sum::<f64>();
             }
-            let ms = simulate(&problem, &choices, &vec![slots; gpus], phase).ms;
+            let ms = simulate(&problem, &placements, &vec![slots; gpus], phase).ms;
             prop_assert!(ms >= bound * (1.0 - 1e-9), "{phase} takes {ms}, bound {bound}");
         }
     }
@@ -108,10 +108,10 @@ proptest! {
     fn totals_agree_with_the_timeline(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
         let mut problem = instance(seed, blocks, gpus);
         problem.budget.ram = None;
-        let choices = random_choices(&problem, seed ^ 1);
+        let placements = random_placements(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let simulation = simulate(&problem, &choices, &vec![slots; gpus], phase);
-            let work = work(&problem, &choices, phase);
+            let simulation = simulate(&problem, &placements, &vec![slots; gpus], phase);
+            let work = work(&problem, &placements, phase);
             // The timeline has all of prefill, but only one period of decoding, in which copies may start or end.
             if phase == Phase::Prefill {
                 let in_timeline: u64 = simulation.timeline.spans.iter().filter_map(|span| span.bytes).sum();
@@ -127,9 +127,9 @@ proptest! {
     fn without_contention_one_more_slot_never_hurts(seed: u64, blocks in 1usize..9, slots in 1u32..5) {
         let mut problem = instance(seed, blocks, 1);
         (problem.gpus[0].compute_contention, problem.gpus[0].link_contention) = (1.0, 1.0);
-        let choices = random_choices(&problem, seed ^ 1);
+        let placements = random_placements(&problem, seed ^ 1);
         for phase in Phase::BOTH {
-            let ms = |slots: u32| simulate(&problem, &choices, &[slots], phase).ms;
+            let ms = |slots: u32| simulate(&problem, &placements, &[slots], phase).ms;
             prop_assert!(ms(slots + 1) <= ms(slots) * (1.0 + 1e-6));
         }
     }

@@ -1,15 +1,16 @@
 //! The bound of the mixed-integer program is a lower bound.
 
-use super::instances::{brute_force, disk_bound_instance, instance, random_choices, shares_weights};
+use super::instances::{brute_force, disk_bound_instance, instance, random_placements, shares_weights};
 use crate::evaluate::{Evaluator, Goal};
 use crate::program::{MAX_NODES, Outcome, ProgramSolution, solve};
 use crate::regions::regions;
-use crate::{Choice, Mechanisms, Objective, Problem};
+use crate::{BlockPlacement, Mechanisms, Objective, Problem};
 use proptest::prelude::*;
 
 fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanisms) -> Option<f64> {
     let goal = Goal { weights, mechanisms, slots: vec![slots; problem.gpus.len()] };
-    let allowed: Vec<Vec<Choice>> = (0..problem.blocks.len()).map(|i| problem.choices(i, mechanisms)).collect();
+    let allowed: Vec<Vec<BlockPlacement>> =
+        (0..problem.blocks.len()).map(|i| problem.placements(i, mechanisms)).collect();
     match solve(problem, &goal, &regions(problem, &allowed), &allowed, MAX_NODES) {
         Outcome::Bounded(solution) => Some(solution.bound),
         Outcome::Infeasible => None,
@@ -57,12 +58,12 @@ proptest! {
     fn no_disk_bound_schedule_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 0usize..=2, slots in 1u32..=3) {
         let mut problem = disk_bound_instance(seed, blocks, gpus);
         problem.budget.vram.fill(1 << 30);
-        let choices = random_choices(&problem, seed ^ 1);
-        let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
+        let placements = random_placements(&problem, seed ^ 1);
+        let allowed: Vec<Vec<BlockPlacement>> = placements.iter().map(|placement| vec![*placement]).collect();
         let regions = regions(&problem, &allowed);
         for weights in [[1.0, 0.0], [0.0, 1.0]] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
-            let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&choices).map(|c| c.score.objective);
+            let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&placements).map(|c| c.score.objective);
             let outcome = solve(&problem, &goal, &regions, &allowed, MAX_NODES);
             let (Outcome::Bounded(ProgramSolution { bound, .. }), Some(ms)) = (outcome, score) else {
                 return Err(TestCaseError::fail(format!("the program and the evaluator differ: {score:?}")));
@@ -81,12 +82,12 @@ proptest! {
         } else {
             problem.budget.ram = problem.budget.ram.map(|ram| ram + 1500);
         }
-        let choices = random_choices(&problem, seed ^ 1);
-        let allowed: Vec<Vec<Choice>> = choices.iter().map(|choice| vec![*choice]).collect();
+        let placements = random_placements(&problem, seed ^ 1);
+        let allowed: Vec<Vec<BlockPlacement>> = placements.iter().map(|placement| vec![*placement]).collect();
         let regions = regions(&problem, &allowed);
         for weights in [[1.0, 0.0], [0.0, 1.0], [1.0, 3.0]] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
-            let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&choices).map(|c| c.score.objective);
+            let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&placements).map(|c| c.score.objective);
             match (solve(&problem, &goal, &regions, &allowed, MAX_NODES), score) {
                 (Outcome::Bounded(ProgramSolution { bound, .. }), Some(ms)) => {
                     prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
@@ -104,11 +105,13 @@ proptest! {
 fn a_placement_that_does_not_fit_has_no_score() {
     let problem = super::worked::four_layers();
     let goal = Goal { weights: [0.0, 1.0], mechanisms: Mechanisms::All, slots: vec![3] };
-    let all = |place| vec![Choice::both(place); 4];
+    let everywhere = |place| vec![BlockPlacement::both(place); 4];
     let score = |vram: u64| {
         let mut problem = problem.clone();
         problem.budget.vram = vec![vram];
-        Evaluator::new(&problem, goal.clone(), 1).evaluate(&all(crate::Where::Resident(0))).map(|c| c.score.objective)
+        Evaluator::new(&problem, goal.clone(), 1)
+            .evaluate(&everywhere(crate::Placement::Resident(0)))
+            .map(|c| c.score.objective)
     };
     assert_eq!((score(400), score(399)), (Some(4.0), None));
 }

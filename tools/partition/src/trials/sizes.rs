@@ -1,8 +1,9 @@
 //! Models of real size, and properties of the planner on problems too large for brute force.
 
 use crate::{
-    Block, BlockKind, Bottleneck, Budget, Change, Choice, Cost, GpuCosts, Mechanisms, Objective, Options, OverBudget,
-    Place, Planner, Problem, Solution, Streamed, Where, Work, Workload, best, evaluate, explain, fits, plan, sweep,
+    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Change, Cost, DeviceId, GpuCosts, Mechanisms, Objective,
+    Options, OverBudget, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best, evaluate, explain,
+    fits, plan, sweep,
 };
 use proptest::prelude::*;
 
@@ -10,7 +11,7 @@ const GIB: u64 = 1 << 30;
 
 /// A machine with one GPU, in 1e9 bytes and 1e12 operations per second.
 #[derive(Clone, Copy)]
-struct Machine {
+struct TrialMachine {
     cpu: (f64, f64),
     gpu: (f64, f64),
     link: f64,
@@ -20,7 +21,7 @@ struct Machine {
     contention: f64,
 }
 
-const DESKTOP: Machine = Machine {
+const DESKTOP: TrialMachine = TrialMachine {
     cpu: (60.0, 0.8),
     gpu: (900.0, 120.0),
     link: 24.0,
@@ -30,7 +31,7 @@ const DESKTOP: Machine = Machine {
     contention: 1.2,
 };
 
-const SERVER: Machine = Machine {
+const SERVER: TrialMachine = TrialMachine {
     cpu: (300.0, 3.0),
     gpu: (4000.0, 700.0),
     link: 50.0,
@@ -41,9 +42,9 @@ const SERVER: Machine = Machine {
 };
 
 /// A block of which a token reads the `active` parameters; a parameter has 4.5 bits, scales included.
-fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u64) -> Block {
+fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u64) -> BlockSpec {
     let bytes = |parameters: u64| parameters * 9 / 16;
-    Block {
+    BlockSpec {
         label: format!("block {number}"),
         kind,
         weights: vec![(number, bytes(parameters))],
@@ -62,27 +63,27 @@ fn block(number: u32, kind: BlockKind, parameters: u64, active: u64, kv_bytes: u
 }
 
 /// 70 B parameters in 80 equal layers.
-fn dense(layers: u32) -> Vec<Block> {
-    let mut blocks = vec![block(0, BlockKind::Embedding, 1_050_000_000, 8192, 0)];
-    blocks.extend((1..=layers).map(|i| block(i, BlockKind::Layer(i - 1), 856_000_000, 856_000_000, 16 << 20)));
-    blocks.push(block(layers + 1, BlockKind::Head, 1_050_000_000, 1_050_000_000, 0));
+fn dense(layers: u32) -> Vec<BlockSpec> {
+    let mut blocks = vec![block(0, BlockRole::Embedding, 1_050_000_000, 8192, 0)];
+    blocks.extend((1..=layers).map(|i| block(i, BlockRole::Layer(i - 1), 856_000_000, 856_000_000, 16 << 20)));
+    blocks.push(block(layers + 1, BlockRole::Head, 1_050_000_000, 1_050_000_000, 0));
     blocks
 }
 
 /// 61 layers, three of them dense and 58 with 256 experts of which 8 and a shared one are read for a token.
-fn experts() -> Vec<Block> {
-    let mut blocks = vec![block(0, BlockKind::Embedding, 926_000_000, 7168, 0)];
-    blocks.extend((1..4).map(|i| block(i, BlockKind::Layer(i - 1), 583_000_000, 583_000_000, 5 << 20)));
-    blocks.extend((4..62).map(|i| block(i, BlockKind::Layer(i - 1), 11_500_000_000, 583_000_000, 5 << 20)));
-    blocks.push(block(62, BlockKind::Head, 926_000_000, 926_000_000, 0));
+fn experts() -> Vec<BlockSpec> {
+    let mut blocks = vec![block(0, BlockRole::Embedding, 926_000_000, 7168, 0)];
+    blocks.extend((1..4).map(|i| block(i, BlockRole::Layer(i - 1), 583_000_000, 583_000_000, 5 << 20)));
+    blocks.extend((4..62).map(|i| block(i, BlockRole::Layer(i - 1), 11_500_000_000, 583_000_000, 5 << 20)));
+    blocks.push(block(62, BlockRole::Head, 926_000_000, 926_000_000, 0));
     blocks
 }
 
-fn problem(blocks: Vec<Block>, machine: Machine, prompt: u64, new_tokens: u64) -> Problem {
+fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_tokens: u64) -> Problem {
     let ms = |work: Work, (bytes, flops): (f64, f64)| {
         1e3 * (work.bytes as f64 / (bytes * 1e9)).max(work.flops as f64 / (flops * 1e12))
     };
-    let cost = |block: &Block, rates| Cost {
+    let cost = |block: &BlockSpec, rates| Cost {
         decode_ms: ms(block.decode, rates),
         chunk_ms: vec![],
         prefill_ms: vec![ms(Work { flops: block.prefill.flops * prompt, bytes: block.prefill.bytes }, rates)],
@@ -115,20 +116,24 @@ fn options(mechanisms: Mechanisms, objective: Objective) -> Options {
 
 /// The placement of `--gpu-layers` that decodes fastest and fits.
 fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
-    let of = |count: u64| {
+    let solution_with = |count: u64| {
         let places = crate::gpu_layers(&problem.blocks, count);
-        let choice = |place: &Place| Choice::both(if *place == Place::Cpu { Where::Cpu } else { Where::Resident(0) });
-        let choices: Vec<Choice> = places.iter().map(choice).collect();
-        fits(problem, &choices, &[0], options.mechanisms).is_ok().then(|| evaluate(problem, options, choices, vec![0]))
+        let placement = |device: &DeviceId| {
+            BlockPlacement::both(if *device == DeviceId::Cpu { Placement::Cpu } else { Placement::Resident(0) })
+        };
+        let placements: Vec<BlockPlacement> = places.iter().map(placement).collect();
+        fits(problem, &placements, &[0], options.mechanisms)
+            .is_ok()
+            .then(|| evaluate(problem, options, placements, vec![0]))
     };
-    let all = (0..=problem.blocks.len() as u64).filter_map(of);
+    let all = (0..=problem.blocks.len() as u64).filter_map(solution_with);
     all.min_by(|a, b| a.objective_ms.total_cmp(&b.objective_ms)).expect("nothing on the GPU fits")
 }
 
 #[test]
 fn without_streaming_large_models_are_proven() {
     for blocks in [dense(80), experts()] {
-        let problem = problem(blocks, Machine { ram: None, ..DESKTOP }, 512, 128);
+        let problem = problem(blocks, TrialMachine { ram: None, ..DESKTOP }, 512, 128);
         for objective in [Objective::Decode, Objective::Prefill, Objective::Mixed] {
             let options = options(Mechanisms::ResidentCpu, objective);
             let solution = plan(&problem, &options).unwrap();
@@ -146,7 +151,7 @@ fn streaming_over_an_idle_link_is_faster_and_close_to_the_bound() {
         let with = plan(&problem, &options(Mechanisms::All, objective)).unwrap();
         assert!(without.objective_ms / with.objective_ms > gain, "{objective:?}: {with:?}");
         assert!(with.gap() < 0.03, "{objective:?}: gap {}", with.gap());
-        assert!(fits(&problem, &with.choices, &with.slots, Mechanisms::All).is_ok());
+        assert!(fits(&problem, &with.placements, &with.slots, Mechanisms::All).is_ok());
     }
 }
 
@@ -154,7 +159,7 @@ fn streaming_over_an_idle_link_is_faster_and_close_to_the_bound() {
 fn experts_are_streamed_for_the_prompt_and_decoded_in_place() {
     let problem = problem(experts(), SERVER, 512, 128);
     let solution = plan(&problem, &options(Mechanisms::All, Objective::Mixed)).unwrap();
-    let differ = solution.choices.iter().filter(|choice| choice.prefill != choice.decode).count();
+    let differ = solution.placements.iter().filter(|placement| placement.prefill != placement.decode).count();
     assert!(differ > 20, "{differ} blocks change places between the phases");
     assert!(solution.gap() < 0.03, "gap {}", solution.gap());
 }
@@ -168,14 +173,14 @@ fn the_same_problem_has_the_same_plan() {
 
 #[test]
 fn the_best_placements_differ_and_are_sorted() {
-    let problem = problem(dense(30), Machine { vram: 8 * GIB, ..DESKTOP }, 512, 128);
+    let problem = problem(dense(30), TrialMachine { vram: 8 * GIB, ..DESKTOP }, 512, 128);
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let few = best(&problem, &options, 4).unwrap();
     assert_eq!(few.len(), 4);
     assert_eq!(few[0], plan(&problem, &options).unwrap());
     for pair in few.windows(2) {
         assert!(pair[0].objective_ms <= pair[1].objective_ms * (1.0 + 1e-9));
-        assert_ne!(pair[0].choices, pair[1].choices);
+        assert_ne!(pair[0].placements, pair[1].placements);
     }
     assert!(few[1..].iter().all(|solution| !solution.proven));
 }
@@ -202,7 +207,7 @@ fn equal_costs_are_decided_by_crossings_then_order() {
     problem.gpus[0].to_device = 1e300;
     problem.gpus[0].from_device = 1e300;
     let solution = plan(&problem, &options(Mechanisms::ResidentCpu, Objective::Decode)).unwrap();
-    assert_eq!(solution.choices, vec![Choice::both(Where::Cpu); 8]);
+    assert_eq!(solution.placements, vec![BlockPlacement::both(Placement::Cpu); 8]);
 }
 
 #[test]
@@ -211,18 +216,22 @@ fn an_explanation_names_the_bottleneck_and_the_scarce_memory() {
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let solution = plan(&problem, &options).unwrap();
     let why = explain(&problem, &options, &solution, &|_| vec![]);
-    assert_eq!(why.decode, Bottleneck::Compute(Place::Cpu));
-    assert_eq!(why.scarce, vec![Place::Gpu(0)]);
+    assert_eq!(why.decode, Bottleneck::Compute(DeviceId::Cpu));
+    assert_eq!(why.scarce, vec![DeviceId::Gpu(0)]);
     // A layer takes 0.45 GiB and 8.3 ms on the host, 0.55 ms on the GPU: one more GiB holds two more.
     let Some(Some(Change { decode_ms, .. })) = why.more_vram.first() else { panic!("{why:?}") };
     assert!((-18.0..-14.0).contains(decode_ms), "{decode_ms}");
-    let on_gpu = why.runs.iter().find(|run| run.choice == Choice::both(Where::Resident(0))).unwrap();
-    let back = on_gpu.elsewhere.iter().find(|other| other.place == Where::Cpu).unwrap();
+    let on_gpu = why.runs.iter().find(|run| run.placement == BlockPlacement::both(Placement::Resident(0))).unwrap();
+    let back = on_gpu.elsewhere.iter().find(|other| other.place == Placement::Cpu).unwrap();
     assert!(back.objective_ms > solution.objective_ms && back.over_budget.is_none());
-    let on_host = why.runs.iter().find(|run| run.choice == Choice::both(Where::Cpu) && run.blocks.len() > 1).unwrap();
-    let on_gpu = on_host.elsewhere.iter().find(|other| other.place == Where::Resident(0)).unwrap();
+    let on_host = why
+        .runs
+        .iter()
+        .find(|run| run.placement == BlockPlacement::both(Placement::Cpu) && run.blocks.len() > 1)
+        .unwrap();
+    let on_gpu = on_host.elsewhere.iter().find(|other| other.place == Placement::Resident(0)).unwrap();
     assert!(on_gpu.objective_ms < solution.objective_ms);
-    assert!(matches!(on_gpu.over_budget, Some(OverBudget { place: Place::Gpu(0), .. })));
+    assert!(matches!(on_gpu.over_budget, Some(OverBudget { device: DeviceId::Gpu(0), .. })));
 }
 
 #[test]
@@ -235,13 +244,13 @@ fn a_prompt_that_streams_is_limited_by_the_link() {
 
 #[test]
 fn too_little_host_memory_is_refused_with_the_required_budget() {
-    let mut problem = problem(dense(80), Machine { ram: Some(20 * GIB), disk: None, ..DESKTOP }, 512, 128);
+    let mut problem = problem(dense(80), TrialMachine { ram: Some(20 * GIB), disk: None, ..DESKTOP }, 512, 128);
     for mechanisms in [Mechanisms::ResidentCpu, Mechanisms::All] {
         let options = options(mechanisms, Objective::Decode);
         problem.budget.ram = Some(20 * GIB);
         problem.budget.vram = vec![12 * GIB];
         let refusal = plan(&problem, &options).unwrap_err();
-        assert_eq!((refusal.place, refusal.budget), (Place::Cpu, 20 * GIB));
+        assert_eq!((refusal.device, refusal.budget), (DeviceId::Cpu, 20 * GIB));
         problem.budget.ram = Some(refusal.required_budget());
         assert!(plan(&problem, &options).is_ok());
         problem.budget.ram = Some(refusal.required_budget() - 256 * (1 << 20));
@@ -257,12 +266,12 @@ fn budgets_of_zero_bytes_are_refused() {
         problem.budget.vram = vec![0];
         problem.budget.ram = None;
         let refusal = plan(&problem, &options).unwrap_err();
-        assert_eq!(refusal.place, Place::Gpu(0));
+        assert_eq!(refusal.device, DeviceId::Gpu(0));
         problem.budget.vram = vec![refusal.required_budget()];
         assert!(plan(&problem, &options).is_ok(), "{planner:?}");
         (problem.budget.vram, problem.budget.ram) = (vec![], Some(0));
         problem.gpus.clear();
-        assert_eq!(plan(&problem, &options).unwrap_err().place, Place::Cpu);
+        assert_eq!(plan(&problem, &options).unwrap_err().device, DeviceId::Cpu);
         problem = self::problem(dense(8), DESKTOP, 512, 128);
     }
 }
@@ -275,9 +284,9 @@ fn no_block_is_placed_where_it_cannot_compute() {
     for planner in [Planner::Exact, Planner::Greedy] {
         let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };
         let solution = plan(&problem, &options).unwrap();
-        assert_eq!(solution.choices[3], Choice::both(Where::Cpu));
+        assert_eq!(solution.placements[3], BlockPlacement::both(Placement::Cpu));
         assert!(solution.objective_ms.is_finite());
-        assert!(solution.choices.contains(&Choice::both(Where::Resident(0))));
+        assert!(solution.placements.contains(&BlockPlacement::both(Placement::Resident(0))));
     }
 }
 

@@ -1,15 +1,15 @@
 //! Examples with times computed by hand.
 
 use crate::{
-    Block, BlockKind, Budget, Choice, Cost, FilledState, GpuCosts, GrowingState, Phase, Problem, Simulation, Streamed,
-    Where, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Phase, Placement, Problem,
+    Simulation, Streamed, Work, Workload, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
 pub fn four_layers() -> Problem {
-    let block = |i: u32| Block {
+    let block = |i: u32| BlockSpec {
         label: format!("layers.{i}"),
-        kind: BlockKind::Layer(i),
+        kind: BlockRole::Layer(i),
         weights: vec![(i, 100)],
         streamed: Streamed::whole(100),
         experts: None,
@@ -46,12 +46,12 @@ pub fn four_layers() -> Problem {
     }
 }
 
-const C: Where = Where::Cpu;
-const R: Where = Where::Resident(0);
-const S: Where = Where::Streamed(0);
+const C: Placement = Placement::Cpu;
+const R: Placement = Placement::Resident(0);
+const S: Placement = Placement::Streamed(0);
 
-fn run(problem: &Problem, places: [Where; 4], slots: u32, phase: Phase) -> Simulation {
-    simulate(problem, &places.map(Choice::both), &[slots], phase)
+fn run(problem: &Problem, places: [Placement; 4], slots: u32, phase: Phase) -> Simulation {
+    simulate(problem, &places.map(BlockPlacement::both), &[slots], phase)
 }
 
 fn near(a: f64, b: f64) {
@@ -163,9 +163,9 @@ fn each_tensor_of_a_boundary_or_a_state_is_a_copy_with_its_own_latency() {
     // Three tensors of state, 10 ms for all their bytes: copied to the host once after the prompt, or to the GPU and back in
     // each pass.
     (problem.blocks[1].kv_bytes, problem.blocks[1].kv_tensors) = (50, 3);
-    let mut choices = [C, C, C, C].map(Choice::both);
-    choices[1].prefill = R;
-    near(simulate(&problem, &choices, &[0], Phase::Prefill).ms, 31.0 + 6.0 + 13.0);
+    let mut placements = [C, C, C, C].map(BlockPlacement::both);
+    placements[1].prefill = R;
+    near(simulate(&problem, &placements, &[0], Phase::Prefill).ms, 31.0 + 6.0 + 13.0);
     problem.budget.kv = crate::KvHome::Host;
     near(run(&problem, [C, R, C, C], 0, Phase::Decode).ms, 31.0 + 6.0 + 26.0);
     // A streamed block's weights are one copy.
@@ -186,10 +186,10 @@ fn constants_of_a_streamed_block_are_not_copied() {
 fn state_is_handed_over_once_if_the_phases_differ() {
     let mut problem = four_layers();
     problem.blocks[1].kv_bytes = 50;
-    let mut choices = [C, C, R, R].map(Choice::both);
-    choices[1].prefill = R;
-    near(simulate(&problem, &choices, &[0], Phase::Decode).ms, 22.0);
-    near(simulate(&problem, &choices, &[0], Phase::Prefill).ms, 13.0 + 10.0);
+    let mut placements = [C, C, R, R].map(BlockPlacement::both);
+    placements[1].prefill = R;
+    near(simulate(&problem, &placements, &[0], Phase::Decode).ms, 22.0);
+    near(simulate(&problem, &placements, &[0], Phase::Prefill).ms, 13.0 + 10.0);
 }
 
 #[test]
@@ -211,9 +211,9 @@ fn state_on_the_host_stays_on_the_gpu_for_one_phase() {
     let costs = problem.cpu.iter_mut().chain(&mut problem.gpus[0].blocks);
     costs.for_each(|cost| cost.prefill_ms = vec![cost.decode_ms; 2]);
     let ms = |problem: &Problem, prefill, decode, phase| {
-        let mut choices = [C, C, C, C].map(Choice::both);
-        choices[2] = Choice { prefill, decode };
-        simulate(problem, &choices, &[0], phase).ms
+        let mut placements = [C, C, C, C].map(BlockPlacement::both);
+        placements[2] = BlockPlacement { prefill, decode };
+        simulate(problem, &placements, &[0], phase).ms
     };
     near(ms(&problem, R, C, Phase::Prefill), 2.0 * 31.0 + 10.0);
     near(ms(&problem, R, C, Phase::Decode), 40.0);
@@ -255,7 +255,7 @@ fn weights_that_exceed_memory_are_read_from_disk() {
     let mut problem = four_layers();
     problem.disk_bytes_per_ms = Some(3.0);
     problem.budget.ram = Some(250);
-    // Three blocks of 100 bytes on the host, and 250 bytes of memory: three quarters of each block are pinned, and the rest of
+    // Three blocks of 100 bytes on the host, and 250 bytes of memory: three quarters of each block are locked, and the rest of
     // one block is in memory while it computes. Reading 75 bytes takes 25 ms, which overlap with 31 ms of computation.
     near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
     problem.disk_bytes_per_ms = Some(1.5);
@@ -267,7 +267,7 @@ fn weights_that_exceed_memory_are_read_from_disk() {
     problem.budget.read_ahead = 50;
     assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 150);
     // A table of which a pass reads only rows stays on disk, and no pass waits for it.
-    problem.blocks[0].kind = BlockKind::Embedding;
+    problem.blocks[0].kind = BlockRole::Embedding;
     problem.budget.read_ahead = 0;
     problem.budget.ram = Some(190);
     assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 20);

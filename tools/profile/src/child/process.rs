@@ -22,7 +22,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the child did next.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum ChildEvent {
     Reply(Box<Reply>),
     /// A line that is not a reply.
     Garbage(String),
@@ -38,7 +38,7 @@ pub(super) enum Event {
 pub(super) struct Process {
     child: Child,
     requests: Option<ChildStdin>,
-    replies: Receiver<Event>,
+    replies: Receiver<ChildEvent>,
     last_lines: Arc<Mutex<VecDeque<String>>>,
     stderr_reader: Option<JoinHandle<()>>,
 }
@@ -74,17 +74,17 @@ impl Process {
     }
 
     /// Waits for the next event, at most `timeout`.
-    pub fn next(&mut self, timeout: Duration, interrupt: &Interrupt) -> Event {
+    pub fn next(&mut self, timeout: Duration, interrupt: &Interrupt) -> ChildEvent {
         let begun = Instant::now();
         loop {
             if interrupt.is_requested() {
-                return Event::Interrupted;
+                return ChildEvent::Interrupted;
             }
             let left = timeout.saturating_sub(begun.elapsed());
             match self.replies.recv_timeout(left.min(INTERRUPT_POLL)) {
                 Ok(event) => return event,
-                Err(RecvTimeoutError::Disconnected) => return Event::End,
-                Err(RecvTimeoutError::Timeout) if left.is_zero() => return Event::Timeout,
+                Err(RecvTimeoutError::Disconnected) => return ChildEvent::End,
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => return ChildEvent::Timeout,
                 Err(RecvTimeoutError::Timeout) => {}
             }
         }
@@ -126,7 +126,7 @@ fn in_own_group(command: &mut Command) {
     let _ = command;
 }
 
-fn read_replies(mut out: impl BufRead, send: &SyncSender<Event>) {
+fn read_replies(mut out: impl BufRead, send: &SyncSender<ChildEvent>) {
     loop {
         let mut line = Vec::new();
         match (&mut out).take(LONGEST_REPLY).read_until(b'\n', &mut line) {
@@ -137,8 +137,8 @@ fn read_replies(mut out: impl BufRead, send: &SyncSender<Event>) {
             continue;
         }
         let event = match serde_json::from_slice(&line) {
-            Ok(reply) => Event::Reply(Box::new(reply)),
-            Err(_) => Event::Garbage(String::from_utf8_lossy(&line).trim_end().chars().take(200).collect()),
+            Ok(reply) => ChildEvent::Reply(Box::new(reply)),
+            Err(_) => ChildEvent::Garbage(String::from_utf8_lossy(&line).trim_end().chars().take(200).collect()),
         };
         if send.send(event).is_err() {
             return;

@@ -1,7 +1,7 @@
 //! Parses one line of a corpus.
 
 use super::CorpusFormat;
-use hpp_schema::probe::{Message, PromptContent};
+use hpp_schema::probe::{ChatTurn, PromptContent};
 use serde_json::{Map, Value};
 
 /// The prompt of a line, or the reason why it is invalid.
@@ -22,7 +22,7 @@ fn json(text: &str) -> Result<PromptContent, String> {
         ["messages"] => messages(&fields["messages"]).map(PromptContent::Messages),
         [name] => prompt(name, &fields[name]).map(PromptContent::Text),
         [] => Err(format!("it has none of `prompt`, `text` and `messages`, but {}", names(&fields))),
-        _ => Err(format!("it has `{}`, of which only one can be the prompt", known.join("` and `"))),
+        _ => Err(format!("it has `{}`, and only one can be the prompt", known.join("` and `"))),
     }
 }
 
@@ -48,7 +48,7 @@ fn prompt(name: &str, value: &Value) -> Result<String, String> {
     }
 }
 
-fn messages(value: &Value) -> Result<Vec<Message>, String> {
+fn messages(value: &Value) -> Result<Vec<ChatTurn>, String> {
     let entries = value.as_array().ok_or("its `messages` are not a list")?;
     if entries.is_empty() {
         return Err("its `messages` are empty".into());
@@ -58,7 +58,7 @@ fn messages(value: &Value) -> Result<Vec<Message>, String> {
             let text = entry[name].as_str().map(str::to_owned);
             text.ok_or_else(|| format!("its message {} has no text in `{name}`", at + 1))
         };
-        Ok(Message { role: field("role")?, content: field("content")? })
+        Ok(ChatTurn { role: field("role")?, content: field("content")? })
     };
     entries.iter().enumerate().map(message).collect()
 }

@@ -1,7 +1,7 @@
-//! Corpora as people bring them.
+//! Corpora with the usual mistakes.
 
 use super::*;
-use hpp_schema::probe::{Message, PromptContent};
+use hpp_schema::probe::{ChatTurn, PromptContent};
 use std::io::Write;
 use tempfile::TempDir;
 
@@ -28,7 +28,7 @@ fn each_kind_of_line_is_read() {
         b"\xef\xbb\xbf{\"prompt\": \"a\", \"id\": 7}\r\n\n{\"text\": \"b\"}\n\
           {\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}",
     );
-    let chat = PromptContent::Messages(vec![Message { role: "user".into(), content: "c".into() }]);
+    let chat = PromptContent::Messages(vec![ChatTurn { role: "user".into(), content: "c".into() }]);
     assert_eq!(prompts(&path), [(1, text("a")), (3, text("b")), (4, chat)]);
     let (_dir, path) = corpus("c.txt", b"one \r\n   \n\n{\"two\"\nthree");
     assert_eq!(prompts(&path), [(1, text("one ")), (4, text("{\"two\"")), (5, text("three"))]);
@@ -56,7 +56,7 @@ fn every_bad_line_is_named_at_once() {
         "line 3: it is not a JSON object",
         "line 4: it has none of `prompt`, `text` and `messages`, but `question`",
         "line 5: its `prompt` is not text",
-        "line 6: it has `prompt` and `text`, of which only one",
+        "line 6: it has `prompt` and `text`, and only one",
         "line 7: its `messages` are empty",
         "line 8: its message 1 has no text in `content`",
         "line 9: its `text` is empty",

@@ -1,4 +1,4 @@
-//! Launches and blocks told apart.
+//! Separation of launch costs from times of blocks.
 
 use super::*;
 use crate::sample;

@@ -1,4 +1,4 @@
-//! Gains per byte, and what is said where all are alike.
+//! Hotness, and the conclusions if all layers are equally hot.
 
 use super::*;
 use crate::derive::derive;
@@ -12,7 +12,7 @@ fn each_term_is_kept_and_the_quotient_is_theirs() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
     let mut profile = sample::profile(&analysis, sample::settings(&[Cpu, Webgpu]));
     sample::time_all(&mut profile, Cpu, 2.0);
-    let roofline = Roofline::new(&analysis, Effort::Quick, 0);
+    let roofline = RooflineEstimator::new(&analysis, Effort::Quick, 0);
     derive(&mut profile);
     assert_eq!(hotness(&profile, &roofline), [], "the device is not measured yet");
     sample::time_all(&mut profile, Webgpu, 0.5);
@@ -43,7 +43,7 @@ fn a_dense_model_is_flat_and_told_what_decides() {
         points: vec![hpp_schema::BandwidthPoint { bytes: 1 << 28, gb_per_s }],
     };
     (profile.machine.tflops, profile.machine.curves) = (Some(0.2), vec![curve(20.0)]);
-    profile.machine.rates = rates(&profile, &Roofline::new(&analysis, Effort::Quick, 0));
+    profile.machine.rates = rates(&profile, &RooflineEstimator::new(&analysis, Effort::Quick, 0));
     let flat = verdict(&profile).unwrap();
     assert!(flat.evenness == Evenness::Flat && flat.provider.is_none() && flat.spread < 1e-6, "{flat:?}");
     let text = flat.lines.join("\n");

@@ -1,16 +1,16 @@
 //! Measures the times of blocks, one session after another. Stores each case as soon as the child answers it.
 
-use super::{Measure, plausible};
+use super::{ProfilingRun, plausible};
 use crate::cli::provider_name;
 use crate::derive::{PHASES, phase_costs};
 use crate::effort::evict_bytes;
 use crate::error::ProfileError;
-use crate::jobs::{Job, Part, jobs, point_mut};
+use crate::jobs::{JobScope, ProbeJob, jobs, point_mut};
 use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
 use hpp_partition::Phase;
 use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
-use hpp_schema::{ProviderCosts, Timing, error_line};
+use hpp_schema::{ProviderCosts, TimingStats, error_line};
 use std::collections::VecDeque;
 
 /// A case without an answer yet.
@@ -20,7 +20,7 @@ struct PendingCase {
     name: String,
 }
 
-impl Measure<'_> {
+impl ProfilingRun<'_> {
     /// Measures every missing case of the blocks.
     pub fn blocks(&mut self) -> Result<(), ProfileError> {
         self.refuse_unusable()?;
@@ -61,7 +61,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    fn job(&mut self, pieces: &Pieces, job: &Job) -> Result<(), ProfileError> {
+    fn job(&mut self, pieces: &Pieces, job: &ProbeJob) -> Result<(), ProfileError> {
         self.progress.begin(&self.title(job));
         let piece = match pieces.piece(job.blocks.clone()) {
             Ok(piece) => piece,
@@ -85,20 +85,21 @@ impl Measure<'_> {
         self.done(job)
     }
 
-    fn title(&self, job: &Job) -> String {
+    fn title(&self, job: &ProbeJob) -> String {
         let block = &self.profile.model.blocks[job.blocks.start].label;
-        let more = if job.part == Part::Run { format!(" and {} more", job.blocks.len() - 1) } else { String::new() };
+        let more =
+            if job.part == JobScope::Run { format!(" and {} more", job.blocks.len() - 1) } else { String::new() };
         format!("{block}{more}, {}", provider_name(job.provider))
     }
 
-    fn done(&mut self, job: &Job) -> Result<(), ProfileError> {
+    fn done(&mut self, job: &ProbeJob) -> Result<(), ProfileError> {
         self.save()?;
         self.progress.end(job.seconds);
         Ok(())
     }
 
     /// Makes the cases of a job; records a failure for those that cannot be made.
-    fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &Job) -> (Vec<Case>, VecDeque<PendingCase>) {
+    fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &ProbeJob) -> (Vec<Case>, VecDeque<PendingCase>) {
         let all = self.profile.model.weight_bytes.0;
         let (mut cases, mut waiting) = (Vec::new(), VecDeque::new());
         for (phase, tokens) in job.cases.iter().copied() {
@@ -116,7 +117,12 @@ impl Measure<'_> {
         (cases, waiting)
     }
 
-    fn ask(&mut self, job: &Job, request: &Request, mut waiting: VecDeque<PendingCase>) -> Result<(), ProfileError> {
+    fn ask(
+        &mut self,
+        job: &ProbeJob,
+        request: &Request,
+        mut waiting: VecDeque<PendingCase>,
+    ) -> Result<(), ProfileError> {
         let mut loaded = false;
         let failure = self.request(request, |measure, reply| match reply {
             Reply::Loaded { .. } => {
@@ -142,10 +148,10 @@ impl Measure<'_> {
 
     fn answered(
         &mut self,
-        job: &Job,
+        job: &ProbeJob,
         waiting: &mut VecDeque<PendingCase>,
         case: &str,
-        timing: Result<Timing, String>,
+        timing: Result<TimingStats, String>,
     ) -> Result<(), ProfileError> {
         let Some(at) = waiting.iter().position(|waiting| waiting.name == case) else { return Ok(()) };
         let Some(PendingCase { phase, tokens, .. }) = waiting.remove(at) else { return Ok(()) };
@@ -154,8 +160,8 @@ impl Measure<'_> {
                 if let Some(costs) = self.costs(job) {
                     let point = point_mut(costs, phase, tokens);
                     match job.part {
-                        Part::Single => point.single = Some(timing),
-                        Part::Run => point.run = Some(timing),
+                        JobScope::Single => point.single = Some(timing),
+                        JobScope::Run => point.run = Some(timing),
                     }
                 }
             }
@@ -164,15 +170,15 @@ impl Measure<'_> {
         self.save()
     }
 
-    fn costs(&mut self, job: &Job) -> Option<&mut ProviderCosts> {
+    fn costs(&mut self, job: &ProbeJob) -> Option<&mut ProviderCosts> {
         let entry = self.profile.classes.get_mut(job.entry)?;
         entry.providers.iter_mut().find(|costs| costs.provider == job.provider)
     }
 
-    fn case_failed(&mut self, job: &Job, phase: Phase, tokens: u64, why: &str) {
+    fn case_failed(&mut self, job: &ProbeJob, phase: Phase, tokens: u64, why: &str) {
         let what = match job.part {
-            Part::Single => why.to_owned(),
-            Part::Run => format!("{} blocks in one partition: {why}", job.blocks.len()),
+            JobScope::Single => why.to_owned(),
+            JobScope::Run => format!("{} blocks in one partition: {why}", job.blocks.len()),
         };
         self.progress.warn(&format!("{}: {} at {tokens} tokens: {what}", self.title(job), phase));
         if let Some(costs) = self.costs(job) {
@@ -180,11 +186,11 @@ impl Measure<'_> {
         }
     }
 
-    fn job_failed(&mut self, job: &Job, why: &str) {
+    fn job_failed(&mut self, job: &ProbeJob, why: &str) {
         let nothing_yet = self.costs(job).is_some_and(|costs| {
             PHASES.iter().all(|phase| phase_costs(costs, *phase).points.iter().all(|point| point.single.is_none()))
         });
-        if job.part == Part::Single && nothing_yet {
+        if job.part == JobScope::Single && nothing_yet {
             self.progress.warn(&format!("{}: {why}", self.title(job)));
             if let Some(costs) = self.costs(job) {
                 costs.failure = Some(why.to_owned());
@@ -195,7 +201,7 @@ impl Measure<'_> {
             let missing = self.costs(job).is_some_and(|costs| {
                 let point = point_mut(costs, phase, tokens);
                 point.failure.is_none()
-                    && if job.part == Part::Single { point.single.is_none() } else { point.run.is_none() }
+                    && if job.part == JobScope::Single { point.single.is_none() } else { point.run.is_none() }
             });
             if missing {
                 self.case_failed(job, phase, tokens, why);

@@ -1,6 +1,6 @@
 //! Runs the prompts of a corpus through the instrumented model, a few at a time, and merges their statistics.
 
-use super::Measure;
+use super::ProfilingRun;
 use crate::corpus::{Corpus, MOST_NAMED};
 use crate::error::ProfileError;
 use crate::taps::{self, Tapped, Wanted};
@@ -44,7 +44,7 @@ impl CorpusRun<'_> {
     }
 }
 
-impl Measure<'_> {
+impl ProfilingRun<'_> {
     /// Runs the remaining prompts.
     pub fn corpus(&mut self, run: &CorpusRun) -> Result<(), ProfileError> {
         let begun = self.profile.corpus.get_or_insert_with(|| run.no_statistics());

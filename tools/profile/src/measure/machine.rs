@@ -1,6 +1,6 @@
 //! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention between links and host.
 
-use super::Measure;
+use super::ProfilingRun;
 use crate::cli::provider_name;
 use crate::effort::Effort;
 use crate::error::ProfileError;
@@ -52,7 +52,7 @@ impl Ability {
     }
 }
 
-impl Measure<'_> {
+impl ProfilingRun<'_> {
     /// Measures every missing property of the machine.
     pub fn machine(&mut self) -> Result<(), ProfileError> {
         for ability in self.missing_abilities() {

@@ -1,18 +1,18 @@
 //! Measures the cost of a token outside its partitions, with the model's skeleton.
 
-use super::{Measure, plausible};
+use super::{ProfilingRun, plausible};
 use crate::effort::Effort;
 use crate::error::ProfileError;
 use crate::skeleton;
 use hpp_schema::probe::{PassProbe, Reply, Request};
-use hpp_schema::{ModelKind, PassCosts, Timing};
+use hpp_schema::{ModelKind, PassCosts, TimingStats};
 
 /// Expected seconds of the measurement.
 const SECONDS: f64 = 1.0;
 /// Tokens to time.
 const TOKENS: [u64; 2] = [48, 192];
 
-impl Measure<'_> {
+impl ProfilingRun<'_> {
     /// Expected seconds; 0 if it is already measured.
     pub fn pass_seconds(&self) -> f64 {
         if self.pass_is_missing() { SECONDS } else { 0.0 }
@@ -40,7 +40,7 @@ impl Measure<'_> {
         Ok(())
     }
 
-    fn between(&mut self) -> Result<Result<Timing, String>, ProfileError> {
+    fn between(&mut self) -> Result<Result<TimingStats, String>, ProfileError> {
         let dir = self.stage_dir()?;
         let plan = match skeleton::write(self.analysis, dir.path()) {
             Ok(plan) => plan,

@@ -1,6 +1,6 @@
 //! Measures how much the logits change when the weights of one block are rounded, for each block.
 
-use super::Measure;
+use super::ProfilingRun;
 use crate::effort::Effort;
 use crate::error::ProfileError;
 use crate::sensitivity::{Rounded, Variants};
@@ -16,7 +16,7 @@ const POSITIONS: [u64; 2] = [32, 128];
 /// Expected seconds of one comparison.
 const SECONDS: f64 = 3.0;
 
-impl Measure<'_> {
+impl ProfilingRun<'_> {
     /// Number of prompts of the corpus to compare with.
     pub const SENSITIVITY_PROMPTS: usize = PROMPTS;
 

@@ -34,14 +34,14 @@ impl Bench {
         Bench { dir, analysis: sample::analysis(MODEL), store, interrupt: Interrupt::default(), script }
     }
 
-    fn measure(&self, providers: &[Provider]) -> Measure<'_> {
+    fn measure(&self, providers: &[Provider]) -> ProfilingRun<'_> {
         let launcher = Launcher {
             program: "/bin/sh".into(),
             arguments: vec!["-c".into(), self.script.clone().into()],
             reply_timeout: Duration::from_millis(1500),
         };
         let profile = sample::profile(&self.analysis, sample::settings(providers));
-        Measure {
+        ProfilingRun {
             cpu_share: CpuMonitor::start(None),
             share_before: None,
             analysis: &self.analysis,
@@ -50,7 +50,7 @@ impl Bench {
             prober: Prober::new(launcher, self.interrupt.clone()),
             progress: Progress::new(true),
             effort: Effort::Quick,
-            estimate: Roofline::new(&self.analysis, Effort::Quick, 0),
+            estimate: RooflineEstimator::new(&self.analysis, Effort::Quick, 0),
             cache: 1 << 20,
             work_dir: self.dir.path(),
         }
@@ -227,7 +227,7 @@ fn what_was_done_before_an_interrupt_is_kept_and_not_done_again() {
     assert!(
         crate::jobs::jobs(&saved, &measure.estimate)
             .iter()
-            .all(|job| saved.classes[job.entry].block != done[0] || job.part == crate::jobs::Part::Run)
+            .all(|job| saved.classes[job.entry].block != done[0] || job.part == crate::jobs::JobScope::Run)
     );
 }
 

@@ -4,7 +4,7 @@ use super::{Piece, Pieces};
 use hpp_graph::ValueId;
 use hpp_model::{PassSize, PlannedState, symbol_values};
 use hpp_partition::Phase;
-use hpp_schema::probe::{Carried, Case, Fact, Feed, Fill};
+use hpp_schema::probe::{Carried, Case, Feed, Fill, OutputSpec};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, Shape, State, StateUpdate, Symbols};
 
 /// Number of runs of a case.
@@ -78,14 +78,14 @@ struct Sizes<'a> {
 
 impl<'a> Sizes<'a> {
     fn new(pieces: &'a Pieces<'a>, pass: PassSize) -> Self {
-        let of = |in_place: bool| {
+        let states_of_kind = |in_place: bool| {
             let states = pieces.analysis.states.iter().map(|s| &s.state);
             states.filter(move |s| matches!(s.update, StateUpdate::InPlace { .. }) == in_place)
         };
-        let growing: Vec<State> = of(false).cloned().collect();
+        let growing: Vec<State> = states_of_kind(false).cloned().collect();
         let mut sizes = Sizes { pieces, pass, symbols: symbol_values(&pieces.analysis.inputs, &growing, pass) };
         // A buffer that is updated in place is bound whole, however much of it is filled.
-        for state in of(true) {
+        for state in states_of_kind(true) {
             if let Some(first) = state.shape.first().and_then(Dim::as_symbol) {
                 sizes.symbols.entry(first.to_owned()).or_insert(pass.batch);
             }
@@ -122,14 +122,14 @@ impl<'a> Sizes<'a> {
     }
 
     /// An output with a known shape; `None` for states that are updated in place, which share the buffer of their past.
-    fn output(&self, id: ValueId) -> Option<Fact> {
+    fn output(&self, id: ValueId) -> Option<OutputSpec> {
         let value = self.pieces.analysis.graph.value(id);
         let shape = match self.pieces.analysis.states.iter().find(|s| s.present == id) {
             Some(s) if matches!(s.state.update, StateUpdate::InPlace { .. }) => return None,
             Some(s) => self.state(&s.state, Moment::After),
             None => self.shape(value.shape.as_ref()),
         };
-        Some(Fact { name: value.name.clone(), dtype: value.dtype?, shape: shape? })
+        Some(OutputSpec { name: value.name.clone(), dtype: value.dtype?, shape: shape? })
     }
 
     fn shape(&self, shape: Option<&Shape>) -> Option<Vec<u64>> {

@@ -1,4 +1,4 @@
-//! The machine's numbers read off its curves.
+//! The machine's rates from its bandwidth curves.
 
 use super::*;
 use crate::derive::derive;
@@ -29,7 +29,7 @@ fn profile(providers: &[Provider]) -> (hpp_model::Analysis, Profile) {
 #[test]
 fn there_are_no_rates_before_all_of_the_host_is_measured() {
     let (analysis, mut profile) = profile(&[Provider::Cpu]);
-    let roofline = Roofline::new(&analysis, Effort::Quick, 0);
+    let roofline = RooflineEstimator::new(&analysis, Effort::Quick, 0);
     assert_eq!(rates(&profile, &roofline), None);
     profile.machine.curves.push(curve_of(BandwidthPath::RamRead, &[(1 << 20, 90.0), (1 << 28, 20.0)]));
     assert_eq!(rates(&profile, &roofline), None);
@@ -46,7 +46,7 @@ fn there_are_no_rates_before_all_of_the_host_is_measured() {
 #[test]
 fn a_device_is_described_by_its_link_and_by_what_blocks_get_there() {
     let (analysis, mut profile) = profile(&[Provider::Cpu, Provider::Webgpu]);
-    let roofline = Roofline::new(&analysis, Effort::Quick, 0);
+    let roofline = RooflineEstimator::new(&analysis, Effort::Quick, 0);
     profile.machine.tflops = Some(0.25);
     profile.machine.curves =
         vec![curve_of(BandwidthPath::RamRead, &[(1 << 28, 20.0)]), link_curve(true, false), link_curve(false, false)];
@@ -76,7 +76,7 @@ fn a_device_without_a_link_is_left_out() {
     let (analysis, mut profile) = profile(&[Provider::Cpu, Provider::Webgpu]);
     profile.machine.tflops = Some(0.25);
     profile.machine.curves = vec![curve_of(BandwidthPath::RamRead, &[(1 << 28, 20.0)]), link_curve(true, false)];
-    assert!(rates(&profile, &Roofline::new(&analysis, Effort::Quick, 0)).unwrap().gpus.is_empty());
+    assert!(rates(&profile, &RooflineEstimator::new(&analysis, Effort::Quick, 0)).unwrap().gpus.is_empty());
 }
 
 #[test]

@@ -76,10 +76,10 @@ impl Axis {
 
     /// The position of a value, 0 (low) to 1 (high); `None` if it has none.
     pub fn position(&self, value: f64) -> Option<f64> {
-        let of = |value: f64| if self.scale == Scale::Log { value.log10() } else { value };
-        let (low, high) = (of(self.low), of(self.high));
-        let position = (of(value).clamp(low, high) - low) / (high - low);
-        (of(value).is_finite() && position.is_finite()).then_some(position)
+        let scaled = |value: f64| if self.scale == Scale::Log { value.log10() } else { value };
+        let (low, high) = (scaled(self.low), scaled(self.high));
+        let position = (scaled(value).clamp(low, high) - low) / (high - low);
+        (scaled(value).is_finite() && position.is_finite()).then_some(position)
     }
 
     /// Lowest and highest value.

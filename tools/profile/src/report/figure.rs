@@ -9,12 +9,12 @@ use maud::{Markup, html};
 pub struct Section {
     pub id: &'static str,
     pub title: &'static str,
-    pub parts: Vec<Part>,
+    pub parts: Vec<SectionItem>,
 }
 
 /// A part of a section.
 #[derive(Debug)]
-pub enum Part {
+pub enum SectionItem {
     Figure(Figure),
     Table(Table),
     Note(String),
@@ -99,8 +99,8 @@ impl Section {
         let mut reasons = Vec::new();
         for part in &self.parts {
             match part {
-                Part::Absent(why) => reasons.push(why.as_str()),
-                Part::List(texts) if texts.is_empty() => {}
+                SectionItem::Absent(why) => reasons.push(why.as_str()),
+                SectionItem::List(texts) if texts.is_empty() => {}
                 _ => return None,
             }
         }
@@ -112,14 +112,14 @@ impl Section {
     }
 }
 
-impl Part {
+impl SectionItem {
     fn html(&self) -> Markup {
         match self {
-            Part::Figure(figure) => figure.html(),
-            Part::Table(table) => table.html(),
-            Part::Note(text) => html! { p { (text) } },
-            Part::List(texts) => html! { @if !texts.is_empty() { (list(texts)) } },
-            Part::Absent(why) => html! { p.absent { (why) } },
+            SectionItem::Figure(figure) => figure.html(),
+            SectionItem::Table(table) => table.html(),
+            SectionItem::Note(text) => html! { p { (text) } },
+            SectionItem::List(texts) => html! { @if !texts.is_empty() { (list(texts)) } },
+            SectionItem::Absent(why) => html! { p.absent { (why) } },
         }
     }
 }

@@ -13,7 +13,7 @@ mod view;
 use hpp_partition::{Phase, SweepPoint, Work, Workload};
 use hpp_schema::Profile;
 use maud::{DOCTYPE, PreEscaped, html};
-use view::View;
+use view::ReportView;
 
 /// The input of a report.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +68,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 
 /// Renders the page. Pure: the same input gives the same text. Escapes all text from the profile.
 pub fn render(input: &ReportInput<'_>) -> String {
-    let view = View::new(input);
+    let view = ReportView::new(input);
     let sections = sections::all(&view, input);
     let title = format!("{} · HPP profile", number::label(&input.profile.model.name, 80));
     let page = html! {

@@ -78,35 +78,35 @@ pub fn kind(at: usize) -> Ink {
 
 /// Shape of a point, so that series differ in more than colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum MarkerShape {
     Circle,
     Square,
     Triangle,
     Diamond,
 }
 
-impl Shape {
+impl MarkerShape {
     /// An SVG path relative to the centre, 8 pixels across.
     pub fn path(self) -> &'static str {
         match self {
-            Shape::Circle => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
-            Shape::Square => "m-4-4h8v8h-8z",
-            Shape::Triangle => "m-4 4h8l-4-8z",
-            Shape::Diamond => "m-4 0l4-4l4 4l-4 4z",
+            MarkerShape::Circle => "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0",
+            MarkerShape::Square => "m-4-4h8v8h-8z",
+            MarkerShape::Triangle => "m-4 4h8l-4-8z",
+            MarkerShape::Diamond => "m-4 0l4-4l4 4l-4 4z",
         }
     }
 }
 
 /// Colour and shape of a series of points.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look(pub Ink, pub Shape);
+pub struct Look(pub Ink, pub MarkerShape);
 
 /// The look of a provider in every figure.
 pub fn provider_look(provider: Provider) -> Look {
     match provider {
-        Provider::Cpu => Look(BLUE, Shape::Circle),
-        Provider::Webgpu => Look(VERMILION, Shape::Triangle),
-        Provider::Cuda => Look(GREEN, Shape::Square),
+        Provider::Cpu => Look(BLUE, MarkerShape::Circle),
+        Provider::Webgpu => Look(VERMILION, MarkerShape::Triangle),
+        Provider::Cuda => Look(GREEN, MarkerShape::Square),
     }
 }
 

@@ -12,7 +12,7 @@ use std::fmt;
 pub const NAME: usize = 28;
 
 /// A profile with the times of each block.
-pub struct View<'a> {
+pub struct ReportView<'a> {
     pub profile: &'a Profile,
     /// Requested or measured providers, without duplicates.
     pub providers: Vec<Provider>,
@@ -20,7 +20,7 @@ pub struct View<'a> {
 }
 
 /// Blocks with the same graph and different weights.
-pub struct Group {
+pub struct BlockGroup {
     /// `layers.0 … layers.27 (28 blocks)`.
     pub name: String,
     pub blocks: Vec<usize>,
@@ -44,7 +44,7 @@ impl fmt::Display for Pass {
 
 /// Time of one pass through all blocks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PassTime {
+pub struct BlockPassTime {
     /// Sum over the blocks with a time, plus one launch, milliseconds.
     pub ms: f64,
     pub missing: usize,
@@ -72,14 +72,14 @@ pub fn sound(ms: f64) -> Option<f64> {
     (ms.is_finite() && ms >= 0.0).then_some(ms)
 }
 
-impl<'a> View<'a> {
+impl<'a> ReportView<'a> {
     /// Finds the times and work of each block.
-    pub fn new(input: &ReportInput<'a>) -> View<'a> {
+    pub fn new(input: &ReportInput<'a>) -> ReportView<'a> {
         let profile = input.profile;
         let measured = profile.classes.iter().flat_map(|class| class.providers.iter().map(|costs| costs.provider));
         let providers = unique(profile.settings.providers.iter().copied().chain(measured));
         let work = |block: &ProfiledBlock| input.work.iter().find(|work| work.block == block.label);
-        View { profile, providers, work: profile.model.blocks.iter().map(work).collect() }
+        ReportView { profile, providers, work: profile.model.blocks.iter().map(work).collect() }
     }
 
     /// The blocks, in execution order.
@@ -135,9 +135,9 @@ impl<'a> View<'a> {
     }
 
     /// Time of all blocks in sequence, as one partition.
-    pub fn pass_time(&self, provider: Provider, pass: Pass) -> PassTime {
+    pub fn pass_time(&self, provider: Provider, pass: Pass) -> BlockPassTime {
         let launches = self.blocks().iter().filter_map(|block| costs_of(self.profile, block, provider)?.launch_ms);
-        let mut time = PassTime { ms: launches.filter_map(sound).fold(0.0, f64::max), missing: 0 };
+        let mut time = BlockPassTime { ms: launches.filter_map(sound).fold(0.0, f64::max), missing: 0 };
         for block in 0..self.blocks().len() {
             match self.ms(block, provider, pass) {
                 Some(ms) => time.ms += ms,
@@ -148,7 +148,7 @@ impl<'a> View<'a> {
     }
 
     /// Blocks by class, in order of first occurrence.
-    pub fn groups(&self) -> Vec<Group> {
+    pub fn groups(&self) -> Vec<BlockGroup> {
         let mut classes: Vec<(u32, Vec<usize>)> = Vec::new();
         for (at, block) in self.blocks().iter().enumerate() {
             match classes.iter_mut().find(|(class, _)| *class == block.class) {
@@ -167,7 +167,7 @@ impl<'a> View<'a> {
                 [] => String::new(),
             }
         };
-        classes.into_iter().map(|(_, blocks)| Group { name: name(&blocks), blocks }).collect()
+        classes.into_iter().map(|(_, blocks)| BlockGroup { name: name(&blocks), blocks }).collect()
     }
 
     /// Measured limits of a provider's processor.

@@ -5,8 +5,8 @@
 
 mod matrices;
 
-use crate::taps::plan_dir::{self, Draft, PartitionFile, PlanDirError, Weights};
-use hpp_graph::Part;
+use crate::taps::plan_dir::{self, Draft, PartitionFile, PlanDirError, ReferencedModel};
+use hpp_graph::PartitionGraph;
 use hpp_model::Analysis;
 use hpp_onnx::{RoundError, Rounding, round};
 use matrices::Matrices;
@@ -50,7 +50,7 @@ impl SensitivityError {
 /// A model and the directory its variants are written to.
 pub struct Variants<'a> {
     analysis: &'a Analysis,
-    weights: Weights,
+    weights: ReferencedModel,
     dir: PathBuf,
     reference: PathBuf,
 }
@@ -82,7 +82,7 @@ impl<'a> Variants<'a> {
     /// Writes the plan of the unchanged model into the empty directory `dir`. Refuses models that cannot run a corpus.
     pub fn begin(analysis: &'a Analysis, dir: &Path) -> Result<Self, SensitivityError> {
         crate::taps::check(analysis)?;
-        let weights = Weights::reach(&analysis.model, dir)?;
+        let weights = ReferencedModel::reach(&analysis.model, dir)?;
         let place = dir.join("reference");
         fs::create_dir_all(&place).map_err(|source| SensitivityError::Io { path: place.clone(), source })?;
         let blocks = 0..analysis.segmentation.blocks.len();
@@ -144,7 +144,7 @@ impl<'a> Variants<'a> {
         let mut groups: Vec<Range<usize>> = ranges.into_iter().filter(|range| !range.is_empty()).collect();
         loop {
             let draft = Draft::new(self.analysis, &groups, |_| {})?;
-            let foreign = |part: &Part| !part.foreign_states(&self.analysis.segmentation).is_empty();
+            let foreign = |part: &PartitionGraph| !part.foreign_states(&self.analysis.segmentation).is_empty();
             match draft.parts.iter().position(foreign) {
                 Some(index) if index + 1 < groups.len() => {
                     groups[index + 1].start = groups[index].start;

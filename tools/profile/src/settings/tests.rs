@@ -4,17 +4,17 @@ use super::*;
 use crate::sample;
 use clap::Parser;
 
-const DECODER: Limits = Limits { context: 4096, generates: true, pass: None };
+const DECODER: ModelLimits = ModelLimits { context: 4096, generates: true, pass: None };
 
 fn cli(arguments: &str) -> Cli {
     Cli::parse_from(["hpp-profile", "m"].into_iter().chain(arguments.split_whitespace()))
 }
 
-fn settled(arguments: &str, limits: Limits) -> Settled {
+fn settled(arguments: &str, limits: ModelLimits) -> Settled {
     settle(&cli(arguments), limits, &sample::host()).unwrap()
 }
 
-fn refusal(arguments: &str, limits: Limits) -> String {
+fn refusal(arguments: &str, limits: ModelLimits) -> String {
     settle(&cli(arguments), limits, &sample::host()).unwrap_err().to_string()
 }
 
@@ -26,13 +26,13 @@ fn the_usual_counts_end_where_the_context_does() {
     assert_eq!((usual.providers, usual.decode_tokens), (vec![Provider::Cpu, Provider::Webgpu], 32));
     let quick = settled("--quick", DECODER).settings;
     assert_eq!((quick.contexts, quick.decode_tokens), (QUICK_CONTEXTS.to_vec(), 8));
-    let short = settled("--quick", Limits { context: 100, ..DECODER });
+    let short = settled("--quick", ModelLimits { context: 100, ..DECODER });
     assert_eq!(
         (short.settings.contexts, short.settings.prefill_tokens),
         (vec![25, 100], vec![2, 4, 8, 16, 25, 32, 100])
     );
     assert!(short.notes.is_empty(), "nobody asked for more");
-    assert_eq!(settled("", Limits { context: 1, ..DECODER }).settings.contexts, [1]);
+    assert_eq!(settled("", ModelLimits { context: 1, ..DECODER }).settings.contexts, [1]);
 }
 
 #[test]
@@ -50,20 +50,20 @@ fn what_is_asked_for_is_measured_and_what_cannot_be_is_said() {
 
 #[test]
 fn models_that_do_not_decode_have_no_contexts() {
-    let encoder = Limits { context: 512, generates: false, pass: None };
+    let encoder = ModelLimits { context: 512, generates: false, pass: None };
     assert_eq!(settled("", encoder).settings.contexts, [] as [u64; 0]);
     assert!(refusal("--contexts 128", encoder).contains("does not generate"));
-    let one = Limits { pass: Some(1), ..DECODER };
+    let one = ModelLimits { pass: Some(1), ..DECODER };
     assert_eq!(settled("", one).settings.prefill_tokens, [1]);
     assert!(refusal("--prefill-tokens 64", one).contains("always takes 1"));
 }
 
 #[test]
 fn models_say_what_they_allow() {
-    let of = |name: &str| limits(&sample::analysis(name));
-    assert!(of("genai/llama3-fp32-cpu").generates && of("genai/llama3-fp32-cpu").pass.is_none());
-    assert!(!of("optimum/bert").generates);
-    assert_eq!(of("optimum/bert").pass, None, "its sequence has any length");
+    let limits_of = |name: &str| limits(&sample::analysis(name));
+    assert!(limits_of("genai/llama3-fp32-cpu").generates && limits_of("genai/llama3-fp32-cpu").pass.is_none());
+    assert!(!limits_of("optimum/bert").generates);
+    assert_eq!(limits_of("optimum/bert").pass, None, "its sequence has any length");
 }
 
 #[test]

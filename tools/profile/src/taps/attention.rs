@@ -5,7 +5,7 @@
 //! Attention from operator set 23 on (`qk_matmul_output_mode = 3`, fourth output), and the masked scores of
 //! MultiHeadAttention (fourth output), whose softmax is added here. Other fused operators do not return them.
 
-use super::find::View;
+use super::find::GraphView;
 use hpp_graph::ops::{is_attention, is_standard};
 use hpp_graph::{Graph, Node, NodeId, ValueId};
 use hpp_onnx::proto::attribute_proto::AttributeType;
@@ -38,7 +38,7 @@ enum How {
 }
 
 /// Finds a layer's attention weights; `None` if the layer has no attention, a reason if its weights cannot be observed.
-pub(super) fn attention(view: View, nodes: &[NodeId]) -> Result<Option<Seen>, String> {
+pub(super) fn attention(view: GraphView, nodes: &[NodeId]) -> Result<Option<Seen>, String> {
     let mut found = Vec::new();
     for id in nodes {
         if let Some(seen) = fused(view, *id)? {
@@ -53,16 +53,18 @@ pub(super) fn attention(view: View, nodes: &[NodeId]) -> Result<Option<Seen>, St
     }
 }
 
-fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
+fn fused(view: GraphView, id: NodeId) -> Result<Option<Seen>, String> {
     let node = view.node(id);
     let how = match (node.op_type.as_str(), node.domain.as_str()) {
         ("GroupQueryAttention", "com.microsoft") if node.int("sliding_window_cache") == Some(1) => {
-            return Err("GroupQueryAttention does not give its weights over a sliding-window cache".into());
+            return Err("GroupQueryAttention does not output its attention weights with a sliding-window cache".into());
         }
         ("GroupQueryAttention", "com.microsoft") => How::Attribute("qk_output", 2),
         ("MultiHeadAttention", "com.microsoft") => How::Scores,
         ("Attention", _) if is_standard(node) => How::Attribute("qk_matmul_output_mode", 3),
-        (op, "com.microsoft") if keeps_weights(node) => return Err(format!("{op} does not give its weights")),
+        (op, "com.microsoft") if keeps_weights(node) => {
+            return Err(format!("{op} does not output its attention weights"));
+        }
         _ => return Ok(None),
     };
     let (Some(query), Some(output)) = (node.inputs.first().copied().flatten(), node.outputs.first().copied().flatten())
@@ -70,7 +72,7 @@ fn fused(view: View, id: NodeId) -> Result<Option<Seen>, String> {
         return Ok(None);
     };
     if node.outputs.get(3).copied().flatten().is_some() {
-        return Err(format!("{} gives its fourth output to others already", node.op_type));
+        return Err(format!("the fourth output of {} is already in use", node.op_type));
     }
     let heads = node.int("num_heads").or(node.int("q_num_heads")).and_then(|heads| u64::try_from(heads).ok());
     let dtype = view.graph.value(query).dtype.filter(|_| view.is_counted(query));
@@ -84,7 +86,7 @@ fn keeps_weights(node: &Node) -> bool {
 }
 
 /// The output of a softmax over scores from a product of two activations.
-fn softmax(view: View, id: NodeId) -> Option<ValueId> {
+fn softmax(view: GraphView, id: NodeId) -> Option<ValueId> {
     let node = view.node(id);
     let (scores, weights) = ((*node.inputs.first()?)?, (*node.outputs.first()?)?);
     let rank = view.rank(weights)?;

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 /// A graph and which of its values are weights.
 #[derive(Clone, Copy)]
-pub(super) struct View<'a> {
+pub(super) struct GraphView<'a> {
     pub graph: &'a Graph,
     pub weights: &'a WeightUse,
 }
@@ -14,7 +14,7 @@ pub(super) struct View<'a> {
 /// Most nodes on a path that a query follows.
 const MAX_DEPTH: usize = 12;
 
-impl<'a> View<'a> {
+impl<'a> GraphView<'a> {
     pub fn node(&self, id: NodeId) -> &'a Node {
         self.graph.node(id)
     }

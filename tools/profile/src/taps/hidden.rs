@@ -1,12 +1,12 @@
 //! Finds the tensors that carry the hidden state out of each block.
 
-use super::find::View;
+use super::find::GraphView;
 use hpp_graph::{BlockKind, Node, NodeId, Segmentation, ValueId};
 use hpp_model::LOGIT_POSITIONS;
 use hpp_schema::Dim;
 
 /// The tensors whose sum is the hidden state after block `index`, or the reason why they are unknown.
-pub(super) fn after(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
+pub(super) fn after(view: GraphView, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
     let carriers = carriers(view, segmentation, index)?;
     let last = segmentation.blocks.get(index + 1).is_some_and(|next| next.kind == BlockKind::Head);
     let [normed] = carriers[..] else { return Ok(carriers) };
@@ -19,12 +19,12 @@ pub(super) fn after(view: View, segmentation: &Segmentation, index: usize) -> Re
     Ok(norm(view, normed).and_then(|node| before_norm(view, view.node(node))).unwrap_or(carriers))
 }
 
-fn carriers_or_none(view: View, segmentation: &Segmentation, index: usize) -> Option<Vec<ValueId>> {
+fn carriers_or_none(view: GraphView, segmentation: &Segmentation, index: usize) -> Option<Vec<ValueId>> {
     carriers(view, segmentation, index).ok()
 }
 
 /// The tensor that crosses the boundary, or the two that the next block adds.
-fn carriers(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
+fn carriers(view: GraphView, segmentation: &Segmentation, index: usize) -> Result<Vec<ValueId>, String> {
     let crossing = segmentation.boundaries.get(index).map_or(&[][..], |boundary| &boundary.values);
     let every_token = crossing.iter().map(|value| before_choosing(view, *value));
     let could: Vec<ValueId> = every_token.filter(|value| is_hidden(view, *value)).collect();
@@ -35,17 +35,14 @@ fn carriers(view: View, segmentation: &Segmentation, index: usize) -> Result<Vec
             let pairs = added(view, &could);
             match pairs[..] {
                 [(a, b)] => Ok(vec![a, b]),
-                _ => Err(format!(
-                    "{} tensors cross there, and it cannot be told which carry the hidden state",
-                    could.len()
-                )),
+                _ => Err(format!("{} tensors cross there, and which carry the hidden state is unknown", could.len())),
             }
         }
     }
 }
 
 /// If the head starts with a Gather of the positions whose logits are requested, the tensor of all tokens before it.
-fn before_choosing(view: View, value: ValueId) -> ValueId {
+fn before_choosing(view: GraphView, value: ValueId) -> ValueId {
     let chosen_from = || {
         let node = view.node(view.graph.producer(value)?);
         let by = (*node.inputs.get(1)?)?;
@@ -56,7 +53,7 @@ fn before_choosing(view: View, value: ValueId) -> ValueId {
 }
 
 /// Whether a value is `[..., width]` floats with one row per token of the pass.
-fn is_hidden(view: View, value: ValueId) -> bool {
+fn is_hidden(view: GraphView, value: ValueId) -> bool {
     let varies = |dim: &Dim| dim.as_fixed().is_none();
     let shape = view.graph.value(value).shape.as_ref();
     let rows_vary = shape.is_some_and(|shape| shape.len() >= 2 && shape[..shape.len() - 1].iter().any(varies));
@@ -64,7 +61,7 @@ fn is_hidden(view: View, value: ValueId) -> bool {
 }
 
 /// Pairs of these values that a node adds directly.
-fn added(view: View, values: &[ValueId]) -> Vec<(ValueId, ValueId)> {
+fn added(view: GraphView, values: &[ValueId]) -> Vec<(ValueId, ValueId)> {
     let mut pairs = Vec::new();
     for (at, a) in values.iter().enumerate() {
         for b in &values[at + 1..] {
@@ -84,7 +81,7 @@ fn addends(node: &Node) -> Option<[ValueId; 2]> {
 }
 
 /// The normalisation that produces a value.
-fn norm(view: View, value: ValueId) -> Option<NodeId> {
+fn norm(view: GraphView, value: ValueId) -> Option<NodeId> {
     let id = view.graph.producer(value)?;
     let node = view.node(id);
     let normalises = matches!(
@@ -99,7 +96,7 @@ fn norm(view: View, value: ValueId) -> Option<NodeId> {
 }
 
 /// The input of a norm.
-fn before_norm(view: View, node: &Node) -> Option<Vec<ValueId>> {
+fn before_norm(view: GraphView, node: &Node) -> Option<Vec<ValueId>> {
     let values = if node.op_type.starts_with("Skip") {
         // With a bias the sum is known only if the node returns it.
         let bias = if node.op_type == "SkipLayerNormalization" { 4 } else { 3 };

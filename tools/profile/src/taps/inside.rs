@@ -1,15 +1,15 @@
 //! Finds values inside layers that show which experts and neurons a token activates: routers and ReLUs.
 
-use super::find::View;
+use super::find::GraphView;
 use hpp_graph::ops::is_standard;
 use hpp_graph::{Attribute, NodeId, ValueId};
 use hpp_schema::probe::TapKind;
 
 /// A value to tap and what it is.
-pub(super) type Found = (ValueId, TapKind);
+pub(super) type TapValue = (ValueId, TapKind);
 
 /// The router of a layer; `None` if the layer has no experts, a reason if its router cannot be observed.
-pub(super) fn router(view: View, nodes: &[NodeId]) -> Result<Option<Found>, String> {
+pub(super) fn router(view: GraphView, nodes: &[NodeId]) -> Result<Option<TapValue>, String> {
     let fused: Vec<NodeId> = nodes.iter().copied().filter(|id| is_mixture(view, *id)).collect();
     match fused[..] {
         [] => Ok(top_k(view, nodes)),
@@ -18,13 +18,13 @@ pub(super) fn router(view: View, nodes: &[NodeId]) -> Result<Option<Found>, Stri
     }
 }
 
-fn is_mixture(view: View, id: NodeId) -> bool {
+fn is_mixture(view: GraphView, id: NodeId) -> bool {
     let node = view.node(id);
     node.domain == "com.microsoft" && matches!(node.op_type.as_str(), "MoE" | "QMoE")
 }
 
 /// The router scores of a fused operator, which selects the best `k` of each row.
-fn scores(view: View, id: NodeId) -> Result<Found, String> {
+fn scores(view: GraphView, id: NodeId) -> Result<TapValue, String> {
     let node = view.node(id);
     let scores = node.inputs.get(1).copied().flatten().filter(|scores| view.is_counted(*scores));
     let scores =
@@ -34,7 +34,7 @@ fn scores(view: View, id: NodeId) -> Result<Found, String> {
 }
 
 /// The last TopK over a fixed number of scores from a projection. Routers that select groups first select experts last.
-fn top_k(view: View, nodes: &[NodeId]) -> Option<Found> {
+fn top_k(view: GraphView, nodes: &[NodeId]) -> Option<TapValue> {
     let chooses = |id: &NodeId| {
         let node = view.node(*id);
         let by = (*node.inputs.first()?)?;
@@ -51,7 +51,7 @@ fn top_k(view: View, nodes: &[NodeId]) -> Option<Found> {
 }
 
 /// Whether scores come from a projection, possibly through a softmax or sigmoid and a bias.
-fn scored(view: View, value: ValueId) -> bool {
+fn scored(view: GraphView, value: ValueId) -> bool {
     let mut value = value;
     for _ in 0..12 {
         let Some(id) = view.graph.producer(value) else { return false };
@@ -69,17 +69,17 @@ fn scored(view: View, value: ValueId) -> bool {
 }
 
 /// The single number of a constant.
-fn constant(view: View, value: ValueId) -> Option<i64> {
-    let one = |ints: &Option<Vec<i64>>| match ints.as_deref() {
-        Some([one]) => Some(*one),
+fn constant(view: GraphView, value: ValueId) -> Option<i64> {
+    let single = |ints: &Option<Vec<i64>>| match ints.as_deref() {
+        Some([single]) => Some(*single),
         _ => None,
     };
     if let Some(weight) = view.graph.weight(value) {
-        return one(&weight.ints);
+        return single(&weight.ints);
     }
     let node = view.node(view.graph.producer(value)?);
     match node.attributes.get("value") {
-        Some(Attribute::Tensor(tensor)) if node.op_type == "Constant" => one(&tensor.ints),
+        Some(Attribute::Tensor(tensor)) if node.op_type == "Constant" => single(&tensor.ints),
         _ => match (node.op_type.as_str(), &node.inputs[..]) {
             ("Reshape" | "Unsqueeze" | "Squeeze" | "Cast" | "Identity", [Some(input), ..]) => constant(view, *input),
             _ => None,
@@ -89,7 +89,7 @@ fn constant(view: View, value: ValueId) -> Option<i64> {
 
 /// The ReLU of a layer's feed-forward network: between two projections with only elementwise operators (a square, a gate) in
 /// between. `None` if there is none, a reason if there are several.
-pub(super) fn neurons(view: View, nodes: &[NodeId]) -> Result<Option<Found>, String> {
+pub(super) fn neurons(view: GraphView, nodes: &[NodeId]) -> Result<Option<TapValue>, String> {
     let relu = |id: &NodeId| {
         let node = view.node(*id);
         let output = node.outputs.first().copied().flatten()?;

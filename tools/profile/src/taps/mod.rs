@@ -12,13 +12,13 @@ pub(crate) use attention::int;
 pub use plan_dir::PlanDirError;
 
 use attention::{Asked, Seen};
-use find::View;
+use find::GraphView;
 use hpp_graph::{BlockKind, ValueId};
 use hpp_model::Analysis;
 use hpp_onnx::proto::ModelProto;
 use hpp_schema::probe::{Tap, TapKind};
 use hpp_schema::{Dim, InputRole, ModelKind, OutputUse, PartitionOutput, Plan};
-use plan_dir::{Draft, PartitionFile, Weights};
+use plan_dir::{Draft, PartitionFile, ReferencedModel};
 use std::path::{Path, PathBuf};
 
 /// What to tap in addition to boundaries, routers and ReLUs.
@@ -80,7 +80,7 @@ pub fn check(analysis: &Analysis) -> Result<(), TapError> {
 pub fn write(analysis: &Analysis, wanted: Wanted, dir: &Path) -> Result<Tapped, TapError> {
     check(analysis)?;
     let found = TapsFound::in_model(analysis, wanted);
-    let weights = Weights::reach(&analysis.model, dir)?;
+    let weights = ReferencedModel::reach(&analysis.model, dir)?;
     let blocks = 0..analysis.segmentation.blocks.len();
     let values = found.values();
     let mut draft = Draft::new(analysis, &[blocks], |parts| {
@@ -110,7 +110,7 @@ enum Watched {
 
 impl TapsFound {
     fn in_model(analysis: &Analysis, wanted: Wanted) -> Self {
-        let view = View { graph: &analysis.graph, weights: &analysis.segmentation.weights };
+        let view = GraphView { graph: &analysis.graph, weights: &analysis.segmentation.weights };
         let mut found = TapsFound::default();
         found.slow(analysis);
         for (index, block) in analysis.segmentation.blocks.iter().enumerate() {
@@ -151,7 +151,7 @@ impl TapsFound {
         self.not_observed.push(format!("not observed: {what}"));
     }
 
-    fn take(&mut self, what: &str, block: &str, found: Result<Option<inside::Found>, String>) {
+    fn take(&mut self, what: &str, block: &str, found: Result<Option<inside::TapValue>, String>) {
         match found {
             Ok(None) => {}
             Ok(Some((value, kind))) => self.seen.push((block.to_owned(), Watched::Value(value, kind))),
@@ -159,7 +159,7 @@ impl TapsFound {
         }
     }
 
-    fn attention(&mut self, view: View, block: &str, nodes: &[hpp_graph::NodeId]) {
+    fn attention(&mut self, view: GraphView, block: &str, nodes: &[hpp_graph::NodeId]) {
         match attention::attention(view, nodes) {
             Ok(Some(Seen::Value(value))) => {
                 self.seen.push((block.to_owned(), Watched::Value(value, TapKind::Attention)));

@@ -1,10 +1,10 @@
 //! Writes plans for measuring into a work directory: everything on the host, weights in the model's files.
 
-use hpp_graph::{Part, cut};
+use hpp_graph::{PartitionGraph, cut};
 use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
-use hpp_partition::{Choice, KvHome, Where};
+use hpp_partition::{BlockPlacement, KvHome, Placement};
 use hpp_schema::{
     Budgets, ByteSize, FileRecord, FileRole, Finding, HostKernels, Partition, Plan, Predictions, Severity,
 };
@@ -56,24 +56,24 @@ impl PlanDirError {
 }
 
 /// A model whose weights plans can reference.
-pub(crate) struct Weights {
+pub(crate) struct ReferencedModel {
     /// The model without large embedded weights.
     pub model: Model,
     /// The directory that its locations are relative to, without symlinks.
     pub dir: PathBuf,
 }
 
-impl Weights {
+impl ReferencedModel {
     /// Uses the model's directory; or `work`, if weights are embedded in the model file or links lead out of its directory.
     pub fn reach(model: &Model, work: &Path) -> Result<Self, PlanDirError> {
         let own = real(model.dir())?;
         let files = &model.weights().files;
         if files.is_empty() && needs_externalising(model) {
             let moved = externalise(model, work, WEIGHTS_FILE).map_err(|e| PlanDirError::Weights(Box::new(e)))?;
-            return Ok(Weights { model: moved, dir: real(work)? });
+            return Ok(ReferencedModel { model: moved, dir: real(work)? });
         }
         if files.iter().all(|file| file.path.starts_with(&own)) {
-            return Ok(Weights { model: model.clone(), dir: own });
+            return Ok(ReferencedModel { model: model.clone(), dir: own });
         }
         for file in files {
             match link(file, work).map_err(|e| PlanDirError::Weights(Box::new(e)))? {
@@ -83,13 +83,13 @@ impl Weights {
                 LinkOutcome::AlreadyThere | LinkOutcome::HardLink | LinkOutcome::Clone => {}
             }
         }
-        Ok(Weights { model: model.clone(), dir: real(work)? })
+        Ok(ReferencedModel { model: model.clone(), dir: real(work)? })
     }
 }
 
 /// A plan on the host and its parts, not written yet.
 pub(crate) struct Draft {
-    pub parts: Vec<Part>,
+    pub parts: Vec<PartitionGraph>,
     pub plan: Plan,
 }
 
@@ -98,16 +98,16 @@ impl Draft {
     pub fn new(
         analysis: &Analysis,
         groups: &[Range<usize>],
-        change: impl FnOnce(&mut [Part]),
+        change: impl FnOnce(&mut [PartitionGraph]),
     ) -> Result<Self, PlanDirError> {
         let load = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 0, chunk: analysis.context };
         let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
         let mut parts =
             cut(&analysis.graph, &analysis.segmentation, groups).map_err(|error| PlanDirError::Cut(Box::new(error)))?;
         change(&mut parts);
-        let choice = Choice { prefill: Where::Cpu, decode: Where::Cpu };
+        let placement = BlockPlacement { prefill: Placement::Cpu, decode: Placement::Cpu };
         let pieces: Vec<PartitionSpec> =
-            groups.iter().map(|blocks| PartitionSpec { blocks: blocks.clone(), choice }).collect();
+            groups.iter().map(|blocks| PartitionSpec { blocks: blocks.clone(), placement }).collect();
         let margin = ByteSize(0);
         let mixtures = vec![None; pieces.len()];
         let plan = assemble(&Decision {
@@ -132,7 +132,7 @@ impl Draft {
     /// Makes the model of each part.
     pub fn protos(&self, analysis: &Analysis, model: &Model) -> Result<Vec<ModelProto>, PlanDirError> {
         let extractor = Extractor::new(model, &analysis.graph);
-        let make = |(part, partition): (&Part, &Partition)| {
+        let make = |(part, partition): (&PartitionGraph, &Partition)| {
             let made = extractor.part(&partition.name, part);
             made.map_err(|source| PlanDirError::Extract { name: partition.name.clone(), source: Box::new(source) })
         };

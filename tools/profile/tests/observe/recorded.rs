@@ -3,7 +3,7 @@
 use crate::child::{Probe, tokens};
 use hpp_model::{Analysis, LogitsMode, analyse};
 use hpp_profile::taps::{self, TapError, Tapped, Wanted};
-use hpp_schema::probe::{Message, ObserveProbe, Prompt, PromptContent, Reply, Request};
+use hpp_schema::probe::{ChatTurn, ObserveProbe, Prompt, PromptContent, Reply, Request};
 use hpp_schema::{ExpertStatistics, Statistics};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -168,7 +168,7 @@ fn requests_add_up_and_bad_prompts_show_nothing() {
         .for_each(|(a, b)| assert!((a.squares - b.squares).abs() < 1e-9 * a.squares));
 
     let line = |line, content| Prompt { line, content };
-    let turn = Message { role: "user".into(), content: "hi".into() };
+    let turn = ChatTurn { role: "user".into(), content: "hi".into() };
     let mixed = vec![
         line(1, PromptContent::Tokens(vec![1; 13])),
         line(2, PromptContent::Tokens(vec![5000])),

@@ -233,12 +233,13 @@ impl Worked {
         let mut mixed = vec![vec![0.0; HIDDEN]; hidden.len()];
         let mut entropy = Vec::new();
         for head in 0..HEADS {
-            let of = |row: &Vec<f64>| row[head * HEAD..(head + 1) * HEAD].to_vec();
-            for (at, q) in q.iter().map(of).enumerate() {
-                let dot = |k: &Vec<f64>| q.iter().zip(of(k)).map(|(q, k)| q * k).sum::<f64>() / (HEAD as f64).sqrt();
+            let head_part = |row: &Vec<f64>| row[head * HEAD..(head + 1) * HEAD].to_vec();
+            for (at, q) in q.iter().map(head_part).enumerate() {
+                let dot =
+                    |k: &Vec<f64>| q.iter().zip(head_part(k)).map(|(q, k)| q * k).sum::<f64>() / (HEAD as f64).sqrt();
                 let weights = softmax(&k.iter().map(dot).collect::<Vec<_>>());
                 entropy.push(-weights.iter().map(|w| w * w.ln()).sum::<f64>());
-                for (weight, v) in weights.iter().zip(v.iter().map(of)) {
+                for (weight, v) in weights.iter().zip(v.iter().map(head_part)) {
                     (0..HEAD).for_each(|i| mixed[at][head * HEAD + i] += weight * v[i]);
                 }
             }

@@ -20,11 +20,11 @@ pub struct PlanningArgs {
     pub machine: Option<PathBuf>,
 
     /// Planning algorithm.
-    #[arg(long, value_enum, default_value_t = Planner::Exact)]
-    pub planner: Planner,
+    #[arg(long, value_enum, default_value_t = PlannerArg::Exact)]
+    pub planner: PlannerArg,
     /// What to optimise.
-    #[arg(long, value_enum, default_value_t = Objective::Mixed)]
-    pub objective: Objective,
+    #[arg(long, value_enum, default_value_t = ObjectiveArg::Mixed)]
+    pub objective: ObjectiveArg,
     /// Refuse a plan that is expected to decode fewer tokens per second.
     #[arg(long, value_name = "TOKENS_PER_S", allow_negative_numbers = true)]
     pub at_least: Option<f64>,
@@ -33,7 +33,7 @@ pub struct PlanningArgs {
     pub first_token_within: Option<f64>,
     /// Ways in which the plan may hold weights [default: all; resident,cpu,disk with --refine or --kv cpu].
     #[arg(long, value_enum)]
-    pub mechanisms: Option<Mechanisms>,
+    pub mechanisms: Option<MechanismsArg>,
     /// Stream layers to the GPU: `auto` lets the planner choose blocks and phases; a number, or `all`, streams that
     /// many of the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
     #[arg(long, value_name = "auto|N|all")]
@@ -64,7 +64,7 @@ pub struct PlanningArgs {
 
 /// `--planner`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Planner {
+pub enum PlannerArg {
     /// Search for the best plan, and prove it optimal where possible.
     Exact,
     /// Grow one contiguous run of blocks on the GPUs, the most beneficial neighbour first.
@@ -73,7 +73,7 @@ pub enum Planner {
 
 /// `--objective`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Objective {
+pub enum ObjectiveArg {
     /// Time per generated token.
     Decode,
     /// Time to the first token.
@@ -96,7 +96,7 @@ pub enum ExpertReads {
 
 /// `--mechanisms`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Mechanisms {
+pub enum MechanismsArg {
     /// Blocks compute on a GPU that holds their weights or on the host, the same in both phases.
     #[value(name = "resident,cpu")]
     ResidentCpu,
@@ -110,28 +110,28 @@ pub enum Mechanisms {
 impl PlanningArgs {
     /// Whether the options ask the planner to stream weights to a GPU.
     pub fn requests_streaming(&self) -> bool {
-        self.mechanisms == Some(Mechanisms::All) || self.stream == Some(LayerCount::Auto)
+        self.mechanisms == Some(MechanismsArg::All) || self.stream == Some(LayerCount::Auto)
     }
 
     /// These options for `hpp-partition`. Without `--mechanisms`, weights may be streamed unless `avoid_streaming`.
     pub fn options(&self, avoid_streaming: bool) -> hpp_partition::Options {
         hpp_partition::Options {
             planner: match self.planner {
-                Planner::Exact => hpp_partition::Planner::Exact,
-                Planner::Greedy => hpp_partition::Planner::Greedy,
+                PlannerArg::Exact => hpp_partition::Planner::Exact,
+                PlannerArg::Greedy => hpp_partition::Planner::Greedy,
             },
             objective: match self.objective {
-                Objective::Decode => hpp_partition::Objective::Decode,
-                Objective::Prefill => hpp_partition::Objective::Prefill,
-                Objective::Mixed => hpp_partition::Objective::Mixed,
-                Objective::Throughput => hpp_partition::Objective::Throughput,
+                ObjectiveArg::Decode => hpp_partition::Objective::Decode,
+                ObjectiveArg::Prefill => hpp_partition::Objective::Prefill,
+                ObjectiveArg::Mixed => hpp_partition::Objective::Mixed,
+                ObjectiveArg::Throughput => hpp_partition::Objective::Throughput,
             },
             mechanisms: match self.mechanisms {
                 _ if self.requests_streaming() => hpp_partition::Mechanisms::All,
-                Some(Mechanisms::ResidentCpu) => hpp_partition::Mechanisms::ResidentCpu,
-                Some(Mechanisms::ResidentCpuDisk) => hpp_partition::Mechanisms::ResidentCpuDisk,
+                Some(MechanismsArg::ResidentCpu) => hpp_partition::Mechanisms::ResidentCpu,
+                Some(MechanismsArg::ResidentCpuDisk) => hpp_partition::Mechanisms::ResidentCpuDisk,
                 None if avoid_streaming => hpp_partition::Mechanisms::ResidentCpuDisk,
-                None | Some(Mechanisms::All) => hpp_partition::Mechanisms::All,
+                None | Some(MechanismsArg::All) => hpp_partition::Mechanisms::All,
             },
             slots: self.slots,
         }

@@ -6,7 +6,7 @@ use crate::exec::{find_exec, wait};
 use crate::files::{PlanWriter, WriteOptions};
 use crate::predicted::PredictedTimes;
 use crate::request::PlanningRequest;
-use hpp_graph::Part;
+use hpp_graph::PartitionGraph;
 use hpp_model::Analysis;
 use hpp_onnx::WorkDir;
 use hpp_schema::Plan;
@@ -95,7 +95,7 @@ impl BenchRunner {
         &self,
         args: &SplitArgs,
         analysis: &Analysis,
-        parts: &[Part],
+        parts: &[PartitionGraph],
         plan: Plan,
     ) -> Result<BenchResult, SplitError> {
         let target = self.dir.path().join("plan");

@@ -10,14 +10,14 @@
 use super::bench::{BenchResult, StageTimes};
 use crate::partitioning::Partitioning;
 use hpp_model::PartitionSpec;
-use hpp_partition::{Cost, Phase, Problem, Where, simulate};
+use hpp_partition::{Cost, Phase, Placement, Problem, simulate};
 use std::collections::BTreeSet;
 
 /// The state of the correction over several measured plans.
 #[derive(Debug, Default)]
 pub struct CostFeedback {
     /// Pairs of a block and a place where it has been measured.
-    measured: BTreeSet<(usize, Where)>,
+    measured: BTreeSet<(usize, Placement)>,
 }
 
 /// Predicted and measured time of the same blocks, milliseconds.
@@ -42,21 +42,21 @@ impl CostFeedback {
             self.scale_blocks(problem, partitioning, result, phase);
         }
         for partition in &partitioning.partitions {
-            self.measured.extend(partition.blocks.clone().map(|block| (block, partition.choice.decode)));
+            self.measured.extend(partition.blocks.clone().map(|block| (block, partition.placement.decode)));
         }
         set_pass_overhead(problem, partitioning, result);
         problem.cuts.clear();
     }
 
     fn scale_blocks(&self, problem: &mut Problem, partitioning: &Partitioning, result: &BenchResult, phase: Phase) {
-        let places: BTreeSet<Where> = partitioning.partitions.iter().map(|p| p.choice.of(phase)).collect();
+        let places: BTreeSet<Placement> = partitioning.partitions.iter().map(|p| p.placement.in_phase(phase)).collect();
         let mut factors = Vec::new();
         for place in places {
             let stages: Vec<(&PartitionSpec, TimePair)> = partitioning
                 .partitions
                 .iter()
                 .zip(&result.stages)
-                .filter(|(partition, _)| partition.choice.of(phase) == place)
+                .filter(|(partition, _)| partition.placement.in_phase(phase) == place)
                 .map(|(partition, times)| (partition, self.new_block_times(problem, partition, place, phase, *times)))
                 .collect();
             let total = TimePair {
@@ -84,7 +84,7 @@ impl CostFeedback {
         &self,
         problem: &Problem,
         partition: &PartitionSpec,
-        place: Where,
+        place: Placement,
         phase: Phase,
         times: StageTimes,
     ) -> TimePair {
@@ -101,15 +101,15 @@ impl CostFeedback {
     }
 
     /// Whether all blocks of a partition have been measured at this place.
-    fn is_measured(&self, partition: &PartitionSpec, place: Where) -> bool {
+    fn is_measured(&self, partition: &PartitionSpec, place: Placement) -> bool {
         partition.blocks.clone().all(|block| self.measured.contains(&(block, place)))
     }
 }
 
 /// Predicted time of all copies in one pass (decode) or all passes of the prompt (prefill), milliseconds.
 fn transfer_ms(problem: &Problem, partitioning: &Partitioning, phase: Phase) -> f64 {
-    let (choices, slots) = (&partitioning.solution.choices, &partitioning.solution.slots);
-    simulate(problem, choices, slots, phase).transfer_ms.iter().sum()
+    let (placements, slots) = (&partitioning.solution.placements, &partitioning.solution.slots);
+    simulate(problem, placements, slots, phase).transfer_ms.iter().sum()
 }
 
 /// Scales the links of all GPUs in use by the ratio of measured to predicted time of all copies in a run.
@@ -120,7 +120,8 @@ fn scale_links(problem: &mut Problem, partitioning: &Partitioning, result: &Benc
         return;
     }
     let factor = result.transfer_ms / predicted;
-    let used: BTreeSet<usize> = partitioning.solution.choices.iter().filter_map(|choice| choice.decode.gpu()).collect();
+    let used: BTreeSet<usize> =
+        partitioning.solution.placements.iter().filter_map(|placement| placement.decode.gpu()).collect();
     for gpu in used {
         let costs = &mut problem.gpus[gpu];
         costs.latency_ms *= factor;
@@ -140,18 +141,18 @@ fn passes(problem: &Problem, phase: Phase) -> f64 {
     if phase == Phase::Prefill { problem.load.passes.len() as f64 } else { 1.0 }
 }
 
-fn launch_ms(problem: &Problem, place: Where) -> f64 {
+fn launch_ms(problem: &Problem, place: Placement) -> f64 {
     place.gpu().map_or(problem.cpu_launch_ms, |gpu| problem.gpus[gpu].launch_ms)
 }
 
-fn costs(problem: &mut Problem, place: Where) -> &mut [Cost] {
+fn costs(problem: &mut Problem, place: Placement) -> &mut [Cost] {
     match place.gpu() {
         None => &mut problem.cpu,
         Some(gpu) => &mut problem.gpus[gpu].blocks,
     }
 }
 
-fn block_ms(problem: &Problem, block: usize, place: Where, phase: Phase) -> f64 {
+fn block_ms(problem: &Problem, block: usize, place: Placement, phase: Phase) -> f64 {
     let costs = place.gpu().map_or(&problem.cpu, |gpu| &problem.gpus[gpu].blocks);
     match phase {
         Phase::Decode => costs[block].decode_ms,
@@ -171,15 +172,15 @@ mod tests {
     use super::*;
     use crate::predicted::PredictedTimes;
     use hpp_partition::{
-        Block, BlockKind, Budget, Choice, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed, Workload,
-        evaluate,
+        BlockPlacement, BlockRole, BlockSpec, Budget, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed,
+        Workload, evaluate,
     };
 
     /// Six blocks of `cpu` milliseconds on the host and `0.1 * gpu` milliseconds on the GPU.
     fn problem(cpu: f64, gpu: f64) -> Problem {
-        let block = |at: u32| Block {
+        let block = |at: u32| BlockSpec {
             label: format!("layers.{at}"),
-            kind: BlockKind::Layer(at),
+            kind: BlockRole::Layer(at),
             weights: vec![(at, 1000)],
             streamed: Streamed::whole(1000),
             experts: None,
@@ -226,11 +227,13 @@ mod tests {
 
     /// Blocks before `on_host` on the host, the rest on the GPU.
     fn partitioning(problem: &Problem, on_host: usize) -> Partitioning {
-        let place = |at: usize| Choice::both(if at < on_host { Where::Cpu } else { Where::Resident(0) });
-        let choices: Vec<Choice> = (0..6).map(place).collect();
-        let partitions = [0..on_host, on_host..6].map(|blocks| PartitionSpec { choice: choices[blocks.start], blocks });
+        let place =
+            |at: usize| BlockPlacement::both(if at < on_host { Placement::Cpu } else { Placement::Resident(0) });
+        let placements: Vec<BlockPlacement> = (0..6).map(place).collect();
+        let partitions =
+            [0..on_host, on_host..6].map(|blocks| PartitionSpec { placement: placements[blocks.start], blocks });
         Partitioning {
-            solution: evaluate(problem, &OPTIONS, choices, vec![0]),
+            solution: evaluate(problem, &OPTIONS, placements, vec![0]),
             partitions: partitions.to_vec(),
             is_manual: false,
             min_partitions: 1,
@@ -241,7 +244,7 @@ mod tests {
     fn run(actual: &Problem, on_host: usize) -> BenchResult {
         let partitioning = partitioning(actual, on_host);
         let stage_ms = |partition: &PartitionSpec, phase| {
-            let place = partition.choice.of(phase);
+            let place = partition.placement.in_phase(phase);
             let blocks = partition.blocks.clone().map(|block| block_ms(actual, block, place, phase)).sum::<f64>();
             blocks + launch_ms(actual, place) * passes(actual, phase)
         };

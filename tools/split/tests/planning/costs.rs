@@ -40,8 +40,8 @@ fn measured_times_decide_whether_the_gpu_is_used() {
 fn each_partition_costs_one_launch_per_pass() {
     let dir = tempfile::tempdir().unwrap();
     let file = saved(&dir, &profile(LLAMA, 0.5, 4.0));
-    let at = |partitions: &str| planned(&["--profile", &file, "--gpu-layers", "0", "--partitions", partitions]);
-    let (one, four) = (at("1").predictions, at("4").predictions);
+    let plan_with = |partitions: &str| planned(&["--profile", &file, "--gpu-layers", "0", "--partitions", partitions]);
+    let (one, four) = (plan_with("1").predictions, plan_with("4").predictions);
     assert!((four.decode_ms - one.decode_ms - 0.3).abs() < 2e-3, "{} {}", one.decode_ms, four.decode_ms);
     let apart = four.time_to_first_token_ms - one.time_to_first_token_ms;
     assert!((apart - 0.3).abs() < 2e-3, "{apart}");
@@ -105,8 +105,9 @@ fn the_exact_planner_is_never_slower_than_the_greedy_one() {
 /// The minimised time is that of a token, of the prompt, or of a whole answer.
 #[test]
 fn objectives_minimise_their_time() {
-    let of = |objective: &str| planned(&["--vram", "6M", "--objective", objective, "--new-tokens", "10"]).predictions;
-    let (decode, prefill, mixed) = (of("decode"), of("prefill"), of("mixed"));
+    let predictions_for =
+        |objective: &str| planned(&["--vram", "6M", "--objective", objective, "--new-tokens", "10"]).predictions;
+    let (decode, prefill, mixed) = (predictions_for("decode"), predictions_for("prefill"), predictions_for("mixed"));
     assert_eq!(decode.objective.unwrap().ms, decode.decode_ms);
     assert_eq!(prefill.objective.unwrap().ms, prefill.time_to_first_token_ms);
     let whole = mixed.time_to_first_token_ms + 10.0 * mixed.decode_ms;

@@ -150,9 +150,10 @@ fn streaming_is_planned_and_shown() {
     assert!(!streamed.is_empty(), "{plan:#?}");
     assert!(streamed.iter().all(|partition| partition.blocks.len() == 1), "a slot holds one block");
     let ring = plan.devices[1].ring.unwrap();
-    let inputs = |form: hpp_schema::Form<'_>| form.weights.iter().filter_map(WeightInput::bytes).sum::<u64>();
-    let forms = streamed.iter().flat_map(|partition| partition.forms());
-    let largest = forms.filter(|form| form.device == "gpu0").map(inputs).max().unwrap();
+    let inputs =
+        |variant: hpp_schema::PartitionVariant<'_>| variant.weights.iter().filter_map(WeightInput::bytes).sum::<u64>();
+    let variants = streamed.iter().flat_map(|partition| partition.variants());
+    let largest = variants.filter(|variant| variant.device == "gpu0").map(inputs).max().unwrap();
     assert!(ring.slots >= 1 && ring.slot_bytes.0 >= largest && largest > 0, "{ring:?} {largest}");
     let text = run(&[&["--dry-run"], &more[..]].concat()).success().stdout;
     assert!(text.contains("streamed") && text.contains("slots of"), "{text}");

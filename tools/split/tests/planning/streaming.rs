@@ -204,7 +204,7 @@ fn a_table_that_embedding_and_head_share_is_streamed_to_each() {
     assert!(streamed(&one)[0].weights.iter().all(|weight| !weight.name.ends_with("_cache")));
 }
 
-/// Streaming pays off for the prompt and not for tokens: the partition has two forms.
+/// Streaming pays off for the prompt and not for tokens: the partition has two variants.
 #[test]
 fn a_partition_may_stream_for_the_prompt_only() {
     let dir = tempfile::tempdir().unwrap();
@@ -219,7 +219,7 @@ fn a_partition_may_stream_for_the_prompt_only() {
     let both: Vec<&Partition> = plan.partitions.iter().filter(|p| p.prefill.is_some()).collect();
     assert!(!both.is_empty() && both.len() < streamed(&plan).len(), "{}", kinds(&plan));
     for partition in both {
-        let prefill = partition.prefill_form();
+        let prefill = partition.prefill_variant();
         assert_eq!((partition.device.as_str(), prefill.device), ("cpu", "gpu0"));
         assert_eq!((partition.file.clone(), partition.weights.len()), (format!("{}.onnx", partition.name), 0));
         assert!(prefill.file.starts_with("class_") && prefill.residency == Residency::Streamed);

@@ -146,13 +146,13 @@ fn blocks(analysis: &Analysis) -> Vec<ProfiledBlock> {
     analysis.segmentation.blocks.iter().enumerate().map(block).collect()
 }
 
-fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::Block> {
+fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::BlockSpec> {
     let scenario = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 1, chunk: 1 };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario)
 }
 
-fn timing(ms: f64) -> Timing {
-    Timing { runs: 3, median_ms: ms, p10_ms: ms, p90_ms: ms }
+fn timing(ms: f64) -> TimingStats {
+    TimingStats { runs: 3, median_ms: ms, p10_ms: ms, p90_ms: ms }
 }
 
 fn costs(provider: Provider, ms: f64) -> ProviderCosts {

@@ -1,9 +1,9 @@
-//! How a session's weights are divided into chunks, in which order they are pinned, and where each read goes.
+//! Divides a session's weights into chunks, in the order in which they are locked, and plans where each read goes.
 
-use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, Part};
+use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, RegionPart};
 use super::mapping::Mapping;
 use super::open_files::{OpenFiles, ReadFrom};
-use super::reader::{BUFFER, Destination};
+use super::reader::{BUFFER, ReadTarget};
 use crate::weights::file::SECTOR;
 use std::collections::BTreeMap;
 use std::io;
@@ -19,7 +19,7 @@ pub(super) struct ChunkRead {
     pub file: ReadFrom,
     pub offset: u64,
     pub length: usize,
-    pub to: Destination,
+    pub to: ReadTarget,
     /// The address ranges it fills.
     pub fills: Vec<Range<usize>>,
 }
@@ -46,10 +46,10 @@ impl Files {
     }
 }
 
-/// Divides mappings into compressed regions and the rest, in the order in which they are pinned: uncompressed ranges first, because each
-/// pinned byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
+/// Divides mappings into compressed regions and the rest, in the order in which they are locked: uncompressed ranges first, because each
+/// locked byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
 /// and many small remaps when they are streamed.
-pub(super) fn pin_order(
+pub(super) fn lock_order(
     mappings: Vec<Mapping>,
     regions: &[CompressedRegion],
 ) -> Vec<(Mapping, Option<&CompressedRegion>)> {
@@ -100,8 +100,8 @@ pub(super) fn in_huge_pages(runs: &[Mapping], mapping: &Mapping) -> Range<usize>
 /// The parts of a mapping before, within and after an address range.
 fn within(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
     let (before, rest) = mapping.split(addresses.start.saturating_sub(mapping.start) as u64);
-    let at = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
-    let (inside, behind) = rest.map_or((None, None), at);
+    let split_at_end = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
+    let (inside, behind) = rest.map_or((None, None), split_at_end);
     [before, inside, behind]
 }
 
@@ -129,8 +129,8 @@ pub(super) fn reads(
         let [before, inside, behind] = within(mapping, in_place);
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
         let fragments = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
-        let inside = pieces(inside, CHUNK).map(|piece| (Destination::Memory(piece.start), piece));
-        let read = |(to, Mapping { start, length, offset, .. }): (Destination, Mapping)| {
+        let inside = pieces(inside, CHUNK).map(|piece| (ReadTarget::Memory(piece.start), piece));
+        let read = |(to, Mapping { start, length, offset, .. }): (ReadTarget, Mapping)| {
             let fills = std::iter::once(start..start + length).collect();
             ChunkRead { file: file.clone(), offset, length, to, fills }
         };
@@ -139,7 +139,7 @@ pub(super) fn reads(
     let file = files.named(&mapping.path.with_file_name(COMPRESSED_FILE))?;
     let (parts, region) = (region.parts(), Arc::new(region.clone()));
     let start = mapping.start;
-    let read = |parts: &[Part]| {
+    let read = |parts: &[RegionPart]| {
         let (first, last) = (&parts[0], &parts[parts.len() - 1]);
         let length = (last.at - first.at) as usize + last.bytes.next_multiple_of(SECTOR as usize);
         let fills = parts.iter().flat_map(|part| part.fills.clone());
@@ -155,15 +155,15 @@ pub(super) fn reads(
                 region.decompress(part, &stored[(part.at - offset) as usize..], fills);
             }
         };
-        ChunkRead { file, offset, length, to: Destination::Through(Arc::new(decompress)), fills }
+        ChunkRead { file, offset, length, to: ReadTarget::Through(Arc::new(decompress)), fills }
     };
     Ok(together(&parts).into_iter().map(read).collect())
 }
 
 /// Through a staging buffer to a mapping: disks fill the huge pages of staging buffers twice as fast as small pages.
-fn copied(mapping: &Mapping) -> Destination {
+fn copied(mapping: &Mapping) -> ReadTarget {
     let Mapping { start, length, .. } = *mapping;
-    Destination::Through(Arc::new(move |read: &[u8]| {
+    ReadTarget::Through(Arc::new(move |read: &[u8]| {
         // SAFETY: the range is the mapping, which stays and is not used until the read was waited for (`Reader::read`).
         let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
         memory[..read.len()].copy_from_slice(read);
@@ -171,11 +171,12 @@ fn copied(mapping: &Mapping) -> Destination {
 }
 
 /// Groups adjacent parts into reads of at most [`PART`] bytes.
-fn together(parts: &[Part]) -> Vec<&[Part]> {
+fn together(parts: &[RegionPart]) -> Vec<&[RegionPart]> {
     let mut groups = Vec::new();
     let mut rest = parts;
     while let Some(first) = rest.first() {
-        let fits = |part: &&Part| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
+        let fits =
+            |part: &&RegionPart| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
         let (group, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
         groups.push(group);
         rest = behind;
@@ -201,14 +202,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fragments_outside_huge_pages_are_pinned_first() {
+    fn fragments_outside_huge_pages_are_locked_first() {
         let mapping =
             |start: usize, length: usize| Mapping { start, length, offset: start as u64, path: PathBuf::new() };
         // Two adjacent mappings that share a huge page, one without fragments, and one smaller than the fragments of the others.
         let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
         let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
         let all = vec![alone.clone(), second, small.clone(), first];
-        let order: Vec<Mapping> = pin_order(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
+        let order: Vec<Mapping> = lock_order(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
         let [front, end] = [mapping(HUGE - 8192, 8192), mapping(3 * HUGE, HUGE - 8192)];
         let [shared, inside] = [mapping(3 * HUGE - 8192, 8192), mapping(HUGE, 2 * HUGE - 8192)];
         assert_eq!(order, [small, front, end, shared, inside, alone]);

@@ -2,7 +2,7 @@
 
 use super::chunks::CHUNK;
 use super::open_files::ReadFrom;
-use super::reader::{Destination, Reader};
+use super::reader::{ReadTarget, Reader};
 use crate::weights::file::{SECTOR, WeightFile};
 use std::io;
 use std::path::Path;
@@ -40,7 +40,7 @@ impl DirectFile {
         let begin = |(number, piece): (usize, &mut [u8])| {
             let at = offset + number as u64 * CHUNK;
             // SAFETY: `bytes` is borrowed mutably until all reads have been waited for, below.
-            unsafe { reader.read(&self.file, at, piece.len(), Destination::Memory(piece.as_mut_ptr() as usize)) }
+            unsafe { reader.read(&self.file, at, piece.len(), ReadTarget::Memory(piece.as_mut_ptr() as usize)) }
         };
         let tickets: Vec<_> = bytes.chunks_mut(CHUNK as usize).enumerate().map(begin).collect();
         // All are waited for, even if some fail.

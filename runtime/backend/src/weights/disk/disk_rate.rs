@@ -2,7 +2,7 @@
 
 use super::huge_pages::HugePages;
 use super::open_files::ReadFrom;
-use super::reader::{Destination, Reader, Ticket};
+use super::reader::{ReadTarget, Reader, Ticket};
 use crate::weights::file::{SECTOR, WeightFile};
 use std::io;
 use std::path::Path;
@@ -16,8 +16,8 @@ const MIN_BYTES: u64 = 256 << 20;
 /// Least time of a measurement: for a tenth of a second, or for bytes read before, a disk may be a third faster than for minutes.
 const MIN_TIME: Duration = Duration::from_millis(500);
 
-/// The buffer of a stage that does not compute.
-struct Stage {
+/// Stands for a stage: memory for its weights, and the reads that fill it.
+struct StageBuffer {
     memory: HugePages,
     reads: Vec<Ticket>,
 }
@@ -36,40 +36,40 @@ pub fn read_rate(path: &Path, bytes: u64) -> io::Result<f64> {
     }
     let (file, reader) = (ReadFrom::Open(Arc::new(file)), Reader::start()?);
     let each = (STAGE / bytes).max(1);
-    let mut stages = [Stage::new(each * bytes)?, Stage::new(each * bytes)?];
+    let mut buffers = [StageBuffer::new(each * bytes)?, StageBuffer::new(each * bytes)?];
     let (mut next, mut done) = (0, 0);
-    let mut begin = |stage: &mut Stage| {
+    let mut begin = |buffer: &mut StageBuffer| {
         for number in 0..each {
-            let (offset, at) = (next % blocks * bytes, stage.memory.start() + (number * bytes) as usize);
-            // SAFETY: the memory is the stage's, whose reads are all waited for before it is dropped.
-            stage.reads.push(unsafe { reader.read(&file, offset, bytes as usize, Destination::Memory(at)) });
+            let (offset, at) = (next % blocks * bytes, buffer.memory.start() + (number * bytes) as usize);
+            // SAFETY: the memory is the buffer's, whose reads are all waited for before it is dropped.
+            buffer.reads.push(unsafe { reader.read(&file, offset, bytes as usize, ReadTarget::Memory(at)) });
             next += 1;
         }
     };
     let started = Instant::now();
-    stages.iter_mut().for_each(&mut begin);
+    buffers.iter_mut().for_each(&mut begin);
     let mut failed = Ok(());
     for turn in 0.. {
-        let stage = &mut stages[turn % 2];
-        if stage.reads.is_empty() {
+        let buffer = &mut buffers[turn % 2];
+        if buffer.reads.is_empty() {
             break;
         }
-        for read in stage.reads.drain(..) {
+        for read in buffer.reads.drain(..) {
             failed = failed.and(reader.wait(read).map(drop));
         }
         done += each * bytes;
         if failed.is_ok() && (done + each * bytes < MIN_BYTES || started.elapsed() < MIN_TIME) {
-            begin(stage);
+            begin(buffer);
         }
     }
     failed?;
     Ok(done as f64 / started.elapsed().as_secs_f64() / 1e9)
 }
 
-impl Stage {
+impl StageBuffer {
     fn new(bytes: u64) -> io::Result<Self> {
         let length = usize::try_from(bytes).map_err(io::Error::other)?;
-        Ok(Stage { memory: HugePages::new(length)?, reads: Vec::new() })
+        Ok(StageBuffer { memory: HugePages::new(length)?, reads: Vec::new() })
     }
 }
 

@@ -105,9 +105,8 @@ mod tests {
         // Two tensors of two experts: one aligned, of 5 pages each; one of 4.5 pages each.
         let tensors = ExpertTensors { count: 2, tensors: vec![tensor(4096, 40_960), tensor(45_056, 36_864)] };
         let (rest, experts) = tensors.divide(vec![mapping(0, 90_112)]);
-        let parts = |mappings: &[Mapping]| -> Vec<_> {
-            mappings.iter().map(|part| (part.offset, part.length)).collect()
-        };
+        let parts =
+            |mappings: &[Mapping]| -> Vec<_> { mappings.iter().map(|part| (part.offset, part.length)).collect() };
         assert_eq!(parts(&experts[0]), [(4096, 20_480), (45_056, 16_384)]);
         assert_eq!(parts(&experts[1]), [(24_576, 20_480), (65_536, 16_384)]);
         assert_eq!(parts(&rest), [(0, 4096), (61_440, 4096), (81_920, 8192)]);

@@ -95,7 +95,7 @@ fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
     [part(start, from), part(to, end)].into_iter().filter(|part| part.length > 0).collect()
 }
 
-/// Drops the files of these mappings from the page cache, as far as no process has them mapped.
+/// Drops the files of these mappings from the page cache, except pages that a process has mapped.
 pub(crate) fn forget(mappings: &[Mapping]) {
     let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| mapping.path.as_path()).collect();
     for file in paths.into_iter().filter_map(|path| File::open(path).ok()) {
@@ -193,7 +193,7 @@ impl Mapping {
         unsafe { libc::madvise(self.address(), self.length, libc::MADV_RANDOM) };
     }
 
-    /// Locks its pages in memory, as far as the system allows.
+    /// Locks its pages in memory; an error if the system refuses.
     pub(super) fn lock(&self) -> io::Result<()> {
         // SAFETY: locking changes no contents; if the range is not mapped, the call fails.
         if unsafe { libc::mlock(self.address(), self.length) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }

@@ -2,7 +2,7 @@
 //!
 //! ONNX Runtime maps external weights from their file and never writes to them, so once a session exists, the pages behind those
 //! addresses can be replaced ([`mapping`]): by anonymous memory that direct reads fill before a run ([`reader`]) and that is evicted
-//! after it. Part of each session's weights stays pinned. Where kernels want another layout, the session is created from a file that
+//! after it. Part of each session's weights stays locked. Where kernels want another layout, the session is created from a file that
 //! has it already ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file. Regions of
 //! such a file that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]).
 
@@ -49,7 +49,7 @@ use usage_probe::UsageProbe;
 /// Whether weights can be streamed from disk on this system.
 pub(crate) const POSSIBLE: bool = true;
 
-/// What all streamed sessions of a backend share. The reader starts when the first session needs it.
+/// The reader, page pool and open files that all streamed sessions of a backend share. The reader starts with the first session.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
     reader: Rc<OnceCell<Rc<Reader>>>,
@@ -63,9 +63,9 @@ pub(crate) struct DiskReaders {
 pub(crate) enum SessionWeights {
     /// Where ONNX Runtime put them: in memory, or mapped by the system.
     InMemory,
-    /// Will be streamed; mapped from their file until [`pin_and_stream`](Self::pin_and_stream).
+    /// Will be streamed; mapped from their file until [`lock_and_stream`](Self::lock_and_stream).
     Pending(PendingWeights),
-    /// Partly pinned; the rest is read before each run.
+    /// Partly locked; the rest is read before each run.
     Streamed(StreamedWeights),
     /// Mapped from their file; a run faults pages in.
     Mapped(MappedWeights),
@@ -145,7 +145,7 @@ impl DiskReaders {
 }
 
 impl PendingWeights {
-    fn pin_and_stream(self, pinned: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
+    fn lock_and_stream(self, locked: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
         let PendingWeights { probe, regions, experts, readers, partition } = self;
         let failed = reading(&partition);
         let io = StreamingIo {
@@ -158,10 +158,10 @@ impl PendingWeights {
         // borrows the session's weights (`SessionCore`).
         let (mappings, experts) = experts.divide(probe.used());
         let mut weights =
-            unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, pinned) }.map_err(&failed)?;
+            unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) }.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
-        info!(partition, pinned, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
+        info!(partition, locked, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
         for (number, ChunkSize { resident, stored }) in weights.bytes().iter().enumerate() {
             debug!(partition, number, resident, stored, "chunk");
         }
@@ -177,8 +177,8 @@ impl PendingWeights {
 }
 
 impl SessionWeights {
-    /// Whether the weights stay where they are, so that no run needs a fetch or a release.
-    pub fn is_resident(&self) -> bool {
+    /// Whether the weights need no management: no run needs a fetch or a release.
+    pub fn is_unmanaged(&self) -> bool {
         matches!(self, SessionWeights::InMemory)
     }
 
@@ -194,11 +194,11 @@ impl SessionWeights {
         }
     }
 
-    /// Reads and pins up to `pinned` bytes, and drops the rest; a warning for the user, if there is one.
-    pub fn pin_and_stream(&mut self, pinned: u64) -> Result<Option<String>, BackendError> {
+    /// Reads and locks up to `locked` bytes, and drops the rest; a warning for the user, if there is one.
+    pub fn lock_and_stream(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
         match std::mem::replace(self, SessionWeights::InMemory) {
             SessionWeights::Pending(pending) => {
-                let (weights, warning) = pending.pin_and_stream(pinned)?;
+                let (weights, warning) = pending.lock_and_stream(locked)?;
                 *self = SessionWeights::Streamed(weights);
                 Ok(warning)
             }

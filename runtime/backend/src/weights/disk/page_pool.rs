@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// Runs of small pages with fewer bytes are freed: moving them costs more than allocating.
 const MIN_RUN: usize = 64 << 10;
-/// The limit on mappings of a process where the system does not tell.
+/// The limit on mappings of a process, if the system does not report it.
 const DEFAULT_MAX_MAPPINGS: usize = 65_530;
 /// One in `SHARE` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest of the
 /// process needs some too.
@@ -50,7 +50,7 @@ impl PagePool {
         PagePool(RefCell::new(PoolState { ranges_left: ranges, huge, small, movable: true, held: 0, peak: 0 }))
     }
 
-    /// Registers address ranges that pages move to and from; false if the process may not have so many mappings.
+    /// Registers address ranges that pages move to and from; false if that would exceed the process's limit on mappings.
     pub fn register(&self, ranges: usize) -> bool {
         let state = &mut *self.0.borrow_mut();
         let left = state.ranges_left.checked_sub(ranges);

@@ -110,7 +110,7 @@ mod tests {
 
     const PAGE: usize = 4096;
 
-    /// The memory of sessions of so many pages each, at addresses that are not aligned to huge pages.
+    /// The memory of sessions, with this many pages each, at addresses that are not aligned to huge pages.
     fn sessions(pool: &Rc<PagePool>, pages: &[usize]) -> (Pages, Vec<(PageRegions, Range<usize>)>) {
         let all = Pages::reserve(pages.iter().map(|pages| (pages + 1) * PAGE).sum()).unwrap();
         let mut at = all.address() as usize;

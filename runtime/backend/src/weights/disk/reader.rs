@@ -7,13 +7,13 @@ mod ring;
 mod shared;
 mod staging;
 
-pub(super) use request::{Destination, Ticket};
+pub(super) use request::{ReadTarget, Ticket};
 pub(super) use staging::BUFFER;
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
-use request::Request;
-use ring::{Wake, new_ring, through_ring};
+use request::ReadRequest;
+use ring::{Wake, WakeableRing, through_ring};
 use shared::{Shared, ToDecompress};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -28,8 +28,8 @@ const THREADS: usize = 4;
 
 /// Reads files in the background, in the order of requests.
 pub(crate) struct Reader {
-    requests: Option<Sender<Request>>,
-    /// Of a reader with io_uring.
+    requests: Option<Sender<ReadRequest>>,
+    /// Wakes the thread of a reader with io_uring.
     wake: Option<Arc<Wake>>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -41,8 +41,9 @@ pub(crate) struct Reader {
 impl Reader {
     /// Starts its threads. Without io_uring (an old kernel, a container that forbids it) several threads read.
     pub fn start() -> io::Result<Self> {
-        let Ok((ring, wake)) = new_ring() else { return Self::with_threads() };
-        let mut reader = Self::with("io_uring", vec![(ring, Arc::clone(&wake))], through_ring)?;
+        let Ok(ring) = WakeableRing::new() else { return Self::with_threads() };
+        let wake = Arc::clone(&ring.wake);
+        let mut reader = Self::with("io_uring", vec![ring], through_ring)?;
         reader.wake = Some(wake);
         Ok(reader)
     }
@@ -56,7 +57,7 @@ impl Reader {
     fn with<T: Send + 'static>(
         kind: &'static str,
         workers: Vec<T>,
-        work: fn(T, &Mutex<Receiver<Request>>, &Shared, &Sender<ToDecompress>),
+        work: fn(T, &Mutex<Receiver<ReadRequest>>, &Shared, &Sender<ToDecompress>),
     ) -> io::Result<Self> {
         let (sender, receiver) = channel();
         let (shared, receiver) = (Arc::<Shared>::default(), Arc::new(Mutex::new(receiver)));
@@ -87,12 +88,12 @@ impl Reader {
     ///
     /// # Safety
     /// Nothing may use or unmap the destination until [`wait`](Self::wait) has returned for this ticket.
-    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: Destination) -> Ticket {
+    pub(super) unsafe fn read(&self, file: &ReadFrom, offset: u64, length: usize, to: ReadTarget) -> Ticket {
         let ticket = Ticket(self.next.replace(self.next.get() + 1));
-        let request = Request { ticket, file: file.clone(), offset, length, to };
+        let request = ReadRequest { ticket, file: file.clone(), offset, length, to };
         let sent = self.requests.as_ref().map(|requests| requests.send(request));
         if !matches!(sent, Some(Ok(()))) {
-            self.shared.refuse((ticket, io::Error::other("the thread that reads weights has ended")));
+            self.shared.refuse(ticket, io::Error::other("the thread that reads weights has ended"));
         }
         if let Some(wake) = &self.wake {
             wake.notify();
@@ -144,7 +145,7 @@ mod tests {
                 let length = piece.min(pages.len() - start);
                 // SAFETY: `pages` outlives the waits below, and nothing reads it before them.
                 unsafe {
-                    reader.read(&file, *start as u64, length, Destination::Memory(pages.address() as usize + start))
+                    reader.read(&file, *start as u64, length, ReadTarget::Memory(pages.address() as usize + start))
                 }
             })
             .collect();
@@ -182,7 +183,7 @@ mod tests {
             let pages = Pages::reserve(SECTOR as usize).unwrap();
             // SAFETY: `pages` outlives the wait.
             let ticket = unsafe {
-                reader.read(&file, 2 * SECTOR, SECTOR as usize, Destination::Memory(pages.address() as usize))
+                reader.read(&file, 2 * SECTOR, SECTOR as usize, ReadTarget::Memory(pages.address() as usize))
             };
             let error = reader.wait(ticket).unwrap_err().to_string();
             assert!(error.contains("was changed while it was in use"), "{error}");
@@ -198,7 +199,7 @@ mod tests {
                 &ReadFrom::Open(Arc::new(file)),
                 offset,
                 pages.len(),
-                Destination::Memory(pages.address() as usize),
+                ReadTarget::Memory(pages.address() as usize),
             )
         };
         reader.wait(ticket)
@@ -247,7 +248,7 @@ mod tests {
         }
         let pages = Pages::reserve(SECTOR as usize).unwrap();
         // SAFETY: `pages` outlives the wait.
-        let ticket = unsafe { reader.read(&slow, 0, pages.len(), Destination::Memory(pages.address() as usize)) };
+        let ticket = unsafe { reader.read(&slow, 0, pages.len(), ReadTarget::Memory(pages.address() as usize)) };
         // Let the reader wait for the slow read before it gets the next request.
         std::thread::sleep(Duration::from_millis(50));
         read(&reader, WeightFile::open(&path).unwrap(), 0, 1).unwrap();

@@ -1,6 +1,6 @@
-//! The weights of one session: those pinned in memory, and the chunks of the rest, which are read before each run.
+//! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
 
-use super::chunks::{ChunkRead, Files, in_huge_pages, joined, pin_order, reads};
+use super::chunks::{ChunkRead, Files, in_huge_pages, joined, lock_order, reads};
 use super::compressed::CompressedRegion;
 use super::mapping::{Access, Mapping};
 use super::open_files::OpenFiles;
@@ -21,25 +21,25 @@ pub(crate) struct StreamedWeights {
     /// Bytes of each chunk.
     bytes: Vec<ChunkSize>,
     /// The chunks that every run needs, then those of experts.
-    chunks: Vec<Chunk>,
+    chunks: Vec<StreamedChunk>,
     /// The chunks of each expert.
     experts: Vec<Range<usize>>,
     /// The experts that the next run uses.
     selected: Vec<u32>,
     /// The address ranges that the chunks fill that every run needs.
     memory: PageRegions,
-    /// Why the system did not lock the pinned weights, if it did not.
+    /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
     unlocked: Option<io::Error>,
 }
 
-/// What a session's weights share with those of other sessions: the reader, the page pool and the open files.
+/// The reader, the page pool and the open files, which all sessions share.
 pub(super) struct StreamingIo {
     pub reader: Rc<Reader>,
     pub pool: Rc<PagePool>,
     pub files: Arc<OpenFiles>,
 }
 
-struct Chunk {
+struct StreamedChunk {
     read: ChunkRead,
     state: ChunkState,
     /// The memory of a chunk of an expert. Access is forbidden while it is absent: a kernel that reads an expert that was not selected
@@ -57,7 +57,7 @@ enum ChunkState {
 }
 
 impl StreamedWeights {
-    /// Takes over the mappings that ONNX Runtime made for a session. Reads and pins up to `pinned` bytes, in [`pin_order`]; the rest is
+    /// Takes over the mappings that ONNX Runtime made for a session. Reads and locks up to `locked` bytes, in [`lock_order`]; the rest is
     /// absent, and so are `experts`, which are not among `mappings`. `regions` are stored compressed in the weights' directory.
     ///
     /// # Safety
@@ -68,7 +68,7 @@ impl StreamedWeights {
         mappings: Vec<Mapping>,
         experts: Vec<Vec<Mapping>>,
         regions: &[CompressedRegion],
-        pinned: u64,
+        locked: u64,
     ) -> io::Result<Self> {
         let StreamingIo { reader, pool, files } = io;
         let mut files = Files::new(files);
@@ -79,19 +79,19 @@ impl StreamedWeights {
             unsafe { mapping.replace() }?;
         }
         let all: u64 = mappings.iter().map(|mapping| mapping.length as u64).sum();
-        let (mut room, mut streamed) = (pinned.min(all), Vec::new());
-        for (mapping, region) in pin_order(mappings, regions) {
+        let (mut room, mut streamed) = (locked.min(all), Vec::new());
+        for (mapping, region) in lock_order(mappings, regions) {
             let held = mapping.length as u64;
-            let (pinned, rest) = match region {
+            let (locked, rest) = match region {
                 Some(region) if held <= room => (Some((mapping, Some(region))), None),
-                // Uncompressed, a part of it can be pinned; only worth it if that leaves less to read.
+                // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
                 Some(region) if held - room >= region.stored_bytes() => (None, Some((mapping, Some(region)))),
                 _ => {
-                    let (pinned, rest) = mapping.split(room);
-                    (pinned.map(|part| (part, None)), rest.map(|part| (part, None)))
+                    let (locked, rest) = mapping.split(room);
+                    (locked.map(|part| (part, None)), rest.map(|part| (part, None)))
                 }
             };
-            if let Some((mapping, region)) = pinned {
+            if let Some((mapping, region)) = locked {
                 room = room.saturating_sub(mapping.length as u64);
                 // Locked before it is read, so that no huge page that starts here reaches into absent memory.
                 unlocked = mapping.lock().err().or(unlocked);
@@ -105,13 +105,18 @@ impl StreamedWeights {
         let mut chunks = Vec::new();
         for (mapping, region) in &streamed {
             let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
-            chunks.extend(reads.into_iter().map(|read| Chunk { read, state: ChunkState::Absent, expert: None }));
+            chunks.extend(reads.into_iter().map(|read| StreamedChunk {
+                read,
+                state: ChunkState::Absent,
+                expert: None,
+            }));
         }
-        // If the system does not lock memory, huge pages of pinned weights may reach into these ranges; `new` frees them.
+        // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { PageRegions::new(pool, &runs) };
-        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &Chunk| &*chunk.read.fills));
-        let size_of = |(chunk, resident): (&Chunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
+        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &StreamedChunk| &*chunk.read.fills));
+        let size_of =
+            |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
         let mut bytes: Vec<ChunkSize> = chunks.iter().zip(needed).map(size_of).collect();
         let mut of_experts = Vec::with_capacity(experts.len());
         for parts in &experts {
@@ -135,7 +140,7 @@ impl StreamedWeights {
         &self.bytes
     }
 
-    /// Why the system did not lock the pinned weights; returned once.
+    /// Why the system refused to lock weights, if it did; returned once.
     pub fn take_unlocked(&mut self) -> Option<io::Error> {
         self.unlocked.take()
     }
@@ -169,7 +174,7 @@ impl StreamedWeights {
         }
     }
 
-    /// Waits for a chunk; when it was read, by the clock `now`.
+    /// Waits for a chunk; returns the interval of its read, by the clock `now`.
     pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
         let chunk = &mut self.chunks[chunk];
         let ChunkState::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };
@@ -210,7 +215,8 @@ impl StreamedWeights {
 
     /// Refuses a run while a chunk that it needs is absent.
     pub fn check(&self) -> Result<(), BackendError> {
-        let experts = self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
+        let experts =
+            self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
         let mut needed = (0..self.always_needed()).chain(experts);
         match needed.all(|chunk| self.chunks[chunk].state == ChunkState::Present) {
             true => Ok(()),
@@ -241,17 +247,17 @@ impl Drop for StreamedWeights {
 }
 
 /// The chunks of an expert's part of a mapping, each with the memory that it fills.
-fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<Chunk>> {
+fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<StreamedChunk>> {
     let (mut rest, mut chunks) = (Some(part.clone()), Vec::new());
     for read in reads(part, None, 0..0, files)? {
         let (memory, more) = rest.take().map_or((None, None), |rest| rest.split(read.length as u64));
-        chunks.push(Chunk { read, state: ChunkState::Absent, expert: memory });
+        chunks.push(StreamedChunk { read, state: ChunkState::Absent, expert: memory });
         rest = more;
     }
     Ok(chunks)
 }
 
-/// Reads pinned weights.
+/// Reads locked weights.
 fn read_now(reader: &Reader, reads: Vec<ChunkRead>) -> io::Result<()> {
     reads.iter().try_for_each(|read| reader.wait(begin(reader, read)).map(drop))
 }
@@ -296,7 +302,7 @@ fn misfit(why: &str) -> BackendError {
 #[cfg(test)]
 mod tests {
     use super::super::open_files::ReadFrom;
-    use super::super::reader::Destination;
+    use super::super::reader::ReadTarget;
     use super::*;
     use crate::os::Pages;
     use crate::weights::file::{SECTOR, WeightFile};
@@ -311,9 +317,9 @@ mod tests {
         let pages = Pages::reserve(2 * BYTES).unwrap();
         let chunk = |file: WeightFile, number: usize| {
             let at = pages.address() as usize + number * BYTES;
-            let (to, fills) = (Destination::Memory(at), std::iter::once(at..at + BYTES).collect());
+            let (to, fills) = (ReadTarget::Memory(at), std::iter::once(at..at + BYTES).collect());
             let read = ChunkRead { file: ReadFrom::Open(Arc::new(file)), offset: 0, length: BYTES, to, fills };
-            Chunk { read, state: ChunkState::Absent, expert: None }
+            StreamedChunk { read, state: ChunkState::Absent, expert: None }
         };
         let broken = WeightFile::with_length(Path::new("/proc/self/mem"), u64::MAX);
         let chunks = vec![chunk(WeightFile::open(&path).unwrap(), 0), chunk(broken, 1)];
@@ -364,36 +370,36 @@ mod tests {
     }
 
     #[test]
-    fn streamed_weights_equal_the_file_for_any_number_of_pinned_bytes() {
+    fn streamed_weights_equal_the_file_for_any_number_of_locked_bytes() {
         for reader in Reader::each() {
             let (reader, pool, files, dir) =
                 (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
             let regions = |dir: &Path| super::super::compressed::regions(dir).unwrap();
             let mut read = Vec::new();
-            for pinned in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
+            for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
                 let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &regions(dir.path()), pinned) }.unwrap();
+                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &regions(dir.path()), locked) }.unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())
                         .for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
                     weights.check().unwrap();
                     // SAFETY: the mapping has this length, and nothing writes to it now.
-                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{pinned} pinned");
+                    assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
                     weights.release();
                 }
                 let held: u64 = weights.bytes().iter().map(|chunk| chunk.resident).sum();
-                assert!(bytes.len() as u64 - held <= pinned + SECTOR && all.len() == 1);
+                assert!(bytes.len() as u64 - held <= locked + SECTOR && all.len() == 1);
                 read.push(weights.bytes().iter().map(|chunk| chunk.stored).sum::<u64>());
                 drop((weights, map));
             }
             // 167,936 bytes are uncompressed; sums and scales take 16,384, and the numbers half of their size. Uncompressed bytes are
-            // pinned first, and in the last case all are pinned.
+            // locked first, and in the last case all are locked.
             let half = 3 << 19;
             assert_eq!(read[..2], [167_936 + 16_384 + half, 167_936 - 53_248 + 16_384 + half]);
             assert_eq!(read[5], 0);

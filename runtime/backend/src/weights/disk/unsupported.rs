@@ -116,7 +116,7 @@ impl DiskReaders {
 
 impl SessionWeights {
     /// Always true.
-    pub fn is_resident(&self) -> bool {
+    pub fn is_unmanaged(&self) -> bool {
         true
     }
 
@@ -129,7 +129,7 @@ impl SessionWeights {
     pub fn sample_resident(&mut self) {}
 
     /// Does nothing.
-    pub fn pin_and_stream(&mut self, _: u64) -> Result<Option<String>, BackendError> {
+    pub fn lock_and_stream(&mut self, _: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
 

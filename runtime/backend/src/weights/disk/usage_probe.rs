@@ -1,7 +1,7 @@
-//! Which of the mapped weights runs read: those whose pages became resident during warm-up runs.
+//! The usage probe: finds the mapped weights that runs read, by their pages that become resident during warm-up runs.
 //!
-//! Kernels with packed copies do not read all originals, which stay mapped beside the copies. What no run has touched stays mapped from
-//! its file: it takes no memory, and if a run needs it after all, the system faults it in.
+//! Kernels with packed copies do not read all originals, which stay mapped beside the copies. Weights that no run has touched stay
+//! mapped from their file: they take no memory, and if a run needs them after all, the system faults them in.
 
 use super::mapping::{Mapping, forget};
 use std::fs::File;
@@ -20,7 +20,7 @@ const MIN_SHARE: usize = 32;
 /// 512 experts, warm-up tokens may visit ten.
 const MIN_PAGES: usize = 64;
 
-/// The mappings of a session and whether each was read, as far as is known.
+/// The mappings of a session, and those that a run is known to have read.
 pub(super) struct UsageProbe {
     pub mappings: Vec<Mapping>,
     used: Vec<bool>,
@@ -38,7 +38,7 @@ impl UsageProbe {
         let used = recorded.as_deref().and_then(|text| read(text, &mappings));
         let known = used.is_some() || !records;
         for mapping in &mappings {
-            // Pages read while the session was created say nothing of its runs.
+            // Pages that session creation touched say nothing about runs.
             // SAFETY: as in `sample`.
             unsafe { mapping.free_pages() };
         }

@@ -1,5 +1,5 @@
-//! What a chain computes: of the last token of a pass one number, `0.5 x + c + 0.25 s`, where `c` is the sum of the part's
-//! weights and the state `s` has added up all `x` before.
+//! The computation of a chain: one number from the last token of a pass, `0.5 x + c + 0.25 s`, where `c` is the sum of the part's
+//! weights and the state `s` is the sum of all earlier `x`.
 
 use crate::error::BackendError;
 use crate::mock::session::Kernel;
@@ -73,7 +73,7 @@ fn remembered(cache: &MockTensor, tokens: u64, position: u64, value: f32) -> f32
     before
 }
 
-/// The one number a weight consists of.
+/// The number that fills a weight.
 fn even(weight: &MockTensor) -> Result<f32, BackendError> {
     let first = weight.f32(0);
     let same = (1..weight.shape()[0]).all(|at| weight.f32(at) == first);

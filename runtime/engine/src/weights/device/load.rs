@@ -4,23 +4,23 @@
 use super::{DeviceTier, RingId, SlotRing, StageSlot, StageWeights};
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, StageId, Table};
+use crate::ids::{Id, IndexVec, StageId};
 use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, Dims, Fallback, HostCopy, MemoryId, WeightLocation};
 use crate::program::Stage;
 use crate::reporter::{Reporter, listed};
-use hpp_schema::{ByteSize, Form, Plan, Residency, WeightInput, in_slot};
+use hpp_schema::{ByteSize, PartitionVariant, Plan, Residency, WeightInput, in_slot};
 use std::path::Path;
 
-/// Slots of a ring that the plan did not ask for.
+/// Slots of a ring that the plan does not have.
 const DEFAULT_SLOTS: u32 = 2;
 
-/// What the device tier is made from.
+/// The inputs of [`DeviceTier::load`].
 pub(crate) struct DeviceTierConfig<'a> {
     pub plan: &'a Plan,
     /// The plan's directory.
     pub dir: &'a Path,
-    pub stages: &'a Table<StageId, Stage>,
+    pub stages: &'a IndexVec<StageId, Stage>,
     pub options: &'a EngineOptions,
     /// Bytes of host memory for weights that are streamed to devices; `None` without a limit.
     pub host_memory: Option<u64>,
@@ -31,8 +31,8 @@ impl<B: Backend> DeviceTier<B> {
     /// Reserves memory for all weights that are inputs, and copies those that stay on their device.
     pub fn load(pool: &BufferPool<B>, config: &DeviceTierConfig<'_>) -> Result<Self, EngineError> {
         let weights = config.stages.iter().map(|_| None).collect();
-        let mut tier = DeviceTier { weights, rings: Table::default(), poison: None };
-        let host = HostShare::new(config);
+        let mut tier = DeviceTier { weights, rings: IndexVec::default(), poison: None };
+        let host = HostCopyPolicy::new(config);
         tracing::debug!(
             host_memory = config.host_memory,
             pinned_share = host.pinned,
@@ -64,36 +64,36 @@ impl<B: Backend> DeviceTier<B> {
 
 /// How the host keeps weights that are streamed to devices.
 #[derive(Clone, Copy)]
-struct HostShare {
+struct HostCopyPolicy {
     /// The share of each stage's weights that is pinned, 0 to 1.
     pinned: f64,
     /// Whether the host lacks memory for the rest, so that reads bypass the page cache.
     is_short: bool,
 }
 
-impl HostShare {
+impl HostCopyPolicy {
     fn new(config: &DeviceTierConfig<'_>) -> Self {
-        let forms = config.stages.iter().filter_map(|stage| device_form(config.plan, stage));
-        let streamed = forms.filter(is_streamed).flat_map(|form| form.weights).filter_map(WeightInput::bytes);
+        let variants = config.stages.iter().filter_map(|stage| device_variant(config.plan, stage));
+        let streamed = variants.filter(is_streamed).flat_map(|variant| variant.weights).filter_map(WeightInput::bytes);
         let total = streamed.fold(0, u64::saturating_add);
         let held = total.min(config.host_memory.unwrap_or(u64::MAX));
         let pinned = held.min(config.options.pinned.unwrap_or(u64::MAX));
-        HostShare {
+        HostCopyPolicy {
             pinned: if total > 0 { pinned as f64 / total as f64 } else { 0.0 },
             is_short: held < total || config.plan.devices.iter().any(|device| device.window.is_some()),
         }
     }
 }
 
-fn is_streamed(form: &Form<'_>) -> bool {
-    form.residency == Residency::Streamed
+fn is_streamed(variant: &PartitionVariant<'_>) -> bool {
+    variant.residency == Residency::Streamed
 }
 
-/// The form of a stage whose weights are inputs; `None` for a stage that fell back to constants on the host.
-fn device_form<'a>(plan: &'a Plan, stage: &Stage) -> Option<Form<'a>> {
+/// The variant of a stage whose weights are inputs; `None` for a stage that fell back to constants on the host.
+fn device_variant<'a>(plan: &'a Plan, stage: &Stage) -> Option<PartitionVariant<'a>> {
     stage.weight_memory()?;
-    let forms = plan.partitions[stage.partition.index()].forms();
-    forms.into_iter().find(|form| form.device == stage.device && !form.weights.is_empty())
+    let variants = plan.partitions[stage.partition.index()].variants();
+    variants.into_iter().find(|variant| variant.device == stage.device && !variant.weights.is_empty())
 }
 
 /// The slots of one device in one memory, while they are reserved.
@@ -108,7 +108,7 @@ struct DeviceLoader<'a, B: Backend> {
     pool: &'a BufferPool<B>,
     config: &'a DeviceTierConfig<'a>,
     device: &'a str,
-    host: HostShare,
+    host: HostCopyPolicy,
 }
 
 impl<'a, B: Backend> DeviceLoader<'a, B> {
@@ -116,8 +116,8 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
         self.pin();
         let mut memories = Vec::new();
         for (id, stage) in self.stages() {
-            let Some(form) = device_form(self.config.plan, stage) else { continue };
-            let weights = self.open_weights(stage, &form)?;
+            let Some(variant) = device_variant(self.config.plan, stage) else { continue };
+            let weights = self.open_weights(stage, &variant)?;
             memories.push(weights.memory);
             tier.weights[id] = Some(weights);
         }
@@ -155,13 +155,13 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
 
     /// How the host keeps a stage's weights. Resident ones are copied once and need no pinned memory.
     fn host_copy(&self, stage: &Stage) -> HostCopy {
-        let streamed = device_form(self.config.plan, stage).filter(is_streamed);
-        let sizes = streamed.iter().flat_map(|form| form.weights).filter_map(WeightInput::bytes);
+        let streamed = device_variant(self.config.plan, stage).filter(is_streamed);
+        let sizes = streamed.iter().flat_map(|variant| variant.weights).filter_map(WeightInput::bytes);
         let bytes = sizes.fold(0, u64::saturating_add);
         HostCopy { pinned: (self.host.pinned * bytes as f64) as u64, bypass_page_cache: self.host.is_short }
     }
 
-    fn open_weights(&self, stage: &Stage, form: &Form<'_>) -> Result<StageWeights<B>, EngineError> {
+    fn open_weights(&self, stage: &Stage, variant: &PartitionVariant<'_>) -> Result<StageWeights<B>, EngineError> {
         let partition = &self.config.plan.partitions[stage.partition.index()];
         let dir = self.config.dir.join(&partition.weights_dir);
         let bytes_of = |weight: &WeightInput| weight.bytes().unwrap_or(u64::MAX);
@@ -170,14 +170,14 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
             offset: weight.offset,
             bytes: bytes_of(weight),
         };
-        let locations: Vec<WeightLocation> = form.weights.iter().map(locate).collect();
+        let locations: Vec<WeightLocation> = variant.weights.iter().map(locate).collect();
         let memory = stage.weight_memory().unwrap_or(MemoryId::HOST);
         let source = self.pool.backend.upload_source(&locations, memory, self.host_copy(stage));
         let source = source.map_err(|source| stage.failed("opening its weights", source))?;
-        let order = in_slot(form.weights);
+        let order = in_slot(variant.weights);
         let buffer_of = |at: usize| order.iter().position(|other| *other == at).unwrap_or(0);
         let inputs =
-            form.weights.iter().enumerate().map(|(at, weight)| (Dims::from_slice(&weight.shape), buffer_of(at)));
+            variant.weights.iter().enumerate().map(|(at, weight)| (Dims::from_slice(&weight.shape), buffer_of(at)));
         Ok(StageWeights {
             source,
             inputs: inputs.collect(),
@@ -198,7 +198,7 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
         let in_memory = |id: StageId| tier.weights[id].as_ref().is_some_and(|weights| weights.memory == memory);
         let stages = self.stages().filter(|(id, _)| in_memory(*id));
         let (streamed, resident): (Vec<_>, Vec<_>) =
-            stages.partition(|(_, stage)| device_form(self.config.plan, stage).as_ref().is_some_and(is_streamed));
+            stages.partition(|(_, stage)| device_variant(self.config.plan, stage).as_ref().is_some_and(is_streamed));
         let streamed: Vec<StageId> = streamed.into_iter().map(|(id, _)| id).collect();
         let resident: Vec<StageId> = resident.into_iter().map(|(id, _)| id).collect();
         let ring = match streamed.is_empty() {

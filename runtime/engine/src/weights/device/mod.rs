@@ -13,16 +13,16 @@ pub(crate) use load::DeviceTierConfig;
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::BackendError;
-use crate::ids::{Id, StageId, Table};
+use crate::ids::{Id, IndexVec, StageId};
 use crate::port::{Backend, Dims, MemoryId, Uploaded};
-use crate::telemetry::{Awaited, Event, PerPhase, Phase};
+use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase};
 use ring::SlotRing;
 
 /// All weights that are inputs.
 pub(crate) struct DeviceTier<B: Backend> {
     /// `None` where all weights of a stage are constants.
-    weights: Table<StageId, Option<StageWeights<B>>>,
-    rings: Table<RingId, SlotRing<B>>,
+    weights: IndexVec<StageId, Option<StageWeights<B>>>,
+    rings: IndexVec<RingId, SlotRing<B>>,
     /// All ones, as large as the largest buffer of a slot; copied to a slot before its weights if slots are poisoned.
     poison: Option<Buffer<B>>,
 }
@@ -145,7 +145,7 @@ impl<B: Backend> WeightTier<B> for DeviceTier<B> {
             return Ok(Waited::Caller);
         };
         let bytes = self.weights[stage].as_ref().map_or(0, |weights| weights.bytes);
-        context.recorder.record(Event::Upload { stage, memory: self.rings[ring].memory, bytes }, copy);
+        context.recorder.record(DeviceEvent::Upload { stage, memory: self.rings[ring].memory, bytes }, copy);
         Ok(stall.map_or(Waited::Caller, Waited::Device))
     }
 

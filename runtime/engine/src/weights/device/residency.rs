@@ -1,5 +1,4 @@
-//! Changes between passes where a stage's weights lie: in a slot of their own, or in the ring. Needs no new session, and changes no
-//! token.
+//! Moves a stage's weights between a slot of their own and the ring, between two passes. Needs no new session and changes no token.
 
 use super::super::WeightTier;
 use super::load::reserve_slot;

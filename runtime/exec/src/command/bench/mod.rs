@@ -12,11 +12,11 @@ use crate::error::ExecError;
 use crate::inputs::random_tokens;
 use crate::numbers::{counted, millis};
 use crate::other_load::OtherLoad;
-use crate::runtime::{OrtBackend, Runtime};
+use crate::runtime::{OnnxRuntime, OrtBackend};
 use hpp_engine::Telemetry;
 use hpp_generate::sampling::greedy;
 use hpp_generate::{ModelInputs, PlanFile, SingleSequence, check_language_model};
-use hpp_io::{OutputFile, WriteError, show, show_json};
+use hpp_io::{FileWriteError, OutputFile, show, show_json};
 use hpp_schema::{Timeline, Whole};
 use report::{BenchReport, report, text};
 use std::io::Write;
@@ -34,7 +34,7 @@ struct BenchRun {
     timeline: Timeline,
 }
 
-/// Tokens of the prompt, unless other numbers are asked for.
+/// Tokens of the prompt by default.
 const DEFAULT_PROMPT: u64 = 512;
 
 /// Loads the plan, warms up, measures and prints.
@@ -69,11 +69,11 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
     }
-    let mut report: BenchReport = report((args, prompt_tokens), &plan, which.partitions.len(), &runs, &mut sequence);
+    let mut report: BenchReport = report(args, prompt_tokens, &plan, which.partitions.len(), &runs, &mut sequence);
     // Unloads the plan, so that the paths of weights are measured alone.
     drop(sequence);
     if let Some(last) = runs.last() {
-        let runtime = Runtime::open_for(&plan.plan, &args.runtime, ctx.console)?;
+        let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         report.links = weight_paths(&runtime, &plan, &last.telemetry, &last.tokens);
     }
     if args.json {
@@ -84,8 +84,8 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     Ok(0)
 }
 
-fn write(mut file: OutputFile, path: &Path, timeline: &Timeline) -> Result<(), WriteError> {
-    let failed = |source| WriteError { path: path.to_owned(), source };
+fn write(mut file: OutputFile, path: &Path, timeline: &Timeline) -> Result<(), FileWriteError> {
+    let failed = |source| FileWriteError { path: path.to_owned(), source };
     file.file().write_all(timeline.to_chrome_trace().as_bytes()).map_err(failed)?;
     file.finish()
 }

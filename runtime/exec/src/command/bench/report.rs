@@ -68,7 +68,8 @@ struct BenchStage {
 
 /// Summarises the runs.
 pub(super) fn report(
-    (args, prompt_tokens): (&BenchArgs, u64),
+    args: &BenchArgs,
+    prompt_tokens: u64,
     plan: &PlanFile,
     partitions: usize,
     runs: &[BenchRun],

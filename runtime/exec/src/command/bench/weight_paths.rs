@@ -4,7 +4,7 @@
 use super::token_times::{TokenTimes, WeightTransfer};
 use crate::error::ExecError;
 use crate::measure::{copy_bandwidth, direct_read_bandwidth};
-use crate::runtime::Runtime;
+use crate::runtime::OnnxRuntime;
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_generate::PlanFile;
 use hpp_schema::{FileRole, Provider};
@@ -50,7 +50,7 @@ impl WeightPath {
 /// The paths by which weights were transferred in a run, each measured alone now that no plan is loaded. Leaves out a path that cannot
 /// be measured and says so.
 pub(super) fn weight_paths(
-    runtime: &Runtime,
+    runtime: &OnnxRuntime,
     plan: &PlanFile,
     telemetry: &Telemetry,
     tokens: &[TokenTimes],

@@ -7,7 +7,7 @@ use super::{CommandContext, context_length, load_engine, open_embeddings, open_e
 use crate::cli::JobsArgs;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
-use crate::job_files::{Answer, Answers, BadLine, Job, JobId, Prompts};
+use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
 use crate::numbers::{counted, rate};
 use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
@@ -32,7 +32,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     check_language_model(&plan.plan)?;
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
     let (done, errors) = (answered.count(), answered.errors);
-    let opened = Prompts::open(&args.input, answered);
+    let opened = PromptReader::open(&args.input, answered);
     let (mut prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let requests = RequestMaker::open(&plan, &args.defaults, context_length(&plan, &args.runtime))?;
     let inputs = ModelInputs {
@@ -47,7 +47,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         };
         ctx.console.info(&format!("all {} have an answer already{of_errors}", counted(total as u64, "line")));
         if args.json {
-            show_json(ctx.out, &Counts { errors, ..Counts::default() })?;
+            show_json(ctx.out, &JobCounts { errors, ..JobCounts::default() })?;
         }
         return Ok(0);
     }
@@ -58,7 +58,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
     let options = EngineOptions { sequences, row_batching, ..args.runtime.engine_options() };
     ctx.interrupt.graceful();
-    let engine = load_engine(&plan.plan, &plan.dir, (&args.runtime, options), ctx.console, ctx.interrupt)?;
+    let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
     let jobs = Jobs {
         batch: Batch::new(engine, inputs),
@@ -67,7 +67,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         requests,
         answers,
         running: HashMap::new(),
-        counts: Counts::default(),
+        counts: JobCounts::default(),
         started: Instant::now(),
     };
     jobs.run((done, total), args, ctx)
@@ -78,11 +78,11 @@ struct Jobs {
     batch: Batch<OrtBackend>,
     /// Most sequences at once.
     sequences: usize,
-    prompts: Prompts,
+    prompts: PromptReader,
     requests: RequestMaker,
     answers: Answers,
     running: HashMap<RequestId, Running>,
-    counts: Counts,
+    counts: JobCounts,
     started: Instant,
 }
 
@@ -94,7 +94,7 @@ struct Running {
 
 /// What was done so far, printed by `--json`.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
-struct Counts {
+struct JobCounts {
     /// Prompts answered with text.
     answers: usize,
     /// Prompts answered with an error.
@@ -151,7 +151,7 @@ impl Jobs {
             self.counts.sequences = self.counts.sequences.max(self.batch.len());
             let tokens = &mut self.counts.tokens;
             let finished = self.batch.pass::<ExecError>(&mut |_, event| {
-                *tokens += usize::from(matches!(event, hpp_generate::Event::Token { .. }));
+                *tokens += usize::from(matches!(event, hpp_generate::GenerationEvent::Token { .. }));
                 Ok(())
             })?;
             self.counts.passes += 1;
@@ -240,7 +240,7 @@ impl Jobs {
     }
 
     fn summary(&self) -> String {
-        let Counts { answers, errors, tokens, passes, sequences, seconds, .. } = self.counts;
+        let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = self.counts;
         let telemetry = self.batch.engine().telemetry();
         let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
         format!(

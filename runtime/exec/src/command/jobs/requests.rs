@@ -4,7 +4,7 @@ use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, Role, TextTokenizer};
-use hpp_generate::{GenerateError, PlanFile, PromptEncoder, PromptError, Request, check_prompt};
+use hpp_generate::{GenerateError, GenerationRequest, PlanFile, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 
 /// Makes requests for one plan.
@@ -37,7 +37,7 @@ impl RequestMaker {
     }
 
     /// The request of a prompt.
-    pub fn request(&self, job: Job) -> Result<Request, GenerateError> {
+    pub fn request(&self, job: Job) -> Result<GenerationRequest, GenerateError> {
         let sampling = job.sampling().or(self.sampling).resolve(&self.authors);
         let ignore_eos = job.ignore_eos.unwrap_or(self.defaults.ignore_eos);
         let max_new = job.max_new.map_or(self.defaults.max_new, |tokens| u64::try_from(tokens).ok());
@@ -47,7 +47,7 @@ impl RequestMaker {
         }
         let prompt = self.tokens(job)?;
         check_prompt(&prompt, self.context)?;
-        Ok(Request {
+        Ok(GenerationRequest {
             prompt,
             max_new_tokens: max_new.unwrap_or(u64::MAX),
             eos_token_ids: if ignore_eos { vec![] } else { self.eos_token_ids.clone() },

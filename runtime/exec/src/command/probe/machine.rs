@@ -3,7 +3,7 @@
 use super::{ProbeSession, Replies};
 use crate::error::ExecError;
 use crate::measure::{
-    Contention, disk_read_curve, link_curves, matrix_product_tflops, measure_contention, ram_read_curve,
+    ContentionFactors, disk_read_curve, link_curves, matrix_product_tflops, measure_contention, ram_read_curve,
 };
 use hpp_schema::probe::{MachineProbe, Reply};
 use hpp_schema::{BandwidthCurve, BandwidthPath};
@@ -28,7 +28,8 @@ pub(super) fn run(
         }
         MachineProbe::Link { provider, bytes } => Reply::Bandwidth { curves: link_curves(backend, *provider, bytes)? },
         MachineProbe::Contention { provider, bytes } => {
-            let Contention { compute, link } = measure_contention(backend, *provider, *bytes, devices.threads, free)?;
+            let ContentionFactors { compute, link } =
+                measure_contention(backend, *provider, *bytes, devices.threads, free)?;
             Reply::Contention { compute, link }
         }
         MachineProbe::Arithmetic => Reply::Arithmetic { tflops: matrix_product_tflops(backend, session.console)? },

@@ -16,7 +16,7 @@ use super::CommandContext;
 use crate::cli::LibraryArgs;
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::runtime::Runtime;
+use crate::runtime::OnnxRuntime;
 use hpp_io::StdoutError;
 use hpp_schema::error_line;
 use hpp_schema::probe::{PROBE_VERSION, Reply, Request};
@@ -28,13 +28,13 @@ pub(crate) type Replies<'a> = dyn FnMut(Reply) -> Result<(), StdoutError> + 'a;
 /// What requests share: ONNX Runtime, and what each kind of request caches for the next.
 pub(crate) struct ProbeSession<'a> {
     /// ONNX Runtime.
-    pub runtime: Runtime,
+    pub runtime: OnnxRuntime,
     /// The library's arguments.
     pub library: &'a LibraryArgs,
     /// Messages for people.
     pub console: &'a Arc<Console>,
     /// For timing partitions.
-    pub evictors: partition::Evictors,
+    pub flushers: partition::Flushers,
     /// For observing prompts.
     pub observed: observe::LoadedModel,
     /// For comparing models.
@@ -44,14 +44,14 @@ pub(crate) struct ProbeSession<'a> {
 /// Sends the greeting, then answers requests until stdin ends.
 pub fn run(args: &LibraryArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let mut wire = wire::Wire::open().map_err(StdoutError::from)?;
-    let runtime = Runtime::open(args, ctx.console)?;
+    let runtime = OnnxRuntime::open(args, ctx.console)?;
     let host = host::describe(&runtime.devices());
     wire.send(&Reply::Ready { version: PROBE_VERSION, host })?;
     let mut session = ProbeSession {
         runtime,
         library: args,
         console: ctx.console,
-        evictors: partition::Evictors::default(),
+        flushers: partition::Flushers::default(),
         observed: observe::LoadedModel::default(),
         compared: compare::CachedReference::default(),
     };

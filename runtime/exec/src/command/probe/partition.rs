@@ -8,13 +8,13 @@ use crate::runtime::OrtBackend;
 use hpp_engine::port::Backend;
 use hpp_engine::{CacheFlusher, PartitionBench};
 use hpp_schema::probe::{PartitionProbe, Reply};
-use hpp_schema::{Provider, Timing, error_line};
+use hpp_schema::{Provider, TimingStats, error_line};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::time::Duration;
 
-/// What flushes caches between runs, by provider. Each is made when a case first needs it.
-pub(super) type Evictors = BTreeMap<Provider, CacheFlusher<OrtBackend>>;
+/// The cache flushers, by provider. Each is created when a case first needs it.
+pub(super) type Flushers = BTreeMap<Provider, CacheFlusher<OrtBackend>>;
 
 /// Answers the request.
 pub(super) fn run(
@@ -24,14 +24,14 @@ pub(super) fn run(
 ) -> Result<(), ExecError> {
     let backend = session.runtime.backend().clone();
     // Frees the memory of earlier cases, so that it is available while the partition loads.
-    free_evictors(session)?;
-    let mut rehearsal = PartitionBench::load(&backend, probe, session.console.as_ref())?;
-    replies(Reply::Loaded { load_ms: millis(rehearsal.load_time()), processor: rehearsal.processor().to_owned() })?;
+    free_flushers(session)?;
+    let mut bench = PartitionBench::load(&backend, probe, session.console.as_ref())?;
+    replies(Reply::Loaded { load_ms: millis(bench.load_time()), processor: bench.processor().to_owned() })?;
     for case in &probe.cases {
         let runs = match case.evict_bytes {
-            0 => free_evictors(session).and_then(|()| rehearsal.case(case, None).map_err(ExecError::from)),
+            0 => free_flushers(session).and_then(|()| bench.case(case, None).map_err(ExecError::from)),
             _ => flusher(session, probe.provider)
-                .and_then(|flusher| rehearsal.case(case, Some(flusher)).map_err(ExecError::from)),
+                .and_then(|flusher| bench.case(case, Some(flusher)).map_err(ExecError::from)),
         };
         match runs {
             Ok(runs) => replies(Reply::Measured {
@@ -46,8 +46,8 @@ pub(super) fn run(
 }
 
 /// Frees the memory with which earlier cases flushed caches.
-fn free_evictors(session: &mut ProbeSession<'_>) -> Result<(), ExecError> {
-    session.evictors.values_mut().try_for_each(|flusher| flusher.make_room(0)).map_err(ExecError::from)
+fn free_flushers(session: &mut ProbeSession<'_>) -> Result<(), ExecError> {
+    session.flushers.values_mut().try_for_each(|flusher| flusher.make_room(0)).map_err(ExecError::from)
 }
 
 /// The flusher of a provider, made if there is none.
@@ -55,7 +55,7 @@ pub(super) fn flusher<'a>(
     session: &'a mut ProbeSession<'_>,
     provider: Provider,
 ) -> Result<&'a mut CacheFlusher<OrtBackend>, ExecError> {
-    match session.evictors.entry(provider) {
+    match session.flushers.entry(provider) {
         Entry::Occupied(entry) => Ok(entry.into_mut()),
         Entry::Vacant(entry) => {
             let file = ProductFile::write().map_err(MeasureError::TemporaryFile)?;
@@ -66,10 +66,10 @@ pub(super) fn flusher<'a>(
 }
 
 /// Median and 10 % and 90 % quantiles of these runs.
-pub(super) fn timing(runs: &[Duration]) -> Timing {
+pub(super) fn timing(runs: &[Duration]) -> TimingStats {
     let mut times: Vec<f64> = runs.iter().map(|time| millis(*time)).collect();
     times.sort_by(f64::total_cmp);
-    Timing {
+    TimingStats {
         runs: u32::try_from(times.len()).unwrap_or(u32::MAX),
         median_ms: quantile(&times, 0.5),
         p10_ms: quantile(&times, 0.1),

@@ -64,7 +64,7 @@ fn own_stdout() -> io::Result<Box<dyn Write>> {
     Ok(Box::new(io::stdout()))
 }
 
-/// Exits once the process has another parent than at the start. Stdin may end while the last request is answered, which then goes on
+/// Exits once the process has another parent than at the start. Stdin may end while the last request is answered, which then continues
 /// to its end. But if stdin ended because the parent died, a measurement that hangs would hang forever.
 fn exit_with(original_parent: Option<u32>) {
     while parent() == original_parent {

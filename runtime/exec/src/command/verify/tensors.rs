@@ -9,7 +9,7 @@ use crate::command::unsplit::unsplit;
 use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::inputs::{RequiredInputs, check_inputs, random_inputs};
-use crate::runtime::Runtime;
+use crate::runtime::OnnxRuntime;
 use crate::tensors::read_npz;
 use hpp_engine::{NamedTensors, Telemetry};
 use hpp_generate::PlanFile;
@@ -22,7 +22,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         Some(path) => check_inputs(read_npz(path)?, &plan.plan.model, RequiredInputs::All, path)?,
         None => random_inputs(&plan.plan.model, args.seed)?,
     };
-    let runtime = Runtime::open_for(&plan.plan, &args.runtime, ctx.console)?;
+    let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
     let runner = Runner { runtime, plan, args, inputs };
     let boundaries = boundaries(&plan.plan);
     let source = unsplit(plan, Whole::Source)?.unwrap_or_else(|| plan.plan.clone());
@@ -58,7 +58,7 @@ fn compare_output(name: &str, plan: &PlanFile, of_model: &NamedTensors, of_plan:
 
 /// Runs the plan or the unsplit model on the same inputs.
 struct Runner<'a> {
-    runtime: Runtime,
+    runtime: OnnxRuntime,
     plan: &'a PlanFile,
     args: &'a VerifyArgs,
     inputs: NamedTensors,

@@ -8,8 +8,9 @@ use hpp_schema::{Dim, Shape};
 pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Shape {
     let rank = a.len().max(b.len());
     let one = constant(1);
-    let at = |shape: &[Dim], i: usize| (i + shape.len()).checked_sub(rank).map_or(one.clone(), |i| shape[i].clone());
-    (0..rank).map(|i| broadcast_dim(at(a, i), at(b, i))).collect()
+    let aligned =
+        |shape: &[Dim], i: usize| (i + shape.len()).checked_sub(rank).map_or(one.clone(), |i| shape[i].clone());
+    (0..rank).map(|i| broadcast_dim(aligned(a, i), aligned(b, i))).collect()
 }
 
 /// The broadcast size of two dimensions. A dimension of 1 takes the other size; one that cannot be 1 is the result; if

@@ -38,8 +38,8 @@ fn picked(cx: &Context) -> Option<Elements> {
         return None;
     }
     let data = cx.elements(0)?;
-    let at = |index: &Dim| Some(data[wrap(as_constant(index)?, data.len())?].clone());
-    Some(cx.elements(1)?.iter().map(|index| at(index).unwrap_or(Dim::Unknown)).collect())
+    let element = |index: &Dim| Some(data[wrap(as_constant(index)?, data.len())?].clone());
+    Some(cx.elements(1)?.iter().map(|index| element(index).unwrap_or(Dim::Unknown)).collect())
 }
 
 fn gather_elements(cx: &Context) -> Facts {

@@ -155,8 +155,8 @@ fn contents_are_available_after_inference() {
     let floats = net.node("Cast", &[x], &[("to", int(10))]);
     net.infer();
     let contents = crate::infer::contents(&net.graph);
-    let of = |id: ValueId| contents[id.0 as usize].as_ref().map(|elements| format!("{elements:?}"));
-    assert_eq!(of(length).as_deref(), Some("[past + seq]"));
-    assert_eq!(of(target).as_deref(), Some("[past + seq, -1, ?, ?]"));
-    assert_eq!((of(unknown), of(floats)), (None, None));
+    let shown = |id: ValueId| contents[id.0 as usize].as_ref().map(|elements| format!("{elements:?}"));
+    assert_eq!(shown(length).as_deref(), Some("[past + seq]"));
+    assert_eq!(shown(target).as_deref(), Some("[past + seq, -1, ?, ?]"));
+    assert_eq!((shown(unknown), shown(floats)), (None, None));
 }

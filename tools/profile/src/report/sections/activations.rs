@@ -2,10 +2,10 @@
 
 use super::depth::{self, Series};
 use crate::report::axis::Scale;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{label, plain};
-use crate::report::palette::{AMBER, BLUE, GREEN, Look, PURPLE, Shape, VERMILION};
-use crate::report::view::{NAME, View};
+use crate::report::palette::{AMBER, BLUE, GREEN, Look, MarkerShape, PURPLE, VERMILION};
+use crate::report::view::{NAME, ReportView};
 use hpp_schema::{AttentionEntropy, BlockInfluence, BoundaryStatistics};
 
 /// The largest float16 number.
@@ -14,9 +14,9 @@ const LARGEST_HALF: f64 = 65504.0;
 const OUTLIER: f64 = 256.0;
 
 /// Activations at the boundaries, influence of the blocks, attention.
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     match view.profile.corpus.as_ref().map(|corpus| &corpus.statistics) {
-        None => vec![Part::Absent("No corpus was run, so nothing is known of activations.".to_owned())],
+        None => vec![SectionItem::Absent("No corpus was run: there are no statistics of activations.".to_owned())],
         Some(statistics) => vec![
             activations(view, &statistics.boundaries),
             influence(view, &statistics.influence),
@@ -32,20 +32,20 @@ fn deviation(boundary: &BoundaryStatistics) -> f64 {
     (boundary.squares / boundary.elements.max(1) as f64).sqrt()
 }
 
-fn activations(view: &View<'_>, boundaries: &[BoundaryStatistics]) -> Part {
+fn activations(view: &ReportView<'_>, boundaries: &[BoundaryStatistics]) -> SectionItem {
     if boundaries.is_empty() {
-        return Part::Absent("The corpus run observed no boundary.".to_owned());
+        return SectionItem::Absent("The corpus run observed no boundary.".to_owned());
     }
     let kinds: [(&str, Look, Measure); 3] = [
-        ("mean |x|", Look(BLUE, Shape::Circle), |boundary| boundary.mean_abs),
-        ("standard deviation", Look(AMBER, Shape::Square), deviation),
-        ("max |x|", Look(VERMILION, Shape::Triangle), |boundary| boundary.max_abs),
+        ("mean |x|", Look(BLUE, MarkerShape::Circle), |boundary| boundary.mean_abs),
+        ("standard deviation", Look(AMBER, MarkerShape::Square), deviation),
+        ("max |x|", Look(VERMILION, MarkerShape::Triangle), |boundary| boundary.max_abs),
     ];
     let series = kinds.map(|(_, look, read)| {
         let values = view.along(boundaries, |boundary| (&boundary.block, Some(read(boundary))));
         Series { look, values }
     });
-    Part::Figure(Figure {
+    SectionItem::Figure(Figure {
         id: "fig-boundaries",
         title: "Activations leaving each block".into(),
         caption: "Over all elements of all tokens of the corpus; logarithmic.".into(),
@@ -74,13 +74,14 @@ fn findings(boundaries: &[BoundaryStatistics]) -> Vec<String> {
     let finite = boundaries.iter().filter(|boundary| outlier(boundary).is_finite());
     if let Some(widest) = finite.max_by(|a, b| outlier(a).total_cmp(&outlier(b))) {
         let (block, times) = (label(&widest.block, NAME), plain(outlier(widest)));
-        findings.push(format!("Widest is what leaves {block}: its largest element is {times} times the mean |x|."));
+        findings
+            .push(format!("The output of {block} is the widest: its largest element is {times} times the mean |x|."));
         if outlier(widest) > OUTLIER {
-            findings.push("So far from the mean, rounding activations to few bits loses the small ones.".to_owned());
+            findings.push("With such outliers, rounding activations to few bits loses the small ones.".to_owned());
         }
     }
     if let Some(large) = boundaries.iter().find(|boundary| boundary.max_abs > LARGEST_HALF) {
-        findings.push(format!("What leaves {} does not fit in half precision.", label(&large.block, NAME)));
+        findings.push(format!("The output of {} does not fit in half precision.", label(&large.block, NAME)));
     }
     let broken: u64 = boundaries.iter().map(|boundary| boundary.not_finite).fold(0, u64::saturating_add);
     if broken > 0 {
@@ -89,20 +90,20 @@ fn findings(boundaries: &[BoundaryStatistics]) -> Vec<String> {
     findings
 }
 
-fn influence(view: &View<'_>, blocks: &[BlockInfluence]) -> Part {
+fn influence(view: &ReportView<'_>, blocks: &[BlockInfluence]) -> SectionItem {
     let values = view.along(blocks, |block| (&block.block, Some(block.mean)));
     if values.is_empty() {
-        return Part::Absent("The influence of blocks was not observed.".to_owned());
+        return SectionItem::Absent("The influence of blocks was not observed.".to_owned());
     }
     let least = blocks.iter().filter(|block| block.mean.is_finite()).min_by(|a, b| a.mean.total_cmp(&b.mean));
     let finding = least.map(|block| {
         let (name, mean) = (label(&block.block, NAME), plain(block.mean));
-        format!("{name} changes least ({mean}): the first to round to fewer bits, or to try without.")
+        format!("{name} changes least ({mean}): the first candidate to round to fewer bits, or to remove.")
     });
-    Part::Figure(Figure {
+    SectionItem::Figure(Figure {
         id: "fig-influence",
         title: "Influence of each block".into(),
-        caption: "1 − cosine of what enters and what leaves a block, mean over tokens; 0 changes nothing (the block influence of \
+        caption: "1 − cosine between the input and the output of a block, mean over tokens; 0 changes nothing (the block influence of \
                   ShortGPT)."
             .into(),
         findings: finding.into_iter().collect(),
@@ -120,19 +121,19 @@ fn influence(view: &View<'_>, blocks: &[BlockInfluence]) -> Part {
     })
 }
 
-fn attention(view: &View<'_>, layers: &[AttentionEntropy]) -> Part {
+fn attention(view: &ReportView<'_>, layers: &[AttentionEntropy]) -> SectionItem {
     let values = view.along(layers, |layer| (&layer.block, Some(layer.mean)));
     if values.is_empty() {
-        let why = "Attention entropy was not asked for, or the model's attention hides its weights.";
-        return Part::Absent(why.to_owned());
+        let why = "Attention entropy was not requested, or the model's attention has no scores in the graph.";
+        return SectionItem::Absent(why.to_owned());
     }
     let least = layers.iter().filter(|layer| layer.mean.is_finite()).min_by(|a, b| a.mean.total_cmp(&b.mean));
     let finding = least.map(|layer| {
         let (name, tokens) = (label(&layer.block, NAME), plain(layer.mean.exp()));
         format!("{name} is the sharpest, as if it looked at {tokens} tokens evenly: it needs little of its KV cache.")
     });
-    let series = [Series { look: Look(GREEN, Shape::Diamond), values }];
-    Part::Figure(Figure {
+    let series = [Series { look: Look(GREEN, MarkerShape::Diamond), values }];
+    SectionItem::Figure(Figure {
         id: "fig-attention",
         title: "Attention entropy".into(),
         caption: "Entropy of the attention weights in nats, mean over heads and tokens; e to its power is the number of tokens \

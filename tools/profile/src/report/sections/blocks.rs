@@ -2,27 +2,27 @@
 
 use super::depth::{self, Series};
 use crate::report::axis::{Axis, Scale};
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{bytes, label, or_dash, percent, time};
 use crate::report::palette::{KINDS, MUTED, SLATE, TEXT, kind, provider_look};
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::{Group, NAME, Pass, View, phase_name};
+use crate::report::view::{BlockGroup, NAME, Pass, ReportView, phase_name};
 use hpp_schema::Provider;
 
 /// Groups with their own colour.
 const COLOURED: usize = KINDS.len() - 1;
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let passes = view.passes();
     if passes.is_empty() {
-        return vec![Part::Absent("No block has a measured time: see what failed, below.".to_owned())];
+        return vec![SectionItem::Absent("No block has a measured time: see what failed, below.".to_owned())];
     }
-    vec![Part::Figure(shares(view, &passes)), Part::Figure(by_depth(view, &passes))]
+    vec![SectionItem::Figure(shares(view, &passes)), SectionItem::Figure(by_depth(view, &passes))]
 }
 
 /// The time of a group of blocks in a pass.
 struct Share<'a> {
-    group: &'a Group,
+    group: &'a BlockGroup,
     provider: Provider,
     pass: Pass,
     ms: f64,
@@ -31,7 +31,7 @@ struct Share<'a> {
     weight_bytes: u64,
 }
 
-fn shares(view: &View<'_>, passes: &[Pass]) -> Figure {
+fn shares(view: &ReportView<'_>, passes: &[Pass]) -> Figure {
     let groups = coloured(view.groups());
     let mut shares = Vec::new();
     for pass in passes {
@@ -70,20 +70,20 @@ fn shares(view: &View<'_>, passes: &[Pass]) -> Figure {
 }
 
 /// The first groups, and one group of all others.
-fn coloured(mut groups: Vec<Group>) -> Vec<Group> {
+fn coloured(mut groups: Vec<BlockGroup>) -> Vec<BlockGroup> {
     if groups.len() > COLOURED + 1 {
         let rest = groups.split_off(COLOURED);
         let name = format!("{} other classes", rest.len());
-        groups.push(Group { name, blocks: rest.into_iter().flat_map(|group| group.blocks).collect() });
+        groups.push(BlockGroup { name, blocks: rest.into_iter().flat_map(|group| group.blocks).collect() });
     }
     groups
 }
 
-fn group_ms(view: &View<'_>, group: &Group, provider: Provider, pass: Pass) -> f64 {
+fn group_ms(view: &ReportView<'_>, group: &BlockGroup, provider: Provider, pass: Pass) -> f64 {
     group.blocks.iter().filter_map(|block| view.ms(*block, provider, pass)).sum()
 }
 
-fn share_panel(view: &View<'_>, groups: &[Group], pass: Pass) -> Panel {
+fn share_panel(view: &ReportView<'_>, groups: &[BlockGroup], pass: Pass) -> Panel {
     let rows = view.providers.len();
     let mut bars = vec![Vec::new(); groups.len()];
     let (mut names, mut words, mut longest) = (Vec::new(), Vec::new(), Vec::new());
@@ -109,10 +109,10 @@ fn share_panel(view: &View<'_>, groups: &[Group], pass: Pass) -> Panel {
     Panel { height: 70.0 + 62.0 * rows.max(1) as f64, ..Panel::new(title, text, x, y, bars.chain(words).collect()) }
 }
 
-fn share_findings(view: &View<'_>, groups: &[Group], passes: &[Pass]) -> Vec<String> {
+fn share_findings(view: &ReportView<'_>, groups: &[BlockGroup], passes: &[Pass]) -> Vec<String> {
     let Some(pass) = passes.first().copied() else { return Vec::new() };
     let finding = |provider: &Provider| {
-        let ms = |group: &Group| group_ms(view, group, *provider, pass);
+        let ms = |group: &BlockGroup| group_ms(view, group, *provider, pass);
         let whole: f64 = groups.iter().map(ms).sum();
         let largest = groups.iter().max_by(|a, b| ms(a).total_cmp(&ms(b))).filter(|_| whole > 0.0)?;
         let part = percent(ms(largest) / whole);
@@ -121,7 +121,7 @@ fn share_findings(view: &View<'_>, groups: &[Group], passes: &[Pass]) -> Vec<Str
     view.providers.iter().filter_map(finding).collect()
 }
 
-fn by_depth(view: &View<'_>, passes: &[Pass]) -> Figure {
+fn by_depth(view: &ReportView<'_>, passes: &[Pass]) -> Figure {
     let blocks = 0..view.blocks().len();
     let panel = |pass: &Pass| {
         let series = |provider: &Provider| Series {
@@ -153,7 +153,7 @@ fn by_depth(view: &View<'_>, passes: &[Pass]) -> Figure {
     }
 }
 
-fn depth_table(view: &View<'_>, passes: &[Pass]) -> Table {
+fn depth_table(view: &ReportView<'_>, passes: &[Pass]) -> Table {
     let columns: Vec<(Pass, Provider)> =
         passes.iter().flat_map(|pass| view.providers.iter().map(|provider| (*pass, *provider))).collect();
     let names = columns.iter().map(|(pass, p)| format!("{} {} {}", p.name(), pass.phase, pass.tokens));

@@ -3,7 +3,7 @@
 use crate::report::axis::{Axis, Scale};
 use crate::report::palette::{Ink, Look};
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::View;
+use crate::report::view::ReportView;
 
 /// Values as (position of the block, value).
 pub struct Series {
@@ -12,7 +12,7 @@ pub struct Series {
 }
 
 /// Points over depth; a thin line joins neighbours.
-pub fn points(view: &View<'_>, title: &str, unit: &str, scale: Scale, series: &[Series]) -> Panel {
+pub fn points(view: &ReportView<'_>, title: &str, unit: &str, scale: Scale, series: &[Series]) -> Panel {
     let y = Axis::scaled(scale, unit, series.iter().flat_map(|series| series.values.iter().map(|(_, value)| *value)));
     let mut marks = Vec::new();
     for Series { look, values } in series {
@@ -25,13 +25,13 @@ pub fn points(view: &View<'_>, title: &str, unit: &str, scale: Scale, series: &[
 }
 
 /// A bar for each block.
-pub fn bars(view: &View<'_>, title: &str, unit: &str, ink: Ink, values: &[(f64, f64)]) -> Panel {
+pub fn bars(view: &ReportView<'_>, title: &str, unit: &str, ink: Ink, values: &[(f64, f64)]) -> Panel {
     let bars = values.iter().map(|(at, value)| [(at - 0.4, 0.0), (at + 0.4, *value)]).collect();
     let y = Axis::from_zero(unit, values.iter().map(|(_, value)| *value));
     panel(view, title, y, vec![Mark::Bars { bars, ink }])
 }
 
-fn panel(view: &View<'_>, title: &str, y: Axis, marks: Vec<Mark>) -> Panel {
+fn panel(view: &ReportView<'_>, title: &str, y: Axis, marks: Vec<Mark>) -> Panel {
     let labels = view.labels();
     let text = format!("{title}: {} over {} blocks in execution order.", y.name, labels.len());
     Panel::new(title, text, Axis::depth(&labels), y, marks)

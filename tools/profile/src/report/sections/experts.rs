@@ -1,11 +1,11 @@
 //! Section: how often tokens are routed to each expert, and the hit rates of expert caches with three policies.
 
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{count, label, percent, plain};
-use crate::report::palette::{AMBER, BLUE, GREEN, HEAT, Look, Shape};
+use crate::report::palette::{AMBER, BLUE, GREEN, HEAT, Look, MarkerShape};
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::{NAME, View};
+use crate::report::view::{NAME, ReportView};
 use hpp_schema::ExpertStatistics;
 
 /// Most cells in a row and in a column of the heat map.
@@ -19,11 +19,11 @@ const SIZES: usize = 32;
 /// Hit rate of a useful cache.
 const USEFUL: f64 = 0.9;
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.experts.as_slice()) {
-        None => vec![Part::Absent("No corpus was run, so nothing is known of experts.".to_owned())],
-        Some([]) => vec![Part::Absent("This model routes no tokens to experts.".to_owned())],
-        Some(layers) => vec![Part::Figure(heat_map(layers)), Part::Figure(hit_rates(layers))],
+        None => vec![SectionItem::Absent("No corpus was run: there are no statistics of experts.".to_owned())],
+        Some([]) => vec![SectionItem::Absent("This model routes no tokens to experts.".to_owned())],
+        Some(layers) => vec![SectionItem::Figure(heat_map(layers)), SectionItem::Figure(hit_rates(layers))],
     }
 }
 
@@ -153,10 +153,14 @@ struct Policy {
 }
 
 const POLICIES: [Policy; 3] = [
-    Policy { name: "best possible", look: Look(GREEN, Shape::Diamond), hits: |layer| layer.oracle_hits.clone() },
+    Policy { name: "best possible", look: Look(GREEN, MarkerShape::Diamond), hits: |layer| layer.oracle_hits.clone() },
     // A cache of n experts hits visits with a reuse distance below n.
-    Policy { name: "least recently used", look: Look(BLUE, Shape::Circle), hits: |layer| sums(&layer.reuse_distances) },
-    Policy { name: "the busiest, fixed", look: Look(AMBER, Shape::Square), hits: fixed },
+    Policy {
+        name: "least recently used",
+        look: Look(BLUE, MarkerShape::Circle),
+        hits: |layer| sums(&layer.reuse_distances),
+    },
+    Policy { name: "the busiest, fixed", look: Look(AMBER, MarkerShape::Square), hits: fixed },
 ];
 
 /// Prefix sums.
@@ -215,7 +219,7 @@ fn hit_rates(layers: &[ExpertStatistics]) -> Figure {
     let head = ["experts per layer in the cache"].into_iter().chain(POLICIES.iter().map(|policy| policy.name));
     Figure {
         id: "fig-hit-rates",
-        title: "What a cache of experts would hit".into(),
+        title: "Hit rates of expert caches".into(),
         caption: "Visits that find their expert in a cache, by the number of experts per layer that it holds. The fixed cache is \
                   chosen from these same visits and starts full; the others start empty before each prompt."
             .into(),
@@ -231,12 +235,12 @@ fn hit_rates(layers: &[ExpertStatistics]) -> Figure {
 }
 
 fn hit_findings(curves: &[Vec<f64>; 3], widest: usize) -> Vec<String> {
-    let of = |say: &dyn Fn(&Vec<f64>) -> String| {
+    let per_policy = |say: &dyn Fn(&Vec<f64>) -> String| {
         let each = POLICIES.iter().zip(curves).map(|(policy, rates)| format!("{} {}", policy.name, say(rates)));
         each.collect::<Vec<_>>().join("; ")
     };
-    let half = of(&|rates| percent(rates[widest.div_ceil(2) - 1]));
-    let needed = of(&|rates| match rates.iter().position(|rate| *rate >= USEFUL) {
+    let half = per_policy(&|rates| percent(rates[widest.div_ceil(2) - 1]));
+    let needed = per_policy(&|rates| match rates.iter().position(|rate| *rate >= USEFUL) {
         Some(at) => (at + 1).to_string(),
         None => "no size is enough".to_owned(),
     });

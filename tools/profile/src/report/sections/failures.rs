@@ -1,25 +1,25 @@
 //! Section: failed measurements with their reasons.
 
 use crate::derive::{PHASES, phase_costs};
-use crate::report::figure::{Part, Table};
+use crate::report::figure::{SectionItem, Table};
 use crate::report::number::{count, label};
-use crate::report::view::{NAME, View};
+use crate::report::view::{NAME, ReportView};
 use hpp_schema::Profile;
 
 /// Most characters of a reason.
 const REASON: usize = 400;
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let failures = all(view.profile);
     let what = match failures.len() {
-        0 => Part::Note("Nothing: every requested measurement is here.".to_owned()),
-        many => Part::Table(Table::of(
+        0 => SectionItem::Note("Nothing: every requested measurement is here.".to_owned()),
+        many => SectionItem::Table(Table::of(
             format!("{}, with the reason", count(many, "measurement", "measurements")),
             &failures,
             &[("what", |(what, _)| what.clone()), ("why", |(_, why)| label(why, REASON))],
         )),
     };
-    vec![what, Part::List(view.profile.notes.iter().map(|note| label(note, REASON)).collect())]
+    vec![what, SectionItem::List(view.profile.notes.iter().map(|note| label(note, REASON)).collect())]
 }
 
 /// Each failure as (what, why).

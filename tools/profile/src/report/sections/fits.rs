@@ -2,11 +2,11 @@
 
 use crate::derive::{PHASES, phase_costs};
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{label, or_dash, percent, plain};
 use crate::report::palette::provider_look;
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::{NAME, View, phase_name, sound};
+use crate::report::view::{NAME, ReportView, phase_name, sound};
 use hpp_partition::Phase;
 use hpp_schema::{ClassCosts, Fit, PhaseCosts, Provider};
 
@@ -19,10 +19,10 @@ const SAMPLES: usize = 40;
 const POOR: f64 = 0.10;
 
 /// Times over tokens, with fits.
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let part = |phase| match drawn(view, phase) {
-        classes if classes.is_empty() => Part::Absent(format!("No {phase} time was measured.")),
-        classes => Part::Figure(figure(view, phase, &classes)),
+        classes if classes.is_empty() => SectionItem::Absent(format!("No {phase} time was measured.")),
+        classes => SectionItem::Figure(figure(view, phase, &classes)),
     };
     PHASES.map(part).into()
 }
@@ -33,7 +33,7 @@ fn measured(costs: &PhaseCosts) -> Vec<(f64, f64)> {
 }
 
 /// The classes with the largest part of a pass, largest first.
-fn drawn<'a>(view: &View<'a>, phase: Phase) -> Vec<&'a ClassCosts> {
+fn drawn<'a>(view: &ReportView<'a>, phase: Phase) -> Vec<&'a ClassCosts> {
     let longest = view.longest_pass(phase).map_or(0.0, |pass| pass.tokens as f64);
     let weight = |class: &ClassCosts| {
         let points = class.providers.iter().flat_map(|costs| measured(phase_costs(costs, phase)));
@@ -54,7 +54,7 @@ fn drawn<'a>(view: &View<'a>, phase: Phase) -> Vec<&'a ClassCosts> {
     drawn
 }
 
-fn figure(view: &View<'_>, phase: Phase, classes: &[&ClassCosts]) -> Figure {
+fn figure(view: &ReportView<'_>, phase: Phase, classes: &[&ClassCosts]) -> Figure {
     let (id, name, terms) = match phase {
         Phase::Decode => (
             "fig-fit-decode",
@@ -125,7 +125,7 @@ struct Row<'a> {
     costs: &'a PhaseCosts,
 }
 
-fn table(view: &View<'_>, phase: Phase) -> Table {
+fn table(view: &ReportView<'_>, phase: Phase) -> Table {
     let mut rows = Vec::new();
     for class in &view.profile.classes {
         for costs in &class.providers {

@@ -3,12 +3,12 @@
 use super::failures;
 use super::roofline::{BEYOND, WHY_BEYOND};
 use crate::report::number::{bytes, count, label, percent, plain, time};
-use crate::report::view::{Pass, View};
+use crate::report::view::{Pass, ReportView};
 use hpp_partition::Phase;
 use hpp_schema::{Host, Machine, Profile, Provider};
 use maud::{Markup, html};
 
-pub fn html(view: &View<'_>) -> Markup {
+pub fn html(view: &ReportView<'_>) -> Markup {
     let profile = view.profile;
     html! {
         header {
@@ -30,7 +30,7 @@ pub fn html(view: &View<'_>) -> Markup {
 }
 
 /// The key numbers: number, unit, what it measures.
-fn tiles(view: &View<'_>) -> Vec<(String, &'static str, String)> {
+fn tiles(view: &ReportView<'_>) -> Vec<(String, &'static str, String)> {
     let model = &view.profile.model;
     let mut tiles = vec![(bytes(model.weight_bytes.0), "", format!("weights in {} blocks", model.blocks.len()))];
     for provider in &view.providers {
@@ -50,14 +50,14 @@ fn tiles(view: &View<'_>) -> Vec<(String, &'static str, String)> {
 }
 
 /// The longest pass with a time for every block, and its milliseconds.
-fn whole_pass(view: &View<'_>, provider: Provider, phase: Phase) -> Option<(Pass, f64)> {
+fn whole_pass(view: &ReportView<'_>, provider: Provider, phase: Phase) -> Option<(Pass, f64)> {
     let pass = view.longest_pass(phase)?;
     let time = view.pass_time(provider, pass);
     (time.missing == 0 && time.ms > 0.0 && !view.blocks().is_empty()).then_some((pass, time.ms))
 }
 
 /// Conclusions from the measurements.
-fn sentences(view: &View<'_>) -> Vec<String> {
+fn sentences(view: &ReportView<'_>) -> Vec<String> {
     let mut sentences: Vec<String> = view.providers.iter().filter_map(|p| decode_sentence(view, *p)).collect();
     sentences.extend(comparison(view));
     sentences.push(match failures::all(view.profile).len() {
@@ -67,7 +67,7 @@ fn sentences(view: &View<'_>) -> Vec<String> {
     sentences
 }
 
-fn decode_sentence(view: &View<'_>, provider: Provider) -> Option<String> {
+fn decode_sentence(view: &ReportView<'_>, provider: Provider) -> Option<String> {
     let (pass, ms) = whole_pass(view, provider, Phase::Decode)?;
     let mut text = format!("{}: {pass} takes {} in one partition", provider.name(), time(ms));
     let works = (0..view.blocks().len()).map(|block| view.work(block, pass));
@@ -86,10 +86,10 @@ fn decode_sentence(view: &View<'_>, provider: Provider) -> Option<String> {
 }
 
 /// The fastest provider of each phase, if there are several.
-fn comparison(view: &View<'_>) -> Option<String> {
+fn comparison(view: &ReportView<'_>) -> Option<String> {
     let fastest = |phase: Phase| {
-        let of = |provider: &Provider| Some((whole_pass(view, *provider, phase)?.1, provider.name()));
-        let mut passes: Vec<(f64, &str)> = view.providers.iter().filter_map(of).collect();
+        let pass_and_name = |provider: &Provider| Some((whole_pass(view, *provider, phase)?.1, provider.name()));
+        let mut passes: Vec<(f64, &str)> = view.providers.iter().filter_map(pass_and_name).collect();
         passes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (first, last) = (passes.first()?, passes.last()?);
         (passes.len() > 1).then(|| (first.1, plain(last.0 / first.0), last.1))
@@ -118,7 +118,7 @@ fn fact(name: impl Into<String>, value: impl Into<String>) -> (String, String) {
     (name.into(), value.into())
 }
 
-fn model(view: &View<'_>) -> Vec<(String, String)> {
+fn model(view: &ReportView<'_>) -> Vec<(String, String)> {
     let model = &view.profile.model;
     vec![
         fact("weights", bytes(model.weight_bytes.0)),

@@ -2,28 +2,31 @@
 
 use super::depth;
 use crate::hotness::{Evenness, verdict};
-use crate::report::figure::{Figure, Part, Table};
+use crate::report::figure::{Figure, SectionItem, Table};
 use crate::report::number::{bytes, label, percent, plain, time};
 use crate::report::palette::{AMBER, PURPLE};
-use crate::report::view::{NAME, View};
+use crate::report::view::{NAME, ReportView};
 use crate::settings::unique;
 use hpp_schema::{BlockHotness, HotnessTerms, Provider};
 
 /// Most characters of a line of the verdict.
 const LINE: usize = 300;
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let hotness = &view.profile.hotness;
     let providers = unique(hotness.iter().map(|entry| entry.provider));
     if providers.is_empty() {
         let why = "No device was measured beside the CPU, so no block can gain from one: hotness compares the two.";
         let lines = verdict(view.profile).map_or(Vec::new(), |verdict| verdict.lines);
-        return vec![Part::Absent(why.to_owned()), Part::List(lines.iter().map(|line| sentence(line)).collect())];
+        return vec![
+            SectionItem::Absent(why.to_owned()),
+            SectionItem::List(lines.iter().map(|line| sentence(line)).collect()),
+        ];
     }
-    providers.into_iter().map(|provider| Part::Figure(figure(view, provider))).collect()
+    providers.into_iter().map(|provider| SectionItem::Figure(figure(view, provider))).collect()
 }
 
-fn figure(view: &View<'_>, provider: Provider) -> Figure {
+fn figure(view: &ReportView<'_>, provider: Provider) -> Figure {
     let known = |entry: &&BlockHotness| view.blocks().iter().any(|block| block.label == entry.block);
     let entries = view.profile.hotness.iter().filter(|entry| entry.provider == provider).filter(known);
     let entries: Vec<&BlockHotness> = entries.collect();
@@ -73,7 +76,7 @@ fn table(name: &'static str, entries: &[&BlockHotness]) -> Table {
     )
 }
 
-fn findings(view: &View<'_>, provider: Provider, entries: &[&BlockHotness]) -> Vec<String> {
+fn findings(view: &ReportView<'_>, provider: Provider, entries: &[&BlockHotness]) -> Vec<String> {
     let Some(verdict) = verdict(view.profile).filter(|verdict| verdict.provider == Some(provider)) else {
         return Vec::new();
     };

@@ -2,25 +2,27 @@
 
 use crate::rates::planning_point;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{bytes, plain};
-use crate::report::palette::{AMBER, BLUE, GREEN, Look, PURPLE, Shape, VERMILION};
+use crate::report::palette::{AMBER, BLUE, GREEN, Look, MarkerShape, PURPLE, VERMILION};
 use crate::report::panel::{Panel, curve};
-use crate::report::view::View;
+use crate::report::view::ReportView;
 use crate::settings::unique;
 use hpp_schema::{BandwidthCurve, BandwidthPath, MeasuredContention, Provider};
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let curves = view.profile.machine.curves.iter().filter(|curve| !curve.points.is_empty());
     let (links, host): (Vec<_>, Vec<_>) = curves.partition(|curve| device(curve).is_some());
     vec![
         match host.is_empty() {
-            true => Part::Absent("Bandwidths of memory and disk were not measured.".to_owned()),
-            false => Part::Figure(host_figure(&host)),
+            true => SectionItem::Absent("Bandwidths of memory and disk were not measured.".to_owned()),
+            false => SectionItem::Figure(host_figure(&host)),
         },
         match links.is_empty() {
-            true => Part::Absent("No device beside the host answered, so there is no link to measure.".to_owned()),
-            false => Part::Figure(link_figure(view, &links)),
+            true => {
+                SectionItem::Absent("No device beside the host answered, so there is no link to measure.".to_owned())
+            }
+            false => SectionItem::Figure(link_figure(view, &links)),
         },
         contention(&view.profile.machine.contention),
     ]
@@ -35,21 +37,21 @@ fn device(curve: &BandwidthCurve) -> Option<Provider> {
 
 fn name_and_look(path: BandwidthPath) -> (&'static str, Look) {
     match path {
-        BandwidthPath::RamRead => ("memory, read", Look(BLUE, Shape::Circle)),
-        BandwidthPath::DiskRead => ("disk, read past the cache", Look(PURPLE, Shape::Square)),
+        BandwidthPath::RamRead => ("memory, read", Look(BLUE, MarkerShape::Circle)),
+        BandwidthPath::DiskRead => ("disk, read past the cache", Look(PURPLE, MarkerShape::Square)),
         BandwidthPath::Link { to_device, pinned, .. } => match (to_device, pinned) {
-            (true, true) => ("to the device, pinned", Look(VERMILION, Shape::Triangle)),
-            (true, false) => ("to the device, pageable", Look(AMBER, Shape::Circle)),
-            (false, true) => ("from the device, pinned", Look(GREEN, Shape::Diamond)),
-            (false, false) => ("from the device, pageable", Look(BLUE, Shape::Square)),
+            (true, true) => ("to the device, pinned", Look(VERMILION, MarkerShape::Triangle)),
+            (true, false) => ("to the device, pageable", Look(AMBER, MarkerShape::Circle)),
+            (false, true) => ("from the device, pinned", Look(GREEN, MarkerShape::Diamond)),
+            (false, false) => ("from the device, pageable", Look(BLUE, MarkerShape::Square)),
         },
     }
 }
 
 fn panel(title: &str, curves: &[&BandwidthCurve]) -> Panel {
-    let all = || curves.iter().flat_map(|curve| &curve.points);
-    let x = Axis::bytes("bytes in one piece", all().map(|point| point.bytes as f64));
-    let y = Axis::log("1e9 bytes per second", all().map(|point| point.gb_per_s));
+    let points = || curves.iter().flat_map(|curve| &curve.points);
+    let x = Axis::bytes("bytes in one piece", points().map(|point| point.bytes as f64));
+    let y = Axis::log("1e9 bytes per second", points().map(|point| point.gb_per_s));
     let marks = curves.iter().flat_map(|of| {
         curve(of.points.iter().map(|point| (point.bytes as f64, point.gb_per_s)).collect(), name_and_look(of.path).1)
     });
@@ -103,7 +105,7 @@ fn host_figure(curves: &[&BandwidthCurve]) -> Figure {
     }
 }
 
-fn link_figure(view: &View<'_>, curves: &[&BandwidthCurve]) -> Figure {
+fn link_figure(view: &ReportView<'_>, curves: &[&BandwidthCurve]) -> Figure {
     let linked = curves.iter().filter_map(|curve| device(curve));
     let (mut panels, mut findings) = (Vec::new(), Vec::new());
     for provider in unique(view.providers.iter().copied().chain(linked)) {
@@ -147,9 +149,9 @@ fn as_long(factor: f64) -> String {
     if factor < 1.005 { "as long as alone".to_owned() } else { format!("{} times as long", plain(factor)) }
 }
 
-fn contention(measured: &[MeasuredContention]) -> Part {
+fn contention(measured: &[MeasuredContention]) -> SectionItem {
     if measured.is_empty() {
-        return Part::Absent("Contention between computing on the host and copies was not measured.".to_owned());
+        return SectionItem::Absent("Contention between computing on the host and copies was not measured.".to_owned());
     }
     let say = |contention: &MeasuredContention| {
         format!(
@@ -159,5 +161,5 @@ fn contention(measured: &[MeasuredContention]) -> Part {
             as_long(contention.link)
         )
     };
-    Part::Note(measured.iter().map(say).collect::<Vec<_>>().join(" "))
+    SectionItem::Note(measured.iter().map(say).collect::<Vec<_>>().join(" "))
 }

@@ -15,27 +15,27 @@ mod sensitivity;
 mod sweep;
 
 use super::ReportInput;
-use super::figure::{Part, Section};
-use super::view::View;
+use super::figure::{Section, SectionItem};
+use super::view::ReportView;
 
 /// The part above all sections: model, machine, settings and summary.
 pub use head::html as opening;
 
 /// All sections with content, and a last one that lists the others with the reasons.
-pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
+pub fn all(view: &ReportView<'_>, input: &ReportInput<'_>) -> Vec<Section> {
     let (mut sections, mut missing) = (Vec::new(), Vec::new());
     for (id, title, parts) in [
         ("blocks", "Blocks by time and bytes", blocks::parts(view)),
-        ("roofline", "What the processors allow", roofline::parts(view)),
+        ("roofline", "Roofline: the limits of the processors", roofline::parts(view)),
         ("fits", "Times by tokens, and the curves through them", fits::parts(view)),
-        ("hotness", "Hotness: what a byte of device memory buys", hotness::parts(view)),
-        ("boundaries", "What passes between the blocks", activations::parts(view)),
+        ("hotness", "Hotness: time saved per byte of device memory", hotness::parts(view)),
+        ("boundaries", "Activations between the blocks", activations::parts(view)),
         ("experts", "Experts", experts::parts(view)),
         ("neurons", "Neurons", neurons::parts(view)),
         ("sensitivity", "Sensitivity to rounding", sensitivity::parts(view)),
         ("links", "Memory, disk and links", links::parts(view)),
-        ("sweep", "What more device memory would buy", sweep::parts(view, input.sweep)),
-        ("failures", "What could not be measured", failures::parts(view)),
+        ("sweep", "The gain from more device memory", sweep::parts(view, input.sweep)),
+        ("failures", "Failed measurements", failures::parts(view)),
     ] {
         let section = Section { id, title, parts };
         match section.why_empty() {
@@ -44,7 +44,7 @@ pub fn all(view: &View<'_>, input: &ReportInput<'_>) -> Vec<Section> {
         }
     }
     if !missing.is_empty() {
-        let parts = vec![Part::List(missing)];
+        let parts = vec![SectionItem::List(missing)];
         sections.push(Section { id: "not-measured", title: "Not in this profile", parts });
     }
     sections

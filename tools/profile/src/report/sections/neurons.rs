@@ -2,11 +2,11 @@
 
 use super::depth;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{label, percent};
 use crate::report::palette::{SLATE, kind};
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::{NAME, View};
+use crate::report::view::{NAME, ReportView};
 use hpp_schema::NeuronStatistics;
 
 /// Most layers that are drawn.
@@ -15,11 +15,13 @@ const SAMPLES: usize = 101;
 /// A neuron that is active for a smaller part of the tokens is cold.
 const COLD: f64 = 0.05;
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     vec![match view.profile.corpus.as_ref().map(|corpus| corpus.statistics.neurons.as_slice()) {
-        None => Part::Absent("No corpus was run, so nothing is known of neurons.".to_owned()),
-        Some([]) => Part::Absent("This model's networks have no ReLU: no neuron is ever exactly off.".to_owned()),
-        Some(layers) => Part::Figure(figure(view, layers)),
+        None => SectionItem::Absent("No corpus was run: there are no statistics of neurons.".to_owned()),
+        Some([]) => {
+            SectionItem::Absent("This model's networks have no ReLU: no neuron is ever exactly off.".to_owned())
+        }
+        Some(layers) => SectionItem::Figure(figure(view, layers)),
     }]
 }
 
@@ -45,7 +47,7 @@ fn busiest_fifth(frequencies: &[f64]) -> f64 {
     if all > 0.0 { fifth / all } else { 0.0 }
 }
 
-fn figure(view: &View<'_>, layers: &[NeuronStatistics]) -> Figure {
+fn figure(view: &ReportView<'_>, layers: &[NeuronStatistics]) -> Figure {
     let drawn: Vec<&NeuronStatistics> = layers.iter().step_by(layers.len().div_ceil(DRAWN)).collect();
     let activity = view.along(layers, |layer| (&layer.block, Some(100.0 * mean(&frequencies(layer)))));
     let key = |(at, layer): (usize, &&NeuronStatistics)| Key::Line(kind(at), label(&layer.block, NAME));

@@ -3,11 +3,11 @@
 
 use crate::derive::PHASES;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{or_dash, percent, plain, time};
-use crate::report::palette::{AMBER, AXIS, Look, PURPLE, Shape};
+use crate::report::palette::{AMBER, AXIS, Look, MarkerShape, PURPLE};
 use crate::report::panel::{Mark, Panel};
-use crate::report::view::{Bounds, Pass, View};
+use crate::report::view::{Bounds, Pass, ReportView};
 use hpp_partition::Phase;
 use hpp_schema::Provider;
 
@@ -16,8 +16,8 @@ pub const BEYOND: f64 = 1.05;
 /// Explanation of rates above a limit.
 pub const WHY_BEYOND: &str = "caches hold what is read, or the machine was busy while the bound was measured";
 
-const DECODE: Look = Look(AMBER, Shape::Circle);
-const PREFILL: Look = Look(PURPLE, Shape::Triangle);
+const DECODE: Look = Look(AMBER, MarkerShape::Circle);
+const PREFILL: Look = Look(PURPLE, MarkerShape::Triangle);
 
 /// One class of blocks in one pass.
 struct Point {
@@ -34,15 +34,15 @@ struct Point {
     reached: Option<f64>,
 }
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     if (0..view.blocks().len()).all(|block| view.facts(block).is_none()) {
         let why = "Operations and bytes of the blocks are not known here: give the model to see them.";
-        return vec![Part::Absent(why.to_owned())];
+        return vec![SectionItem::Absent(why.to_owned())];
     }
     let points: Vec<Point> = view.providers.iter().flat_map(|provider| points(view, *provider)).collect();
     vec![match points.is_empty() {
-        true => Part::Absent("No block that computes has a measured time.".to_owned()),
-        false => Part::Figure(figure(view, &points)),
+        true => SectionItem::Absent("No block that computes has a measured time.".to_owned()),
+        false => SectionItem::Figure(figure(view, &points)),
     }]
 }
 
@@ -53,7 +53,7 @@ impl Bounds {
     }
 }
 
-fn points(view: &View<'_>, provider: Provider) -> Vec<Point> {
+fn points(view: &ReportView<'_>, provider: Provider) -> Vec<Point> {
     let mut points = Vec::new();
     for group in view.groups() {
         let Some(first) = group.blocks.first().copied() else { continue };
@@ -72,7 +72,7 @@ fn points(view: &View<'_>, provider: Provider) -> Vec<Point> {
     points
 }
 
-fn figure(view: &View<'_>, points: &[Point]) -> Figure {
+fn figure(view: &ReportView<'_>, points: &[Point]) -> Figure {
     let by_provider = || points.chunk_by(|a, b| a.provider == b.provider);
     Figure {
         id: "fig-roofline",
@@ -105,7 +105,7 @@ fn figure(view: &View<'_>, points: &[Point]) -> Figure {
 }
 
 /// The points of one provider under its roof.
-fn panel(view: &View<'_>, points: &[Point]) -> Panel {
+fn panel(view: &ReportView<'_>, points: &[Point]) -> Panel {
     let (name, bounds) = (points[0].provider.name(), view.bounds(points[0].provider));
     let ridge = bounds.and_then(|bounds| Some(bounds.gflops? / bounds.gb_per_s));
     let x = Axis::log("operations per byte read", points.iter().map(|point| point.intensity).chain(ridge));
@@ -114,13 +114,13 @@ fn panel(view: &View<'_>, points: &[Point]) -> Panel {
     let roof: Vec<(f64, f64)> = corners.filter_map(|at| Some((at, bounds?.at(at)))).collect();
     let rates = points.iter().map(|point| point.gflops).chain(roof.iter().map(|(_, rate)| *rate));
     let y = Axis::log("1e9 operations per second", rates);
-    let of = |phase: Phase| {
+    let points_of = |phase: Phase| {
         points.iter().filter(|point| point.pass.phase == phase).map(|point| (point.intensity, point.gflops)).collect()
     };
     let marks = vec![
         Mark::Line { points: roof, ink: AXIS, width: 2 },
-        Mark::Points { points: of(Phase::Decode), look: DECODE },
-        Mark::Points { points: of(Phase::Prefill), look: PREFILL },
+        Mark::Points { points: points_of(Phase::Decode), look: DECODE },
+        Mark::Points { points: points_of(Phase::Prefill), look: PREFILL },
     ];
     let title = match bounds {
         None => format!("{name}: bounds not measured"),
@@ -134,7 +134,7 @@ fn panel(view: &View<'_>, points: &[Point]) -> Panel {
 }
 
 /// Achieved parts of the limit of the slowest blocks, for each phase of one provider.
-fn findings(view: &View<'_>, points: &[Point]) -> Vec<String> {
+fn findings(view: &ReportView<'_>, points: &[Point]) -> Vec<String> {
     let heaviest = |phase: Phase| {
         points.iter().filter(|point| point.pass.phase == phase).max_by(|a, b| {
             let ms = |point: &Point| point.how_many as f64 * point.ms;
@@ -144,7 +144,7 @@ fn findings(view: &View<'_>, points: &[Point]) -> Vec<String> {
     PHASES.into_iter().filter_map(heaviest).filter_map(|point| verdict(view, point)).collect()
 }
 
-fn verdict(view: &View<'_>, Point { provider, blocks, pass, intensity, reached, .. }: &Point) -> Option<String> {
+fn verdict(view: &ReportView<'_>, Point { provider, blocks, pass, intensity, reached, .. }: &Point) -> Option<String> {
     let (reached, bounds) = ((*reached)?, view.bounds(*provider)?);
     let by_memory = bounds.gflops.is_none_or(|gflops| intensity * bounds.gb_per_s < gflops);
     let bound = if by_memory { "memory bandwidth" } else { "arithmetic" };

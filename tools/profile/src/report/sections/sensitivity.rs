@@ -2,29 +2,30 @@
 
 use super::depth::{self, Series};
 use crate::report::axis::Scale;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{label, or_dash, percent, plain};
-use crate::report::palette::{BLUE, Look, PURPLE, Shape, VERMILION};
-use crate::report::view::{NAME, View};
+use crate::report::palette::{BLUE, Look, MarkerShape, PURPLE, VERMILION};
+use crate::report::view::{NAME, ReportView};
 use hpp_schema::Sensitivity;
 
 /// Looks of the widths, most bits first; further ones look like the last.
-const LOOKS: [Look; 3] = [Look(BLUE, Shape::Circle), Look(VERMILION, Shape::Triangle), Look(PURPLE, Shape::Square)];
+const LOOKS: [Look; 3] =
+    [Look(BLUE, MarkerShape::Circle), Look(VERMILION, MarkerShape::Triangle), Look(PURPLE, MarkerShape::Square)];
 
-pub fn parts(view: &View<'_>) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let entries = view.profile.sensitivity.as_slice();
     let measured = entries.iter().any(|entry| entry.kl.is_some() || entry.top1_changed.is_some());
     vec![match entries.first() {
-        None => Part::Absent("Not asked for; hpp-profile --sensitivity measures it.".to_owned()),
+        None => SectionItem::Absent("Not measured; hpp-profile --sensitivity measures it.".to_owned()),
         Some(first) if !measured => {
             let why = first.failure.as_deref().unwrap_or("no numbers and no reason were recorded");
-            Part::Absent(format!("No block could be rounded: {}.", label(why, 300)))
+            SectionItem::Absent(format!("No block could be rounded: {}.", label(why, 300)))
         }
-        Some(_) => Part::Figure(figure(view, entries)),
+        Some(_) => SectionItem::Figure(figure(view, entries)),
     }]
 }
 
-fn figure(view: &View<'_>, entries: &[Sensitivity]) -> Figure {
+fn figure(view: &ReportView<'_>, entries: &[Sensitivity]) -> Figure {
     let mut widths: Vec<u32> = entries.iter().map(|entry| entry.bits).collect();
     widths.sort_unstable_by(|a, b| b.cmp(a));
     widths.dedup();

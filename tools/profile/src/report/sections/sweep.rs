@@ -2,26 +2,26 @@
 
 use crate::report::Sweep;
 use crate::report::axis::Axis;
-use crate::report::figure::{Figure, Key, Part, Table};
+use crate::report::figure::{Figure, Key, SectionItem, Table};
 use crate::report::number::{bytes, count, label, plain, time};
-use crate::report::palette::{BLUE, GREEN, Ink, Look, Shape};
+use crate::report::palette::{BLUE, GREEN, Ink, Look, MarkerShape};
 use crate::report::panel::{Mark, Panel, curve};
-use crate::report::view::View;
-use hpp_partition::{Phase, Solution, SweepPoint, Where};
+use crate::report::view::ReportView;
+use hpp_partition::{Phase, Placement, Solution, SweepPoint};
 
-pub fn parts(view: &View<'_>, sweep: &Sweep) -> Vec<Part> {
+pub fn parts(view: &ReportView<'_>, sweep: &Sweep) -> Vec<SectionItem> {
     let (points, load, gpu) = match sweep {
-        Sweep::Absent(why) => return vec![Part::Absent(label(why, 400))],
+        Sweep::Absent(why) => return vec![SectionItem::Absent(label(why, 400))],
         Sweep::Done { points, load, gpu } => (points, load, gpu),
     };
     let plans = Plans::of(points);
     if plans.solved.is_empty() {
         let why = points.iter().find_map(|point| point.solution.as_ref().err());
         let why = why.map_or("No budget was tried.".to_owned(), |why| format!("Nothing fits any budget tried: {why}."));
-        return vec![Part::Absent(why)];
+        return vec![SectionItem::Absent(why)];
     }
     let prompt = count(load.prompt_tokens, "token", "tokens");
-    vec![Part::Figure(Figure {
+    vec![SectionItem::Figure(Figure {
         id: "fig-sweep",
         title: format!("Predicted speed against memory of {}", label(gpu, 40)),
         caption: format!(
@@ -60,16 +60,16 @@ const ON_CPU: Ink = BLUE;
 
 /// Blocks that the device computes in decode. The sweep plans without streaming, so that it holds them.
 fn held(plan: &Solution) -> usize {
-    plan.choices.iter().filter(|choice| choice.of(Phase::Decode) != Where::Cpu).count()
+    plan.placements.iter().filter(|placement| placement.in_phase(Phase::Decode) != Placement::Cpu).count()
 }
 
 impl<'a> Plans<'a> {
     fn of(points: &'a [SweepPoint]) -> Plans<'a> {
         let most = points.iter().map(|point| point.vram).max().unwrap_or(0);
         let (unit, shift) = if most >= 1 << 30 { ("GiB", 30) } else { ("MiB", 20) };
-        let of = |bytes: u64| bytes as f64 / (1u64 << shift) as f64;
-        let solved = points.iter().filter_map(|point| Some((of(point.vram), point.solution.as_ref().ok()?)));
-        Plans { unit, most: of(most), solved: solved.collect() }
+        let in_unit = |bytes: u64| bytes as f64 / (1u64 << shift) as f64;
+        let solved = points.iter().filter_map(|point| Some((in_unit(point.vram), point.solution.as_ref().ok()?)));
+        Plans { unit, most: in_unit(most), solved: solved.collect() }
     }
 
     fn budgets(&self) -> Axis {
@@ -80,7 +80,7 @@ impl<'a> Plans<'a> {
         let values: Vec<(f64, f64)> = self.solved.iter().map(|(vram, plan)| (*vram, read(plan))).collect();
         let (x, y) = (self.budgets(), Axis::from_zero(unit, values.iter().map(|(_, value)| *value)));
         let text = format!("{title}: {unit} by {}.", x.name);
-        Panel::new(title, text, x, y, curve(values, Look(GREEN, Shape::Circle)).into())
+        Panel::new(title, text, x, y, curve(values, Look(GREEN, MarkerShape::Circle)).into())
     }
 
     fn places(&self, blocks: usize) -> Panel {
@@ -94,7 +94,7 @@ impl<'a> Plans<'a> {
             };
             Mark::Bars { bars: self.solved.iter().map(bar).collect(), ink }
         };
-        let marks = vec![bars(HELD, |plan| (0, held(plan))), bars(ON_CPU, |plan| (held(plan), plan.choices.len()))];
+        let marks = vec![bars(HELD, |plan| (0, held(plan))), bars(ON_CPU, |plan| (held(plan), plan.placements.len()))];
         let text = "Number of blocks held and on the CPU by device memory.";
         let y = Axis::from_zero("blocks", [blocks as f64]);
         Panel::new("Where blocks compute in decode", text, x, y, marks)
@@ -130,7 +130,7 @@ fn table(points: &[SweepPoint]) -> Table {
     let row = |point: &SweepPoint| match &point.solution {
         Ok(plan) => {
             let (speed, first) = (plain(per_second(plan)), time(plan.prefill_ms));
-            let (held, cpu) = (held(plan), plan.choices.len() - held(plan));
+            let (held, cpu) = (held(plan), plan.placements.len() - held(plan));
             let proven = if plan.proven { "yes" } else { "no" }.to_owned();
             vec![bytes(point.vram), speed, first, held.to_string(), cpu.to_string(), proven]
         }

@@ -75,18 +75,18 @@ struct Run {
 /// Opens a page in a browser that keeps to itself: no name resolves, nothing is updated, its folder is new.
 fn open(browser: &Path, html: &str, flags: &[&str]) -> Run {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
-    let at = |name: &str| dir.path().join(name);
-    fs::write(at("page.html"), html).expect("the page can be written");
-    let file = |name: &str| File::create(at(name)).expect("a file can be made");
+    let path_of = |name: &str| dir.path().join(name);
+    fs::write(path_of("page.html"), html).expect("the page can be written");
+    let file = |name: &str| File::create(path_of(name)).expect("a file can be made");
     let mut child = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--no-default-browser-check"])
         .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .args(["--disable-default-apps", "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND"])
-        .arg(format!("--user-data-dir={}", at("profile").display()))
+        .arg(format!("--user-data-dir={}", path_of("profile").display()))
         .args(["--window-size=1200,1000", "--enable-logging=stderr"])
         .args(flags)
         .arg("--dump-dom")
-        .arg(format!("file://{}", at("page.html").display()))
+        .arg(format!("file://{}", path_of("page.html").display()))
         .stdin(Stdio::null())
         .stdout(file("dom"))
         .stderr(file("log"))
@@ -100,7 +100,7 @@ fn open(browser: &Path, html: &str, flags: &[&str]) -> Run {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
-    let read = |name: &str| String::from_utf8_lossy(&fs::read(at(name)).expect("it was written")).into_owned();
+    let read = |name: &str| String::from_utf8_lossy(&fs::read(path_of(name)).expect("it was written")).into_owned();
     Run { dom: read("dom"), log: read("log") }
 }
 

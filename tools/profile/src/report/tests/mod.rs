@@ -61,9 +61,9 @@ fn what_is_absent_says_why() {
     assert_eq!(there, shown);
     for why in [
         "no block can gain from one",
-        "nothing is known of activations",
-        "nothing is known of experts",
-        "nothing is known of neurons",
+        "there are no statistics of activations",
+        "there are no statistics of experts",
+        "there are no statistics of neurons",
         "hpp-profile --sensitivity measures it",
         "there is no link to measure",
         "no device to plan for",
@@ -77,7 +77,7 @@ fn a_dense_model_lacks_only_what_it_does_not_have() {
     let page = page(&DENSE);
     let missing: Vec<&str> = FIGURES.into_iter().filter(|id| figure(&page, id).is_none()).collect();
     assert_eq!(missing, ["fig-attention", "fig-experts", "fig-hit-rates", "fig-neurons"]);
-    for why in ["Attention entropy was not asked for", "routes no tokens to experts", "have no ReLU"] {
+    for why in ["Attention entropy was not requested", "routes no tokens to experts", "have no ReLU"] {
         assert!(page.contains(why), "{why}");
     }
 }

@@ -1,7 +1,7 @@
 //! Profiles as they come out of real runs, in numbers that hang together, without a run.
 
 use crate::report::{BlockWork, Sweep};
-use hpp_partition::{Choice, OverBudget, Phase, Place, Solution, SweepPoint, Where, Work, Workload};
+use hpp_partition::{BlockPlacement, DeviceId, OverBudget, Phase, Placement, Solution, SweepPoint, Work, Workload};
 use hpp_schema::*;
 
 pub mod corpus;
@@ -183,14 +183,14 @@ impl Sample {
 
     fn costs(&self, class: u32) -> ClassCosts {
         let block = ["embedding", "layers.0", "head"][class as usize];
-        let of = |provider| {
+        let provider_costs = |provider| {
             let fails = self.failures && provider == Provider::Webgpu;
             let phase = |phase, tokens: &[u64]| {
                 let point = |tokens: &u64| {
                     let failure = (fails && class == 2 && *tokens == 512 && phase == Phase::Prefill)
                         .then(|| "out of memory: 1.2 GiB asked for, 0.9 GiB free".to_owned());
                     let time = ms(class, provider, phase, *tokens);
-                    let timing = Timing { runs: 20, median_ms: time, p10_ms: 0.97 * time, p90_ms: 1.08 * time };
+                    let timing = TimingStats { runs: 20, median_ms: time, p10_ms: 0.97 * time, p90_ms: 1.08 * time };
                     let single = failure.is_none().then_some(timing);
                     CostPoint { tokens: *tokens, ms: single.map(|t| t.median_ms), single, run: single, failure }
                 };
@@ -207,7 +207,7 @@ impl Sample {
                 failure: None,
             }
         };
-        ClassCosts { class, block: block.into(), providers: self.providers().into_iter().map(of).collect() }
+        ClassCosts { class, block: block.into(), providers: self.providers().into_iter().map(provider_costs).collect() }
     }
 
     fn machine(&self) -> MeasuredMachine {
@@ -264,23 +264,23 @@ impl Sample {
             let ms_per_gib = (cpu_ms - gpu_ms) / (bytes + kv_bytes) as f64 * (1u64 << 30) as f64;
             HotnessTerms { cpu_ms, gpu_ms, weight_bytes: bytes, kv_bytes, ms_per_gib }
         };
-        let of = |(at, block): (usize, String)| BlockHotness {
+        let block_hotness = |(at, block): (usize, String)| BlockHotness {
             block,
             provider: Provider::Webgpu,
             decode: terms(self.class(at), Phase::Decode, 2048),
             prefill: terms(self.class(at), Phase::Prefill, 512),
         };
-        self.labels().into_iter().enumerate().map(of).collect()
+        self.labels().into_iter().enumerate().map(block_hotness).collect()
     }
 
     /// Work of every block at the measured token counts.
     pub fn work(&self) -> Vec<BlockWork> {
-        let of = |(at, block): (usize, String)| {
+        let block_work = |(at, block): (usize, String)| {
             let list = |phase, tokens: &[u64]| tokens.iter().map(|t| (*t, work(self.class(at), phase, *t))).collect();
             let (decode, prefill) = (list(Phase::Decode, &CONTEXTS), list(Phase::Prefill, &PROMPTS));
             BlockWork { block, decode, prefill }
         };
-        self.labels().into_iter().enumerate().map(of).collect()
+        self.labels().into_iter().enumerate().map(block_work).collect()
     }
 
     /// Plans of 1 to 8 GiB in quarters, the first of which holds nothing.
@@ -303,15 +303,15 @@ impl Sample {
 }
 
 fn too_small(vram: u64) -> OverBudget {
-    OverBudget { place: Place::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
+    OverBudget { device: DeviceId::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
 }
 
 fn solution(blocks: usize, held: usize) -> Solution {
-    let place = |at| if at < held { Where::Resident(0) } else { Where::Cpu };
+    let place = |at| if at < held { Placement::Resident(0) } else { Placement::Cpu };
     let decode_ms = 52.0 - 38.0 * held as f64 / blocks as f64;
     let prefill_ms = 2900.0 - 2300.0 * held as f64 / blocks as f64;
     Solution {
-        choices: (0..blocks).map(|at| Choice::both(place(at))).collect(),
+        placements: (0..blocks).map(|at| BlockPlacement::both(place(at))).collect(),
         slots: vec![0],
         decode_ms,
         prefill_ms,

@@ -1,7 +1,7 @@
 //! Finds the regions of prepared weights that can be compressed, and writes them.
 
-use super::region::{Code, CompressedRegion, Part};
-use super::sums::{Layout, candidates};
+use super::region::{Code, CompressedRegion, RegionPart};
+use super::sums::{SumLayout, candidates};
 use super::words::Word;
 use super::{COMPRESSED_FILE, PART, REGIONS_FILE};
 use crate::weights::file::SECTOR;
@@ -62,7 +62,7 @@ impl WeightSource {
             let (scales, some) = (sums + count * 4, count.min(SAMPLE));
             let [of_sums, of_scales] =
                 [self.read(offset + sums as u64, some * 4)?, self.read(offset + scales as u64, some * 4)?];
-            let Some(layout) = Layout::find(count, of_sums.as_chunks().0, of_scales.as_chunks().0) else { continue };
+            let Some(layout) = SumLayout::find(count, of_sums.as_chunks().0, of_scales.as_chunks().0) else { continue };
             let word = self.word(offset + scales as u64, count * 4)?;
             // Sums may begin within a page; the other bytes of their pages are stored uncompressed.
             let lead = sums % SECTOR as usize;
@@ -112,7 +112,7 @@ impl WeightSource {
     }
 }
 
-fn is_lossless(region: &CompressedRegion, part: &Part, stored: &[u8], original: &[Vec<u8>; 2]) -> bool {
+fn is_lossless(region: &CompressedRegion, part: &RegionPart, stored: &[u8], original: &[Vec<u8>; 2]) -> bool {
     let mut decompressed = original.each_ref().map(|bytes| vec![0xa5; bytes.len()]);
     let [first, second] = &mut decompressed;
     region.decompress(part, stored, [first, second]);

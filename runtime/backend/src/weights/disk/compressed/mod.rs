@@ -11,7 +11,7 @@ mod sums;
 mod words;
 
 pub(super) use make::make;
-pub(super) use region::{CompressedRegion, Part};
+pub(super) use region::{CompressedRegion, RegionPart};
 
 use std::fs;
 use std::io;

@@ -1,7 +1,7 @@
 //! A compressed region: its index entry, its parts, and how a part is compressed and decompressed.
 
 use super::PART;
-use super::sums::Layout;
+use super::sums::SumLayout;
 use super::words::Word;
 use crate::weights::file::SECTOR;
 use std::ops::Range;
@@ -27,13 +27,13 @@ pub(crate) struct CompressedRegion {
 pub(super) enum Code {
     /// Every float32 in the same encoding.
     Words(Word),
-    /// `lead` bytes uncompressed; the sums and scales of a layout, of which only the scales are stored; the rest uncompressed.
-    Sums { lead: usize, layout: Layout, scales: Word },
+    /// `lead` bytes uncompressed; the sums and scales of a layout, stored as the scales alone; the rest uncompressed.
+    Sums { lead: usize, layout: SumLayout, scales: Word },
 }
 
 /// A part of a region that is read and decompressed at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct RegionPart {
     /// Offset in the file of compressed regions.
     pub at: u64,
     /// Stored bytes; the next part begins at the next whole sector.
@@ -44,11 +44,11 @@ pub(crate) struct Part {
 
 impl CompressedRegion {
     /// Its parts, in order.
-    pub fn parts(&self) -> Vec<Part> {
+    pub fn parts(&self) -> Vec<RegionPart> {
         let mut at = self.stored;
         let mut parts = Vec::new();
         let mut add = |bytes: usize, fills: [Range<usize>; 2]| {
-            parts.push(Part { at, bytes, fills });
+            parts.push(RegionPart { at, bytes, fills });
             at += (bytes as u64).next_multiple_of(SECTOR);
         };
         match self.code {
@@ -82,7 +82,7 @@ impl CompressedRegion {
     }
 
     /// Decompresses a part into the ranges that it fills.
-    pub fn decompress(&self, part: &Part, stored: &[u8], fills: [&mut [u8]; 2]) {
+    pub fn decompress(&self, part: &RegionPart, stored: &[u8], fills: [&mut [u8]; 2]) {
         let [first, second] = fills;
         match self.code {
             Code::Words(word) => word.widen(stored, first.as_chunks_mut().0),
@@ -97,7 +97,7 @@ impl CompressedRegion {
     }
 
     /// Compresses the bytes of a part's ranges.
-    pub(super) fn store(&self, part: &Part, original: [&[u8]; 2]) -> Vec<u8> {
+    pub(super) fn store(&self, part: &RegionPart, original: [&[u8]; 2]) -> Vec<u8> {
         let [first, second] = original;
         let mut stored = Vec::with_capacity(part.bytes);
         match self.code {
@@ -113,7 +113,7 @@ impl CompressedRegion {
         let CompressedRegion { offset, length, stored, code } = self;
         let code = match code {
             Code::Words(word) => word.name().to_owned(),
-            Code::Sums { lead, layout: Layout { tiles, blocks, run, factor }, scales } => {
+            Code::Sums { lead, layout: SumLayout { tiles, blocks, run, factor }, scales } => {
                 format!("sums {lead} {tiles} {blocks} {run} {factor} {}", scales.name())
             }
         };
@@ -130,7 +130,7 @@ impl CompressedRegion {
             None if name == "sums" => {
                 let lead = next(&mut fields)?;
                 let (tiles, blocks, run) = (next(&mut fields)?, next(&mut fields)?, next(&mut fields)?);
-                let layout = Layout { tiles, blocks, run, factor: next(&mut fields)? };
+                let layout = SumLayout { tiles, blocks, run, factor: next(&mut fields)? };
                 Code::Sums { lead, layout, scales: Word::named(fields.next()?)? }
             }
             None => return None,
@@ -147,7 +147,7 @@ impl CompressedRegion {
             && self.length.is_multiple_of(sector);
         let fits = match self.code {
             Code::Words(word) => word != Word::Full,
-            Code::Sums { lead, layout: Layout { tiles, blocks, run, .. }, .. } => {
+            Code::Sums { lead, layout: SumLayout { tiles, blocks, run, .. }, .. } => {
                 let numbers =
                     tiles.checked_mul(blocks).and_then(|bytes| bytes.checked_mul(super::sums::TILE * 2 * WIDE));
                 let end = numbers.and_then(|bytes| bytes.checked_add(lead));
@@ -166,8 +166,8 @@ fn next<T: FromStr>(fields: &mut std::str::Split<'_, char>) -> Option<T> {
 mod tests {
     use super::*;
 
-    fn layout() -> Layout {
-        Layout { tiles: 3, blocks: 64, run: 2, factor: -8.0 }
+    fn layout() -> SumLayout {
+        SumLayout { tiles: 3, blocks: 64, run: 2, factor: -8.0 }
     }
 
     #[test]
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn parts_fill_every_byte_once() {
-        let code = Code::Sums { lead: 64, layout: Layout { tiles: 700, ..layout() }, scales: Word::Full };
+        let code = Code::Sums { lead: 64, layout: SumLayout { tiles: 700, ..layout() }, scales: Word::Full };
         let length = (64 + 700 * 64 * 16 * 8 + 50_usize).next_multiple_of(4096);
         let words = Code::Words(Word::Bfloat);
         for (length, code) in [(length, code), (5 << 20, words), (4096, words)] {

@@ -11,7 +11,7 @@
 //!
 //! Nothing relies on this layout being right: every region is decompressed and compared with the original when it is written.
 
-use super::words::Word;
+use super::words::{Wide, Word};
 use std::ops::Range;
 
 /// Columns whose sums are interleaved.
@@ -24,12 +24,9 @@ const INTEGERS: [usize; 6] = [8, 16, 32, 64, 128, 256];
 const SLACK: usize = 126;
 const LINE: usize = 64;
 
-/// The bytes of a float32.
-type Wide = [u8; 4];
-
 /// The arrangement of sums and scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Layout {
+pub(super) struct SumLayout {
     /// Columns over 16.
     pub tiles: usize,
     /// Blocks per column.
@@ -50,9 +47,9 @@ pub(super) fn candidates(length: usize) -> impl Iterator<Item = (usize, usize)> 
     })
 }
 
-impl Layout {
+impl SumLayout {
     /// The layout of `count` sums and scales that explains the first tile. `sums` and `scales` begin at the first tile and may be a prefix.
-    pub fn find(count: usize, sums: &[Wide], scales: &[Wide]) -> Option<Layout> {
+    pub fn find(count: usize, sums: &[Wide], scales: &[Wide]) -> Option<SumLayout> {
         let number = |words: &[Wide]| words.first().map(|word| f32::from_le_bytes(*word));
         let factor = (number(sums)? / number(scales)?).round();
         let tiles_and_blocks = count / TILE;
@@ -60,7 +57,7 @@ impl Layout {
             |blocks: &usize| tiles_and_blocks.is_multiple_of(*blocks) && sums.len().min(scales.len()) >= blocks * TILE;
         let runs = |blocks: usize| [1, 2, 4, 8, blocks].map(|run| (blocks, run.min(blocks)));
         (1..=tiles_and_blocks).filter(may_be).flat_map(runs).find_map(|(blocks, run)| {
-            let layout = Layout { tiles: tiles_and_blocks / blocks, blocks, run, factor };
+            let layout = SumLayout { tiles: tiles_and_blocks / blocks, blocks, run, factor };
             let sum_of = |at: usize, column, block| sums[block * TILE + column] == layout.sum(scales[at]);
             layout.scales().zip(0..).all(|((column, block), at)| sum_of(at, column, block)).then_some(layout)
         })
@@ -77,7 +74,7 @@ impl Layout {
 
     /// Column and block of each scale of a tile, in storage order.
     fn scales(&self) -> impl Iterator<Item = (usize, usize)> {
-        let Layout { blocks, run, .. } = *self;
+        let SumLayout { blocks, run, .. } = *self;
         let whole = blocks / run * run;
         (0..TILE / FOUR).flat_map(move |four| {
             let column = move |one: usize| four * FOUR + one;
@@ -113,7 +110,7 @@ impl Layout {
 
     /// Copies a tile's numbers from the order of sums to the order of scales.
     fn order(&self, ordered: &[Wide], scales: &mut [Wide]) {
-        let Layout { blocks, run, .. } = *self;
+        let SumLayout { blocks, run, .. } = *self;
         let whole = blocks / run * run;
         let (rows, _) = ordered.as_chunks::<TILE>();
         let in_runs = match run {
@@ -201,7 +198,7 @@ pub(super) mod tests {
             (16, 1, 1, -8.0),
         ] {
             let [sums, scales] = packed(columns, blocks, run, factor, scale);
-            let layout = Layout::find(columns * blocks, &sums, &scales).unwrap();
+            let layout = SumLayout::find(columns * blocks, &sums, &scales).unwrap();
             assert_eq!((layout.blocks, layout.factor), (blocks, factor), "{columns} columns");
             for word in [Word::Full, Word::Bfloat] {
                 let mut stored = Vec::new();
@@ -219,8 +216,8 @@ pub(super) mod tests {
     fn sums_with_different_zero_points_have_no_layout() {
         let [mut sums, scales] = packed(32, 16, 2, -8.0, scale);
         sums[7] = (-5.0 * scale(7, 0)).to_le_bytes();
-        assert_eq!(Layout::find(32 * 16, &sums, &scales), None);
-        assert_eq!(Layout::find(0, &[], &[]), None);
+        assert_eq!(SumLayout::find(32 * 16, &sums, &scales), None);
+        assert_eq!(SumLayout::find(0, &[], &[]), None);
     }
 
     #[test]

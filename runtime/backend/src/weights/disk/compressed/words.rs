@@ -6,7 +6,7 @@
 use half::f16;
 
 /// The bytes of a float32.
-type Wide = [u8; 4];
+pub(super) type Wide = [u8; 4];
 
 /// The encoding of a sequence of float32 numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

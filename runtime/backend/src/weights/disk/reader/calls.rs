@@ -1,6 +1,6 @@
 //! Reads with blocking calls, where there is no io_uring: several threads, one read each.
 
-use super::request::{NotNow, Read, Request};
+use super::request::{NotNow, Read, ReadRequest};
 use super::shared::{Shared, ToDecompress, ends_early};
 use std::io;
 use std::sync::mpsc::{Receiver, Sender};
@@ -8,7 +8,11 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 /// Reads one request after the other.
-pub(super) fn through_calls(requests: &Mutex<Receiver<Request>>, shared: &Shared, decompressor: &Sender<ToDecompress>) {
+pub(super) fn through_calls(
+    requests: &Mutex<Receiver<ReadRequest>>,
+    shared: &Shared,
+    decompressor: &Sender<ToDecompress>,
+) {
     loop {
         let next = requests.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(request) = next else { return };
@@ -18,7 +22,7 @@ pub(super) fn through_calls(requests: &Mutex<Receiver<Request>>, shared: &Shared
                 let result = read_whole(&read);
                 shared.finish(read, result, (from, Instant::now()), decompressor);
             }
-            Err(NotNow::Refused(ticket, error)) => shared.refuse((ticket, error)),
+            Err(NotNow::Refused(ticket, error)) => shared.refuse(ticket, error),
             Err(NotNow::Later(_)) => unreachable!("it may wait"),
         }
     }

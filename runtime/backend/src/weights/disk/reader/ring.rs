@@ -1,7 +1,7 @@
 //! Reads through io_uring: one thread, several reads in flight.
 
 use super::DEPTH;
-use super::request::{NotNow, Read, Request};
+use super::request::{NotNow, Read, ReadRequest};
 use super::shared::{Shared, Times, ToDecompress, ends_early};
 use crate::weights::file::SECTOR;
 use io_uring::{IoUring, opcode, types};
@@ -50,14 +50,21 @@ impl Wake {
 }
 
 /// A ring with room for [`DEPTH`] reads and one poll, and what wakes its thread.
-pub(super) fn new_ring() -> io::Result<(IoUring, Arc<Wake>)> {
-    Ok((IoUring::new(DEPTH as u32 + 1)?, Arc::new(Wake::new()?)))
+pub(super) struct WakeableRing {
+    ring: IoUring,
+    pub wake: Arc<Wake>,
+}
+
+impl WakeableRing {
+    pub fn new() -> io::Result<Self> {
+        Ok(WakeableRing { ring: IoUring::new(DEPTH as u32 + 1)?, wake: Arc::new(Wake::new()?) })
+    }
 }
 
 /// Reads requests until no more can come.
 pub(super) fn through_ring(
-    (ring, wake): (IoUring, Arc<Wake>),
-    requests: &Mutex<Receiver<Request>>,
+    WakeableRing { ring, wake }: WakeableRing,
+    requests: &Mutex<Receiver<ReadRequest>>,
     shared: &Shared,
     decompressor: &Sender<ToDecompress>,
 ) {
@@ -86,11 +93,11 @@ struct RingWorker<'a> {
     wake: Arc<Wake>,
     /// Whether the ring polls `wake`.
     is_polled: bool,
-    requests: &'a Receiver<Request>,
+    requests: &'a Receiver<ReadRequest>,
     shared: &'a Shared,
     decompressor: &'a Sender<ToDecompress>,
     /// A request that waits for a staging buffer.
-    deferred: Option<Request>,
+    deferred: Option<ReadRequest>,
     to_submit: VecDeque<InFlight>,
     in_flight: HashMap<u64, InFlight>,
     /// Finished and not yet published.
@@ -112,7 +119,7 @@ impl RingWorker<'_> {
             match request {
                 Ok(request) => match Read::new(request, &self.shared.staging, is_idle) {
                     Ok(read) => self.to_submit.push_back(InFlight { read, done: 0, started: Instant::now() }),
-                    Err(NotNow::Refused(ticket, error)) => self.shared.refuse((ticket, error)),
+                    Err(NotNow::Refused(ticket, error)) => self.shared.refuse(ticket, error),
                     Err(NotNow::Later(request)) => {
                         self.deferred = Some(request);
                         break;

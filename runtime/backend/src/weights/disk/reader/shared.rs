@@ -1,6 +1,6 @@
 //! State shared by the threads of a reader: results of reads, and staging buffers.
 
-use super::request::{Destination, Read, Ticket};
+use super::request::{Read, ReadTarget, Ticket};
 use super::staging::StagingPool;
 use std::collections::HashMap;
 use std::io;
@@ -31,7 +31,7 @@ impl Shared {
     }
 
     /// Publishes the error of a read that never started.
-    pub fn refuse(&self, (ticket, error): (Ticket, io::Error)) {
+    pub fn refuse(&self, ticket: Ticket, error: io::Error) {
         let now = Instant::now();
         self.post(ticket, Err(error), (now, now));
     }
@@ -41,10 +41,10 @@ impl Shared {
         let ticket = read.request.ticket;
         read.file.drop_cached(read.request.offset, read.request.length);
         match (&result, &read.request.to) {
-            (Ok(()), Destination::Through(_)) => {
+            (Ok(()), ReadTarget::Through(_)) => {
                 if let Err(unsent) = decompressor.send((read, times)) {
                     unsent.0.0.cancel(&self.staging);
-                    self.refuse((ticket, io::Error::other("the thread that decompresses weights has ended")));
+                    self.refuse(ticket, io::Error::other("the thread that decompresses weights has ended"));
                 }
             }
             _ => {

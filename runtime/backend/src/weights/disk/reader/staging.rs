@@ -8,7 +8,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Bytes of one buffer.
 pub(in super::super) const BUFFER: usize = PART;
-/// Number of buffers: while the bytes of one round of reads are decompressed, the next round is in flight, part of which needs none.
+/// Number of buffers: for one round of reads that is decompressed, and for the reads of the next round that need a buffer.
 const COUNT: usize = DEPTH + DEPTH / 2;
 
 /// A pool of buffers.

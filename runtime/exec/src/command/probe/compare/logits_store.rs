@@ -1,7 +1,7 @@
 //! Rows of logits in an unnamed temporary file: with a vocabulary of 128 Ki a row has half a megabyte.
 
 use crate::error::ExecError;
-use hpp_io::WriteError;
+use hpp_io::FileWriteError;
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 
@@ -67,7 +67,7 @@ impl StoredRows<'_> {
 }
 
 fn failed(source: io::Error) -> ExecError {
-    WriteError { path: std::env::temp_dir(), source }.into()
+    FileWriteError { path: std::env::temp_dir(), source }.into()
 }
 
 #[cfg(test)]

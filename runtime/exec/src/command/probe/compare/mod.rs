@@ -7,7 +7,7 @@
 mod divergence;
 mod logits_store;
 
-use super::observe::{corpus::Corpus, load};
+use super::observe::{corpus::CorpusEncoder, load};
 use super::{ProbeSession, Replies};
 use crate::error::ExecError;
 use crate::runtime::OrtBackend;
@@ -75,7 +75,7 @@ impl Reference {
     }
 
     fn run(session: &mut ProbeSession<'_>, plan: &PlanFile, probe: &CompareProbe) -> Result<Self, ExecError> {
-        let corpus = Corpus::open(plan, &probe.prompts)?;
+        let corpus = CorpusEncoder::open(plan, &probe.prompts)?;
         let mut engine = load(session, plan)?;
         let mut logits = LogitsStore::new()?;
         let mut texts = Vec::new();

@@ -1,4 +1,4 @@
-//! How many tokens a pass may have so that the tapped tensors stay small beside the model.
+//! Limits the tokens of a pass so that the tapped tensors stay small compared with the model.
 
 use hpp_schema::probe::{Tap, TapKind};
 use hpp_schema::{Dim, Plan};

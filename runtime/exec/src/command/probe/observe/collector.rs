@@ -23,12 +23,12 @@ struct BoundaryTap {
 struct LayerTap {
     block: String,
     tap: String,
-    counter: Counter,
+    counter: TapCounter,
 }
 
 /// What is counted of a tensor.
-enum Counter {
-    /// Router scores, of which `top_k` are selected.
+enum TapCounter {
+    /// Router scores; the best `top_k` are selected.
     Scores {
         top_k: u32,
         selected: Experts,
@@ -63,10 +63,10 @@ impl Collector {
                     add_boundary(&mut boundaries, tap, blocks);
                     continue;
                 }
-                TapKind::RouterScores { top_k } => Counter::Scores { top_k, selected: Experts::default() },
-                TapKind::RoutedExperts { experts } => Counter::Indices { experts, selected: Experts::default() },
-                TapKind::Neurons => Counter::Neurons(Neurons::default()),
-                TapKind::Attention => Counter::Attention(Entropy::default()),
+                TapKind::RouterScores { top_k } => TapCounter::Scores { top_k, selected: Experts::default() },
+                TapKind::RoutedExperts { experts } => TapCounter::Indices { experts, selected: Experts::default() },
+                TapKind::Neurons => TapCounter::Neurons(Neurons::default()),
+                TapKind::Attention => TapCounter::Attention(Entropy::default()),
             };
             layers.push(LayerTap { block: tap.block.clone(), tap: tap.name.clone(), counter });
         }
@@ -104,11 +104,11 @@ impl Collector {
         }
         for LayerTap { block, counter, .. } in self.layers {
             match counter {
-                Counter::Scores { selected, .. } | Counter::Indices { selected, .. } => {
+                TapCounter::Scores { selected, .. } | TapCounter::Indices { selected, .. } => {
                     all.experts.push(selected.statistics(&block));
                 }
-                Counter::Neurons(neurons) => all.neurons.push(neurons.statistics(&block)),
-                Counter::Attention(entropy) => all.attention.push(entropy.statistics(&block)),
+                TapCounter::Neurons(neurons) => all.neurons.push(neurons.statistics(&block)),
+                TapCounter::Attention(entropy) => all.attention.push(entropy.statistics(&block)),
             }
         }
         all
@@ -152,17 +152,17 @@ impl LayerTap {
     fn count(&mut self, taps: &NamedTensors, tokens: usize, rows: &mut Rows) -> Result<(), EngineError> {
         let (name, tensor) = (&self.tap, tapped(taps, &self.tap)?);
         match &mut self.counter {
-            Counter::Scores { top_k, selected } => {
+            TapCounter::Scores { top_k, selected } => {
                 rows.read(name, tensor, tokens)?;
                 selected.add_scores(name, rows.iter(), rows.width, *top_k as usize)
             }
-            Counter::Indices { experts, selected } => selected.add_indices(name, tensor, tokens, *experts as usize),
-            Counter::Neurons(neurons) => {
+            TapCounter::Indices { experts, selected } => selected.add_indices(name, tensor, tokens, *experts as usize),
+            TapCounter::Neurons(neurons) => {
                 rows.read(name, tensor, tokens)?;
                 rows.iter().for_each(|row| neurons.add(row));
                 Ok(())
             }
-            Counter::Attention(entropy) => {
+            TapCounter::Attention(entropy) => {
                 rows.read_all(name, tensor)?;
                 entropy.add(name, tensor, &rows.values, tokens)
             }

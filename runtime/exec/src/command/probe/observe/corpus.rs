@@ -6,19 +6,19 @@ use hpp_generate::{PlanFile, PromptEncoder};
 use hpp_schema::error_line;
 use hpp_schema::probe::{self, Prompt, PromptContent};
 
-/// The tokenizer and chat template of a model, as far as the prompts need them.
-pub(in crate::command::probe) struct Corpus {
+/// The tokenizer and chat template of a model, if the prompts need them.
+pub(in crate::command::probe) struct CorpusEncoder {
     encoder: PromptEncoder,
 }
 
-impl Corpus {
+impl CorpusEncoder {
     /// Opens the files that these prompts need. Prompts of tokens need none.
     pub fn open(plan: &PlanFile, prompts: &[Prompt]) -> Result<Self, ExecError> {
         let mut contents = prompts.iter().map(|prompt| &prompt.content);
         let needs_template = contents.clone().any(|content| matches!(content, PromptContent::Messages(_)));
         let only_tokens = contents.all(|content| matches!(content, PromptContent::Tokens(_)));
         let encoder = if only_tokens { PromptEncoder::default() } else { PromptEncoder::open(plan, needs_template)? };
-        Ok(Corpus { encoder })
+        Ok(CorpusEncoder { encoder })
     }
 
     /// The prompt's tokens: at least one, and few enough for `new_tokens` more in the context. Otherwise the reason.
@@ -40,7 +40,7 @@ impl Corpus {
     }
 }
 
-fn message(message: &probe::Message) -> Result<Message, String> {
+fn message(message: &probe::ChatTurn) -> Result<Message, String> {
     let role = match message.role.as_str() {
         "system" => Role::System,
         "user" => Role::User,
@@ -54,8 +54,8 @@ fn message(message: &probe::Message) -> Result<Message, String> {
 mod tests {
     use super::*;
 
-    fn corpus() -> Corpus {
-        Corpus { encoder: PromptEncoder::default() }
+    fn corpus() -> CorpusEncoder {
+        CorpusEncoder { encoder: PromptEncoder::default() }
     }
 
     fn prompt(content: PromptContent) -> Prompt {
@@ -76,7 +76,7 @@ mod tests {
     fn text_needs_a_tokenizer_and_messages_known_roles() {
         let text = prompt(PromptContent::Text("x".into()));
         assert!(corpus().tokens(&text, 0, 8).unwrap_err().contains("no tokenizer"));
-        let message = |role: &str| probe::Message { role: role.into(), content: "x".into() };
+        let message = |role: &str| probe::ChatTurn { role: role.into(), content: "x".into() };
         let messages = |role: &str| prompt(PromptContent::Messages(vec![message(role)]));
         assert!(corpus().tokens(&messages("tool"), 0, 8).unwrap_err().contains("\"tool\""));
         assert!(corpus().tokens(&messages("user"), 0, 8).unwrap_err().contains("no chat template"));

@@ -21,7 +21,7 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Adds tokens by their router scores: rows of one score per expert, the `top_k` best of which are selected. A row with fewer
+    /// Adds tokens by their router scores: rows of one score per expert. The `top_k` best are selected. A row with fewer
     /// scores that are numbers selects none.
     pub fn add_scores<'a>(
         &mut self,

@@ -33,7 +33,7 @@ pub(super) struct Entropy {
 }
 
 impl Entropy {
-    /// Adds attention weights `[..., all tokens, context]`, of which the last `tokens` rows of each head are new. Masked weights are zero
+    /// Adds attention weights `[..., all tokens, context]`. The last `tokens` rows of each head are new. Masked weights are zero
     /// and add nothing.
     pub fn add(&mut self, name: &str, tensor: &HostTensor, weights: &[f32], tokens: usize) -> Result<(), EngineError> {
         let size = |from_end: usize| {

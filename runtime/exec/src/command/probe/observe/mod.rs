@@ -1,8 +1,8 @@
 //! Runs prompts through a model with taps and collects statistics: hidden states at block boundaries, experts, ReLU neurons, entropy of
 //! attention.
 //!
-//! Each text uses the KV cache as in generation: first the prompt, in passes so small that the tapped tensors stay small beside the
-//! model, then greedily chosen tokens one by one.
+//! Each text uses the KV cache as in generation: first the prompt, in passes whose tapped tensors are small compared with
+//! the model, then greedily chosen tokens one by one.
 
 mod budget;
 mod cache_hits;
@@ -19,7 +19,7 @@ use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::runtime::OrtBackend;
 use collector::Collector;
-use corpus::Corpus;
+use corpus::CorpusEncoder;
 use hpp_engine::{Engine, EngineError, LogitRows, Logits, StepInput};
 use hpp_generate::sampling::greedy;
 use hpp_generate::{PlanFile, check_language_model};
@@ -38,7 +38,7 @@ pub(crate) fn run(
 ) -> Result<(), ExecError> {
     let plan = PlanFile::open(&probe.plan)?;
     check_language_model(&plan.plan)?;
-    let corpus = Corpus::open(&plan, &probe.prompts)?;
+    let corpus = CorpusEncoder::open(&plan, &probe.prompts)?;
     let mut engine = match session.observed.0.take().filter(|engine| *engine.plan() == plan.plan) {
         Some(engine) => engine,
         None => load(session, &plan)?,

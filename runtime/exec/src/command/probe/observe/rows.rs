@@ -1,4 +1,4 @@
-//! Tapped tensors as rows of numbers, one row per token. Of a model that computes the whole text again, only the new tokens' rows.
+//! Tapped tensors as rows of numbers, one row per token. If the model computes the whole text again, only the rows of new tokens.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

@@ -99,7 +99,7 @@ fn neurons((at, block): (usize, String)) -> NeuronStatistics {
 /// Rounding one layer at a time to 8 and 4 bits.
 pub fn sensitivity(sample: &Sample) -> Vec<Sensitivity> {
     let layers: Vec<String> = sample.layers();
-    let of = |bits: u32, at: usize, block: &String| {
+    let rounded = |bits: u32, at: usize, block: &String| {
         let kl = if bits == 8 { 2e-5 } else { 9e-3 } * (0.4 + 1.6 * noise(at, bits as usize));
         let failure = (sample.failures && at == 1).then(|| "the weights are quantised already".to_owned());
         Sensitivity {
@@ -111,5 +111,8 @@ pub fn sensitivity(sample: &Sample) -> Vec<Sensitivity> {
             failure,
         }
     };
-    [8, 4].into_iter().flat_map(|bits| layers.iter().enumerate().map(move |(at, block)| of(bits, at, block))).collect()
+    [8, 4]
+        .into_iter()
+        .flat_map(|bits| layers.iter().enumerate().map(move |(at, block)| rounded(bits, at, block)))
+        .collect()
 }

@@ -1,4 +1,4 @@
-//! Once all sessions are loaded: pins part of the streamed weights in host memory and starts to stream the rest.
+//! The last step of loading: locks part of the streamed weights in host memory and starts to stream the rest.
 
 use crate::error::EngineError;
 use crate::ids::Id;
@@ -12,16 +12,17 @@ use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use hpp_schema::{ByteSize, Partition, Plan, Provider};
 use tracing::{debug, info};
 
-/// Warms up, pins as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
+/// Warms up, locks as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
 /// partition streams.
-pub(super) fn pin_weights<B: Backend>(
+pub(super) fn lock_weights<B: Backend>(
     program: &Program,
     runtime: &mut Runtime<B>,
     budget: HostMemoryBudget,
     reporter: &dyn Reporter,
 ) -> Result<(), EngineError> {
     let plan = &program.plan;
-    let streams = |partition: &Partition| budget.residency(plan, &partition.form()) == WeightResidency::Streamed;
+    let streams =
+        |partition: &Partition| budget.residency(plan, &partition.decode_variant()) == WeightResidency::Streamed;
     if !plan.partitions.iter().any(streams) {
         return Ok(());
     }
@@ -36,20 +37,20 @@ pub(super) fn pin_weights<B: Backend>(
     let in_use = HostMemoryInUse { rss, states: program.host_state_bytes() };
     let budget = budget.fit_sequences(plan, &is_fallback, in_use);
     runtime.max_sequences = budget.sequences();
-    let (pinned, window) = (budget.pinned(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
+    let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
-    let pinned_bytes = pinned.iter().copied().fold(0, u64::saturating_add);
-    info!(limit = budget.limit(), rss, window, states, sequences, pinned = pinned_bytes, "host memory budget");
+    let pinned_bytes = locked.iter().copied().fold(0, u64::saturating_add);
+    info!(limit = budget.limit(), rss, window, states, sequences, locked = pinned_bytes, "host memory budget");
     for (id, stage) in program.stages.entries() {
-        let pinned = pinned[stage.partition.index()];
-        debug!(stage = %stage.name, pinned, "weights pinned in host memory");
-        let warning = runtime.weights.disk.pin_and_stream(id, pinned);
-        let warning = warning.map_err(|source| stage.failed("pinning its weights", source))?;
+        let locked = locked[stage.partition.index()];
+        debug!(stage = %stage.name, locked, "weights locked in host memory");
+        let warning = runtime.weights.disk.lock_and_stream(id, locked);
+        let warning = warning.map_err(|source| stage.failed("locking its weights", source))?;
         warning.iter().for_each(|warning| reporter.warning(warning));
     }
     let rss = runtime.pool.backend.memory_use().resident;
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
-    info!(rss, expert_cache, "weights pinned");
+    info!(rss, expert_cache, "weights locked");
     runtime.weights.disk.set_expert_cache(expert_cache);
     runtime.weights.disk.set_window(window);
     runtime.weights.disk.set_order(&program.run_order(&runtime.route));
