@@ -1,5 +1,9 @@
 //! Mixtures of experts whose experts are read from disk by demand: the bytes that a pass reads, and the memory that caches them.
 
+/// Memory for other weights on their way from disk where all of them stay locked, bytes: kernels may want them in a layout that is a
+/// little larger than planned.
+pub const EXPERT_WINDOW: u64 = 2 << 20;
+
 /// The experts of a block. Each token selects some of them, and the runtime reads only those.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {

@@ -34,7 +34,7 @@ mod trials;
 pub use budget::{Budget, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
 pub use cost::{BlockRole, BlockSpec, FilledState, GrowingState, Streamed, Work, slot};
-pub use experts::{ExpertMemory, ExpertReads, Experts};
+pub use experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads, Experts};
 pub use explain::{
     Alternative, Bottleneck, Change, Explanation, FindCuts, RunExplanation, bottleneck, change, explain, explain_runs,
 };

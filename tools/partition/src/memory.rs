@@ -13,7 +13,7 @@
 //! cache does not have.
 
 use crate::cost::slot;
-use crate::experts::{ExpertMemory, ExpertReads};
+use crate::experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads};
 use crate::schedule::merges;
 use crate::{
     BlockPlacement, BlockRole, BlockSpec, Demand, DeviceId, KvHome, Mechanisms, OverBudget, Phase, Placement, Problem,
@@ -205,7 +205,14 @@ impl MemoryUsage {
         let experts = self.expert_reads[phase as usize];
         let available = self.room_for_weights(problem).filter(|_| experts.all > 0)?;
         let rest = self.host_reads[phase as usize].all().saturating_sub(experts.all);
-        Some(ExpertMemory::divide(available, rest, experts))
+        // Weights that stay locked need no buffers to read ahead.
+        let more = available.saturating_add(problem.budget.read_ahead.saturating_sub(EXPERT_WINDOW));
+        let without_buffers = ExpertMemory::divide(more, rest, experts);
+        let memory = match without_buffers.rest_locked >= 1.0 {
+            true => without_buffers,
+            false => ExpertMemory::divide(available, rest, experts),
+        };
+        Some(memory)
     }
 
     /// Host memory for weights where they do not all fit, bytes.

@@ -8,8 +8,8 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    BlockPlacement, BlockSpec, DeviceId, ExpertMemory, Mechanisms, MemoryUsage, Options, OverBudget, Phase, Placement,
-    Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers, usage_of_partitions,
+    BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, Mechanisms, MemoryUsage, Options, OverBudget,
+    Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -276,12 +276,8 @@ fn disk_streaming(problem: &Problem, placements: &[BlockPlacement], slots: &[u32
         let locked_share = prefill.rest_locked.min(decode.rest_locked);
         let largest = usage.expert_reads.into_iter().map(|reads| reads.largest_rest).max().unwrap_or(0);
         let expert_cache = Some(prefill.cache.min(decode.cache));
-        return Some(DiskStreaming {
-            locked_share,
-            window: Some(window(locked_share, largest)),
-            expert_cache,
-            is_table,
-        });
+        let window = if locked_share < 1.0 { window(locked_share, largest) } else { EXPERT_WINDOW };
+        return Some(DiskStreaming { locked_share, window: Some(window), expert_cache, is_table });
     }
     let locked_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
     let largest = usage.largest_read.into_iter().max().unwrap_or(0);

@@ -43,7 +43,11 @@ fn fold(partitions: &[Partition]) -> Vec<&[Partition]> {
 fn row(partitions: &[Partition]) -> Vec<String> {
     let (first, last) = (&partitions[0], &partitions[partitions.len() - 1]);
     let sum = |bytes: fn(&Partition) -> ByteSize| ByteSize(partitions.iter().map(|p| bytes(p).0).sum()).human();
-    let labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
+    let mut labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
+    if partitions.len() > 1 {
+        // The halves of a block before and from its experts on.
+        labels.retain(|label| !label.ends_with(EXPERTS));
+    }
     let workspace = partitions.iter().map(|p| p.bytes.workspace).max().unwrap_or_default();
     vec![
         if partitions.len() == 1 { first.name.clone() } else { format!("{} to {}", first.name, last.name) },
@@ -55,6 +59,9 @@ fn row(partitions: &[Partition]) -> Vec<String> {
         first.reason.clone(),
     ]
 }
+
+/// Ends the label of the half of a block that begins with its experts.
+const EXPERTS: &str = ".experts";
 
 /// `gpu0`, `gpu0 streamed`, `cpu from disk`, `cpu (prompt: gpu0 streamed)`.
 fn device(partition: &Partition) -> String {
@@ -175,7 +182,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
-/// from disk, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
+/// from disk, the cache of experts, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
 /// `limit`.
 fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u64, String) {
     let human = |bytes: u64| ByteSize(bytes).human();
@@ -193,8 +200,8 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     // Weights that compute on the host in the other phase count twice: kernels hold them in a packed layout.
     let streamed = sum(&|p| if p.variants().any(|variant| streams(&variant)) { p.bytes.weights.0 } else { 0 });
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
-    let process = limit.map_or(0, |_| PROCESS);
-    let required = [held, window, other, process].into_iter().fold(0, u64::saturating_add);
+    let (process, cache) = (limit.map_or(0, |_| PROCESS), host.expert_cache.map_or(0, |cache| cache.0));
+    let required = [held, window, cache, other, process].into_iter().fold(0, u64::saturating_add);
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
     if limit.is_some() {
@@ -203,6 +210,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     if window > 0 {
         parts +=
             &format!(", {} of weights locked, {} of buffers to read the rest from disk", human(held), human(window));
+    }
+    if cache > 0 {
+        parts += &format!(", {} for experts that were used", human(cache));
     }
     if kept < streamed {
         let (kept, streamed) = (human(kept), human(streamed));

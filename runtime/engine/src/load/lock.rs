@@ -8,7 +8,7 @@ use crate::reporter::Reporter;
 use crate::runtime::Runtime;
 use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
-use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
+use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host, largest_experts};
 use hpp_schema::{ByteSize, Partition, Plan, Provider};
 use tracing::{debug, info};
 
@@ -52,7 +52,9 @@ pub(super) fn lock_weights<B: Backend>(
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
     info!(rss, expert_cache, "weights locked");
     runtime.weights.disk.set_expert_cache(expert_cache);
-    runtime.weights.disk.set_window(window);
+    // The experts of one partition always get their memory; if it is missing, less is read ahead.
+    let missing = largest_experts(plan).saturating_sub(expert_cache);
+    runtime.weights.disk.set_window(window.saturating_sub(missing));
     runtime.weights.disk.set_order(&program.run_order(&runtime.route));
     runtime.weights.prefetch(&runtime.pool)?;
     warn_if_over_limit(budget.limit(), runtime.pool.backend.memory_use().resident, reporter);

@@ -218,8 +218,8 @@ fn planned_expert_cache(plan: &Plan) -> u64 {
     plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0).sum()
 }
 
-/// Bytes of the experts of the partition that has most.
-fn largest_experts(plan: &Plan) -> u64 {
+/// Bytes of the experts of the partition that has most; 0 if none are read by demand.
+pub(crate) fn largest_experts(plan: &Plan) -> u64 {
     let experts = plan.partitions.iter().filter_map(|partition| partition.experts.as_ref());
     experts.map(|experts| experts.bytes.0).max().unwrap_or(0)
 }
