@@ -1,4 +1,4 @@
-//! Rehearsals on the mock: what counts, what does not, and what is refused, on a clock that only runs and copies advance.
+//! Partition benches on the mock: which runs count and which cases are refused, on a clock that only runs and copies advance.
 
 use hpp_engine::mock::{Frame, LinkCost, MockBackend, MockModel};
 use hpp_engine::port::{MemoryId, Port, Tensor};
@@ -114,8 +114,8 @@ fn case() -> Case {
 }
 
 fn times(backend: &MockBackend, case: &Case) -> Vec<Duration> {
-    let mut rehearsal = PartitionBench::load(backend, &request(Provider::Cpu), &Silent).unwrap();
-    rehearsal.case(case, None).unwrap().times
+    let mut bench = PartitionBench::load(backend, &request(Provider::Cpu), &Silent).unwrap();
+    bench.case(case, None).unwrap().times
 }
 
 #[test]
@@ -142,16 +142,16 @@ fn an_unknown_output_is_left_to_the_session() {
 fn other_memory_is_read_before_each_run_and_does_not_count() {
     let (backend, read) = (backend(MemoryId::HOST), Rc::default());
     backend.model("product.onnx", product(&read, MemoryId::HOST));
-    let mut evictor = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
-    let mut rehearsal = PartitionBench::load(&backend, &request(Provider::Cpu), &Silent).unwrap();
+    let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
+    let mut bench = PartitionBench::load(&backend, &request(Provider::Cpu), &Silent).unwrap();
     let cold = Case { evict_bytes: (100 << 20) + 5, ..case() };
     let began = backend.clock().now();
-    let runs = rehearsal.case(&cold, Some(&mut evictor)).unwrap();
+    let runs = bench.case(&cold, Some(&mut flusher)).unwrap();
     assert_eq!(runs.times, [3, 4, 5, 6, 7].map(ms));
     assert_eq!(backend.clock().now() - began, ms(7 * 100 + 28), "seven sweeps of 100 MiB, and the runs");
     assert_eq!(read.borrow()[..7], [[16 << 20; 6].as_slice(), &[4 << 20]].concat());
     let reserved = backend.reserved();
-    rehearsal.case(&Case { evict_bytes: 10 << 20, ..case() }, Some(&mut evictor)).unwrap();
+    bench.case(&Case { evict_bytes: 10 << 20, ..case() }, Some(&mut flusher)).unwrap();
     assert!(backend.reserved() - reserved < 1 << 20, "what is there is used again");
     assert_eq!(read.borrow().last(), Some(&(10 << 20)));
 }
@@ -160,14 +160,14 @@ fn other_memory_is_read_before_each_run_and_does_not_count() {
 fn memory_that_is_not_read_any_more_is_given_back() {
     let (backend, read) = (backend(MemoryId::HOST), Rc::default());
     backend.model("product.onnx", product(&read, MemoryId::HOST));
-    let mut evictor = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
+    let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
     let mut reserves = |mib: u64| {
         let before = backend.reserved();
-        evictor.make_room(mib << 20).unwrap();
+        flusher.make_room(mib << 20).unwrap();
         (backend.reserved() - before) >> 20
     };
     assert_eq!([100, 100, 20, 100, 0, 1].map(&mut reserves), [112, 0, 0, 80, 0, 16]);
-    evictor.flush(1 << 20).unwrap();
+    flusher.flush(1 << 20).unwrap();
 }
 
 /// A run on a device that has returned is waited for by a look at its output, whose own time is taken off.
@@ -175,9 +175,9 @@ fn memory_that_is_not_read_any_more_is_given_back() {
 fn a_device_is_waited_for() {
     let backend = backend(GPU);
     backend.link(GPU, MemoryId::HOST, LinkCost { latency: ms(40), bytes_per_ms: 0.0 });
-    let mut rehearsal = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).unwrap();
+    let mut bench = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).unwrap();
     let before = backend.clock().now();
-    let runs = rehearsal.case(&case(), None).unwrap();
+    let runs = bench.case(&case(), None).unwrap();
     assert_eq!(runs.times, [3, 4, 5, 6, 7].map(ms));
     assert_eq!(backend.clock().now() - before, ms(28 + 7 * 80), "two looks after each run");
 }
@@ -193,11 +193,11 @@ fn what_is_timed_does_not_wait_for_other_memory() {
         } else {
             backend.queue_untimed(GPU)
         }
-        let mut evictor = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Webgpu, &Silent).unwrap();
-        let mut rehearsal = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).unwrap();
+        let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Webgpu, &Silent).unwrap();
+        let mut bench = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).unwrap();
         let cold = Case { evict_bytes: 100 << 20, ..case() };
         let began = backend.clock().now();
-        let runs = rehearsal.case(&cold, Some(&mut evictor)).unwrap();
+        let runs = bench.case(&cold, Some(&mut flusher)).unwrap();
         assert_eq!(runs.times, [3, 4, 5, 6, 7].map(ms), "told: {told}");
         assert_eq!(backend.clock().now() - began, ms(7 * 100 + 28));
     }
@@ -221,23 +221,23 @@ fn all_that_does_not_fit_is_said_at_once() {
     wrong.inputs.push(Feed { name: "ghost".into(), dtype: DType::Int64, shape: vec![], fill: Fill::Ones });
     wrong.outputs[0].shape = vec![1];
     wrong.carried[0].present = "future".into();
-    let mut rehearsal = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
-    let error = rehearsal.case(&wrong, None).unwrap_err();
+    let mut bench = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
+    let error = bench.case(&wrong, None).unwrap_err();
     let EngineError::Case { problems, .. } = &error else { panic!("{error}") };
     let said = problems.join("\n");
     for part in ["input \"past\"", "\"x\" is float32", "no input \"ghost\"", "\"y\" is float32", "\"future\""] {
         assert!(said.contains(part), "{part} in {said}");
     }
     assert_eq!(problems.len(), 5, "{said}");
-    assert_eq!(rehearsal.case(&case(), None).unwrap().times.len(), 5, "the next case is another matter");
+    assert_eq!(bench.case(&case(), None).unwrap().times.len(), 5, "the next case is another matter");
 }
 
 #[test]
 fn a_state_of_its_own_is_not_shared() {
     let mut apart = Case { carried: vec![], ..case() };
     apart.outputs.push(OutputSpec { name: "present".into(), dtype: DType::Float32, shape: vec![1, 8] });
-    let mut rehearsal = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
-    let error = rehearsal.case(&apart, None).unwrap_err();
+    let mut bench = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
+    let error = bench.case(&apart, None).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("do not share a buffer"), "the mock wants one buffer here: {cause}");
 }
