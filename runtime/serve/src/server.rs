@@ -48,7 +48,7 @@ pub struct Shutdown {
 }
 
 impl Shutdown {
-    /// Takes no more requests; those in progress have the time of [`ServeSettings::grace`].
+    /// Stops taking requests; those in progress have [`ServeSettings::grace`] to finish.
     pub fn request(&self) {
         self.requested.notify_one();
     }
@@ -98,7 +98,7 @@ pub fn serve(
         Ok(axum::serve(listener, router).with_graceful_shutdown(is_requested).await?)
     });
     shutdown.stop.store(true, Ordering::SeqCst);
-    // Ends what clients have left behind.
+    // Ends requests whose clients have disconnected.
     runtime.shutdown_timeout(Duration::from_secs(1));
     engines.into_iter().for_each(|engine| drop(engine.join()));
     served
@@ -190,7 +190,7 @@ impl App {
     }
 }
 
-/// The body of a request, or what is wrong with it.
+/// The body of a request, or why it is invalid.
 fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, ApiError> {
     match body {
         Ok(Json(body)) => Ok(body),
@@ -263,7 +263,7 @@ async fn complete(
     question.answer(ApiFormat::Text, encoded.await?).await
 }
 
-/// What chat and text completions have in common.
+/// The common part of chat and text completions.
 struct Question {
     model: Arc<ServedModel>,
     options: RequestOptions,
@@ -312,7 +312,7 @@ async fn one_model(State(app): State<SharedApp>, Path(name): Path<String>) -> Re
     Ok(Json(description(&*app.model(Some(&name))?)))
 }
 
-/// What to turn into tokens.
+/// Text to turn into tokens.
 #[derive(Deserialize)]
 struct TokenizeRequest {
     model: Option<String>,
@@ -329,7 +329,7 @@ async fn tokenize(
     Ok(Json(json!({"tokens": tokens})))
 }
 
-/// What to turn into text.
+/// Tokens to turn into text.
 #[derive(Deserialize)]
 struct DetokenizeRequest {
     model: Option<String>,

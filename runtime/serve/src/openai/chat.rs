@@ -15,7 +15,7 @@ pub struct ChatRequest {
     pub messages: Vec<ChatMessage>,
     /// Whether to report probabilities.
     pub logprobs: Option<bool>,
-    /// Of how many most likely tokens.
+    /// The number of most likely tokens to report.
     pub top_logprobs: Option<usize>,
     /// The rest.
     #[serde(flatten)]
@@ -27,11 +27,11 @@ pub struct ChatRequest {
 pub struct ChatMessage {
     /// `system`, `developer`, `user` or `assistant`.
     pub role: String,
-    /// What was said.
+    /// The text of the message.
     pub content: Option<Content>,
 }
 
-/// What was said.
+/// The text of the message.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub enum Content {
@@ -41,7 +41,7 @@ pub enum Content {
     Parts(Vec<ContentPart>),
 }
 
-/// A part of what was said.
+/// A part of a message.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ContentPart {
     /// Only `text`.

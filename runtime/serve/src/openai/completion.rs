@@ -16,7 +16,7 @@ pub struct CompletionRequest {
     pub prompt: CompletionPrompt,
     /// Whether the answer begins with the prompt.
     pub echo: Option<bool>,
-    /// Of how many most likely tokens to report probabilities.
+    /// The number of most likely tokens to report with probabilities.
     pub logprobs: Option<usize>,
     /// Not supported.
     pub suffix: Option<String>,
@@ -25,7 +25,7 @@ pub struct CompletionRequest {
     pub settings: Settings,
 }
 
-/// What to continue.
+/// The texts or tokens to continue.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged, expecting = "`prompt` must be a text, a list of texts, token ids, or a list of lists of token ids")]
 pub enum CompletionPrompt {

@@ -45,15 +45,15 @@ pub struct Settings {
     /// Whether to send the answer as it is generated.
     #[serde(default)]
     pub stream: Option<bool>,
-    /// What to send besides.
+    /// Options of a stream.
     pub stream_options: Option<StreamOptions>,
-    /// Whether to go on after the tokens that end a text.
+    /// Whether to continue after the tokens that end a text.
     pub ignore_eos: Option<bool>,
     /// The conversation: states of its answers are kept for its next request.
     pub session_id: Option<String>,
     /// More important requests start first, and their states are kept longer.
     pub priority: Option<i32>,
-    /// Whether states leave memory after the answer, because nothing follows soon.
+    /// Whether states are evicted from memory after the answer, because no request follows soon.
     pub park: Option<bool>,
     /// Time limit of the request, seconds.
     pub timeout: Option<f64>,
@@ -69,7 +69,7 @@ pub struct Settings {
     pub tools: Option<Value>,
 }
 
-/// What a stream holds besides the answer.
+/// The contents of a stream besides the answer.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 pub struct StreamOptions {
     /// A last event with counts of tokens.
@@ -106,7 +106,7 @@ impl Settings {
         }
     }
 
-    /// What to ask of the engine. `top_logprobs`: see [`RequestOptions`](crate::RequestOptions).
+    /// The request for the engine. `top_logprobs`: see [`RequestOptions`](crate::RequestOptions).
     pub fn options(&self, top_logprobs: Option<usize>) -> Result<RequestOptions, ApiError> {
         self.refuse_unsupported()?;
         let stop = match &self.stop {
