@@ -284,3 +284,48 @@ fn after_a_cancelled_pass_weights_are_read_anew() {
         decode(&mut engine, 3);
     }
 }
+
+/// A chain of two parts, the second of which begins with four experts of 100 bytes: its entering tensor has four numbers for each token,
+/// and the largest select.
+fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
+    backend.disk().reads_at(1e3);
+    backend.streams("p1.onnx", vec![30, 100, 100, 100, 100]);
+    let part = || ChainPart::new(None, Rc::new(|_| Duration::from_micros(10)));
+    let chain = Chain { parts: vec![part(), part()], ..Chain::default() };
+    let mut plan = chain.set_up(dir, backend).unwrap();
+    let router = plan.partitions[1].inputs[0].name.clone();
+    let second = &mut plan.partitions[1];
+    (second.bytes.weights, second.residency) = (ByteSize(430), Residency::Streamed);
+    second.experts =
+        Some(hpp_schema::Experts { router, count: 4, active: 1, weights: vec!["w".into()], bytes: ByteSize(400) });
+    let host = plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap();
+    (host.window, host.expert_cache) = (Some(ByteSize(64)), Some(ByteSize(cache)));
+    plan
+}
+
+#[test]
+fn only_selected_experts_are_read_and_they_stay() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    let plan = mixture(dir.path(), &backend, 400);
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    decode(&mut engine, 6);
+    let telemetry = engine.telemetry();
+    // Each pass of one token selects one expert.
+    assert_eq!(telemetry.expert_hits + telemetry.expert_misses, 6);
+    assert!((1..=4).contains(&telemetry.expert_misses), "{} misses", telemetry.expert_misses);
+    // The 30 bytes of other weights are read for each pass and ahead for the next.
+    let (least, experts) = (6 * 30, telemetry.expert_misses * 100);
+    assert!((least + experts..=least + 30 + experts).contains(&telemetry.read_bytes), "{}", telemetry.read_bytes);
+}
+
+#[test]
+fn after_a_failed_read_of_an_expert_the_next_pass_reads_it_again() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    let plan = mixture(dir.path(), &backend, 400);
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    backend.disk().fails("the disk is broken");
+    let mut sequence = engine.new_sequence().unwrap();
+    let failed = engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).err();
+    assert!(matches!(failed, Some(EngineError::Run { .. })), "{failed:?}");
+    decode(&mut engine, 3);
+}
