@@ -8,7 +8,7 @@ use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
 use hpp_graph::{Part, ValueId};
 use hpp_model::{Analysis, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, needs_externalising};
+use hpp_onnx::{Extractor, Model, QUANTISED_FILE, needs_externalising};
 use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -37,6 +37,13 @@ pub struct WriteOptions {
     pub movable: bool,
 }
 
+impl WriteOptions {
+    /// Quantised weights are in no file of the model, so a plan of them is always packed.
+    fn for_analysis(self, analysis: &Analysis) -> Self {
+        WriteOptions { pack: self.pack || analysis.quantized.is_some(), ..self }
+    }
+}
+
 /// A plan that was written.
 pub struct WrittenPlan {
     /// The plan.
@@ -55,6 +62,7 @@ pub struct PlanWriter<'a> {
 impl<'a> PlanWriter<'a> {
     /// Locks and prepares the directory.
     pub fn begin(options: WriteOptions, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
+        let options = options.for_analysis(analysis);
         let output = OutputDir::begin(target, options.force, options.pack)?;
         let target = output.target().to_owned();
         Ok(PlanWriter { options, analysis, to: Destination::new(&target, Some(output))? })
@@ -68,6 +76,7 @@ impl<'a> PlanWriter<'a> {
         parts: &[Part],
         plan: Plan,
     ) -> Result<Plan, SplitError> {
+        let options = options.for_analysis(analysis);
         PlanWriter { options, analysis, to: Destination::new(target, None)? }.write(parts, plan)
     }
 
@@ -162,9 +171,13 @@ impl<'a> PlanWriter<'a> {
     /// Copies the weight bytes that the models read into one file in the directory; returns the weights directory.
     fn pack(&mut self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
         let mut models: Vec<ModelProto> = protos.iter().map(|(_, proto)| proto.clone()).collect();
+        if let Some(quantized) = &self.analysis.quantized {
+            self.to.add_virtual(QUANTISED_FILE, quantized.contents.clone());
+        }
         self.to.pack(&mut models, model.weights(), WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
         self.to.remove(EMBEDDED_FILE);
+        self.to.remove(QUANTISED_FILE);
         Ok(".".to_owned())
     }
 

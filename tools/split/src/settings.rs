@@ -16,6 +16,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     check_manual_placement(args, &mut errors);
     refining(args, &mut errors);
     throughput(args, &mut errors);
+    quantising(args, &mut errors);
     errors
 }
 
@@ -130,5 +131,13 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
         !planning.requests_streaming(),
         "--refine measures compute times, and the time of a streamed partition includes waits for its weights",
         "omit --refine, or --stream and --mechanisms all",
+    );
+}
+
+fn quantising(args: &SplitArgs, errors: &mut InputErrors) {
+    errors.require(
+        args.quantize.quantize.is_none() || args.planning.profile.is_none(),
+        "--profile holds times of the model as it is, and --quantize changes them",
+        "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );
 }

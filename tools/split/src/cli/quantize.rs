@@ -1,0 +1,87 @@
+//! Options of quantisation.
+
+use clap::{Args, ValueEnum};
+use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions};
+
+/// Quantisation of weights.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Quantisation")]
+pub struct QuantizeArgs {
+    /// Round the weights of MatMul and Gemm to 4 or 8 bits, in blocks with a scale each; the plan holds a copy of all
+    /// weights, as with --pack. `hpp-exec verify PLAN --kl FILE --against MODEL` measures what it costs.
+    #[arg(long, value_enum, value_name = "int4|int8")]
+    pub quantize: Option<BitsArg>,
+    /// Weights that share a scale.
+    #[arg(long, value_name = "N", default_value = "32", requires = "quantize", value_parser = block)]
+    pub quantize_block: usize,
+    /// Give each block a zero point: smaller errors where its weights are not around 0.
+    #[arg(long, requires = "quantize")]
+    pub quantize_asymmetric: bool,
+    /// Bits of the head.
+    #[arg(long, value_enum, value_name = "int4|int8|none|same", default_value = "same", requires = "quantize")]
+    pub quantize_head: ChoiceArg,
+    /// Bits of the embedding table. It is read row by row, so this saves memory rather than time.
+    #[arg(long, value_enum, value_name = "int4|int8|none|same", default_value = "none", requires = "quantize")]
+    pub quantize_embedding: ChoiceArg,
+}
+
+/// `--quantize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BitsArg {
+    /// 4 bits.
+    Int4,
+    /// 8 bits.
+    Int8,
+}
+
+/// `--quantize-head` and `--quantize-embedding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ChoiceArg {
+    /// 4 bits.
+    Int4,
+    /// 8 bits.
+    Int8,
+    /// Not quantised.
+    None,
+    /// As all other weights.
+    Same,
+}
+
+impl BitsArg {
+    fn bits(self) -> Bits {
+        match self {
+            BitsArg::Int4 => Bits::Four,
+            BitsArg::Int8 => Bits::Eight,
+        }
+    }
+}
+
+impl ChoiceArg {
+    fn choice(self) -> Choice {
+        match self {
+            ChoiceArg::Int4 => Choice::Bits(Bits::Four),
+            ChoiceArg::Int8 => Choice::Bits(Bits::Eight),
+            ChoiceArg::None => Choice::None,
+            ChoiceArg::Same => Choice::Same,
+        }
+    }
+}
+
+impl QuantizeArgs {
+    /// The options; `None` without `--quantize`.
+    pub fn options(&self) -> Option<QuantizeOptions> {
+        let bits = self.quantize?.bits();
+        Some(QuantizeOptions {
+            format: BlockFormat { bits, block: self.quantize_block, asymmetric: self.quantize_asymmetric },
+            head: self.quantize_head.choice(),
+            embedding: self.quantize_embedding.choice(),
+        })
+    }
+}
+
+/// Parses a block size that ONNX Runtime's kernels take.
+fn block(text: &str) -> Result<usize, String> {
+    let sizes = [16, 32, 64, 128, 256];
+    let error = || "give 16, 32, 64, 128 or 256".to_owned();
+    text.parse().ok().filter(|size| sizes.contains(size)).ok_or_else(error)
+}
