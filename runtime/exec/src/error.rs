@@ -140,7 +140,7 @@ impl ExecError {
             ExecError::Answers(e) => e.hint(),
             ExecError::Serve(e) => e.hint()?,
             ExecError::Prompts { .. } => {
-                "--in must be a file with one JSON object a line; hpp-exec jobs --help shows one"
+                "give a file with one JSON object a line; hpp-exec jobs --help shows one"
             }
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,

@@ -22,6 +22,9 @@ const TAPPED_FILE: &str = "tapped.onnx";
 /// The unsplit model in a packed directory.
 const WHOLE_FILE: &str = "whole.onnx";
 
+/// Files that describe a model beside its ONNX file.
+const CONFIG_FILES: [&str; 3] = ["genai_config.json", "config.json", "generation_config.json"];
+
 /// Options for writing a plan directory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct WriteOptions {
@@ -117,6 +120,7 @@ impl<'a> PlanWriter<'a> {
         }
         self.set_paths(&mut plan, &weights_dir);
         self.add_texts(&mut plan)?;
+        self.add_config()?;
         plan.files = self.records(&model, &plan, &weights_dir, has_slots_file)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
         self.to.write(PLAN_FILE, yaml.into_bytes())?;
@@ -264,6 +268,17 @@ impl<'a> PlanWriter<'a> {
         generation.tokenizer = add(&config.tokenizer)?;
         generation.tokenizer_config = add(&config.tokenizer_config)?;
         generation.chat_template = add(&config.chat_template)?;
+        Ok(())
+    }
+
+    /// Copies the configuration of a quantised model, so that its `whole.onnx` can be profiled and split like any model.
+    fn add_config(&mut self) -> Result<(), SplitError> {
+        let dir = self.analysis.model.dir();
+        let present = CONFIG_FILES.into_iter().map(|name| (name, dir.join(name))).filter(|(_, path)| path.is_file());
+        let copied = present.filter(|_| self.analysis.quantized.is_some());
+        for (name, path) in copied.collect::<Vec<_>>() {
+            self.to.copy(name, &path)?;
+        }
         Ok(())
     }
 

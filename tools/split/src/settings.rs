@@ -140,4 +140,15 @@ fn quantising(args: &SplitArgs, errors: &mut InputErrors) {
         "--profile holds times of the model as it is, and --quantize changes them",
         "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );
+    let options = &args.quantize;
+    errors.require(
+        options.is_auto() == options.bits_budget.is_some(),
+        "--quantize auto chooses bits within --bits-budget, and only one of them was given",
+        "give both, or --quantize int4 or int8",
+    );
+    errors.require(
+        !options.is_auto() || (!options.quantize_asymmetric && options.quantize_block == 32),
+        "--quantize auto chooses the blocks, and its formats are symmetric",
+        "omit --quantize-block and --quantize-asymmetric, or give --quantize int4 or int8",
+    );
 }

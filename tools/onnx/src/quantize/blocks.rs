@@ -145,7 +145,6 @@ pub(super) fn quantize_block(
 }
 
 /// The number that a quantised one stands for.
-#[cfg(test)]
 pub(super) fn restore(level: u8, BlockScale { scale, zero_point }: BlockScale) -> f32 {
     (f32::from(level) - f32::from(zero_point)) * scale
 }

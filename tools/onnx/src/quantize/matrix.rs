@@ -2,7 +2,7 @@
 //!
 //! Memory is bounded by one window of results and two slabs of input. The bytes do not depend on the number of threads.
 
-use super::blocks::{BlockFormat, BlockScale, Bits, NotFinite, ScaleType, quantize_block};
+use super::blocks::{Bits, BlockFormat, BlockScale, NotFinite, ScaleType, quantize_block, restore};
 use bytes::Bytes;
 use half::{bf16, f16};
 use hpp_schema::DType;
@@ -112,6 +112,55 @@ impl Job {
             current = read?;
         }
         Ok(result.into_window(columns))
+    }
+
+    /// The sum of the squared differences that quantising in each format makes. Their blocks must divide the job's own. The sums do
+    /// not depend on the number of threads.
+    pub fn squared_errors(&self, formats: &[BlockFormat]) -> io::Result<Vec<f64>> {
+        let mut source = Source::open(&self.matrix)?;
+        let mut sums = vec![0.0; formats.len()];
+        for slab in self.slabs(&(0..self.matrix.columns)) {
+            let bytes = source.read(&slab)?;
+            let groups: Vec<usize> = (0..slab.columns.len()).step_by(GROUP).collect();
+            let found: Vec<Result<Vec<f64>, Position>> = groups
+                .into_par_iter()
+                .map(|first| self.errors_of(&slab, &bytes, first..(first + GROUP).min(slab.columns.len()), formats))
+                .collect();
+            for group in found {
+                let group = group.map_err(|at| io::Error::other(self.matrix.not_finite(at)))?;
+                sums.iter_mut().zip(group).for_each(|(sum, error)| *sum += error);
+            }
+        }
+        Ok(sums)
+    }
+
+    /// The squared differences of some columns of a slab, counted from its first column.
+    fn errors_of(
+        &self,
+        slab: &Slab,
+        bytes: &[u8],
+        columns: Range<usize>,
+        formats: &[BlockFormat],
+    ) -> Result<Vec<f64>, Position> {
+        let mut sums = vec![0.0; formats.len()];
+        let mut failed = None;
+        let mut levels = vec![];
+        let first = slab.columns.start + columns.start;
+        self.each_block(slab, bytes, columns, |column, start, block| {
+            for (sum, format) in sums.iter_mut().zip(formats) {
+                levels.resize(format.block_bytes(), 0);
+                for (index, part) in block.chunks(format.block).enumerate() {
+                    match quantize_block(part, *format, self.scales, &mut levels) {
+                        Ok(scale) => *sum += squared_error(part, &levels, *format, scale),
+                        Err(NotFinite(at)) => {
+                            let depth = start + index * format.block + at;
+                            failed = failed.or(Some(Position { depth, column: first + column }));
+                        }
+                    }
+                }
+            }
+        });
+        failed.map_or(Ok(sums), Err)
     }
 
     /// The slabs of a range of columns, in the order in which they are stored.
@@ -273,32 +322,58 @@ impl<'a> Results<'a> {
 impl Group<'_> {
     /// Rounds the columns of a slab from `first` on, counted from the slab's first column.
     fn round(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
-        let Job { matrix, format, scales } = self.job;
-        let columns = self.zero_points.len() / self.job.blocks();
-        let mut values = vec![0.0; columns * format.block];
-        let mut worst: Option<Position> = None;
-        for start in slab.depth.clone().step_by(format.block) {
-            let depth = start..(start + format.block).min(slab.depth.end);
-            gather(matrix, slab, bytes, &depth, first..first + columns, format.block, &mut values);
-            for column in 0..columns {
-                let block = &values[column * format.block..][..depth.len()];
-                let index = column * self.job.blocks() + start / format.block;
-                let out = &mut self.numbers[index * format.block_bytes()..][..format.block_bytes()];
-                match quantize_block(block, *format, *scales, out) {
-                    Ok(BlockScale { scale, zero_point }) => {
-                        scales.write(scale, &mut self.scales[index * scales.bytes()..][..scales.bytes()]);
-                        self.zero_points[index] = zero_point;
-                    }
-                    Err(NotFinite(at)) => {
-                        let found = Position { depth: start + at, column: slab.columns.start + first + column };
-                        let worse = worst.into_iter().chain([found]).min_by_key(|at| matrix.index(*at));
-                        worst = worse;
-                    }
+        let job = self.job;
+        let Job { matrix, format, scales } = job;
+        let columns = first..first + self.zero_points.len() / job.blocks();
+        let mut failed: Option<Position> = None;
+        job.each_block(slab, bytes, columns, |column, start, block| {
+            let index = column * job.blocks() + start / format.block;
+            let out = &mut self.numbers[index * format.block_bytes()..][..format.block_bytes()];
+            match quantize_block(block, *format, *scales, out) {
+                Ok(BlockScale { scale, zero_point }) => {
+                    scales.write(scale, &mut self.scales[index * scales.bytes()..][..scales.bytes()]);
+                    self.zero_points[index] = zero_point;
+                }
+                Err(NotFinite(at)) => {
+                    let found = Position { depth: start + at, column: slab.columns.start + first + column };
+                    let earlier = failed.filter(|failed| matrix.index(*failed) < matrix.index(found));
+                    failed = Some(earlier.unwrap_or(found));
                 }
             }
-        }
-        worst.map_or(Ok(()), Err)
+        });
+        failed.map_or(Ok(()), Err)
     }
+}
+
+impl Job {
+    /// Calls `use_block` with each block of some columns of a slab: column, counted from the first of these; depth of the first
+    /// number; numbers. `columns` are counted from the slab's first.
+    fn each_block(
+        &self,
+        slab: &Slab,
+        bytes: &[u8],
+        columns: Range<usize>,
+        mut use_block: impl FnMut(usize, usize, &[f32]),
+    ) {
+        let block = self.format.block;
+        let mut values = vec![0.0; columns.len() * block];
+        for start in slab.depth.clone().step_by(block) {
+            let depth = start..(start + block).min(slab.depth.end);
+            gather(&self.matrix, slab, bytes, &depth, columns.clone(), block, &mut values);
+            for column in 0..columns.len() {
+                use_block(column, start, &values[column * block..][..depth.len()]);
+            }
+        }
+    }
+}
+
+fn squared_error(values: &[f32], levels: &[u8], format: BlockFormat, scale: BlockScale) -> f64 {
+    let level = |index: usize| match format.bits {
+        Bits::Four => levels[index / 2] >> (4 * (index % 2)) & 15,
+        Bits::Eight => levels[index],
+    };
+    let difference = |(index, value): (usize, &f32)| f64::from(restore(level(index), scale) - value);
+    values.iter().enumerate().map(difference).map(|difference| difference * difference).sum()
 }
 
 /// Copies a block of each column, as float32, to `values`, one after another. `columns` are counted from the slab's first.

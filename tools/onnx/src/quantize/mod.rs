@@ -6,6 +6,7 @@
 //! does not know calibration data.
 
 mod blocks;
+mod budget;
 mod contents;
 mod matrix;
 mod rewrite;
@@ -21,7 +22,8 @@ use crate::model::Model;
 use crate::tensor::TensorError;
 use crate::virtual_file::VirtualFile;
 use hpp_graph::Graph;
-use std::collections::BTreeMap;
+use hpp_schema::ByteSize;
+use std::collections::{BTreeMap, HashMap};
 
 /// Location of the quantised weights in the rewritten model. No file of that name is written: `pack` copies its contents.
 pub const QUANTISED_FILE: &str = "hpp.quantised.bin";
@@ -31,6 +33,8 @@ pub const QUANTISED_FILE: &str = "hpp.quantised.bin";
 pub struct QuantizeOptions {
     /// Of all matrices that have no choice of their own.
     pub format: BlockFormat,
+    /// Bytes that all weights of the model may have: the format of each matrix is chosen, instead of `format`.
+    pub budget: Option<u64>,
     /// Of the matrices of the head.
     pub head: Choice,
     /// Of the tables that token ids index.
@@ -58,8 +62,27 @@ pub enum QuantizeError {
     Tensor(#[from] TensorError),
     #[error("the model has a weight file named {QUANTISED_FILE:?}, a name that quantising uses itself")]
     NameTaken,
+    #[error(
+        "all weights take {} in the smallest formats, and --bits-budget is {}",
+        ByteSize(*smallest).human(), ByteSize(*budget).human()
+    )]
+    Budget { budget: u64, smallest: u64 },
+    #[error(transparent)]
+    NotFinite(#[from] NotFiniteError),
+    #[error("cannot read the weights")]
+    Read(#[source] std::io::Error),
     #[error("the weight {name:?} has {elements} elements, more than this machine can address")]
     TooLarge { name: String, elements: u64 },
+}
+
+impl QuantizeError {
+    /// An error of computing quantised weights.
+    fn reading(error: std::io::Error) -> Self {
+        match error.get_ref().and_then(|cause| cause.downcast_ref::<NotFiniteError>()) {
+            Some(cause) => QuantizeError::NotFinite(cause.clone()),
+            None => QuantizeError::Read(error),
+        }
+    }
 }
 
 /// Why no matrix was quantised.
@@ -119,7 +142,15 @@ pub fn quantize(
     roles: &Roles,
     options: &QuantizeOptions,
 ) -> Result<Quantized, QuantizeError> {
-    let selection = select::select(graph, roles, options);
+    let mut selection = select::select(graph, roles, options);
+    if let Some(budget) = options.budget {
+        let initializers = model.graph_proto().initializer.iter().enumerate();
+        let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
+        budget::assign(graph, &mut selection, budget, |chosen| {
+            let name = graph.value(chosen.weight).name.as_str();
+            sources.get(name).map(|source| rewrite::make_job(model, name, *source, chosen)).transpose()
+        })?;
+    }
     if selection.chosen.is_empty() {
         return Err(QuantizeError::Nothing(selection.nothing_reason()));
     }

@@ -44,6 +44,32 @@ pub(super) fn rewrite(model: &Model, graph: &Graph, selection: &Selection) -> Re
     Ok(rewriter.finish(nodes.concat(), selection))
 }
 
+/// The job of an initializer.
+pub(super) fn make_job(model: &Model, name: &str, source: usize, chosen: &Chosen) -> Result<Job, QuantizeError> {
+    let size = |size: u64| usize::try_from(size).ok();
+    let elements = chosen.depth.saturating_mul(chosen.columns);
+    // Offsets of bytes are computed in this type.
+    let sizes = size(chosen.depth).zip(size(chosen.columns)).filter(|_| size(elements.saturating_mul(8)).is_some());
+    let (depth, columns) = sizes.ok_or_else(|| QuantizeError::TooLarge { name: name.to_owned(), elements })?;
+    let place = place(model, source)?;
+    let Chosen { dtype, transposed, format, .. } = *chosen;
+    let scales = if dtype == DType::Float16 { ScaleType::Float16 } else { ScaleType::Float32 };
+    Ok(Job { matrix: Matrix { name: name.to_owned(), dtype, place, depth, columns, transposed }, format, scales })
+}
+
+/// Where the bytes of an initializer are.
+fn place(model: &Model, source: usize) -> Result<Place, QuantizeError> {
+    if let Storage::External(span) = model.weights.storage[source] {
+        return Ok(Place::File(model.weights.files[span.file].path.clone(), span.offset));
+    }
+    let tensor = &model.graph_proto().initializer[source];
+    let raw = tensor::embedded_bytes(tensor, &tensor::shape_of(tensor)?)?.unwrap_or_default();
+    Ok(match position_in(&model.file, &raw) {
+        Some(position) => Place::File(model.path.clone(), position),
+        None => Place::Memory(Bytes::from(raw.into_owned())),
+    })
+}
+
 /// What makes two quantised weights the same: source, orientation and format.
 #[derive(PartialEq, Eq, Hash)]
 struct JobKey(Identity, bool, super::BlockFormat);
@@ -110,15 +136,7 @@ impl<'a> Rewriter<'a> {
         if let Some(job) = self.by_key.get(&key) {
             return Ok(Some(*job));
         }
-        let size = |size: u64| usize::try_from(size).ok();
-        let sizes = size(chosen.depth).zip(size(chosen.columns)).filter(|(d, c)| d.checked_mul(*c * 8).is_some());
-        let elements = chosen.depth.saturating_mul(chosen.columns);
-        let (depth, columns) = sizes.ok_or_else(|| QuantizeError::TooLarge { name: name.to_owned(), elements })?;
-        let place = self.place(source)?;
-        let matrix =
-            Matrix { name: name.to_owned(), dtype: chosen.dtype, place, depth, columns, transposed: chosen.transposed };
-        let scales = if chosen.dtype == DType::Float16 { ScaleType::Float16 } else { ScaleType::Float32 };
-        self.jobs.push(Job { matrix, format: chosen.format, scales });
+        self.jobs.push(make_job(self.model, name, source, chosen)?);
         let base = format!("{name}_Q{}G{}", chosen.format.bits.count(), chosen.format.block);
         let names = Names {
             product: None,
@@ -131,19 +149,6 @@ impl<'a> Rewriter<'a> {
         self.names.push(names);
         self.by_key.insert(key, self.jobs.len() - 1);
         Ok(Some(self.jobs.len() - 1))
-    }
-
-    /// Where the bytes of an initializer are.
-    fn place(&self, source: usize) -> Result<Place, QuantizeError> {
-        if let Storage::External(span) = self.model.weights.storage[source] {
-            return Ok(Place::File(self.model.weights.files[span.file].path.clone(), span.offset));
-        }
-        let tensor = &self.model.graph_proto().initializer[source];
-        let raw = tensor::embedded_bytes(tensor, &tensor::shape_of(tensor)?)?.unwrap_or_default();
-        Ok(match position_in(&self.model.file, &raw) {
-            Some(position) => Place::File(self.model.path.clone(), position),
-            None => Place::Memory(Bytes::from(raw.into_owned())),
-        })
     }
 
     /// The nodes that take the place of a node.

@@ -25,6 +25,15 @@ pub(super) struct Chosen {
     /// N: for a lookup table, the number of rows.
     pub columns: u64,
     pub format: BlockFormat,
+    /// Whether the user gave the format for this part of the model.
+    pub fixed: bool,
+}
+
+impl Chosen {
+    /// Whether the operator looks up rows.
+    pub fn is_table(&self) -> bool {
+        self.operator == Operator::Gather
+    }
 }
 
 /// An operator that reads a quantised weight.
@@ -52,6 +61,8 @@ pub enum LeftReason {
     Table,
     /// The user's choice for head or embedding.
     Asked,
+    /// The budget has room for the floats.
+    Budget,
 }
 
 impl LeftReason {
@@ -65,6 +76,7 @@ impl LeftReason {
             LeftReason::ScaledGemm => "of a Gemm with alpha, beta or transA",
             LeftReason::Table => "whose rows ONNX Runtime's CPU kernel cannot look up in blocks",
             LeftReason::Asked => "as asked (head or embedding)",
+            LeftReason::Budget => "for whose floats there is room",
         }
     }
 }
@@ -218,8 +230,7 @@ fn candidate(
     let transposed = match operator {
         Operator::MatMul => flipped,
         Operator::Gemm => flipped != (node.int("transB").unwrap_or(0) != 0),
-        Operator::Gather if flipped => return Err(LeftReason::Table),
-        Operator::Gather => true,
+        Operator::Gather => !flipped,
     };
     let (depth, columns) = if transposed { (width, rows) } else { (rows, width) };
     if elements < MIN_ELEMENTS {
@@ -234,7 +245,8 @@ fn candidate(
     if operator != Operator::Gather {
         check_product(graph, node, operator)?;
     }
-    Ok(Some(Chosen { node: id, operator, weight, dtype, transposed, depth, columns, format }))
+    let fixed = matches!(choice, Choice::Bits(_));
+    Ok(Some(Chosen { node: id, operator, weight, dtype, transposed, depth, columns, format, fixed }))
 }
 
 /// Refuses products that MatMulNBits does not compute.

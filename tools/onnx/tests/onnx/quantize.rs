@@ -17,7 +17,7 @@ const F: DType = DType::Float32;
 
 fn options() -> QuantizeOptions {
     let format = BlockFormat { bits: Bits::Four, block: 32, asymmetric: false };
-    QuantizeOptions { format, head: Choice::Same, embedding: Choice::None }
+    QuantizeOptions { format, budget: None, head: Choice::Same, embedding: Choice::None }
 }
 
 /// Quantises with `ids` as token ids and the node that produces `logits` as head.
@@ -156,6 +156,20 @@ fn a_tied_weight_is_quantised_once_for_head_and_embedding() {
     assert_eq!(quantised(&model, &eight).unwrap().summary.formats.values().collect::<Vec<_>>(), [&1, &1]);
     let none = QuantizeOptions { head: Choice::None, ..options() };
     assert!(quantised(&model, &none).unwrap_err().to_string().contains("as asked"));
+}
+
+#[test]
+fn a_tied_weight_may_be_stored_as_the_head_takes_it() {
+    let nodes = vec![
+        node("Transpose", &["head"], &["table"]),
+        node("Gather", &["table", "ids"], &["e"]),
+        node("MatMul", &["e", "head"], &["logits"]),
+    ];
+    let proto = of(nodes, vec![floats("head", &[64, 96])], &["logits"]);
+    let both = quantised(&open(&proto).unwrap(), &QuantizeOptions { embedding: Choice::Same, ..options() }).unwrap();
+    assert_eq!(operators(&both), ["GatherBlockQuantized", "MatMulNBits"]);
+    assert_eq!((both.summary.bytes_kept, both.summary.formats.values().sum::<usize>()), (0, 1));
+    assert_eq!(weights(&both)["head_Q4G32_table"].1, [96, 32]);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Options of quantisation.
 
+use super::values;
 use clap::{Args, ValueEnum};
 use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions};
+use hpp_schema::ByteSize;
 
 /// Quantisation of weights.
 #[derive(Clone, Copy, Debug, Args)]
@@ -9,8 +11,13 @@ use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions};
 pub struct QuantizeArgs {
     /// Round the weights of MatMul and Gemm to 4 or 8 bits, in blocks with a scale each; the plan holds a copy of all
     /// weights, as with --pack. `hpp-exec verify PLAN --kl FILE --against MODEL` measures what it costs.
-    #[arg(long, value_enum, value_name = "int4|int8")]
+    /// `auto` chooses for each matrix among 4 bits in blocks of 128 or 32, 8 bits in blocks of 32, and floats, so that all
+    /// weights have at most --bits-budget bytes and the sum of their squared errors is small.
+    #[arg(long, value_enum, value_name = "int4|int8|auto")]
     pub quantize: Option<BitsArg>,
+    /// Bytes that all weights of the model may have, with `--quantize auto`.
+    #[arg(long, value_name = "SIZE", requires = "quantize", value_parser = values::memory)]
+    pub bits_budget: Option<ByteSize>,
     /// Weights that share a scale.
     #[arg(long, value_name = "N", default_value = "32", requires = "quantize", value_parser = block)]
     pub quantize_block: usize,
@@ -32,6 +39,8 @@ pub enum BitsArg {
     Int4,
     /// 8 bits.
     Int8,
+    /// As many as a budget allows, by matrix.
+    Auto,
 }
 
 /// `--quantize-head` and `--quantize-embedding`.
@@ -50,7 +59,7 @@ pub enum ChoiceArg {
 impl BitsArg {
     fn bits(self) -> Bits {
         match self {
-            BitsArg::Int4 => Bits::Four,
+            BitsArg::Int4 | BitsArg::Auto => Bits::Four,
             BitsArg::Int8 => Bits::Eight,
         }
     }
@@ -68,11 +77,17 @@ impl ChoiceArg {
 }
 
 impl QuantizeArgs {
+    /// Whether the bits of each matrix are chosen.
+    pub fn is_auto(&self) -> bool {
+        self.quantize == Some(BitsArg::Auto)
+    }
+
     /// The options; `None` without `--quantize`.
     pub fn options(&self) -> Option<QuantizeOptions> {
         let bits = self.quantize?.bits();
         Some(QuantizeOptions {
             format: BlockFormat { bits, block: self.quantize_block, asymmetric: self.quantize_asymmetric },
+            budget: self.bits_budget.filter(|_| self.is_auto()).map(|size| size.0),
             head: self.quantize_head.choice(),
             embedding: self.quantize_embedding.choice(),
         })

@@ -69,7 +69,7 @@ pub fn run(
     check_vocabulary(&reference.plan, &plan.plan)?;
     let context = context_length(plan, &args.runtime).min(context_length(reference, &args.runtime));
     let texts = read_texts(plan, prompts, context, ctx)?;
-    let reference_plan = match against {
+    let reference_plan = match &against {
         Some(_) => reference.plan.clone(),
         None => unsplit(plan, Whole::Source)?.ok_or_else(super::sequences::no_source)?,
     };
@@ -88,8 +88,8 @@ pub fn run(
         Ok(())
     })?;
     ctx.console.idle();
-    let name = match &args.against {
-        Some(path) => path.display().to_string(),
+    let name = match &against {
+        Some(other) => other.plan.model.name.clone(),
         None => "the plan's unsplit model".to_owned(),
     };
     let report = comparison.report(name, texts.len())?;
