@@ -93,11 +93,10 @@ fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, Qua
     let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();
     let largest = formats.iter().map(|format| format.block).max().unwrap_or(FORMATS[0].block);
     let job = Job { format: BlockFormat { block: largest, ..FORMATS[0] }, ..job.clone() };
-    let errors = job.squared_errors(&formats).map_err(QuantizeError::reading)?;
+    let errors = job.squared_errors(&formats).map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
     let quantised = formats.into_iter().zip(errors);
-    let mut forms: Vec<Form> = quantised
-        .map(|(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error })
-        .collect();
+    let mut forms: Vec<Form> =
+        quantised.map(|(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error }).collect();
     if !is_kept {
         let bytes = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
         forms.push(Form { format: None, bytes, error: 0.0 });
@@ -196,7 +195,8 @@ mod tests {
     fn best(matrices: &[Vec<Form>], budget: u64) -> Option<f64> {
         let mut combinations = vec![vec![]];
         for forms in matrices {
-            let with = |picks: &Vec<usize>| (0..forms.len()).map(|pick| [&picks[..], &[pick]].concat()).collect::<Vec<_>>();
+            let with =
+                |picks: &Vec<usize>| (0..forms.len()).map(|pick| [&picks[..], &[pick]].concat()).collect::<Vec<_>>();
             combinations = combinations.iter().flat_map(with).collect();
         }
         let totals = combinations.iter().map(|picks| total(matrices, picks)).filter(|(bytes, _)| *bytes <= budget);

@@ -294,12 +294,11 @@ impl<'a> Results<'a> {
         let numbers = self.numbers[columns(number)].par_chunks_mut(GROUP * number);
         let scales = self.scales[columns(scale)].par_chunks_mut(GROUP * scale);
         let zero_points = self.zero_points[columns(zero)].par_chunks_mut(GROUP * zero);
-        let failed = numbers.zip(scales).zip(zero_points).enumerate().filter_map(
-            |(index, ((numbers, scales), zero_points))| {
+        let failed =
+            numbers.zip(scales).zip(zero_points).enumerate().filter_map(|(index, ((numbers, scales), zero_points))| {
                 let mut group = Group { job, numbers, scales, zero_points };
                 group.round(slab, bytes, index * GROUP).err()
-            },
-        );
+            });
         match failed.min_by_key(|at| job.matrix.index(*at)) {
             Some(at) => Err(at),
             None => Ok(()),

@@ -69,18 +69,18 @@ pub enum QuantizeError {
     Budget { budget: u64, smallest: u64 },
     #[error(transparent)]
     NotFinite(#[from] NotFiniteError),
-    #[error("cannot read the weights")]
-    Read(#[source] std::io::Error),
+    #[error("cannot read the weight {name:?}")]
+    Read { name: String, source: std::io::Error },
     #[error("the weight {name:?} has {elements} elements, more than this machine can address")]
     TooLarge { name: String, elements: u64 },
 }
 
 impl QuantizeError {
     /// An error of computing quantised weights.
-    fn reading(error: std::io::Error) -> Self {
-        match error.get_ref().and_then(|cause| cause.downcast_ref::<NotFiniteError>()) {
+    fn reading(name: &str, source: std::io::Error) -> Self {
+        match source.get_ref().and_then(|cause| cause.downcast_ref::<NotFiniteError>()) {
             Some(cause) => QuantizeError::NotFinite(cause.clone()),
-            None => QuantizeError::Read(error),
+            None => QuantizeError::Read { name: name.to_owned(), source },
         }
     }
 }

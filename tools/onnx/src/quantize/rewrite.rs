@@ -242,7 +242,8 @@ impl<'a> Rewriter<'a> {
         (graph.initializer, model.weights.storage) = kept;
         // Old models list weights as inputs too.
         graph.input.retain(|input| !dropped.contains(input.name()));
-        let known: HashSet<String> = names::given(graph).chain(names::produced(&graph.node)).map(str::to_owned).collect();
+        let known: HashSet<String> =
+            names::given(graph).chain(names::produced(&graph.node)).map(str::to_owned).collect();
         graph.value_info.retain(|info| known.contains(info.name()));
         import_domain(&mut model.proto);
         let bytes = laid_out.contents.bytes();

@@ -168,8 +168,7 @@ fn trace(graph: &Graph, mut value: ValueId) -> Option<(ValueId, bool)> {
     let mut flipped = false;
     for _ in 0..MAX_LINKS {
         if graph.weight(value).is_some() {
-            let is_float =
-                matches!(graph.value(value).dtype, Some(DType::Float32 | DType::Float16 | DType::Bfloat16));
+            let is_float = matches!(graph.value(value).dtype, Some(DType::Float32 | DType::Float16 | DType::Bfloat16));
             return is_float.then_some((value, flipped));
         }
         let node = graph.node(graph.producer(value)?);

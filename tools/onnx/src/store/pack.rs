@@ -7,8 +7,8 @@
 use super::layout::{Layout, refer};
 use super::source::{FileIndex, RangeReadError, index_files};
 use crate::hash;
-use crate::quantize::NotFiniteError;
 use crate::proto::{ModelProto, TensorProto};
+use crate::quantize::NotFiniteError;
 use crate::tensor::{self, TensorError};
 use crate::virtual_file::{VirtualFile, VirtualFileReader, VirtualFiles};
 use crate::walk;

@@ -89,6 +89,12 @@ fn zero_points_are_packed_and_names_do_not_collide() {
     let format = BlockFormat { bits: Bits::Four, block: 16, asymmetric: true };
     let done = quantised(&open(&proto).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
     assert_eq!(weights(&done)["w_Q4G16_zero_points"], (DType::Uint8, &[96, 2][..]));
+    // Small ones look like sizes, which the reader of graphs reads: these have no bytes yet.
+    let few = of(vec![node("MatMul", &["x", "w"], &["y"])], vec![floats("w", &[64, 64])], &["y"]);
+    let format = BlockFormat { block: 32, ..format };
+    let done_few = quantised(&open(&few).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
+    assert_eq!(weights(&done_few)["w_Q4G32_zero_points"], (DType::Uint8, &[64, 1][..]));
+    assert!(done_few.model.graph().is_ok());
     let done = quantised(&open(&proto).unwrap(), &options()).unwrap();
     assert_eq!(done.model.graph_proto().node[0].input[1], "w_Q4G32_1");
 }
@@ -112,7 +118,10 @@ fn a_gemm_keeps_its_bias_and_a_scaled_one_is_left() {
 
 #[test]
 fn bfloat16_products_are_computed_in_float32() {
-    let weight = TensorProto { raw_data: Some(vec![0x80, 0x3f].repeat(64 * 96).into()), ..tensor("w", DType::Bfloat16, &[64, 96]) };
+    let weight = TensorProto {
+        raw_data: Some(vec![0x80, 0x3f].repeat(64 * 96).into()),
+        ..tensor("w", DType::Bfloat16, &[64, 96])
+    };
     let cast = |input: &str, output: &str, to| with(node("Cast", &[input], &[output]), int("to", to));
     let nodes = vec![cast("x", "a", 16), node("MatMul", &["a", "w"], &["b"]), cast("b", "y", 1)];
     let done = quantised(&open(&of(nodes, vec![weight], &["y"])).unwrap(), &options()).unwrap();
@@ -226,7 +235,7 @@ fn packing_computes_the_weights_once_and_a_dry_run_gives_the_same_bytes() {
     let virtual_files = VirtualFiles::from([(QUANTISED_FILE.to_owned(), done.contents.clone())]);
     let mut models = [done.model.proto().clone()];
     let out = tempfile::tempdir().unwrap();
-    let mut pack_again = || {
+    let pack_again = || {
         let mut models = [done.model.proto().clone()];
         pack(&mut models, done.model.weights(), &virtual_files, out.path(), "p.bin", &mut |_| {}).unwrap()
     };
@@ -258,4 +267,41 @@ fn a_number_that_is_not_finite_ends_packing_with_the_name_of_the_weight() {
     let text = error.to_string();
     assert!(text.contains("\"w\"") && text.contains("row 3, column 5 (byte 1172 of the weight)"), "{text}");
     assert!(!out.path().join("p.bin").exists());
+}
+
+/// A product `name` of random-looking weights of a size.
+fn scaled(name: &str, scale: f32) -> TensorProto {
+    let bytes = (0..128 * 96).flat_map(|i: i32| (scale * ((i * 7919 % 1013) as f32 / 500.0 - 1.0)).to_le_bytes());
+    TensorProto { raw_data: Some(bytes.collect()), ..tensor(name, F, &[128, 96]) }
+}
+
+fn weight_bytes(model: &Model) -> u64 {
+    let graph = model.graph().unwrap();
+    graph.value_ids().filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum()
+}
+
+#[test]
+fn a_budget_goes_to_the_matrices_with_most_energy() {
+    let products = [("a", 0.1), ("b", 10.0), ("c", 1.0)];
+    let nodes = products.iter().map(|(name, _)| node("MatMul", &["long", name], &[&format!("{name} y")])).collect();
+    let mut proto = of(nodes, products.iter().map(|(name, scale)| scaled(name, *scale)).collect(), &["a y"]);
+    let graph = proto.graph.as_mut().unwrap();
+    graph.input.push(value("long", F, &["1", "5", "128"]));
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::open(&save(dir.path(), &proto)).unwrap();
+    let with = |budget| quantised(&model, &QuantizeOptions { budget: Some(budget), ..options() });
+    let smallest = 3 * (128 / 2 + 4) * 96;
+    for budget in [smallest, smallest + 12_000, smallest + 50_000, 3 * 128 * 96 * 4 - 1] {
+        let done = with(budget).unwrap();
+        assert!(weight_bytes(&done.model) <= budget, "{budget}");
+        let bits = |name: &str| {
+            let of_matrix = done.model.graph_proto().node.iter().find(|node| node.output[0] == format!("{name} y"));
+            ints(of_matrix.unwrap()).get("bits").copied().unwrap_or(32)
+        };
+        assert!(bits("b") >= bits("c") && bits("c") >= bits("a"), "{budget}");
+    }
+    let error = with(smallest - 1).unwrap_err().to_string();
+    assert!(error.contains("in the smallest formats"), "{error}");
+    let all = with(3 * 128 * 96 * 4).unwrap_err().to_string();
+    assert!(all.contains("3 for whose floats there is room"), "{all}");
 }

@@ -56,12 +56,7 @@ struct Quantiles {
 }
 
 /// Compares the plan with `--against`, or with its unsplit model, and prints the result.
-pub fn run(
-    plan: &PlanFile,
-    prompts: &Path,
-    args: &VerifyArgs,
-    ctx: &mut CommandContext<'_>,
-) -> Result<u8, ExecError> {
+pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let against = args.against.as_deref().map(PlanFile::open).transpose()?;
     let reference = against.as_ref().unwrap_or(plan);
     check(&plan.plan)?;
@@ -93,7 +88,11 @@ pub fn run(
         None => "the plan's unsplit model".to_owned(),
     };
     let report = comparison.report(name, texts.len())?;
-    if args.json { show_json(ctx.out, &report)? } else { show(ctx.out, &text(&report))? }
+    if args.json {
+        show_json(ctx.out, &report)?
+    } else {
+        show(ctx.out, &text(&report))?
+    }
     Ok(0)
 }
 
@@ -245,8 +244,7 @@ fn loss(logits: &[f32], token: u32) -> f64 {
 
 /// The tables for people.
 fn text(report: &Report) -> String {
-    let (prompts, positions) =
-        (counted(report.prompts as u64, "prompt"), counted(report.positions as u64, "position"));
+    let (prompts, positions) = (counted(report.prompts as u64, "prompt"), counted(report.positions as u64, "position"));
     let mut out = format!("against {}: {prompts}, {positions}\n", report.reference);
     let Quantiles { mean, median, p99, p99_9, max } = report.kl;
     let row = [mean, median, p99, p99_9, max].map(|kl| format!("{kl:.6}"));
