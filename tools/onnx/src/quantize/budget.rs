@@ -87,7 +87,7 @@ fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap<ValueId, O
 /// The ways to store a matrix, the smallest first.
 fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, QuantizeError> {
     let fits = |format: &BlockFormat| {
-        let is_whole = job.matrix.depth % format.block == 0;
+        let is_whole = job.matrix.depth.is_multiple_of(format.block);
         format.block <= job.matrix.depth && (is_whole || !readers.iter().any(|reader| reader.is_table()))
     };
     let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();

@@ -238,7 +238,7 @@ fn candidate(
     if depth < format.block as u64 {
         return Err(LeftReason::Short);
     }
-    if operator == Operator::Gather && (depth % format.block as u64 != 0 || dtype == DType::Bfloat16) {
+    if operator == Operator::Gather && (!depth.is_multiple_of(format.block as u64) || dtype == DType::Bfloat16) {
         return Err(LeftReason::Table);
     }
     if operator != Operator::Gather {
