@@ -133,9 +133,10 @@ fn read_texts(
         match job {
             Ok(job) => {
                 let id = serde_json::to_string(&job.id).unwrap_or_default();
-                match requests.request(job) {
-                    Ok(request) => texts.push(request.prompt),
-                    Err(error) => ctx.console.warn(&format!("prompt {id} is left out: {}", error_line(&error))),
+                let tokens = requests.request(job).map(|request| request.prompt).map_err(|error| error_line(&error));
+                match tokens.and_then(|tokens| within_vocabulary(tokens, plan.plan.model.vocab_size)) {
+                    Ok(tokens) => texts.push(tokens),
+                    Err(why) => ctx.console.warn(&format!("prompt {id} is left out: {why}")),
                 }
             }
             Err(bad) => ctx.console.warn(&format!("line {} is left out: {}", bad.line, bad.error)),
@@ -147,6 +148,13 @@ fn read_texts(
             "give one JSON object a line, such as {\"id\": 1, \"prompt\": \"...\"}",
         )),
         false => Ok(texts),
+    }
+}
+
+fn within_vocabulary(tokens: Vec<u32>, vocabulary: Option<u64>) -> Result<Vec<u32>, String> {
+    match vocabulary.and_then(|size| Some((tokens.iter().find(|token| u64::from(**token) >= size)?, size))) {
+        Some((token, size)) => Err(format!("the token {token} is beyond the vocabulary of {size}")),
+        None => Ok(tokens),
     }
 }
 
