@@ -21,5 +21,6 @@ pub fn summary(summary: &QuantizeSummary) -> String {
 fn format_text(format: BlockFormat, count: usize) -> String {
     let BlockFormat { bits, block, asymmetric } = format;
     let zero_points = if asymmetric { ", zero points" } else { "" };
-    format!("{count} weights to {} bits (blocks of {block}{zero_points})", bits.count())
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} weight{plural} to {} bits (blocks of {block}{zero_points})", bits.count())
 }

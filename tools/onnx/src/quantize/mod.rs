@@ -91,7 +91,7 @@ impl QuantizeError {
 pub enum NothingReason {
     #[error("no MatMul or Gemm of the model has a weight matrix of floats")]
     NoMatrices,
-    #[error("{0} operators of the model read quantised weights already")]
+    #[error("operators that read quantised weights already: {0}")]
     QuantisedAlready(usize),
     #[error("the model has only {}", left_text(.0))]
     AllLeft(BTreeMap<LeftReason, usize>),
