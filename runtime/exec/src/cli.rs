@@ -504,6 +504,13 @@ pub struct VerifyArgs {
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
     #[arg(long, value_name = "FILE.npy")]
     pub embeddings: Option<PathBuf>,
+    /// Compare the distributions of the next token over the prompts of this file, JSON lines as `jobs` reads them, instead of
+    /// logits step by step: divergence, most likely tokens, perplexity. For plans whose weights were rounded on purpose.
+    #[arg(long, value_name = "PROMPTS.jsonl", conflicts_with_all = ["prompt", "prompt_file", "tokens", "inputs", "tolerance"])]
+    pub kl: Option<PathBuf>,
+    /// What `--kl` compares with, such as the model before it was quantised [default: the plan's unsplit model].
+    #[arg(long, value_name = "PLAN|MODEL", requires = "kl")]
+    pub against: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -139,9 +139,7 @@ impl ExecError {
             ExecError::Inputs(e) => e.hint(),
             ExecError::Answers(e) => e.hint(),
             ExecError::Serve(e) => e.hint()?,
-            ExecError::Prompts { .. } => {
-                "--in must be a file with one JSON object a line; hpp-exec jobs --help shows one"
-            }
+            ExecError::Prompts { .. } => "give a file with one JSON object a line; hpp-exec jobs --help shows one",
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",

@@ -113,7 +113,9 @@ impl Task {
         match self {
             Task::Generate(settings) | Task::Chat(settings) => Some((vec![&mut settings.plan], &settings.run.runtime)),
             Task::Infer(settings) => Some((vec![&mut settings.plan], &settings.runtime)),
-            Task::Verify(args) => Some((vec![&mut args.plan], &args.runtime)),
+            Task::Verify(args) => {
+                Some(([&mut args.plan].into_iter().chain(&mut args.against).collect(), &args.runtime))
+            }
             Task::Bench(args) => Some((vec![&mut args.plan], &args.runtime)),
             Task::Jobs(args) => Some((vec![&mut args.plan], &args.runtime)),
             Task::Serve(args) => Some((args.plans.iter_mut().map(|plan| &mut plan.path).collect(), &args.runtime)),

@@ -51,6 +51,46 @@ fn a_changed_weight_is_found_and_fails() {
 }
 
 #[test]
+fn distributions_are_compared_over_a_file_of_prompts() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let prompts = plan.file("prompts.jsonl");
+    let lines = [
+        r#"{"id": 1, "tokens": [5, 6, 7]}"#,
+        r#"{"id": 2, "tokens": [9]}"#,
+        r#"{"id": 3, "tokens": [1000000]}"#,
+        "not JSON",
+    ];
+    std::fs::write(&prompts, lines.join("\n")).unwrap();
+    let prompts = prompts.to_str().unwrap();
+    let ran = plan.command("verify", &["--kl", prompts, "--json"]);
+    let (stderr, report) = (ran.stderr.clone(), ran.ok().json());
+    assert!(stderr.contains("prompt 3 is left out") && stderr.contains("line 4 is left out: not JSON"), "{stderr}");
+    assert_eq!((&report["prompts"], &report["positions"]), (&json!(2), &json!(4)));
+    assert_eq!(
+        (&report["kl"]["max"], &report["same_top1"], &report["perplexity_ratio"]),
+        (&json!(0.0), &json!(1.0), &json!(1.0))
+    );
+    let table = plan.command("verify", &["--kl", prompts]).ok().stdout;
+    assert!(table.contains("KL divergence, nats") && table.contains("same most likely token: 100.00 %"), "{table}");
+}
+
+#[test]
+fn distributions_that_cannot_be_compared_are_refused() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let other = PlanDir::new("genai/learned-llama-fp32-cpu", 64);
+    let prompts = plan.file("prompts.jsonl");
+    let missing = plan.command("verify", &["--kl", prompts.to_str().unwrap()]);
+    assert!(missing.code == Some(1) && missing.stderr.contains("cannot read prompts"), "{}", missing.stderr);
+    std::fs::write(&prompts, "\n{}\n").unwrap();
+    let empty = plan.command("verify", &["--kl", prompts.to_str().unwrap()]);
+    assert!(empty.code == Some(1) && empty.stderr.contains("no prompt that can be compared"), "{}", empty.stderr);
+    let against = other.file("plan.yaml");
+    let arguments = ["--kl", prompts.to_str().unwrap(), "--against", against.to_str().unwrap()];
+    let ran = plan.command("verify", &arguments);
+    assert!(ran.code == Some(1) && ran.stderr.contains("a vocabulary of"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_benchmark_reports_its_measurements() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
     let args = ["--prompt-tokens", "16", "--new-tokens", "8", "--runs", "2"];

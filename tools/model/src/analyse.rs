@@ -5,8 +5,8 @@ use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::roles;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
-use hpp_graph::{Graph, Segmentation, ValueId, infer, segment};
-use hpp_onnx::Model;
+use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
+use hpp_onnx::{Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, quantize};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::path::Path;
 use std::time::Instant;
@@ -47,6 +47,17 @@ pub struct Analysis {
     pub context: u64,
     /// Notes for the user.
     pub notes: Vec<String>,
+    /// The weights that were quantised; `None` if the model is as exported.
+    pub quantized: Option<QuantizedWeights>,
+}
+
+/// Weights of an analysed model that are quantised when a plan is written.
+#[derive(Clone, Debug)]
+pub struct QuantizedWeights {
+    /// The contents of [`hpp_onnx::QUANTISED_FILE`], which the model refers to and which does not exist on disk.
+    pub contents: VirtualFile,
+    /// What was quantised.
+    pub summary: QuantizeSummary,
 }
 
 /// Positions that the model computes logits for.
@@ -60,6 +71,16 @@ pub enum LogitsMode {
 
 /// Reads and analyses a model. `context` is the context length to plan for, tokens.
 pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<Analysis, ModelError> {
+    analyse_quantized(path, context, logits, None)
+}
+
+/// Same as [`analyse`], of the model with quantised weights if there are options.
+pub fn analyse_quantized(
+    path: &Path,
+    context: Option<u64>,
+    logits: LogitsMode,
+    options: Option<&QuantizeOptions>,
+) -> Result<Analysis, ModelError> {
     let started = Instant::now();
     let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
     info!(
@@ -73,6 +94,14 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
     let config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
+    let mut quantized = None;
+    if let Some(options) = options {
+        let done = quantize(&model, &graph, &quantize_roles(&graph, &segmentation), options)?;
+        let Quantized { model: rewritten, contents, summary } = done;
+        model = rewritten;
+        (graph, segmentation) = infer_and_segment(&model)?;
+        quantized = Some(QuantizedWeights { contents, summary });
+    }
     let mut before = None;
     if logits == LogitsMode::Requested {
         match gather_positions(&model, &graph, &segmentation, &config) {
@@ -91,6 +120,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
     refuse_states_without_axes(&analysis)?;
     refuse_states_beyond_64_bits(&analysis)?;
     analysis.before = before;
+    analysis.quantized = quantized;
     let blocks = &analysis.segmentation.blocks;
     info!(
         kind = ?analysis.kind,
@@ -114,6 +144,16 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
     infer::infer(&mut graph);
     let segmentation = segment(&graph);
     Ok((graph, segmentation))
+}
+
+/// The nodes of the head, and the inputs that hold token ids.
+fn quantize_roles(graph: &Graph, segmentation: &Segmentation) -> Roles {
+    let heads = segmentation.blocks.iter().filter(|block| block.kind == BlockKind::Head);
+    let is_tokens = |id: &ValueId| roles::input_role(graph, *id) == InputRole::TokenIds;
+    Roles {
+        head: heads.flat_map(|block| block.nodes.iter().copied()).collect(),
+        tokens: graph.inputs.iter().copied().filter(is_tokens).collect(),
+    }
 }
 
 /// Rewrites the head of a decoder to compute requested positions only; `None` if the model is not a decoder with
@@ -231,6 +271,7 @@ fn describe(
         vocab_size,
         context,
         notes,
+        quantized: None,
     }
 }
 

@@ -11,6 +11,9 @@ pub enum ModelError {
     /// A configuration file is broken.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The model cannot be quantised.
+    #[error("cannot quantise the model")]
+    Quantize(#[from] hpp_onnx::QuantizeError),
     /// A setting is invalid for this model.
     #[error("{message}")]
     Setting {
@@ -31,7 +34,8 @@ impl ModelError {
         match self {
             ModelError::Setting { hint, .. } => Some((*hint).to_owned()),
             ModelError::Read(error) => error.hint(),
-            ModelError::Config(_) => None,
+            ModelError::Quantize(hpp_onnx::QuantizeError::Nothing(_)) => Some("leave --quantize out".to_owned()),
+            ModelError::Config(_) | ModelError::Quantize(_) => None,
         }
     }
 }

@@ -20,7 +20,7 @@ mod states;
 mod streams;
 mod symbols;
 
-pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, analyse};
+pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized};
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{ConfigError, ModelConfig};
 pub use costs::{Scenario, blocks};

@@ -12,6 +12,7 @@ mod model;
 mod names;
 mod note;
 pub mod proto;
+mod quantize;
 mod read;
 mod samples;
 mod store;
@@ -29,6 +30,10 @@ pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
 pub use note::{BranchChoice, Note};
+pub use quantize::{
+    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QUANTISED_FILE, QuantizeError,
+    QuantizeOptions, QuantizeSummary, Quantized, Roles, quantize,
+};
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use samples::looks_widened;
 pub use store::{

@@ -1,10 +1,12 @@
-//! The contents of a file without writing it: ranges of memory and of other files, with zeros between them.
+//! The contents of a file without writing it: ranges of memory and of other files, and computed ranges, with zeros between
+//! them.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// Virtual files by location.
 pub type VirtualFiles = BTreeMap<String, VirtualFile>;
@@ -30,6 +32,14 @@ enum PieceSource {
     Memory(Bytes),
     /// A file, and the offset of the piece in it, bytes.
     File(PathBuf, u64),
+    /// Computed bytes, and the offset of the piece in them.
+    Computed(Arc<dyn Computed>, u64),
+}
+
+/// Bytes that are computed when they are read.
+pub(crate) trait Computed: std::fmt::Debug + Send + Sync {
+    /// Reads some bytes from `offset` on, at least one if the buffer is not empty. The same offset always gives the same bytes.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<usize>;
 }
 
 impl VirtualFile {
@@ -55,6 +65,11 @@ impl VirtualFile {
         self.put(Piece { at, length, source: PieceSource::File(path.to_owned(), offset) });
     }
 
+    /// Appends computed bytes at offset `at`.
+    pub(crate) fn put_computed(&mut self, at: u64, contents: Arc<dyn Computed>, length: u64) {
+        self.put(Piece { at, length, source: PieceSource::Computed(contents, 0) });
+    }
+
     /// Appends a range of another virtual file at offset `at`.
     pub(crate) fn put_part(&mut self, at: u64, of: &VirtualFile, offset: u64, length: u64) {
         for piece in &of.pieces {
@@ -66,6 +81,7 @@ impl VirtualFile {
                         PieceSource::Memory(bytes.slice(skipped as usize..(end - piece.at) as usize))
                     }
                     PieceSource::File(path, begins) => PieceSource::File(path.clone(), begins + skipped),
+                    PieceSource::Computed(of, begins) => PieceSource::Computed(of.clone(), begins + skipped),
                 };
                 self.put(Piece { at: at + start - offset, length: end - start, source });
             }
@@ -111,6 +127,7 @@ impl VirtualFileReader<'_> {
                 buffer.copy_from_slice(&bytes[start..start + buffer.len()]);
                 return Ok(buffer.len());
             }
+            PieceSource::Computed(of, offset) => return of.read_at(offset + self.position - at, buffer),
             PieceSource::File(path, offset) => (path.as_path(), offset + self.position - at),
         };
         let file = match self.open.take() {

@@ -1,9 +1,11 @@
 //! The command line, as clap parses it. `settings` checks combinations of options.
 
 mod planning;
+mod quantize;
 mod values;
 
 pub use planning::{ExpertReads, ObjectiveArg, PlanningArgs};
+pub use quantize::QuantizeArgs;
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
@@ -89,6 +91,10 @@ pub struct SplitArgs {
     #[command(flatten)]
     pub planning: PlanningArgs,
 
+    /// Quantisation of weights.
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
+
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, in the current directory].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -101,7 +107,7 @@ pub struct SplitArgs {
     /// Refer to the model's weight files by path instead of linking them into the plan directory. Weights embedded in
     /// the .onnx file and weights streamed to a GPU still need a file beside the plan. hpp-exec can open the partitions
     /// of such a plan; stock ONNX Runtime cannot.
-    #[arg(long, conflicts_with = "pack")]
+    #[arg(long, conflicts_with_all = ["pack", "quantize"])]
     pub in_place: bool,
     /// Record full hashes of all weight files, so that `hpp-exec` detects any damage. By default only the first 1 GiB
     /// of files and files that hpp-split writes get full hashes; other files get hashes of samples.

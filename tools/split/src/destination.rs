@@ -22,7 +22,7 @@ pub struct Destination {
     output: Option<OutputDir>,
     /// The final plan directory, symlinks resolved: relative paths in the plan start here.
     base: PathBuf,
-    /// The files of a dry run, by path in the plan.
+    /// The files of a dry run, by path in the plan, and weights that are computed when they are copied.
     dry_files: VirtualFiles,
     /// Weight files that are hard links to the model's own.
     hard_links: Vec<String>,
@@ -76,6 +76,11 @@ impl Destination {
         }
     }
 
+    /// Makes a file that does not exist on disk available to [`Destination::pack`].
+    pub fn add_virtual(&mut self, location: &str, contents: VirtualFile) {
+        self.dry_files.insert(location.to_owned(), contents);
+    }
+
     /// Copies all weights that `models` read into one file and points the models to it.
     pub fn pack(&mut self, models: &mut [ModelProto], weights: &Weights, location: &str) -> Result<(), SplitError> {
         let failed = |error| SplitError::Weights(Box::new(error));
@@ -86,7 +91,7 @@ impl Destination {
                     bar.set_length(p.total);
                     bar.set_position(p.done);
                 };
-                pack(models, weights, output.staging(), location, &mut report).map_err(failed)?;
+                pack(models, weights, &self.dry_files, output.staging(), location, &mut report).map_err(failed)?;
                 bar.finish_and_clear();
             }
             None => {

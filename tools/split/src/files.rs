@@ -8,7 +8,7 @@ use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
 use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, needs_externalising};
+use hpp_onnx::{Extractor, Model, QUANTISED_FILE, needs_externalising};
 use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -21,6 +21,9 @@ const EMBEDDED_FILE: &str = "embedded.bin";
 const TAPPED_FILE: &str = "tapped.onnx";
 /// The unsplit model in a packed directory.
 const WHOLE_FILE: &str = "whole.onnx";
+
+/// Files that describe a model beside its ONNX file.
+const CONFIG_FILES: [&str; 3] = ["genai_config.json", "config.json", "generation_config.json"];
 
 /// Options for writing a plan directory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -35,6 +38,13 @@ pub struct WriteOptions {
     pub hash_weights: bool,
     /// Give single-block partitions on a GPU their weights as inputs, so that they can move at run time.
     pub movable: bool,
+}
+
+impl WriteOptions {
+    /// Quantised weights are in no file of the model, so a plan of them is always packed.
+    fn for_analysis(self, analysis: &Analysis) -> Self {
+        WriteOptions { pack: self.pack || analysis.quantized.is_some(), ..self }
+    }
 }
 
 /// A plan that was written.
@@ -55,6 +65,7 @@ pub struct PlanWriter<'a> {
 impl<'a> PlanWriter<'a> {
     /// Locks and prepares the directory.
     pub fn begin(options: WriteOptions, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
+        let options = options.for_analysis(analysis);
         let output = OutputDir::begin(target, options.force, options.pack)?;
         let target = output.target().to_owned();
         Ok(PlanWriter { options, analysis, to: Destination::new(&target, Some(output))? })
@@ -68,6 +79,7 @@ impl<'a> PlanWriter<'a> {
         parts: &[PartitionGraph],
         plan: Plan,
     ) -> Result<Plan, SplitError> {
+        let options = options.for_analysis(analysis);
         PlanWriter { options, analysis, to: Destination::new(target, None)? }.write(parts, plan)
     }
 
@@ -108,6 +120,7 @@ impl<'a> PlanWriter<'a> {
         }
         self.set_paths(&mut plan, &weights_dir);
         self.add_texts(&mut plan)?;
+        self.add_config()?;
         plan.files = self.records(&model, &plan, &weights_dir, has_slots_file)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
         self.to.write(PLAN_FILE, yaml.into_bytes())?;
@@ -167,9 +180,13 @@ impl<'a> PlanWriter<'a> {
     /// Copies the weight bytes that the models read into one file in the directory; returns the weights directory.
     fn pack(&mut self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
         let mut models: Vec<ModelProto> = protos.iter().map(|(_, proto)| proto.clone()).collect();
+        if let Some(quantized) = &self.analysis.quantized {
+            self.to.add_virtual(QUANTISED_FILE, quantized.contents.clone());
+        }
         self.to.pack(&mut models, model.weights(), WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
         self.to.remove(EMBEDDED_FILE);
+        self.to.remove(QUANTISED_FILE);
         Ok(".".to_owned())
     }
 
@@ -254,6 +271,17 @@ impl<'a> PlanWriter<'a> {
         generation.tokenizer = add(&config.tokenizer)?;
         generation.tokenizer_config = add(&config.tokenizer_config)?;
         generation.chat_template = add(&config.chat_template)?;
+        Ok(())
+    }
+
+    /// Copies the configuration of a quantised model, so that its `whole.onnx` can be profiled and split like any model.
+    fn add_config(&mut self) -> Result<(), SplitError> {
+        let dir = self.analysis.model.dir();
+        let present = CONFIG_FILES.into_iter().map(|name| (name, dir.join(name))).filter(|(_, path)| path.is_file());
+        let copied = present.filter(|_| self.analysis.quantized.is_some());
+        for (name, path) in copied.collect::<Vec<_>>() {
+            self.to.copy(name, &path)?;
+        }
         Ok(())
     }
 

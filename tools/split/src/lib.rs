@@ -24,6 +24,7 @@ mod partitioning;
 mod predicted;
 mod presets;
 mod print;
+mod quantize;
 mod reason;
 mod records;
 mod refine;

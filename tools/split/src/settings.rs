@@ -16,6 +16,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     check_manual_placement(args, &mut errors);
     refining(args, &mut errors);
     throughput(args, &mut errors);
+    quantising(args, &mut errors);
     errors
 }
 
@@ -130,5 +131,24 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
         !planning.requests_streaming(),
         "--refine measures compute times, and the time of a streamed partition includes waits for its weights",
         "omit --refine, or --stream and --mechanisms all",
+    );
+}
+
+fn quantising(args: &SplitArgs, errors: &mut InputErrors) {
+    errors.require(
+        args.quantize.quantize.is_none() || args.planning.profile.is_none(),
+        "--profile holds times of the model as it is, and --quantize changes them",
+        "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
+    );
+    let options = &args.quantize;
+    errors.require(
+        options.is_auto() == options.bits_budget.is_some(),
+        "--quantize auto chooses bits within --bits-budget, and only one of them was given",
+        "give both, or --quantize int4 or int8",
+    );
+    errors.require(
+        !options.is_auto() || (!options.quantize_asymmetric && options.quantize_block == 32),
+        "--quantize auto chooses the blocks, and its formats are symmetric",
+        "omit --quantize-block and --quantize-asymmetric, or give --quantize int4 or int8",
     );
 }

@@ -10,9 +10,9 @@ use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::sequences::choose_sequences;
-use crate::{operators, presets, print, request, settings, sweep, targets, trace};
+use crate::{operators, presets, print, quantize, request, settings, sweep, targets, trace};
 use hpp_graph::PartitionGraph;
-use hpp_model::{Analysis, analyse, faulty_blocks};
+use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_partition::Objective;
 use hpp_schema::{Plan, Provider};
 use std::path::{Path, PathBuf};
@@ -59,7 +59,8 @@ fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
-    let analysis = analyse(path, args.context, args.logits_mode())?;
+    let options = args.quantize.options();
+    let analysis = analyse_quantized(path, args.context, args.logits_mode(), options.as_ref())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
     costs.check_origin(&analysis, args.planning.allow_other_machine)?;
     Ok((analysis, costs))
@@ -70,6 +71,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         eprintln!("note: {note}");
     }
     let local = request::notes(args, &request.local);
+    if let Some(quantized) = &analysis.quantized {
+        eprintln!("{}", quantize::summary(&quantized.summary));
+    }
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
         eprintln!("note: {note}");
     }

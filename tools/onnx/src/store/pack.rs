@@ -1,4 +1,5 @@
-//! Copies the weights that some models need into one file, and verifies every range by hash.
+//! Copies the weights that some models need into one file, and verifies every range by hash. Sources may be virtual files,
+//! such as weights that are quantised while they are copied.
 //!
 //! The layout depends on the models only, so an interrupted pack resumes: ranges of the `.partial` file whose hash
 //! equals that of their source are kept. The file gets its name when every range is correct.
@@ -7,15 +8,19 @@ use super::layout::{Layout, refer};
 use super::source::{FileIndex, RangeReadError, index_files};
 use crate::hash;
 use crate::proto::{ModelProto, TensorProto};
+use crate::quantize::NotFiniteError;
 use crate::tensor::{self, TensorError};
-use crate::virtual_file::{VirtualFile, VirtualFiles};
+use crate::virtual_file::{VirtualFile, VirtualFileReader, VirtualFiles};
 use crate::walk;
 use crate::weights::{FileRange, WeightError, WeightFile, Weights, file_range};
 use crate::write::{WriteError, partial_of};
 use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{self, BufReader, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+
+/// Bytes of a virtual file that are copied at once.
+const COPY_BUFFER: usize = 1 << 20;
 
 /// The reason why weights could not be packed.
 #[derive(Debug, thiserror::Error)]
@@ -26,7 +31,9 @@ pub enum PackError {
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error(transparent)]
-    Read(#[from] RangeReadError),
+    Read(RangeReadError),
+    #[error(transparent)]
+    NotFinite(#[from] NotFiniteError),
     #[error("{path} differs at offset {offset} from what was just copied there: the disk or its driver is faulty")]
     Corrupt { path: PathBuf, offset: u64 },
 }
@@ -59,10 +66,12 @@ struct RangeCopy {
 
 /// Packs the external weights of `models` into `dir/location`, and updates their references.
 ///
-/// `weights` resolves the locations of the models. The models change only after the file is complete.
+/// `weights` resolves the locations of the models; those of `virtual_files` are read from there. The models change only after
+/// the file is complete.
 pub fn pack(
     models: &mut [ModelProto],
     weights: &Weights,
+    virtual_files: &VirtualFiles,
     dir: &Path,
     location: &str,
     progress: &mut dyn FnMut(PackProgress),
@@ -71,7 +80,8 @@ pub fn pack(
     let files = index_files(weights);
     let copies = plan(models, &files, &mut layout)?;
     let path = dir.join(location);
-    let stats = write(&copies, &weights.files, &path, layout.end(), progress)?;
+    let sources = SourceFiles { files: &weights.files, virtual_files, open: None };
+    let stats = write(&copies, sources, &path, layout.end(), progress)?;
     relink(models, &files, location, &copies)?;
     Ok(stats)
 }
@@ -119,7 +129,7 @@ fn external(tensor: &TensorProto, files: &FileIndex) -> Result<Option<FileRange>
 
 fn write(
     copies: &[RangeCopy],
-    files: &[WeightFile],
+    mut sources: SourceFiles,
     path: &Path,
     length: u64,
     progress: &mut dyn FnMut(PackProgress),
@@ -129,7 +139,6 @@ fn write(
     let mut target = Target::open(path, &partial, length).map_err(failed)?;
     let total = copies.iter().map(|copy| copy.from.length).sum();
     let mut stats = PackStats { bytes: length, ..PackStats::default() };
-    let mut sources = SourceFiles { files, open: None };
     for RangeCopy { from, to } in copies {
         let resumed = target.ensure_range(&mut sources, *from, *to)?;
         *(if resumed { &mut stats.resumed } else { &mut stats.copied }) += from.length;
@@ -143,24 +152,43 @@ fn write(
 /// The source files. Only the last one used stays open: there may be thousands.
 struct SourceFiles<'a> {
     files: &'a [WeightFile],
-    open: Option<(usize, File)>,
+    virtual_files: &'a VirtualFiles,
+    open: Option<(usize, SourceFile<'a>)>,
 }
 
-impl SourceFiles<'_> {
-    fn file(&mut self, range: FileRange) -> Result<&mut File, PackError> {
+/// A source file being read.
+enum SourceFile<'a> {
+    Real(File),
+    Virtual(VirtualFileReader<'a>),
+}
+
+impl<'a> SourceFiles<'a> {
+    fn file(&mut self, range: FileRange) -> Result<&mut SourceFile<'a>, PackError> {
         let from = &self.files[range.file];
         let file = match self.open.take() {
             Some((index, file)) if index == range.file => file,
-            _ => File::open(&from.path).map_err(|source| RangeReadError::new(from, range, source))?,
+            _ => match self.virtual_files.get(&from.location) {
+                Some(file) => SourceFile::Virtual(file.reader()),
+                None => SourceFile::Real(File::open(&from.path).map_err(|source| read_error(from, range, source))?),
+            },
         };
         Ok(&mut self.open.insert((range.file, file)).1)
     }
 
     fn hash(&mut self, range: FileRange) -> Result<blake3::Hash, PackError> {
         let files = self.files;
-        let hash = hash::range_of(self.file(range)?, range.offset..range.offset + range.length);
-        Ok(hash.map_err(|source| RangeReadError::new(&files[range.file], range, source))?)
+        let bytes = range.offset..range.offset + range.length;
+        let hash = match self.file(range)? {
+            SourceFile::Real(file) => hash::range_of(file, bytes.clone()),
+            SourceFile::Virtual(file) => hash::range_of(file, bytes.clone()),
+        };
+        hash.map_err(|source| read_error(&files[range.file], range, source))
     }
+}
+
+fn read_error(file: &WeightFile, range: FileRange, source: io::Error) -> PackError {
+    let error = RangeReadError::new(file, range, source);
+    error.not_finite().map_or(PackError::Read(error), PackError::NotFinite)
 }
 
 /// The file being written.
@@ -197,18 +225,47 @@ impl<'a> Target<'a> {
         hash.map_err(|source| PackError::Write(WriteError::new(self.path, source)))
     }
 
-    /// Copies a range in the kernel, which shares blocks if the file system supports it.
+    /// Copies a range: in the kernel, which shares blocks if the file system supports it, if the source is a real file.
     fn copy(&mut self, sources: &mut SourceFiles, from: FileRange, to: u64) -> Result<(), PackError> {
-        let source = sources.file(from)?;
-        let copied = source.seek(SeekFrom::Start(from.offset)).and_then(|_| {
+        let start = SeekFrom::Start(from.offset);
+        let mut copy = || {
             self.file.seek(SeekFrom::Start(to))?;
-            io::copy(&mut (&*source).take(from.length), &mut self.file)
-        });
-        match copied {
+            match sources.file(from)? {
+                SourceFile::Real(file) => {
+                    file.seek(start)?;
+                    Ok(io::copy(&mut (&*file).take(from.length), &mut self.file)?)
+                }
+                SourceFile::Virtual(file) => {
+                    file.seek(start)?;
+                    let mut file = BufReader::with_capacity(COPY_BUFFER, file.take(from.length));
+                    Ok(io::copy(&mut file, &mut self.file)?)
+                }
+            }
+        };
+        match copy() {
             Ok(n) if n == from.length => Ok(()),
-            Ok(_) => Err(RangeReadError::short(&sources.files[from.file], from).into()),
-            Err(error) => Err(PackError::Write(WriteError::new(self.path, error))),
+            Ok(_) => Err(PackError::Read(RangeReadError::short(&sources.files[from.file], from))),
+            Err(CopyError::Pack(error)) => Err(error),
+            Err(CopyError::Io(error)) => Err(PackError::Write(WriteError::new(self.path, error))),
         }
+    }
+}
+
+/// Why a range was not copied.
+enum CopyError {
+    Pack(PackError),
+    Io(io::Error),
+}
+
+impl From<PackError> for CopyError {
+    fn from(error: PackError) -> Self {
+        CopyError::Pack(error)
+    }
+}
+
+impl From<io::Error> for CopyError {
+    fn from(error: io::Error) -> Self {
+        CopyError::Io(error)
     }
 }
 

@@ -1,5 +1,6 @@
 //! Source files for packing and rounding: an index by location, and the error of a range that cannot be read.
 
+use crate::quantize::NotFiniteError;
 use crate::weights::{FileRange, WeightFile, Weights};
 use std::collections::HashMap;
 use std::io;
@@ -30,6 +31,11 @@ pub struct RangeReadError {
 impl RangeReadError {
     pub(super) fn new(file: &WeightFile, range: FileRange, source: io::Error) -> Self {
         RangeReadError { path: file.path.clone(), offset: range.offset, length: range.length, source }
+    }
+
+    /// The number that cannot be quantised, if that is the cause.
+    pub(super) fn not_finite(&self) -> Option<NotFiniteError> {
+        self.source.get_ref()?.downcast_ref::<NotFiniteError>().cloned()
     }
 
     /// The file ends before the range does.

@@ -10,6 +10,7 @@ mod head;
 mod hostile;
 mod lift;
 mod models;
+mod quantize;
 mod read;
 mod round;
 mod samples;

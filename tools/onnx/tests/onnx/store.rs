@@ -2,8 +2,8 @@
 
 use crate::build::{self, external, header, holding, open, save, tensor};
 use hpp_onnx::{
-    Model, PackError, PackProgress, PackStats, RangeReadError, Storage, Weights, externalise, needs_externalising,
-    pack, proto::*,
+    Model, PackError, PackProgress, PackStats, RangeReadError, Storage, VirtualFiles, Weights, externalise,
+    needs_externalising, pack, proto::*,
 };
 use hpp_schema::DType;
 use std::fs;
@@ -93,7 +93,7 @@ fn scattered(dir: &Path) -> Model {
 fn packed(model: &Model, out: &Path) -> Result<(Vec<ModelProto>, PackStats, Vec<PackProgress>), PackError> {
     let mut protos = vec![model.proto().clone()];
     let mut seen = vec![];
-    let packed = pack(&mut protos, model.weights(), out, "packed.bin", &mut |p| seen.push(p))?;
+    let packed = pack(&mut protos, model.weights(), &VirtualFiles::new(), out, "packed.bin", &mut |p| seen.push(p))?;
     Ok((protos, packed, seen))
 }
 
@@ -152,7 +152,7 @@ fn an_incomplete_pack_has_no_final_name() {
 fn only_files_of_the_model_are_packed() {
     let mut protos = vec![holding(vec![external("w", DType::Uint8, &[1], &[("location", "/etc/passwd")])])];
     let out = tempfile::tempdir().unwrap();
-    let error = pack(&mut protos, &Weights::default(), out.path(), "p", &mut |_| {}).unwrap_err();
+    let error = pack(&mut protos, &Weights::default(), &VirtualFiles::new(), out.path(), "p", &mut |_| {}).unwrap_err();
     assert!(error.to_string().contains("not one of the model's weight files"), "{error}");
     assert!(open(&holding(vec![])).is_ok());
 }

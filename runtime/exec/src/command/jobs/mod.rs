@@ -17,7 +17,7 @@ use hpp_generate::{
 };
 use hpp_io::show_json;
 use hpp_schema::error_line;
-use requests::RequestMaker;
+pub(super) use requests::RequestMaker;
 use serde::Serialize;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

@@ -12,6 +12,8 @@ mod partition;
 mod pass;
 mod wire;
 
+pub(super) use compare::{LogitsStore, each_row, kl};
+
 use super::CommandContext;
 use crate::cli::LibraryArgs;
 use crate::console::Console;

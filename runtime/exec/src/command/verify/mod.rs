@@ -4,6 +4,7 @@
 //! chooses the tokens and both are fed the same ones, so a difference in one step does not propagate to the next.
 
 mod difference;
+mod distributions;
 mod report;
 mod sequences;
 mod tensors;
@@ -17,9 +18,12 @@ use hpp_generate::PlanFile;
 use hpp_io::{show, show_json};
 use hpp_schema::{DType, ModelKind, Plan, Provider};
 
-/// Compares and prints the result. Exit code 0 only if every difference is within the tolerance.
+/// Compares and prints the result. Exit code 0 only if every difference is within the tolerance; `--kl` has no tolerance.
 pub fn run(args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
+    if let Some(prompts) = &args.kl {
+        return distributions::run(&plan, prompts, args, ctx);
+    }
     let verdict = if plan.plan.model.kind == ModelKind::SingleRun {
         tensors::compare(&plan, args, ctx)?
     } else {

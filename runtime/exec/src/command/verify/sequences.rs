@@ -82,7 +82,7 @@ fn open(
     load_sequence(which, &plan.dir, &args.runtime, inputs, console, &Interrupt::never())
 }
 
-fn no_source() -> ExecError {
+pub(super) fn no_source() -> ExecError {
     ExecError::Usage {
         message: "the plan names no unsplit model to compare with".to_owned(),
         hint: "make the plan again with hpp-split".to_owned(),

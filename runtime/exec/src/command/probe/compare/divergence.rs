@@ -32,7 +32,7 @@ impl Divergence {
 
 /// `KL(p || q) = sum p (a - b) - (ln sum e^a - ln sum e^b)` in nats, where `p` and `q` are the softmax of the logits `a` and `b`.
 /// Exactly 0 for equal logits.
-fn kl(a: &[f32], b: &[f32]) -> f64 {
+pub(in crate::command) fn kl(a: &[f32], b: &[f32]) -> f64 {
     if a.len() != b.len() {
         return f64::NAN;
     }

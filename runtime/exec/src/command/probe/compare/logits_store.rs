@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 
 /// Rows of float32 numbers in the order in which they were added.
-pub(super) struct LogitsStore {
+pub(in crate::command) struct LogitsStore {
     file: BufWriter<File>,
     /// Length of each row.
     rows: Vec<usize>,
@@ -47,7 +47,7 @@ impl LogitsStore {
 }
 
 /// StoredRows being read.
-pub(super) struct StoredRows<'a> {
+pub(in crate::command) struct StoredRows<'a> {
     file: BufReader<&'a mut File>,
     lengths: std::slice::Iter<'a, usize>,
     bytes: Vec<u8>,

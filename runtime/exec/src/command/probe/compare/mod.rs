@@ -7,6 +7,9 @@
 mod divergence;
 mod logits_store;
 
+pub(in crate::command) use divergence::kl;
+pub(in crate::command) use logits_store::LogitsStore;
+
 use super::observe::{corpus::CorpusEncoder, load};
 use super::{ProbeSession, Replies};
 use crate::error::ExecError;
@@ -16,7 +19,6 @@ use hpp_engine::{Engine, EngineError, LogitRows, Logits, StepInput};
 use hpp_generate::{PlanFile, check_language_model};
 use hpp_schema::Plan;
 use hpp_schema::probe::{CompareProbe, Prompt, Reply};
-use logits_store::LogitsStore;
 
 /// Bytes of logits that one step returns at most.
 const STEP_BYTES: u64 = 64 << 20;
@@ -127,7 +129,7 @@ impl Reference {
 }
 
 /// Calls `each` with the logits after each of the last `positions` tokens of a text, in order.
-fn each_row(
+pub(in crate::command) fn each_row(
     engine: &mut Engine<OrtBackend>,
     tokens: &[u32],
     positions: u64,

@@ -1,0 +1,307 @@
+//! `--kl`: compares the distributions of the next token over a file of prompts, of a plan and of a reference, which may be
+//! another model: the one whose weights the plan has in fewer bits.
+//!
+//! The two are loaded one after the other. The reference's logits wait in a temporary file: 4 bytes for each token of the
+//! vocabulary and each position.
+
+use super::CommandContext;
+use crate::cli::{AnswerArgs, VerifyArgs};
+use crate::command::jobs::RequestMaker;
+use crate::command::probe::{LogitsStore, each_row, kl};
+use crate::command::unsplit::unsplit;
+use crate::command::{context_length, load_engine};
+use crate::error::ExecError;
+use crate::job_files::{Answered, PromptReader};
+use crate::numbers::counted;
+use crate::report::table;
+use crate::runtime::OrtBackend;
+use hpp_engine::{Engine, EngineError};
+use hpp_generate::sampling::greedy;
+use hpp_generate::{PlanFile, check_language_model};
+use hpp_io::{show, show_json};
+use hpp_schema::{InputRole, Plan, Whole, error_line};
+use serde::Serialize;
+use std::fmt::Write;
+use std::path::Path;
+
+/// The result.
+#[derive(Debug, Serialize)]
+struct Report {
+    /// What the plan is compared with.
+    reference: String,
+    /// Prompts that were compared.
+    prompts: usize,
+    /// Positions compared: one distribution over the next token each.
+    positions: usize,
+    /// Kullback-Leibler divergence of the plan's distributions from the reference's, nats.
+    kl: Quantiles,
+    /// Fraction of positions where both find the same token most likely.
+    same_top1: f64,
+    /// Perplexity of the reference on the prompts; null if no prompt has two tokens.
+    reference_perplexity: Option<f64>,
+    /// Perplexity of the plan on the prompts.
+    perplexity: Option<f64>,
+    /// Perplexity of the plan over that of the reference.
+    perplexity_ratio: Option<f64>,
+}
+
+/// Mean and quantiles over positions.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Quantiles {
+    mean: f64,
+    median: f64,
+    p99: f64,
+    p99_9: f64,
+    max: f64,
+}
+
+/// Compares the plan with `--against`, or with its unsplit model, and prints the result.
+pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    let against = args.against.as_deref().map(PlanFile::open).transpose()?;
+    let reference = against.as_ref().unwrap_or(plan);
+    check(&plan.plan)?;
+    check(&reference.plan)?;
+    check_vocabulary(&reference.plan, &plan.plan)?;
+    let context = context_length(plan, &args.runtime).min(context_length(reference, &args.runtime));
+    let texts = read_texts(plan, prompts, context, ctx)?;
+    let reference_plan = match &against {
+        Some(_) => reference.plan.clone(),
+        None => unsplit(plan, Whole::Source)?.ok_or_else(super::sequences::no_source)?,
+    };
+    ctx.console.working("running the reference");
+    let mut logits = LogitsStore::new()?;
+    {
+        let mut engine = load(&reference_plan, reference, args, ctx)?;
+        each_position(&mut engine, &texts, ctx, |_, row| logits.push(row))?;
+    }
+    ctx.console.working("running the plan");
+    let mut engine = load(&plan.plan, plan, args, ctx)?;
+    let mut stored = logits.read()?;
+    let mut comparison = Comparison::default();
+    each_position(&mut engine, &texts, ctx, |next, row| {
+        comparison.add(stored.next()?, row, next);
+        Ok(())
+    })?;
+    ctx.console.idle();
+    let name = match &against {
+        Some(other) => other.plan.model.name.clone(),
+        None => "the plan's unsplit model".to_owned(),
+    };
+    let report = comparison.report(name, texts.len())?;
+    if args.json {
+        show_json(ctx.out, &report)?
+    } else {
+        show(ctx.out, &text(&report))?
+    }
+    Ok(0)
+}
+
+fn check(plan: &Plan) -> Result<(), ExecError> {
+    check_language_model(plan)?;
+    if plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings) {
+        return Err(usage("--kl feeds token ids, and this model takes embeddings", "verify it without --kl"));
+    }
+    Ok(())
+}
+
+fn check_vocabulary(reference: &Plan, plan: &Plan) -> Result<(), ExecError> {
+    match (reference.model.vocab_size, plan.model.vocab_size) {
+        (Some(a), Some(b)) if a != b => Err(usage(
+            &format!("the plan has a vocabulary of {b} tokens and the reference one of {a}"),
+            "compare models with the same tokenizer",
+        )),
+        _ => Ok(()),
+    }
+}
+
+fn usage(message: &str, hint: &str) -> ExecError {
+    ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() }
+}
+
+/// The tokens of each prompt. Warns of lines that cannot be used; fails if there is none else.
+fn read_texts(
+    plan: &PlanFile,
+    path: &Path,
+    context: u64,
+    ctx: &CommandContext<'_>,
+) -> Result<Vec<Vec<u32>>, ExecError> {
+    let failed = |source| ExecError::Prompts { path: path.to_owned(), source };
+    let (mut prompts, _) = PromptReader::open(path, Answered::default()).map_err(failed)?;
+    let requests = RequestMaker::open(plan, &AnswerArgs::default(), context)?;
+    let mut texts = Vec::new();
+    while let Some(job) = prompts.next_job().map_err(failed)? {
+        match job {
+            Ok(job) => {
+                let id = serde_json::to_string(&job.id).unwrap_or_default();
+                let tokens = requests.request(job).map(|request| request.prompt).map_err(|error| error_line(&error));
+                match tokens.and_then(|tokens| within_vocabulary(tokens, plan.plan.model.vocab_size)) {
+                    Ok(tokens) => texts.push(tokens),
+                    Err(why) => ctx.console.warn(&format!("prompt {id} is left out: {why}")),
+                }
+            }
+            Err(bad) => ctx.console.warn(&format!("line {} is left out: {}", bad.line, bad.error)),
+        }
+    }
+    match texts.is_empty() {
+        true => Err(usage(
+            &format!("{} has no prompt that can be compared", path.display()),
+            "give one JSON object a line, such as {\"id\": 1, \"prompt\": \"...\"}",
+        )),
+        false => Ok(texts),
+    }
+}
+
+fn within_vocabulary(tokens: Vec<u32>, vocabulary: Option<u64>) -> Result<Vec<u32>, String> {
+    match vocabulary.and_then(|size| Some((tokens.iter().find(|token| u64::from(**token) >= size)?, size))) {
+        Some((token, size)) => Err(format!("the token {token} is beyond the vocabulary of {size}")),
+        None => Ok(tokens),
+    }
+}
+
+fn load(
+    plan: &Plan,
+    file: &PlanFile,
+    args: &VerifyArgs,
+    ctx: &CommandContext<'_>,
+) -> Result<Engine<OrtBackend>, ExecError> {
+    let options = args.runtime.engine_options();
+    load_engine(plan, &file.dir, &args.runtime, options, ctx.console, ctx.interrupt)
+}
+
+/// Calls `each` with the token that follows, if there is one, and the logits, at every position of every text.
+fn each_position(
+    engine: &mut Engine<OrtBackend>,
+    texts: &[Vec<u32>],
+    ctx: &CommandContext<'_>,
+    mut each: impl FnMut(Option<u32>, &[f32]) -> Result<(), ExecError>,
+) -> Result<(), ExecError> {
+    for text in texts {
+        if ctx.interrupt.is_requested() {
+            return Err(EngineError::Cancelled.into());
+        }
+        let mut following = text.iter().copied().skip(1);
+        each_row(engine, text, u64::MAX, |row| each(following.next(), row))?;
+    }
+    Ok(())
+}
+
+/// Sums over positions.
+#[derive(Debug, Default)]
+struct Comparison {
+    kl: Vec<f64>,
+    same_top1: usize,
+    /// Positions whose next token is known.
+    known: usize,
+    reference_loss: f64,
+    loss: f64,
+}
+
+impl Comparison {
+    /// Adds a position.
+    fn add(&mut self, reference: &[f32], plan: &[f32], next: Option<u32>) {
+        self.kl.push(kl(reference, plan));
+        self.same_top1 += usize::from(greedy(reference).ok() == greedy(plan).ok());
+        if let Some(next) = next {
+            self.known += 1;
+            self.reference_loss += loss(reference, next);
+            self.loss += loss(plan, next);
+        }
+    }
+
+    fn report(mut self, reference: String, prompts: usize) -> Result<Report, ExecError> {
+        let positions = self.kl.len();
+        if positions == 0 || self.kl.iter().any(|kl| kl.is_nan()) {
+            let why = "some are NaN, or the two have different vocabularies".to_owned();
+            return Err(EngineError::WrongOutput { name: "the logits".into(), why }.into());
+        }
+        self.kl.sort_by(f64::total_cmp);
+        let perplexity = |loss: f64| (self.known > 0).then(|| (loss / self.known as f64).exp());
+        Ok(Report {
+            reference,
+            prompts,
+            positions,
+            kl: Quantiles::of(&self.kl),
+            same_top1: self.same_top1 as f64 / positions as f64,
+            reference_perplexity: perplexity(self.reference_loss),
+            perplexity: perplexity(self.loss),
+            perplexity_ratio: perplexity(self.loss - self.reference_loss),
+        })
+    }
+}
+
+impl Quantiles {
+    /// Of sorted numbers, at least one.
+    fn of(sorted: &[f64]) -> Self {
+        // The smallest number that at least this fraction of all does not exceed.
+        let at = |fraction: f64| {
+            let rank = (fraction * sorted.len() as f64).ceil() as usize;
+            sorted[rank.clamp(1, sorted.len()) - 1]
+        };
+        let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
+        Quantiles { mean, median: at(0.5), p99: at(0.99), p99_9: at(0.999), max: at(1.0) }
+    }
+}
+
+/// Minus the logarithm of a token's probability, nats.
+fn loss(logits: &[f32], token: u32) -> f64 {
+    let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let sum: f64 = logits.iter().map(|logit| (f64::from(*logit) - max).exp()).sum();
+    let logit = logits.get(token as usize).map_or(f64::NAN, |logit| f64::from(*logit));
+    max + sum.ln() - logit
+}
+
+/// The tables for people.
+fn text(report: &Report) -> String {
+    let (prompts, positions) = (counted(report.prompts as u64, "prompt"), counted(report.positions as u64, "position"));
+    let mut out = format!("against {}: {prompts}, {positions}\n", report.reference);
+    let Quantiles { mean, median, p99, p99_9, max } = report.kl;
+    let row = [mean, median, p99, p99_9, max].map(|kl| format!("{kl:.6}"));
+    let row = [vec!["KL divergence, nats".to_owned()], row.to_vec()].concat();
+    out.push_str(&table(&["", "mean", "median", "99 %", "99.9 %", "largest"], [row]));
+    let _ = writeln!(out, "same most likely token: {:.2} %", report.same_top1 * 100.0);
+    if let (Some(reference), Some(plan), Some(ratio)) =
+        (report.reference_perplexity, report.perplexity, report.perplexity_ratio)
+    {
+        let _ = writeln!(out, "perplexity: {plan:.4}, of the reference {reference:.4}, ratio {ratio:.4}");
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_numbers_that_occur() {
+        let sorted: Vec<f64> = (1..=1000).map(f64::from).collect();
+        let expected = Quantiles { mean: 500.5, median: 500.0, p99: 990.0, p99_9: 999.0, max: 1000.0 };
+        assert_eq!(Quantiles::of(&sorted), expected);
+        let one = Quantiles { mean: 2.0, median: 2.0, p99: 2.0, p99_9: 2.0, max: 2.0 };
+        assert_eq!(Quantiles::of(&[2.0]), one);
+    }
+
+    #[test]
+    fn equal_logits_have_no_divergence_and_the_same_perplexity() {
+        let mut comparison = Comparison::default();
+        let row = [0.0, 2f32.ln(), 0.0];
+        comparison.add(&row, &row, Some(1));
+        comparison.add(&row, &row, Some(0));
+        comparison.add(&row, &row, None);
+        let report = comparison.report("x".into(), 1).unwrap();
+        // Probabilities 1/2 and 1/4: the geometric mean of 2 and 4.
+        assert!((report.perplexity.unwrap() - 8f64.sqrt()).abs() < 1e-6);
+        assert_eq!((report.perplexity_ratio, report.kl.max, report.same_top1), (Some(1.0), 0.0, 1.0));
+    }
+
+    #[test]
+    fn a_worse_plan_has_a_ratio_above_one_and_nan_is_an_error() {
+        let mut comparison = Comparison::default();
+        comparison.add(&[2.0, 0.0], &[0.0, 2.0], Some(0));
+        let report = comparison.report("x".into(), 1).unwrap();
+        assert!((report.perplexity_ratio.unwrap() - 2f64.exp()).abs() < 1e-9 && report.same_top1 == 0.0);
+        let mut comparison = Comparison::default();
+        comparison.add(&[2.0, 0.0], &[f32::NAN, 2.0], None);
+        assert!(comparison.report("x".into(), 1).is_err());
+        assert!(Comparison::default().report("x".into(), 1).is_err());
+    }
+}

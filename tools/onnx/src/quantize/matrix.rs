@@ -1,0 +1,421 @@
+//! Quantises a weight matrix window by window: reads slabs of it, transposes where needed, and rounds blocks on all cores.
+//!
+//! Memory is bounded by one window of results and two slabs of input. The bytes do not depend on the number of threads.
+
+use super::blocks::{Bits, BlockFormat, BlockScale, NotFinite, ScaleType, quantize_block, restore};
+use bytes::Bytes;
+use half::{bf16, f16};
+use hpp_schema::DType;
+use rayon::prelude::*;
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// Bytes of a slab, at most, unless a single block of rows has more.
+const SLAB_BYTES: usize = 16 << 20;
+/// Columns that one task transposes at a time: enough for whole cache lines of a row.
+const GROUP: usize = 64;
+
+/// Where the bytes of a matrix are.
+#[derive(Clone, Debug)]
+pub(super) enum Place {
+    /// In a file, from this offset on.
+    File(PathBuf, u64),
+    /// In memory: small ones, stored as typed fields of a model file.
+    Memory(Bytes),
+}
+
+/// A matrix of floats that is multiplied from the right: `depth` numbers are summed for each of `columns` results.
+#[derive(Clone, Debug)]
+pub(super) struct Matrix {
+    pub name: String,
+    pub dtype: DType,
+    pub place: Place,
+    /// K.
+    pub depth: usize,
+    /// N.
+    pub columns: usize,
+    /// Whether the matrix is stored as `[columns, depth]`.
+    pub transposed: bool,
+}
+
+/// A number of a weight is infinite or NaN, or too large for a scale.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error(
+    "weight {name:?} cannot be quantised: the number at row {row}, column {column} (byte {offset} of the weight) is infinite, \
+     NaN or too large for a scale"
+)]
+pub struct NotFiniteError {
+    /// The weight.
+    pub name: String,
+    /// Row of the stored matrix, from 0.
+    pub row: usize,
+    /// Column of the stored matrix, from 0.
+    pub column: usize,
+    /// Byte offset in the weight.
+    pub offset: u64,
+}
+
+/// The results of a range of columns, column by column.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Window {
+    pub columns: Range<usize>,
+    pub numbers: Vec<u8>,
+    pub scales: Vec<u8>,
+    /// Empty for symmetric formats.
+    pub zero_points: Vec<u8>,
+}
+
+/// A matrix and its format.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub matrix: Matrix,
+    pub format: BlockFormat,
+    pub scales: ScaleType,
+}
+
+impl Job {
+    /// Blocks of a column.
+    pub fn blocks(&self) -> usize {
+        self.matrix.depth.div_ceil(self.format.block)
+    }
+
+    /// Bytes of the numbers of a column.
+    pub fn number_bytes(&self) -> usize {
+        self.blocks() * self.format.block_bytes()
+    }
+
+    /// Bytes of the scales of a column.
+    pub fn scale_bytes(&self) -> usize {
+        self.blocks() * self.scales.bytes()
+    }
+
+    /// Bytes of the zero points of a column.
+    pub fn zero_point_bytes(&self) -> usize {
+        if self.format.asymmetric { (self.blocks() * self.format.bits.count()).div_ceil(8) } else { 0 }
+    }
+
+    /// Quantises a range of columns. An [`io::Error`] of a number that is not finite wraps a [`NotFiniteError`].
+    pub fn window(&self, columns: Range<usize>) -> io::Result<Window> {
+        let mut result = Results::new(self, &columns);
+        let mut source = Source::open(&self.matrix)?;
+        let slabs = self.slabs(&columns);
+        let mut current = slabs.first().map(|slab| source.read(slab)).transpose()?;
+        for (index, slab) in slabs.iter().enumerate() {
+            let bytes = current.take().unwrap_or_default();
+            let next = slabs.get(index + 1);
+            // The next slab is read while this one is rounded.
+            let (read, rounded) =
+                rayon::join(|| next.map(|slab| source.read(slab)).transpose(), || result.round(slab, &bytes));
+            rounded.map_err(|at| io::Error::other(self.matrix.not_finite(at)))?;
+            current = read?;
+        }
+        Ok(result.into_window(columns))
+    }
+
+    /// The sum of the squared differences that quantising in each format makes. Their blocks must divide the job's own. The sums do
+    /// not depend on the number of threads.
+    pub fn squared_errors(&self, formats: &[BlockFormat]) -> io::Result<Vec<f64>> {
+        let mut source = Source::open(&self.matrix)?;
+        let mut sums = vec![0.0; formats.len()];
+        for slab in self.slabs(&(0..self.matrix.columns)) {
+            let bytes = source.read(&slab)?;
+            let groups: Vec<usize> = (0..slab.columns.len()).step_by(GROUP).collect();
+            let found: Vec<Result<Vec<f64>, Position>> = groups
+                .into_par_iter()
+                .map(|first| self.errors_of(&slab, &bytes, first..(first + GROUP).min(slab.columns.len()), formats))
+                .collect();
+            for group in found {
+                let group = group.map_err(|at| io::Error::other(self.matrix.not_finite(at)))?;
+                sums.iter_mut().zip(group).for_each(|(sum, error)| *sum += error);
+            }
+        }
+        Ok(sums)
+    }
+
+    /// The squared differences of some columns of a slab, counted from its first column.
+    fn errors_of(
+        &self,
+        slab: &Slab,
+        bytes: &[u8],
+        columns: Range<usize>,
+        formats: &[BlockFormat],
+    ) -> Result<Vec<f64>, Position> {
+        let mut sums = vec![0.0; formats.len()];
+        let mut failed = None;
+        let mut levels = vec![];
+        let first = slab.columns.start + columns.start;
+        self.each_block(slab, bytes, columns, |column, start, block| {
+            for (sum, format) in sums.iter_mut().zip(formats) {
+                levels.resize(format.block_bytes(), 0);
+                for (index, part) in block.chunks(format.block).enumerate() {
+                    match quantize_block(part, *format, self.scales, &mut levels) {
+                        Ok(scale) => *sum += squared_error(part, &levels, *format, scale),
+                        Err(NotFinite(at)) => {
+                            let depth = start + index * format.block + at;
+                            failed = failed.or(Some(Position { depth, column: first + column }));
+                        }
+                    }
+                }
+            }
+        });
+        failed.map_or(Ok(sums), Err)
+    }
+
+    /// The slabs of a range of columns, in the order in which they are stored.
+    fn slabs(&self, columns: &Range<usize>) -> Vec<Slab> {
+        let Matrix { depth, .. } = self.matrix;
+        let width = element_bytes(self.matrix.dtype);
+        let slab = |depth, columns| Slab { depth, columns };
+        if self.matrix.transposed {
+            let step = (SLAB_BYTES / (depth * width).max(1)).max(1);
+            let starts = columns.clone().step_by(step);
+            return starts.map(|start| slab(0..depth, start..(start + step).min(columns.end))).collect();
+        }
+        let block = self.format.block;
+        let step = (SLAB_BYTES / (columns.len() * width * block).max(1)).max(1) * block;
+        (0..depth).step_by(step).map(|start| slab(start..(start + step).min(depth), columns.clone())).collect()
+    }
+}
+
+/// A part of a matrix that is read at once.
+#[derive(Clone, Debug)]
+struct Slab {
+    depth: Range<usize>,
+    columns: Range<usize>,
+}
+
+/// Position of a number: how deep, which column.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Position {
+    depth: usize,
+    column: usize,
+}
+
+impl Matrix {
+    /// Index of a number in the stored matrix.
+    fn index(&self, at: Position) -> usize {
+        if self.transposed { at.column * self.depth + at.depth } else { at.depth * self.columns + at.column }
+    }
+
+    fn not_finite(&self, at: Position) -> NotFiniteError {
+        let (row, column) = if self.transposed { (at.column, at.depth) } else { (at.depth, at.column) };
+        let offset = (self.index(at) * element_bytes(self.dtype)) as u64;
+        NotFiniteError { name: self.name.clone(), row, column, offset }
+    }
+}
+
+/// Reads slabs.
+struct Source<'a> {
+    matrix: &'a Matrix,
+    file: Option<File>,
+}
+
+impl<'a> Source<'a> {
+    fn open(matrix: &'a Matrix) -> io::Result<Self> {
+        let file = match &matrix.place {
+            Place::File(path, _) => Some(File::open(path)?),
+            Place::Memory(_) => None,
+        };
+        Ok(Source { matrix, file })
+    }
+
+    /// The bytes of a slab, in the order in which they are stored.
+    fn read(&mut self, slab: &Slab) -> io::Result<Vec<u8>> {
+        let matrix = self.matrix;
+        let width = element_bytes(matrix.dtype);
+        let mut bytes = vec![0; slab.depth.len() * slab.columns.len() * width];
+        let start = matrix.index(Position { depth: slab.depth.start, column: slab.columns.start }) * width;
+        let is_contiguous = matrix.transposed || slab.columns.len() == matrix.columns;
+        if is_contiguous {
+            self.read_at(start, &mut bytes)?;
+            return Ok(bytes);
+        }
+        let row = slab.columns.len() * width;
+        for (index, part) in bytes.chunks_exact_mut(row).enumerate() {
+            self.read_at(start + index * matrix.columns * width, part)?;
+        }
+        Ok(bytes)
+    }
+
+    fn read_at(&mut self, offset: usize, bytes: &mut [u8]) -> io::Result<()> {
+        match (&self.matrix.place, &mut self.file) {
+            (Place::File(_, begin), Some(file)) => {
+                file.seek(SeekFrom::Start(begin + offset as u64))?;
+                file.read_exact(bytes)
+            }
+            (Place::Memory(memory), _) => {
+                let part = memory.get(offset..offset + bytes.len()).ok_or(io::ErrorKind::UnexpectedEof)?;
+                bytes.copy_from_slice(part);
+                Ok(())
+            }
+            (Place::File(..), None) => Err(io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+/// Results of a window under construction.
+struct Results<'a> {
+    job: &'a Job,
+    first_column: usize,
+    numbers: Vec<u8>,
+    scales: Vec<u8>,
+    /// One byte for each block.
+    zero_points: Vec<u8>,
+}
+
+/// The results of some neighbouring columns.
+struct Group<'a> {
+    job: &'a Job,
+    numbers: &'a mut [u8],
+    scales: &'a mut [u8],
+    zero_points: &'a mut [u8],
+}
+
+impl<'a> Results<'a> {
+    fn new(job: &'a Job, columns: &Range<usize>) -> Self {
+        let (first_column, columns) = (columns.start, columns.len());
+        Results {
+            job,
+            first_column,
+            numbers: vec![0; columns * job.number_bytes()],
+            scales: vec![0; columns * job.scale_bytes()],
+            zero_points: vec![0; columns * job.blocks()],
+        }
+    }
+
+    /// Rounds a slab. Fails with the first position, in stored order, of a number that is not finite.
+    fn round(&mut self, slab: &Slab, bytes: &[u8]) -> Result<(), Position> {
+        let job = self.job;
+        let before = slab.columns.start - self.first_column;
+        let columns = |per_column: usize| before * per_column..(before + slab.columns.len()) * per_column;
+        let (number, scale, zero) = (job.number_bytes(), job.scale_bytes(), job.blocks());
+        let numbers = self.numbers[columns(number)].par_chunks_mut(GROUP * number);
+        let scales = self.scales[columns(scale)].par_chunks_mut(GROUP * scale);
+        let zero_points = self.zero_points[columns(zero)].par_chunks_mut(GROUP * zero);
+        let failed =
+            numbers.zip(scales).zip(zero_points).enumerate().filter_map(|(index, ((numbers, scales), zero_points))| {
+                let mut group = Group { job, numbers, scales, zero_points };
+                group.round(slab, bytes, index * GROUP).err()
+            });
+        match failed.min_by_key(|at| job.matrix.index(*at)) {
+            Some(at) => Err(at),
+            None => Ok(()),
+        }
+    }
+
+    fn into_window(self, columns: Range<usize>) -> Window {
+        let zero_points = match (self.job.format.asymmetric, self.job.format.bits) {
+            (false, _) => vec![],
+            (true, Bits::Eight) => self.zero_points,
+            (true, Bits::Four) => {
+                let pairs = |column: &[u8]| column.chunks(2).map(|p| p[0] | p.get(1).unwrap_or(&0) << 4).collect();
+                self.zero_points.chunks(self.job.blocks()).flat_map::<Vec<u8>, _>(pairs).collect()
+            }
+        };
+        Window { columns, numbers: self.numbers, scales: self.scales, zero_points }
+    }
+}
+
+impl Group<'_> {
+    /// Rounds the columns of a slab from `first` on, counted from the slab's first column.
+    fn round(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
+        let job = self.job;
+        let Job { matrix, format, scales } = job;
+        let columns = first..first + self.zero_points.len() / job.blocks();
+        let mut failed: Option<Position> = None;
+        job.each_block(slab, bytes, columns, |column, start, block| {
+            let index = column * job.blocks() + start / format.block;
+            let out = &mut self.numbers[index * format.block_bytes()..][..format.block_bytes()];
+            match quantize_block(block, *format, *scales, out) {
+                Ok(BlockScale { scale, zero_point }) => {
+                    scales.write(scale, &mut self.scales[index * scales.bytes()..][..scales.bytes()]);
+                    self.zero_points[index] = zero_point;
+                }
+                Err(NotFinite(at)) => {
+                    let found = Position { depth: start + at, column: slab.columns.start + first + column };
+                    let earlier = failed.filter(|failed| matrix.index(*failed) < matrix.index(found));
+                    failed = Some(earlier.unwrap_or(found));
+                }
+            }
+        });
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Job {
+    /// Calls `use_block` with each block of some columns of a slab: column, counted from the first of these; depth of the first
+    /// number; numbers. `columns` are counted from the slab's first.
+    fn each_block(
+        &self,
+        slab: &Slab,
+        bytes: &[u8],
+        columns: Range<usize>,
+        mut use_block: impl FnMut(usize, usize, &[f32]),
+    ) {
+        let block = self.format.block;
+        let mut values = vec![0.0; columns.len() * block];
+        for start in slab.depth.clone().step_by(block) {
+            let depth = start..(start + block).min(slab.depth.end);
+            gather(&self.matrix, slab, bytes, &depth, columns.clone(), block, &mut values);
+            for column in 0..columns.len() {
+                use_block(column, start, &values[column * block..][..depth.len()]);
+            }
+        }
+    }
+}
+
+fn squared_error(values: &[f32], levels: &[u8], format: BlockFormat, scale: BlockScale) -> f64 {
+    let level = |index: usize| match format.bits {
+        Bits::Four => levels[index / 2] >> (4 * (index % 2)) & 15,
+        Bits::Eight => levels[index],
+    };
+    let difference = |(index, value): (usize, &f32)| f64::from(restore(level(index), scale) - value);
+    values.iter().enumerate().map(difference).map(|difference| difference * difference).sum()
+}
+
+/// Copies a block of each column, as float32, to `values`, one after another. `columns` are counted from the slab's first.
+fn gather(
+    matrix: &Matrix,
+    slab: &Slab,
+    bytes: &[u8],
+    depth: &Range<usize>,
+    columns: Range<usize>,
+    block: usize,
+    values: &mut [f32],
+) {
+    let width = element_bytes(matrix.dtype);
+    let skipped = depth.start - slab.depth.start;
+    if matrix.transposed {
+        for (column, values) in columns.zip(values.chunks_exact_mut(block)) {
+            let at = (column * slab.depth.len() + skipped) * width;
+            let bytes = &bytes[at..at + depth.len() * width];
+            each_number(matrix.dtype, bytes, |index, value| values[index] = value);
+        }
+        return;
+    }
+    for row in 0..depth.len() {
+        let at = ((skipped + row) * slab.columns.len() + columns.start) * width;
+        let bytes = &bytes[at..at + columns.len() * width];
+        each_number(matrix.dtype, bytes, |column, value| values[column * block + row] = value);
+    }
+}
+
+/// Calls `put` with index and value of each number.
+fn each_number(dtype: DType, bytes: &[u8], mut put: impl FnMut(usize, f32)) {
+    match dtype {
+        DType::Float32 => {
+            bytes.as_chunks().0.iter().enumerate().for_each(|(index, b)| put(index, f32::from_le_bytes(*b)))
+        }
+        DType::Float16 => {
+            bytes.as_chunks().0.iter().enumerate().for_each(|(index, b)| put(index, f16::from_le_bytes(*b).to_f32()))
+        }
+        _ => bytes.as_chunks().0.iter().enumerate().for_each(|(index, b)| put(index, bf16::from_le_bytes(*b).to_f32())),
+    }
+}
+
+/// Bytes of an element of a float type.
+pub(super) fn element_bytes(dtype: DType) -> usize {
+    if dtype == DType::Float32 { 4 } else { 2 }
+}

@@ -1,0 +1,158 @@
+//! Quantises the weight matrices of a model: `MatMul` and `Gemm` become `MatMulNBits`, lookups of embeddings
+//! `GatherBlockQuantized`, both operators of ONNX Runtime.
+//!
+//! Only the graph is rewritten at first. The new weights are a virtual file, whose bytes are computed from the model's own
+//! weights when they are copied; so the planner sees the quantised graph before any weight is read. Round to nearest only:
+//! does not know calibration data.
+
+mod blocks;
+mod budget;
+mod contents;
+mod matrix;
+mod rewrite;
+mod select;
+#[cfg(test)]
+mod tests;
+
+pub use blocks::{Bits, BlockFormat};
+pub use matrix::NotFiniteError;
+pub use select::{LeftReason, MIN_ELEMENTS, Roles};
+
+use crate::model::Model;
+use crate::tensor::TensorError;
+use crate::virtual_file::VirtualFile;
+use hpp_graph::Graph;
+use hpp_schema::ByteSize;
+use std::collections::{BTreeMap, HashMap};
+
+/// Location of the quantised weights in the rewritten model. No file of that name is written: `pack` copies its contents.
+pub const QUANTISED_FILE: &str = "hpp.quantised.bin";
+
+/// How a model is quantised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantizeOptions {
+    /// Of all matrices that have no choice of their own.
+    pub format: BlockFormat,
+    /// Bytes that all weights of the model may have: the format of each matrix is chosen, instead of `format`.
+    pub budget: Option<u64>,
+    /// Of the matrices of the head.
+    pub head: Choice,
+    /// Of the tables that token ids index.
+    pub embedding: Choice,
+}
+
+/// Bits of a part of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// Those of all other matrices.
+    Same,
+    /// These.
+    Bits(Bits),
+    /// Not quantised.
+    None,
+}
+
+/// The reason why a model cannot be quantised.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum QuantizeError {
+    #[error("nothing to quantise: {0}")]
+    Nothing(NothingReason),
+    #[error(transparent)]
+    Tensor(#[from] TensorError),
+    #[error("the model has a weight file named {QUANTISED_FILE:?}, a name that quantising uses itself")]
+    NameTaken,
+    #[error(
+        "all weights take {} in the smallest formats, and --bits-budget is {}",
+        ByteSize(*smallest).human(), ByteSize(*budget).human()
+    )]
+    Budget { budget: u64, smallest: u64 },
+    #[error(transparent)]
+    NotFinite(#[from] NotFiniteError),
+    #[error("cannot read the weight {name:?}")]
+    Read { name: String, source: std::io::Error },
+    #[error("the weight {name:?} has {elements} elements, more than this machine can address")]
+    TooLarge { name: String, elements: u64 },
+}
+
+impl QuantizeError {
+    /// An error of computing quantised weights.
+    fn reading(name: &str, source: std::io::Error) -> Self {
+        match source.get_ref().and_then(|cause| cause.downcast_ref::<NotFiniteError>()) {
+            Some(cause) => QuantizeError::NotFinite(cause.clone()),
+            None => QuantizeError::Read { name: name.to_owned(), source },
+        }
+    }
+}
+
+/// Why no matrix was quantised.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum NothingReason {
+    #[error("no MatMul or Gemm of the model has a weight matrix of floats")]
+    NoMatrices,
+    #[error("operators that read quantised weights already: {0}")]
+    QuantisedAlready(usize),
+    #[error("the model has only {}", left_text(.0))]
+    AllLeft(BTreeMap<LeftReason, usize>),
+}
+
+/// A quantised model.
+#[derive(Clone, Debug)]
+pub struct Quantized {
+    /// The model. Its quantised weights are in [`QUANTISED_FILE`], which does not exist on disk.
+    pub model: Model,
+    /// The contents of that file.
+    pub contents: VirtualFile,
+    /// What was done.
+    pub summary: QuantizeSummary,
+}
+
+/// What quantising does to a model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct QuantizeSummary {
+    /// Number of quantised weights of each format, each counted once however many operators read it.
+    pub formats: BTreeMap<BlockFormat, usize>,
+    /// Bytes of these weights before.
+    pub bytes_before: u64,
+    /// Bytes of numbers, scales and zero points after.
+    pub bytes_after: u64,
+    /// Bytes of quantised weights whose floats stay for other operators.
+    pub bytes_kept: u64,
+    /// Number of matrices left for each reason.
+    pub left: BTreeMap<LeftReason, usize>,
+}
+
+impl QuantizeSummary {
+    /// What was left, in words; empty if nothing was.
+    pub fn left_text(&self) -> String {
+        left_text(&self.left)
+    }
+}
+
+fn left_text(left: &BTreeMap<LeftReason, usize>) -> String {
+    let text = |(reason, count): (&LeftReason, &usize)| format!("{count} {}", reason.text());
+    left.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// Quantises a model. `graph` must be the model's graph with inferred shapes.
+pub fn quantize(
+    model: &Model,
+    graph: &Graph,
+    roles: &Roles,
+    options: &QuantizeOptions,
+) -> Result<Quantized, QuantizeError> {
+    let mut selection = select::select(graph, roles, options);
+    if let Some(budget) = options.budget {
+        let initializers = model.graph_proto().initializer.iter().enumerate();
+        let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
+        budget::assign(graph, &mut selection, budget, |chosen| {
+            let name = graph.value(chosen.weight).name.as_str();
+            sources.get(name).map(|source| rewrite::make_job(model, name, *source, chosen)).transpose()
+        })?;
+    }
+    if selection.chosen.is_empty() {
+        return Err(QuantizeError::Nothing(selection.nothing_reason()));
+    }
+    rewrite::rewrite(model, graph, &selection)
+}

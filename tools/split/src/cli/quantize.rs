@@ -1,0 +1,102 @@
+//! Options of quantisation.
+
+use super::values;
+use clap::{Args, ValueEnum};
+use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions};
+use hpp_schema::ByteSize;
+
+/// Quantisation of weights.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Quantisation")]
+pub struct QuantizeArgs {
+    /// Round the weights of MatMul and Gemm to 4 or 8 bits, in blocks with a scale each; the plan holds a copy of all
+    /// weights, as with --pack. `hpp-exec verify PLAN --kl FILE --against MODEL` measures what it costs.
+    /// `auto` chooses for each matrix among 4 bits in blocks of 128 or 32, 8 bits in blocks of 32, and floats, so that all
+    /// weights have at most --bits-budget bytes and the sum of their squared errors is small.
+    #[arg(long, value_enum, value_name = "int4|int8|auto")]
+    pub quantize: Option<BitsArg>,
+    /// Bytes that all weights of the model may have, with `--quantize auto`.
+    #[arg(long, value_name = "SIZE", requires = "quantize", value_parser = values::memory)]
+    pub bits_budget: Option<ByteSize>,
+    /// Weights that share a scale.
+    #[arg(long, value_name = "N", default_value = "32", requires = "quantize", value_parser = block)]
+    pub quantize_block: usize,
+    /// Give each block a zero point: smaller errors where its weights are not around 0.
+    #[arg(long, requires = "quantize")]
+    pub quantize_asymmetric: bool,
+    /// Bits of the head.
+    #[arg(long, value_enum, value_name = "int4|int8|none|same", default_value = "same", requires = "quantize")]
+    pub quantize_head: ChoiceArg,
+    /// Bits of the embedding table. It is read row by row, so this saves memory rather than time.
+    #[arg(long, value_enum, value_name = "int4|int8|none|same", default_value = "none", requires = "quantize")]
+    pub quantize_embedding: ChoiceArg,
+}
+
+/// `--quantize`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BitsArg {
+    /// 4 bits.
+    Int4,
+    /// 8 bits.
+    Int8,
+    /// As many as a budget allows, by matrix.
+    Auto,
+}
+
+/// `--quantize-head` and `--quantize-embedding`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ChoiceArg {
+    /// 4 bits.
+    Int4,
+    /// 8 bits.
+    Int8,
+    /// Not quantised.
+    None,
+    /// As all other weights.
+    Same,
+}
+
+impl BitsArg {
+    fn bits(self) -> Bits {
+        match self {
+            BitsArg::Int4 | BitsArg::Auto => Bits::Four,
+            BitsArg::Int8 => Bits::Eight,
+        }
+    }
+}
+
+impl ChoiceArg {
+    fn choice(self) -> Choice {
+        match self {
+            ChoiceArg::Int4 => Choice::Bits(Bits::Four),
+            ChoiceArg::Int8 => Choice::Bits(Bits::Eight),
+            ChoiceArg::None => Choice::None,
+            ChoiceArg::Same => Choice::Same,
+        }
+    }
+}
+
+impl QuantizeArgs {
+    /// Whether the bits of each matrix are chosen.
+    pub fn is_auto(&self) -> bool {
+        self.quantize == Some(BitsArg::Auto)
+    }
+
+    /// The options; `None` without `--quantize`.
+    pub fn options(&self) -> Option<QuantizeOptions> {
+        let bits = self.quantize?.bits();
+        Some(QuantizeOptions {
+            format: BlockFormat { bits, block: self.quantize_block, asymmetric: self.quantize_asymmetric },
+            budget: self.bits_budget.filter(|_| self.is_auto()).map(|size| size.0),
+            head: self.quantize_head.choice(),
+            embedding: self.quantize_embedding.choice(),
+        })
+    }
+}
+
+/// Parses a block size that ONNX Runtime's kernels take.
+fn block(text: &str) -> Result<usize, String> {
+    let sizes = [16, 32, 64, 128, 256];
+    let error = || "give 16, 32, 64, 128 or 256".to_owned();
+    text.parse().ok().filter(|size| sizes.contains(size)).ok_or_else(error)
+}

@@ -1,0 +1,26 @@
+//! What quantising does, in words.
+
+use hpp_onnx::{BlockFormat, QuantizeSummary};
+use hpp_schema::ByteSize;
+
+/// `quantised 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what was left.
+pub fn summary(summary: &QuantizeSummary) -> String {
+    let formats: Vec<String> = summary.formats.iter().map(|(format, count)| format_text(*format, *count)).collect();
+    let human = |bytes| ByteSize(bytes).human();
+    let (before, after) = (human(summary.bytes_before), human(summary.bytes_after));
+    let mut text = format!("quantised {}: {before} -> {after}", formats.join(", "));
+    if summary.bytes_kept > 0 {
+        text += &format!("; {} of them stay as floats too, for other operators", human(summary.bytes_kept));
+    }
+    if !summary.left.is_empty() {
+        text += &format!("; left as they are: {}", summary.left_text());
+    }
+    text
+}
+
+fn format_text(format: BlockFormat, count: usize) -> String {
+    let BlockFormat { bits, block, asymmetric } = format;
+    let zero_points = if asymmetric { ", zero points" } else { "" };
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} weight{plural} to {} bits (blocks of {block}{zero_points})", bits.count())
+}
