@@ -665,7 +665,7 @@ mod tests {
     #[test]
     fn help_of_a_prompt_describes_its_default() {
         let help = |line: &str| parse(line).unwrap_err();
-        assert!(help("--help").contains("a chat in a terminal"), "{}", help("--help"));
+        assert!(help("--help").contains("chats in a terminal"), "{}", help("--help"));
         let verify = help("verify --help");
         assert!(verify.contains("random tokens from --seed") && !verify.contains("terminal"), "{verify}");
         assert!(help("bench --help").contains("--wait-each-run"));

@@ -284,9 +284,9 @@ fn a_session_goes_on_in_another_process() {
         words[at].parse().unwrap()
     };
     let first = say("talk", "What does Vec::push do?").ok();
-    assert!(!first.stderr.contains("goes on") && reused(&first) == 0, "{}", first.stderr);
+    assert!(!first.stderr.contains("continuing the conversation") && reused(&first) == 0, "{}", first.stderr);
     let second = say("talk", "And what does pop do?").ok();
-    assert!(second.stderr.contains("goes on after 2 messages"), "{}", second.stderr);
+    assert!(second.stderr.contains("continuing the conversation after 2 messages"), "{}", second.stderr);
     assert!(reused(&second) >= 32, "the states of its answer, too: {}", second.stderr);
     assert_eq!(reused(&say("other", "Why?").ok()), 0);
     // Without states the conversation is computed again.
@@ -299,7 +299,7 @@ fn a_session_goes_on_in_another_process() {
         }
     }
     let third = say("talk", "Thanks.").ok();
-    assert!(third.stderr.contains("goes on after 4 messages") && reused(&third) == 0, "{}", third.stderr);
+    assert!(third.stderr.contains("continuing the conversation after 4 messages") && reused(&third) == 0, "{}", third.stderr);
     std::fs::write(&json, "{").unwrap();
     say("talk", "x").fails(1, &["cannot use the session"]);
     say("../talk", "x").fails(2, &["a name has 1 to 64 letters"]);
