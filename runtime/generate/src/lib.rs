@@ -32,7 +32,7 @@ pub use embedding_table::{EmbeddingError, EmbeddingTable};
 pub use error::{GenerateError, PromptError};
 pub use generate::generate;
 pub use generation::{Event, FinishReason, Generated, Generation, GenerationTimings, Request, Usage};
-pub use input::Input;
+pub use input::{Input, chunk_length};
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
