@@ -38,14 +38,15 @@ class Plan:
         Raises:
             HppError: it is missing, damaged, or no plan.
         """
-        found, text = _native.read_plan(os.fspath(path))
+        found, text, weight_bytes = _native.read_plan(os.fspath(path))
         self.path = Path(found)
         self.report = report
         self._data: dict[str, Any] = json.loads(text)
+        self._weight_bytes = weight_bytes
 
     @property
     def data(self) -> dict[str, Any]:
-        """Everything in the plan, as schemas/plan.schema.json describes it."""
+        """Everything in the plan, as schemas/plan.schema.json describes it. Sizes are texts: "4.57 MiB (4787200 B)"."""
         return self._data
 
     @property
@@ -61,10 +62,10 @@ class Plan:
                 name=partition["name"],
                 device=partition["device"],
                 blocks=tuple(partition["blocks"]),
-                weight_bytes=int(partition["bytes"]["weights"]),
+                weight_bytes=weight_bytes,
                 reason=partition["reason"],
             )
-            for partition in self._data["partitions"]
+            for partition, weight_bytes in zip(self._data["partitions"], self._weight_bytes)
         ]
 
     @property

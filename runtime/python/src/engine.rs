@@ -300,8 +300,7 @@ fn provider(name: &str) -> Result<Provider, Failure> {
 }
 
 fn weight_reads(name: &str) -> Result<WeightReads, Failure> {
-    let all =
-        [("ahead", WeightReads::Prefetch), ("on-time", WeightReads::OnDemand), ("mapped", WeightReads::Mapped)];
+    let all = [("ahead", WeightReads::Prefetch), ("on-time", WeightReads::OnDemand), ("mapped", WeightReads::Mapped)];
     chosen("weights", name, &all)
 }
 
@@ -319,7 +318,8 @@ fn role_of(name: &str) -> Result<Role, Failure> {
 fn chosen<T: Copy>(what: &str, name: &str, all: &[(&str, T)]) -> Result<T, Failure> {
     let found = all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
     let names: Vec<&str> = all.iter().map(|(known, _)| *known).collect();
-    found.ok_or_else(|| Failure::of(format!("{what} cannot be {name:?}"), &format!("it is one of {}", names.join(", "))))
+    found
+        .ok_or_else(|| Failure::of(format!("{what} cannot be {name:?}"), &format!("it is one of {}", names.join(", "))))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -32,7 +32,10 @@ impl Failure {
 
     /// The engine's thread has ended although a job waits for it.
     pub fn engine_gone() -> Self {
-        Failure::of("the engine of this model has ended", "load the plan again; if that happens again, run it with hpp-exec")
+        Failure::of(
+            "the engine of this model has ended",
+            "load the plan again; if that happens again, run it with hpp-exec",
+        )
     }
 }
 

@@ -5,13 +5,14 @@ use hpp_generate::PlanFile;
 use pyo3::prelude::*;
 use std::path::PathBuf;
 
-/// Reads a plan: its file, and what is in it as JSON.
+/// Reads a plan: its file, what is in it as JSON, and the bytes of each partition's weights, which JSON has for people.
 #[pyfunction]
-pub fn read_plan(py: Python<'_>, path: PathBuf) -> PyResult<(PathBuf, String)> {
-    let read = || -> Result<(PathBuf, String), Failure> {
+pub fn read_plan(py: Python<'_>, path: PathBuf) -> PyResult<(PathBuf, String, Vec<u64>)> {
+    let read = || -> Result<(PathBuf, String, Vec<u64>), Failure> {
         let file = PlanFile::open(&path)?;
         let json = serde_json::to_string(&file.plan).map_err(|error| Failure::new(&error, None))?;
-        Ok((file.path, json))
+        let weights = file.plan.partitions.iter().map(|partition| partition.bytes.weights.0).collect();
+        Ok((file.path, json, weights))
     };
     Ok(py.detach(read)?)
 }

@@ -24,9 +24,6 @@ MODELS = Path(os.environ["HPP_TEST_MODELS"])
 LEARNED = MODELS / "genai" / "learned-llama-fp32-cpu"
 QUESTION = [{"role": "user", "content": "What does Vec::push do?"}]
 
-# The engine's start takes half a second. Anything that ends this soon has not waited for a prompt of HPP_TEST_SLOW_MODEL.
-SOON = 2.0
-
 
 def in_directory() -> Path:
     directory = tempfile.TemporaryDirectory()
@@ -60,7 +57,9 @@ class OnLearnedModel(unittest.TestCase):
         self.assertIn("cpu_1", self.plan.report or "")
         self.assertEqual(self.plan.context, self.model.context)
         self.assertGreater(self.plan.predictions["decode_tokens_per_second"], 0)
-        self.assertEqual(sum(len(partition.blocks) for partition in self.plan.partitions), len(self.plan.data["blocks"]))
+        self.assertEqual(self.plan.partitions[0].blocks[0], "embedding")
+        for partition, data in zip(self.plan.partitions, self.plan.data["partitions"]):
+            self.assertIn(f"({partition.weight_bytes} B)", data["bytes"]["weights"])
 
     def test_the_library_is_that_of_this_python(self) -> None:
         self.assertNotIn("ORT_DYLIB_PATH", os.environ)
@@ -239,24 +238,29 @@ class OnLearnedModel(unittest.TestCase):
 
 
 class OnSlowModel(unittest.TestCase):
-    """A model whose prompt of thousands of tokens is one pass of several seconds."""
+    """A model whose prompt of thousands of tokens is one pass of seconds."""
 
     @classmethod
     def setUpClass(cls) -> None:
         plan = hpp.split(os.environ["HPP_TEST_SLOW_MODEL"], ram="4G", vram=0, out=in_directory() / "plan")
         cls.model = hpp.load(plan)
         cls.prompt = [7] * 4000
+        started = time.monotonic()
+        cls.model.logits(cls.prompt, last=True)
+        # Half of what the pass takes: what ends sooner has not waited for it.
+        cls.soon = (time.monotonic() - started) / 2
+        cls.stop_after = cls.soon / 4
 
     @classmethod
     def tearDownClass(cls) -> None:
         cls.model.close()
 
     def test_cancel_stops_within_a_pass(self) -> None:
-        threading.Timer(0.3, self.model.cancel).start()
+        threading.Timer(self.stop_after, self.model.cancel).start()
         started = time.monotonic()
         generated = self.model.generate(tokens=self.prompt, max_new=1)
         self.assertEqual((generated.finish_reason, generated.tokens), ("cancelled", []))
-        self.assertLess(time.monotonic() - started, SOON)
+        self.assertLess(time.monotonic() - started, self.soon)
         self.assertIsNone(generated.timings.prefill_tokens_per_second)
         self.assertEqual(len(self.model.generate(tokens=[7, 8], max_new=2, ignore_eos=True).tokens), 2)
 
@@ -265,13 +269,13 @@ class OnSlowModel(unittest.TestCase):
             lambda: self.model.generate(tokens=self.prompt, max_new=1),
             lambda: self.model.logits(self.prompt, last=True),
         ):
-            threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGINT]).start()
+            threading.Timer(self.stop_after, os.kill, [os.getpid(), signal.SIGINT]).start()
             started = time.monotonic()
             with self.assertRaises(KeyboardInterrupt):
                 work()
             # The next request waits until the pass has stopped.
             self.assertEqual(len(self.model.generate(tokens=[7, 8], max_new=2, ignore_eos=True).tokens), 2)
-            self.assertLess(time.monotonic() - started, SOON)
+            self.assertLess(time.monotonic() - started, self.soon)
 
     def test_a_request_that_waits_is_cancelled_too(self) -> None:
         reasons: list[str] = []
@@ -282,18 +286,13 @@ class OnSlowModel(unittest.TestCase):
         threads = [threading.Thread(target=ask) for _ in range(2)]
         for thread in threads:
             thread.start()
-        time.sleep(0.3)
+        time.sleep(self.stop_after)
         started = time.monotonic()
         self.model.cancel()
         for thread in threads:
             thread.join()
         self.assertEqual(reasons, ["cancelled", "cancelled"])
-        self.assertLess(time.monotonic() - started, SOON)
-
-    def test_a_prompt_takes_longer_than_these_tests_allow(self) -> None:
-        started = time.monotonic()
-        self.model.logits(self.prompt, last=True)
-        self.assertGreater(time.monotonic() - started, SOON, "the other tests of this class prove nothing here")
+        self.assertLess(time.monotonic() - started, self.soon)
 
 
 class InProcessesOfTheirOwn(unittest.TestCase):
