@@ -26,6 +26,9 @@ ROOT = Path(__file__).resolve().parents[3]
 SCRIPTS = ROOT / "out" / "wheel-data" / "scripts"
 COMMANDS = ("hpp-split", "hpp-profile", "hpp-exec")
 
+# maturin looks for the directory even when it writes metadata alone.
+SCRIPTS.mkdir(parents=True, exist_ok=True)
+
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
     """A wheel with the module and the commands."""

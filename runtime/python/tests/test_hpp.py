@@ -244,12 +244,12 @@ class OnSlowModel(unittest.TestCase):
     def setUpClass(cls) -> None:
         plan = hpp.split(os.environ["HPP_TEST_SLOW_MODEL"], ram="4G", vram=0, out=in_directory() / "plan")
         cls.model = hpp.load(plan)
-        cls.prompt = [7] * 4000
+        cls.prompt = [7] * 2500
         started = time.monotonic()
         cls.model.logits(cls.prompt, last=True)
-        # Half of what the pass takes: what ends sooner has not waited for it.
-        cls.soon = (time.monotonic() - started) / 2
-        cls.stop_after = cls.soon / 4
+        whole = time.monotonic() - started
+        # What ends before three quarters of the pass has not waited for it.
+        cls.stop_after, cls.soon = whole / 8, whole * 3 / 4
 
     @classmethod
     def tearDownClass(cls) -> None:
@@ -296,16 +296,18 @@ class OnSlowModel(unittest.TestCase):
 
 
 class InProcessesOfTheirOwn(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.plan = str(hpp.split(LEARNED, ram="1G", vram=0, out=in_directory() / "plan").path)
+
     def run_python(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **variables}
         return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, timeout=60)
 
     def test_the_interpreter_ends_while_a_model_is_open_and_busy(self) -> None:
-        directory = in_directory()
-        hpp.split(LEARNED, ram="1G", vram=0, out=directory / "plan")
         script = f"""
 import hpp
-model = hpp.load({str(directory / "plan")!r})
+model = hpp.load({self.plan!r})
 stream = model.generate("Vec", ignore_eos=True, stream=True)
 print(next(stream) != "")
 """
@@ -313,26 +315,22 @@ print(next(stream) != "")
         self.assertEqual((done.returncode, done.stdout, done.stderr), (0, "True\n", ""))
 
     def test_the_package_beside_which_it_is_imported_changes_nothing(self) -> None:
-        directory = in_directory()
-        hpp.split(LEARNED, ram="1G", vram=0, out=directory / "plan")
         script = f"""
 import numpy, onnxruntime, hpp
 onnxruntime.InferenceSession({str(LEARNED / "model.onnx")!r})
-with hpp.load({str(directory / "plan")!r}) as model:
+with hpp.load({self.plan!r}) as model:
     print(model.generate("Vec", max_new=4, temperature=0, ignore_eos=True).tokens)
 """
-        with hpp.load(directory / "plan") as model:
+        with hpp.load(self.plan) as model:
             expected = model.generate("Vec", max_new=4, temperature=0, ignore_eos=True).tokens
         done = self.run_python(script)
         self.assertEqual((done.returncode, done.stdout), (0, f"{expected}\n"), done.stderr)
 
     def test_without_onnxruntime_the_error_says_how_to_install_it(self) -> None:
-        directory = in_directory()
-        hpp.split(LEARNED, ram="1G", vram=0, out=directory / "plan")
         script = f"""
 import hpp
 try:
-    hpp.load({str(directory / "plan")!r}, ort_lib="/no/such/libonnxruntime.so")
+    hpp.load({self.plan!r}, ort_lib="/no/such/libonnxruntime.so")
 except hpp.HppError as error:
     print(error)
 """
