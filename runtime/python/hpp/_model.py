@@ -377,6 +377,8 @@ def load(
     Raises:
         HppError: the plan or a file of it is missing or damaged, there is no ONNX Runtime, or memory is short.
     """
+    if threads is not None and threads < 1:
+        raise HppError(f"threads cannot be {threads}", "give a number from 1 up, or leave it out")
     plan = plan if isinstance(plan, Plan) else Plan(plan)
     engine = _native.Engine.load(
         os.fspath(plan),

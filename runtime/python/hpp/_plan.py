@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import _native
+from ._errors import HppError
 
 if TYPE_CHECKING:
     from ._model import Model
@@ -38,6 +39,8 @@ class Plan:
         Raises:
             HppError: it is missing, damaged, or no plan.
         """
+        if _is_model_directory(Path(path)):
+            raise HppError(f"{os.fspath(path)} is a model, not a plan", 'plan it first: hpp.split(model, vram="24G")')
         found, text, weight_bytes = _native.read_plan(os.fspath(path))
         self.path = Path(found)
         self.report = report
@@ -86,3 +89,8 @@ class Plan:
     def __repr__(self) -> str:
         devices = ", ".join(f"{partition.name} on {partition.device}" for partition in self.partitions)
         return f"<hpp.Plan {self.path}: {devices}>"
+
+
+def _is_model_directory(path: Path) -> bool:
+    """Whether an exporter wrote this directory: ONNX files, beside which hpp-split would have put a plan.yaml."""
+    return not (path / "plan.yaml").exists() and any(any(path.glob(pattern)) for pattern in ("*.onnx", "onnx/*.onnx"))

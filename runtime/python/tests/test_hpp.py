@@ -179,8 +179,9 @@ class OnLearnedModel(unittest.TestCase):
         error = caught.exception
         self.assertEqual(f"error: {error}\n", done.stderr)
         self.assertTrue(error.hint and error.hint in str(error))
-        with self.assertRaisesRegex(hpp.HppError, "is a model, not a plan"):
-            hpp.Plan(LEARNED / "model.onnx")
+        for model in (LEARNED, LEARNED / "model.onnx"):
+            with self.assertRaisesRegex(hpp.HppError, "is a model, not a plan"):
+                hpp.Plan(model)
         for wrong, words in [
             (lambda: self.model.generate(), "no prompt was given"),
             (lambda: self.model.generate("a", tokens=[1]), "prompt and tokens were given"),
@@ -195,6 +196,7 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: self.model.generate(messages=[{"role": "user"}]), "no role or no content"),
             (lambda: self.model.logits([]), "the prompt is empty"),
             (lambda: hpp.load(self.plan, providers=["tpu"]), "a provider cannot be"),
+            (lambda: hpp.load(self.plan, threads=0), "threads cannot be 0"),
             (lambda: hpp.load(self.plan, weights="never"), "weights cannot be"),
             (lambda: hpp.load(self.plan, context=10**9), "context of 1000000000 tokens is not possible"),
         ]:
