@@ -17,13 +17,14 @@ PREFIX ?= /usr/local
 COMMANDS := hpp-split hpp-profile hpp-exec hpp-fixtures
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help deps demo demo-disk install completions shell-files test fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
+.PHONY: help deps demo demo-disk install completions shell-files wheel test fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
 	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
 	@echo "make test    fetch what the tests need, run them all"
 	@echo "make install PREFIX=DIR  commands, shell completions and man pages (ONNX Runtime comes from pip or ORT_DYLIB_PATH)"
+	@echo "make wheel   a Python wheel with the module and the commands, in out/wheels (docs/PYTHON.md)"
 	@echo "make completions         shell completions and man pages alone, in out/share"
 	@echo "make fuzz    mutated models, plans, templates and more against every reader, MINUTES=10 of it (docs/CAMPAIGNS.md)"
 	@echo "make kill    kill -9 against everything that writes, MINUTES=10 of it (docs/CAMPAIGNS.md)"
@@ -62,6 +63,11 @@ install: shell-files
 	install -m 644 README.md LICENSE-APACHE LICENSE-MIT $(SHARE)/doc/hpp
 	for command in $(COMMANDS); do $(TARGET)/release/$$command write-shell-files $(SHARE) || exit 1; done
 	@echo "installed in $(DESTDIR)$(PREFIX); hpp-exec finds ONNX Runtime through python3 (pip install onnxruntime) or ORT_DYLIB_PATH"
+
+# `pip install .` builds the same. auditwheel says on which Linux systems it runs: those with a glibc as new as the symbols it uses.
+wheel:
+	@tools/scripts/deps.sh wheel
+	@tools/scripts/wheel.sh
 
 test:
 	@tools/scripts/deps.sh test

@@ -6,6 +6,7 @@
 #   deps.sh test     the same, with onnx and the WebGPU plugin       (make test)
 #   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
 #   deps.sh chromium  a Chromium, out of Debian's packages; prints its path     (make test)
+#   deps.sh wheel    pip and auditwheel, in an environment of their own (make wheel)
 #   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
 #   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
 set -euo pipefail
@@ -17,6 +18,7 @@ ONNX_VERSION=1.23.2
 GENAI_VERSION=0.18.0
 LLAMA_CPP_VERSION=0.3.36
 GGUF_VERSION=0.19.0
+AUDITWHEEL_VERSION=6.8.2
 
 say() { echo "deps: $*" >&2; }
 
@@ -107,7 +109,8 @@ case ${1:-} in
     test) install .deps/venv "onnxruntime==$ORT_VERSION" && install .deps/venv "onnx==$ONNX_VERSION" && install .deps/venv "onnxruntime-ep-webgpu==$WEBGPU_VERSION" ;;
     vulkan) fetch_vulkan ;;
     chromium) fetch_chromium ;;
+    wheel) install .deps/wheel-venv "auditwheel==$AUDITWHEEL_VERSION" ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
-    *) sed -n '2,10p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
 esac

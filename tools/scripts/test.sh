@@ -39,6 +39,7 @@ fi
 
 python3 -m unittest discover -q -s tools/bench
 cargo build --workspace --locked --bins
+cargo build --locked -p hpp-python
 cargo test --workspace --locked --no-run
 export HPP_COMMANDS_ARE_BUILT=1
 exec "${device[@]}" $scripts/with-deps.sh "${runner[@]}" "$@"

@@ -7,7 +7,7 @@ use crate::discover::TriedLibrary;
 use crate::os;
 use crate::raw::library;
 use hpp_schema::Provider;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The library, providers and devices of this machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -100,6 +100,11 @@ impl OrtBackend {
         let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
         let is_registered = plugin.is_none_or(|plugin| plugin.problem.is_none());
         provider == Provider::Cpu || is_registered && !devices_of(&self.runtime, provider).is_empty()
+    }
+
+    /// The ONNX Runtime library, and the threads that all partitions share.
+    pub fn library(&self) -> (&Path, usize) {
+        (&self.runtime.found.path, self.runtime.threads)
     }
 
     /// What decides the bits of a plan's results beside the plan: the library, the threads that share the work, the processor.

@@ -17,8 +17,12 @@ pub enum LibraryOrigin {
     Argument,
     /// `ORT_DYLIB_PATH`.
     Variable,
+    /// The package that the running Python imports, if this is one.
+    Package,
     /// The active virtual environment.
     VirtualEnv,
+    /// The Python environment in whose `bin` this program lies.
+    Environment,
     /// The package that `python3` imports.
     Python,
     /// The project's `.deps`, in the directory of the program or the working directory, or above one of them.
@@ -32,7 +36,9 @@ impl fmt::Display for LibraryOrigin {
         f.write_str(match self {
             LibraryOrigin::Argument => "--ort-lib",
             LibraryOrigin::Variable => "ORT_DYLIB_PATH",
+            LibraryOrigin::Package => "the package onnxruntime of this Python",
             LibraryOrigin::VirtualEnv => "the active virtual environment",
+            LibraryOrigin::Environment => "the Python environment of this program",
             LibraryOrigin::Python => "python3",
             LibraryOrigin::Project => "the project's .deps folder",
             LibraryOrigin::System => "the system's library path",
@@ -92,16 +98,19 @@ pub struct LibrarySearch {
     pub argument: Option<PathBuf>,
     /// `ORT_DYLIB_PATH`.
     pub variable: Option<PathBuf>,
+    /// The folder of the package `onnxruntime` of the Python that runs this code.
+    pub package: Option<PathBuf>,
     /// `VIRTUAL_ENV`.
     pub virtual_env: Option<PathBuf>,
 }
 
 impl LibrarySearch {
-    /// Settings from the environment variables and `--ort-lib`.
+    /// Settings from the environment variables and `--ort-lib`, outside Python.
     pub fn from_environment(argument: Option<&Path>) -> Self {
         LibrarySearch {
             argument: argument.map(Path::to_owned),
             variable: variable("ORT_DYLIB_PATH"),
+            package: None,
             virtual_env: variable("VIRTUAL_ENV"),
         }
     }
@@ -139,7 +148,9 @@ impl LibrarySearch {
         match origin {
             LibraryOrigin::Argument => Ok(self.argument.clone()),
             LibraryOrigin::Variable => Ok(self.variable.clone()),
+            LibraryOrigin::Package => self.package.as_deref().map(python::library_in_package_folder).transpose(),
             LibraryOrigin::VirtualEnv => self.virtual_env.as_deref().map(virtual_env).transpose(),
+            LibraryOrigin::Environment => Ok(own_environment()),
             LibraryOrigin::Python => python::package_folder_library().map(Some),
             LibraryOrigin::Project => project().map(Some),
             LibraryOrigin::System => Ok(Some(PathBuf::from(library_name()))),
@@ -147,10 +158,12 @@ impl LibrarySearch {
     }
 }
 
-const ORDER: [LibraryOrigin; 6] = [
+const ORDER: [LibraryOrigin; 8] = [
     LibraryOrigin::Argument,
     LibraryOrigin::Variable,
+    LibraryOrigin::Package,
     LibraryOrigin::VirtualEnv,
+    LibraryOrigin::Environment,
     LibraryOrigin::Python,
     LibraryOrigin::Project,
     LibraryOrigin::System,
@@ -162,6 +175,22 @@ fn variable(name: &str) -> Option<PathBuf> {
 
 fn virtual_env(folder: &Path) -> Result<PathBuf, String> {
     python::library_in_environment(folder).ok_or_else(|| format!("{} has no package onnxruntime", folder.display()))
+}
+
+/// The library in the environment whose `bin` (`Scripts` on Windows) holds this program, as `pip install` puts it there.
+fn own_environment() -> Option<PathBuf> {
+    let program = env::current_exe().ok()?;
+    let folder = program.parent()?;
+    let is_scripts = folder.ends_with("bin") || folder.ends_with("Scripts");
+    is_scripts.then(|| folder.parent().and_then(python::library_in_environment)).flatten()
+}
+
+/// The library in the folder of a package `onnxruntime`.
+///
+/// # Errors
+/// Why there is none, in words.
+pub fn package_library(folder: &Path) -> Result<PathBuf, String> {
+    python::library_in_package_folder(folder)
 }
 
 fn project() -> Result<PathBuf, String> {
@@ -251,6 +280,19 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(problem.contains("PowerPC"), "{problem}");
         }
+    }
+
+    #[test]
+    fn the_package_of_the_running_python_comes_before_other_environments() {
+        let dir = tempfile::tempdir().unwrap();
+        let library = dir.path().join("capi").join(library_name());
+        std::fs::create_dir(dir.path().join("capi")).unwrap();
+        let search = LibrarySearch { package: Some(dir.path().to_owned()), ..LibrarySearch::default() };
+        let missing = search.find(|_| Err("not wanted".into())).unwrap_err();
+        assert_eq!(missing.tried[0].origin, LibraryOrigin::Package);
+        assert!(missing.tried[0].problem.as_ref().unwrap().contains("holds no library"), "{missing}");
+        std::fs::copy(env::current_exe().unwrap(), &library).unwrap();
+        assert_eq!(search.find(|_| Ok(())).unwrap().path, library);
     }
 
     #[test]

@@ -18,6 +18,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub struct OrtOptions {
     /// The library to load; `None` searches for it ([`LibrarySearch`]).
     pub library: Option<PathBuf>,
+    /// The folder of the package `onnxruntime` of the Python that runs this code, which is searched before other environments.
+    pub package: Option<PathBuf>,
     /// Threads shared by all partitions; `None` for one per core.
     pub threads: Option<usize>,
     /// How idle threads wait for work.
@@ -122,6 +124,7 @@ pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<
 fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRuntime, OpenError> {
     let mut builder = None;
     let search = LibrarySearch::from_environment(options.library.as_deref());
+    let search = LibrarySearch { package: options.package.clone(), ..search };
     let found = search.find(|path| match ort::init_from(path) {
         Ok(loaded) => {
             builder = Some(loaded);

@@ -1,6 +1,7 @@
 //! Progress and warnings of the engine. The engine reports them; the binary decides what to draw and where.
 
 use hpp_schema::Provider;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Receives progress, warnings and the reasons of fallbacks. Every method may be ignored.
@@ -46,6 +47,48 @@ fn numbered(name: &str) -> Option<(&str, u64)> {
     Some((text, name[text.len()..].parse().ok()?))
 }
 
+/// A partition that does not run on a provider that the plan prefers ([`Reporter::fallback`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProviderFallback {
+    /// The partition.
+    pub partition: String,
+    /// The provider that the plan prefers.
+    pub wanted: Provider,
+    /// The provider that it runs on.
+    pub got: Provider,
+    /// Why.
+    pub reason: String,
+}
+
+/// One line for each reason why partitions do not run on the device of the plan. `has_device`: whether a provider has a device on this
+/// machine. Partitions whose providers have no device on this machine share a line, whatever each provider reports.
+pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Provider) -> bool) -> Vec<String> {
+    let mut absent: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for partition in fallbacks.chunk_by(|a, b| a.partition == b.partition) {
+        let Some(ProviderFallback { partition: name, got, .. }) = partition.last() else { continue };
+        let got = if *got == Provider::Cpu { "the CPU" } else { got.name() };
+        let (with_device, without_device): (Vec<_>, Vec<_>) =
+            partition.iter().partition(|fallback| has_device(fallback.wanted));
+        for ProviderFallback { wanted, reason, .. } in &with_device {
+            let why = format!("{got} instead of {}: {reason}", wanted.name());
+            failed.entry(why).or_default().push(name);
+        }
+        if with_device.is_empty() {
+            let why = match &without_device[..] {
+                [only] => format!("{} finds no usable GPU here", only.wanted.name()),
+                _ => "no usable GPU here".to_owned(),
+            };
+            absent.entry(format!("{got}: {why} (hpp-exec devices says why)")).or_default().push(name);
+        }
+    }
+    let line = |(what, mut names): (String, Vec<&str>)| {
+        names.dedup();
+        format!("{} {} on {what}", listed(&names), if names.len() == 1 { "runs" } else { "run" })
+    };
+    failed.into_iter().chain(absent).map(line).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,5 +99,30 @@ mod tests {
         assert_eq!(listed(&["gpu_0", "gpu_1", "gpu_3", "head"]), "gpu_0, gpu_1, gpu_3, head");
         assert_eq!(listed(&["2", "3", "4", "4"]), "2 to 4, 4");
         assert_eq!(listed::<&str>(&[]), "");
+    }
+
+    fn fallback(partition: &str, wanted: Provider, reason: &str) -> ProviderFallback {
+        ProviderFallback { partition: partition.into(), wanted, got: Provider::Cpu, reason: reason.into() }
+    }
+
+    #[test]
+    fn partitions_without_a_usable_gpu_share_a_line() {
+        let both = |name: &str| [Provider::Cuda, Provider::Webgpu].map(|wanted| fallback(name, wanted, "no library"));
+        let all: Vec<ProviderFallback> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
+        let one = ["gpu_0 to gpu_3 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
+        assert_eq!(fallback_warnings(&all, |_| false), one);
+        let only = [fallback("gpu_0", Provider::Cuda, "no library")];
+        let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
+        assert_eq!(fallback_warnings(&only, |_| false), lines);
+    }
+
+    #[test]
+    fn the_reason_of_a_provider_with_a_device_is_reported() {
+        let all = [
+            fallback("gpu_0", Provider::Cuda, "no library"),
+            fallback("gpu_0", Provider::Webgpu, "it does not compute in 16 bits"),
+        ];
+        let lines = ["gpu_0 runs on the CPU instead of WebGPU: it does not compute in 16 bits"];
+        assert_eq!(fallback_warnings(&all, |provider| provider == Provider::Webgpu), lines);
     }
 }

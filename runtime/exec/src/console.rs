@@ -1,10 +1,10 @@
 //! Standard error: progress, warnings and the final summary. Progress bars on a terminal, otherwise a line every few seconds.
 
 use crate::activity::{Activity, TICK};
-use hpp_engine::{Reporter, listed};
+use hpp_engine::{ProviderFallback, Reporter, fallback_warnings};
 use hpp_schema::{ByteSize, Provider};
 use indicatif::ProgressBar;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::io::{self, IsTerminal};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -35,14 +35,6 @@ struct Display {
     bar: Option<ProgressBar>,
     /// Whether a thread updates it.
     has_thread: bool,
-}
-
-/// A partition that does not run on a provider that the plan prefers.
-struct ProviderFallback {
-    partition: String,
-    wanted: Provider,
-    got: Provider,
-    reason: String,
 }
 
 impl Console {
@@ -157,34 +149,6 @@ impl Display {
     }
 }
 
-/// One line for each reason. Partitions whose providers have no device on this machine share a line, whatever each provider reports.
-fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Provider) -> bool) -> Vec<String> {
-    let mut absent: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
-    for partition in fallbacks.chunk_by(|a, b| a.partition == b.partition) {
-        let Some(ProviderFallback { partition: name, got, .. }) = partition.last() else { continue };
-        let got = if *got == Provider::Cpu { "the CPU" } else { got.name() };
-        let (with_device, without_device): (Vec<_>, Vec<_>) =
-            partition.iter().partition(|fallback| has_device(fallback.wanted));
-        for ProviderFallback { wanted, reason, .. } in &with_device {
-            let why = format!("{got} instead of {}: {reason}", wanted.name());
-            failed.entry(why).or_default().push(name);
-        }
-        if with_device.is_empty() {
-            let why = match &without_device[..] {
-                [only] => format!("{} finds no usable GPU here", only.wanted.name()),
-                _ => "no usable GPU here".to_owned(),
-            };
-            absent.entry(format!("{got}: {why} (hpp-exec devices says why)")).or_default().push(name);
-        }
-    }
-    let line = |(what, mut names): (String, Vec<&str>)| {
-        names.dedup();
-        format!("{} {} on {what}", listed(&names), if names.len() == 1 { "runs" } else { "run" })
-    };
-    failed.into_iter().chain(absent).map(line).collect()
-}
-
 impl Reporter for Console {
     fn checking_files(&self, _: usize) {
         self.working("checking the plan's files (at each start)");
@@ -216,35 +180,5 @@ impl Reporter for Console {
 
     fn warning(&self, message: &str) {
         self.warn(message);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn fallback(partition: &str, wanted: Provider, reason: &str) -> ProviderFallback {
-        ProviderFallback { partition: partition.into(), wanted, got: Provider::Cpu, reason: reason.into() }
-    }
-
-    #[test]
-    fn partitions_without_a_usable_gpu_share_a_line() {
-        let both = |name: &str| [Provider::Cuda, Provider::Webgpu].map(|wanted| fallback(name, wanted, "no library"));
-        let all: Vec<ProviderFallback> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
-        let one = ["gpu_0 to gpu_3 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
-        assert_eq!(fallback_warnings(&all, |_| false), one);
-        let only = [fallback("gpu_0", Provider::Cuda, "no library")];
-        let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
-        assert_eq!(fallback_warnings(&only, |_| false), lines);
-    }
-
-    #[test]
-    fn the_reason_of_a_provider_with_a_device_is_reported() {
-        let all = [
-            fallback("gpu_0", Provider::Cuda, "no library"),
-            fallback("gpu_0", Provider::Webgpu, "it does not compute in 16 bits"),
-        ];
-        let lines = ["gpu_0 runs on the CPU instead of WebGPU: it does not compute in 16 bits"];
-        assert_eq!(fallback_warnings(&all, |provider| provider == Provider::Webgpu), lines);
     }
 }

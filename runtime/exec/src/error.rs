@@ -8,7 +8,6 @@ use crate::tensors::{NpyError, NpzError};
 use hpp_engine::EngineError;
 use hpp_generate::kv::PageStoreError;
 use hpp_generate::sampling::SamplingError;
-use hpp_generate::text::{TemplateError, TokenizerError};
 use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
 use hpp_io::{FileWriteError, LogFilterError, StdoutError};
 use hpp_schema::ByteSize;
@@ -90,10 +89,6 @@ impl From<SamplingError> for ExecError {
     }
 }
 
-/// Hint for a file that a plan names and that does not exist.
-const MOVED: &str = "a plan refers to the model's files by paths relative to itself, so neither can be moved alone: move it back, or \
-                     make the plan again with hpp-split MODEL --out DIR; hpp-split --pack makes a plan that can be moved";
-
 impl ExecError {
     /// The exit code. clap exits with 2 for a command line that it does not understand; errors found later exit with 1, as in the
     /// other commands.
@@ -132,7 +127,7 @@ impl ExecError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             ExecError::Plan(e) => return e.hint(),
-            ExecError::Generate(e) => generate_hint(e)?,
+            ExecError::Generate(e) => e.hint()?,
             ExecError::Planning(e) => e.hint()?,
             ExecError::Library(e) => e.hint(),
             ExecError::Prompt(e) => e.hint()?,
@@ -156,37 +151,4 @@ impl ExecError {
     pub fn report(&self) -> String {
         hpp_schema::error_report(self, self.hint().as_deref())
     }
-}
-
-fn generate_hint(error: &GenerateError) -> Option<&'static str> {
-    Some(match error {
-        GenerateError::Engine(EngineError::Files { problems })
-            if problems.iter().any(|p| p.contains("cannot be read")) =>
-        {
-            MOVED
-        }
-        GenerateError::Engine(e) => return e.hint(),
-        GenerateError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => MOVED,
-        GenerateError::Tokenizer(_) => {
-            "get tokenizer.json again from the model's source, or give tokens instead of text: --tokens 1,2,3"
-        }
-        GenerateError::Template(TemplateError::Read { path, .. }) if !path.exists() => MOVED,
-        GenerateError::Template(TemplateError::Template { .. } | TemplateError::Limit { .. }) => {
-            "leave --chat out to send the prompt as it is, or get the template again from the model's source"
-        }
-        GenerateError::Template(_) => return None,
-        GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
-        GenerateError::Embedding(_) => return None,
-        GenerateError::Prompt(e) => match e {
-            PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
-            PromptError::NoTokenizer => {
-                "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
-            }
-            PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
-            PromptError::NotALanguageModel => "run it on tensors: hpp-exec PLAN --inputs in.npz --outputs out.npz",
-            PromptError::TooLong { .. } => {
-                "shorten the prompt, give a longer --context, or split again with a longer --context"
-            }
-        },
-    })
 }

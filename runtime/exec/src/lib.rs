@@ -8,7 +8,6 @@ pub mod cli;
 pub mod command;
 pub mod console;
 pub mod error;
-mod host_memory;
 pub mod inputs;
 pub mod interrupt;
 pub mod job_files;

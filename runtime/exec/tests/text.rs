@@ -299,7 +299,11 @@ fn a_session_goes_on_in_another_process() {
         }
     }
     let third = say("talk", "Thanks.").ok();
-    assert!(third.stderr.contains("continuing the conversation after 4 messages") && reused(&third) == 0, "{}", third.stderr);
+    assert!(
+        third.stderr.contains("continuing the conversation after 4 messages") && reused(&third) == 0,
+        "{}",
+        third.stderr
+    );
     std::fs::write(&json, "{").unwrap();
     say("talk", "x").fails(1, &["cannot use the session"]);
     say("../talk", "x").fails(2, &["a name has 1 to 64 letters"]);

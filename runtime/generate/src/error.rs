@@ -28,10 +28,48 @@ pub enum GenerateError {
     Embedding(#[from] EmbeddingError),
 }
 
+/// Hint for a file that a plan names and that does not exist.
+const MOVED: &str = "a plan refers to the model's files by paths relative to itself, so neither can be moved alone: move it back, or \
+                     make the plan again with hpp-split MODEL --out DIR; hpp-split --pack makes a plan that can be moved";
+
 impl GenerateError {
     /// Whether a cancel handle ended an engine's pass.
     pub fn is_cancelled(&self) -> bool {
         matches!(self, GenerateError::Engine(EngineError::Cancelled))
+    }
+
+    /// The next step for a person, where there is one.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            GenerateError::Engine(EngineError::Files { problems })
+                if problems.iter().any(|p| p.contains("cannot be read")) =>
+            {
+                MOVED
+            }
+            GenerateError::Engine(e) => return e.hint(),
+            GenerateError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => MOVED,
+            GenerateError::Tokenizer(_) => {
+                "get tokenizer.json again from the model's source, or give tokens instead of text: --tokens 1,2,3"
+            }
+            GenerateError::Template(TemplateError::Read { path, .. }) if !path.exists() => MOVED,
+            GenerateError::Template(TemplateError::Template { .. } | TemplateError::Limit { .. }) => {
+                "leave --chat out to send the prompt as it is, or get the template again from the model's source"
+            }
+            GenerateError::Template(_) => return None,
+            GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
+            GenerateError::Embedding(_) => return None,
+            GenerateError::Prompt(e) => match e {
+                PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
+                PromptError::NoTokenizer => {
+                    "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
+                }
+                PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
+                PromptError::NotALanguageModel => "run it on tensors: hpp-exec PLAN --inputs in.npz --outputs out.npz",
+                PromptError::TooLong { .. } => {
+                    "shorten the prompt, give a longer --context, or split again with a longer --context"
+                }
+            },
+        })
     }
 
     /// Whether memory for a sequence's states was short.

@@ -34,7 +34,7 @@ pub use generate::generate;
 pub use generation::{
     FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, GenerationTimings, TokenUsage,
 };
-pub use input::Input;
+pub use input::{Input, chunk_length};
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};

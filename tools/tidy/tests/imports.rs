@@ -21,6 +21,7 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-generate", &["hpp-engine", "hpp-kv", "hpp-schema", "hpp-io"]),
     ("hpp-serve", &["hpp-generate", "hpp-engine", "hpp-schema"]),
     ("hpp-exec", &["hpp-serve", "hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    ("hpp-python", &["hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema"]),
     // Completions and man pages of any command, behind a feature: it knows clap and no room.
     ("hpp-packaging", &[]),
     // The model generator uses the reader's protobuf types. It is a test tool; no crate imports it.
@@ -53,6 +54,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap_mangen", &["hpp-packaging"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-generate"]),
+    ("pyo3", &["hpp-python"]),
     ("minijinja", &["hpp-generate"]),
     ("axum", &["hpp-serve"]),
     ("tokio", &["hpp-serve"]),

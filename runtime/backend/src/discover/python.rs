@@ -27,6 +27,11 @@ fn site_packages(environment: &Path) -> Vec<PathBuf> {
     folders
 }
 
+/// [`library_in_package`], or why there is none.
+pub(super) fn library_in_package_folder(folder: &Path) -> Result<PathBuf, String> {
+    library_in_package(folder).ok_or_else(|| format!("its package in {} holds no library", folder.display()))
+}
+
 fn library_in_package(package: &Path) -> Option<PathBuf> {
     let (prefix, suffix) = (std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     file_in(&package.join("capi"), &format!("{prefix}onnxruntime{suffix}"))
@@ -64,7 +69,7 @@ pub(super) fn package_folder_library() -> Result<PathBuf, String> {
     if folder.is_empty() {
         return Err("it has no package onnxruntime".into());
     }
-    library_in_package(Path::new(folder)).ok_or_else(|| format!("its package in {folder} holds no library"))
+    library_in_package_folder(Path::new(folder))
 }
 
 /// The standard output of a program; an error if it fails or exceeds [`TIMEOUT`].

@@ -98,7 +98,7 @@ fn load_engine(
 
 /// Warns if this machine has less free memory than a plan needs.
 fn warn_of_memory(plan: &Plan, console: &Console) {
-    if let Some(warning) = crate::host_memory::warning(plan, available_memory()) {
+    if let Some(warning) = hpp_engine::host_memory_warning(plan, available_memory()) {
         console.warn(&warning);
     }
 }

@@ -1,0 +1,61 @@
+//! What every program that loads a plan decides from it before: whether reading from disk limits its speed, and other providers than
+//! its own.
+
+use crate::options::WeightReads;
+use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Provider, Residency};
+
+/// Whether reading from disk limits the speed of a plan: then threads that have nothing to do should sleep, because the threads that read
+/// and decompress weights need a processor at once, and the disk idles while a spinning thread holds it.
+pub fn is_limited_by_disk(plan: &Plan, reads: WeightReads) -> bool {
+    let on_host = |name: &str| plan.devices.iter().any(|device| device.name == name && device.kind == DeviceKind::Cpu);
+    let computes = |partition: &&Partition| on_host(&partition.device) && partition.residency != Residency::Mapped;
+    match reads {
+        WeightReads::Prefetch | WeightReads::OnDemand => {
+            reads_much(plan.partitions.iter().filter(computes).map(|partition| &partition.bytes))
+        }
+        WeightReads::Mapped => false,
+    }
+}
+
+/// Whether a pass reads more than a tenth of the weights: memory delivers them more than ten times as fast as a disk.
+fn reads_much<'a>(partitions: impl Iterator<Item = &'a PartitionBytes>) -> bool {
+    let (mut total, mut read) = (0_u64, 0_u64);
+    for PartitionBytes { weights, locked, .. } in partitions {
+        total = total.saturating_add(weights.0);
+        read = read.saturating_add(locked.map_or(0, |locked| weights.0.saturating_sub(locked.0)));
+    }
+    read > total / 10
+}
+
+/// The plan with these providers, best first, for its partitions on GPUs; with its own if there are none.
+pub fn with_providers(plan: &Plan, providers: &[Provider]) -> Plan {
+    let mut plan = plan.clone();
+    if !providers.is_empty() {
+        let is_gpu = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind == DeviceKind::Gpu);
+        let on_gpu: Vec<bool> = plan.partitions.iter().map(|p| is_gpu(&p.device)).collect();
+        for (partition, _) in plan.partitions.iter_mut().zip(on_gpu).filter(|(_, on_gpu)| *on_gpu) {
+            partition.providers = providers.to_vec();
+        }
+    }
+    plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_schema::ByteSize;
+
+    #[test]
+    fn reading_limits_the_speed_if_more_than_a_tenth_of_the_weights_is_read_from_disk() {
+        let bytes = |weights, locked: Option<u64>| {
+            let locked = locked.map(ByteSize);
+            PartitionBytes { weights: ByteSize(weights), locked, ..PartitionBytes::default() }
+        };
+        let much = |partitions: &[PartitionBytes]| reads_much(partitions.iter());
+        assert!(!much(&[bytes(100, None), bytes(50, None)]));
+        assert!(!much(&[bytes(100, Some(90)), bytes(50, Some(45))]));
+        assert!(much(&[bytes(100, Some(90)), bytes(50, Some(44))]));
+        assert!(much(&[bytes(900, None), bytes(110, Some(0))]));
+        assert!(!much(&[]));
+    }
+}

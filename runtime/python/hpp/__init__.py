@@ -1,0 +1,31 @@
+"""Runs ONNX language models larger than VRAM or RAM: plans them for this machine, loads the plan, generates text.
+
+    import hpp
+
+    plan = hpp.split("model/", vram="24G")
+    with hpp.load(plan) as model:
+        print(model.generate("Once upon a time", max_new=64).text)
+
+docs/PYTHON.md has the rest.
+"""
+
+from ._commands import profile, split
+from ._errors import HppError, HppWarning
+from ._model import Generated, Model, TextStream, Timings, load
+from ._native import VERSION as __version__
+from ._plan import Partition, Plan
+
+__all__ = [
+    "Generated",
+    "HppError",
+    "HppWarning",
+    "Model",
+    "Partition",
+    "Plan",
+    "TextStream",
+    "Timings",
+    "__version__",
+    "load",
+    "profile",
+    "split",
+]

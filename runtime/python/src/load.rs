@@ -1,0 +1,82 @@
+//! Loads a plan on the thread that will run it.
+
+use crate::failure::Failure;
+use crate::warnings::Warnings;
+use hpp_backend::{IdleThreads, OrtBackend, OrtOptions, available_memory};
+use hpp_engine::{
+    CancelHandle, Engine, EngineOptions, Reporter, host_memory_warning, is_limited_by_disk, with_providers,
+};
+use hpp_generate::{ModelInputs, PlanFile, SingleSequence};
+use hpp_schema::Provider;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How to load a plan.
+pub struct LoadSettings {
+    /// The library to use.
+    pub library: Option<PathBuf>,
+    /// The folder of this Python's package `onnxruntime`.
+    pub package: Option<PathBuf>,
+    /// Threads that all partitions share.
+    pub threads: Option<usize>,
+    /// Providers for partitions on GPUs, instead of the plan's.
+    pub providers: Vec<Provider>,
+    /// The engine's options.
+    pub engine: EngineOptions,
+}
+
+/// What Python may know of a loaded engine.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The ONNX Runtime library.
+    pub library: PathBuf,
+    /// Threads that all partitions share.
+    pub threads: usize,
+    /// Tokens of a sequence, prompt and answer together.
+    pub context: u64,
+    /// How long the partitions took to load.
+    pub time: Duration,
+}
+
+/// Loads a plan, and puts an empty sequence on its engine. `cancel` ends the load.
+pub fn load(
+    plan: &PlanFile,
+    settings: LoadSettings,
+    cancel: CancelHandle,
+    warnings: &Arc<Warnings>,
+) -> Result<(SingleSequence<OrtBackend>, Loaded), Failure> {
+    if let Some(warning) = host_memory_warning(&plan.plan, available_memory()) {
+        warnings.add(warning);
+    }
+    let backend = open_backend(plan, &settings, warnings)?;
+    let (library, threads) = backend.library();
+    if settings.threads.is_some_and(|asked| asked != threads) {
+        warnings.add(format!(
+            "all models of a process share {threads} threads, as the first of them asked for; start another process for another number"
+        ));
+    }
+    let options = EngineOptions { cancel: Some(cancel), ..settings.engine };
+    let changed = with_providers(&plan.plan, &settings.providers);
+    let reporter: &dyn Reporter = warnings.as_ref();
+    let engine = Engine::load(&changed, &plan.dir, &backend, options, reporter)?;
+    warnings.loading_done(|provider| backend.has_device(provider));
+    if engine.recomputes() {
+        warnings.add("this model keeps no state: every token computes the whole text again");
+    }
+    let loaded =
+        Loaded { library: library.to_owned(), threads, context: engine.context(), time: engine.telemetry().load };
+    Ok((SingleSequence::new(engine, ModelInputs::default()), loaded))
+}
+
+fn open_backend(plan: &PlanFile, settings: &LoadSettings, warnings: &Arc<Warnings>) -> Result<OrtBackend, Failure> {
+    let is_limited_by_disk = is_limited_by_disk(&plan.plan, settings.engine.weights);
+    let options = OrtOptions {
+        library: settings.library.clone(),
+        package: settings.package.clone(),
+        threads: settings.threads,
+        waiting: if is_limited_by_disk { IdleThreads::Sleep } else { IdleThreads::Spin },
+        ..OrtOptions::default()
+    };
+    Ok(OrtBackend::open(&options, Arc::clone(warnings) as _)?)
+}
