@@ -108,10 +108,10 @@ pub enum EngineError {
         /// Why.
         source: BackendError,
     },
-    /// Memory for a sequence or a boundary could not be reserved or used.
+    /// Memory for weights, a sequence or a boundary could not be reserved or used.
     #[error("cannot prepare {what}")]
     Memory {
-        /// Which tensor.
+        /// What it is for.
         what: String,
         /// Why.
         source: BackendError,
@@ -229,7 +229,7 @@ impl EngineError {
                 Some("raise this process's limit, or make the plan again with a smaller --ram or --context")
             }
             EngineError::Memory { source: BackendError::OutOfMemory { .. }, .. } => {
-                Some("a shorter --context needs less memory for state")
+                Some("a shorter --context needs less memory for state; a plan with smaller budgets, less for weights")
             }
             _ => None,
         }

@@ -1,14 +1,16 @@
-//! Mixtures of experts: the operators `QMoE` and `MoE`, whose weights hold one slice for each expert, and the division of a block
-//! before such an operator.
+//! Mixtures of experts whose experts can be read one by one: the operator `QMoE`, whose weights hold one slice for each expert, and the
+//! division of a block before such an operator.
+//!
+//! `MoE`, for floating-point weights, is left out: its kernel compares rounded probabilities instead of logits, so that logits that are
+//! nearly equal do not tell which expert it selects.
 
 use crate::segmentation::{Block, Segmentation};
 use crate::{ClassId, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeSet;
 
-/// Inputs of `MoE` and `QMoE` that are no weights: the hidden states and the router's logits. Input [`AGGREGATION`] may have another
-/// tensor of the second kind.
+/// The input with the router's logits; the hidden states come before it and weights after it.
 const ROUTER: usize = 1;
-/// The optional input of `QMoE` with weights of the selected experts.
+/// The optional input with the weights of the selected experts, which select nothing.
 const AGGREGATION: usize = 14;
 
 /// A mixture of experts in one operator.
@@ -28,9 +30,10 @@ pub struct Mixture {
 
 impl Mixture {
     /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before the operator, and
-    /// the weights are constants. `None` if the block has none.
+    /// the weights are constants. `None` if the block has none, or if its router is in another block.
     pub fn of(graph: &Graph, block: &Block) -> Option<Mixture> {
-        block.nodes.iter().find_map(|id| mixture(graph, *id))
+        let found = block.nodes.iter().find_map(|id| mixture(graph, *id))?;
+        graph.producer(found.router).is_some_and(|router| block.nodes.contains(&router)).then_some(found)
     }
 
     /// Bytes of the weights of all experts.
@@ -48,7 +51,7 @@ impl Mixture {
 
 fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     let node = graph.node(id);
-    let is_mixture = node.domain == "com.microsoft" && matches!(node.op_type.as_str(), "QMoE" | "MoE");
+    let is_mixture = node.domain == "com.microsoft" && node.op_type == "QMoE";
     // The sparse mixer selects experts by another rule.
     if !is_mixture || node.int("use_sparse_mixer").unwrap_or(0) != 0 {
         return None;
@@ -58,7 +61,9 @@ fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     let count = count(graph, node)?;
     let is_sliced = |id: &ValueId| graph.weight(*id).is_some() && first_size(graph, *id) == Some(count);
     let weights = node.inputs.iter().enumerate().filter(|(at, _)| *at > ROUTER && *at != AGGREGATION);
-    let weights: Vec<ValueId> = weights.filter_map(|(_, id)| *id).filter(is_sliced).collect();
+    let mut weights: Vec<ValueId> = weights.filter_map(|(_, id)| *id).filter(is_sliced).collect();
+    weights.sort_unstable();
+    weights.dedup();
     let is_possible = (1..count).contains(&active) && !weights.is_empty();
     is_possible.then_some(Mixture { node: id, router, count, active, weights })
 }

@@ -14,7 +14,7 @@ use tracing::{debug, info};
 
 /// Name of the graph input that selects the positions to compute logits for.
 pub const LOGIT_POSITIONS: &str = "hpp.logit_positions";
-/// Context length in tokens if neither the user nor the model gives one.
+/// Context length in tokens unless the user gives one: the default, and the upper limit on the one of the model.
 const DEFAULT_CONTEXT: u64 = 8192;
 /// Default limit on the tokens of a prefill pass when a GPU's workspace is planned.
 pub const DEFAULT_CHUNK: u64 = 2048;
@@ -47,7 +47,7 @@ pub struct Analysis {
     pub context: u64,
     /// Notes for the user.
     pub notes: Vec<String>,
-    /// The weights that were quantised; `None` if the model is as exported.
+    /// The weights that will be quantised when a plan is written; `None` without quantisation.
     pub quantized: Option<QuantizedWeights>,
 }
 
@@ -207,7 +207,7 @@ fn refuse_states_beyond_64_bits(analysis: &Analysis) -> Result<(), ModelError> {
     let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
     let shape = shape.join(", ");
     Err(ModelError::setting(
-        format!("cannot plan the KV cache: the input {past} of shape [{shape}] has more bytes than 64 bits count"),
+        format!("cannot plan the KV cache: the input {past} of shape [{shape}] has a size that overflows 64 bits"),
         "give a smaller --context, or correct the shape that the model declares for this input",
     ))
 }

@@ -56,7 +56,7 @@ impl ExpertMemory {
             true => 1.0,
             // As without experts: the unlocked rest of one block is in memory too.
             false => {
-                let (rest, largest) = (rest as f64, experts.largest_rest as f64);
+                let (rest, largest) = (rest as f64, experts.largest_rest.min(rest) as f64);
                 ((room as f64 - largest) / (rest - largest)).clamp(0.0, 1.0)
             }
         };

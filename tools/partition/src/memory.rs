@@ -82,7 +82,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
     }
 }
 
-/// The experts that the host reads by demand in a pass of a phase.
+/// The experts that the host reads by demand in a pass of a phase: those of blocks that it computes in both phases.
 fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> ExpertReads {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let sequences = problem.load.sequences.saturating_mul(problem.load.batch);
@@ -90,11 +90,12 @@ fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) 
         Phase::Decode => sequences,
         Phase::Prefill => problem.load.passes.iter().copied().max().unwrap_or(1).saturating_mul(sequences),
     };
+    let by_demand = |i: usize| {
+        let is_on_host = placements[i] == BlockPlacement::both(Placement::Cpu);
+        problem.blocks[i].experts.filter(|_| is_on_host)
+    };
     let mut reads = ExpertReads::default();
-    for (index, block) in problem.blocks.iter().enumerate() {
-        let Some(experts) = block.experts.filter(|_| placements[index].in_phase(phase) == Placement::Cpu) else {
-            continue;
-        };
+    for experts in (0..placements.len()).filter_map(by_demand) {
         reads.all += packed(experts.bytes);
         reads.visited += packed(experts.visited_bytes(tokens));
         reads.largest = reads.largest.max(packed(experts.bytes));
@@ -102,9 +103,7 @@ fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) 
     if reads.all > 0 {
         let is_read =
             |i: &usize| !matches!(placements[*i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(*i);
-        let rest = |i: usize| {
-            problem.weight_bytes(i).saturating_sub(problem.blocks[i].experts.map_or(0, |experts| experts.bytes))
-        };
+        let rest = |i: usize| problem.weight_bytes(i).saturating_sub(by_demand(i).map_or(0, |experts| experts.bytes));
         reads.largest_rest = (0..placements.len()).filter(is_read).map(rest).max().map_or(0, packed);
     }
     reads
@@ -200,7 +199,8 @@ impl MemoryUsage {
         reads.all().saturating_sub(not_read as u64).max(1) + experts
     }
 
-    /// How host memory is divided if experts are read by demand; `None` if all weights fit or there are no such experts.
+    /// How host memory is divided if experts are read by demand; `None` if all weights fit, if there are no such experts, or if memory
+    /// is too small for it.
     pub fn expert_memory(&self, problem: &Problem, phase: Phase) -> Option<ExpertMemory> {
         let experts = self.expert_reads[phase as usize];
         let available = self.room_for_weights(problem).filter(|_| experts.all > 0)?;
@@ -208,11 +208,12 @@ impl MemoryUsage {
         // Weights that stay locked need no buffers to read ahead.
         let more = available.saturating_add(problem.budget.read_ahead.saturating_sub(EXPERT_WINDOW));
         let without_buffers = ExpertMemory::divide(more, rest, experts);
-        let memory = match without_buffers.rest_locked >= 1.0 {
-            true => without_buffers,
-            false => ExpertMemory::divide(available, rest, experts),
-        };
-        Some(memory)
+        if without_buffers.rest_locked >= 1.0 {
+            return Some(without_buffers);
+        }
+        // The experts of one block and the rest of another are in memory at once; where they do not fit, whole blocks are read.
+        (available >= experts.largest.saturating_add(experts.largest_rest))
+            .then(|| ExpertMemory::divide(available, rest, experts))
     }
 
     /// Host memory for weights where they do not all fit, bytes.

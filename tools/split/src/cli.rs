@@ -109,8 +109,8 @@ pub struct SplitArgs {
     /// of such a plan; stock ONNX Runtime cannot.
     #[arg(long, conflicts_with_all = ["pack", "quantize"])]
     pub in_place: bool,
-    /// Record full hashes of all weight files, so that `hpp-exec` detects any damage. By default only the first 1 GiB
-    /// of files and files that hpp-split writes get full hashes; other files get hashes of samples.
+    /// Record full hashes of all weight files, so that `hpp-exec` detects any damage. By default files
+    /// get full hashes until 1 GiB has been hashed, and files that hpp-split writes always; the others get hashes of samples.
     #[arg(long)]
     pub hash_weights: bool,
     /// Print the table and write nothing.
@@ -127,8 +127,8 @@ pub struct SplitArgs {
     /// options. `stream` means `gpu0:stream`.
     #[arg(long, value_name = "BLOCKS=DEVICE,...")]
     pub assign: Option<Assign>,
-    /// Make each GPU layer a partition of its own whose weights are in a slot instead of in the session, so that
-    /// hpp-exec can move it at run time. Costs one launch per layer.
+    /// Make each GPU layer a partition of its own and keep its weights apart from ONNX Runtime's session, so that they can be
+    /// moved between device and host while it runs. Costs one launch per layer.
     #[arg(long)]
     pub movable: bool,
     /// Accept operators and element types that ONNX Runtime lacks, because a custom operator library provides them.

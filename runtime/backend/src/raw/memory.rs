@@ -104,7 +104,7 @@ impl HostPages {
             (Some(start), Some(end)) if end <= self.len() => Ok(start),
             _ => Err(BackendError::Misfit {
                 what: format!("{length} bytes at {offset}"),
-                why: format!("they cannot be {doing}: the buffer has {}", self.len()),
+                why: format!("they cannot be {doing}: the buffer has {} bytes", self.len()),
             }),
         }
     }
@@ -122,7 +122,11 @@ pub(crate) struct DeviceAllocation {
 impl DeviceAllocation {
     /// Allocates a block; its contents are undefined.
     pub fn reserve(allocator: Option<&Rc<DeviceAllocator>>, bytes: u64) -> Result<Self, BackendError> {
-        let out = |cause: String| BackendError::OutOfMemory { bytes, place: "device memory".into(), cause };
+        let out = |cause: String| BackendError::OutOfMemory {
+            bytes,
+            place: "memory of a device, or host memory pinned for it".into(),
+            cause,
+        };
         let allocator = allocator.cloned().ok_or_else(|| out("there is no device".into()))?;
         // Devices copy whole words: WebGPU four bytes at a time.
         let bytes = bytes.max(1).checked_next_multiple_of(16).ok_or_else(|| out("too large".into()))?;
@@ -140,7 +144,9 @@ impl DeviceAllocation {
         let mut memory = DeviceAllocation { block: owned, address, bytes, allocator };
         // SAFETY: the block is a live tensor of numbers.
         unsafe {
-            check((ort::api().GetTensorMutableData)(block, &mut address), || "find a device block".into())?;
+            check((ort::api().GetTensorMutableData)(block, &mut address), || {
+                "get the address of a device allocation".into()
+            })?;
         }
         memory.address = address;
         Ok(memory)

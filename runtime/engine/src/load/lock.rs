@@ -1,9 +1,9 @@
 //! The last step of loading: locks part of the streamed weights in host memory and starts to stream the rest.
 
 use crate::error::EngineError;
-use crate::ids::Id;
+use crate::ids::{Id, StageId};
 use crate::port::{Backend, WeightResidency};
-use crate::program::Program;
+use crate::program::{Program, Stage};
 use crate::reporter::Reporter;
 use crate::runtime::Runtime;
 use crate::telemetry::StageTelemetry;
@@ -39,8 +39,8 @@ pub(super) fn lock_weights<B: Backend>(
     runtime.max_sequences = budget.sequences();
     let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
-    let pinned_bytes = locked.iter().copied().fold(0, u64::saturating_add);
-    info!(limit = budget.limit(), rss, window, states, sequences, locked = pinned_bytes, "host memory budget");
+    let locked_bytes = locked.iter().copied().fold(0, u64::saturating_add);
+    info!(limit = budget.limit(), rss, window, states, sequences, locked = locked_bytes, "host memory budget");
     for (id, stage) in program.stages.entries() {
         let locked = locked[stage.partition.index()];
         debug!(stage = %stage.name, locked, "weights locked in host memory");
@@ -51,7 +51,11 @@ pub(super) fn lock_weights<B: Backend>(
     let rss = runtime.pool.backend.memory_use().resident;
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
     info!(rss, expert_cache, "weights locked");
+    // The weights that every run of a stage needs are in memory at once, also where the window is smaller.
+    let beyond_window = runtime.weights.disk.largest_stage().saturating_sub(window);
+    let expert_cache = expert_cache.saturating_sub(beyond_window);
     runtime.weights.disk.set_expert_cache(expert_cache);
+    warn_of_whole_mixtures(program, runtime, reporter);
     // The experts of one partition always get their memory; if it is missing, less is read ahead.
     let missing = largest_experts(plan).saturating_sub(expert_cache);
     runtime.weights.disk.set_window(window.saturating_sub(missing));
@@ -59,6 +63,22 @@ pub(super) fn lock_weights<B: Backend>(
     runtime.weights.prefetch(&runtime.pool)?;
     warn_if_over_limit(budget.limit(), runtime.pool.backend.memory_use().resident, reporter);
     Ok(())
+}
+
+/// Tells the user where experts cannot be read by demand although the plan says so.
+fn warn_of_whole_mixtures<B: Backend>(program: &Program, runtime: &Runtime<B>, reporter: &dyn Reporter) {
+    let is_whole = |(id, stage): (StageId, &Stage)| {
+        let streams = runtime.weights.disk.streams(id);
+        (stage.routing.is_some() && streams && !runtime.weights.disk.has_experts(id)).then(|| stage.name.clone())
+    };
+    let whole: Vec<String> = program.stages.entries().filter_map(is_whole).collect();
+    if let Some(first) = whole.first() {
+        reporter.warning(&format!(
+            "the experts of {first} and {} more partitions cannot be read one by one, so all are read in every pass, and memory may exceed \
+             the plan's; `hpp-split --experts all` plans for that",
+            whole.len() - 1
+        ));
+    }
 }
 
 /// Whether each partition was planned for a GPU and streams on the host instead.

@@ -82,6 +82,10 @@ impl<B: Backend> Runtime<B> {
         given: &NamedTensors,
     ) -> Result<(), EngineError> {
         self.check_cancelled()?;
+        if self.weights.has_experts(id) {
+            let selected = self.routed_experts_of_lane(program, 0, id)?;
+            self.weights.disk.select_experts(selected);
+        }
         let (weights, context) = self.weights();
         weights.fetch(context, &program.stages, id, Phase::Prefill)?;
         // Kept until the run is over.

@@ -13,7 +13,7 @@ use std::cmp::Ordering;
 impl<B: Backend> Runtime<B> {
     /// The experts that the items of `phases` select in a stage, in order, each once.
     pub(super) fn routed_experts(
-        &mut self,
+        &self,
         program: &Program,
         items: &[PassItem<'_, B>],
         stage: StageId,
@@ -22,20 +22,43 @@ impl<B: Backend> Runtime<B> {
         let Some(routing) = program.stages[stage].routing else { return Ok(Vec::new()) };
         let mut selected = vec![false; routing.count];
         for item in items.iter().filter(|item| item.error.is_none() && phases.contains(&item.phase)) {
-            let boundaries = &self.lanes[item.sequence.lane].boundaries;
-            let value = boundaries.read(routing.router, &self.pool)?;
-            let mut logits = Vec::new();
-            let is_float = floats_to_f32(value.dtype, &value.bytes, &mut logits);
-            if !is_float || !logits.len().is_multiple_of(routing.count) {
-                return Err(EngineError::WrongOutput {
-                    name: boundaries.name(routing.router).to_owned(),
-                    why: format!("its {} elements are not {} logits for each token", logits.len(), routing.count),
-                });
-            }
-            logits.chunks_exact(routing.count).for_each(|row| routing.select(row, &mut selected));
+            self.select_in_lane(routing, item.sequence.lane, &mut selected)?;
         }
-        Ok((0u32..).zip(selected).filter(|(_, selected)| *selected).map(|(expert, _)| expert).collect())
+        Ok(indices(&selected))
     }
+
+    /// The experts that the tokens of one lane select in a stage, in order, each once.
+    pub(super) fn routed_experts_of_lane(
+        &self,
+        program: &Program,
+        lane: usize,
+        stage: StageId,
+    ) -> Result<Vec<u32>, EngineError> {
+        let Some(routing) = program.stages[stage].routing else { return Ok(Vec::new()) };
+        let mut selected = vec![false; routing.count];
+        self.select_in_lane(routing, lane, &mut selected)?;
+        Ok(indices(&selected))
+    }
+
+    fn select_in_lane(&self, routing: Routing, lane: usize, selected: &mut [bool]) -> Result<(), EngineError> {
+        let boundaries = &self.lanes[lane].boundaries;
+        let value = boundaries.read(routing.router, &self.pool)?;
+        let mut logits = Vec::new();
+        let is_float = floats_to_f32(value.dtype, &value.bytes, &mut logits);
+        if !is_float || !logits.len().is_multiple_of(routing.count) {
+            return Err(EngineError::WrongOutput {
+                name: boundaries.name(routing.router).to_owned(),
+                why: format!("its {} elements are not {} logits for each token", logits.len(), routing.count),
+            });
+        }
+        logits.chunks_exact(routing.count).for_each(|row| routing.select(row, selected));
+        Ok(())
+    }
+}
+
+/// The indices of those that are selected.
+fn indices(selected: &[bool]) -> Vec<u32> {
+    (0u32..).zip(selected).filter(|(_, selected)| **selected).map(|(expert, _)| expert).collect()
 }
 
 impl Routing {

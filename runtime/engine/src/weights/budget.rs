@@ -57,7 +57,8 @@ impl HostMemoryBudget {
             let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::Streamed));
             return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved });
         };
-        let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
+        let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
+        let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
         let Some(left) = locked.checked_sub(planned - limit) else {
             return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - locked });
         };
@@ -88,7 +89,7 @@ impl HostMemoryBudget {
         let Some((limit, rss)) = limit.zip(in_use.rss) else { return self };
         let fallen_back = fallen_back(plan, is_fallback);
         let window = self.window_beside(plan, &fallen_back);
-        let used = [rss, window, activations(plan, &fallen_back), RESERVE, self.reserved];
+        let used = [rss, window, largest_experts(plan), activations(plan, &fallen_back), RESERVE, self.reserved];
         let free = used.into_iter().fold(limit, u64::saturating_sub);
         let fitting = free.checked_div(in_use.states).unwrap_or(self.sequences);
         HostMemoryBudget { sequences: fitting.clamp(1, self.sequences), ..self }
@@ -129,8 +130,8 @@ impl HostMemoryBudget {
     }
 
     /// Bytes of weights to lock for each partition: the planned ones, or all of a partition that fell back to the host
-    /// (`is_fallback`), scaled by one factor so that their sum fits. Placement experts are cached, weights that are all planned to be locked
-    /// are locked whatever they take in the layout of the kernels, and others leave room for the experts of one partition.
+    /// (`is_fallback`), scaled by one factor so that their sum fits. Where experts are cached, room for those of one partition is left;
+    /// beside it, partitions whose weights are all planned to be locked may take a quarter more, for the layout of the kernels.
     pub fn locked(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Vec<u64> {
         let partitions = plan.partitions.iter().zip(is_fallback);
         let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {
@@ -140,11 +141,12 @@ impl HostMemoryBudget {
         let wanted: Vec<u64> = partitions.map(wanted).collect();
         let total = wanted.iter().copied().fold(0, u64::saturating_add);
         let cache = planned_expert_cache(plan);
-        let room = self.locked_in_all(plan, total + cache, &fallen_back(plan, is_fallback), in_use);
-        if cache > 0 && room >= total.saturating_add(largest_experts(plan)) {
+        let planned = total.saturating_add(cache);
+        let room = self.locked_in_all(plan, planned, &fallen_back(plan, is_fallback), in_use);
+        let locked = room.saturating_sub(largest_experts(plan));
+        if cache > 0 && locked >= in_kernel_layout(total) {
             return plan.partitions.iter().zip(wanted).map(|(partition, wanted)| all_or(partition, wanted)).collect();
         }
-        let locked = if cache > 0 { room.saturating_sub(largest_experts(plan)) } else { room };
         let share = if total > 0 { locked as f64 / total as f64 } else { 0.0 };
         wanted.iter().map(|bytes| (share * *bytes as f64) as u64).collect()
     }
@@ -178,7 +180,8 @@ impl HostMemoryBudget {
         let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
         let states = in_use.states.saturating_mul(self.sequences);
         let window = self.window_beside(plan, &[]);
-        let used = [in_use.rss.unwrap_or(0), locked, window, states, activations(plan, &[]), self.reserved];
+        let cache = planned_expert_cache(plan);
+        let used = [in_use.rss.unwrap_or(0), locked, window, cache, states, activations(plan, &[]), self.reserved];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
     }
 }
@@ -224,11 +227,16 @@ pub(crate) fn largest_experts(plan: &Plan) -> u64 {
     experts.map(|experts| experts.bytes.0).max().unwrap_or(0)
 }
 
-/// All bytes if the plan pins all weights of the partition but its experts, else `wanted`.
+/// `wanted`, and a quarter more if the plan locks all weights of the partition but its experts.
 fn all_or(partition: &Partition, wanted: u64) -> u64 {
     let experts = partition.experts.as_ref().map_or(0, |experts| experts.bytes.0);
-    let is_all = is_streamed(partition) && wanted >= partition.bytes.weights.0 - experts;
-    if is_all { u64::MAX } else { wanted }
+    let is_all = is_streamed(partition) && wanted >= partition.bytes.weights.0.saturating_sub(experts);
+    if is_all { in_kernel_layout(wanted) } else { wanted }
+}
+
+/// An upper bound of weights in the layout that kernels want, bytes.
+fn in_kernel_layout(bytes: u64) -> u64 {
+    bytes.saturating_add(bytes / 4)
 }
 
 fn is_streamed(partition: &Partition) -> bool {

@@ -22,8 +22,8 @@ pub(crate) struct DiskTier<B: Backend> {
     /// Most bytes of chunks that are in memory or being read, without experts; 0 disables prefetching.
     window: u64,
     experts: ExpertCache,
-    /// The experts that the next run uses.
-    selected: Vec<u32>,
+    /// The experts that the next run uses, until it fetches them.
+    selected: Option<Vec<u32>>,
     /// Experts that are being read and were not waited for.
     reading: Vec<ExpertId>,
 }
@@ -38,7 +38,7 @@ impl<B: Backend> DiskTier<B> {
             prefetcher: Prefetcher::default(),
             window: 0,
             experts: ExpertCache::default(),
-            selected: Vec::new(),
+            selected: None,
             reading: Vec::new(),
         }
     }
@@ -76,14 +76,28 @@ impl<B: Backend> DiskTier<B> {
 
     /// The experts that the next run of a stage uses.
     pub fn select_experts(&mut self, experts: Vec<u32>) {
-        self.selected = experts;
+        self.selected = Some(experts);
+    }
+
+    /// Whether a stage's weights are read in chunks.
+    pub fn streams(&self, stage: StageId) -> bool {
+        !self.chunks(stage).is_empty()
+    }
+
+    /// Bytes of the chunks that every run of a stage needs, of the stage with most.
+    pub fn largest_stage(&self) -> u64 {
+        let bytes = |stage| self.always_needed(stage).iter().map(|chunk| chunk.resident).sum();
+        self.sessions.ids().map(bytes).max().unwrap_or(0)
     }
 
     /// Issues the reads of the selected experts that are not cached, and evicts others for them.
     fn fetch_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
         // Of a pass that failed.
         self.evict_unread();
-        let selected = std::mem::take(&mut self.selected);
+        let selected = self.selected.take().ok_or_else(|| BackendError::Misfit {
+            what: "a mixture of experts".into(),
+            why: "its run was started before the router had selected experts".into(),
+        })?;
         for &expert in &selected {
             let id = ExpertId { stage, expert };
             let is_cached = self.experts.touch(id);
@@ -101,7 +115,6 @@ impl<B: Backend> DiskTier<B> {
             }
         }
         self.pager(stage).select_experts(&selected);
-        self.selected = selected;
         Ok(())
     }
 

@@ -93,7 +93,7 @@ pub enum NothingReason {
     NoMatrices,
     #[error("operators that read quantised weights already: {0}")]
     QuantisedAlready(usize),
-    #[error("the model has only {}", left_text(.0))]
+    #[error("the model has no matrix to quantise, only {}", left_text(.0))]
     AllLeft(BTreeMap<LeftReason, usize>),
 }
 

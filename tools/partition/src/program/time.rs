@@ -315,7 +315,7 @@ impl IntegerProgram<'_> {
 ///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
-/// The evaluator also rounds up the bytes that are read. Placement experts are read by demand, the evaluator reads less than that, and the
+/// The evaluator also rounds up the bytes that are read. Where experts are read by demand, the evaluator reads less than that, and the
 /// program counts no reads.
 fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime) {
     let problem = program.problem;

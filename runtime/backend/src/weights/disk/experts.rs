@@ -43,12 +43,20 @@ impl ExpertTensors {
 
     /// Divides mappings into the whole pages of each expert and all the rest. A page with bytes of two experts belongs to the rest.
     pub fn divide(&self, mappings: Vec<Mapping>) -> (Vec<Mapping>, Vec<Vec<Mapping>>) {
+        if self.tensors.is_empty() {
+            return (mappings, Vec::new());
+        }
         let (mut rest, mut experts) = (Vec::new(), vec![Vec::new(); self.count]);
         for mapping in mappings {
             let mut left = Some(mapping);
             for (expert, pages) in self.slices(left.as_ref()) {
                 let Some(whole) = left.take() else { break };
-                let (before, from_slice) = whole.split(pages.start - whole.offset);
+                // Two weights may have the same bytes.
+                let Some(start) = pages.start.checked_sub(whole.offset) else {
+                    left = Some(whole);
+                    continue;
+                };
+                let (before, from_slice) = whole.split(start);
                 let (slice, after) = from_slice.map_or((None, None), |part| part.split(pages.end - pages.start));
                 rest.extend(before);
                 experts[expert].extend(slice);
@@ -73,7 +81,8 @@ impl ExpertTensors {
         let Some(mapping) = mapping else { return Vec::new() };
         let mapped = mapping.offset..mapping.offset + mapping.length as u64;
         let within = |range: &&FileRange| {
-            range.path == mapping.path && mapped.start <= range.offset && range.offset + range.length <= mapped.end
+            let end = range.offset.checked_add(range.length);
+            range.path == mapping.path && mapped.start <= range.offset && end.is_some_and(|end| end <= mapped.end)
         };
         let slices = self.tensors.iter().filter(within).flat_map(|range| {
             let bytes = range.length / self.count as u64;

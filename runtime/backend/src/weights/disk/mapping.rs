@@ -176,15 +176,16 @@ impl Mapping {
             Access::Allowed => libc::PROT_READ | libc::PROT_WRITE,
             Access::Forbidden => libc::PROT_NONE,
         };
-        // SAFETY: this function's contract.
-        if unsafe { libc::mprotect(self.address(), self.length, rights) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
         if access == Access::Forbidden {
+            // First, so that they are freed also if the process may not have another mapping.
             // SAFETY: this function's contract.
             unsafe { self.free_pages() };
         }
-        Ok(())
+        // SAFETY: this function's contract.
+        match unsafe { libc::mprotect(self.address(), self.length, rights) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Disables readahead: pages are read in random order.

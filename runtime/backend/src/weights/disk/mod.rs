@@ -156,7 +156,7 @@ impl PendingWeights {
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let (mappings, experts) = experts.divide(probe.used());
+        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);
         let mut weights =
             unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) }.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
@@ -173,6 +173,19 @@ impl PendingWeights {
             )
         };
         Ok((weights, unlocked.map(warning)))
+    }
+}
+
+/// Divides mappings into those of each expert and the rest; no experts if the process may not have as many mappings as that takes.
+fn divide_experts(
+    experts: &ExpertTensors,
+    mappings: Vec<Mapping>,
+    pool: &PagePool,
+) -> (Vec<Mapping>, Vec<Vec<Mapping>>) {
+    let (rest, divided) = experts.divide(mappings.clone());
+    match pool.register(divided.iter().map(Vec::len).sum()) {
+        true => (rest, divided),
+        false => (mappings, Vec::new()),
     }
 }
 
