@@ -13,6 +13,10 @@ const ROUTER: usize = 1;
 /// The optional input with the weights of the selected experts, which select nothing.
 const AGGREGATION: usize = 14;
 
+/// Slices with fewer bytes (biases) are not worth reads of their own: their weights belong to what every pass needs. hpp-backend has the
+/// same limit.
+const MIN_SLICE: u64 = 16 << 10;
+
 /// A mixture of experts in one operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mixture {
@@ -24,7 +28,7 @@ pub struct Mixture {
     pub count: u64,
     /// How many of them each token selects.
     pub active: u64,
-    /// Weights whose first dimension counts experts.
+    /// Weights whose first dimension counts experts, of at least 16 KiB for each.
     pub weights: Vec<ValueId>,
 }
 
@@ -58,8 +62,11 @@ fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     }
     let router = node.inputs.get(ROUTER).copied().flatten().filter(|id| graph.producer(*id).is_some())?;
     let active = u64::try_from(node.int("k").unwrap_or(1)).ok()?;
-    let count = count(graph, node)?;
-    let is_sliced = |id: &ValueId| graph.weight(*id).is_some() && first_size(graph, *id) == Some(count);
+    let count = count(graph, node).filter(|count| *count > 0)?;
+    let is_sliced = |id: &ValueId| {
+        let is_large = graph.weight(*id).is_some_and(|weight| weight.bytes / count >= MIN_SLICE);
+        is_large && first_size(graph, *id) == Some(count)
+    };
     let weights = node.inputs.iter().enumerate().filter(|(at, _)| *at > ROUTER && *at != AGGREGATION);
     let mut weights: Vec<ValueId> = weights.filter_map(|(_, id)| *id).filter(is_sliced).collect();
     weights.sort_unstable();

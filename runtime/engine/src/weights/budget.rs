@@ -131,7 +131,7 @@ impl HostMemoryBudget {
 
     /// Bytes of weights to lock for each partition: the planned ones, or all of a partition that fell back to the host
     /// (`is_fallback`), scaled by one factor so that their sum fits. Where experts are cached, room for those of one partition is left;
-    /// beside it, partitions whose weights are all planned to be locked may take a quarter more, for the layout of the kernels.
+    /// beside it, partitions whose weights are all planned to be locked may take half as much more, for the layout of the kernels.
     pub fn locked(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Vec<u64> {
         let partitions = plan.partitions.iter().zip(is_fallback);
         let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {
@@ -227,7 +227,7 @@ pub(crate) fn largest_experts(plan: &Plan) -> u64 {
     experts.map(|experts| experts.bytes.0).max().unwrap_or(0)
 }
 
-/// `wanted`, and a quarter more if the plan locks all weights of the partition but its experts.
+/// `wanted`, and half as much more if the plan locks all weights of the partition but its experts.
 fn all_or(partition: &Partition, wanted: u64) -> u64 {
     let experts = partition.experts.as_ref().map_or(0, |experts| experts.bytes.0);
     let is_all = is_streamed(partition) && wanted >= partition.bytes.weights.0.saturating_sub(experts);
@@ -236,7 +236,7 @@ fn all_or(partition: &Partition, wanted: u64) -> u64 {
 
 /// An upper bound of weights in the layout that kernels want, bytes.
 fn in_kernel_layout(bytes: u64) -> u64 {
-    bytes.saturating_add(bytes / 4)
+    bytes.saturating_add(bytes / 2)
 }
 
 fn is_streamed(partition: &Partition) -> bool {
