@@ -153,12 +153,12 @@ impl PendingWeights {
             pool: Rc::clone(&readers.pool),
             files: Arc::clone(&readers.files),
         };
+        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);
-        let mut weights =
-            unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) }.map_err(&failed)?;
+        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) };
+        let mut weights = weights.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
         info!(partition, locked, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
