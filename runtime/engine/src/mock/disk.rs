@@ -211,7 +211,9 @@ impl WeightPager for MockWeightPager {
         let ChunkState::Reading(interval) = weights.chunks[chunk].state else {
             return Err(misfit("a chunk", "it is waited for before it was prefetched".into()));
         };
-        if let Some(cause) = weights.disk.0.next_error.borrow_mut().take() {
+        let failed = weights.disk.0.next_error.borrow_mut().take();
+        if let Some(cause) = failed {
+            weights.evict(chunk);
             return Err(BackendError::Runtime { doing: "read weights".into(), cause });
         }
         weights.clock.advance(interval.end.saturating_sub(weights.clock.now()));

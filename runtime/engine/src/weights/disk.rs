@@ -232,8 +232,15 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         }
         for chunk in 0..self.always_needed(stage).len() {
             let bytes = self.chunks(stage)[chunk].stored;
-            let interval = self.pager(stage).wait(chunk)?;
-            context.recorder.read_from_disk(stage, bytes, interval);
+            match self.pager(stage).wait(chunk) {
+                Ok(interval) => context.recorder.read_from_disk(stage, bytes, interval),
+                Err(error) => {
+                    // The next pass finds nothing of this stage and reads it again.
+                    self.pager(stage).release();
+                    self.prefetcher.release(stage);
+                    return Err(error);
+                }
+            }
         }
         Ok(Waited::Caller)
     }
