@@ -81,8 +81,8 @@ pub struct RunArgs {
     /// pauses while it does not pay [default: `draft` with --draft, else `off`].
     #[arg(long, value_enum, value_name = "HOW")]
     pub speculate: Option<SpeculateArg>,
-    /// Plan of the draft model: a smaller model with the same tokenizer. Its memory comes on top of this plan's.
-    #[arg(long, value_name = "PLAN")]
+    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's.
+    #[arg(long, value_name = "MODEL|PLAN")]
     pub draft: Option<PathBuf>,
     /// Draft this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]

@@ -21,7 +21,7 @@ pub mod runtime;
 pub mod settings;
 pub mod tensors;
 
-use cli::{Cli, Command, LibraryArgs};
+use cli::{Cli, Command, LibraryArgs, RuntimeArgs};
 use command::CommandContext;
 use console::Console;
 use error::ExecError;
@@ -30,6 +30,7 @@ use interrupt::Interrupt;
 use planning::CachedPlan;
 use settings::Task;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Runs the command line. Returns the exit code of the process.
@@ -72,13 +73,19 @@ fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
 
 /// Replaces models that the task names by their plans. The caller must keep the plans until the task is done.
 fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, ExecError> {
-    let Some((paths, runtime)) = task.plans() else { return Ok(vec![]) };
     let mut plans = Vec::new();
-    for path in paths {
+    let mut replace = |path: &mut PathBuf, runtime: &RuntimeArgs| {
         if let Some(cached) = CachedPlan::for_model(path, runtime, console)? {
             *path = cached.path();
             plans.push(cached);
         }
+        Ok::<(), ExecError>(())
+    };
+    if let Some((paths, runtime)) = task.plans() {
+        paths.into_iter().try_for_each(|path| replace(path, runtime))?;
+    }
+    if let Some((path, runtime)) = task.draft() {
+        replace(path, &runtime)?;
     }
     Ok(plans)
 }

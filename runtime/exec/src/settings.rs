@@ -1,6 +1,6 @@
 //! Resolves the command line into a task. Decides everything that can be decided without reading a file.
 
-use crate::cli::{BatchArgs, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
+use crate::cli::{AutoPlanArgs, BatchArgs, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
     ServeArgs,
@@ -121,6 +121,15 @@ impl Task {
             Task::Serve(args) => Some((args.plans.iter_mut().map(|plan| &mut plan.path).collect(), &args.runtime)),
             Task::Devices(_) | Task::Probe(_) => None,
         }
+    }
+
+    /// The path of the draft model or its plan, and how to load it. Options that plan the model itself do not apply to it.
+    pub fn draft(&mut self) -> Option<(&mut PathBuf, RuntimeArgs)> {
+        let (Task::Generate(settings) | Task::Chat(settings)) = self else { return None };
+        let DraftMethod::Model(path) = &mut settings.draft_method else { return None };
+        let AutoPlanArgs { cache, cache_limit, .. } = settings.run.runtime.planning.clone();
+        let planning = AutoPlanArgs { cache, cache_limit, ..AutoPlanArgs::default() };
+        Some((path, RuntimeArgs { planning, ..settings.run.runtime.clone() }))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Costs of each block in the planner's terms: bytes of weights and state, work per phase, workspace for activations.
 
+use crate::Analysis;
 use crate::states::PlannedState;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{BlockKind, Graph, Mixture, NodeId, Segmentation, ValueId, infer};
@@ -20,6 +21,8 @@ pub struct Scenario {
     pub new_tokens: u64,
     /// Limit on the tokens of one prefill pass.
     pub chunk: u64,
+    /// Threads that share the work of one operator on the CPU: some kernels take memory for each.
+    pub threads: u64,
 }
 
 impl Scenario {
@@ -46,7 +49,7 @@ pub fn blocks(
     };
     let one_token = PassPoint::new(&counter, 1, scenario.decode_context() - 1);
     let prompt = PassPoint::new(&counter, scenario.prompt, 0);
-    let widest = PassPoint::new(&counter, scenario.chunk, scenario.context.saturating_sub(scenario.chunk));
+    let widest = counter.widest(scenario);
     let block = |index: usize| {
         let block = &segmentation.blocks[index];
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
@@ -67,7 +70,7 @@ pub fn blocks(
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.grows(index),
             kv_filled: counter.filled(index, scenario.context),
-            workspace_bytes: counter.workspace(&block.nodes, &widest.symbols),
+            workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario.threads),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
             decode: counter.work(index, &decode),
@@ -75,6 +78,19 @@ pub fn blocks(
         }
     };
     (0..segmentation.blocks.len()).map(block).collect()
+}
+
+/// Memory for the activations of the widest pass of a scenario on the CPU, bytes: the workspace of the block that needs the most, and
+/// twice the largest scores of an attention. The allocator keeps both, because one cannot use the memory of the other.
+pub fn host_activations(analysis: &Analysis, scenario: Scenario) -> u64 {
+    let Analysis { graph, segmentation, states, inputs, .. } = analysis;
+    let counter = CostCounter::new(graph, segmentation, states, inputs, scenario.batch);
+    let symbols = counter.widest(scenario).symbols;
+    let blocks = segmentation.blocks.iter();
+    let workspace = blocks.map(|block| counter.workspace(&block.nodes, &symbols, scenario.threads)).max().unwrap_or(0);
+    let nodes = segmentation.blocks.iter().flat_map(|block| &block.nodes);
+    let scores = nodes.filter_map(|id| infer::score_bytes(graph, *id, &symbols)).max().unwrap_or(0);
+    workspace.saturating_add(scores.saturating_mul(2))
 }
 
 /// A pass at a given length of the sequence.
@@ -164,14 +180,21 @@ impl<'a> CostCounter<'a> {
         self.states.iter().filter(move |planned| pasts.contains(&planned.past))
     }
 
-    /// Twice the largest number of bytes that one node reads and writes: the allocator rounds up, and kernels need
-    /// scratch memory.
-    fn workspace(&self, nodes: &[NodeId], symbols: &Symbols) -> u64 {
-        let operands = |id: &NodeId| {
+    /// The pass with the most tokens, at the end of the context.
+    fn widest(&self, scenario: Scenario) -> PassPoint {
+        PassPoint::new(self, scenario.chunk, scenario.context.saturating_sub(scenario.chunk))
+    }
+
+    /// Memory that the operators need while they compute: the most that one of them needs. Twice the bytes that it reads and writes and
+    /// of the scratch memory of mixtures: the allocator rounds up, and other kernels need scratch memory too.
+    fn workspace(&self, nodes: &[NodeId], symbols: &Symbols, threads: u64) -> u64 {
+        let needed = |id: &NodeId| {
             let node = self.graph.node(*id);
-            node.reads().chain(node.writes()).map(|value| self.bytes(value, symbols)).fold(0, u64::saturating_add)
+            let operands = node.reads().chain(node.writes()).map(|value| self.bytes(value, symbols));
+            let scratch = infer::expert_scratch(self.graph, *id, symbols, threads).unwrap_or(0);
+            operands.fold(scratch, u64::saturating_add).saturating_mul(2)
         };
-        nodes.iter().map(operands).max().unwrap_or(0).saturating_mul(2)
+        nodes.iter().map(needed).max().unwrap_or(0)
     }
 
     /// Whether a value is a weight or state, which is stored on the device that uses it and never crosses a boundary.

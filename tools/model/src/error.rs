@@ -35,6 +35,9 @@ impl ModelError {
             ModelError::Setting { hint, .. } => Some((*hint).to_owned()),
             ModelError::Read(error) => error.hint(),
             ModelError::Quantize(hpp_onnx::QuantizeError::Nothing(_)) => Some("leave --quantize out".to_owned()),
+            ModelError::Quantize(hpp_onnx::QuantizeError::Budget { .. }) => Some(
+                "raise --bits-budget; if --quantize-embedding is none, the table may be quantised too: same".to_owned(),
+            ),
             ModelError::Config(_) | ModelError::Quantize(_) => None,
         }
     }

@@ -40,6 +40,14 @@ impl CostSource<'_> {
         }
     }
 
+    /// Threads that share the work of an operator on the CPU, if known.
+    pub fn threads(&self) -> Option<u32> {
+        match self {
+            CostSource::Assumed | CostSource::Machine(_) => None,
+            CostSource::Profile(profile) => Some(profile.host.threads).filter(|threads| *threads > 0),
+        }
+    }
+
     /// Rate of direct reads from disk, 1e9 bytes per second; `None` if the machine file or profile has no disk.
     fn disk(&self) -> Option<f64> {
         match self {

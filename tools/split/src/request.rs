@@ -4,7 +4,7 @@ use crate::cli::{ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, avoid_faults, problem};
+use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, host_activations, problem};
 use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
@@ -13,6 +13,10 @@ use hpp_schema::{Budgets, ByteSize, ModelKind};
 const UNLIMITED: u64 = 1 << 50;
 /// A described machine's host memory divided by this is left to other programs.
 const HOST_RESERVE_DIVISOR: u64 = 16;
+/// A pass on the host may use the memory budget divided by this for its activations: the rest is for weights.
+const WORKSPACE_DIVISOR: u64 = 8;
+/// Tokens that a pass on the host takes even if their activations exceed that.
+const MIN_CHUNK: u64 = 128;
 
 /// A planning problem and how to solve it.
 #[derive(Clone, Debug)]
@@ -46,7 +50,7 @@ impl PlanningRequest {
         local: &LocalMachine,
     ) -> Result<Self, InputErrors> {
         let (budget, recorded_vram) = budget(args, costs, local);
-        let scenario = scenario(analysis, args, !budget.vram.is_empty());
+        let scenario = scenario(analysis, args, costs, &budget, local);
         let mut recorded_budgets = Budgets {
             vram: recorded_vram.into_iter().map(ByteSize).collect(),
             ram: budget.ram.map(ByteSize),
@@ -189,14 +193,33 @@ fn manual_gpus(args: &SplitArgs) -> usize {
     layers.max(streamed).max(assigned)
 }
 
-/// The scenario to plan for. The host takes the whole prompt in one pass; chunks limit the workspace on a GPU.
-fn scenario(analysis: &Analysis, args: &SplitArgs, on_gpu: bool) -> Scenario {
+/// The scenario to plan for. A GPU takes a prompt in chunks, which limit its workspace. The host takes it in one pass unless that would
+/// use too much of its memory.
+fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budget, local: &LocalMachine) -> Scenario {
     let context = analysis.context;
-    Scenario {
+    let whole = Scenario {
         batch: args.batch,
         context,
         prompt: args.prompt_tokens.min(context),
         new_tokens: if analysis.kind == ModelKind::SingleRun { 0 } else { args.new_tokens },
-        chunk: if on_gpu { context.min(DEFAULT_CHUNK) } else { context },
+        chunk: context,
+        threads: costs.source().threads().unwrap_or_else(|| ThisHost::read().cores).into(),
+    };
+    let chunk = match budget.ram.or(local.ram()) {
+        _ if !budget.vram.is_empty() => context.min(DEFAULT_CHUNK),
+        Some(ram) if analysis.kind != ModelKind::SingleRun => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
+        _ => context,
+    };
+    Scenario { chunk, ..whole }
+}
+
+/// The context halved until the activations of a pass fit in `bytes`, but no less than [`MIN_CHUNK`] tokens: each pass reads the
+/// streamed weights once more.
+fn chunk_within(analysis: &Analysis, whole: Scenario, bytes: u64) -> u64 {
+    let least = MIN_CHUNK.min(whole.context);
+    let mut chunk = whole.context;
+    while chunk > least && host_activations(analysis, Scenario { chunk, ..whole }) > bytes {
+        chunk = (chunk / 2).max(least);
     }
+    chunk
 }

@@ -62,14 +62,16 @@ impl HostMemoryBudget {
         let Some(left) = locked.checked_sub(planned - limit) else {
             return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - locked });
         };
-        reporter.warning(&format!(
-            "the plan was made for {} of host memory and this process may use {}: about {} of weights stay in memory instead \
-             of {}",
-            ByteSize(planned).human(),
-            ByteSize(limit).human(),
-            ByteSize(left).human(),
-            ByteSize(locked).human()
-        ));
+        let [planned_locked, now_locked] = [locked, left].map(|bytes| ByteSize(bytes).human());
+        // A difference that does not show in three digits is no news.
+        if now_locked != planned_locked {
+            reporter.warning(&format!(
+                "the plan was made for {} of host memory and this process may use {}: about {now_locked} of weights stay in \
+                 memory instead of {planned_locked}",
+                ByteSize(planned).human(),
+                ByteSize(limit).human(),
+            ));
+        }
         Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences, reserved })
     }
 

@@ -15,7 +15,7 @@ mod merge;
 mod poly;
 mod rules;
 
-pub use cost::{bytes_read, flops};
+pub use cost::{bytes_read, expert_scratch, flops, score_bytes};
 
 use crate::{Graph, NodeId, ValueId};
 use context::Context;

@@ -7,7 +7,7 @@
 
 use super::blocks::{Bits, BlockFormat};
 use super::select::{Chosen, LeftReason, Selection};
-use super::{QuantizeError, matrix::Job};
+use super::{NothingReason, QuantizeError, matrix::Job};
 use hpp_graph::{Graph, ValueId};
 use std::collections::BTreeMap;
 
@@ -35,6 +35,10 @@ pub(super) fn assign(
     budget: u64,
     mut job: impl FnMut(&Chosen) -> Result<Option<Job>, QuantizeError>,
 ) -> Result<(), QuantizeError> {
+    let all: u64 = graph.value_ids().filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum();
+    if all <= budget {
+        return Err(QuantizeError::Nothing(NothingReason::Fits { bytes: all, budget }));
+    }
     let mut matrices: BTreeMap<ValueId, Vec<Form>> = BTreeMap::new();
     let mut fixed_bytes = 0;
     for chosen in &selection.chosen {
@@ -50,7 +54,6 @@ pub(super) fn assign(
         let is_kept = keeps_floats(graph, chosen.weight, &readers);
         matrices.insert(chosen.weight, forms(&job, &readers, is_kept)?);
     }
-    let all: u64 = graph.value_ids().filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum();
     let is_replaced = |id: &ValueId| {
         let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == *id).collect();
         !readers.is_empty() && !keeps_floats(graph, *id, &readers)
@@ -84,7 +87,7 @@ fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap<ValueId, O
     }
 }
 
-/// The ways to store a matrix, the smallest first.
+/// The ways to store a matrix, the smallest first. With `is_kept`, its floats stay whatever is chosen.
 fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, QuantizeError> {
     let fits = |format: &BlockFormat| {
         let is_whole = job.matrix.depth.is_multiple_of(format.block);
@@ -97,10 +100,9 @@ fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, Qua
     let quantised = formats.into_iter().zip(errors);
     let mut forms: Vec<Form> =
         quantised.map(|(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error }).collect();
-    if !is_kept {
-        let bytes = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
-        forms.push(Form { format: None, bytes, error: 0.0 });
-    }
+    let floats = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
+    // Floats that stay for another operator need no bytes of their own.
+    forms.push(Form { format: None, bytes: if is_kept { 0 } else { floats }, error: 0.0 });
     forms.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error)));
     Ok(forms)
 }

@@ -93,6 +93,11 @@ pub enum NothingReason {
     NoMatrices,
     #[error("operators that read quantised weights already: {0}")]
     QuantisedAlready(usize),
+    #[error(
+        "all weights take {} as they are, and --bits-budget allows {}",
+        ByteSize(*bytes).human(), ByteSize(*budget).human()
+    )]
+    Fits { bytes: u64, budget: u64 },
     #[error("the model has no matrix to quantise, only {}", left_text(.0))]
     AllLeft(BTreeMap<LeftReason, usize>),
 }

@@ -76,7 +76,7 @@ impl LeftReason {
             LeftReason::ScaledGemm => "of a Gemm with alpha, beta or transA",
             LeftReason::Table => "whose rows ONNX Runtime's CPU kernel cannot look up in blocks",
             LeftReason::Asked => "as asked (head or embedding)",
-            LeftReason::Budget => "for whose floats there is room",
+            LeftReason::Budget => "that fit the budget as floats",
         }
     }
 }

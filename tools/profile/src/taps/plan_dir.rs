@@ -100,7 +100,8 @@ impl Draft {
         groups: &[Range<usize>],
         change: impl FnOnce(&mut [PartitionGraph]),
     ) -> Result<Self, PlanDirError> {
-        let load = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 0, chunk: analysis.context };
+        let context = analysis.context;
+        let load = Scenario { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context, threads: 1 };
         let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
         let mut parts =
             cut(&analysis.graph, &analysis.segmentation, groups).map_err(|error| PlanDirError::Cut(Box::new(error)))?;

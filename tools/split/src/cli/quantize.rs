@@ -27,9 +27,10 @@ pub struct QuantizeArgs {
     /// Bits of the head.
     #[arg(long, value_enum, value_name = "int4|int8|none|same", default_value = "same", requires = "quantize")]
     pub quantize_head: ChoiceArg,
-    /// Bits of the embedding table. It is read row by row, so this saves memory rather than time.
-    #[arg(long, value_enum, value_name = "int4|int8|none|same", default_value = "none", requires = "quantize")]
-    pub quantize_embedding: ChoiceArg,
+    /// Bits of the embedding table. It is read row by row, so this saves memory rather than time [default: none; same with
+    /// `--quantize auto`, whose budget counts it].
+    #[arg(long, value_enum, value_name = "int4|int8|none|same", requires = "quantize")]
+    pub quantize_embedding: Option<ChoiceArg>,
 }
 
 /// `--quantize`.
@@ -85,11 +86,12 @@ impl QuantizeArgs {
     /// The options; `None` without `--quantize`.
     pub fn options(&self) -> Option<QuantizeOptions> {
         let bits = self.quantize?.bits();
+        let embedding = if self.is_auto() { ChoiceArg::Same } else { ChoiceArg::None };
         Some(QuantizeOptions {
             format: BlockFormat { bits, block: self.quantize_block, asymmetric: self.quantize_asymmetric },
             budget: self.bits_budget.filter(|_| self.is_auto()).map(|size| size.0),
             head: self.quantize_head.choice(),
-            embedding: self.quantize_embedding.choice(),
+            embedding: self.quantize_embedding.unwrap_or(embedding).choice(),
         })
     }
 }

@@ -17,12 +17,15 @@ use crate::report::table;
 use crate::runtime::OrtBackend;
 use hpp_engine::{Engine, EngineError};
 use hpp_generate::sampling::greedy;
-use hpp_generate::{PlanFile, check_language_model};
+use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_io::{show, show_json};
 use hpp_schema::{InputRole, Plan, Whole, error_line};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
+
+/// Fewer positions than this say little about other texts.
+const FEW_POSITIONS: usize = 1000;
 
 /// The result.
 #[derive(Debug, Serialize)]
@@ -62,6 +65,9 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
     check(&plan.plan)?;
     check(&reference.plan)?;
     check_vocabulary(&reference.plan, &plan.plan)?;
+    if against.is_some() {
+        check_tokenizers(reference, plan)?;
+    }
     let context = context_length(plan, &args.runtime).min(context_length(reference, &args.runtime));
     let texts = read_texts(plan, prompts, context, ctx)?;
     let reference_plan = match &against {
@@ -88,6 +94,16 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
         None => "the plan's unsplit model".to_owned(),
     };
     let report = comparison.report(name, texts.len())?;
+    if report.positions < FEW_POSITIONS {
+        ctx.console.warn(&format!(
+            "{} are few: the mean depends on which texts they are from, and 99.9 % is the largest; give {FEW_POSITIONS} or more",
+            counted(report.positions as u64, "position")
+        ));
+    }
+    if against.is_none() {
+        ctx.console
+            .info("compared with the model as it was split; --against MODEL compares with it before it was quantised");
+    }
     if args.json {
         show_json(ctx.out, &report)?
     } else {
@@ -111,6 +127,19 @@ fn check_vocabulary(reference: &Plan, plan: &Plan) -> Result<(), ExecError> {
             "compare models with the same tokenizer",
         )),
         _ => Ok(()),
+    }
+}
+
+/// Refuses models whose token ids mean other texts: their distributions cannot be compared.
+fn check_tokenizers(reference: &PlanFile, plan: &PlanFile) -> Result<(), ExecError> {
+    let tokenizer = |of: &PlanFile| PromptEncoder::open(of, false).map(|encoder| encoder.tokenizer);
+    let (Some(theirs), Some(ours)) = (tokenizer(reference)?, tokenizer(plan)?) else { return Ok(()) };
+    match ours.first_difference(&theirs) {
+        Some(token) => Err(usage(
+            &format!("the reference has another tokenizer: {token:?} is not the same token in both"),
+            "compare models with the same tokenizer",
+        )),
+        None => Ok(()),
     }
 }
 

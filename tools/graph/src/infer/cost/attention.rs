@@ -16,8 +16,20 @@ struct Extent {
 
 /// `2 * rows * keys * widths`, plus fused projections. A local window limits the keys.
 pub(super) fn flops(s: &Sizes) -> Option<u64> {
+    let extent = extent(s)?;
+    let keys = s.attribute("local_window_size").map_or(extent.keys, |window| extent.keys.min(window));
+    times(&[2, extent.rows, keys, extent.widths])?.checked_add(extent.projection)
+}
+
+/// Bytes of the scores that CPU kernels hold at once: a float for each query of each head and each key.
+pub(super) fn scores(s: &Sizes) -> Option<u64> {
+    let Extent { rows, keys, .. } = extent(s)?;
+    times(&[size_of::<f32>() as u64, rows, keys])
+}
+
+fn extent(s: &Sizes) -> Option<Extent> {
     let standard = s.node.domain != "com.microsoft";
-    let extent = match s.node.op_type.as_str() {
+    match s.node.op_type.as_str() {
         "Attention" if standard => plain(s),
         "GroupQueryAttention" | "SparseAttention" => grouped(s),
         "MultiHeadAttention" => multi_head(s, 6),
@@ -25,9 +37,7 @@ pub(super) fn flops(s: &Sizes) -> Option<u64> {
         "PagedAttention" | "SparsePagedAttention" => paged(s),
         "PackedMultiHeadAttention" => packed(s),
         _ => projected(s),
-    }?;
-    let keys = s.attribute("local_window_size").map_or(extent.keys, |window| extent.keys.min(window));
-    times(&[2, extent.rows, keys, extent.widths])?.checked_add(extent.projection)
+    }
 }
 
 fn plain(s: &Sizes) -> Option<Extent> {

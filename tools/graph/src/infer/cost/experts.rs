@@ -30,3 +30,28 @@ fn one_expert(s: &Sizes, at: usize, bits: &str) -> Option<u64> {
 pub(super) fn selected(s: &Sizes) -> Option<u64> {
     s.tokens()?.checked_mul(s.attribute("k").unwrap_or(1))
 }
+
+/// Bytes that the CPU kernel allocates for one run, beside its operands: for each of its `threads`, one float for each element of the
+/// gathered tokens, both projections' results and the output, for as many tokens as one expert can get (all of them); and the expert's
+/// weights as floats, where the kernel has no product for them. Source: `moe_quantization_cpu.cc` of ONNX Runtime 1.31.
+pub(super) fn scratch(s: &Sizes, threads: u64) -> Option<u64> {
+    let [(first, bits), (second, _), _] = projections(s);
+    let (tokens, hidden) = (s.tokens()?, s.dim(0, -1)?);
+    let features = s.dim(first, 1)?;
+    let inner = one_expert(s, second, "fc2_expert_weight_bits")?.checked_div(hidden)?;
+    // The gathered tokens, the expert's result and the thread's output; what the activation takes and gives.
+    let widths = times(&[3, hidden])?.checked_add(features)?.checked_add(inner)?;
+    let has_product = s.node.op_type != "QMoE" || (s.attribute("block_size").is_some() && is_byte_or_half(s, bits));
+    let widened = match has_product {
+        true => 0,
+        false => one_expert(s, first, bits)?.checked_add(times(&[hidden, inner])?)?,
+    };
+    let busy = threads.min(s.dim(first, 0)?);
+    times(&[FLOAT, busy, times(&[tokens, widths])?.checked_add(widened)?])
+}
+
+const FLOAT: u64 = size_of::<f32>() as u64;
+
+fn is_byte_or_half(s: &Sizes, bits: &str) -> bool {
+    matches!(s.attribute(bits).or(s.attribute("expert_weight_bits")).unwrap_or(4), 4 | 8)
+}

@@ -55,6 +55,28 @@ pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64>
     read.chain([Some(embedded_bytes(sizes.node))]).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
 }
 
+/// Bytes that a mixture of experts allocates on the CPU beside its operands, on `threads` threads; 0 for other operators, and `None` if a
+/// size is missing.
+pub fn expert_scratch(graph: &Graph, node: NodeId, symbols: &Symbols, threads: u64) -> Option<u64> {
+    let sizes = Sizes { graph, node: graph.node(node), symbols };
+    match sizes.node.op_type.as_str() {
+        "MoE" | "QMoE" => experts::scratch(&sizes, threads),
+        _ => Some(0),
+    }
+}
+
+/// Bytes of the scores that an attention operator holds on the CPU; 0 for other operators, and `None` if a size is missing. On
+/// devices, kernels compute scores in tiles.
+pub fn score_bytes(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
+    let sizes = Sizes { graph, node: graph.node(node), symbols };
+    match sizes.node.op_type.as_str() {
+        "Attention" | "GroupQueryAttention" | "MultiHeadAttention" | "DecoderMaskedMultiHeadAttention" => {
+            attention::scores(&sizes)
+        }
+        _ => Some(0),
+    }
+}
+
 enum Work {
     Operations(Option<u64>),
     PerElement,
