@@ -23,6 +23,8 @@ pub struct Scenario {
     pub chunk: u64,
     /// Threads that share the work of one operator on the CPU: some kernels take memory for each.
     pub threads: u64,
+    /// Whether all blocks compute on the CPU: its attention kernels write the scores of a whole pass to memory.
+    pub on_host: bool,
 }
 
 impl Scenario {
@@ -70,7 +72,7 @@ pub fn blocks(
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.grows(index),
             kv_filled: counter.filled(index, scenario.context),
-            workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario.threads),
+            workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
             decode: counter.work(index, &decode),
@@ -80,17 +82,13 @@ pub fn blocks(
     (0..segmentation.blocks.len()).map(block).collect()
 }
 
-/// Memory for the activations of the widest pass of a scenario on the CPU, bytes: the workspace of the block that needs the most, and
-/// twice the largest scores of an attention. The allocator keeps both, because one cannot use the memory of the other.
-pub fn host_activations(analysis: &Analysis, scenario: Scenario) -> u64 {
+/// Memory for the activations of the widest pass of a scenario, bytes: the workspace of the block that needs the most.
+pub fn widest_workspace(analysis: &Analysis, scenario: Scenario) -> u64 {
     let Analysis { graph, segmentation, states, inputs, .. } = analysis;
     let counter = CostCounter::new(graph, segmentation, states, inputs, scenario.batch);
     let symbols = counter.widest(scenario).symbols;
     let blocks = segmentation.blocks.iter();
-    let workspace = blocks.map(|block| counter.workspace(&block.nodes, &symbols, scenario.threads)).max().unwrap_or(0);
-    let nodes = segmentation.blocks.iter().flat_map(|block| &block.nodes);
-    let scores = nodes.filter_map(|id| infer::score_bytes(graph, *id, &symbols)).max().unwrap_or(0);
-    workspace.saturating_add(scores.saturating_mul(2))
+    blocks.map(|block| counter.workspace(&block.nodes, &symbols, scenario)).max().unwrap_or(0)
 }
 
 /// A pass at a given length of the sequence.
@@ -185,16 +183,19 @@ impl<'a> CostCounter<'a> {
         PassPoint::new(self, scenario.chunk, scenario.context.saturating_sub(scenario.chunk))
     }
 
-    /// Memory that the operators need while they compute: the most that one of them needs. Twice the bytes that it reads and writes and
-    /// of the scratch memory of mixtures: the allocator rounds up, and other kernels need scratch memory too.
-    fn workspace(&self, nodes: &[NodeId], symbols: &Symbols, threads: u64) -> u64 {
+    /// Memory that the operators need while they compute: the most that one of them needs, and on the host the largest scores of an
+    /// attention, whose memory the allocator keeps for the next attention. Both twice, because the allocator rounds up and other kernels
+    /// need scratch memory too.
+    fn workspace(&self, nodes: &[NodeId], symbols: &Symbols, scenario: Scenario) -> u64 {
         let needed = |id: &NodeId| {
             let node = self.graph.node(*id);
             let operands = node.reads().chain(node.writes()).map(|value| self.bytes(value, symbols));
-            let scratch = infer::expert_scratch(self.graph, *id, symbols, threads).unwrap_or(0);
-            operands.fold(scratch, u64::saturating_add).saturating_mul(2)
+            let scratch = infer::expert_scratch(self.graph, *id, symbols, scenario.threads).unwrap_or(0);
+            operands.fold(scratch, u64::saturating_add)
         };
-        nodes.iter().map(needed).max().unwrap_or(0)
+        let scores = |id: &NodeId| infer::score_bytes(self.graph, *id, symbols).filter(|_| scenario.on_host).unwrap_or(0);
+        let most = |bytes: &dyn Fn(&NodeId) -> u64| nodes.iter().map(bytes).max().unwrap_or(0);
+        most(&needed).saturating_add(most(&scores)).saturating_mul(2)
     }
 
     /// Whether a value is a weight or state, which is stored on the device that uses it and never crosses a boundary.

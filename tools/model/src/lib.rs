@@ -23,7 +23,7 @@ mod symbols;
 pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized};
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{ConfigError, ModelConfig};
-pub use costs::{Scenario, blocks, host_activations};
+pub use costs::{Scenario, blocks, widest_workspace};
 pub use error::ModelError;
 pub use faults::{avoid_faults, faulty_blocks};
 pub use hash::model_hash;

@@ -74,7 +74,7 @@ impl<'a> RooflineEstimator<'a> {
 /// The planner's view of every block at one token count, for decoding and for prefill.
 pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<BlockSpec> {
     let context = analysis.context.max(tokens);
-    let load = Scenario { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens, threads: 1 };
+    let load = Scenario { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens, threads: 1, on_host: false };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }
 

@@ -4,7 +4,7 @@ use crate::cli::{ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, host_activations, problem};
+use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, problem, widest_workspace};
 use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
@@ -42,15 +42,17 @@ pub struct PlanningRequest {
 }
 
 impl PlanningRequest {
-    /// Builds the request from the settings; reports all obstacles at once.
+    /// Builds the request from the settings, for passes of at most `longest_pass` tokens; reports all obstacles at once.
     pub fn new(
         args: &SplitArgs,
         analysis: &Analysis,
         costs: &Costs,
         local: &LocalMachine,
+        longest_pass: u64,
     ) -> Result<Self, InputErrors> {
         let (budget, recorded_vram) = budget(args, costs, local);
-        let scenario = scenario(analysis, args, costs, &budget, local);
+        let mut scenario = scenario(analysis, args, costs, &budget, local);
+        scenario.chunk = scenario.chunk.min(longest_pass);
         let mut recorded_budgets = Budgets {
             vram: recorded_vram.into_iter().map(ByteSize).collect(),
             ram: budget.ram.map(ByteSize),
@@ -89,6 +91,12 @@ impl PlanningRequest {
 }
 
 impl PlanningRequest {
+    /// Half of the longest pass, for a plan on the host that does not fit otherwise; `None` where passes are as short as they may be.
+    pub fn shorter_pass(&self) -> Option<u64> {
+        let Scenario { chunk, on_host, .. } = self.scenario;
+        (on_host && chunk > MIN_CHUNK).then(|| (chunk / 2).max(MIN_CHUNK))
+    }
+
     /// The problem for one sequence.
     pub fn single(&self) -> &Problem {
         self.single.as_ref().unwrap_or(&self.problem)
@@ -204,10 +212,11 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
         new_tokens: if analysis.kind == ModelKind::SingleRun { 0 } else { args.new_tokens },
         chunk: context,
         threads: costs.source().threads().unwrap_or_else(|| ThisHost::read().cores).into(),
+        on_host: budget.vram.is_empty() && analysis.kind != ModelKind::SingleRun,
     };
     let chunk = match budget.ram.or(local.ram()) {
         _ if !budget.vram.is_empty() => context.min(DEFAULT_CHUNK),
-        Some(ram) if analysis.kind != ModelKind::SingleRun => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
+        Some(ram) if whole.on_host => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
         _ => context,
     };
     Scenario { chunk, ..whole }
@@ -218,7 +227,7 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
 fn chunk_within(analysis: &Analysis, whole: Scenario, bytes: u64) -> u64 {
     let least = MIN_CHUNK.min(whole.context);
     let mut chunk = whole.context;
-    while chunk > least && host_activations(analysis, Scenario { chunk, ..whole }) > bytes {
+    while chunk > least && widest_workspace(analysis, Scenario { chunk, ..whole }) > bytes {
         chunk = (chunk / 2).max(least);
     }
     chunk

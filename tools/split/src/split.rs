@@ -24,13 +24,20 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let (analysis, costs) = read_inputs(args)?;
     let local = request::local_machine(args, &costs);
-    let mut request = PlanningRequest::new(args, &analysis, &costs, &local)?;
+    let mut request = PlanningRequest::new(args, &analysis, &costs, &local, u64::MAX)?;
     print_notes(args, &analysis, &costs, &request);
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&request, args, range, &costs.label());
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
-    let (partitioning, trials) = partition_blocks(&mut request, args, &analysis, &out_dir)?;
+    let (partitioning, trials) = loop {
+        match partition_blocks(&mut request, args, &analysis, &out_dir) {
+            Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
+                request = PlanningRequest::new(args, &analysis, &costs, &local, pass)?;
+            }
+            result => break result?,
+        }
+    };
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
